@@ -1,0 +1,3 @@
+//! `cargo xtask`: the tasks of the project, one file a command.
+
+fn main() {}
