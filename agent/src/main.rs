@@ -1,0 +1,3 @@
+//! The `lj-trace` command.
+
+fn main() {}

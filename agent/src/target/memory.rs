@@ -1,0 +1,80 @@
+//! The target's memory, read with `process_vm_readv`: the target is neither stopped nor changed.
+
+use std::mem::MaybeUninit;
+
+use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+
+/// Read access to the memory of a process.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessMemory {
+    pid: libc::pid_t,
+}
+
+impl ProcessMemory {
+    /// Memory of the process `pid`. Nothing is checked until the first read.
+    pub fn new(pid: u32) -> Self {
+        // Linux pids fit: the kernel's limit is 2^22.
+        Self { pid: pid as libc::pid_t }
+    }
+
+    /// Reads up to `buffer.len()` bytes at `address`; returns how many were read, which is fewer where
+    /// the memory ends.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if not even the first byte can be read.
+    pub fn read_some(&self, address: u64, buffer: &mut [u8]) -> Result<usize, Unreadable> {
+        let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: buffer.len() };
+        // SAFETY: `local` describes `buffer`, which is writable and outlives the call; `remote` is only an
+        // address in the other process, which the kernel checks.
+        let count = unsafe { libc::process_vm_readv(self.pid, &local, 1, &remote, 1, 0) };
+        usize::try_from(count).ok().filter(|&count| count > 0 || buffer.is_empty()).ok_or(Unreadable)
+    }
+
+    /// Fills `buffer` from `address`.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if any byte of it cannot be read.
+    pub fn read_exact(&self, address: u64, buffer: &mut [u8]) -> Result<(), Unreadable> {
+        let mut done = 0;
+        while done < buffer.len() {
+            done += self.read_some(address.wrapping_add(done as u64), &mut buffer[done..])?;
+        }
+        Ok(())
+    }
+
+    /// Reads `length` bytes at `address`.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if any byte of it cannot be read.
+    pub fn read_bytes(&self, address: u64, length: usize) -> Result<Vec<u8>, Unreadable> {
+        let mut bytes = vec![0; length];
+        self.read_exact(address, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl ReadMemory for ProcessMemory {
+    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+        let mut value = MaybeUninit::<T>::zeroed();
+        // SAFETY: the slice covers exactly the zeroed bytes of `value`, which has no other borrow.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
+        self.read_exact(address, bytes)?;
+        // SAFETY: all bytes are initialized, and `Plain` makes every bit pattern valid.
+        Ok(unsafe { value.assume_init() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_its_own_memory() {
+        let memory = ProcessMemory::new(std::process::id());
+        let value = 0x0123_4567_89ab_cdef_u64;
+        assert_eq!(memory.read::<u64>((&raw const value) as u64), Ok(value));
+        assert_eq!(memory.read::<[u16; 2]>((&raw const value) as u64), Ok([0xcdef, 0x89ab]));
+        assert_eq!(memory.read::<u64>(0), Err(Unreadable));
+    }
+}

@@ -1,0 +1,11 @@
+//! The process that is profiled, as seen from outside: its maps, its memory, its files.
+//!
+//! Nothing here knows about LuaJIT, and nothing here writes to the target.
+
+pub mod maps;
+pub mod memory;
+pub mod process;
+
+pub use maps::{Mapping, Maps};
+pub use memory::ProcessMemory;
+pub use process::{Process, TargetError};

@@ -1,0 +1,213 @@
+//! The target process: whether it is there and may be looked at, its threads, its files.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::maps::{Mapping, Maps};
+use super::memory::ProcessMemory;
+
+/// Why a target cannot be profiled. Each message names the cause and the fix.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// There is no such process, or it has exited.
+    #[error("no process {0}: it does not exist or has exited (see `lj-trace list` or `ps` for running ones)")]
+    NoSuchProcess(u32),
+    /// The kernel refuses to show the process.
+    #[error(
+        "not permitted to look at process {pid} ({path}): run as root (`sudo lj-trace ...`), \
+         or give lj-trace CAP_SYS_PTRACE"
+    )]
+    NotPermitted {
+        /// The process.
+        pid: u32,
+        /// What was refused.
+        path: String,
+    },
+    /// A kernel thread: it has no user memory at all.
+    #[error("process {0} is a kernel thread: it runs no user code, so no LuaJIT either")]
+    KernelThread(u32),
+    /// The process has exited, but its parent has not waited for it yet.
+    #[error("process {0} is a zombie: it has exited, and only its parent has not taken notice yet")]
+    Zombie(u32),
+    /// Any other failure to read the process.
+    #[error("cannot read {path}: {source}")]
+    Io {
+        /// What was read.
+        path: String,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl TargetError {
+    /// Sorts an error from a file under `/proc/PID`.
+    pub fn from_io(pid: u32, path: impl Into<String>, error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => Self::NoSuchProcess(pid),
+            Some(libc::EACCES | libc::EPERM) => Self::NotPermitted { pid, path: path.into() },
+            _ => Self::Io { path: path.into(), source: error },
+        }
+    }
+}
+
+/// A process to be profiled.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pid: u32,
+    start_time: u64,
+    stack_start: u64,
+}
+
+impl Process {
+    /// Looks at process `pid` and makes sure that its memory may be read.
+    ///
+    /// # Errors
+    /// Any [`TargetError`]: no such process, a kernel thread, a zombie, not permitted.
+    pub fn open(pid: u32) -> Result<Self, TargetError> {
+        let stat = Stat::read(pid)?;
+        const PF_KTHREAD: u64 = 0x0020_0000;
+        if stat.flags & PF_KTHREAD != 0 {
+            return Err(TargetError::KernelThread(pid));
+        }
+        if stat.state == 'Z' || stat.state == 'X' {
+            return Err(TargetError::Zombie(pid));
+        }
+        let process = Self { pid, start_time: stat.start_time, stack_start: stat.stack_start };
+        // Readable maps do not yet mean readable memory (CAP_PERFMON shows only the former), so try one byte.
+        let maps = process.maps()?;
+        let probe = maps.iter().find(|mapping| mapping.read && mapping.is_file());
+        if let Some(mapping) = probe
+            && process.memory().read_some(mapping.start, &mut [0]).is_err()
+        {
+            let error = io::Error::last_os_error();
+            return Err(TargetError::from_io(pid, "its memory", error));
+        }
+        Ok(process)
+    }
+
+    /// The process id, in the pid namespace of lj-trace.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The address at which the main thread's stack began when the program was started; 0 if hidden.
+    pub fn stack_start(&self) -> u64 {
+        self.stack_start
+    }
+
+    /// Whether this very process still runs: not exited, and its pid not taken by another.
+    pub fn is_alive(&self) -> bool {
+        Stat::read(self.pid)
+            .is_ok_and(|stat| stat.start_time == self.start_time && stat.state != 'Z' && stat.state != 'X')
+    }
+
+    /// Its command name (`/proc/PID/comm`), or an empty string if it is gone.
+    pub fn command(&self) -> String {
+        let bytes = std::fs::read(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).trim_end().to_owned()
+    }
+
+    /// Its mappings at this moment.
+    ///
+    /// # Errors
+    /// As [`Maps::read`].
+    pub fn maps(&self) -> Result<Maps, TargetError> {
+        Maps::read(self.pid)
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> ProcessMemory {
+        ProcessMemory::new(self.pid)
+    }
+
+    /// Ids of its threads at this moment.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSuchProcess`] if it is gone.
+    pub fn threads(&self) -> Result<Vec<u32>, TargetError> {
+        let path = format!("/proc/{}/task", self.pid);
+        let entries = std::fs::read_dir(&path).map_err(|error| TargetError::from_io(self.pid, &path, error))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// Where `path`, as the target sees it, is found from here.
+    pub fn rooted(&self, path: &Path) -> PathBuf {
+        let mut rooted = PathBuf::from(format!("/proc/{}/root", self.pid));
+        rooted.push(path.strip_prefix("/").unwrap_or(path));
+        rooted
+    }
+
+    /// Opens the file behind a mapping: the very inode that is mapped, be it deleted, replaced, or in
+    /// another mount namespace; by its path under the target's root where the kernel refuses `map_files`.
+    ///
+    /// # Errors
+    /// Whatever opening the file gives.
+    pub fn open_mapped_file(&self, mapping: &Mapping) -> io::Result<File> {
+        use std::os::unix::fs::MetadataExt as _;
+        let by_link = File::open(mapping.map_files_link(self.pid));
+        let error = match by_link {
+            Ok(file) => return Ok(file),
+            Err(error) => error,
+        };
+        let Some(path) = mapping.file_path() else { return Err(error) };
+        let file = File::open(self.rooted(path))?;
+        // Another file may have taken the path since (an upgrade): never read that one for this one.
+        if file.metadata()?.ino() == mapping.inode { Ok(file) } else { Err(error) }
+    }
+}
+
+/// The fields of `/proc/PID/stat` that matter here (proc(5)).
+struct Stat {
+    state: char,
+    flags: u64,
+    start_time: u64,
+    stack_start: u64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Result<Self, TargetError> {
+        let path = format!("/proc/{pid}/stat");
+        let text = std::fs::read(&path).map_err(|error| TargetError::from_io(pid, &path, error))?;
+        let invalid = || TargetError::Io { path: path.clone(), source: io::ErrorKind::InvalidData.into() };
+        Self::parse(&String::from_utf8_lossy(&text)).ok_or_else(invalid)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The command name may hold spaces and parentheses: the fields begin after the last one.
+        let fields: Vec<_> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+        // Field numbers of proc(5) start at 1 with the pid; `fields[0]` is number 3, the state.
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        Some(Self {
+            state: fields.first()?.chars().next()?,
+            flags: number(9)?,
+            start_time: number(22)?,
+            stack_start: number(28)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_itself_with_its_threads() {
+        let process = Process::open(std::process::id()).unwrap();
+        assert!(process.is_alive());
+        assert!(process.threads().unwrap().contains(&process.pid()));
+        assert_ne!(process.stack_start(), 0);
+    }
+
+    #[test]
+    fn refuses_what_is_not_there() {
+        assert!(matches!(Process::open(u32::MAX / 4), Err(TargetError::NoSuchProcess(_))));
+    }
+
+    #[test]
+    fn parses_a_command_name_with_parentheses() {
+        let text = "7 (a) b (c)) S 1 7 7 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0 0 1 2 140720 0 0";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.state, stat.flags, stat.start_time, stat.stack_start), ('S', 4_194_560, 4242, 140_720));
+    }
+}
