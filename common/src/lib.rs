@@ -4,5 +4,19 @@
 //! into the BPF programs and into the agent. The walkers read a target through [`memory::ReadMemory`].
 #![cfg_attr(not(test), no_std)]
 
+pub mod config;
+pub mod event;
+pub mod frame;
 pub mod layout;
 pub mod memory;
+pub mod top;
+pub mod vm;
+
+/// The map types may be handed to the kernel as bytes.
+#[cfg(feature = "user")]
+mod user {
+    // SAFETY: `repr(C)`, integers only, no padding (asserted where they are defined).
+    unsafe impl aya::Pod for crate::config::Config {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::vm::VmConfig {}
+}

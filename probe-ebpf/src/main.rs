@@ -1,8 +1,20 @@
-//! The BPF programs of lj-trace.
+//! The BPF programs of lj-trace: thin entry points that read registers, copy stacks and call the walkers
+//! of the common crate. What user space can do as well is done there.
 #![no_std]
 #![no_main]
 
+mod count;
+mod maps;
+mod memory;
+mod sample;
+
+/// The helpers for reading user memory and for BTF are GPL-only.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {
+    // Nothing here panics: the compiler removes this, and the verifier refuses an endless loop if it does not.
     loop {}
 }

@@ -1,0 +1,6 @@
+//! What runs in the kernel on lj-trace's behalf: the BPF programs, loaded, attached, and read out.
+
+pub mod object;
+pub mod perf_event;
+pub mod sample;
+pub mod sampler;

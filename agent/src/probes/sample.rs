@@ -1,0 +1,65 @@
+//! A CPU sample as it comes out of the ring buffer.
+
+use lj_trace_common::event::{FrameRecord, SampleHeader};
+use lj_trace_common::memory::Plain;
+
+/// One CPU sample. See [`SampleHeader`] for the shape of the record.
+#[derive(Clone, Debug)]
+pub struct Sample<'a> {
+    /// The fixed part.
+    pub header: SampleHeader,
+    /// The C stack from `rsp` upward.
+    pub stack: &'a [u8],
+    /// The Lua frames and the C frames between them, innermost first.
+    pub frames: Vec<FrameRecord>,
+    /// The Lua stack from `header.lua_copy_start`, where it was needed.
+    pub lua_stack: &'a [u8],
+}
+
+impl<'a> Sample<'a> {
+    /// Takes a record apart; `None` if its sizes do not add up.
+    pub fn parse(record: &'a [u8]) -> Option<Self> {
+        let (header, rest) = record.split_at_checked(size_of::<SampleHeader>())?;
+        let header: SampleHeader = plain(header)?;
+        let (stack, rest) = rest.split_at_checked(header.stack_size as usize)?;
+        let frames_size = (header.frame_count as usize).checked_mul(size_of::<FrameRecord>())?;
+        let (frames, rest) = rest.split_at_checked(frames_size)?;
+        let frames = frames.chunks_exact(size_of::<FrameRecord>()).map(plain).collect::<Option<_>>()?;
+        let lua_stack = rest.get(..header.lua_copy_size as usize)?;
+        Some(Self { header, stack, frames, lua_stack })
+    }
+}
+
+/// Reads a plain value from bytes of its size.
+fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: the bytes are exactly as many as the value has, and `Plain` makes every pattern valid.
+    (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(stack: u32, frames: u32, lua: u32, payload: usize) -> Vec<u8> {
+        let header =
+            SampleHeader { stack_size: stack, frame_count: frames, lua_copy_size: lua, ..SampleHeader::default() };
+        let mut bytes = vec![0; size_of::<SampleHeader>() + payload];
+        // SAFETY: the vector is at least as long as the header.
+        unsafe { bytes.as_mut_ptr().cast::<SampleHeader>().write_unaligned(header) };
+        bytes
+    }
+
+    #[test]
+    fn takes_a_record_apart() {
+        let bytes = record(16, 2, 8, 16 + 96 + 8);
+        let sample = Sample::parse(&bytes).unwrap();
+        assert_eq!((sample.stack.len(), sample.frames.len(), sample.lua_stack.len()), (16, 2, 8));
+    }
+
+    #[test]
+    fn refuses_sizes_that_do_not_add_up() {
+        assert!(Sample::parse(&record(16, 2, 8, 16 + 96 + 7)).is_none());
+        assert!(Sample::parse(&record(u32::MAX, u32::MAX, u32::MAX, 4)).is_none());
+        assert!(Sample::parse(&[0; 10]).is_none());
+    }
+}

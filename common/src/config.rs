@@ -1,0 +1,71 @@
+//! What the agent tells the BPF programs before they start, and what they count.
+
+/// How many VMs of one process the probes know.
+pub const MAX_VMS: u32 = 256;
+
+/// Settings of a run.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Config {
+    /// Entries of the VM list in use.
+    pub vms: u32,
+    /// Whether some VM has 64-bit GC references.
+    pub any_gc64: u32,
+    /// Whether some VM has 32-bit GC references.
+    pub any_gc32: u32,
+    /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
+    pub stack_limit: u32,
+}
+
+/// The C stack is copied in chunks of this many bytes.
+pub const STACK_CHUNK: u32 = 1024;
+
+/// The most of the C stack that fits into a sample.
+pub const MAX_STACK: u32 = 64 * STACK_CHUNK;
+
+/// The most frames that fit into a sample.
+pub const MAX_FRAMES: u32 = 1000;
+
+/// The most of the Lua stack that fits into a sample, in bytes.
+pub const MAX_LUA_COPY: u32 = 16 * 1024;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident => $text:literal,)*) => {
+        /// What the BPF programs count, per CPU.
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Counter {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Counter {
+            /// All counters, in the order of their numbers.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+
+            /// A few words for people.
+            pub const fn describe(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// The timer fired on a thread of the target.
+    Sampled => "samples taken",
+    /// The record was handed to user space.
+    Written => "samples handed over",
+    /// The ring buffer was full.
+    RingBufferFull => "samples lost: the ring buffer was full",
+    /// The program found no room to work in: more CPUs than when it was loaded.
+    NoScratch => "samples lost: no working memory on this CPU",
+    /// The thread had no user registers (it was exiting).
+    NoRegisters => "samples lost: no user registers",
+    /// Not a byte of the C stack could be read.
+    NoStack => "samples without a C stack",
+}
+
+/// Number of counters.
+pub const COUNTERS: u32 = Counter::ALL.len() as u32;

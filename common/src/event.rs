@@ -1,0 +1,157 @@
+//! The records that the BPF programs send to user space: fixed width, `repr(C)`, no padding.
+//!
+//! A CPU sample is one ring-buffer record: a [`SampleHeader`], then `stack_size` bytes of the C stack from
+//! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack.
+
+use crate::memory::Plain;
+
+/// The sample hit the kernel, on behalf of the thread: registers and stacks are those it entered with.
+pub const SAMPLE_IN_KERNEL: u32 = 1 << 0;
+/// The innermost VM was running a trace (or was called from one): the frames start at `jit_base`.
+pub const SAMPLE_ON_TRACE: u32 = 1 << 1;
+/// BASE and PC of the innermost Lua frame were taken from the registers.
+pub const SAMPLE_BASE_IN_REGISTERS: u32 = 1 << 2;
+/// The interpreter was running, but the sampled instruction was in a C function that it called: only
+/// native unwinding tells whether `L->base` is current, so the Lua stack itself comes along.
+pub const SAMPLE_BASE_UNCERTAIN: u32 = 1 << 3;
+/// The C stack goes on above what was copied.
+pub const SAMPLE_STACK_TRUNCATED: u32 = 1 << 4;
+
+/// No VM was found on the sampled stack.
+pub const NO_VM: u32 = u32::MAX;
+
+/// The general registers of an x86-64 thread, numbered as in DWARF (System V psABI, figure 3.36), the
+/// instruction pointer (return address column, 16) last.
+pub type Registers = [u64; 17];
+
+/// Indices into [`Registers`].
+pub mod reg {
+    /// `rax`.
+    pub const RAX: usize = 0;
+    /// `rdx`.
+    pub const RDX: usize = 1;
+    /// `rcx`.
+    pub const RCX: usize = 2;
+    /// `rbx`.
+    pub const RBX: usize = 3;
+    /// `rsi`.
+    pub const RSI: usize = 4;
+    /// `rdi`.
+    pub const RDI: usize = 5;
+    /// `rbp`.
+    pub const RBP: usize = 6;
+    /// `rsp`.
+    pub const RSP: usize = 7;
+    /// `r14`.
+    pub const R14: usize = 14;
+    /// `rip`.
+    pub const RIP: usize = 16;
+}
+
+/// The fixed part of a CPU sample.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SampleHeader {
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: u64,
+    /// User registers of the thread.
+    pub registers: Registers,
+    /// `lua_State` of the innermost coroutine, 0 if there is none on this stack.
+    pub thread: u64,
+    /// Its `L->base` as it stood in memory.
+    pub thread_base: u64,
+    /// Its `L->stack`.
+    pub lua_stack_start: u64,
+    /// `jit_base` of the innermost VM.
+    pub jit_base: u64,
+    /// Address of the first byte of the copied part of the Lua stack.
+    pub lua_copy_start: u64,
+    /// Process id, in the kernel's own namespace.
+    pub pid: u32,
+    /// Thread id, in the kernel's own namespace.
+    pub tid: u32,
+    /// `SAMPLE_*` bits.
+    pub flags: u32,
+    /// Index of the innermost VM on the sampled stack, or [`NO_VM`].
+    pub vm: u32,
+    /// Raw `vmstate` of the innermost VM.
+    pub vmstate: i32,
+    /// Bytes of the C stack that follow.
+    pub stack_size: u32,
+    /// [`FrameRecord`]s that follow.
+    pub frame_count: u32,
+    /// Bytes of the Lua stack that follow.
+    pub lua_copy_size: u32,
+    /// How the walk of the Lua stacks ended: a [`crate::frame::WalkEnd`].
+    pub walk_end: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// What a [`FrameRecord`] stands for.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// A Lua function: `code` is its prototype.
+    Lua = 0,
+    /// A C function registered with the VM: `code` is its address.
+    C = 1,
+    /// A built-in library function, named by `ffid`; `code` is its C part, if it has one.
+    Fast = 2,
+    /// Not a frame: the frames before it were called through the C frame at `code`, of coroutine `function`.
+    CFrame = 3,
+}
+
+impl FrameKind {
+    /// The kind with this number.
+    pub const fn from_u8(number: u8) -> Option<Self> {
+        Some(match number {
+            0 => Self::Lua,
+            1 => Self::C,
+            2 => Self::Fast,
+            3 => Self::CFrame,
+            _ => return None,
+        })
+    }
+}
+
+/// `position` of a frame whose current instruction is not known.
+pub const NO_POSITION: u32 = u32::MAX;
+
+/// One frame of a Lua stack, innermost first, as the walker saw it at the sample.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameRecord {
+    /// Address of the frame's first slot (BASE).
+    pub base: u64,
+    /// Address of the `GCfunc`; for a [`FrameKind::CFrame`] that of the `lua_State`.
+    pub function: u64,
+    /// Address of the `GCproto`, of the C function, or of the C frame.
+    pub code: u64,
+    /// Address of the prototype's chunkname; with `first_line` and `size_bc` it tells whether a prototype
+    /// found at the same address later is still the same.
+    pub chunkname: u64,
+    /// Line where the prototype is defined.
+    pub first_line: u32,
+    /// Number of its bytecodes.
+    pub size_bc: u32,
+    /// Index of the bytecode that is being executed, or [`NO_POSITION`].
+    pub position: u32,
+    /// A [`FrameKind`].
+    pub kind: u8,
+    /// Fast-function id: 0 Lua, 1 C, else a built-in (`lj_ffdef.h` of the build).
+    pub ffid: u8,
+    /// Index of the VM in the agent's list.
+    pub vm: u16,
+}
+
+// SAFETY: the fields are integers laid out without padding, as the assertions below prove.
+unsafe impl Plain for FrameRecord {}
+// SAFETY: as above.
+unsafe impl Plain for SampleHeader {}
+
+const _: () = {
+    assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 5) * 8 + 10 * 4);
+    assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
+};

@@ -1,0 +1,382 @@
+//! The walk of a Lua stack, one frame a step, after `lj_debug_frame` and `debug_framepc`
+//! (`lj_debug.c`, unchanged from 2.0 to 2.1 of August 2026).
+//!
+//! A Lua stack is an array of slots. Below each frame's BASE lie its function and its link, which tells
+//! what kind of frame called it (`lj_frame.h`). Where the caller is C code, the walk crosses a *C frame*:
+//! the native frame of the VM's `lua_call`, `lua_pcall` or `lua_resume`. The walk yields these crossings
+//! among the frames, so that whoever unwinds the native stack can put both together.
+//!
+//! The same source runs in the kernel and in user space. Nothing is believed: every object's type byte, every
+//! bytecode position and every step's direction is checked, so a torn stack ends the walk with a reason.
+
+use crate::event::{FrameKind, FrameRecord, NO_POSITION};
+use crate::layout::{VmLayout, gct};
+use crate::memory::{ReadMemory, Unreadable};
+
+/// Bits of an address in a tagged GC64 value (`LJ_GCVMASK`, `lj_obj.h`).
+pub const GC64_ADDRESS_MASK: u64 = (1 << 47) - 1;
+
+/// Flag bits of `L->cframe` (`CFRAME_RESUME`, `CFRAME_UNWIND_FF`, `lj_frame.h`).
+pub const CFRAME_FLAGS: u64 = 3;
+
+/// Marks the frame of an FFI callback (`LJ_CONT_FFI_CALLBACK`, `lj_frame.h`).
+const CONT_FFI_CALLBACK: u64 = 1;
+
+/// How a walk ended.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WalkEnd {
+    /// There was no Lua stack to walk.
+    NoLua = 0,
+    /// At the bottom of the stack: the walk is complete.
+    Complete = 1,
+    /// Memory that a frame lives in could not be read.
+    Unreadable = 2,
+    /// A frame's function slot does not hold a function.
+    NotAFunction = 3,
+    /// A Lua function does not lead to a prototype.
+    NotAPrototype = 4,
+    /// A frame's link does not lead downward, or leaves the stack.
+    BadLink = 5,
+    /// The frames tell of a C frame that is not on the chain of C frames.
+    CFrameMissing = 6,
+    /// The chain of C frames does not belong to the coroutine, or does not lead upward.
+    CFrameMismatch = 7,
+    /// More frames than a sample holds.
+    TooDeep = 8,
+    /// The start of the walk (BASE) lies outside of the coroutine's stack.
+    BadBase = 9,
+}
+
+impl WalkEnd {
+    /// All ends, in the order of their numbers.
+    pub const ALL: [Self; 10] = [
+        Self::NoLua,
+        Self::Complete,
+        Self::Unreadable,
+        Self::NotAFunction,
+        Self::NotAPrototype,
+        Self::BadLink,
+        Self::CFrameMissing,
+        Self::CFrameMismatch,
+        Self::TooDeep,
+        Self::BadBase,
+    ];
+
+    /// The end with this number.
+    pub fn from_u32(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+
+    /// A few words for people.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::NoLua => "no Lua stack",
+            Self::Complete => "complete",
+            Self::Unreadable => "Lua stack not readable",
+            Self::NotAFunction => "Lua stack torn: no function in a frame",
+            Self::NotAPrototype => "Lua stack torn: no prototype behind a function",
+            Self::BadLink => "Lua stack torn: bad frame link",
+            Self::CFrameMissing => "Lua stack torn: C frame missing",
+            Self::CFrameMismatch => "Lua stack torn: C frame of another coroutine",
+            Self::TooDeep => "Lua stack too deep",
+            Self::BadBase => "Lua stack torn: base outside of the stack",
+        }
+    }
+}
+
+impl From<Unreadable> for WalkEnd {
+    #[inline(always)]
+    fn from(Unreadable: Unreadable) -> Self {
+        Self::Unreadable
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The record was filled.
+    Emitted,
+    /// An internal frame was passed over; the record is unchanged.
+    Skipped,
+}
+
+/// The state of a walk down the stack of one coroutine.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Walk {
+    /// The coroutine.
+    pub thread: u64,
+    /// BASE of the frame that comes next.
+    pub base: u64,
+    /// Address after the bytecode that this frame executes; 0 if unknown.
+    pub pc: u64,
+    /// The innermost C frame that was not crossed yet; 0 after the last.
+    pub cframe: u64,
+    /// The C frame crossed last, 0 before the first.
+    pub last_cframe: u64,
+    /// BASE of the dummy frame at the bottom.
+    bottom: u64,
+    cframe_prev: u64,
+    /// Frames below this address are older than `cframe`, which has no Lua frame of its own; else 0.
+    frameless_limit: u64,
+    /// The next frame is the lower half of a vararg function's: its link counts, its function was emitted.
+    pseudo: u32,
+    /// The frame emitted last was called through `cframe`.
+    crossing: u32,
+}
+
+impl Walk {
+    /// Starts a walk of `thread`, whose innermost C frame is at `cframe`, at the frame with `base`, which
+    /// executes the bytecode before `pc` (0: unknown).
+    ///
+    /// # Errors
+    /// [`WalkEnd::BadBase`], [`WalkEnd::CFrameMismatch`] or [`WalkEnd::Unreadable`].
+    #[inline(always)]
+    pub fn start(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        thread: u64,
+        cframe: u64,
+        base: u64,
+        pc: u64,
+    ) -> Result<(), WalkEnd> {
+        let gc64 = layout.is_gc64();
+        let stack = memory.read_ref(gc64, thread + u64::from(layout.l_stack))?;
+        let size = memory.read::<u32>(thread + u64::from(layout.l_stacksize))?;
+        self.thread = thread;
+        self.base = base;
+        self.pc = pc;
+        self.last_cframe = 0;
+        self.bottom = stack + if gc64 { 16 } else { 8 };
+        self.pseudo = 0;
+        self.crossing = 0;
+        if base & 7 != 0 || base < self.bottom || base > stack + u64::from(size) * 8 {
+            return Err(WalkEnd::BadBase);
+        }
+        self.load_cframe(memory, layout, cframe)
+    }
+
+    /// Makes one step: fills `record` with the next frame or crossing, or passes an internal frame over.
+    ///
+    /// # Errors
+    /// The end of the walk; [`WalkEnd::Complete`] is the good one.
+    #[inline(always)]
+    pub fn step(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        record: &mut FrameRecord,
+    ) -> Result<Step, WalkEnd> {
+        // The position of a frame is where lj_debug.c has it: one slot below BASE.
+        let frameless = self.frameless_limit != 0 && self.base - 8 < self.frameless_limit;
+        if self.crossing != 0 || frameless || self.base <= self.bottom {
+            if self.cframe == 0 {
+                return Err(if self.crossing != 0 { WalkEnd::CFrameMissing } else { WalkEnd::Complete });
+            }
+            return self.cross(memory, layout, record);
+        }
+        let (function, link) = read_frame(memory, layout, self.base)?;
+        let emitted = if self.pseudo != 0 || function == self.thread {
+            // The dummy frame holds the coroutine itself (lj_err_optype_call, lj_err.c).
+            self.pseudo = 0;
+            Step::Skipped
+        } else {
+            describe(memory, layout, function, self.pc, record)?;
+            record.base = self.base;
+            Step::Emitted
+        };
+        self.follow(memory, layout, link)?;
+        Ok(emitted)
+    }
+
+    /// Moves to the frame that `link` leads to.
+    #[inline(always)]
+    fn follow(&mut self, memory: &impl ReadMemory, layout: &VmLayout, link: u64) -> Result<(), WalkEnd> {
+        let gc64 = layout.is_gc64();
+        let base = self.base;
+        if link & 3 == 0 {
+            // FRAME_LUA: the link is the return address; the call before it tells its slot (frame_prevl).
+            if link == 0 {
+                return Err(WalkEnd::BadLink);
+            }
+            let call = memory.read::<u32>(link - 4)?;
+            let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
+            self.base = base - slots * 8;
+            self.pc = link;
+        } else {
+            self.base = base.wrapping_sub(link & !7);
+            self.pc = 0;
+            match link & 7 {
+                // FRAME_VARG
+                3 => self.pseudo = 1,
+                // FRAME_CONT
+                2 => {
+                    let (id, pc) = if gc64 {
+                        let words = memory.read::<[u64; 2]>(base - 32)?;
+                        (words[0], words[1])
+                    } else {
+                        let words = memory.read::<[u32; 2]>(base - 16)?;
+                        (u64::from(words[0]), u64::from(words[1]))
+                    };
+                    self.pc = pc;
+                    if id == CONT_FFI_CALLBACK {
+                        self.crossing = 1;
+                    }
+                }
+                // FRAME_C, FRAME_CP
+                1 | 5 => self.crossing = 1,
+                // FRAME_PCALL, FRAME_PCALLH: pcall's own frame comes next.
+                _ => {}
+            }
+        }
+        if self.base >= base || self.base < self.bottom {
+            return Err(WalkEnd::BadLink);
+        }
+        Ok(())
+    }
+
+    /// Yields the crossing of the current C frame and goes on to the one around it.
+    #[inline(always)]
+    fn cross(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        record: &mut FrameRecord,
+    ) -> Result<Step, WalkEnd> {
+        record.base = self.base;
+        record.function = self.thread;
+        record.code = self.cframe;
+        record.chunkname = 0;
+        record.first_line = 0;
+        record.size_bc = 0;
+        record.position = NO_POSITION;
+        record.kind = FrameKind::CFrame as u8;
+        record.ffid = 0;
+        self.crossing = 0;
+        self.last_cframe = self.cframe;
+        let outer = self.cframe_prev;
+        if outer != 0 {
+            if outer <= self.cframe {
+                return Err(WalkEnd::CFrameMismatch);
+            }
+            // A Lua function below a C frame (called back by a hook, a finalizer or an error handler) keeps
+            // its PC in the C frame it runs in.
+            self.pc = memory.read_ref(layout.is_gc64(), outer + u64::from(layout.cframe_pc))?;
+        }
+        self.load_cframe(memory, layout, outer)?;
+        Ok(Step::Emitted)
+    }
+
+    #[inline(always)]
+    fn load_cframe(&mut self, memory: &impl ReadMemory, layout: &VmLayout, cframe: u64) -> Result<(), WalkEnd> {
+        self.cframe = cframe;
+        self.cframe_prev = 0;
+        self.frameless_limit = 0;
+        if cframe == 0 {
+            return Ok(());
+        }
+        let gc64 = layout.is_gc64();
+        if memory.read_ref(gc64, cframe + u64::from(layout.cframe_l))? != self.thread {
+            return Err(WalkEnd::CFrameMismatch);
+        }
+        self.cframe_prev = memory.read::<u64>(cframe + u64::from(layout.cframe_prev))? & !CFRAME_FLAGS;
+        let results = memory.read::<i32>(cframe + u64::from(layout.cframe_nres))?;
+        if results < 0 {
+            // A C function run by lj_vm_cpcall without a frame: SAVE_NRES holds the stack's top then, negated.
+            let offset = if gc64 { 16 } else { 8 };
+            self.frameless_limit = self.bottom - offset + u64::from(results.unsigned_abs());
+        }
+        Ok(())
+    }
+}
+
+/// Reads the function and the link of the frame with `base`.
+#[inline(always)]
+pub fn read_frame(memory: &impl ReadMemory, layout: &VmLayout, base: u64) -> Result<(u64, u64), Unreadable> {
+    if layout.is_gc64() {
+        let words = memory.read::<[u64; 2]>(base - 16)?;
+        Ok((words[0] & GC64_ADDRESS_MASK, words[1]))
+    } else {
+        let words = memory.read::<[u32; 2]>(base - 8)?;
+        Ok((u64::from(words[0]), u64::from(words[1])))
+    }
+}
+
+/// Fills `record` with what `function` is, and the bytecode position of `pc` in it.
+///
+/// # Errors
+/// [`WalkEnd::NotAFunction`], [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
+#[inline(always)]
+pub fn describe(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    function: u64,
+    pc: u64,
+    record: &mut FrameRecord,
+) -> Result<(), WalkEnd> {
+    let gc64 = layout.is_gc64();
+    // `gct` and `ffid` are neighbours in every build.
+    let types = memory.read::<[u8; 2]>(function + u64::from(layout.fn_ffid) - 1)?;
+    if types[0] != gct::FUNC {
+        return Err(WalkEnd::NotAFunction);
+    }
+    record.function = function;
+    record.ffid = types[1];
+    record.position = NO_POSITION;
+    record.chunkname = 0;
+    record.first_line = 0;
+    record.size_bc = 0;
+    if types[1] != 0 {
+        record.kind = if types[1] == 1 { FrameKind::C } else { FrameKind::Fast } as u8;
+        record.code = memory.read::<u64>(function + u64::from(layout.fn_c))?;
+        return Ok(());
+    }
+    let bytecode = memory.read_ref(gc64, function + u64::from(layout.fn_pc))?;
+    let prototype = bytecode.wrapping_sub(u64::from(layout.sizeof_pt));
+    if memory.read::<u8>(prototype + gct_offset(gc64))? != gct::PROTO {
+        return Err(WalkEnd::NotAPrototype);
+    }
+    record.kind = FrameKind::Lua as u8;
+    record.code = prototype;
+    record.chunkname = memory.read_ref(gc64, prototype + u64::from(layout.pt_chunkname))?;
+    record.first_line = memory.read::<u32>(prototype + u64::from(layout.pt_firstline))?;
+    record.size_bc = memory.read::<u32>(prototype + u64::from(layout.pt_sizebc))?;
+    record.position = position(memory, layout, bytecode, record.size_bc, pc);
+    Ok(())
+}
+
+/// The index of the bytecode before `pc` in the function whose bytecode starts at `bytecode`.
+#[inline(always)]
+pub fn position(memory: &impl ReadMemory, layout: &VmLayout, bytecode: u64, size_bc: u32, pc: u64) -> u32 {
+    let offset = pc.wrapping_sub(bytecode);
+    let size = u64::from(size_bc) * 4;
+    if offset & 3 != 0 {
+        return NO_POSITION;
+    }
+    if offset >= 4 && offset <= size {
+        return (offset / 4 - 1) as u32;
+    }
+    if pc == 0 || layout.g_to_j == crate::layout::ABSENT {
+        return NO_POSITION;
+    }
+    // A return to a loop that was compiled meanwhile: the PC points behind a copy of the loop's original
+    // instruction, kept in the trace (debug_framepc: "undo the effects of lj_trace_exit for JLOOP").
+    let trace = (pc - 4).wrapping_sub(u64::from(layout.tr_startins));
+    let is_trace = memory.read::<u8>(trace.wrapping_add(gct_offset(layout.is_gc64())));
+    if is_trace != Ok(gct::TRACE) {
+        return NO_POSITION;
+    }
+    let Ok(start) = memory.read_ref(layout.is_gc64(), trace + u64::from(layout.tr_startpc)) else {
+        return NO_POSITION;
+    };
+    let offset = start.wrapping_sub(bytecode);
+    if offset & 3 == 0 && offset < size { (offset / 4) as u32 } else { NO_POSITION }
+}
+
+/// Offset of the type byte in a collectable object's header (`GCHeader`, `lj_obj.h`).
+#[inline(always)]
+pub const fn gct_offset(gc64: bool) -> u64 {
+    if gc64 { 9 } else { 5 }
+}

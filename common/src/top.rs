@@ -1,0 +1,132 @@
+//! Where the walk of the innermost coroutine starts: its BASE and its PC at a sample.
+//!
+//! In the interpreter they are in registers, and `L->base` is stale; in C code it is the other way round.
+//! `vm_x64.dasc` and `vm_x86.dasc` (LuaJIT 2.0 to 2.1 of August 2026, OpenResty, Tarantool) keep BASE in
+//! `rdx` and PC, the address of the next bytecode, in `rbx`.
+
+use crate::event::{
+    FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE,
+    reg,
+};
+use crate::frame::{describe, read_frame};
+use crate::memory::{ReadMemory, Unreadable};
+use crate::vm::{VmConfig, VmState, jit_base};
+
+/// The start of a walk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Top {
+    /// BASE of the innermost frame.
+    pub base: u64,
+    /// Address after the bytecode that it executes; 0 if unknown.
+    pub pc: u64,
+    /// `SAMPLE_*` bits that tell where both came from.
+    pub flags: u32,
+    /// Raw `vmstate`.
+    pub vmstate: i32,
+    /// `jit_base`.
+    pub jit_base: u64,
+    /// `L->base`.
+    pub thread_base: u64,
+}
+
+/// Finds the start of the walk of `thread`, which runs in the C frame at `cframe`, the innermost on the
+/// sampled stack.
+///
+/// # Errors
+/// [`Unreadable`] if the state of the VM or of the coroutine cannot be read.
+#[inline(always)]
+pub fn find(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    registers: &Registers,
+    thread: u64,
+    cframe: u64,
+    record: &mut FrameRecord,
+) -> Result<Top, Unreadable> {
+    let layout = &vm.layout;
+    let gc64 = layout.is_gc64();
+    let vmstate = memory.read::<i32>(vm.global + u64::from(layout.g_vmstate))?;
+    let mut top = Top {
+        vmstate,
+        jit_base: jit_base(memory, vm)?,
+        thread_base: memory.read::<u64>(thread + u64::from(layout.l_base))?,
+        ..Top::default()
+    };
+    top.base = top.thread_base;
+    let state = VmState::from_raw(layout.states(), vmstate);
+    // The compiler's states come from the interpreter: jit_base is zero there. A trace keeps it set, also
+    // while the garbage collector or a C function runs on its behalf.
+    if state == VmState::Trace || top.jit_base != 0 {
+        top.flags = SAMPLE_ON_TRACE;
+        if top.jit_base != 0 {
+            top.base = top.jit_base;
+        }
+        return Ok(top);
+    }
+    let rip = registers[reg::RIP];
+    let in_text = vm.text_start <= rip && rip < vm.text_end;
+    if state.is_interpreting() && in_text {
+        let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
+        let base = narrow(registers[reg::RDX]);
+        let pc = narrow(registers[reg::RBX]);
+        if let Some((base, pc)) = from_registers(memory, vm, thread, base, pc, record) {
+            top.base = base;
+            top.pc = pc;
+            top.flags = SAMPLE_BASE_IN_REGISTERS;
+            return Ok(top);
+        }
+    }
+    if state.is_interpreting() {
+        top.flags = SAMPLE_BASE_UNCERTAIN;
+    }
+    // Accepted later only if it points into the bytecode of the function at BASE.
+    top.pc = memory.read_ref(gc64, cframe + u64::from(layout.cframe_pc))?;
+    Ok(top)
+}
+
+/// Checks BASE and PC as found in registers, and sets them right in the few instructions of a call or a
+/// return where they belong to different frames.
+#[inline(always)]
+fn from_registers(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    thread: u64,
+    base: u64,
+    pc: u64,
+    record: &mut FrameRecord,
+) -> Option<(u64, u64)> {
+    let layout = &vm.layout;
+    let gc64 = layout.is_gc64();
+    let stack = memory.read_ref(gc64, thread + u64::from(layout.l_stack)).ok()?;
+    let size = memory.read::<u32>(thread + u64::from(layout.l_stacksize)).ok()?;
+    let inside = |base: u64| base & 7 == 0 && base >= stack + 16 && base <= stack + u64::from(size) * 8;
+    if !inside(base) || pc & 3 != 0 {
+        return None;
+    }
+    if let Ok((function, link)) = read_frame(memory, layout, base)
+        && describe(memory, layout, function, pc, record).is_ok()
+    {
+        // Fast functions have no bytecode of their own to check PC against.
+        if record.kind != FrameKind::Lua as u8 {
+            return Some((base, 0));
+        }
+        if record.position != NO_POSITION {
+            return Some((base, pc));
+        }
+        // BC_RET* fetched the caller's PC from the link, or BC_CALL* stored the link but has not fetched the
+        // callee's PC yet: the frame is whole, its position is not known.
+        if link == pc {
+            return Some((base, 0));
+        }
+    }
+    // BC_CALL* moved BASE but has not stored the link yet: the caller still executes its call.
+    let call = memory.read::<u32>(pc.wrapping_sub(4)).ok()?;
+    let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
+    let caller = base.wrapping_sub(slots * 8);
+    if !inside(caller) {
+        return None;
+    }
+    let (function, _) = read_frame(memory, layout, caller).ok()?;
+    describe(memory, layout, function, pc, record).ok()?;
+    (record.kind == FrameKind::Lua as u8 && record.position != NO_POSITION).then_some((caller, pc))
+}

@@ -1,0 +1,136 @@
+//! One VM as the probes know it, and the parts of its state that a sample needs.
+
+use crate::frame::CFRAME_FLAGS;
+use crate::layout::{ABSENT, VmLayout, VmStates, gct};
+use crate::memory::{ReadMemory, Unreadable};
+
+/// A VM of the target: given to the BPF programs, one entry a VM.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VmConfig {
+    /// Address of its `global_State`.
+    pub global: u64,
+    /// First address of the interpreter's machine code.
+    pub text_start: u64,
+    /// First address after it.
+    pub text_end: u64,
+    /// Where its fields are.
+    pub layout: VmLayout,
+    /// Keeps the size a multiple of 8.
+    pub padding: [u8; padding()],
+}
+
+const fn padding() -> usize {
+    (8 - size_of::<VmLayout>() % 8) % 8
+}
+
+const _: () = assert!(size_of::<VmConfig>() == 24 + size_of::<VmLayout>() + padding());
+
+/// What a VM is doing, in the numbering of Tarantool's streams (`LJ_VMST_*` of the fork's `lj_obj.h`),
+/// which is the finer one.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum VmState {
+    /// In the interpreter, between functions; in upstream builds: in any Lua code.
+    Interp = 0,
+    /// In a Lua function.
+    Lfunc = 1,
+    /// In a fast function.
+    Ffunc = 2,
+    /// In a C function.
+    Cfunc = 3,
+    /// In the garbage collector.
+    Gc = 4,
+    /// Leaving a trace.
+    Exit = 5,
+    /// Recording a trace.
+    Record = 6,
+    /// Optimizing a trace.
+    Opt = 7,
+    /// Assembling a trace.
+    Asm = 8,
+    /// Running a trace.
+    Trace = 9,
+}
+
+impl VmState {
+    /// All states, in the order of their numbers.
+    pub const ALL: [Self; 10] = [
+        Self::Interp,
+        Self::Lfunc,
+        Self::Ffunc,
+        Self::Cfunc,
+        Self::Gc,
+        Self::Exit,
+        Self::Record,
+        Self::Opt,
+        Self::Asm,
+        Self::Trace,
+    ];
+
+    /// The state behind the raw value of `g->vmstate`: `~state`, or a trace number.
+    #[inline(always)]
+    pub fn from_raw(states: VmStates, raw: i32) -> Self {
+        if raw >= 0 {
+            return Self::Trace;
+        }
+        match (states, !raw) {
+            (_, 0) => Self::Interp,
+            (VmStates::Upstream, 1) => Self::Cfunc,
+            (VmStates::Upstream, 2) => Self::Gc,
+            (VmStates::Upstream, 3) => Self::Exit,
+            (VmStates::Upstream, 4) => Self::Record,
+            (VmStates::Upstream, 5) => Self::Opt,
+            (VmStates::Upstream, _) => Self::Asm,
+            (VmStates::Tarantool, 1) => Self::Lfunc,
+            (VmStates::Tarantool, 2) => Self::Ffunc,
+            (VmStates::Tarantool, 3) => Self::Cfunc,
+            (VmStates::Tarantool, 4) => Self::Gc,
+            (VmStates::Tarantool, 5) => Self::Exit,
+            (VmStates::Tarantool, 6) => Self::Record,
+            (VmStates::Tarantool, 7) => Self::Opt,
+            (VmStates::Tarantool, _) => Self::Asm,
+        }
+    }
+
+    /// Whether the interpreter is running Lua code or a fast function, so that BASE and PC are in registers.
+    #[inline(always)]
+    pub const fn is_interpreting(self) -> bool {
+        matches!(self, Self::Interp | Self::Lfunc | Self::Ffunc)
+    }
+}
+
+/// Reads `global_State.jit_base`: 0 where no trace runs.
+#[inline(always)]
+pub fn jit_base(memory: &impl ReadMemory, vm: &VmConfig) -> Result<u64, Unreadable> {
+    if vm.layout.g_jit_base == ABSENT {
+        return Ok(0);
+    }
+    memory.read_ref(vm.layout.is_gc64(), vm.global + u64::from(vm.layout.g_jit_base))
+}
+
+/// The coroutine that `cur_L` names and its innermost C frame, if it is running at all.
+#[inline(always)]
+pub fn current_cframe(memory: &impl ReadMemory, vm: &VmConfig) -> Option<(u64, u64)> {
+    if vm.layout.g_cur_l == ABSENT {
+        return None;
+    }
+    let gc64 = vm.layout.is_gc64();
+    let thread = memory.read_ref(gc64, vm.global + u64::from(vm.layout.g_cur_l)).ok()?;
+    if thread == 0 {
+        return None;
+    }
+    let cframe = memory.read::<u64>(thread + u64::from(vm.layout.l_cframe)).ok()? & !CFRAME_FLAGS;
+    (cframe != 0).then_some((thread, cframe))
+}
+
+/// Whether `thread` is a coroutine of this VM whose innermost C frame is at `cframe`: both point at each other.
+#[inline(always)]
+pub fn runs_at(memory: &impl ReadMemory, vm: &VmConfig, thread: u64, cframe: u64) -> bool {
+    let layout = &vm.layout;
+    let gc64 = layout.is_gc64();
+    memory.read_ref(gc64, thread + u64::from(layout.l_glref)) == Ok(vm.global)
+        && memory.read::<u64>(thread + u64::from(layout.l_cframe)).map(|raw| raw & !CFRAME_FLAGS) == Ok(cframe)
+        && memory.read::<u8>(thread + crate::frame::gct_offset(gc64)) == Ok(gct::THREAD)
+        && memory.read_ref(gc64, cframe + u64::from(layout.cframe_l)) == Ok(thread)
+}

@@ -1,0 +1,33 @@
+//! The maps: what the agent tells the programs, and what they tell the agent.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
+use lj_trace_common::config::{COUNTERS, Config, MAX_VMS};
+use lj_trace_common::vm::VmConfig;
+
+use crate::sample::Scratch;
+
+/// What to record.
+#[map]
+pub static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
+
+/// The target's VMs.
+#[map]
+pub static VMS: Array<VmConfig> = Array::with_max_entries(MAX_VMS, 0);
+
+/// Address of a `global_State` to its index in [`VMS`].
+#[map]
+pub static GLOBALS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
+
+/// Samples on their way to the agent.
+#[map]
+pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+
+/// Events by [`lj_trace_common::config::Counter`].
+#[map]
+pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
+
+/// Where a sample is put together, one entry a CPU (a per-CPU map's values must be smaller). The agent sets
+/// the number of entries.
+#[map]
+pub static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);

@@ -1,0 +1,415 @@
+//! The CPU sampler: a perf event's program, run on every tick of every thread of the target.
+//!
+//! It copies the C stack, finds the LuaJIT C frames on it, and walks the Lua stack of each. Both loops are
+//! one state machine driven by `bpf_loop`, so the verifier checks one step of it, once.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{bpf_perf_event_data, pt_regs};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_loop, bpf_probe_read_user, bpf_ringbuf_output, bpf_task_pt_regs,
+};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_probe_read_kernel};
+use aya_ebpf::macros::perf_event;
+use aya_ebpf::programs::PerfEventContext;
+use lj_trace_common::config::{Config, Counter, MAX_FRAMES, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK};
+use lj_trace_common::event::{
+    FrameRecord, NO_VM, Registers, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
+};
+use lj_trace_common::frame::{Step, Walk, WalkEnd};
+use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::top;
+use lj_trace_common::vm::{self, VmConfig};
+
+use crate::count::count;
+use crate::maps::{CONFIG, GLOBALS, SAMPLES, SCRATCH, VMS};
+use crate::memory::UserMemory;
+
+const FRAME_SIZE: usize = size_of::<FrameRecord>();
+const PAYLOAD: usize = MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize;
+
+/// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
+const LOWEST_ADDRESS: u64 = 0x1_0000;
+
+/// A sample while it is put together.
+#[repr(C)]
+pub struct Scratch {
+    header: SampleHeader,
+    payload: [u8; PAYLOAD],
+    machine: Machine,
+}
+
+/// What the next step of [`step`] does.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Look for a C frame at `scan`.
+    Scan = 0,
+    /// Walk on.
+    Walk = 1,
+}
+
+#[repr(C)]
+struct Machine {
+    walk: Walk,
+    /// Address on the C stack where a C frame may begin.
+    scan: u64,
+    /// First address after the copied C stack.
+    stack_end: u64,
+    mode: u32,
+    /// The VM that is walked.
+    vm: u32,
+    frames: u32,
+    /// Bytes of the C stack in the payload.
+    stack_size: u32,
+}
+
+/// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames.
+const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES;
+
+/// The sampler.
+#[perf_event]
+pub fn sample_cpu(context: PerfEventContext) -> u32 {
+    count(Counter::Sampled);
+    // SAFETY: the helpers have no preconditions.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else {
+        count(Counter::NoScratch);
+        return 0;
+    };
+    let Some(config) = CONFIG.get(0) else { return 0 };
+    // No reference to the scratch area may live across `bpf_loop`, whose callback makes its own: so every
+    // phase borrows it anew.
+    // SAFETY: the entry belongs to this CPU, and perf programs do not nest (`bpf_prog_active`).
+    let borrow = || unsafe { &mut *scratch };
+    if !read_registers(&context, &mut borrow().header) {
+        count(Counter::NoRegisters);
+        return 0;
+    }
+    copy_stack(borrow(), config);
+    if config.vms != 0 {
+        prepare_walk(borrow(), config);
+        // SAFETY: the callback has the signature that the helper wants, and needs no context.
+        unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, core::ptr::null_mut(), 0) };
+        copy_lua_stack(borrow());
+    }
+    send(borrow());
+    0
+}
+
+/// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted.
+#[inline(always)]
+fn read_registers(context: &PerfEventContext, header: &mut SampleHeader) -> bool {
+    let id = bpf_get_current_pid_tgid();
+    header.tid = id as u32;
+    header.pid = (id >> 32) as u32;
+    // SAFETY: plain helpers; the context is valid for the whole program.
+    let (time, registers, selector) = unsafe {
+        header.time = bpf_ktime_get_ns();
+        let task = bpf_get_current_task_btf();
+        let registers = bpf_task_pt_regs(task) as *const pt_regs;
+        let data: *mut bpf_perf_event_data = context.ctx;
+        (header.time, bpf_probe_read_kernel(registers), (*data).regs.cs)
+    };
+    let Ok(r) = registers else { return false };
+    clear(header);
+    if time == 0 || r.rsp == 0 {
+        return false;
+    }
+    header.flags = if selector & 3 == 0 { SAMPLE_IN_KERNEL } else { 0 };
+    header.registers = [
+        r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
+        r.rip,
+    ];
+    true
+}
+
+/// Empties what the Lua part of the program fills in.
+#[inline(always)]
+fn clear(header: &mut SampleHeader) {
+    header.vm = NO_VM;
+    header.thread = 0;
+    header.vmstate = 0;
+    header.jit_base = 0;
+    header.thread_base = 0;
+    header.lua_stack_start = 0;
+    header.lua_copy_start = 0;
+    header.frame_count = 0;
+    header.lua_copy_size = 0;
+    header.walk_end = WalkEnd::NoLua as u32;
+}
+
+/// Copies the C stack from `rsp` upward, in chunks, until the limit or the end of its mapping.
+#[inline(always)]
+fn copy_stack(scratch: &mut Scratch, config: &Config) {
+    let start = scratch.header.registers[reg::RSP];
+    let payload = scratch.payload.as_mut_ptr();
+    let chunk = STACK_CHUNK as usize;
+    let mut size = 0usize;
+    let mut ended = false;
+    for index in 0..(MAX_STACK / STACK_CHUNK) as usize {
+        if index >= (config.stack_limit / STACK_CHUNK) as usize {
+            break;
+        }
+        if !copy_chunk(payload, index * chunk, STACK_CHUNK, start + (index * chunk) as u64) {
+            ended = true;
+            break;
+        }
+        size = (index + 1) * chunk;
+    }
+    if ended && size <= (MAX_STACK - STACK_CHUNK) as usize {
+        // The mapping ends within this chunk: take what there is, down to single words.
+        let mut part = STACK_CHUNK / 2;
+        while part >= 8 {
+            if size <= (MAX_STACK - 512) as usize && copy_chunk(payload, size, part, start + size as u64) {
+                size += part as usize;
+            }
+            part /= 2;
+        }
+    }
+    if !ended {
+        scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
+    }
+    if size == 0 {
+        count(Counter::NoStack);
+    }
+    scratch.header.stack_size = size as u32;
+    scratch.machine.stack_size = size as u32;
+    scratch.machine.stack_end = start + size as u64;
+}
+
+#[inline(always)]
+fn copy_chunk(payload: *mut u8, offset: usize, size: u32, source: u64) -> bool {
+    // SAFETY: the callers keep `offset + size` within the payload; the helper checks the source.
+    unsafe { bpf_probe_read_user(payload.add(offset).cast(), size, source as *const c_void) == 0 }
+}
+
+/// Sets the state machine to where the search for Lua stacks begins.
+#[inline(always)]
+fn prepare_walk(scratch: &mut Scratch, config: &Config) {
+    let start = scratch.header.registers[reg::RSP];
+    scratch.machine.frames = 0;
+    scratch.machine.mode = Mode::Scan as u32;
+    // C frames lie 16-byte aligned: the VM calls C functions from there.
+    scratch.machine.scan = (start + 15) & !15;
+    if config.vms == 1
+        && let Some(vm) = VMS.get(0)
+        && let Some((thread, cframe)) = vm::current_cframe(&UserMemory, vm)
+        && cframe >= start
+        && cframe < scratch.machine.stack_end
+        && vm::runs_at(&UserMemory, vm, thread, cframe)
+    {
+        // The usual case needs no search: this is the innermost C frame.
+        scratch.machine.scan = cframe;
+    }
+}
+
+/// One step of the state machine: 0 to go on, 1 to stop.
+extern "C" fn step(_index: u64, _context: *mut c_void) -> i64 {
+    // SAFETY: the helper has no preconditions.
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else { return 1 };
+    // SAFETY: as in `sample_cpu`; its own reference is not used while this runs.
+    let scratch = unsafe { &mut *scratch };
+    if scratch.machine.mode == Mode::Walk as u32 { walk_step(scratch) } else { scan_step(scratch) }
+}
+
+/// Tests whether a C frame begins at `scan`, and starts to walk there if so.
+#[inline(always)]
+fn scan_step(scratch: &mut Scratch) -> i64 {
+    let Some(config) = CONFIG.get(0) else { return 1 };
+    let start = scratch.header.registers[reg::RSP];
+    let cframe = scratch.machine.scan;
+    if cframe + 32 > scratch.machine.stack_end {
+        return 1;
+    }
+    scratch.machine.scan = cframe + 16;
+    let offset = (cframe - start) as usize;
+    if offset > MAX_STACK as usize - 32 {
+        return 1;
+    }
+    // SAFETY: `offset + 32` lies within the payload.
+    let (wide, narrow) = unsafe {
+        let place = scratch.payload.as_ptr().add(offset);
+        (place.add(16).cast::<u64>().read_unaligned(), place.add(24).cast::<u32>().read_unaligned())
+    };
+    let mut thread = 0;
+    let mut index = NO_VM;
+    if config.any_gc64 != 0 && plausible(wide, start) {
+        thread = wide;
+        index = vm_of(wide + 16, true);
+    }
+    if index == NO_VM && config.any_gc32 != 0 && plausible(u64::from(narrow), start) {
+        thread = u64::from(narrow);
+        index = vm_of(thread + 8, false);
+    }
+    let Some(vm) = VMS.get(index) else { return 0 };
+    if !vm::runs_at(&UserMemory, vm, thread, cframe) {
+        return 0;
+    }
+    start_walk(scratch, vm, index, thread, cframe)
+}
+
+/// Whether a word on the C stack may be the address of a coroutine.
+#[inline(always)]
+fn plausible(word: u64, stack: u64) -> bool {
+    word & 7 == 0 && word >= LOWEST_ADDRESS && word < 1 << 47 && !(word >= stack && word - stack < u64::from(MAX_STACK))
+}
+
+/// The VM whose address stands at `glref`.
+#[inline(always)]
+fn vm_of(glref: u64, gc64: bool) -> u32 {
+    let Ok(global) = UserMemory.read_ref(gc64, glref) else { return NO_VM };
+    // SAFETY: the agent fills the map before the programs are attached; an entry is copied at once.
+    unsafe { GLOBALS.get(&global) }.map_or(NO_VM, |index| *index)
+}
+
+/// Begins to walk the coroutine that runs in the C frame at `cframe`.
+#[inline(always)]
+fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cframe: u64) -> i64 {
+    let Some(place) = next_record(scratch) else {
+        scratch.header.walk_end = WalkEnd::TooDeep as u32;
+        return 1;
+    };
+    // SAFETY: `next_record` gives an aligned place within the payload.
+    let record = unsafe { &mut *place };
+    let layout = &vm.layout;
+    scratch.machine.vm = index;
+    let (base, pc) = if scratch.header.vm == NO_VM {
+        let registers: &Registers = &scratch.header.registers;
+        let Ok(top) = top::find(&UserMemory, vm, registers, thread, cframe, record) else {
+            scratch.header.walk_end = WalkEnd::Unreadable as u32;
+            return 1;
+        };
+        scratch.header.vm = index;
+        scratch.header.thread = thread;
+        scratch.header.vmstate = top.vmstate;
+        scratch.header.jit_base = top.jit_base;
+        scratch.header.thread_base = top.thread_base;
+        scratch.header.flags |= top.flags;
+        (top.base, top.pc)
+    } else {
+        // An outer coroutine: it called C code (or resume), so its L->base is current.
+        let Ok(base) = UserMemory.read::<u64>(thread + u64::from(layout.l_base)) else {
+            scratch.header.walk_end = WalkEnd::Unreadable as u32;
+            return 1;
+        };
+        (base, UserMemory.read_ref(layout.is_gc64(), cframe + u64::from(layout.cframe_pc)).unwrap_or(0))
+    };
+    if let Err(end) = scratch.machine.walk.start(&UserMemory, layout, thread, cframe, base, pc) {
+        scratch.header.walk_end = end as u32;
+        return 1;
+    }
+    scratch.machine.mode = Mode::Walk as u32;
+    0
+}
+
+/// Walks one frame down.
+#[inline(always)]
+fn walk_step(scratch: &mut Scratch) -> i64 {
+    let index = scratch.machine.vm;
+    let Some(vm) = VMS.get(index) else { return 1 };
+    let Some(place) = next_record(scratch) else {
+        scratch.header.walk_end = WalkEnd::TooDeep as u32;
+        return 1;
+    };
+    // SAFETY: `next_record` gives an aligned place within the payload.
+    let record = unsafe { &mut *place };
+    match scratch.machine.walk.step(&UserMemory, &vm.layout, record) {
+        Ok(Step::Emitted) => {
+            record.vm = index as u16;
+            scratch.machine.frames += 1;
+            scratch.header.frame_count += 1;
+            0
+        }
+        Ok(Step::Skipped) => 0,
+        Err(WalkEnd::Complete) => {
+            // On to the coroutine, or the VM, from whose C code this one was started.
+            scratch.header.walk_end = WalkEnd::Complete as u32;
+            scratch.machine.mode = Mode::Scan as u32;
+            scratch.machine.scan = (scratch.machine.walk.last_cframe & !15) + 16;
+            0
+        }
+        Err(end) => {
+            scratch.header.walk_end = end as u32;
+            1
+        }
+    }
+}
+
+/// The place for the next frame, if there is room for one.
+#[inline(always)]
+fn next_record(scratch: &mut Scratch) -> Option<*mut FrameRecord> {
+    let frames = scratch.machine.frames as usize;
+    let stack = scratch.machine.stack_size as usize;
+    if frames >= MAX_FRAMES as usize || stack > MAX_STACK as usize || stack % 8 != 0 {
+        return None;
+    }
+    let offset = stack + frames * FRAME_SIZE;
+    if offset > PAYLOAD - FRAME_SIZE {
+        return None;
+    }
+    // SAFETY: checked to be within the payload; 8-aligned, as is the payload itself.
+    Some(unsafe { scratch.payload.as_mut_ptr().add(offset).cast() })
+}
+
+/// Copies the upper part of the Lua stack, where user space must find out which BASE was current.
+#[inline(always)]
+fn copy_lua_stack(scratch: &mut Scratch) {
+    if scratch.header.flags & SAMPLE_BASE_UNCERTAIN == 0 {
+        return;
+    }
+    let Some(vm) = VMS.get(scratch.header.vm) else { return };
+    let layout = &vm.layout;
+    let thread = scratch.header.thread;
+    let Ok(stack) = UserMemory.read_ref(layout.is_gc64(), thread + u64::from(layout.l_stack)) else { return };
+    let Ok(slots) = UserMemory.read::<u32>(thread + u64::from(layout.l_stacksize)) else { return };
+    scratch.header.lua_stack_start = stack;
+    let end = stack + u64::from(slots) * 8;
+    // BASE is near L->base: three quarters of the copy lie below it.
+    let mut start = scratch.header.thread_base.saturating_sub(u64::from(MAX_LUA_COPY / 4 * 3));
+    if start < stack {
+        start = stack;
+    }
+    let mut size = end.saturating_sub(start);
+    if size > u64::from(MAX_LUA_COPY) {
+        size = u64::from(MAX_LUA_COPY);
+    }
+    let offset = scratch.machine.stack_size as usize + scratch.machine.frames as usize * FRAME_SIZE;
+    if offset > PAYLOAD - MAX_LUA_COPY as usize {
+        return;
+    }
+    // SAFETY: the place holds MAX_LUA_COPY bytes; the helper checks the source.
+    let read = unsafe {
+        let place = scratch.payload.as_mut_ptr().add(offset);
+        bpf_probe_read_user(place.cast(), (size & 0x7fff) as u32, start as *const c_void)
+    };
+    if read == 0 {
+        scratch.header.lua_copy_start = start;
+        scratch.header.lua_copy_size = size as u32;
+    }
+}
+
+/// Hands the sample to user space.
+#[inline(always)]
+fn send(scratch: &mut Scratch) {
+    let size = size_of::<SampleHeader>()
+        + scratch.header.stack_size as usize
+        + scratch.header.frame_count as usize * FRAME_SIZE
+        + scratch.header.lua_copy_size as usize;
+    if size > size_of::<SampleHeader>() + PAYLOAD {
+        return;
+    }
+    /// The agent looks at the buffer at its own pace.
+    const BPF_RB_NO_WAKEUP: u64 = 1;
+    // SAFETY: the header is followed by the payload, so `size` bytes from it lie within the entry.
+    let result = unsafe {
+        bpf_ringbuf_output(
+            (&raw const SAMPLES).cast_mut().cast(),
+            (scratch as *mut Scratch).cast(),
+            size as u64,
+            BPF_RB_NO_WAKEUP,
+        )
+    };
+    count(if result == 0 { Counter::Written } else { Counter::RingBufferFull });
+}
