@@ -32,7 +32,7 @@ fn main() {
                 ))
                 .or_insert(0) += 1;
             if i == 5 {
-                println!("{:?} {:?}", x.header, x.frames);
+                println!("{:?} {}", x.header.walk_end, x.frames.len());
             }
         });
     }

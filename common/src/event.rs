@@ -61,7 +61,11 @@ pub struct SampleHeader {
     /// Its `L->base` as it stood in memory.
     pub thread_base: u64,
     /// Its `L->stack`.
-    pub lua_stack_start: u64,
+    pub lua_stack: u64,
+    /// First address after its Lua stack.
+    pub lua_stack_end: u64,
+    /// Its innermost C frame.
+    pub cframe: u64,
     /// `jit_base` of the innermost VM.
     pub jit_base: u64,
     /// Address of the first byte of the copied part of the Lua stack.
@@ -82,8 +86,12 @@ pub struct SampleHeader {
     pub frame_count: u32,
     /// Bytes of the Lua stack that follow.
     pub lua_copy_size: u32,
-    /// How the walk of the Lua stacks ended: a [`crate::frame::WalkEnd`].
+    /// How many of the frames belong to the innermost coroutine; the rest, to those that run it.
+    pub inner_frames: u32,
+    /// How the walk of the innermost coroutine ended: a [`crate::frame::WalkEnd`].
     pub walk_end: u32,
+    /// How the walk of the coroutines around it ended; [`crate::frame::WalkEnd::NoLua`] if there are none.
+    pub outer_end: u32,
     /// Always 0: keeps the size a multiple of 8.
     pub reserved: u32,
 }
@@ -152,6 +160,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 5) * 8 + 10 * 4);
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 7) * 8 + 12 * 4);
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -101,6 +101,37 @@ pub enum Step {
     Skipped,
 }
 
+/// A coroutine and where its Lua stack lies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coroutine {
+    /// Address of the `lua_State`.
+    pub thread: u64,
+    /// Address of its first slot (`L->stack`).
+    pub stack: u64,
+    /// First address after its last slot.
+    pub stack_end: u64,
+}
+
+impl Coroutine {
+    /// Reads where the stack of `thread` lies.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if the `lua_State` is.
+    #[inline(always)]
+    pub fn read(memory: &impl ReadMemory, layout: &VmLayout, thread: u64) -> Result<Self, Unreadable> {
+        let stack = memory.read_ref(layout.is_gc64(), thread + u64::from(layout.l_stack))?;
+        let slots = memory.read::<u32>(thread + u64::from(layout.l_stacksize))?;
+        Ok(Self { thread, stack, stack_end: stack + u64::from(slots) * 8 })
+    }
+
+    /// Whether a frame may begin at `base`.
+    #[inline(always)]
+    pub fn holds(&self, base: u64) -> bool {
+        base & 7 == 0 && base >= self.stack + 16 && base <= self.stack_end
+    }
+}
+
 /// The state of a walk down the stack of one coroutine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -113,8 +144,6 @@ pub struct Walk {
     pub pc: u64,
     /// The innermost C frame that was not crossed yet; 0 after the last.
     pub cframe: u64,
-    /// The C frame crossed last, 0 before the first.
-    pub last_cframe: u64,
     /// BASE of the dummy frame at the bottom.
     bottom: u64,
     cframe_prev: u64,
@@ -127,7 +156,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Starts a walk of `thread`, whose innermost C frame is at `cframe`, at the frame with `base`, which
+    /// Starts a walk of `coroutine`, whose innermost C frame is at `cframe`, at the frame with `base`, which
     /// executes the bytecode before `pc` (0: unknown).
     ///
     /// # Errors
@@ -137,22 +166,18 @@ impl Walk {
         &mut self,
         memory: &impl ReadMemory,
         layout: &VmLayout,
-        thread: u64,
+        coroutine: &Coroutine,
         cframe: u64,
         base: u64,
         pc: u64,
     ) -> Result<(), WalkEnd> {
-        let gc64 = layout.is_gc64();
-        let stack = memory.read_ref(gc64, thread + u64::from(layout.l_stack))?;
-        let size = memory.read::<u32>(thread + u64::from(layout.l_stacksize))?;
-        self.thread = thread;
+        self.thread = coroutine.thread;
         self.base = base;
         self.pc = pc;
-        self.last_cframe = 0;
-        self.bottom = stack + if gc64 { 16 } else { 8 };
+        self.bottom = coroutine.stack + if layout.is_gc64() { 16 } else { 8 };
         self.pseudo = 0;
         self.crossing = 0;
-        if base & 7 != 0 || base < self.bottom || base > stack + u64::from(size) * 8 {
+        if base & 7 != 0 || base < self.bottom || base > coroutine.stack_end {
             return Err(WalkEnd::BadBase);
         }
         self.load_cframe(memory, layout, cframe)
@@ -255,7 +280,6 @@ impl Walk {
         record.kind = FrameKind::CFrame as u8;
         record.ffid = 0;
         self.crossing = 0;
-        self.last_cframe = self.cframe;
         let outer = self.cframe_prev;
         if outer != 0 {
             if outer <= self.cframe {

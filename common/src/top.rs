@@ -8,7 +8,7 @@ use crate::event::{
     FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE,
     reg,
 };
-use crate::frame::{describe, read_frame};
+use crate::frame::{Coroutine, describe, read_frame};
 use crate::memory::{ReadMemory, Unreadable};
 use crate::vm::{VmConfig, VmState, jit_base};
 
@@ -29,7 +29,7 @@ pub struct Top {
     pub thread_base: u64,
 }
 
-/// Finds the start of the walk of `thread`, which runs in the C frame at `cframe`, the innermost on the
+/// Finds the start of the walk of `coroutine`, which runs in the C frame at `cframe`, the innermost on the
 /// sampled stack.
 ///
 /// # Errors
@@ -39,7 +39,7 @@ pub fn find(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     registers: &Registers,
-    thread: u64,
+    coroutine: &Coroutine,
     cframe: u64,
     record: &mut FrameRecord,
 ) -> Result<Top, Unreadable> {
@@ -49,7 +49,7 @@ pub fn find(
     let mut top = Top {
         vmstate,
         jit_base: jit_base(memory, vm)?,
-        thread_base: memory.read::<u64>(thread + u64::from(layout.l_base))?,
+        thread_base: memory.read::<u64>(coroutine.thread + u64::from(layout.l_base))?,
         ..Top::default()
     };
     top.base = top.thread_base;
@@ -69,7 +69,7 @@ pub fn find(
         let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
         let base = narrow(registers[reg::RDX]);
         let pc = narrow(registers[reg::RBX]);
-        if let Some((base, pc)) = from_registers(memory, vm, thread, base, pc, record) {
+        if let Some((base, pc)) = from_registers(memory, vm, coroutine, base, pc, record) {
             top.base = base;
             top.pc = pc;
             top.flags = SAMPLE_BASE_IN_REGISTERS;
@@ -90,17 +90,14 @@ pub fn find(
 fn from_registers(
     memory: &impl ReadMemory,
     vm: &VmConfig,
-    thread: u64,
+    coroutine: &Coroutine,
     base: u64,
     pc: u64,
     record: &mut FrameRecord,
 ) -> Option<(u64, u64)> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let stack = memory.read_ref(gc64, thread + u64::from(layout.l_stack)).ok()?;
-    let size = memory.read::<u32>(thread + u64::from(layout.l_stacksize)).ok()?;
-    let inside = |base: u64| base & 7 == 0 && base >= stack + 16 && base <= stack + u64::from(size) * 8;
-    if !inside(base) || pc & 3 != 0 {
+    if !coroutine.holds(base) {
         return None;
     }
     if let Ok((function, link)) = read_frame(memory, layout, base)
@@ -113,17 +110,20 @@ fn from_registers(
         if record.position != NO_POSITION {
             return Some((base, pc));
         }
-        // BC_RET* fetched the caller's PC from the link, or BC_CALL* stored the link but has not fetched the
-        // callee's PC yet: the frame is whole, its position is not known.
+        // BC_RET* fetched the caller's PC (or the link of a C frame), or BC_CALL* stored the link but has not
+        // fetched the callee's PC yet: the frame is whole, its position is not known.
         if link == pc {
             return Some((base, 0));
         }
     }
     // BC_CALL* moved BASE but has not stored the link yet: the caller still executes its call.
+    if pc & 3 != 0 {
+        return None;
+    }
     let call = memory.read::<u32>(pc.wrapping_sub(4)).ok()?;
     let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
     let caller = base.wrapping_sub(slots * 8);
-    if !inside(caller) {
+    if !coroutine.holds(caller) {
         return None;
     }
     let (function, _) = read_frame(memory, layout, caller).ok()?;

@@ -14,9 +14,10 @@ use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::config::{Config, Counter, MAX_FRAMES, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK};
 use lj_trace_common::event::{
-    FrameRecord, NO_VM, Registers, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
+    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_STACK_TRUNCATED,
+    SampleHeader, reg,
 };
-use lj_trace_common::frame::{Step, Walk, WalkEnd};
+use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
@@ -59,7 +60,6 @@ struct Machine {
     mode: u32,
     /// The VM that is walked.
     vm: u32,
-    frames: u32,
     /// Bytes of the C stack in the payload.
     stack_size: u32,
 }
@@ -132,7 +132,12 @@ fn clear(header: &mut SampleHeader) {
     header.vmstate = 0;
     header.jit_base = 0;
     header.thread_base = 0;
-    header.lua_stack_start = 0;
+    header.lua_stack = 0;
+    header.lua_stack_end = 0;
+    header.cframe = 0;
+    header.inner_frames = 0;
+    header.outer_end = WalkEnd::NoLua as u32;
+    header.reserved = 0;
     header.lua_copy_start = 0;
     header.frame_count = 0;
     header.lua_copy_size = 0;
@@ -188,7 +193,6 @@ fn copy_chunk(payload: *mut u8, offset: usize, size: u32, source: u64) -> bool {
 #[inline(always)]
 fn prepare_walk(scratch: &mut Scratch, config: &Config) {
     let start = scratch.header.registers[reg::RSP];
-    scratch.machine.frames = 0;
     scratch.machine.mode = Mode::Scan as u32;
     // C frames lie 16-byte aligned: the VM calls C functions from there.
     scratch.machine.scan = (start + 15) & !15;
@@ -267,22 +271,27 @@ fn vm_of(glref: u64, gc64: bool) -> u32 {
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.
 #[inline(always)]
 fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cframe: u64) -> i64 {
-    let Some(place) = next_record(scratch) else {
-        scratch.header.walk_end = WalkEnd::TooDeep as u32;
-        return 1;
-    };
+    let Some(place) = next_record(scratch) else { return end_walk(scratch, WalkEnd::TooDeep) };
     // SAFETY: `next_record` gives an aligned place within the payload.
     let record = unsafe { &mut *place };
     let layout = &vm.layout;
     scratch.machine.vm = index;
-    let (base, pc) = if scratch.header.vm == NO_VM {
-        let registers: &Registers = &scratch.header.registers;
-        let Ok(top) = top::find(&UserMemory, vm, registers, thread, cframe, record) else {
-            scratch.header.walk_end = WalkEnd::Unreadable as u32;
-            return 1;
-        };
+    let inner = scratch.header.vm == NO_VM;
+    if inner {
         scratch.header.vm = index;
         scratch.header.thread = thread;
+        scratch.header.cframe = cframe;
+    }
+    let Ok(coroutine) = Coroutine::read(&UserMemory, layout, thread) else {
+        return end_walk(scratch, WalkEnd::Unreadable);
+    };
+    let (base, pc) = if inner {
+        scratch.header.lua_stack = coroutine.stack;
+        scratch.header.lua_stack_end = coroutine.stack_end;
+        let registers: &Registers = &scratch.header.registers;
+        let Ok(top) = top::find(&UserMemory, vm, registers, &coroutine, cframe, record) else {
+            return end_walk(scratch, WalkEnd::Unreadable);
+        };
         scratch.header.vmstate = top.vmstate;
         scratch.header.jit_base = top.jit_base;
         scratch.header.thread_base = top.thread_base;
@@ -291,17 +300,17 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cfr
     } else {
         // An outer coroutine: it called C code (or resume), so its L->base is current.
         let Ok(base) = UserMemory.read::<u64>(thread + u64::from(layout.l_base)) else {
-            scratch.header.walk_end = WalkEnd::Unreadable as u32;
-            return 1;
+            return end_walk(scratch, WalkEnd::Unreadable);
         };
         (base, UserMemory.read_ref(layout.is_gc64(), cframe + u64::from(layout.cframe_pc)).unwrap_or(0))
     };
-    if let Err(end) = scratch.machine.walk.start(&UserMemory, layout, thread, cframe, base, pc) {
-        scratch.header.walk_end = end as u32;
-        return 1;
+    match scratch.machine.walk.start(&UserMemory, layout, &coroutine, cframe, base, pc) {
+        Ok(()) => {
+            scratch.machine.mode = Mode::Walk as u32;
+            0
+        }
+        Err(end) => end_walk(scratch, end),
     }
-    scratch.machine.mode = Mode::Walk as u32;
-    0
 }
 
 /// Walks one frame down.
@@ -309,38 +318,43 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cfr
 fn walk_step(scratch: &mut Scratch) -> i64 {
     let index = scratch.machine.vm;
     let Some(vm) = VMS.get(index) else { return 1 };
-    let Some(place) = next_record(scratch) else {
-        scratch.header.walk_end = WalkEnd::TooDeep as u32;
-        return 1;
-    };
+    let Some(place) = next_record(scratch) else { return end_walk(scratch, WalkEnd::TooDeep) };
     // SAFETY: `next_record` gives an aligned place within the payload.
     let record = unsafe { &mut *place };
     match scratch.machine.walk.step(&UserMemory, &vm.layout, record) {
         Ok(Step::Emitted) => {
             record.vm = index as u16;
-            scratch.machine.frames += 1;
             scratch.header.frame_count += 1;
+            if record.kind == FrameKind::CFrame as u8 {
+                // What runs this coroutine lies above all of its C frames.
+                scratch.machine.scan = (record.code & !15) + 16;
+            }
             0
         }
         Ok(Step::Skipped) => 0,
-        Err(WalkEnd::Complete) => {
-            // On to the coroutine, or the VM, from whose C code this one was started.
-            scratch.header.walk_end = WalkEnd::Complete as u32;
-            scratch.machine.mode = Mode::Scan as u32;
-            scratch.machine.scan = (scratch.machine.walk.last_cframe & !15) + 16;
-            0
-        }
-        Err(end) => {
-            scratch.header.walk_end = end as u32;
-            1
-        }
+        Err(end) => end_walk(scratch, end),
     }
+}
+
+/// Notes how the walk of a coroutine ended, and goes on to look for the coroutine, or the VM, from whose C
+/// code it was started.
+#[inline(always)]
+fn end_walk(scratch: &mut Scratch, end: WalkEnd) -> i64 {
+    let header = &mut scratch.header;
+    if header.walk_end == WalkEnd::NoLua as u32 {
+        header.walk_end = end as u32;
+        header.inner_frames = header.frame_count;
+    } else if header.outer_end == WalkEnd::NoLua as u32 || header.outer_end == WalkEnd::Complete as u32 {
+        header.outer_end = end as u32;
+    }
+    scratch.machine.mode = Mode::Scan as u32;
+    i64::from(end == WalkEnd::TooDeep)
 }
 
 /// The place for the next frame, if there is room for one.
 #[inline(always)]
 fn next_record(scratch: &mut Scratch) -> Option<*mut FrameRecord> {
-    let frames = scratch.machine.frames as usize;
+    let frames = scratch.header.frame_count as usize;
     let stack = scratch.machine.stack_size as usize;
     if frames >= MAX_FRAMES as usize || stack > MAX_STACK as usize || stack % 8 != 0 {
         return None;
@@ -359,13 +373,8 @@ fn copy_lua_stack(scratch: &mut Scratch) {
     if scratch.header.flags & SAMPLE_BASE_UNCERTAIN == 0 {
         return;
     }
-    let Some(vm) = VMS.get(scratch.header.vm) else { return };
-    let layout = &vm.layout;
-    let thread = scratch.header.thread;
-    let Ok(stack) = UserMemory.read_ref(layout.is_gc64(), thread + u64::from(layout.l_stack)) else { return };
-    let Ok(slots) = UserMemory.read::<u32>(thread + u64::from(layout.l_stacksize)) else { return };
-    scratch.header.lua_stack_start = stack;
-    let end = stack + u64::from(slots) * 8;
+    let stack = scratch.header.lua_stack;
+    let end = scratch.header.lua_stack_end;
     // BASE is near L->base: three quarters of the copy lie below it.
     let mut start = scratch.header.thread_base.saturating_sub(u64::from(MAX_LUA_COPY / 4 * 3));
     if start < stack {
@@ -375,7 +384,7 @@ fn copy_lua_stack(scratch: &mut Scratch) {
     if size > u64::from(MAX_LUA_COPY) {
         size = u64::from(MAX_LUA_COPY);
     }
-    let offset = scratch.machine.stack_size as usize + scratch.machine.frames as usize * FRAME_SIZE;
+    let offset = scratch.machine.stack_size as usize + scratch.header.frame_count as usize * FRAME_SIZE;
     if offset > PAYLOAD - MAX_LUA_COPY as usize {
         return;
     }

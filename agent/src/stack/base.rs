@@ -1,0 +1,149 @@
+//! Settles the innermost Lua frame of a sample, with what native unwinding has found out.
+//!
+//! The kernel takes BASE and PC from the registers only if the sampled instruction belongs to the interpreter.
+//! Where the interpreter had called a C function, they are known once that function is unwound: PC is in
+//! `rbx`, which calls preserve, and the code behind the call tells where BASE is kept.
+
+use lj_trace_common::config::MAX_FRAMES;
+use lj_trace_common::event::{
+    FrameKind as RecordKind, FrameRecord, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE, reg,
+};
+use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd};
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+
+use crate::probes::sample::Sample;
+use crate::target::ProcessMemory;
+use crate::unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder};
+
+/// Corrects the innermost Lua frames of `sample` and returns whether the innermost one is certain now.
+pub fn settle_top(
+    sample: &mut Sample<'_>,
+    native: &NativeStack,
+    layout: &VmLayout,
+    unwinder: &mut Unwinder,
+    memory: &ProcessMemory,
+) -> bool {
+    let flags = sample.header.flags;
+    if flags & (SAMPLE_BASE_IN_REGISTERS | SAMPLE_ON_TRACE) != 0 || sample.header.cframe == 0 {
+        return true;
+    }
+    let uncertain = flags & SAMPLE_BASE_UNCERTAIN != 0;
+    let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return) else {
+        return !uncertain;
+    };
+    let value = |register| {
+        let value = registers.get(register)?;
+        Some(if layout.is_gc64() { value } else { value & 0xffff_ffff })
+    };
+    let Some(pc) = value(Register::Rbx) else { return !uncertain };
+    let mut base = sample.header.thread_base;
+    if uncertain {
+        let kept = match unwinder.base_after_call(frame.pc, u64::from(layout.l_base)) {
+            BaseAfterCall::LuaState => Some(base),
+            BaseAfterCall::Register(register) => value(register),
+            BaseAfterCall::Unknown => None,
+        };
+        match kept {
+            Some(kept) => base = kept,
+            None => return false,
+        }
+    }
+    if base == sample.header.thread_base {
+        // The kernel began in the right place, but could not know PC.
+        if let Some(top) = sample.frames.first_mut().filter(|top| top.kind == RecordKind::Lua as u8) {
+            let bytecode = top.code + u64::from(layout.sizeof_pt);
+            top.position = frame::position(memory, layout, bytecode, top.size_bc, pc);
+        }
+        return true;
+    }
+    let (frames, end) = rewalk(memory, layout, sample, base, pc);
+    let outer = sample.frames.split_off((sample.header.inner_frames as usize).min(sample.frames.len()));
+    sample.header.inner_frames = frames.len() as u32;
+    sample.header.walk_end = end as u32;
+    sample.frames = frames;
+    sample.frames.extend(outer);
+    true
+}
+
+fn innermost_vm_frame(native: &NativeStack) -> Option<(&NativeFrame, &Registers)> {
+    native.frames.iter().find_map(|frame| match &frame.kind {
+        FrameKind::Vm { registers, .. } => Some((frame, registers)),
+        FrameKind::Native => None,
+    })
+}
+
+/// Walks the innermost coroutine again from `base`, on what the sample copied, until it meets a frame that the
+/// kernel's walk came by: below that one both are the same, and the kernel's was made at the moment itself.
+fn rewalk(
+    live: &ProcessMemory,
+    layout: &VmLayout,
+    sample: &Sample<'_>,
+    base: u64,
+    pc: u64,
+) -> (Vec<FrameRecord>, WalkEnd) {
+    let header = &sample.header;
+    let memory = SampleMemory {
+        live,
+        copies: [
+            Copy { start: header.registers[reg::RSP], bytes: sample.stack },
+            Copy { start: header.lua_copy_start, bytes: sample.lua_stack },
+        ],
+        lua_stack: header.lua_stack..header.lua_stack_end,
+    };
+    let coroutine = Coroutine { thread: header.thread, stack: header.lua_stack, stack_end: header.lua_stack_end };
+    let inner = &sample.frames[..(header.inner_frames as usize).min(sample.frames.len())];
+    let mut walk = Walk::default();
+    let mut frames = Vec::new();
+    if let Err(end) = walk.start(&memory, layout, &coroutine, header.cframe, base, pc) {
+        return (frames, end);
+    }
+    // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
+    for _ in 0..2 * MAX_FRAMES {
+        let mut record = FrameRecord { vm: header.vm as u16, ..FrameRecord::default() };
+        match walk.step(&memory, layout, &mut record) {
+            Ok(frame::Step::Emitted) => frames.push(record),
+            Ok(frame::Step::Skipped) => continue,
+            Err(end) => return (frames, end),
+        }
+        let same = |kernel: &FrameRecord| {
+            kernel.kind == record.kind && kernel.base == record.base && kernel.function == record.function
+        };
+        if record.kind != RecordKind::CFrame as u8
+            && let Some(index) = inner.iter().position(same)
+        {
+            frames.extend_from_slice(&inner[index + 1..]);
+            return (frames, WalkEnd::from_u32(header.walk_end).unwrap_or(WalkEnd::NoLua));
+        }
+    }
+    (frames, WalkEnd::TooDeep)
+}
+
+/// The target's memory as the sample saw it: the copied parts of the C stack and the Lua stack, and live
+/// memory for what does not change while a function runs (functions, prototypes, bytecode).
+struct SampleMemory<'a> {
+    live: &'a ProcessMemory,
+    copies: [Copy<'a>; 2],
+    lua_stack: std::ops::Range<u64>,
+}
+
+struct Copy<'a> {
+    start: u64,
+    bytes: &'a [u8],
+}
+
+impl ReadMemory for SampleMemory<'_> {
+    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+        for copy in &self.copies {
+            if let Some(offset) = address.checked_sub(copy.start)
+                && let Some(bytes) = usize::try_from(offset).ok().and_then(|offset| copy.bytes.get(offset..))
+                && bytes.len() >= size_of::<T>()
+            {
+                // SAFETY: the slice has at least as many bytes as the value, and `Plain` makes every pattern valid.
+                return Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() });
+            }
+        }
+        // A part of the Lua stack that was not copied has changed since.
+        if self.lua_stack.contains(&address) { Err(Unreadable) } else { self.live.read(address) }
+    }
+}

@@ -1,0 +1,240 @@
+//! Interleaves native and Lua frames.
+//!
+//! Wherever C code calls into Lua (`lua_call`, `lua_pcall`, `lua_resume`), the VM's native frame is a *C frame*
+//! with an address. The native unwinder meets it on its way up; the walker of the Lua stack yields its
+//! address after the frames that were called through it. So the Lua frames up to that mark take the place of
+//! the VM's native frame.
+
+use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
+use lj_trace_common::frame::WalkEnd;
+
+use crate::unwind::{FrameKind, NativeStack, UnwindEnd};
+
+/// One frame of the merged stack.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Frame {
+    /// Native code.
+    Native {
+        /// The interrupted instruction, or the return address.
+        pc: u64,
+        /// Whether `pc` is a return address: the call is right before it.
+        is_return: bool,
+    },
+    /// A frame of a Lua stack, never a [`RecordKind::CFrame`].
+    Lua(FrameRecord),
+    /// The trace whose machine code was running, or called what was running; its caller's frame follows.
+    Trace,
+    /// Frames are missing here.
+    Unresolved(Unresolved),
+}
+
+/// Why frames are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unresolved {
+    /// The native stack could not be followed further.
+    Native(UnwindEnd),
+    /// The Lua stack could not be followed further.
+    Lua(WalkEndReason),
+    /// The interpreter was between two frames.
+    Interpreter,
+}
+
+/// A [`WalkEnd`] that can be sorted and hashed: its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WalkEndReason(u32);
+
+impl From<WalkEnd> for WalkEndReason {
+    fn from(end: WalkEnd) -> Self {
+        Self(end as u32)
+    }
+}
+
+impl std::fmt::Display for Unresolved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Native(end) => end.fmt(f),
+            Self::Lua(WalkEndReason(number)) => {
+                f.write_str(WalkEnd::from_u32(*number).map_or("Lua stack torn", WalkEnd::describe))
+            }
+            Self::Interpreter => f.write_str("interpreter between two frames"),
+        }
+    }
+}
+
+/// A stack with its Lua and native frames in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MergedStack {
+    /// All frames, innermost first.
+    pub frames: Vec<Frame>,
+    /// Whether the native stack was followed to the program's entry or the thread's start.
+    pub native_complete: bool,
+    /// Whether there are Lua frames, and all of them: down to the bottom of every coroutine.
+    pub lua_complete: bool,
+}
+
+/// Merges a native stack with the Lua frames found on it.
+///
+/// `walk_end` tells how the walk of the innermost coroutine ended, and where the frames of those around it, if
+/// any, are whole as well. `top_known` is false where the innermost Lua frame is not certain, which gets a mark of its own.
+pub fn merge(
+    native: &NativeStack,
+    lua: &[FrameRecord],
+    walk_end: WalkEnd,
+    on_trace: bool,
+    top_known: bool,
+) -> MergedStack {
+    let mut segments = Segments { rest: lua, walk_end };
+    let mut frames = Vec::with_capacity(native.frames.len() + lua.len());
+    let mut first_vm_frame = true;
+    for frame in &native.frames {
+        match frame.kind {
+            FrameKind::Native => frames.push(Frame::Native { pc: frame.pc, is_return: frame.is_return }),
+            // Entering or leaving the VM: no Lua frame belongs to it.
+            FrameKind::Vm { cframe: None, .. } => {}
+            FrameKind::Vm { cframe: Some(cframe), .. } => {
+                if std::mem::take(&mut first_vm_frame) {
+                    if on_trace {
+                        frames.push(Frame::Trace);
+                    } else if !top_known {
+                        frames.push(Frame::Unresolved(Unresolved::Interpreter));
+                    }
+                }
+                segments.take_through(cframe, &mut frames);
+            }
+        }
+    }
+    let native_complete = native.end == UnwindEnd::Entry;
+    if !native_complete {
+        frames.push(Frame::Unresolved(Unresolved::Native(native.end)));
+        if first_vm_frame && on_trace && !segments.rest.is_empty() {
+            frames.push(Frame::Trace);
+        }
+    }
+    // What native unwinding has not reached is still a good Lua stack.
+    segments.take_rest(&mut frames);
+    MergedStack { frames, native_complete, lua_complete: walk_end == WalkEnd::Complete && !lua.is_empty() && top_known }
+}
+
+/// The Lua frames that are not placed yet, in runs that end with a C frame each.
+struct Segments<'a> {
+    rest: &'a [FrameRecord],
+    walk_end: WalkEnd,
+}
+
+impl Segments<'_> {
+    /// Places the frames up to the C frame at `cframe`. A C frame that the walk did not come by (it ended
+    /// before, or began above) places nothing.
+    fn take_through(&mut self, cframe: u64, frames: &mut Vec<Frame>) {
+        let mark = |record: &FrameRecord| is_cframe(record) && record.code == cframe;
+        match self.rest.iter().position(mark) {
+            Some(index) => {
+                let (segment, rest) = self.rest.split_at(index + 1);
+                self.rest = rest;
+                place(segment, frames);
+            }
+            // Torn within this very segment.
+            None if !self.rest.iter().any(is_cframe) => self.take_rest(frames),
+            None => {}
+        }
+    }
+
+    /// Places all that is left, and says if the walk was cut off there.
+    fn take_rest(&mut self, frames: &mut Vec<Frame>) {
+        place(std::mem::take(&mut self.rest), frames);
+        if !matches!(self.walk_end, WalkEnd::Complete | WalkEnd::NoLua) {
+            frames.push(Frame::Unresolved(Unresolved::Lua(self.walk_end.into())));
+            self.walk_end = WalkEnd::NoLua;
+        }
+    }
+}
+
+fn is_cframe(record: &FrameRecord) -> bool {
+    record.kind == RecordKind::CFrame as u8
+}
+
+fn place(segment: &[FrameRecord], frames: &mut Vec<Frame>) {
+    frames.extend(segment.iter().filter(|record| !is_cframe(record)).copied().map(Frame::Lua));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::{NativeFrame, Region, Registers};
+
+    fn lua(function: u64) -> FrameRecord {
+        FrameRecord { function, ..FrameRecord::default() }
+    }
+
+    fn mark(cframe: u64) -> FrameRecord {
+        FrameRecord { code: cframe, kind: RecordKind::CFrame as u8, ..FrameRecord::default() }
+    }
+
+    fn code(pc: u64) -> NativeFrame {
+        NativeFrame { pc, is_return: true, kind: FrameKind::Native }
+    }
+
+    fn vm(cframe: Option<u64>) -> NativeFrame {
+        let registers = Registers::only(0, 0);
+        NativeFrame {
+            pc: 0,
+            is_return: true,
+            kind: FrameKind::Vm { cframe, vm: 0, registers, region: Region::Interpreter },
+        }
+    }
+
+    fn names(stack: &MergedStack) -> Vec<String> {
+        let name = |frame: &Frame| match frame {
+            Frame::Native { pc, .. } => format!("n{pc}"),
+            Frame::Lua(record) => format!("l{}", record.function),
+            Frame::Trace => "trace".to_owned(),
+            Frame::Unresolved(reason) => format!("[{reason}]"),
+        };
+        stack.frames.iter().map(name).collect()
+    }
+
+    #[test]
+    fn lua_frames_take_the_place_of_the_vm_frames_they_were_called_through() {
+        // main -> lua_pcall -> chunk -> table.sort -> lua_call -> comparator
+        let native = NativeStack {
+            frames: vec![vm(Some(100)), code(1), code(2), vm(Some(200)), code(3)],
+            end: UnwindEnd::Entry,
+        };
+        let frames = [lua(10), mark(100), lua(11), lua(12), mark(200)];
+        let stack = merge(&native, &frames, WalkEnd::Complete, false, true);
+        assert_eq!(names(&stack), ["l10", "n1", "n2", "l11", "l12", "n3"]);
+        assert!(stack.native_complete && stack.lua_complete);
+    }
+
+    #[test]
+    fn a_c_frame_without_lua_frames_places_none() {
+        let native = NativeStack { frames: vec![vm(Some(100)), vm(None), code(1), vm(Some(200))], end: UnwindEnd::Entry };
+        let frames = [mark(100), lua(1), mark(200)];
+        assert_eq!(names(&merge(&native, &frames, WalkEnd::Complete, false, true)), ["n1", "l1"]);
+    }
+
+    #[test]
+    fn lua_frames_survive_a_native_stack_that_ends_early() {
+        let native = NativeStack { frames: vec![code(1)], end: UnwindEnd::Limit };
+        let frames = [lua(1), mark(100), lua(2), mark(200)];
+        let stack = merge(&native, &frames, WalkEnd::Complete, false, true);
+        assert_eq!(names(&stack), ["n1".to_owned(), format!("[{}]", UnwindEnd::Limit), "l1".into(), "l2".into()]);
+        assert!(!stack.native_complete && stack.lua_complete);
+    }
+
+    #[test]
+    fn a_torn_walk_is_marked_where_it_was_torn() {
+        let native = NativeStack { frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)], end: UnwindEnd::Entry };
+        let frames = [lua(1), mark(100), lua(2)];
+        let stack = merge(&native, &frames, WalkEnd::BadLink, false, true);
+        let reason = format!("[{}]", WalkEnd::BadLink.describe());
+        assert_eq!(names(&stack), ["l1".into(), "n1".into(), "l2".into(), reason, "n2".to_owned()]);
+        assert!(!stack.lua_complete);
+    }
+
+    #[test]
+    fn a_trace_stands_above_the_frame_that_runs_it() {
+        let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry };
+        let stack = merge(&native, &[lua(1), mark(100)], WalkEnd::Complete, true, true);
+        assert_eq!(names(&stack), ["n1", "trace", "l1", "n2"]);
+    }
+}

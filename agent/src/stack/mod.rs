@@ -1,0 +1,8 @@
+//! One stack out of two: the Lua frames that the kernel walked and the native frames that were unwound, put
+//! together at the C frames that both sides know.
+
+mod base;
+mod merge;
+
+pub use base::settle_top;
+pub use merge::{Frame, MergedStack, Unresolved, merge};
