@@ -3,4 +3,6 @@
 //! written as streams or reports.
 
 pub mod probes;
+pub mod symbols;
 pub mod target;
+pub mod unwind;

@@ -1,0 +1,157 @@
+//! The ELF files mapped into the target, opened when an address first falls into them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::module::Module;
+use crate::target::{Mapping, Maps, Process};
+
+/// At most this often are the maps read again for addresses that nothing known covers.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What an address of the target belongs to.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// An ELF file (or the vDSO).
+    Module(Located),
+    /// Executable memory that is no ELF file: generated code, or a file of another format.
+    NotElf,
+    /// The kernel's page of uretprobe trampolines.
+    UprobeTrampoline,
+    /// No executable mapping.
+    Nowhere,
+}
+
+/// An address in a module.
+#[derive(Clone, Debug)]
+pub struct Located {
+    /// The module.
+    pub module: Arc<Module>,
+    /// What was added to the module's own addresses when it was mapped.
+    pub bias: u64,
+}
+
+/// Which file a mapping is of: device, inode, and the path (some file systems show the same inode of
+/// different devices as equal).
+type FileKey = ((u32, u32), u64, String);
+
+/// The modules of a process.
+#[derive(Debug)]
+pub struct Modules {
+    process: Process,
+    /// The executable mappings, sorted.
+    mappings: Vec<Mapped>,
+    by_file: HashMap<FileKey, Option<Arc<Module>>>,
+    last_refresh: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Mapped {
+    mapping: Mapping,
+    place: OnceLock<Place>,
+}
+
+impl Modules {
+    /// The modules of `process`; nothing is read yet.
+    pub fn new(process: Process) -> Self {
+        Self { process, mappings: Vec::new(), by_file: HashMap::new(), last_refresh: None }
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// What `address` belongs to. An address outside of all known mappings makes the maps be read again
+    /// (a library may have been loaded since), though not at every turn. Second: whether they changed.
+    pub fn find(&mut self, address: u64) -> (Place, bool) {
+        let changed = self.index(address).is_none() && self.refresh_if_due();
+        let place = self.index(address).map_or(Place::Nowhere, |index| self.place(index));
+        (place, changed)
+    }
+
+    /// Reads the maps again; returns whether anything executable has changed. Should the process be gone,
+    /// the last known maps stay.
+    pub fn refresh(&mut self) -> bool {
+        self.last_refresh = Some(Instant::now());
+        let Ok(maps) = self.process.maps() else { return false };
+        if maps.is_empty() {
+            return false;
+        }
+        let new: Vec<_> = executable(&maps).collect();
+        if new.iter().copied().eq(self.mappings.iter().map(|mapped| &mapped.mapping)) {
+            return false;
+        }
+        // An unchanged mapping keeps its module; a changed one is looked at again.
+        let mut old = std::mem::take(&mut self.mappings);
+        let mut keep = |mapping: &Mapping| {
+            let index = old.iter().position(|mapped| mapped.mapping == *mapping);
+            index.map_or_else(OnceLock::new, |index| old.swap_remove(index).place)
+        };
+        self.mappings =
+            new.into_iter().map(|mapping| Mapped { mapping: mapping.clone(), place: keep(mapping) }).collect();
+        true
+    }
+
+    /// Opens every module that is mapped now, and returns them with their load biases. What is open stays
+    /// readable after the process has gone.
+    pub fn open_all(&mut self) -> Vec<Located> {
+        self.refresh();
+        let places = (0..self.mappings.len()).map(|index| self.place(index)).collect::<Vec<_>>();
+        let mut all: Vec<Located> = Vec::new();
+        for place in places {
+            if let Place::Module(located) = place
+                && !all.iter().any(|other| other.bias == located.bias && Arc::ptr_eq(&other.module, &located.module))
+            {
+                all.push(located);
+            }
+        }
+        all
+    }
+
+    fn index(&self, address: u64) -> Option<usize> {
+        let index = self.mappings.partition_point(|mapped| mapped.mapping.end <= address);
+        self.mappings.get(index).is_some_and(|mapped| mapped.mapping.contains(address)).then_some(index)
+    }
+
+    fn refresh_if_due(&mut self) -> bool {
+        let due = self.last_refresh.is_none_or(|last| last.elapsed() >= REFRESH_INTERVAL);
+        due && self.refresh()
+    }
+
+    fn place(&mut self, index: usize) -> Place {
+        let Some(mapped) = self.mappings.get(index) else { return Place::Nowhere };
+        if let Some(place) = mapped.place.get() {
+            return place.clone();
+        }
+        let mapping = mapped.mapping.clone();
+        let place = self.identify(&mapping);
+        self.mappings[index].place.get_or_init(|| place).clone()
+    }
+
+    fn identify(&mut self, mapping: &Mapping) -> Place {
+        if mapping.path == "[uprobes]" {
+            return Place::UprobeTrampoline;
+        }
+        let module = if mapping.path == "[vdso]" {
+            Module::from_memory("[vdso]", &self.process.memory(), mapping).map(Arc::new)
+        } else if mapping.is_file() {
+            let key = (mapping.device, mapping.inode, mapping.path.clone());
+            let process = &self.process;
+            self.by_file.entry(key).or_insert_with(|| Module::open(process, mapping).map(Arc::new)).clone()
+        } else {
+            None
+        };
+        let located = module.and_then(|module| {
+            let bias = module.bias(mapping.start, mapping.offset)?;
+            Some(Located { module, bias })
+        });
+        located.map_or(Place::NotElf, Place::Module)
+    }
+}
+
+fn executable(maps: &Maps) -> impl Iterator<Item = &Mapping> {
+    // `[vsyscall]` is only an entry point of the kernel: no user code ever runs there.
+    maps.iter().filter(|mapping| mapping.exec && mapping.path != "[vsyscall]")
+}

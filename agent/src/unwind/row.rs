@@ -1,0 +1,130 @@
+//! One row of an unwind table: how to get from a frame to its caller at one instruction.
+
+use super::expression::{self, Expression};
+use super::registers::{Register, Registers};
+use super::{StackCopy, UnwindEnd};
+
+/// Where the canonical frame address (the stack pointer before the call instruction pushed the return
+/// address) is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CfaRule {
+    /// A register plus an offset.
+    Offset(Register, i64),
+    /// The result of a DWARF expression.
+    Expression(Expression),
+}
+
+/// Where the caller's value of a register is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SavedRule {
+    /// Nowhere. For `rip` this marks the outermost frame.
+    Undefined,
+    /// Still in the register.
+    Same,
+    /// In memory at CFA plus an offset.
+    AtCfa(i64),
+    /// The value CFA plus an offset.
+    CfaPlus(i64),
+    /// In another register.
+    Register(Register),
+    /// In memory at the address a DWARF expression gives.
+    AtExpression(Expression),
+    /// The value a DWARF expression gives.
+    Expression(Expression),
+}
+
+/// How to unwind from one instruction. Registers without a rule follow the calling convention: the
+/// callee-saved ones are the same in the caller, `rsp` is the CFA, the others are lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnwindRow {
+    /// The canonical frame address.
+    pub cfa: CfaRule,
+    /// Where the caller's registers are.
+    pub saved: Box<[(Register, SavedRule)]>,
+    /// Whether this is a signal frame: the caller was interrupted rather than having called.
+    pub signal: bool,
+}
+
+impl UnwindRow {
+    /// A row of a frame whose return address is right below its CFA, which is `register + offset`.
+    pub fn simple(register: Register, offset: i64, saved: &[(Register, i64)]) -> Self {
+        let saved = saved.iter().map(|&(register, at)| (register, SavedRule::AtCfa(at)));
+        Self {
+            cfa: CfaRule::Offset(register, offset),
+            saved: saved.chain([(Register::Rip, SavedRule::AtCfa(-8))]).collect(),
+            signal: false,
+        }
+    }
+
+    /// The caller's registers, given those of the frame.
+    ///
+    /// # Errors
+    /// [`UnwindEnd::Entry`] if the row marks the outermost frame, else why there is no way on.
+    pub fn apply(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<Registers, UnwindEnd> {
+        let lost = UnwindEnd::RegisterLost { pc: registers.rip() };
+        let cfa = match &self.cfa {
+            CfaRule::Offset(register, offset) => registers.get(*register).ok_or(lost)?.wrapping_add_signed(*offset),
+            CfaRule::Expression(expression) => expression::evaluate(expression, None, registers, stack)?,
+        };
+        let mut caller = registers.preserved_by_call(0, cfa);
+        for (register, rule) in &self.saved {
+            let value = match rule {
+                SavedRule::Undefined => None,
+                SavedRule::Same => registers.get(*register),
+                SavedRule::AtCfa(offset) => Some(stack.read(cfa.wrapping_add_signed(*offset))?),
+                SavedRule::CfaPlus(offset) => Some(cfa.wrapping_add_signed(*offset)),
+                SavedRule::Register(other) => registers.get(*other),
+                SavedRule::AtExpression(code) => {
+                    Some(stack.read(expression::evaluate(code, Some(cfa), registers, stack)?)?)
+                }
+                SavedRule::Expression(code) => Some(expression::evaluate(code, Some(cfa), registers, stack)?),
+            };
+            caller.set(*register, value);
+        }
+        // Undefined, or never given: the outermost frame. So is one that returns to nowhere.
+        if caller.rip() == 0 { Err(UnwindEnd::Entry) } else { Ok(caller) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn restores_saved_registers_and_keeps_the_others() {
+        let bytes = stack(&[0, 0xb, 0xbb, 0x401_000]);
+        let copy = StackCopy { start: 0x1000, bytes: &bytes };
+        let mut registers = Registers::all([7; Register::COUNT]);
+        registers.set(Register::Rsp, Some(0x1008));
+        let row = UnwindRow::simple(Register::Rsp, 24, &[(Register::Rbx, -24), (Register::Rbp, -16)]);
+        let caller = row.apply(&registers, &copy).unwrap();
+        assert_eq!((caller.rip(), caller.rsp()), (0x401_000, 0x1020));
+        assert_eq!(caller.get(Register::Rbx), Some(0xb));
+        assert_eq!(caller.get(Register::Rbp), Some(0xbb));
+        assert_eq!(caller.get(Register::R12), Some(7));
+        assert_eq!(caller.get(Register::Rax), None);
+    }
+
+    #[test]
+    fn an_undefined_return_address_is_the_entry() {
+        let copy = StackCopy { start: 0x1000, bytes: &[] };
+        let row = UnwindRow {
+            cfa: CfaRule::Offset(Register::Rsp, 8),
+            saved: [(Register::Rip, SavedRule::Undefined)].into(),
+            signal: false,
+        };
+        assert_eq!(row.apply(&Registers::only(1, 0x1000), &copy), Err(UnwindEnd::Entry));
+    }
+
+    #[test]
+    fn a_word_that_was_not_captured_is_said_so() {
+        let copy = StackCopy { start: 0x1000, bytes: &[0; 12] };
+        let row = UnwindRow::simple(Register::Rsp, 16, &[]);
+        let end = row.apply(&Registers::only(1, 0x1000), &copy);
+        assert_eq!(end, Err(UnwindEnd::StackNotCaptured { address: 0x1008 }));
+    }
+}
