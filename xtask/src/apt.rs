@@ -53,7 +53,9 @@ pub fn unpack(package: &str, folder: &Path) -> Result<()> {
     let _ = std::fs::remove_dir_all(&download);
     std::fs::create_dir_all(&download).with_context(|| format!("cannot make {}", download.display()))?;
     // apt would hand the download to its own unprivileged user, who may not write to this folder.
-    run(apt_get().args(["--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", package]).current_dir(&download))?;
+    run(apt_get()
+        .args(["--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", package])
+        .current_dir(&download))?;
     let mut files = download.read_dir()?.flatten().map(|entry| entry.path());
     let file = files.next().with_context(|| format!("apt-get download {package} left no file"))?;
     run(Command::new("dpkg").arg("-x").arg(&file).arg(folder))?;

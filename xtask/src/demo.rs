@@ -30,7 +30,8 @@ pub fn demo(options: &Options) -> Result<()> {
     let folder = paths::target().join("demo");
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
 
-    let workload = Command::new(programs::LUAJIT).arg("demo.lua").current_dir(paths::lua()).stdout(Stdio::piped()).spawn();
+    let workload =
+        Command::new(programs::LUAJIT).arg("demo.lua").current_dir(paths::lua()).stdout(Stdio::piped()).spawn();
     let mut workload = Guarded(workload.context("cannot start luajit")?);
     let mut ready = String::new();
     let stdout = workload.0.stdout.take().context("the workload's output is not piped")?;

@@ -118,7 +118,8 @@ impl Plan {
             let llvm = if missing.bpf_compiler {
                 let set = rust_packages()?;
                 packages.extend(set.map(String::from));
-                llvm_of_package(set[0]).with_context(|| format!("cannot tell which LLVM the package {} uses", set[0]))?
+                llvm_of_package(set[0])
+                    .with_context(|| format!("cannot tell which LLVM the package {} uses", set[0]))?
             } else {
                 BpfCompiler::find().context("the BPF compiler has vanished")?.llvm()?
             };

@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_childs_usage_is_its_own() {
-        let mut child = Command::new("sh").args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"]).spawn().unwrap();
+        let mut child =
+            Command::new("sh").args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"]).spawn().unwrap();
         let usage = wait(&mut child).unwrap();
         assert!(usage.cpu > 0.0 && usage.cpu < 10.0 && usage.peak_memory > 0.1, "{usage:?}");
         assert!(wait(&mut Command::new("false").spawn().unwrap()).is_err());
