@@ -3,6 +3,7 @@
 //! written as streams or reports.
 
 pub mod probes;
+pub mod stack;
 pub mod symbols;
 pub mod target;
 pub mod unwind;

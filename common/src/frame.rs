@@ -24,7 +24,7 @@ const CONT_FFI_CALLBACK: u64 = 1;
 
 /// How a walk ended.
 #[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WalkEnd {
     /// There was no Lua stack to walk.
     NoLua = 0,

@@ -1,1 +1,19 @@
 //! Support for the end-to-end tests: real LuaJIT programs, their workloads, and `lj-trace` runs on them.
+//!
+//! The tests use lj-trace as its users do: the binary, its command line, and the files it writes. They need root
+//! (they attach to other processes) and what `cargo xtask setup` and `cargo xtask build` leave in `target`; where
+//! something is missing they fail and say what to run, so that a green run always means that they ran.
+
+pub mod folded;
+pub mod programs;
+pub mod tracer;
+pub mod workload;
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// The folder of all that is built: `CARGO_TARGET_DIR` or `target` in the workspace.
+pub fn target_folder() -> PathBuf {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests lie in the workspace");
+    workspace.join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}

@@ -1,3 +1,55 @@
 //! `cargo xtask`: the tasks of the project, one file a command.
 
-fn main() {}
+mod apt;
+mod bench;
+mod build;
+mod demo;
+mod paths;
+mod programs;
+mod run;
+mod setup;
+mod test;
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The tasks of the lj-trace project.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Find what builds and tests need, and install what is missing
+    Setup,
+    /// Build target/release/lj-trace, one file with the BPF programs inside
+    Build(build::Options),
+    /// Profile a real LuaJIT program and show where the flame graph is
+    Demo(demo::Options),
+    /// Check formatting, lints and documentation, and run every test
+    Test(test::Options),
+    /// Measure what profiling costs
+    Bench(bench::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().task {
+        Task::Setup => setup::setup(),
+        Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
+        Task::Demo(options) => demo::demo(&options),
+        Task::Test(options) => test::test(&options),
+        Task::Bench(options) => bench::bench(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

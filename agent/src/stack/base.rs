@@ -14,13 +14,14 @@ use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 use crate::probes::sample::Sample;
 use crate::target::ProcessMemory;
-use crate::unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder};
+use crate::unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
 
 /// Corrects the innermost Lua frames of `sample` and returns whether the innermost one is certain now.
 pub fn settle_top(
     sample: &mut Sample<'_>,
     native: &NativeStack,
     layout: &VmLayout,
+    code: &VmCode,
     unwinder: &mut Unwinder,
     memory: &ProcessMemory,
 ) -> bool {
@@ -39,7 +40,7 @@ pub fn settle_top(
     let Some(pc) = value(Register::Rbx) else { return !uncertain };
     let mut base = sample.header.thread_base;
     if uncertain {
-        let kept = match unwinder.base_after_call(frame.pc, u64::from(layout.l_base)) {
+        let kept = match unwinder.base_after_call(code, frame.pc, u64::from(layout.l_base)) {
             BaseAfterCall::LuaState => Some(base),
             BaseAfterCall::Register(register) => value(register),
             BaseAfterCall::Unknown => None,

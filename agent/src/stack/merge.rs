@@ -29,33 +29,21 @@ pub enum Frame {
 }
 
 /// Why frames are missing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unresolved {
     /// The native stack could not be followed further.
     Native(UnwindEnd),
     /// The Lua stack could not be followed further.
-    Lua(WalkEndReason),
+    Lua(WalkEnd),
     /// The interpreter was between two frames.
     Interpreter,
-}
-
-/// A [`WalkEnd`] that can be sorted and hashed: its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WalkEndReason(u32);
-
-impl From<WalkEnd> for WalkEndReason {
-    fn from(end: WalkEnd) -> Self {
-        Self(end as u32)
-    }
 }
 
 impl std::fmt::Display for Unresolved {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Native(end) => end.fmt(f),
-            Self::Lua(WalkEndReason(number)) => {
-                f.write_str(WalkEnd::from_u32(*number).map_or("Lua stack torn", WalkEnd::describe))
-            }
+            Self::Native(end) => f.write_str(end.reason()),
+            Self::Lua(end) => f.write_str(end.describe()),
             Self::Interpreter => f.write_str("interpreter between two frames"),
         }
     }
@@ -142,7 +130,7 @@ impl Segments<'_> {
     fn take_rest(&mut self, frames: &mut Vec<Frame>) {
         place(std::mem::take(&mut self.rest), frames);
         if !matches!(self.walk_end, WalkEnd::Complete | WalkEnd::NoLua) {
-            frames.push(Frame::Unresolved(Unresolved::Lua(self.walk_end.into())));
+            frames.push(Frame::Unresolved(Unresolved::Lua(self.walk_end)));
             self.walk_end = WalkEnd::NoLua;
         }
     }
@@ -170,7 +158,7 @@ mod tests {
     }
 
     fn code(pc: u64) -> NativeFrame {
-        NativeFrame { pc, is_return: true, kind: FrameKind::Native }
+        NativeFrame { pc, is_return: true, sp: 0, kind: FrameKind::Native }
     }
 
     fn vm(cframe: Option<u64>) -> NativeFrame {
@@ -178,6 +166,7 @@ mod tests {
         NativeFrame {
             pc: 0,
             is_return: true,
+            sp: 0,
             kind: FrameKind::Vm { cframe, vm: 0, registers, region: Region::Interpreter },
         }
     }
@@ -207,7 +196,8 @@ mod tests {
 
     #[test]
     fn a_c_frame_without_lua_frames_places_none() {
-        let native = NativeStack { frames: vec![vm(Some(100)), vm(None), code(1), vm(Some(200))], end: UnwindEnd::Entry };
+        let native =
+            NativeStack { frames: vec![vm(Some(100)), vm(None), code(1), vm(Some(200))], end: UnwindEnd::Entry };
         let frames = [mark(100), lua(1), mark(200)];
         assert_eq!(names(&merge(&native, &frames, WalkEnd::Complete, false, true)), ["n1", "l1"]);
     }
@@ -217,13 +207,17 @@ mod tests {
         let native = NativeStack { frames: vec![code(1)], end: UnwindEnd::Limit };
         let frames = [lua(1), mark(100), lua(2), mark(200)];
         let stack = merge(&native, &frames, WalkEnd::Complete, false, true);
-        assert_eq!(names(&stack), ["n1".to_owned(), format!("[{}]", UnwindEnd::Limit), "l1".into(), "l2".into()]);
+        assert_eq!(
+            names(&stack),
+            ["n1".to_owned(), format!("[{}]", UnwindEnd::Limit.reason()), "l1".into(), "l2".into()]
+        );
         assert!(!stack.native_complete && stack.lua_complete);
     }
 
     #[test]
     fn a_torn_walk_is_marked_where_it_was_torn() {
-        let native = NativeStack { frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)], end: UnwindEnd::Entry };
+        let native =
+            NativeStack { frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)], end: UnwindEnd::Entry };
         let frames = [lua(1), mark(100), lua(2)];
         let stack = merge(&native, &frames, WalkEnd::BadLink, false, true);
         let reason = format!("[{}]", WalkEnd::BadLink.describe());

@@ -1,0 +1,113 @@
+//! Folded stacks (`outermost;...;innermost COUNT`), as lj-trace writes them.
+
+use anyhow::{Context as _, Result};
+
+/// The samples of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Folded {
+    /// Every different stack.
+    pub stacks: Vec<Stack>,
+}
+
+/// A stack and how many samples had it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// The frames, outermost first.
+    pub frames: Vec<String>,
+    /// The number of samples.
+    pub samples: u64,
+}
+
+impl Folded {
+    /// Parses the text of a folded file.
+    ///
+    /// # Errors
+    /// At the first line that is not `STACK COUNT`, or has an empty frame.
+    pub fn parse(text: &str) -> Result<Self> {
+        let stacks =
+            text.lines().map(|line| Stack::parse(line).with_context(|| format!("not a folded stack: {line:?}")));
+        Ok(Self { stacks: stacks.collect::<Result<_>>()? })
+    }
+
+    /// All samples.
+    pub fn samples(&self) -> u64 {
+        self.samples_where(|_| true)
+    }
+
+    /// The samples whose stack fulfils a condition.
+    pub fn samples_where(&self, condition: impl Fn(&Stack) -> bool) -> u64 {
+        self.stacks.iter().filter(|stack| condition(stack)).map(|stack| stack.samples).sum()
+    }
+}
+
+impl Stack {
+    fn parse(line: &str) -> Option<Self> {
+        let (frames, samples) = line.rsplit_once(' ')?;
+        let frames: Vec<_> = frames.split(';').map(str::to_owned).collect();
+        if frames.iter().any(String::is_empty) {
+            return None;
+        }
+        Some(Self { frames, samples: samples.parse().ok()? })
+    }
+
+    /// Where the function that is defined at `line` of a Lua file first appears, counted from the outermost frame.
+    pub fn position_of(&self, file: &str, line: u32) -> Option<usize> {
+        self.frames.iter().position(|frame| is_function(frame, file, line))
+    }
+
+    /// Whether that function is on the stack.
+    pub fn has(&self, file: &str, line: u32) -> bool {
+        self.position_of(file, line).is_some()
+    }
+
+    /// The outermost Lua frame.
+    pub fn outermost_lua(&self) -> Option<&str> {
+        self.frames.iter().map(String::as_str).find(|frame| is_lua(frame))
+    }
+}
+
+/// Whether a frame is the Lua function defined at `line` of `file`: `name@folder/file:line`, whatever its name.
+pub fn is_function(frame: &str, file: &str, line: u32) -> bool {
+    let Some(path) = frame.strip_suffix(&format!(":{line}")) else { return false };
+    let Some(before) = path.strip_suffix(file) else { return false };
+    before.ends_with('@') || before.contains('@') && before.ends_with('/')
+}
+
+/// Whether a frame is any Lua function: `name@source:line`, the name left out where it is not known.
+pub fn is_lua(frame: &str) -> bool {
+    let line = frame.rsplit_once(':').map(|(_, line)| line);
+    frame.contains('@') && line.is_some_and(|line| line.parse::<u32>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_stacks_with_spaces_in_frames() {
+        let folded =
+            Folded::parse("_start;main;@a.lua:0;f@a.lua:3;operator new(unsigned long) 7\n[unknown: jit] 2\n").unwrap();
+        assert_eq!(folded.samples(), 9);
+        assert_eq!(folded.samples_where(|stack| stack.has("a.lua", 3)), 7);
+        assert_eq!(folded.stacks[0].position_of("a.lua", 0), Some(2));
+        assert_eq!(folded.stacks[0].outermost_lua(), Some("@a.lua:0"));
+        assert_eq!(folded.stacks[1].outermost_lua(), None);
+    }
+
+    #[test]
+    fn refuses_what_is_not_folded() {
+        for text in ["a;b", "a;;b 1", "a;b x", ";a 1"] {
+            assert!(Folded::parse(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn tells_functions_apart() {
+        assert!(is_function("f@truth.lua:12", "truth.lua", 12));
+        assert!(is_function("@/some/folder/truth.lua:12", "truth.lua", 12));
+        assert!(!is_function("f@truth.lua:112", "truth.lua", 12));
+        assert!(!is_function("f@untruth.lua:12", "truth.lua", 12));
+        assert!(!is_function("truth.lua:12", "truth.lua", 12));
+        assert!(!is_lua("memcpy@GLIBC_2.14"));
+    }
+}

@@ -1,0 +1,58 @@
+//! The real LuaJIT builds that the tests profile.
+
+use std::env;
+use std::path::PathBuf;
+
+use crate::target_folder;
+
+/// A real program with a LuaJIT inside.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its name in messages and in `LJ_TRACE_TEST_WITHOUT`.
+    pub name: &'static str,
+    /// The executable.
+    pub path: PathBuf,
+}
+
+/// Debian's `luajit`: GC64, static, stripped.
+pub const LUAJIT: &str = "luajit";
+/// OpenResty's fork, Debian's `luajit2`: GC64, stripped.
+pub const LUAJIT2: &str = "luajit2";
+/// Tarantool's fork inside Debian's `tarantool` 2.6.0: not GC64; Lua runs in fibers.
+pub const TARANTOOL: &str = "tarantool";
+
+/// The builds that every test of a LuaJIT's inside runs on.
+pub const ALL: [&str; 3] = [LUAJIT, LUAJIT2, TARANTOOL];
+
+impl Program {
+    /// The program of that name, as `cargo xtask setup` provides it.
+    ///
+    /// It is `None`, with the reason printed, only where the environment says that this system cannot have it: its
+    /// name is in the comma-separated `LJ_TRACE_TEST_WITHOUT`.
+    ///
+    /// # Panics
+    /// If the program is missing otherwise: a test that quietly does not run would pass for the wrong reason.
+    pub fn find(name: &'static str) -> Option<Self> {
+        let path = match name {
+            LUAJIT => find_command(name),
+            _ => Some(target_folder().join(format!("programs/{name}/usr/bin")).join(match name {
+                LUAJIT2 => "luajit",
+                other => other,
+            })),
+        };
+        if let Some(path) = path.filter(|path| path.is_file()) {
+            return Some(Self { name, path });
+        }
+        let without = env::var("LJ_TRACE_TEST_WITHOUT").unwrap_or_default();
+        assert!(
+            without.split(',').any(|left_out| left_out == name),
+            "{name} is missing: run `cargo xtask setup`, or set LJ_TRACE_TEST_WITHOUT={name} where it cannot be had"
+        );
+        println!("not tested on {name}: LJ_TRACE_TEST_WITHOUT says that this system does not have it");
+        None
+    }
+}
+
+fn find_command(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(name)).find(|file| file.is_file())
+}

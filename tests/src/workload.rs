@@ -1,0 +1,163 @@
+//! A real program that runs one of the Lua workloads of `tests/lua`.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::programs::Program;
+
+/// A running workload. It is ended when this is dropped.
+#[derive(Debug)]
+pub struct Workload {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+/// The name of the workload whose shares are known.
+pub const TRUTH: &str = "truth.lua";
+
+impl Workload {
+    /// Starts `script` on a program, with arguments, and waits until it says that it is ready. It does nothing until
+    /// [`go`](Self::go).
+    ///
+    /// # Errors
+    /// If the program cannot be started or says something else first.
+    pub fn start(program: &Program, script: &str, arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(&program.path);
+        command.arg(script).args(arguments).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua"));
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.with_context(|| format!("cannot start {}", program.path.display()))?;
+        let stdout = child.stdout.take().context("the workload's output is not piped")?;
+        let mut workload = Self { child, stdout: BufReader::new(stdout) };
+        let line = workload.line()?;
+        if line != "ready" {
+            bail!("{script} on {} said {line:?} instead of \"ready\"", program.name);
+        }
+        Ok(workload)
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it work; or, when it has reported, lets it exit.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn go(&mut self) -> Result<()> {
+        let stdin = self.child.stdin.as_mut().context("the workload's input is not piped")?;
+        Ok(stdin.write_all(b"go\n")?)
+    }
+
+    /// Waits until it has done its work, and gives its report. It then waits for another [`go`](Self::go).
+    ///
+    /// # Errors
+    /// If it ends without having reported, or reports something that is not understood.
+    pub fn truth(&mut self) -> Result<Truth> {
+        let mut truth = Truth::default();
+        loop {
+            let line = self.line()?;
+            if line == "done" {
+                return Ok(truth);
+            }
+            truth.add(&line).with_context(|| format!("the workload reported {line:?}"))?;
+        }
+    }
+
+    /// Ends it at once.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        if self.stdout.read_line(&mut line)? == 0 {
+            bail!("the workload has ended: {}", self.child.wait()?);
+        }
+        Ok(line.trim_end().to_owned())
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        // It may have ended by itself: then there is nothing to end, only to collect.
+        let _ = self.kill();
+    }
+}
+
+/// What `truth.lua` measured of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Truth {
+    /// The functions, in the order of their definition.
+    pub shares: Vec<Share>,
+    /// Functions that end in a tail call: the name, and the line they are defined at.
+    pub replaced: Vec<(String, u32)>,
+    /// Functions that only C calls, so that complete Lua stacks end in one of them.
+    pub roots: Vec<(String, u32)>,
+    /// All CPU time of the program while it worked, in seconds.
+    pub total: f64,
+}
+
+/// A function and the CPU time that was spent with it on the stack.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    /// Its name in the workload.
+    pub name: String,
+    /// The line it is defined at.
+    pub line: u32,
+    /// The time, in seconds.
+    pub seconds: f64,
+}
+
+impl Truth {
+    /// The line of the function of that name.
+    ///
+    /// # Panics
+    /// If the workload has no such function.
+    pub fn line(&self, name: &str) -> u32 {
+        let share = self.shares.iter().find(|share| share.name == name);
+        share.unwrap_or_else(|| panic!("{TRUTH} has no function {name}")).line
+    }
+
+    fn add(&mut self, line: &str) -> Option<()> {
+        let mut words = line.split(' ');
+        match words.next()? {
+            "share" => self.shares.push(Share {
+                name: words.next()?.to_owned(),
+                line: words.next()?.parse().ok()?,
+                seconds: words.next()?.parse().ok()?,
+            }),
+            "replaced" => self.replaced.push((words.next()?.to_owned(), words.next()?.parse().ok()?)),
+            "root" => self.roots.push((words.next()?.to_owned(), words.next()?.parse().ok()?)),
+            "total" => self.total = words.next()?.parse().ok()?,
+            _ => return None,
+        }
+        words.next().is_none().then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_report() {
+        let mut truth = Truth::default();
+        for line in ["share sort 12 0.5", "replaced first 3", "total 2.25"] {
+            truth.add(line).unwrap();
+        }
+        assert_eq!(truth.line("sort"), 12);
+        assert_eq!((truth.shares[0].seconds, truth.total), (0.5, 2.25));
+        assert_eq!(truth.replaced, [("first".to_owned(), 3)]);
+        assert_eq!(truth.add("share sort 12"), None);
+        assert_eq!(truth.add("lost"), None);
+    }
+}

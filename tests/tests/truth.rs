@@ -1,0 +1,235 @@
+//! A workload that knows where its CPU time goes is profiled on every build; what lj-trace says is held against
+//! what the workload measured itself.
+
+use std::sync::OnceLock;
+
+use anyhow::Result;
+use lj_trace_tests::folded::{Folded, Stack, is_function};
+use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
+use lj_trace_tests::tracer::Tracer;
+use lj_trace_tests::workload::{TRUTH, Truth, Workload};
+
+/// CPU time that the workload uses up, in seconds.
+const SECONDS: u32 = 12;
+/// Samples a second: enough of them that chance moves a share by a fraction of a percentage point only.
+const RATE: u32 = 999;
+/// The most that any share may be off, in percentage points.
+const LIMIT: f64 = 2.0;
+
+/// A build, and how the workload's functions run in it.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    program: &'static str,
+    in_fibers: bool,
+}
+
+const CASES: [Case; 4] = [
+    Case { program: LUAJIT, in_fibers: false },
+    Case { program: LUAJIT2, in_fibers: false },
+    Case { program: TARANTOOL, in_fibers: false },
+    Case { program: TARANTOOL, in_fibers: true },
+];
+
+/// A profiled run of the workload.
+struct Run {
+    truth: Truth,
+    folded: Folded,
+}
+
+impl Case {
+    fn profile(self) -> Result<Option<Run>> {
+        let Some(program) = Program::find(self.program) else { return Ok(None) };
+        let folder = tempfile::tempdir()?;
+        let output = folder.path().join("truth.folded");
+        let seconds = SECONDS.to_string();
+        let mut arguments = vec![seconds.as_str()];
+        arguments.extend(self.in_fibers.then_some("fibers"));
+        let mut workload = Workload::start(&program, TRUTH, &arguments)?;
+        let (pid, rate) = (workload.pid().to_string(), RATE.to_string());
+        let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--output", &output.to_string_lossy()])?;
+        tracer.wait_until_attached()?;
+        workload.go()?;
+        // The profile begins and ends while the workload waits, so both saw the same.
+        let truth = workload.truth()?;
+        tracer.signal(libc::SIGINT)?;
+        tracer.wait()?.expect(0, &[]);
+        let folded = Folded::parse(&std::fs::read_to_string(&output)?)?;
+        Ok(Some(Run { truth, folded }))
+    }
+}
+
+/// Runs a check on every case. A case is profiled once, by the first check that wants it.
+#[track_caller]
+fn for_every_case(check: impl Fn(&Run) -> Vec<String>) {
+    static RUNS: [OnceLock<Result<Option<Run>, String>>; CASES.len()] = [const { OnceLock::new() }; CASES.len()];
+    let mut failures = Vec::new();
+    for (case, run) in CASES.iter().zip(&RUNS) {
+        match run.get_or_init(|| case.profile().map_err(|error| format!("{error:#}"))) {
+            Ok(Some(run)) => failures.extend(check(run).into_iter().map(|failure| format!("{case:?}: {failure}"))),
+            Ok(None) => {}
+            Err(error) => failures.push(format!("{case:?}: {error}")),
+        }
+    }
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole as f64
+}
+
+#[test]
+fn shares_are_what_the_program_measured() {
+    for_every_case(|run| {
+        let samples = run.folded.samples();
+        let mut failures = Vec::new();
+        for share in &run.truth.shares {
+            let truth = 100.0 * share.seconds / run.truth.total;
+            let seen = percent(run.folded.samples_where(|stack| stack.has(TRUTH, share.line)), samples);
+            // Four standard deviations of a share that is estimated from this many samples, and what the measuring
+            // itself costs in the functions that are called most often.
+            let deviation = 100.0 * (truth / 100.0 * (1.0 - truth / 100.0) / samples as f64).sqrt();
+            let tolerance = (0.3 + 4.0 * deviation).min(LIMIT);
+            let verdict = format!(
+                "{} ({TRUTH}:{}): measured {truth:.2}%, profiled {seen:.2}%, tolerance {tolerance:.2}",
+                share.name, share.line
+            );
+            println!("{verdict}");
+            if (seen - truth).abs() > tolerance {
+                failures.push(verdict);
+            }
+        }
+        failures
+    });
+}
+
+#[test]
+fn nearly_all_the_time_is_sampled() {
+    for_every_case(|run| {
+        let expected = run.truth.total * f64::from(RATE);
+        let seen = run.folded.samples() as f64 / expected;
+        // Beside the measured time there is little: what the workload does before it starts and after it reports.
+        let failure =
+            (!(0.95..1.05).contains(&seen)).then(|| format!("{seen:.3} of the expected {expected:.0} samples"));
+        failure.into_iter().collect()
+    });
+}
+
+#[test]
+fn lua_stacks_end_in_the_main_chunk() {
+    for_every_case(|run| {
+        let with_lua = run.folded.samples_where(|stack| stack.outermost_lua().is_some());
+        // That is the main chunk, and in a fiber of Tarantool's the function that the fiber was created with.
+        let complete = |stack: &Stack| {
+            let outermost = stack.outermost_lua();
+            outermost.is_some_and(|frame| run.truth.roots.iter().any(|&(_, line)| is_function(frame, TRUTH, line)))
+        };
+        let share = percent(run.folded.samples_where(complete), with_lua);
+        println!("{share:.3}% of {with_lua} Lua stacks are complete");
+        (share < 99.9).then(|| format!("{share:.3}% of {with_lua} Lua stacks are complete")).into_iter().collect()
+    });
+}
+
+#[test]
+fn native_stacks_reach_the_entry() {
+    /// Where a native stack begins: the program, a thread, or a fiber of Tarantool's (on a stack of its own).
+    const ENTRIES: [&str; 6] = ["_start", "clone", "clone3", "__clone3", "start_thread", "coro_init"];
+    for_every_case(|run| {
+        let samples = run.folded.samples();
+        let reached = run.folded.samples_where(|stack| ENTRIES.contains(&stack.frames[0].as_str()));
+        let share = percent(reached, samples);
+        println!("{share:.2}% of {samples} native stacks reach the entry");
+        (share < 99.0).then(|| format!("{share:.2}% of {samples} native stacks reach the entry")).into_iter().collect()
+    });
+}
+
+#[test]
+fn lua_and_native_frames_alternate_as_they_called_each_other() {
+    /// A C callback's way: the Lua function that calls into C, the C function, the Lua function that it calls.
+    const CALLBACKS: [[&str; 3]; 2] =
+        [["sorting", "table.sort", "compare"], ["substituting", "string.gsub", "replace"]];
+    for_every_case(|run| {
+        let mut failures = Vec::new();
+        for [caller, function, callback] in CALLBACKS {
+            let (outer, inner) = (run.truth.line(caller), run.truth.line(callback));
+            let mut seen = 0;
+            for stack in run.folded.stacks.iter().filter(|stack| stack.has(TRUTH, inner)) {
+                seen += stack.samples;
+                let between = stack.position_of(TRUTH, outer).zip(stack.position_of(TRUTH, inner));
+                let in_order = between.is_some_and(|(outer, inner)| {
+                    outer < inner && stack.frames[outer..inner].iter().any(|frame| frame.contains(function))
+                });
+                // The main chunk itself was called from C: not all C frames below all Lua frames, nor the reverse.
+                let main_chunk = stack.position_of(TRUTH, 0);
+                let call = stack
+                    .frames
+                    .iter()
+                    .position(|frame| frame.starts_with("lua_pcall") || frame.starts_with("lua_call"));
+                let below = main_chunk.is_none_or(|main_chunk| call.is_some_and(|call| call < main_chunk));
+                if !in_order || !below {
+                    failures.push(format!("{callback} out of order: {}", stack.frames.join(";")));
+                }
+            }
+            if seen == 0 {
+                failures.push(format!("no sample in {callback}"));
+            }
+        }
+        failures.truncate(10);
+        failures
+    });
+}
+
+#[test]
+fn resumers_continue_below_coroutines() {
+    /// The resumer, then the coroutines inside each other.
+    const NESTED: [&[&str]; 3] =
+        [&["resuming", "producer"], &["nesting", "outer", "inner"], &["iterating", "generator"]];
+    for_every_case(|run| {
+        let mut failures = Vec::new();
+        for names in NESTED {
+            let lines: Vec<_> = names.iter().map(|name| run.truth.line(name)).collect();
+            let innermost = *lines.last().expect("no chain is empty");
+            for stack in run.folded.stacks.iter().filter(|stack| stack.has(TRUTH, innermost)) {
+                let positions: Vec<_> = lines.iter().map(|&line| stack.position_of(TRUTH, line)).collect();
+                if positions.iter().any(Option::is_none) || !positions.is_sorted() {
+                    failures.push(format!("{names:?} out of order: {}", stack.frames.join(";")));
+                }
+            }
+        }
+        failures.truncate(10);
+        failures
+    });
+}
+
+#[test]
+fn tail_calls_replace_their_callers() {
+    for_every_case(|run| {
+        let last = run.truth.line("tail_last");
+        let beside = |stack: &Stack| {
+            stack.has(TRUTH, last) && run.truth.replaced.iter().any(|&(_, line)| stack.has(TRUTH, line))
+        };
+        let samples = run.folded.samples_where(beside);
+        (samples > 0)
+            .then(|| format!("{samples} samples show a function that a tail call had replaced"))
+            .into_iter()
+            .collect()
+    });
+}
+
+#[test]
+fn functions_have_the_names_that_their_callers_use() {
+    /// Called by a name that stands in the caller's bytecode: an upvalue.
+    const NAMED: [&str; 3] = ["recurse", "bottom", "variadic"];
+    for_every_case(|run| {
+        let mut failures = Vec::new();
+        for name in NAMED {
+            let line = run.truth.line(name);
+            let named = |frame: &String| is_function(frame, TRUTH, line) && frame.starts_with(&format!("{name}@"));
+            let seen = run.folded.samples_where(|stack| stack.has(TRUTH, line));
+            let with_name = run.folded.samples_where(|stack| stack.frames.iter().any(named));
+            if seen == 0 || with_name != seen {
+                failures.push(format!("{with_name} of {seen} samples in {TRUTH}:{line} name it {name}"));
+            }
+        }
+        failures
+    });
+}

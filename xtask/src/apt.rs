@@ -1,0 +1,77 @@
+//! The packages of a Debian or Ubuntu system, through apt.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::paths;
+use crate::run::{is_root, output, run};
+
+/// Whether this system has apt.
+pub fn is_here() -> bool {
+    paths::find_command("apt-get").is_some() && paths::find_command("dpkg-query").is_some()
+}
+
+/// Whether a package is installed, completely.
+pub fn is_installed(package: &str) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.args(["-W", "-f", "${db:Status-Abbrev}", package]).stderr(Stdio::null());
+    output(&mut query).is_ok_and(|status| status.starts_with("ii"))
+}
+
+/// The version of a package that could be installed, if apt knows the package at all.
+pub fn candidate(package: &str) -> Option<String> {
+    let policy = output(Command::new("apt-cache").args(["policy", package]).env("LC_ALL", "C")).ok()?;
+    let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "))?;
+    (version != "(none)").then(|| version.to_owned())
+}
+
+/// The packages that a package depends on directly.
+pub fn depends(package: &str) -> Vec<String> {
+    let text = output(Command::new("apt-cache").args(["depends", package]).env("LC_ALL", "C")).unwrap_or_default();
+    text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect()
+}
+
+/// Fetches the lists of packages.
+pub fn update() -> Result<()> {
+    need_root("apt-get update")?;
+    run(apt_get().args(["--quiet", "--quiet", "update"]))
+}
+
+/// Installs packages, without what they merely recommend.
+pub fn install(packages: &[String]) -> Result<()> {
+    need_root(&format!("apt-get install --no-install-recommends {}", packages.join(" ")))?;
+    let mut command = apt_get();
+    run(command.args(["--quiet", "--quiet", "--yes", "--no-install-recommends", "install"]).args(packages))
+}
+
+/// Downloads a package and unpacks it into `folder`, without installing it: so no service is started, and
+/// packages that exclude each other can both be used.
+pub fn unpack(package: &str, folder: &Path) -> Result<()> {
+    let download = folder.with_extension("download");
+    let _ = std::fs::remove_dir_all(&download);
+    std::fs::create_dir_all(&download).with_context(|| format!("cannot make {}", download.display()))?;
+    // apt would hand the download to its own unprivileged user, who may not write to this folder.
+    run(apt_get()
+        .args(["--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", package])
+        .current_dir(&download))?;
+    let mut files = download.read_dir()?.flatten().map(|entry| entry.path());
+    let file = files.next().with_context(|| format!("apt-get download {package} left no file"))?;
+    run(Command::new("dpkg").arg("-x").arg(&file).arg(folder))?;
+    std::fs::remove_dir_all(&download)?;
+    Ok(())
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    command
+}
+
+fn need_root(task: &str) -> Result<()> {
+    if !is_root() {
+        bail!("installing packages needs root: run `sudo {task}`, then this task again");
+    }
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! `cargo xtask bench`: what profiling costs, measured side by side in one run.
+
+mod measure;
+mod sysprof;
+
+use anyhow::Result;
+
+/// Options of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub struct Options {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// The sampler at 99 and 1000 Hz, beside `perf record -g` and no profiler
+    Sysprof(sysprof::Options),
+}
+
+/// Runs one benchmark.
+pub fn bench(options: &Options) -> Result<()> {
+    match &options.what {
+        What::Sysprof(options) => sysprof::bench(options),
+    }
+}

@@ -1,0 +1,213 @@
+//! `cargo xtask bench sysprof`: what the sampler costs the target, what it uses itself, and how soon it samples.
+//!
+//! Each round runs the workload under every profiler and bare, in an order that rotates; a profiler's figure is the
+//! ratio to the bare runs of the same round, so that the machine's drift falls out. The median over the rounds is
+//! given with its quartiles.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::measure::{Series, Times, Usage, Workload, wait};
+use crate::run::{Guarded, is_root, signal};
+use crate::{build, paths, programs, setup};
+
+/// Options of `cargo xtask bench sysprof`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How often every profiler is measured
+    #[arg(long, default_value_t = 9)]
+    rounds: usize,
+    /// The amount of work in one run: some 1 ms a unit with JIT off
+    #[arg(long, default_value_t = 2500)]
+    scale: u32,
+    /// The LuaJIT to run the workload on
+    #[arg(long, default_value = programs::LUAJIT)]
+    program: String,
+    /// Leave JIT compilation on
+    #[arg(long)]
+    jit: bool,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// How a run is profiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Profiler {
+    None,
+    LjTrace { rate: u32 },
+    Perf { rate: u32 },
+}
+
+const PROFILERS: [Profiler; 6] = [
+    Profiler::None,
+    Profiler::LjTrace { rate: 99 },
+    Profiler::LjTrace { rate: 1000 },
+    Profiler::Perf { rate: 99 },
+    Profiler::Perf { rate: 1000 },
+    // Bare twice: how far its two ratios lie apart is the noise that the others must be read against.
+    Profiler::None,
+];
+
+/// The word in the line on standard error by which lj-trace says that it samples from now on.
+const ATTACHED: &str = "attached";
+/// perf says nothing when it has attached; this has been ample.
+const PERF_ATTACHES_WITHIN: Duration = Duration::from_millis(500);
+
+/// One run.
+struct Run {
+    times: Times,
+    /// What the profiler used, and how long its sampling took to begin, if that could be told.
+    profiler: Option<(Usage, Option<Duration>)>,
+}
+
+/// Figures over the rounds.
+#[derive(Default)]
+struct Figures {
+    cpu_ratio: Series,
+    wall_ratio: Series,
+    agent_cpu: Series,
+    agent_memory: Series,
+    attach: Series,
+}
+
+/// Measures and prints the table.
+pub fn bench(options: &Options) -> Result<()> {
+    if !is_root() {
+        bail!("profiling needs privileges: run the benchmark as root");
+    }
+    setup::setup()?;
+    let binary = match &options.binary {
+        Some(binary) => binary.clone(),
+        None => build::build(&build::Options { debug: false })?,
+    };
+    let scratch = paths::target().join("bench");
+    std::fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+
+    let mut figures: [Figures; PROFILERS.len()] = Default::default();
+    for round in 0..options.rounds {
+        eprintln!("round {} of {}", round + 1, options.rounds);
+        let mut runs: [Option<Run>; PROFILERS.len()] = Default::default();
+        for turn in 0..PROFILERS.len() {
+            let which = (turn + round) % PROFILERS.len();
+            runs[which] = Some(profiled_run(PROFILERS[which], options, &binary, &scratch)?);
+        }
+        let runs = runs.map(|run| run.expect("every profiler has had its turn"));
+        let bare = [&runs[0], &runs[PROFILERS.len() - 1]].map(|run| run.times);
+        let bare = Times { cpu: (bare[0].cpu + bare[1].cpu) / 2.0, wall: (bare[0].wall + bare[1].wall) / 2.0 };
+        for (run, figures) in runs.iter().zip(&mut figures) {
+            figures.add(run, bare);
+        }
+    }
+    print_table(options, &figures);
+    Ok(())
+}
+
+fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
+    let workload = Workload::start(&options.program, options.scale, options.jit)?;
+    let start = Instant::now();
+    let Some(mut command) = profiler.command(workload.pid(), binary, scratch) else {
+        return Ok(Run { times: workload.work()?, profiler: None });
+    };
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = Guarded(child.with_context(|| format!("cannot start {profiler:?}"))?);
+    let stderr = BufReader::new(child.0.stderr.take().context("the profiler's messages are not piped")?);
+    let mut lines = stderr.lines();
+    let attach = match profiler {
+        Profiler::LjTrace { .. } => {
+            let mut said = String::new();
+            loop {
+                let Some(line) = lines.next() else { bail!("lj-trace ended before it had attached: {said}") };
+                let line = line?;
+                if line.contains(ATTACHED) {
+                    break;
+                }
+                said.push_str(&line);
+                said.push('\n');
+            }
+            Some(start.elapsed())
+        }
+        Profiler::Perf { .. } | Profiler::None => {
+            thread::sleep(PERF_ATTACHES_WITHIN);
+            None
+        }
+    };
+    // A full pipe would block the profiler.
+    let drain = thread::spawn(move || lines.for_each(drop));
+    let times = workload.work()?;
+    // The profiler may have seen the target's end already; then the signal finds it on its way out, or ended.
+    signal(&child.0, libc::SIGINT)?;
+    let usage = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
+    drain.join().expect("draining a pipe does not panic");
+    Ok(Run { times, profiler: Some((usage, attach)) })
+}
+
+impl Profiler {
+    fn command(self, pid: u32, binary: &Path, scratch: &Path) -> Option<Command> {
+        let (mut command, rate, file) = match self {
+            Self::None => return None,
+            Self::LjTrace { rate } => (Command::new(binary), rate, "lj-trace.bin"),
+            Self::Perf { rate } => (Command::new("perf"), rate, "perf.data"),
+        };
+        match self {
+            Self::LjTrace { .. } => command.args(["record", "--rate"]),
+            _ => command.args(["record", "-g", "-F"]),
+        };
+        command.args([&rate.to_string(), "--pid", &pid.to_string()]);
+        command.arg(if matches!(self, Self::Perf { .. }) { "-o" } else { "--output" }).arg(scratch.join(file));
+        Some(command)
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::None => "no profiler".into(),
+            Self::LjTrace { rate } => format!("lj-trace {rate} Hz"),
+            Self::Perf { rate } => format!("perf record -g {rate} Hz"),
+        }
+    }
+}
+
+impl Figures {
+    fn add(&mut self, run: &Run, bare: Times) {
+        self.cpu_ratio.push(run.times.cpu / bare.cpu);
+        self.wall_ratio.push(run.times.wall / bare.wall);
+        let Some((usage, attach)) = run.profiler else { return };
+        self.agent_cpu.push(100.0 * usage.cpu / run.times.wall);
+        self.agent_memory.push(usage.peak_memory);
+        if let Some(attach) = attach {
+            self.attach.push(1000.0 * attach.as_secs_f64());
+        }
+    }
+}
+
+fn print_table(options: &Options, figures: &[Figures]) {
+    println!(
+        "{} rounds on {}, JIT {}; median [quartiles]",
+        options.rounds,
+        options.program,
+        if options.jit { "on" } else { "off" }
+    );
+    println!(
+        "{:24} {:28} {:28} {:22} {:24} attach, ms",
+        "", "CPU time / bare", "elapsed / bare", "profiler CPU, %", "profiler memory, MiB"
+    );
+    for (profiler, figures) in PROFILERS.iter().zip(figures) {
+        let name = profiler.name();
+        let [cpu, wall] = [&figures.cpu_ratio, &figures.wall_ratio].map(|series| format!("{series:.4}"));
+        if *profiler == Profiler::None {
+            println!("{name:24} {cpu:28} {wall:28}");
+            continue;
+        }
+        let [agent, memory] = [&figures.agent_cpu, &figures.agent_memory].map(|series| format!("{series:.1}"));
+        let attach = match profiler {
+            Profiler::LjTrace { .. } => format!("{:.0}", figures.attach),
+            _ => "-".into(),
+        };
+        println!("{name:24} {cpu:28} {wall:28} {agent:22} {memory:24} {attach}");
+    }
+}

@@ -1,0 +1,101 @@
+//! `cargo xtask test`: everything that must hold before a change lands.
+
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::run::{is_root, run};
+use crate::toolchain::{BpfToolchain, host_cargo};
+use crate::{build, programs, setup};
+
+/// Options of `cargo xtask test`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Run only the tests whose name contains this, and no other checks
+    filter: Option<String>,
+    /// Run only the tests of this package
+    #[arg(short, long)]
+    package: Option<String>,
+}
+
+/// Names of the packages whose tests need neither root nor real programs.
+const UNIT_TESTED: [&str; 3] = ["lj-trace", "lj-trace-common", "xtask"];
+/// The package of the end-to-end tests.
+const END_TO_END: &str = "lj-trace-tests";
+
+/// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
+pub fn test(options: &Options) -> Result<()> {
+    setup::setup()?;
+    let mut steps = Steps::default();
+    // Nothing after it means anything if the build fails.
+    let binary = build::build(&build::Options { debug: false })?;
+    if options.filter.is_none() && options.package.is_none() {
+        steps.check("format", || run(Command::new("cargo").args(["fmt", "--all", "--check"])));
+        steps.check("lints", || run(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])));
+        steps.check("lints of the BPF programs", check_bpf);
+        steps.check("documentation", || run(host_cargo("doc")?.arg("--no-deps").env("RUSTDOCFLAGS", "-Dwarnings")));
+    }
+    let wanted = |package: &&str| options.package.as_ref().is_none_or(|only| only == package);
+    let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();
+    let unit: Vec<_> = UNIT_TESTED.into_iter().filter(wanted).flat_map(|package| ["--package", package]).collect();
+    if !unit.is_empty() {
+        steps.check("unit tests", || run(host_cargo("test")?.args(&unit).args(&filter)));
+    }
+    if wanted(&END_TO_END) {
+        steps.check("end-to-end tests", || {
+            if !is_root() {
+                bail!("they attach to other processes: run `cargo xtask test` as root");
+            }
+            let mut cargo = host_cargo("test")?;
+            cargo.args(["--package", END_TO_END, "--no-fail-fast"]).args(&filter);
+            // One at a time: they measure shares of CPU time.
+            cargo.args(["--", "--test-threads=1"]).env("LJ_TRACE_BIN", &binary);
+            run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
+        });
+    }
+    steps.verdict()
+}
+
+/// Compiler warnings are errors in the BPF programs too. (The distribution's compiler comes without clippy.)
+fn check_bpf() -> Result<()> {
+    let Some(toolchain) = BpfToolchain::find() else { bail!("no BPF toolchain: run `cargo xtask setup`") };
+    let mut cargo = toolchain.cargo("check")?;
+    run(cargo.args(["--release", "--package", "lj-trace-ebpf"]).args(["--config", "build.warnings=\"deny\""]))
+}
+
+/// The checks done so far.
+#[derive(Default)]
+struct Steps {
+    verdicts: Vec<String>,
+    failed: usize,
+}
+
+impl Steps {
+    fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) {
+        let start = Instant::now();
+        let outcome = step();
+        let seconds = start.elapsed().as_secs_f64();
+        let verdict = match outcome {
+            Ok(()) => format!("ok      {name} ({seconds:.1} s)"),
+            Err(error) => {
+                self.failed += 1;
+                format!("FAILED  {name} ({seconds:.1} s): {error:#}")
+            }
+        };
+        eprintln!("{verdict}");
+        self.verdicts.push(verdict);
+    }
+
+    fn verdict(self) -> Result<()> {
+        println!();
+        for verdict in &self.verdicts {
+            println!("{verdict}");
+        }
+        println!("steps: {} passed, {} failed", self.verdicts.len() - self.failed, self.failed);
+        if self.failed > 0 {
+            bail!("{} of {} steps failed", self.failed, self.verdicts.len());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! The compilers: the one for the host, with what it takes to build aya on one older than aya asks for, and the
+//! one for BPF. Every work-around for a compiler's version is in this file.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::paths;
+use crate::run::output;
+
+/// The version of bpf-linker that is built where none is found.
+pub const BPF_LINKER_VERSION: &str = "0.13.0";
+
+/// The first release (1.N) of the standard library with all that aya 0.16 uses.
+const AYA_NEEDS: u32 = 98;
+/// The only thing of it that earlier compilers lack: there it is a library feature behind a gate.
+const AYA_FEATURE: &str = "-Zcrate-attr=feature(result_option_map_or_default)";
+
+/// A `cargo SUBCOMMAND` for the host crates.
+///
+/// On a compiler older than aya declares, it is told to build all the same.
+///
+/// # Errors
+/// If there is no compiler, or its version cannot be read.
+pub fn host_cargo(subcommand: &str) -> Result<Command> {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(paths::root()).arg(subcommand);
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    if compiler_release(&rustc)? < AYA_NEEDS {
+        let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
+        if !flags.is_empty() {
+            flags.push(' ');
+        }
+        flags.push_str(AYA_FEATURE);
+        command.arg("--ignore-rust-version").env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags);
+    }
+    Ok(command)
+}
+
+/// What compiles the BPF programs: a compiler with the sources of its `core` library, and bpf-linker.
+pub struct BpfToolchain {
+    /// The compiler.
+    pub compiler: BpfCompiler,
+    /// The folder with the `bpf-linker` command.
+    pub linker: PathBuf,
+}
+
+/// A Rust compiler that can build `core` for BPF.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BpfCompiler {
+    /// The nightly of rustup, with its component `rust-src`: its folder.
+    Nightly(PathBuf),
+    /// The distribution's, in `/usr/bin`, with the sources of its library.
+    System,
+}
+
+impl BpfToolchain {
+    /// The toolchain that is there, complete.
+    pub fn find() -> Option<Self> {
+        let compiler = BpfCompiler::find()?;
+        let linker = find_bpf_linker(&compiler)?;
+        Some(Self { compiler, linker })
+    }
+
+    /// A `cargo SUBCOMMAND` that compiles for BPF, into a target folder of its own.
+    pub fn cargo(&self, subcommand: &str) -> Result<Command> {
+        let bin = self.compiler.bin();
+        let mut command = Command::new(bin.join("cargo"));
+        let mut path = OsString::from(&self.linker);
+        for folder in [bin.into_os_string(), env::var_os("PATH").unwrap_or_default()] {
+            path.push(":");
+            path.push(folder);
+        }
+        command.current_dir(paths::root());
+        command.args([subcommand, "-Zbuild-std=core", "--target", "bpfel-unknown-none", "--ignore-rust-version"]);
+        command.arg("--target-dir").arg(paths::target().join("bpf"));
+        command.env("PATH", path).env("RUSTC", self.compiler.bin().join("rustc")).env("RUSTC_BOOTSTRAP", "1");
+        // What the user (or rustup, for the compiler that runs these tasks) set is meant for the host.
+        for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "CARGO"] {
+            command.env_remove(variable);
+        }
+        Ok(command)
+    }
+}
+
+impl BpfCompiler {
+    /// The compiler that is there: rustup's nightly before the distribution's.
+    pub fn find() -> Option<Self> {
+        Self::nightly().or_else(Self::system)
+    }
+
+    fn nightly() -> Option<Self> {
+        let home = || Some(Path::new(&env::var_os("HOME")?).join(".rustup"));
+        let rustup = env::var_os("RUSTUP_HOME").map(PathBuf::from).or_else(home)?;
+        let toolchains = rustup.join("toolchains").read_dir().ok()?;
+        let mut folders: Vec<_> = toolchains.flatten().map(|entry| entry.path()).collect();
+        folders.retain(|folder| {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&format!("nightly-{}", env::consts::ARCH)) && has_core_sources(folder)
+        });
+        folders.pop().map(Self::Nightly)
+    }
+
+    fn system() -> Option<Self> {
+        let there = Path::new("/usr/bin/cargo").is_file() && Path::new("/usr/bin/rustc").is_file();
+        // Distributions also package compilers far too old for this project, with the same files.
+        let recent = || compiler_release("/usr/bin/rustc").is_ok_and(|release| release >= OLDEST_FOR_BPF);
+        (there && has_core_sources(Path::new("/usr")) && recent()).then_some(Self::System)
+    }
+
+    fn bin(&self) -> PathBuf {
+        match self {
+            Self::Nightly(toolchain) => toolchain.join("bin"),
+            Self::System => "/usr/bin".into(),
+        }
+    }
+
+    /// The major version of the LLVM inside the compiler. bpf-linker's must not be older.
+    ///
+    /// # Errors
+    /// If the compiler does not tell.
+    pub fn llvm(&self) -> Result<u32> {
+        let text = output(Command::new(self.bin().join("rustc")).arg("-vV").env_remove("RUSTUP_TOOLCHAIN"))?;
+        parse_llvm(&text).with_context(|| format!("no LLVM version in `rustc -vV`: {text}"))
+    }
+}
+
+/// The oldest release (1.N) of a distribution's compiler that is tried for the BPF programs (edition 2024 with
+/// `if let` chains).
+pub const OLDEST_FOR_BPF: u32 = 88;
+
+/// The folder where [`BPF_LINKER_VERSION`] is installed for a compiler with this LLVM.
+pub fn own_bpf_linker(llvm: u32) -> PathBuf {
+    paths::cache().join(format!("bpf-linker-{BPF_LINKER_VERSION}-llvm-{llvm}"))
+}
+
+/// The folder of a `bpf-linker`: the user's, or the one that setup has built for this compiler.
+fn find_bpf_linker(compiler: &BpfCompiler) -> Option<PathBuf> {
+    let own = own_bpf_linker(compiler.llvm().ok()?).join("bin");
+    if own.join("bpf-linker").is_file() {
+        return Some(own);
+    }
+    // The user's was built for the user's nightly; for the distribution's compiler its LLVM might be too old.
+    let users = || {
+        let cargo = env::var_os("CARGO_HOME").map(PathBuf::from);
+        let cargo = cargo.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));
+        let installed = cargo.map(|cargo| cargo.join("bin/bpf-linker")).filter(|file| file.is_file());
+        Some(paths::find_command("bpf-linker").or(installed)?.parent()?.to_owned())
+    };
+    users()
+}
+
+/// Whether a toolchain has the sources of its `core` library.
+fn has_core_sources(sysroot: &Path) -> bool {
+    sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file()
+}
+
+/// The N of a compiler's version 1.N.
+fn compiler_release(rustc: impl AsRef<std::ffi::OsStr>) -> Result<u32> {
+    let text = output(Command::new(rustc).arg("--version"))?;
+    parse_release(&text).with_context(|| format!("no version in `rustc --version`: {text}"))
+}
+
+fn parse_release(text: &str) -> Option<u32> {
+    text.strip_prefix("rustc 1.")?.split('.').next()?.parse().ok()
+}
+
+fn parse_llvm(text: &str) -> Option<u32> {
+    let version = text.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
+    version.split('.').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_versions() {
+        assert_eq!(parse_release("rustc 1.96.0 (ac68faa20 2026-05-25) (built from a source tarball)"), Some(96));
+        assert_eq!(parse_release("rustc 1.97.0-nightly (e50aa6fba 2026-05-19)"), Some(97));
+        assert_eq!(parse_release("clang 1.0"), None);
+        assert_eq!(parse_llvm("release: 1.96.0\nLLVM version: 22.1.8\n"), Some(22));
+        assert_eq!(parse_llvm("release: 1.96.0\n"), None);
+    }
+}
