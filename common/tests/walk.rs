@@ -1,0 +1,257 @@
+//! The walk of Lua stacks, in both frame layouts, over made-up memory.
+
+mod support;
+
+use lj_trace_common::event::{FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, reg};
+use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::top;
+use lj_trace_common::vm::VmConfig;
+use support::{Lab, summary};
+
+const CFRAME: u64 = 0x50_0000;
+
+const C: u64 = 1;
+const VARG: u64 = 3;
+const CPCALL: u64 = 5;
+const PCALL: u64 = 6;
+
+fn both(test: impl Fn(Lab)) {
+    for gc64 in [true, false] {
+        test(Lab::new(gc64));
+    }
+}
+
+/// A chunk called by `lua_pcall`, itself calling a function at bytecode 5.
+fn chunk_and_function(lab: &mut Lab) -> (u64, u64) {
+    let chunk = lab.lua_function(0, 20);
+    let function = lab.lua_function(7, 10);
+    lab.push_cframe(CFRAME, 0, 0);
+    lab.push_delta(CPCALL, 3, chunk);
+    lab.call_from_lua(chunk, 5, function);
+    (chunk, function)
+}
+
+#[test]
+fn lua_calls_and_the_c_frame_below() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let (frames, end) = lab.walk(lab.pc(function, 2));
+        assert_eq!((summary(&frames).as_str(), end), ("7:2 0:5 |", WalkEnd::Complete));
+        assert_eq!((frames[2].code, frames[2].function), (CFRAME, support::THREAD));
+        assert_eq!(frames[0].chunkname, 0x1234);
+    });
+}
+
+#[test]
+fn a_vararg_function_is_one_frame_with_its_callers_position() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let vararg = lab.lua_function(9, 10);
+        lab.call_from_lua(function, 3, vararg);
+        lab.push_delta(VARG, 5, vararg);
+        let (frames, end) = lab.walk(lab.pc(vararg, 1));
+        assert_eq!((summary(&frames).as_str(), end), ("9:1 7:3 0:5 |", WalkEnd::Complete));
+    });
+}
+
+#[test]
+fn pcall_is_a_frame_of_its_own() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let pcall = lab.c_function(20, 0);
+        let inner = lab.lua_function(11, 10);
+        lab.call_from_lua(function, 4, pcall);
+        lab.push_delta(PCALL, 2, inner);
+        let (frames, end) = lab.walk(lab.pc(inner, 6));
+        assert_eq!((summary(&frames).as_str(), end), ("11:6 f 7:4 0:5 |", WalkEnd::Complete));
+    });
+}
+
+#[test]
+fn a_metamethods_caller_goes_on_at_its_continuation() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let index = lab.lua_function(13, 10);
+        lab.push_continuation(lab.pc(function, 8), 0xdead_0000, index);
+        let (frames, end) = lab.walk(lab.pc(index, 0));
+        assert_eq!((summary(&frames).as_str(), end), ("13:0 7:8 0:5 |", WalkEnd::Complete));
+    });
+}
+
+#[test]
+fn an_ffi_callback_crosses_its_c_frame() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let callback = lab.lua_function(13, 10);
+        lab.push_cframe(CFRAME - 0x200, 0, 0);
+        lab.push_continuation(lab.pc(function, 8), 1, callback);
+        let (frames, end) = lab.walk(lab.pc(callback, 0));
+        assert_eq!((summary(&frames).as_str(), end), ("13:0 | 7:? 0:5 |", WalkEnd::Complete));
+    });
+}
+
+#[test]
+fn a_callback_from_c_crosses_to_the_c_function() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let sort = lab.c_function(93, 0x9999);
+        let comparator = lab.lua_function(15, 10);
+        lab.call_from_lua(function, 4, sort);
+        lab.push_cframe(CFRAME - 0x200, 0, 1);
+        lab.push_delta(C, 4, comparator);
+        let (frames, end) = lab.walk(lab.pc(comparator, 9));
+        assert_eq!((summary(&frames).as_str(), end), ("15:9 | f 7:4 0:5 |", WalkEnd::Complete));
+        assert_eq!(frames[2].code, 0x9999);
+    });
+}
+
+#[test]
+fn a_function_below_a_finalizer_keeps_its_line_in_its_c_frame() {
+    both(|mut lab| {
+        let chunk = lab.lua_function(0, 20);
+        let finalizer = lab.lua_function(17, 10);
+        lab.push_cframe(CFRAME, lab.pc(chunk, 12), 0);
+        lab.push_delta(CPCALL, 3, chunk);
+        lab.push_cframe(CFRAME - 0x200, 0, 0);
+        lab.push_delta(CPCALL, 4, finalizer);
+        let (frames, end) = lab.walk(lab.pc(finalizer, 1));
+        assert_eq!((summary(&frames).as_str(), end), ("17:1 | 0:12 |", WalkEnd::Complete));
+    });
+}
+
+#[test]
+fn a_protected_c_function_has_a_c_frame_but_no_lua_frame() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let load = lab.c_function(30, 0);
+        lab.call_from_lua(function, 4, load);
+        // lj_vm_cpcall: SAVE_NRES is the negated offset of the stack's top.
+        let top = lab.base + 16 - lab.coroutine.stack;
+        lab.push_cframe(CFRAME - 0x200, 0, -(top as i32));
+        let (frames, end) = lab.walk(0);
+        assert_eq!((summary(&frames).as_str(), end), ("| f 7:4 0:5 |", WalkEnd::Complete));
+    });
+}
+
+#[test]
+fn a_return_to_a_compiled_loop_is_found_through_its_trace() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        // A trace keeps the loop's original instruction; the PC points right behind that copy.
+        let trace = 0x60_0000;
+        lab.memory.write(trace, &[0; 128]);
+        lab.memory.write(trace + if lab.gc64() { 9 } else { 5 }, &[9]);
+        let start = lab.pc(function, 6) - 4;
+        let startpc = trace + u64::from(lab.layout.tr_startpc);
+        lab.memory.write(startpc, &start.to_le_bytes()[..if lab.gc64() { 8 } else { 4 }]);
+        let pc = trace + u64::from(lab.layout.tr_startins) + 4;
+        assert_eq!(summary(&lab.walk(pc).0), "7:6 0:5 |");
+    });
+}
+
+#[test]
+fn a_position_outside_of_the_function_is_none() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        for pc in [0, 4, lab.pc(function, 2) + 1, lab.pc(function, 10), 0x7777_7770] {
+            let (frames, end) = lab.walk(pc);
+            assert_eq!((frames[0].position, end), (NO_POSITION, WalkEnd::Complete));
+        }
+    });
+}
+
+#[test]
+fn torn_stacks_end_with_a_reason() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let pc = lab.pc(function, 2);
+        assert_eq!(lab.walk_from(lab.base + 4, pc).1, WalkEnd::BadBase);
+        assert_eq!(lab.walk_from(lab.coroutine.stack_end + 8, pc).1, WalkEnd::BadBase);
+        assert_eq!(lab.walk_from(lab.base + 0x200, pc).1, WalkEnd::Unreadable);
+        // A link that leads upward, and one that leaves the stack.
+        let link = if lab.gc64() { lab.base - 8 } else { lab.base - 4 };
+        for (value, end) in [(CPCALL, WalkEnd::BadLink), (0x10_0000 | CPCALL, WalkEnd::BadLink)] {
+            lab.memory.write_u32(link, value as u32);
+            assert_eq!(lab.walk(pc).1, end);
+        }
+        // A function slot with a number in it.
+        let slot = if lab.gc64() { lab.base - 16 } else { lab.base - 8 };
+        lab.memory.write_u32(slot, support::THREAD as u32 + 16);
+        assert!(matches!(lab.walk(pc).1, WalkEnd::NotAFunction | WalkEnd::Unreadable));
+    });
+}
+
+#[test]
+fn more_crossings_than_c_frames_are_noticed() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let inner = lab.lua_function(3, 4);
+        lab.push_delta(C, 4, inner);
+        let (frames, end) = lab.walk(lab.pc(function, 2));
+        assert_eq!((summary(&frames).as_str(), end), ("3:? | 7:? 0:5", WalkEnd::CFrameMissing));
+    });
+}
+
+/// The interpreter's registers at a sample.
+fn at_interpreter(lab: &Lab, base: u64, pc: u64) -> top::Top {
+    let global = 0x70_0000;
+    lab.memory.write(global, &[0; 64]);
+    lab.memory.write_u32(global + 16, -1_i32 as u32);
+    lab.memory.write(support::THREAD, &[0; 128]);
+    let vm = VmConfig { global, text_start: 0x1000, text_end: 0x2000, layout: lab.layout, ..VmConfig::default() };
+    let mut registers = [0; 17];
+    registers[reg::RIP] = 0x1800;
+    registers[reg::RDX] = base;
+    registers[reg::RBX] = pc;
+    let mut record = FrameRecord::default();
+    top::find(&lab.memory, &vm, &registers, &lab.coroutine, CFRAME, &mut record).unwrap()
+}
+
+#[test]
+fn base_and_pc_come_from_the_registers_of_the_interpreter() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let pc = lab.pc(function, 2);
+        let top = at_interpreter(&lab, lab.base, pc);
+        assert_eq!((top.base, top.pc, top.flags), (lab.base, pc, SAMPLE_BASE_IN_REGISTERS));
+    });
+}
+
+#[test]
+fn within_a_call_the_caller_is_on_top_until_the_link_is_stored() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let caller = lab.base;
+        let callee = lab.lua_function(30, 5);
+        lab.call_from_lua(function, 3, callee);
+        let pc = lab.pc(function, 3);
+        // Link stored, PC not fetched yet (or, in a return, fetched again): the callee, somewhere.
+        let top = at_interpreter(&lab, lab.base, pc);
+        assert_eq!((top.base, top.pc), (lab.base, 0));
+        // Link not stored yet: an old value is in its place.
+        lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
+        let top = at_interpreter(&lab, lab.base, pc);
+        assert_eq!((top.base, top.pc), (caller, pc));
+    });
+}
+
+#[test]
+fn returning_to_c_code_the_pc_holds_the_link() {
+    both(|mut lab| {
+        let chunk = lab.lua_function(0, 20);
+        lab.push_cframe(CFRAME, 0, 0);
+        lab.push_delta(CPCALL, 3, chunk);
+        let top = at_interpreter(&lab, lab.base, 3 * 8 | CPCALL);
+        assert_eq!((top.base, top.pc, top.flags), (lab.base, 0, SAMPLE_BASE_IN_REGISTERS));
+    });
+}
+
+#[test]
+fn registers_that_make_no_sense_are_not_believed() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        for (base, pc) in [(0, lab.pc(function, 1)), (lab.base, 0x1234_5678), (lab.coroutine.stack_end + 8, 0)] {
+            assert_eq!(at_interpreter(&lab, base, pc).flags, SAMPLE_BASE_UNCERTAIN);
+        }
+    });
+}
