@@ -3,3 +3,4 @@
 //! written as streams or reports.
 
 pub mod target;
+pub mod vm;

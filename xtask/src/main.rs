@@ -1,3 +1,8 @@
 //! `cargo xtask`: the tasks of the project, one file a command.
 
-fn main() {}
+mod layouts;
+
+fn main() -> anyhow::Result<()> {
+    let a: Vec<String> = std::env::args().collect();
+    layouts::generate(a[2].as_ref(), "agent/layouts".as_ref())
+}
