@@ -7,3 +7,4 @@ pub mod stack;
 pub mod symbols;
 pub mod target;
 pub mod unwind;
+pub mod vm;

@@ -309,4 +309,6 @@ pub mod gct {
     pub const TRACE: u8 = 9;
     /// `GCtab`.
     pub const TAB: u8 = 11;
+    /// `GCudata`.
+    pub const UDATA: u8 = 12;
 }

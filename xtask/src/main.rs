@@ -4,6 +4,7 @@ mod apt;
 mod bench;
 mod build;
 mod demo;
+mod layouts;
 mod paths;
 mod programs;
 mod run;
@@ -35,6 +36,11 @@ enum Task {
     Test(test::Options),
     /// Measure what profiling costs
     Bench(bench::Options),
+    /// Write the layout table (agent/layouts) from compiled layouts, one JSON object a line
+    Layouts {
+        /// The compiled layouts
+        from: std::path::PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -44,6 +50,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::demo(&options),
         Task::Test(options) => test::test(&options),
         Task::Bench(options) => bench::bench(&options),
+        Task::Layouts { from } => layouts::generate(&from, "agent/layouts".as_ref()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,284 @@
+//! Names of built-in functions and of C functions, taken from the library tables of the live VM.
+//!
+//! LuaJIT numbers its own library functions ("fast functions", `ffid`) differently in each build. The same
+//! functions are values in the tables of `package.loaded` and in metatables, under the names that programs
+//! know them by. So one walk over those tables names them in any build, and registered C functions as well.
+
+use std::collections::{HashMap, HashSet};
+
+use lj_trace_common::layout::gct;
+use lj_trace_common::memory::ReadMemory;
+
+use super::machine::Vm;
+use super::object::{Function, read_function, read_string, type_of};
+use super::table::{array_values, hash_entries, metatable};
+use super::value::{self, Value};
+
+/// The names of a VM's built-in functions and registered C functions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FunctionNames {
+    builtins: HashMap<u8, String>,
+    c_functions: HashMap<u64, String>,
+}
+
+/// Libraries that are walked before all others, so that their names win over copies elsewhere. The base
+/// library's functions are those of `_G`.
+const LIBRARIES: [&str; 17] = [
+    "_G",
+    "string",
+    "table",
+    "math",
+    "io",
+    "os",
+    "debug",
+    "coroutine",
+    "bit",
+    "package",
+    "jit",
+    "jit.util",
+    "jit.opt",
+    "ffi",
+    "string.buffer",
+    "table.new",
+    "table.clear",
+];
+
+/// Functions that no table holds, each with the one that directly follows it in every build's numbering
+/// (`lib_base.c`, `lib_string.c`).
+const AUXILIARY: [(&str, &str); 3] =
+    [("ipairs_aux", "ipairs"), ("coroutine.wrap_aux", "coroutine.wrap"), ("string.gmatch_aux", "string.gmatch")];
+
+impl FunctionNames {
+    /// Reads the names from the VM's registry, loaded libraries and metatables.
+    ///
+    /// Never fails: what cannot be read (a table that is just being resized, a VM without libraries) is missing.
+    pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Self {
+        let mut walk = Walk { memory, vm, names: Self::default(), visited: HashSet::new(), budget: 65_536 };
+        // A running VM may just be resizing a table. The base library tells whether that went wrong.
+        for _ in 0..3 {
+            walk.visited.clear();
+            walk.registry();
+            walk.base_metatables();
+            if walk.names.builtins.values().any(|name| name == "pcall") {
+                break;
+            }
+        }
+        walk.names.infer_auxiliary();
+        walk.names
+    }
+
+    /// The library name of the built-in function `ffid`: `string.gsub`, `pcall`, `file:write`.
+    pub fn builtin(&self, ffid: u8) -> Option<&str> {
+        self.builtins.get(&ffid).map(String::as_str)
+    }
+
+    /// The name under which the C function at `address` is registered: `ngx.sleep`.
+    pub fn c_function(&self, address: u64) -> Option<&str> {
+        self.c_functions.get(&address).map(String::as_str)
+    }
+
+    /// How many built-in functions and how many C functions have a name.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.builtins.len(), self.c_functions.len())
+    }
+
+    fn infer_auxiliary(&mut self) {
+        for (name, next) in AUXILIARY {
+            let next = self.builtins.iter().find(|(_, known)| *known == next).map(|(ffid, _)| *ffid);
+            if let Some(ffid) = next.and_then(|ffid| ffid.checked_sub(1)).filter(|ffid| *ffid > 1) {
+                self.builtins.entry(ffid).or_insert_with(|| name.to_owned());
+            }
+        }
+    }
+}
+
+/// One walk over a VM's library tables.
+struct Walk<'a, M> {
+    memory: &'a M,
+    vm: &'a Vm,
+    names: FunctionNames,
+    visited: HashSet<u64>,
+    /// How many more table entries may be looked at: programs may register any number of them.
+    budget: u32,
+}
+
+/// How deep tables within a library are walked: `jit.opt.start`, `box.schema.user.grant`.
+const DEPTH: u32 = 3;
+
+impl<M: ReadMemory> Walk<'_, M> {
+    fn registry(&mut self) {
+        let registry = self.vm.global + u64::from(self.vm.layout.g_registrytv);
+        let Ok(Value::Object { gct: gct::TAB, address }) = value::read(self.memory, &self.vm.layout, registry) else {
+            return;
+        };
+        let entries = self.named_entries(address);
+        let table_of = |wanted: &str| entries.iter().find(|(name, _)| name == wanted).and_then(|(_, v)| table(*v));
+        // `LUA_FILEHANDLE` (`lauxlib.h`): file handles' methods, under the name that error messages use.
+        if let Some(methods) = table_of("FILE*") {
+            self.table("file:", methods, 1);
+        }
+        if let Some(loaded) = table_of("_LOADED") {
+            self.loaded(loaded);
+        }
+        // All else in the registry that has names: metatables from `luaL_newmetatable`.
+        for (name, value) in &entries {
+            if let Some(methods) = table(*value) {
+                self.table(&format!("{name}:"), methods, 1);
+            }
+        }
+    }
+
+    fn loaded(&mut self, loaded: u64) {
+        let mut entries = self.named_entries(loaded);
+        let rank = |name: &str| LIBRARIES.iter().position(|library| *library == name).unwrap_or(LIBRARIES.len());
+        entries.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
+        // First what the libraries themselves hold, so that `string.gsub` is not found as `_G.string.gsub`.
+        for (library, value) in &entries {
+            match (table(*value), library.as_str()) {
+                (Some(globals), "_G") => {
+                    // Marked as visited only by the second pass.
+                    let functions = self.named_entries(globals);
+                    functions.iter().for_each(|(name, value)| self.function(name, name, *value));
+                }
+                (Some(methods), _) => self.table(&format!("{library}."), methods, DEPTH),
+                (None, _) => self.function(library, library, *value),
+            }
+        }
+        if let Some(globals) = entries.iter().find(|(name, _)| name == "_G").and_then(|(_, value)| table(*value)) {
+            self.table("", globals, DEPTH);
+        }
+    }
+
+    /// Metatables of the basic types: those of cdata and strings hold functions of LuaJIT's own.
+    fn base_metatables(&mut self) {
+        // In the order of type numbers (`lj_obj.h`, `LJ_T*`).
+        const TYPES: [&str; 14] = [
+            "nil",
+            "boolean",
+            "boolean",
+            "lightuserdata",
+            "string",
+            "upvalue",
+            "thread",
+            "proto",
+            "function",
+            "trace",
+            "cdata",
+            "table",
+            "userdata",
+            "number",
+        ];
+        let width = if self.vm.layout.is_gc64() { 8 } else { 4 };
+        let root = self.vm.global + u64::from(self.vm.layout.g_gcroot);
+        let object = |index: u64| self.memory.read_ref(width == 8, root + width * index).unwrap_or(0);
+        let gct_of = |address| type_of(self.memory, &self.vm.layout, address).ok();
+        // The metatables follow the names of all metamethods, as many as the build has.
+        let first = (0..32).find(|index| gct_of(object(*index)) != Some(gct::STR)).unwrap_or(0);
+        for (kind, index) in TYPES.iter().zip(first..) {
+            let metatable = object(index);
+            if metatable != 0 {
+                self.table(&format!("{kind}:"), metatable, 0);
+            }
+        }
+    }
+
+    /// Names all functions in the table at `address`, and in the tables in it.
+    fn table(&mut self, prefix: &str, address: u64, depth: u32) {
+        if !self.visited.insert(address) {
+            return;
+        }
+        let library = prefix.trim_end_matches(['.', ':']);
+        let mut inner = Vec::new();
+        for (name, value) in self.named_entries(address) {
+            let path = format!("{prefix}{name}");
+            match value {
+                Value::Object { gct: gct::FUNC, .. } => self.function(&path, library, value),
+                Value::Object { gct: gct::TAB, address } => inner.push((format!("{path}."), address)),
+                // Userdata such as `ffi.C` and `io.stdout` have their functions in their metatable.
+                Value::Object { gct: gct::UDATA, address } => {
+                    if let Ok(Some(methods)) = metatable(self.memory, &self.vm.layout, address) {
+                        inner.push((format!("{path}:"), methods));
+                    }
+                }
+                _ => {}
+            }
+        }
+        // `package.loaders` and the like.
+        let values = array_values(self.memory, &self.vm.layout, address).unwrap_or_default();
+        for (index, value) in values.iter().enumerate().take(64) {
+            self.function(&format!("{library}[{index}]"), library, *value);
+        }
+        if depth > 0 {
+            inner.sort();
+            inner.iter().for_each(|(path, address)| self.table(path, *address, depth - 1));
+        }
+    }
+
+    /// Keeps `name` for a function that has none yet.
+    fn function(&mut self, name: &str, library: &str, value: Value) {
+        let Value::Object { gct: gct::FUNC, address } = value else { return };
+        match read_function(self.memory, &self.vm.layout, address) {
+            Ok(Function::Builtin { ffid }) => {
+                self.names.builtins.entry(ffid).or_insert_with(|| name.to_owned());
+            }
+            Ok(Function::C { address }) => {
+                self.names.c_functions.entry(address).or_insert_with(|| name.to_owned());
+            }
+            Ok(Function::Lua { .. }) | Err(_) => return,
+        }
+        // Some libraries keep the methods of their objects in their functions' environment (`lib_buffer.c`).
+        let environment = address + if self.vm.layout.is_gc64() { 16 } else { 8 };
+        if let Ok(environment) = self.memory.read_ref(self.vm.layout.is_gc64(), environment)
+            && name != library
+            && !self.is_globals(environment)
+        {
+            self.table(&format!("{library}:"), environment, 0);
+        }
+    }
+
+    /// Whether `environment` is the main thread's table of globals, which is walked at another time.
+    fn is_globals(&self, environment: u64) -> bool {
+        let gc64 = self.vm.layout.is_gc64();
+        // lua_State.env (`lj_obj.h`), the same in every build.
+        let field = self.vm.main_thread + if gc64 { 72 } else { 44 };
+        self.memory.read_ref(gc64, field) == Ok(environment)
+    }
+
+    /// The entries of a table whose keys are strings, sorted by them.
+    fn named_entries(&mut self, address: u64) -> Vec<(String, Value)> {
+        let mut named = Vec::new();
+        for (key, value) in hash_entries(self.memory, &self.vm.layout, address).unwrap_or_default() {
+            let Value::Object { gct: gct::STR, address } = key else { continue };
+            let Some(budget) = self.budget.checked_sub(1) else { break };
+            self.budget = budget;
+            if let Ok(name) = read_string(self.memory, &self.vm.layout, address, 128) {
+                named.push((String::from_utf8_lossy(&name).into_owned(), value));
+            }
+        }
+        named.sort_by(|(a, _), (b, _)| a.cmp(b));
+        named
+    }
+}
+
+fn table(value: Value) -> Option<u64> {
+    if let Value::Object { gct: gct::TAB, address } = value { Some(address) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infers_what_no_table_holds() {
+        let named = |names: &[(u8, &str)]| {
+            let builtins = names.iter().map(|(ffid, name)| (*ffid, (*name).to_owned())).collect();
+            let mut names = FunctionNames { builtins, c_functions: HashMap::new() };
+            names.infer_auxiliary();
+            names
+        };
+        let names = named(&[(7, "ipairs"), (38, "coroutine.wrap"), (37, "other")]);
+        assert_eq!(names.builtin(6), Some("ipairs_aux"));
+        assert_eq!(names.builtin(37), Some("other"), "never over a name that was found");
+        assert_eq!(named(&[(2, "ipairs")]).builtin(1), None, "1 are C functions");
+    }
+}

@@ -1,0 +1,247 @@
+//! The table of all known LuaJIT layouts, compiled into the program.
+//!
+//! `agent/layouts/*.tsv` are written by `cargo xtask layouts` from compiled headers of LuaJIT, OpenResty and
+//! Tarantool. A line stands for one distinct layout and names all builds that share it.
+
+use std::sync::LazyLock;
+
+use lj_trace_common::layout::{ABSENT, VmLayout};
+
+#[cfg(target_arch = "aarch64")]
+const TABLE: &str = include_str!("../../layouts/arm64.tsv");
+#[cfg(not(target_arch = "aarch64"))]
+const TABLE: &str = include_str!("../../layouts/x64.tsv");
+
+/// One known layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownLayout {
+    /// The builds that have it, as in `2021-03-23, 2022-03(Debian)`.
+    pub builds: String,
+    /// Processor and width of references: `x64` (32 bits), `x64gc64`, `arm64`.
+    pub mode: String,
+    /// The offsets.
+    pub layout: VmLayout,
+}
+
+/// Why a table of layouts cannot be read.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TableError {
+    /// The header does not list the fields of [`VmLayout`] in their order.
+    #[error("the table's header does not match the fields of VmLayout: run `cargo xtask layouts`")]
+    Header,
+    /// A line has too few or too many values, or something that is no offset.
+    #[error("line {0} of the table is malformed: run `cargo xtask layouts`")]
+    Line(usize),
+}
+
+/// All layouts known for this processor.
+pub fn known_layouts() -> &'static [KnownLayout] {
+    // The table is part of the program, and a test parses it: no input can make this fail.
+    static LAYOUTS: LazyLock<Vec<KnownLayout>> = LazyLock::new(|| parse(TABLE).expect("the embedded table is valid"));
+    &LAYOUTS
+}
+
+/// Parses the text of a table.
+///
+/// # Errors
+/// [`TableError`] where it does not have the shape that `cargo xtask layouts` writes.
+pub fn parse(text: &str) -> Result<Vec<KnownLayout>, TableError> {
+    let mut lines = text.lines();
+    let header = lines.next().unwrap_or_default().split('\t');
+    if !header.eq(["builds", "mode"].iter().chain(VmLayout::FIELDS).copied()) {
+        return Err(TableError::Header);
+    }
+    lines.enumerate().map(|(index, line)| parse_line(line).ok_or(TableError::Line(index + 2))).collect()
+}
+
+fn parse_line(line: &str) -> Option<KnownLayout> {
+    let mut cells = line.split('\t');
+    let (builds, mode) = (cells.next()?.to_owned(), cells.next()?.to_owned());
+    let value = |cell: &str| if cell == "-" { Some(ABSENT) } else { cell.parse().ok() };
+    let values: Option<Vec<u16>> = cells.map(value).collect();
+    let layout = VmLayout::from_values(values?.as_slice().try_into().ok()?);
+    Some(KnownLayout { builds, mode, layout })
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_common::layout::{BytecodeSet, VmStates};
+
+    use super::*;
+
+    fn tables() -> Vec<KnownLayout> {
+        let mut all = parse(include_str!("../../layouts/x64.tsv")).unwrap();
+        all.extend(parse(include_str!("../../layouts/arm64.tsv")).unwrap());
+        all
+    }
+
+    fn known(build: &str, mode: &str) -> VmLayout {
+        let tables = tables();
+        let mut rows = tables.iter().filter(|row| row.mode == mode && row.builds.split(", ").any(|name| name == build));
+        let row = rows.next().unwrap_or_else(|| panic!("{build} {mode}"));
+        assert!(rows.next().is_none(), "{build} {mode} is listed twice");
+        row.layout
+    }
+
+    #[test]
+    fn every_layout_is_consistent() {
+        // Fields that a build may lack.
+        const OPTIONAL: &[&str] = &["g_cur_l", "g_mem_l", "g_top_frame_info", "snap_mcofs"];
+        for row in tables() {
+            let l = row.layout;
+            let name = format!("{} {}", row.builds, row.mode);
+            for (field, value) in VmLayout::FIELDS.iter().zip(l.values()) {
+                assert!(value != ABSENT || OPTIONAL.contains(field), "{name}: {field} is absent");
+            }
+            assert_eq!(l.is_gc64(), row.mode != "x64", "{name}");
+            // Structs that are the same in every build since 2.0, by the width of references alone.
+            let invariant = [
+                l.l_status,
+                l.l_glref,
+                l.l_base,
+                l.l_top,
+                l.l_maxstack,
+                l.l_stack,
+                l.l_cframe,
+                l.l_stacksize,
+                l.fn_ffid,
+                l.fn_nupvalues,
+                l.fn_pc,
+                l.fn_c,
+                l.sizeof_pt,
+                l.pt_numparams,
+                l.pt_sizebc,
+                l.pt_k,
+                l.pt_sizekgc,
+                l.pt_sizept,
+                l.pt_chunkname,
+                l.pt_firstline,
+                l.pt_numline,
+                l.pt_lineinfo,
+                l.pt_varinfo,
+                l.tab_array,
+                l.tab_metatable,
+                l.tab_node,
+                l.tab_asize,
+                l.tab_hmask,
+                l.tr_nins,
+                l.tr_ir,
+                l.tr_snap,
+                l.tr_startpt,
+                l.tr_startins,
+                l.tr_szmcode,
+                l.tr_mcode,
+                l.tr_spadjust,
+                l.tr_traceno,
+                l.tr_root,
+            ];
+            let expected = if l.is_gc64() {
+                [
+                    11, 16, 32, 40, 48, 56, 80, 88, 10, 11, 32, 40, 104, 10, 12, 32, 48, 56, 64, 72, 76, 80, 96, 16,
+                    32, 40, 48, 52, 12, 32, 48, 64, 80, 84, 88, 102, 104, 108,
+                ]
+            } else {
+                [
+                    7, 8, 16, 24, 32, 36, 48, 56, 6, 7, 16, 24, 64, 6, 8, 16, 24, 32, 40, 44, 48, 52, 60, 8, 16, 20,
+                    24, 28, 8, 16, 32, 48, 56, 60, 64, 78, 80, 84,
+                ]
+            };
+            assert_eq!(invariant, expected, "{name}");
+            assert!(l.g_mainthref < l.sizeof_g && l.g_jit_base < l.sizeof_g && l.g_gcroot < l.sizeof_g, "{name}");
+            assert!(l.sizeof_g <= l.g_to_j, "{name}");
+            assert!(l.g_to_j + l.j_szmcarea < l.g_to_dispatch, "{name}");
+            // GG_State: 64 hot counters lie before `dispatch`; after it, static entries and then `bcff`.
+            assert!(l.g_to_bcff >= l.g_to_dispatch + 8 * l.dispatch_len, "{name}");
+            assert_eq!(
+                l.str_len + if l.str_len == 16 && !l.is_gc64() || l.str_len == 12 { 4 } else { 8 - l.str_len % 8 },
+                l.sizeof_str,
+                "{name}"
+            );
+            assert_eq!(l.states() == VmStates::Tarantool, l.g_mem_l != ABSENT, "{name}");
+            if row.mode != "arm64" {
+                let size = if l.states() == VmStates::Tarantool { (96, 48) } else { (80, 32) };
+                assert_eq!((l.cframe_size, l.cframe_prev), size, "{name}");
+            }
+            let functions =
+                [(BytecodeSet::V20, (85, 91)), (BytecodeSet::V21, (89, 95)), (BytecodeSet::V21Jul2026, (96, 102))];
+            let expected = functions.iter().find(|(set, _)| *set as u16 == l.bytecode_set).map(|(_, ops)| *ops);
+            assert_eq!(Some((l.bc_funcf, l.bc_funcc)), expected, "{name}");
+            assert_eq!(l.g_cur_l == ABSENT, l.bytecode_set == BytecodeSet::V20 as u16, "{name}");
+        }
+    }
+
+    #[test]
+    fn known_builds_have_their_known_offsets() {
+        let debian = known("2022-03(Debian)", "x64gc64");
+        assert_eq!((debian.sizeof_l, debian.sizeof_g, debian.g_allocf, debian.g_vmstate), (96, 728, 0, 184));
+        assert_eq!((debian.g_mainthref, debian.g_cur_l, debian.g_jit_base), (192, 368, 376));
+        assert_eq!((debian.g_to_j, debian.g_to_dispatch, debian.dispatch_len), (824 - 96, 3968, 154));
+        assert_eq!((debian.j_trace, debian.cframe_l, debian.cframe_pc, debian.cframe_prev), (384, 16, 24, 32));
+        let luajit2 = known("or20230119", "x64gc64");
+        assert_eq!((luajit2.sizeof_l, luajit2.sizeof_g, luajit2.g_to_dispatch), (112, 736, 4008));
+        assert_eq!((luajit2.g_mainthref, luajit2.g_gcroot, luajit2.g_to_j), (192, 424, 848 - 112));
+        let tarantool = known("tt2.5+smart", "x64");
+        assert_eq!((tarantool.sizeof_l, tarantool.g_allocf, tarantool.g_mainthref), (64, 48, 160));
+        assert_eq!((tarantool.g_vmstate, tarantool.g_cur_l, tarantool.g_jit_base), (120, 280, 284));
+        assert_eq!((tarantool.g_to_j, tarantool.g_to_dispatch), (512 - 64, 3208 - 64));
+        assert_eq!((tarantool.cframe_l, tarantool.cframe_pc, tarantool.cframe_prev), (24, 28, 32));
+    }
+
+    #[test]
+    fn layouts_that_differ_can_be_told_apart() {
+        // What the proof reads of every VM, traces or not: a difference in one of these is always seen.
+        const ALWAYS_SEEN: &[&str] = &[
+            "sizeof_l",
+            "g_allocf",
+            "g_mainthref",
+            "g_to_dispatch",
+            "g_bc_cfunc_int",
+            "bytecode_set",
+            "g_gcroot",
+            "cframe_size",
+            "cframe_l",
+        ];
+        let tables = tables();
+        let mut unseen = Vec::new();
+        for (index, a) in tables.iter().enumerate() {
+            for b in &tables[index + 1..] {
+                if a.mode != b.mode {
+                    continue;
+                }
+                assert_ne!(a.layout, b.layout, "{} and {} should share a line", a.builds, b.builds);
+                let values = a.layout.values().into_iter().zip(b.layout.values());
+                let fields = VmLayout::FIELDS.iter().zip(values).filter(|(_, (a, b))| a != b);
+                let fields: Vec<&str> = fields.map(|(field, _)| *field).collect();
+                if !fields.iter().any(|field| ALWAYS_SEEN.contains(field)) {
+                    for field in fields {
+                        assert!(crate::vm::prove::may_stay_undecided(field), "{} / {}: {field}", a.builds, b.builds);
+                    }
+                    unseen.push((a.mode.as_str(), a.builds.as_str(), b.builds.as_str()));
+                }
+            }
+        }
+        // These differ only in what a VM without traces does not show; see `prove::may_stay_undecided`.
+        let mut expected = vec![
+            ("x64", "2.0.5", "2.0-head"),
+            ("x64", "2.1b3", "2019-01, tt2.5"),
+            ("x64gc64", "2.1b3", "2019-01, tt2.5"),
+            ("arm64", "2.1b3", "2019-01, tt2.5"),
+        ];
+        for mode in ["x64", "x64gc64", "arm64"] {
+            expected.extend([(mode, "tt2.11", "tt3.0"), (mode, "tt2.11+smart", "tt3.0+smart")]);
+        }
+        unseen.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(unseen, expected);
+    }
+
+    #[test]
+    fn refuses_malformed_tables() {
+        assert_eq!(parse(""), Err(TableError::Header));
+        let (header, rows) = TABLE.split_once('\n').unwrap();
+        assert_eq!(parse(&header.replace("sizeof_l\t", "")), Err(TableError::Header));
+        let row = rows.lines().next().unwrap();
+        assert_eq!(parse(&format!("{header}\n{row}\t0")), Err(TableError::Line(2)));
+        assert_eq!(parse(&format!("{header}\n{}", row.replacen("\t64", "\t-64", 1))), Err(TableError::Line(2)));
+    }
+}

@@ -1,0 +1,64 @@
+//! A LuaJIT VM whose layout is proven.
+
+use std::ops::Range;
+
+use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, gct};
+use lj_trace_common::memory::ReadMemory;
+
+use super::object::type_of;
+use super::prove;
+
+/// A VM (a "Lua universe": one `global_State` and all its coroutines) in the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vm {
+    /// Address of its `global_State`: what identifies it.
+    pub global: u64,
+    /// Address of its main thread's `lua_State`.
+    pub main_thread: u64,
+    /// Where its fields lie. Fields in [`Vm::undecided`] are [`ABSENT`].
+    pub layout: VmLayout,
+    /// The builds with this layout, as in `2021-03-23, 2022-03(Debian)`.
+    pub builds: Vec<String>,
+    /// Fields that the VM does not show yet, because it has no traces: builds that differ in them fit as well.
+    /// [`find_vms`](super::find_vms) decides them once there are traces.
+    pub undecided: Vec<&'static str>,
+    /// The interpreter's machine code.
+    pub text: InterpreterText,
+}
+
+/// Where the machine code of an interpreter lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterpreterText {
+    /// Addresses of LuaJIT's assembler code: all bytecodes, fast functions and their helpers.
+    pub range: Range<u64>,
+    /// Whether the range comes from unwind information (`.eh_frame`). If not, it only spans the dispatch
+    /// targets, and code after the last of them is missed.
+    pub exact: bool,
+}
+
+impl Vm {
+    /// Whether the VM still lives at its place: cheap, three reads. A VM that was closed, or whose process
+    /// executed another program, fails.
+    pub fn still_valid<M: ReadMemory>(&self, memory: &M) -> bool {
+        let gc64 = self.layout.is_gc64();
+        let main_thread = memory.read_ref(gc64, self.global + u64::from(self.layout.g_mainthref));
+        let global = memory.read_ref(gc64, self.main_thread + u64::from(self.layout.l_glref));
+        main_thread == Ok(self.main_thread)
+            && global == Ok(self.global)
+            && type_of(memory, &self.layout, self.main_thread) == Ok(gct::THREAD)
+            // What is left of a closed VM has freed everything but itself.
+            && memory
+                .read_ref(gc64, self.global + u64::from(self.layout.g_gc_total))
+                .is_ok_and(|total| total > u64::from(self.layout.g_to_bcff))
+    }
+
+    /// Address of its `jit_State`, if it has one whose place is known.
+    pub fn jit_state(&self) -> Option<u64> {
+        (self.layout.g_to_j != ABSENT).then(|| self.global + u64::from(self.layout.g_to_j))
+    }
+
+    /// Which numbering of bytecodes it uses.
+    pub fn bytecode_set(&self) -> BytecodeSet {
+        prove::bytecode_set(&self.layout)
+    }
+}

@@ -1,0 +1,29 @@
+//! The LuaJIT virtual machines in the target: found in its memory, their layout proven, their objects read.
+//!
+//! [`find_vms`] scans for main threads ([`scan`]), ranks the known layouts ([`layouts`]) by the invariants of
+//! [`prove`], and reports only VMs that one layout fits without exception. Everything else reads objects of a
+//! proven VM: [`object`] the basics, [`prototype`] and [`function_name`] what a Lua frame is called,
+//! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
+
+pub mod bytecode;
+pub mod fast_functions;
+pub mod find;
+pub mod function_name;
+pub mod layouts;
+mod machine;
+pub mod object;
+mod overlay;
+pub mod prototype;
+mod prove;
+mod scan;
+mod table;
+mod text;
+pub mod traces;
+mod value;
+
+pub use fast_functions::FunctionNames;
+pub use find::{FindError, find_vms};
+pub use function_name::{FunctionName, NameKind, function_name};
+pub use machine::{InterpreterText, Vm};
+pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
+pub use traces::{Trace, read_traces};

@@ -1,0 +1,410 @@
+//! The proof that a layout fits a VM: invariants of `global_State` that hold at any moment of its life.
+//!
+//! A layout is only believed if every invariant holds. The target runs while it is read, so an invariant
+//! counts as failed only if it fails every time that the VM is looked at.
+
+use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates, gct};
+use lj_trace_common::memory::{ReadMemory, Unreadable};
+
+use super::object::{read_string, type_of};
+use super::overlay::Overlay;
+use super::scan::Candidate;
+use super::value::{self, Value};
+use crate::target::Maps;
+
+/// What an invariant says: whether it holds, or that what it speaks of cannot be read.
+type Verdict = Result<bool, Unreadable>;
+
+/// An invariant's name and test.
+type Invariant<M> = (&'static str, fn(&Facts<'_, M>) -> Verdict);
+
+/// One candidate VM, looked at through one layout.
+struct Facts<'a, M> {
+    memory: &'a Overlay<'a, M>,
+    maps: &'a Maps,
+    layout: &'a VmLayout,
+    thread: u64,
+    global: u64,
+}
+
+/// How many invariants there are.
+#[cfg(test)]
+pub const INVARIANTS: usize = Facts::<crate::target::ProcessMemory>::INVARIANTS.len();
+
+/// Bytes from the main thread's start that are copied at once: all of `GG_State` in every layout.
+const GG_STATE: usize = 8192;
+
+/// A set of failed invariants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failures(u64);
+
+impl Failures {
+    /// None failed.
+    pub const NONE: Self = Self(0);
+    /// All failed: where to start from, since only what fails every time has failed.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// What failed both times.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Whether the candidate does not even have a Lua stack, which no layout disagrees about.
+    pub fn lacks_stack(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// How many failed.
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// What failed, in words.
+    pub fn names(self) -> Vec<&'static str> {
+        let names = Facts::<crate::target::ProcessMemory>::INVARIANTS.iter().enumerate();
+        names.filter(|(index, _)| self.0 >> index & 1 != 0).map(|(_, (name, _))| *name).collect()
+    }
+}
+
+/// One look at a candidate.
+pub struct Look<'a, M> {
+    overlay: Overlay<'a, M>,
+    maps: &'a Maps,
+    candidate: Candidate,
+}
+
+impl<'a, M: ReadMemory + 'static> Look<'a, M> {
+    /// Copies the candidate's `GG_State`.
+    pub fn new(memory: &'a M, maps: &'a Maps, candidate: Candidate) -> Self {
+        Self { overlay: Overlay::new(memory, candidate.thread, GG_STATE), maps, candidate }
+    }
+
+    /// Which invariants `layout` violates.
+    pub fn failures(&self, layout: &VmLayout) -> Failures {
+        let Candidate { thread, global, .. } = self.candidate;
+        let facts = Facts { memory: &self.overlay, maps: self.maps, layout, thread, global };
+        let invariants = Facts::<M>::INVARIANTS.iter().enumerate();
+        let indices = invariants.filter(|(_, (_, holds))| holds(&facts) != Ok(true));
+        Failures(indices.fold(0, |set, (index, _)| set | 1 << index))
+    }
+
+    /// The machine code that the dispatch table of `layout` points to.
+    pub fn dispatch_targets(&self, layout: &VmLayout) -> Vec<u64> {
+        let table = self.candidate.global + u64::from(layout.g_to_dispatch);
+        let entries = (0..u64::from(layout.dispatch_len)).map(|index| self.overlay.read(table + 8 * index));
+        entries.filter_map(Result::ok).collect()
+    }
+}
+
+/// Whether layouts that fit a VM may still disagree about a field.
+///
+/// A VM whose JIT compiler has not compiled anything yet does not show where its traces keep their snapshots.
+/// Such fields are then marked [`ABSENT`], and decided when there are traces. Everything that an interpreter's
+/// sample needs is proven from the start.
+pub fn may_stay_undecided(field: &str) -> bool {
+    // `sizeof_g` and `top_frame_info` only say where `jit_State` begins, and are read by nobody.
+    ["j_", "tr_", "snap_"].iter().any(|prefix| field.starts_with(prefix))
+        || ["g_to_j", "sizeof_g", "g_top_frame_info", "sizeof_snap"].contains(&field)
+}
+
+impl<M: ReadMemory + 'static> Facts<'_, M> {
+    /// Each invariant with its name, in the order in which failures are told.
+    const INVARIANTS: &'static [Invariant<M>] = &[
+        ("the main thread has a Lua stack", |f| f.main_thread_has_a_stack()),
+        ("mainthref is the main thread", |f| Ok(f.g_ref(f.layout.g_mainthref)? == f.thread)),
+        ("allocf is code", |f| Ok(f.is_code(f.memory.read(f.g(f.layout.g_allocf))?))),
+        ("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
+        // GCSpause to GCSfinalize (`lj_gc.h`).
+        ("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 6)),
+        // A closed state has nothing left but itself.
+        ("gc.total covers more than the state itself", |f| {
+            let total = f.g_ref(f.layout.g_gc_total)?;
+            Ok(total > u64::from(f.layout.g_to_bcff) && total < 1 << 46)
+        }),
+        ("gc.root is an object", |f| {
+            let root = type_of(f.memory, f.layout, f.g_ref(f.layout.g_gc_root)?)?;
+            Ok((gct::STR..=12).contains(&root))
+        }),
+        ("the string table is a table of a power of two", |f| f.string_table()),
+        ("strempty is the empty string", |f| f.empty_string()),
+        ("hookmask and dispatchmode are possible", |f| {
+            // DISPMODE_* (`lj_dispatch.h`): CALL 1, RET 2, INS 4, JIT 16, REC 32, PROF 64.
+            Ok(f.g_byte(f.layout.g_dispatchmode)? & !0x77 == 0)
+        }),
+        ("vmstate is a VM state or a trace's number", |f| f.vm_state()),
+        ("the registry is a table", |f| f.registry()),
+        ("nilnode is nil", |f| f.nil_node()),
+        ("uvhead links open upvalues", |f| f.upvalue_list()),
+        ("bc_cfunc_int and bc_cfunc_ext are headers of C functions", |f| f.c_function_headers()),
+        ("cur_L is a thread of this VM", |f| match f.layout.g_cur_l {
+            ABSENT => Ok(true),
+            offset => f.is_thread_or_null(f.g_ref(offset)?),
+        }),
+        ("mem_L is a thread or null", |f| match f.layout.g_mem_l {
+            ABSENT => Ok(true),
+            // The coroutine that allocated last; it may have been collected since.
+            offset => Ok(f.g_ref(offset).is_ok_and(|thread| thread == 0 || f.is_data(thread))),
+        }),
+        ("jit_base is in the running thread's stack", |f| f.jit_base()),
+        ("gcroot begins with the names of metamethods", |f| f.metamethod_names()),
+        ("dispatch is a table of code", |f| f.dispatch_table()),
+        ("bcff is the list of fast functions' headers", |f| f.fast_function_headers()),
+        ("C frames link the thread, the previous frame and a return address", |f| f.c_frames()),
+        ("jit_State is in a possible state", |f| f.jit_state()),
+        ("J->mcarea is code", |f| f.machine_code_area()),
+        ("J->trace lists traces", |f| f.traces()),
+    ];
+
+    fn g(&self, offset: u16) -> u64 {
+        self.global + u64::from(offset)
+    }
+
+    fn g_byte(&self, offset: u16) -> Result<u8, Unreadable> {
+        self.memory.read(self.g(offset))
+    }
+
+    fn g_ref(&self, offset: u16) -> Result<u64, Unreadable> {
+        self.memory.read_ref(self.layout.is_gc64(), self.g(offset))
+    }
+
+    fn j(&self, offset: u16) -> u64 {
+        self.g(self.layout.g_to_j) + u64::from(offset)
+    }
+
+    fn field_ref(&self, object: u64, offset: u16) -> Result<u64, Unreadable> {
+        self.memory.read_ref(self.layout.is_gc64(), object + u64::from(offset))
+    }
+
+    fn is_code(&self, address: u64) -> bool {
+        self.maps.find(address).is_some_and(|mapping| mapping.exec)
+    }
+
+    fn is_data(&self, address: u64) -> bool {
+        self.maps.find(address).is_some_and(|mapping| mapping.write)
+    }
+
+    fn is_thread(&self, address: u64) -> Verdict {
+        Ok(self.is_data(address)
+            && type_of(self.memory, self.layout, address)? == gct::THREAD
+            && self.field_ref(address, self.layout.l_glref)? == self.global)
+    }
+
+    fn is_thread_or_null(&self, address: u64) -> Verdict {
+        if address == 0 { Ok(true) } else { self.is_thread(address) }
+    }
+
+    /// The range of a thread's Lua stack.
+    fn stack_of(&self, thread: u64) -> Result<std::ops::Range<u64>, Unreadable> {
+        let stack = self.field_ref(thread, self.layout.l_stack)?;
+        let slots: u32 = self.memory.read(thread + u64::from(self.layout.l_stacksize))?;
+        Ok(stack..stack.saturating_add(value::SIZE * u64::from(slots)))
+    }
+
+    fn main_thread_has_a_stack(&self) -> Verdict {
+        let stack = self.stack_of(self.thread)?;
+        let base: u64 = self.memory.read(self.thread + u64::from(self.layout.l_base))?;
+        let top: u64 = self.memory.read(self.thread + u64::from(self.layout.l_top))?;
+        let end = self.field_ref(self.thread, self.layout.l_maxstack)?;
+        Ok(self.is_data(stack.start)
+            && (stack.start | base | top | end) % value::SIZE == 0
+            && base > stack.start
+            && [base, top, end].iter().all(|pointer| stack.contains(pointer)))
+    }
+
+    fn string_table(&self) -> Verdict {
+        let mask: u32 = self.memory.read(self.g(self.layout.g_str_mask))?;
+        let table = self.g_ref(self.layout.g_str_tab)?;
+        let reference = if self.layout.is_gc64() { 8 } else { 4 };
+        let last = table.saturating_add(u64::from(mask) * reference);
+        // LJ_MIN_STRTAB is 256.
+        Ok(mask >= 255 && mask.wrapping_add(1).is_power_of_two() && self.is_data(table) && self.is_data(last))
+    }
+
+    fn empty_string(&self) -> Verdict {
+        let string = self.g(self.layout.g_strempty);
+        let length: u32 = self.memory.read(string + u64::from(self.layout.str_len))?;
+        let terminator: u8 = self.memory.read(string + u64::from(self.layout.sizeof_str))?;
+        Ok(type_of(self.memory, self.layout, string)? == gct::STR && length == 0 && terminator == 0)
+    }
+
+    fn vm_state(&self) -> Verdict {
+        let state: i32 = self.memory.read(self.g(self.layout.g_vmstate))?;
+        let lowest = match self.layout.states() {
+            VmStates::Upstream => -7,
+            VmStates::Tarantool => -9,
+        };
+        Ok((lowest..65536).contains(&state))
+    }
+
+    fn registry(&self) -> Verdict {
+        match value::read(self.memory, self.layout, self.g(self.layout.g_registrytv))? {
+            Value::Object { gct: gct::TAB, address } => Ok(type_of(self.memory, self.layout, address)? == gct::TAB),
+            _ => Ok(false),
+        }
+    }
+
+    fn nil_node(&self) -> Verdict {
+        let node = self.g(self.layout.g_nilnode);
+        let is_nil = |offset| Ok(value::read(self.memory, self.layout, node + offset)? == Value::Nil);
+        Ok(is_nil(0)? && is_nil(value::SIZE)?)
+    }
+
+    fn upvalue_list(&self) -> Verdict {
+        let head = self.g(self.layout.g_uvhead);
+        // GCupval.prev and next.
+        let (previous, next) = if self.layout.is_gc64() { (16, 24) } else { (8, 12) };
+        for offset in [previous, next] {
+            let upvalue = self.field_ref(head, offset)?;
+            if upvalue != head && type_of(self.memory, self.layout, upvalue)? != gct::UPVAL {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn c_function_headers(&self) -> Verdict {
+        let [internal, external]: [u32; 2] = self.memory.read(self.g(self.layout.g_bc_cfunc_int))?;
+        let header = u32::from(self.layout.bc_funcc);
+        // A is LUA_MINSTACK. A wrapper function (LUAJIT_MODE_WRAPCFUNC) makes the second one FUNCCW.
+        Ok(internal == header | 20 << 8 && [header, header + 1].contains(&(external & 0xff)))
+    }
+
+    fn jit_base(&self) -> Verdict {
+        let base = self.g_ref(self.layout.g_jit_base)?;
+        if base == 0 {
+            return Ok(true);
+        }
+        if self.layout.g_cur_l == ABSENT {
+            return Ok(base % value::SIZE == 0 && self.is_data(base));
+        }
+        Ok(self.stack_of(self.g_ref(self.layout.g_cur_l)?)?.contains(&base))
+    }
+
+    fn metamethod_names(&self) -> Verdict {
+        // The first entries of MMDEF (`lj_obj.h`), the same in every build.
+        const NAMES: [&str; 6] = ["__index", "__newindex", "__gc", "__mode", "__eq", "__len"];
+        let width = if self.layout.is_gc64() { 8 } else { 4 };
+        for (name, offset) in NAMES.iter().zip((0..).step_by(width)) {
+            let string = self.g_ref(self.layout.g_gcroot + offset)?;
+            let text = read_string(self.memory, self.layout, string, 16).map_err(|_| Unreadable)?;
+            if text != name.as_bytes() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn dispatch_table(&self) -> Verdict {
+        let table = self.g(self.layout.g_to_dispatch);
+        for index in 0..u64::from(self.layout.dispatch_len) {
+            if !self.is_code(self.memory.read(table + 8 * index)?) {
+                return Ok(false);
+            }
+        }
+        // The hot counters lie before it.
+        Ok(!self.is_code(self.memory.read(table - 8)?))
+    }
+
+    fn fast_function_headers(&self) -> Verdict {
+        // The headers of assembler fast functions are pseudo bytecodes after the last one (`lj_dispatch.c`).
+        let first = u32::from(self.layout.bc_funcc) + 2;
+        let headers: [u32; 4] = self.memory.read(self.g(self.layout.g_to_bcff))?;
+        Ok(headers == [first, first + 1, first + 2, first + 3])
+    }
+
+    /// Follows the main thread's C frames: the flags in the lowest bits of `cframe` are `CFRAME_RESUME` and
+    /// `CFRAME_UNWIND_FF`.
+    fn c_frames(&self) -> Verdict {
+        let mut frame: u64 = self.memory.read(self.thread + u64::from(self.layout.l_cframe))?;
+        for _ in 0..16 {
+            frame &= !3;
+            if frame == 0 {
+                return Ok(true);
+            }
+            let thread = self.field_ref(frame, self.layout.cframe_l)?;
+            let return_address: u64 = self.memory.read(frame + u64::from(self.layout.cframe_size) - 8)?;
+            let previous: u64 = self.memory.read(frame + u64::from(self.layout.cframe_prev))?;
+            if thread != self.thread || !self.is_code(return_address) || previous != 0 && previous <= frame {
+                return Ok(false);
+            }
+            frame = previous;
+        }
+        Ok(true)
+    }
+
+    fn jit_state(&self) -> Verdict {
+        let state: u32 = self.memory.read(self.j(self.layout.j_state))?;
+        let free: u32 = self.memory.read(self.j(self.layout.j_freetrace))?;
+        let size: u32 = self.memory.read(self.j(self.layout.j_sizetrace))?;
+        let traces: u64 = self.memory.read(self.j(self.layout.j_trace))?;
+        let exit: [u32; 2] =
+            [self.memory.read(self.j(self.layout.j_parent))?, self.memory.read(self.j(self.layout.j_exitno))?];
+        // LJ_TRACE_* (`lj_jit.h`) are below 0x40; numbers of traces and exits are 16 bits wide.
+        let possible = state < 0x40 && free <= size && size <= 65536 && exit.iter().all(|number| *number < 65536);
+        Ok(possible && if size == 0 { traces == 0 } else { self.is_data(traces) })
+    }
+
+    fn machine_code_area(&self) -> Verdict {
+        let area: u64 = self.memory.read(self.j(self.layout.j_mcarea))?;
+        let size: u64 = self.memory.read(self.j(self.layout.j_szmcarea))?;
+        if area == 0 {
+            return Ok(size == 0);
+        }
+        // While a trace is assembled, its area is writable instead of executable.
+        let mapped = self.maps.find(area).is_some_and(|mapping| !mapping.is_file() && (mapping.exec || mapping.write));
+        Ok(area % 4096 == 0 && mapped && size != 0 && size % 4096 == 0 && size <= 1 << 30)
+    }
+
+    fn traces(&self) -> Verdict {
+        /// So many are looked at: more of them prove nothing more.
+        const ENOUGH: u64 = 32;
+        let size: u32 = self.memory.read(self.j(self.layout.j_sizetrace))?;
+        let array: u64 = self.memory.read(self.j(self.layout.j_trace))?;
+        let width = if self.layout.is_gc64() { 8 } else { 4 };
+        for number in 1..u64::from(size).min(ENOUGH) {
+            let trace = self.memory.read_ref(self.layout.is_gc64(), array + width * number)?;
+            // The trace that is being recorded is still a part of `jit_State`.
+            if trace != 0 && trace != self.j(0) && !self.is_trace(trace, number)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_trace(&self, trace: u64, number: u64) -> Verdict {
+        let l = self.layout;
+        let field = |offset: u16| trace + u64::from(offset);
+        let m = self.memory;
+        let traceno = u64::from(m.read::<u16>(field(l.tr_traceno))?);
+        let mcode: u64 = m.read(field(l.tr_mcode))?;
+        let (ir, nins, nk) =
+            (m.read::<u64>(field(l.tr_ir))?, m.read::<u32>(field(l.tr_nins))?, m.read::<u32>(field(l.tr_nk))?);
+        // A trace is one block: header, IR, snapshots, map of snapshots (`lj_trace_alloc`, `trace_save`).
+        let snapshots: u64 = m.read(field(l.tr_snap))?;
+        let map: u64 = m.read(field(l.tr_snapmap))?;
+        let count = u64::from(m.read::<u16>(field(l.tr_nsnap))?);
+        let map_length = if l.sizeof_snap == 8 {
+            u64::from(m.read::<u16>(field(l.tr_nsnapmap))?)
+        } else {
+            u64::from(m.read::<u32>(field(l.tr_nsnapmap))?)
+        };
+        let header = ir.wrapping_add(8 * u64::from(nk)).wrapping_sub(trace);
+        Ok(type_of(m, l, trace)? == gct::TRACE
+            && traceno == number
+            && self.maps.find(mcode).is_some_and(|mapping| mapping.exec || mapping.write)
+            && (96..=160).contains(&header)
+            && snapshots == ir.wrapping_add(8 * u64::from(nins))
+            && count > 0
+            && map == snapshots.wrapping_add(count * u64::from(l.sizeof_snap))
+            && map_length < 1 << 24)
+    }
+}
+
+/// Sanity of the enum values in a layout, which come from a table.
+pub fn bytecode_set(layout: &VmLayout) -> BytecodeSet {
+    match layout.bytecode_set {
+        0 => BytecodeSet::V20,
+        2 => BytecodeSet::V21Jul2026,
+        _ => BytecodeSet::V21,
+    }
+}

@@ -1,0 +1,173 @@
+//! The search of the target's memory for main threads of LuaJIT VMs.
+//!
+//! LuaJIT allocates the main thread and its `global_State` as one block, `GG_State`: so the main thread's
+//! `glref` points right behind itself. Together with the object's type and its fixed mark, one pass over
+//! memory finds nearly nothing else.
+
+use std::fs::File;
+use std::ops::{Range, RangeInclusive};
+use std::os::unix::fs::FileExt as _;
+
+use lj_trace_common::layout::gct;
+
+use super::object::marked_offset;
+use crate::target::{Mapping, Maps, ProcessMemory};
+
+/// What looks like the main thread of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Address of its `lua_State`.
+    pub thread: u64,
+    /// Address of its `global_State`.
+    pub global: u64,
+    /// Whether GC references would be 64 bits wide.
+    pub gc64: bool,
+}
+
+/// Memory is read in pieces of this size.
+const CHUNK: usize = 1 << 20;
+
+/// `sizeof(lua_State)` over all builds: upstream, and OpenResty with one or two more words.
+const THREAD_SIZES: [RangeInclusive<u64>; 2] = [64..=80, 96..=112];
+
+/// All candidates in the target's private writable memory, its heap, `.bss` and anonymous memory.
+pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps) -> Vec<Candidate> {
+    let pages = ResidentPages::open(pid);
+    let mut found = Vec::new();
+    let mut buffer = vec![0; CHUNK];
+    for mapping in maps.iter().filter(|mapping| may_hold_objects(mapping)) {
+        for run in pages.runs(mapping.start..mapping.end) {
+            scan_run(memory, run, &mut buffer, &mut found);
+        }
+    }
+    found
+}
+
+fn may_hold_objects(mapping: &Mapping) -> bool {
+    // Reading a device's memory may have effects.
+    mapping.read && mapping.write && !mapping.shared && !mapping.path.starts_with("/dev/")
+}
+
+fn scan_run(memory: &ProcessMemory, run: Range<u64>, buffer: &mut [u8], found: &mut Vec<Candidate>) {
+    let mut address = run.start;
+    while address < run.end {
+        let length = usize::try_from(run.end - address).map_or(buffer.len(), |rest| rest.min(buffer.len()));
+        let read = memory.read_some(address, &mut buffer[..length]).unwrap_or(0);
+        scan_bytes(address, &buffer[..read], found);
+        // The pieces overlap by one word, since a candidate shows in two neighbours. After memory that
+        // cannot be read (unmapped meanwhile), go on with the next page.
+        let whole = read as u64 & !7;
+        address = if whole > 8 && address + whole < run.end { address + whole - 8 } else { address + whole.max(4096) };
+    }
+}
+
+/// Looks for candidates in `bytes`, which begin at the 8-aligned `start`.
+fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
+    /// `LJ_GC_FIXED | LJ_GC_SFIXED`: among threads, only the main thread is marked so (`lj_state.c`).
+    const MARKS: u64 = 0x60;
+    const TYPE_AND_MARKS: u64 = (gct::THREAD as u64) << 8 | MARKS;
+    const MASK: u64 = 0xff00 | MARKS;
+    let (words, _) = bytes.as_chunks();
+    let mut previous = 0;
+    for (index, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        let address = start + 8 * index as u64;
+        // 64 bits: `marked` and `gct` begin the word before `glref`, which is the third word.
+        let distance = word.wrapping_sub(address.wrapping_sub(16));
+        if THREAD_SIZES[1].contains(&distance) && previous & MASK == TYPE_AND_MARKS {
+            found.push(Candidate { thread: address - 16, global: word, gc64: true });
+        }
+        // 32 bits: `marked` and `gct` are in the upper half of the first word, `glref` in the lower of the second.
+        let global = word & 0xffff_ffff;
+        let distance = global.wrapping_sub(address.wrapping_sub(8));
+        if THREAD_SIZES[0].contains(&distance) && previous >> (8 * marked_offset(false)) & MASK == TYPE_AND_MARKS {
+            found.push(Candidate { thread: address - 8, global, gc64: false });
+        }
+        previous = word;
+    }
+}
+
+/// Which pages of the target exist: only these are read. Others would be brought to life by the reading.
+struct ResidentPages {
+    pagemap: Option<File>,
+}
+
+/// Page size of `/proc/PID/pagemap`.
+const PAGE: u64 = 4096;
+
+impl ResidentPages {
+    fn open(pid: u32) -> Self {
+        Self { pagemap: File::open(format!("/proc/{pid}/pagemap")).ok() }
+    }
+
+    /// The runs of pages in `range` that are in memory or swapped out; all of it if that is not known.
+    fn runs(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        match &self.pagemap {
+            Some(pagemap) => Self::runs_of(pagemap, range.clone()).unwrap_or_else(|| vec![range]),
+            None => vec![range],
+        }
+    }
+
+    fn runs_of(pagemap: &File, range: Range<u64>) -> Option<Vec<Range<u64>>> {
+        /// Bits 63 (present) and 62 (swapped) of an entry, see the kernel's pagemap.rst.
+        const THERE: u64 = 3 << 62;
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut entries = vec![0; 64 << 10];
+        let mut page = range.start / PAGE;
+        let end = range.end / PAGE;
+        while page < end {
+            let wanted = usize::try_from((end - page) * 8).map_or(entries.len(), |rest| rest.min(entries.len()));
+            let count = pagemap.read_at(&mut entries[..wanted], page * 8).ok().filter(|count| *count >= 8)?;
+            for entry in entries[..count].as_chunks().0 {
+                if u64::from_le_bytes(*entry) & THERE != 0 {
+                    match runs.last_mut().filter(|run| run.end == page * PAGE) {
+                        Some(run) => run.end += PAGE,
+                        None => runs.push(page * PAGE..(page + 1) * PAGE),
+                    }
+                }
+                page += 1;
+            }
+        }
+        Some(runs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn finds_both_widths_of_references() {
+        let mut found = Vec::new();
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0663, 0x7f00_0000_0378 + 96, 0]), &mut found);
+        let wide = Candidate { thread: 0x7f00_0000_0378, global: 0x7f00_0000_03d8, gc64: true };
+        scan_bytes(0x4000_0378, &words(&[0, 0x0663_0000_0000, 0x1234_5678_4000_0380 + 72, 0]), &mut found);
+        let narrow = Candidate { thread: 0x4000_0380, global: 0x4000_03c8, gc64: false };
+        assert_eq!(found, [wide, narrow]);
+    }
+
+    #[test]
+    fn passes_over_coroutines_and_strangers() {
+        let mut found = Vec::new();
+        // A coroutine is not fixed; a pointer to just behind itself is not yet a thread.
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0601, 0x7f00_0000_0378 + 96, 0]), &mut found);
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0000, 0x7f00_0000_0378 + 96, 0]), &mut found);
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0663, 0x7f00_0000_0378 + 200, 0]), &mut found);
+        assert_eq!(found, []);
+    }
+
+    #[test]
+    fn knows_its_own_resident_pages() {
+        let maps = Maps::read(std::process::id()).unwrap();
+        let stack_variable = 0_u64;
+        let address = (&raw const stack_variable) as u64;
+        let mapping = maps.find(address).unwrap();
+        let runs = ResidentPages::open(std::process::id()).runs(mapping.start..mapping.end);
+        assert!(runs.iter().any(|run| run.contains(&address)));
+        assert!(runs.iter().all(|run| run.start >= mapping.start && run.end <= mapping.end));
+    }
+}

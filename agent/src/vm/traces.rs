@@ -1,0 +1,123 @@
+//! The traces of a VM's JIT compiler (`J->trace[]`): where their machine code lies and where they start.
+
+use std::ops::Range;
+
+use lj_trace_common::layout::{ABSENT, gct};
+use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+
+use super::machine::Vm;
+use super::object::type_of;
+use super::overlay::Overlay;
+use crate::target::Maps;
+
+/// A trace (`GCtrace`, `lj_jit.h`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// Its number.
+    pub number: u16,
+    /// Address of its `GCtrace`.
+    pub address: u64,
+    /// Its machine code.
+    pub mcode: Range<u64>,
+    /// Offset of the loop in its machine code, 0 if it has none.
+    pub mcloop: u32,
+    /// The root trace that it belongs to, 0 if it is one itself.
+    pub root: u16,
+    /// The trace that it goes on with at its end (itself for a loop), 0 if it returns to the interpreter.
+    pub link: u16,
+    /// The next side trace of the same root, 0 at the end of the list.
+    pub nextside: u16,
+    /// How it ends (`TraceLink`); unknown where the layout is undecided.
+    pub linktype: Option<u8>,
+    /// By how many bytes it moves the stack pointer.
+    pub spadjust: u16,
+    /// The prototype in which it starts.
+    pub startpt: u64,
+    /// Address of the bytecode instruction at which it starts.
+    pub startpc: u64,
+    /// The instruction that it replaced.
+    pub startins: u32,
+    /// Its intermediate code: instruction `n` is at `ir + 8 * n`, constants from `nk` on, the rest before `nins`.
+    pub ir: u64,
+    /// See [`Trace::ir`].
+    pub nk: u32,
+    /// See [`Trace::ir`].
+    pub nins: u32,
+    /// Its array of snapshots.
+    pub snap: u64,
+    /// The entries of all its snapshots.
+    pub snapmap: u64,
+    /// Number of snapshots; unknown where the layout is undecided.
+    pub nsnap: Option<u16>,
+}
+
+/// Reads all traces of `vm` that have machine code now, in the order of their numbers.
+///
+/// Each is checked: it has the number of its place, and its code is mapped as code in `maps`, which must be
+/// recent. Traces that change while they are read are left out. A VM without JIT compiler has none.
+pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace> {
+    let Some(jit_state) = vm.jit_state() else { return Vec::new() };
+    let array = memory.read::<u64>(jit_state + u64::from(vm.layout.j_trace));
+    let size = memory.read::<u32>(jit_state + u64::from(vm.layout.j_sizetrace));
+    let (Ok(array), Ok(size)) = (array, size) else { return Vec::new() };
+    let width = if vm.layout.is_gc64() { 8 } else { 4 };
+    let number_of_slots = u16::try_from(size).unwrap_or(u16::MAX);
+    let list = Overlay::new(memory, array, width * usize::from(number_of_slots));
+    let mut traces = Vec::new();
+    for number in 1..number_of_slots {
+        let slot = array + width as u64 * u64::from(number);
+        match list.read_ref(vm.layout.is_gc64(), slot) {
+            // The trace that is being recorded is still a part of `jit_State`.
+            Ok(address) if address != 0 && address != jit_state => {
+                traces.extend(read_trace(memory, vm, address).ok().filter(|trace| {
+                    trace.number == number
+                        && maps
+                            .find(trace.mcode.start)
+                            .is_some_and(|mapping| mapping.exec && trace.mcode.end <= mapping.end)
+                }));
+            }
+            Ok(_) => {}
+            Err(Unreadable) => break,
+        }
+    }
+    traces
+}
+
+/// `GCtrace` is not larger than this.
+const MAX_HEADER: usize = 160;
+
+fn read_trace<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<Trace, Unreadable> {
+    let l = &vm.layout;
+    let trace = Overlay::new(memory, address, MAX_HEADER);
+    if type_of(&trace, l, address)? != gct::TRACE {
+        return Err(Unreadable);
+    }
+    let at = |offset: u16| address + u64::from(offset);
+    let mcode: u64 = trace.read(at(l.tr_mcode))?;
+    let length: u32 = trace.read(at(l.tr_szmcode))?;
+    Ok(Trace {
+        number: trace.read(at(l.tr_traceno))?,
+        address,
+        mcode: mcode..mcode.checked_add(u64::from(length)).ok_or(Unreadable)?,
+        mcloop: trace.read(at(l.tr_mcloop))?,
+        root: trace.read(at(l.tr_root))?,
+        link: trace.read(at(l.tr_link))?,
+        nextside: trace.read(at(l.tr_nextside))?,
+        linktype: decided(&trace, address, l.tr_linktype)?,
+        spadjust: trace.read(at(l.tr_spadjust))?,
+        startpt: trace.read_ref(l.is_gc64(), at(l.tr_startpt))?,
+        startpc: trace.read_ref(l.is_gc64(), at(l.tr_startpc))?,
+        startins: trace.read(at(l.tr_startins))?,
+        ir: trace.read(at(l.tr_ir))?,
+        nk: trace.read(at(l.tr_nk))?,
+        nins: trace.read(at(l.tr_nins))?,
+        snap: trace.read(at(l.tr_snap))?,
+        snapmap: trace.read(at(l.tr_snapmap))?,
+        nsnap: decided(&trace, address, l.tr_nsnap)?,
+    })
+}
+
+/// Reads a field whose offset may be [`ABSENT`].
+fn decided<M: ReadMemory, T: Plain>(memory: &M, object: u64, offset: u16) -> Result<Option<T>, Unreadable> {
+    if offset == ABSENT { Ok(None) } else { memory.read(object + u64::from(offset)).map(Some) }
+}
