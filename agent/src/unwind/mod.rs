@@ -23,7 +23,7 @@ use modules::{Located, Place};
 pub use registers::{Register, Registers};
 use row::{CfaRule, UnwindRow};
 pub use vm_frame::{CFrame, Region, VmCode};
-use vm_frame::{VmStep, unwind_interpreter, unwind_trace};
+use vm_frame::{VmStep, leave_cframe, unwind_interpreter, unwind_trace};
 pub use vm_text::BaseAfterCall;
 use vm_text::{FrameShape, VmText, ffi_call_edge};
 
@@ -150,6 +150,9 @@ pub enum FrameKind {
         /// Which of the VM's code it runs.
         region: Region,
     },
+    /// Frames that could not be unwound, for this reason. The next frame is the VM's next C frame, found
+    /// by the VM's own account: its `pc` and volatile registers are not known (`pc` is 0).
+    Missing(UnwindEnd),
 }
 
 /// One frame of a native stack.
@@ -215,17 +218,23 @@ impl Unwinder {
         let mut registers = *registers;
         let mut is_return = false;
         let end = loop {
-            if frames.len() == MAX_FRAMES {
+            if frames.len() >= MAX_FRAMES {
                 break UnwindEnd::Limit;
             }
             let (kind, step) = self.step(&registers, is_return, stack, vms, cframes);
             frames.push(NativeFrame { pc: registers.rip(), is_return, sp: registers.rsp(), kind });
-            let caller = step.and_then(|row| Ok((row.signal, row.apply(&registers, stack)?)));
-            match caller {
+            let caller = step.and_then(|row| {
+                let caller = row.apply(&registers, stack)?;
+                // The stack of a signal handler may be another one, and a function's last instruction may
+                // have nothing left on it (libgcc, jumping to an exception's landing pad).
+                let increases = row.signal
+                    || caller.rsp() > registers.rsp()
+                    || (!is_return && caller.rsp() == registers.rsp());
+                let end = UnwindEnd::NotIncreasing { pc: registers.rip() };
+                if increases { Ok((row.signal, caller)) } else { Err(end) }
+            });
+            match caller.or_else(|end| Ok((false, self.resume(end, &mut frames, &registers, stack, vms, cframes)?))) {
                 Err(end) => break end,
-                Ok((false, caller)) if caller.rsp() <= registers.rsp() => {
-                    break UnwindEnd::NotIncreasing { pc: registers.rip() };
-                }
                 Ok((signal, caller)) => {
                     is_return = !signal;
                     registers = caller;
@@ -233,6 +242,38 @@ impl Unwinder {
             }
         };
         NativeStack { frames, end }
+    }
+
+    /// Goes on from the next C frame after unwinding has failed below it, since the VM knows where that is:
+    /// adds the gap and the C frame, and returns the registers of its caller.
+    fn resume(
+        &mut self,
+        end: UnwindEnd,
+        frames: &mut Vec<NativeFrame>,
+        registers: &Registers,
+        stack: &StackCopy<'_>,
+        vms: &[VmCode],
+        cframes: &[CFrame],
+    ) -> Result<Registers, UnwindEnd> {
+        if end == UnwindEnd::Entry {
+            return Err(end);
+        }
+        let done = |cframe: &CFrame| {
+            let is_it = |frame: &NativeFrame| {
+                matches!(frame.kind, FrameKind::Vm { cframe: Some(address), .. } if address == cframe.address)
+            };
+            cframe.address < registers.rsp() || frames.iter().any(is_it)
+        };
+        let next = cframes.iter().find(|cframe| !done(cframe)).copied().ok_or(end)?;
+        let vm = vms.get(next.vm).ok_or(end)?;
+        let row = leave_cframe(self.text(vm).shape());
+        let at_cframe = Registers::only(0, next.address);
+        let caller = row.apply(&at_cframe, stack).map_err(|_| end)?;
+        frames.push(NativeFrame { pc: registers.rip(), is_return: true, sp: registers.rsp(), kind: FrameKind::Missing(end) });
+        let (region, cframe) = (Region::Interpreter, Some(next.address));
+        let kind = FrameKind::Vm { cframe, vm: next.vm, registers: at_cframe, region };
+        frames.push(NativeFrame { pc: 0, is_return: true, sp: next.address, kind });
+        Ok(caller)
     }
 
     /// Where the VM keeps BASE while the C function runs that will return to `return_address`, an address
@@ -277,7 +318,7 @@ impl Unwinder {
         };
         match step {
             Ok(VmStep::Frame { cframe, row }) => (kind(cframe), Ok(Arc::new(row))),
-            Ok(VmStep::HelperOfTrace { row }) => (FrameKind::Native, Ok(Arc::new(row))),
+            Ok(VmStep::Helper { row }) => (FrameKind::Native, Ok(Arc::new(row))),
             Err(end) => (kind(None), Err(end)),
         }
     }

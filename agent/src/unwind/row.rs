@@ -71,7 +71,17 @@ impl UnwindRow {
             let value = match rule {
                 SavedRule::Undefined => None,
                 SavedRule::Same => registers.get(*register),
-                SavedRule::AtCfa(offset) => Some(stack.read(cfa.wrapping_add_signed(*offset))?),
+                SavedRule::AtCfa(offset) => {
+                    let slot = cfa.wrapping_add_signed(*offset);
+                    match stack.read(slot) {
+                        Ok(value) => Some(value),
+                        Err(end) if matches!(register, Register::Rip | Register::Rsp) => return Err(end),
+                        // Epilogues leave the rule in place after the pop: the slot is given up already,
+                        // and the register has its value back.
+                        Err(_) if slot < registers.rsp() && register.is_callee_saved() => registers.get(*register),
+                        Err(_) => None,
+                    }
+                }
                 SavedRule::CfaPlus(offset) => Some(cfa.wrapping_add_signed(*offset)),
                 SavedRule::Register(other) => registers.get(*other),
                 SavedRule::AtExpression(code) => {
@@ -107,6 +117,16 @@ mod tests {
         assert_eq!(caller.get(Register::Rbp), Some(0xbb));
         assert_eq!(caller.get(Register::R12), Some(7));
         assert_eq!(caller.get(Register::Rax), None);
+    }
+
+    #[test]
+    fn a_popped_register_is_where_it_belongs() {
+        // `pop rbx` is done and `ret` is next, but the compiler's row still says that rbx is at CFA - 16.
+        let copy = StackCopy { start: 0x1000, bytes: &0x401_000_u64.to_le_bytes() };
+        let mut registers = Registers::all([7; Register::COUNT]);
+        registers.set(Register::Rsp, Some(0x1000));
+        let caller = UnwindRow::simple(Register::Rsp, 8, &[(Register::Rbx, -16)]).apply(&registers, &copy).unwrap();
+        assert_eq!((caller.get(Register::Rbx), caller.rip()), (Some(7), 0x401_000));
     }
 
     #[test]

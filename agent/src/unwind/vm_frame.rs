@@ -65,8 +65,8 @@ pub enum VmStep {
         /// The rule.
         row: UnwindRow,
     },
-    /// A math helper that a trace called: its caller is right at `rsp`.
-    HelperOfTrace {
+    /// A helper that a trace or a C function called, by this row.
+    Helper {
         /// The rule.
         row: UnwindRow,
     },
@@ -75,7 +75,8 @@ pub enum VmStep {
 /// The way out of a frame in the interpreter. `cframes` are the C frames of VMs that run this code.
 ///
 /// # Errors
-/// [`UnwindEnd::NoCFrame`] if the trace exit handler runs and no C frame was captured.
+/// [`UnwindEnd::NoCFrame`] if the trace exit handler runs and no C frame was captured,
+/// [`UnwindEnd::StackNotCaptured`] if the copy is empty.
 pub fn unwind_interpreter(
     text: &VmText,
     vm: &VmCode,
@@ -84,7 +85,6 @@ pub fn unwind_interpreter(
     cframes: impl Iterator<Item = CFrame> + Clone,
 ) -> Result<VmStep, UnwindEnd> {
     let rsp = registers.rsp();
-    let innermost = cframes.clone().find(|cframe| cframe.address >= rsp);
     let shape = text.shape();
     let at = |address: u64| cframes.clone().find(|cframe| cframe.address == address);
     let by_rsp = |cframe| {
@@ -104,23 +104,24 @@ pub fn unwind_interpreter(
             }
             _ => return Err(UnwindEnd::NoCFrame { pc: registers.rip() }),
         },
-        Position::TraceExit => trace_frame(shape, vm, registers, innermost)?,
-        Position::Body => match innermost {
-            Some(cframe) if cframe.address == rsp => by_rsp(Some(cframe)),
-            // Below a trace's frame there are at least its two saved registers and a return address.
-            Some(cframe)
-                if !is_return
-                    && cframe.address - rsp >= 24
-                    && stack.read(rsp).is_ok_and(|caller| vm.in_mcode(caller)) =>
-            {
-                VmStep::HelperOfTrace { row: UnwindRow::simple(Register::Rsp, 8, &[]) }
+        Position::TraceExit => unwind_trace(shape, vm, registers, cframes.clone())?,
+        Position::Helper { size } => {
+            // A helper touches none of the registers that the VM keeps its state in, BASE (`rdx`) included.
+            let caller_rsp = rsp.wrapping_add(size);
+            if vm.in_text(stack.read(caller_rsp.wrapping_sub(8))?) {
+                let cfa = offset_from_rsp(rsp, caller_rsp, shape);
+                VmStep::Frame { cframe: at(caller_rsp), row: row(cfa, shape, shape.saved.len(), &[]) }
+            } else {
+                VmStep::Helper { row: UnwindRow::simple(Register::Rsp, size as i64, &[]) }
             }
-            // In a helper of the interpreter: nested calls, each of which pushed its return address.
-            Some(cframe) if cframe.address - rsp < shape.size() => {
+        }
+        // Only around a trace's entry and exit is `rsp` lower, by the two words where traces keep registers.
+        Position::Body => match cframes.clone().find(|cframe| cframe.address >= rsp) {
+            Some(cframe) if cframe.address != rsp && cframe.address - rsp < shape.size() => {
                 let cfa = offset_from_rsp(rsp, cframe.address, shape);
                 VmStep::Frame { cframe: Some(cframe), row: row(cfa, shape, shape.saved.len(), &[]) }
             }
-            _ => by_rsp(None),
+            _ => by_rsp(at(rsp)),
         },
     })
 }
@@ -137,15 +138,6 @@ pub fn unwind_trace(
     mut cframes: impl Iterator<Item = CFrame>,
 ) -> Result<VmStep, UnwindEnd> {
     let innermost = cframes.find(|cframe| cframe.address >= registers.rsp());
-    trace_frame(shape, vm, registers, innermost)
-}
-
-fn trace_frame(
-    shape: &FrameShape,
-    vm: &VmCode,
-    registers: &Registers,
-    innermost: Option<CFrame>,
-) -> Result<VmStep, UnwindEnd> {
     let cframe = innermost.ok_or(UnwindEnd::NoCFrame { pc: registers.rip() })?;
     // Traces also use r12 and r13, which BC_JLOOP saves: r12 in the C frame's first slot, r13 below it
     // (GC64) or above it.
@@ -154,6 +146,11 @@ fn trace_frame(
     let extra = [(Register::R12, lowest), (Register::R13, r13)];
     let cfa = offset_from_rsp(registers.rsp(), cframe.address, shape);
     Ok(VmStep::Frame { cframe: Some(cframe), row: row(cfa, shape, shape.saved.len(), &extra) })
+}
+
+/// The registers in a C frame that was not reached by unwinding: those it saves are known to its caller.
+pub fn leave_cframe(shape: &FrameShape) -> UnwindRow {
+    row(CfaRule::Offset(Register::Rsp, shape.size() as i64), shape, shape.saved.len(), &[])
 }
 
 fn offset_from_rsp(rsp: u64, cframe: u64, shape: &FrameShape) -> CfaRule {

@@ -54,7 +54,13 @@ pub enum Position {
     FrameAtRdi,
     /// In the trace exit handler, which works below the frame of the trace it came from.
     TraceExit,
-    /// Anywhere else: `rsp` is the frame's lowest address, or below it in a helper.
+    /// In a helper without a frame of its own (`vm_floor`, `vm_mod`, ...), which the interpreter, traces and
+    /// C functions call: its caller's `rsp` is `rsp` + `size`, the return address being the word below that.
+    Helper {
+        /// Bytes of the helper's own on the stack, its return address included.
+        size: u64,
+    },
+    /// Anywhere else: `rsp` is the frame's lowest address.
     Body,
 }
 
@@ -78,8 +84,8 @@ pub struct VmText {
     exits: Vec<Range<u64>>,
 }
 
-/// Decoding never looks further than this; the longest straight run that matters is 25 instructions.
-const MAX_INSTRUCTIONS: usize = 48;
+/// Decoding never looks further than this; the longest run that matters is some 40 instructions.
+const MAX_INSTRUCTIONS: usize = 64;
 
 /// The longest distance from a prologue's end to the first jump (`vm_cpcall`: 92 bytes) is below this.
 const MAX_AFTER_PROLOGUE: usize = 160;
@@ -120,7 +126,7 @@ impl VmText {
         match self.runs_into(pc) {
             Some(Position::FrameAtRdi) if is_return => Position::Body,
             Some(position) => position,
-            None => Position::Body,
+            None => self.returns(pc).map_or(Position::Body, |size| Position::Helper { size }),
         }
     }
 
@@ -200,6 +206,31 @@ impl VmText {
         let ends = before.windows(prologue.len()).enumerate().filter(|(_, bytes)| *bytes == prologue);
         let ends = ends.map(|(index, _)| self.start + (first + index + prologue.len()) as u64);
         ends.into_iter().any(|end| self.runs_straight(end, pc, is_return))
+    }
+
+    /// Whether the code at `pc` runs, past conditional jumps and calls, into a `ret` that is not the
+    /// epilogue's, and what it takes from the stack on the way, that return address included. The
+    /// interpreter proper never returns: it jumps from bytecode to bytecode.
+    fn returns(&self, pc: u64) -> Option<u64> {
+        let mut decoder = self.decoder(pc)?;
+        let mut moved = 0_i64;
+        for _ in 0..MAX_INSTRUCTIONS {
+            let instruction = decoder.decode();
+            match instruction.flow_control() {
+                FlowControl::Return => return u64::try_from(moved + 8).ok().filter(|&size| size >= 8),
+                FlowControl::UnconditionalBranch if is_direct_jump(&instruction) => {
+                    decoder = self.decoder(instruction.near_branch_target())?;
+                }
+                FlowControl::ConditionalBranch | FlowControl::Call => {}
+                FlowControl::Next if is_straight(&instruction) => {}
+                FlowControl::Next => match instruction.mnemonic() {
+                    Mnemonic::Push | Mnemonic::Pop => moved += i64::from(instruction.stack_pointer_increment()),
+                    _ => return None,
+                },
+                _ => return None,
+            }
+        }
+        None
     }
 
     fn runs_straight(&self, from: u64, to: u64, is_return: bool) -> bool {
