@@ -2,8 +2,12 @@
 //! looked at, its VMs are found and proven, probes are attached, samples are unwound and symbolized, and
 //! written as streams or reports.
 
+pub mod commands;
 pub mod probes;
+pub mod record;
+pub mod report;
 pub mod stack;
+pub mod stream;
 pub mod symbols;
 pub mod target;
 pub mod unwind;

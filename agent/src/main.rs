@@ -1,3 +1,7 @@
 //! The `lj-trace` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    lj_trace::commands::main()
+}

@@ -70,7 +70,7 @@ pub fn settle_top(
 fn innermost_vm_frame(native: &NativeStack) -> Option<(&NativeFrame, &Registers)> {
     native.frames.iter().find_map(|frame| match &frame.kind {
         FrameKind::Vm { registers, .. } => Some((frame, registers)),
-        FrameKind::Native => None,
+        FrameKind::Native | FrameKind::Missing(_) => None,
     })
 }
 

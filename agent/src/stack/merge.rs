@@ -74,9 +74,14 @@ pub fn merge(
     let mut segments = Segments { rest: lua, walk_end };
     let mut frames = Vec::with_capacity(native.frames.len() + lua.len());
     let mut first_vm_frame = true;
+    let mut native_complete = native.end == UnwindEnd::Entry;
     for frame in &native.frames {
         match frame.kind {
             FrameKind::Native => frames.push(Frame::Native { pc: frame.pc, is_return: frame.is_return }),
+            FrameKind::Missing(end) => {
+                native_complete = false;
+                frames.push(Frame::Unresolved(Unresolved::Native(end)));
+            }
             // Entering or leaving the VM: no Lua frame belongs to it.
             FrameKind::Vm { cframe: None, .. } => {}
             FrameKind::Vm { cframe: Some(cframe), .. } => {
@@ -91,8 +96,7 @@ pub fn merge(
             }
         }
     }
-    let native_complete = native.end == UnwindEnd::Entry;
-    if !native_complete {
+    if native.end != UnwindEnd::Entry {
         frames.push(Frame::Unresolved(Unresolved::Native(native.end)));
         if first_vm_frame && on_trace && !segments.rest.is_empty() {
             frames.push(Frame::Trace);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use super::maps::{Mapping, Maps};
@@ -100,6 +101,15 @@ impl Process {
     pub fn is_alive(&self) -> bool {
         Stat::read(self.pid)
             .is_ok_and(|stat| stat.start_time == self.start_time && stat.state != 'Z' && stat.state != 'X')
+    }
+
+    /// A descriptor that becomes readable when the process exits; none where the kernel has none to give.
+    pub fn exit_event(&self) -> Option<OwnedFd> {
+        // SAFETY: pidfd_open(2) takes two plain integers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid, 0) };
+        let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0)?;
+        // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+        Some(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Its command name (`/proc/PID/comm`), or an empty string if it is gone.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::vm::VmConfig;
 
 use super::object::type_of;
 use super::prove;
@@ -50,6 +51,23 @@ impl Vm {
             && memory
                 .read_ref(gc64, self.global + u64::from(self.layout.g_gc_total))
                 .is_ok_and(|total| total > u64::from(self.layout.g_to_bcff))
+    }
+
+    /// What the probes must know of it.
+    pub fn config(&self) -> VmConfig {
+        VmConfig {
+            global: self.global,
+            text_start: self.text.range.start,
+            text_end: self.text.range.end,
+            layout: self.layout,
+            ..VmConfig::default()
+        }
+    }
+
+    /// What it is, for people: the builds that have its layout, and the kind of its references.
+    pub fn describe(&self) -> String {
+        let width = if self.layout.is_gc64() { "GC64" } else { "no GC64" };
+        format!("LuaJIT like {} ({width})", self.builds.join("; "))
     }
 
     /// Address of its `jit_State`, if it has one whose place is known.

@@ -1,0 +1,97 @@
+//! The command line: one file a subcommand.
+
+pub mod exit;
+pub mod record;
+pub mod report;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use exit::CommandError;
+
+/// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
+///
+/// `lj-trace --pid N` is short for `lj-trace record --pid N`.
+#[derive(Debug, Parser)]
+#[command(name = "lj-trace", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace --pid 1234                            where its CPU time goes, until Ctrl-C
+  sudo lj-trace --pid 1234 --duration 30s -o cpu.svg  30 seconds of it, as a flame graph
+  lj-trace report lj-trace-1234.sysprof.bin           what a recording says";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Record a profile of a running process
+    Record(record::RecordArgs),
+    /// Show what a recorded stream says
+    Report(report::ReportArgs),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(with_default_command(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Nothing can be done about a closed terminal.
+            let _ = error.print();
+            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let outcome = match cli.command {
+        Command::Record(args) => record::run(&args),
+        Command::Report(args) => report::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(CommandError { code, message }) => {
+            eprintln!("lj-trace: {message}");
+            code.into()
+        }
+    }
+}
+
+/// Puts `record` in where the first argument is an option of it: `lj-trace --pid 7`.
+fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.collect();
+    let own = ["-h", "--help", "-V", "--version"];
+    let is_option = |arg: &OsString| {
+        arg.to_str().is_some_and(|arg| arg.starts_with('-') && !own.contains(&arg))
+    };
+    if args.get(1).is_some_and(is_option) {
+        args.insert(1, "record".into());
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn expanded(args: &[&str]) -> Vec<OsString> {
+        with_default_command(args.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_alone_mean_record() {
+        assert_eq!(expanded(&["lj-trace", "--pid", "7"]), ["lj-trace", "record", "--pid", "7"]);
+        assert_eq!(expanded(&["lj-trace", "-p7"]), ["lj-trace", "record", "-p7"]);
+        assert_eq!(expanded(&["lj-trace", "--help"]), ["lj-trace", "--help"]);
+        assert_eq!(expanded(&["lj-trace", "report", "x"]), ["lj-trace", "report", "x"]);
+        assert_eq!(expanded(&["lj-trace"]), ["lj-trace"]);
+    }
+}

@@ -1,0 +1,123 @@
+//! Gives frames their names: Lua functions from their prototypes and from how their callers call them, fast
+//! functions from the VM's library tables, native code from symbol tables.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
+
+use crate::report::Frame as Named;
+use crate::symbols::{NativeSymbol, Symbolizer};
+use crate::target::{Process, ProcessMemory};
+use crate::vm::{FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name};
+
+/// Names the frames of one process.
+pub struct Namer {
+    memory: ProcessMemory,
+    symbolizer: Symbolizer,
+    vms: Vec<VmNames>,
+    cache: HashMap<LuaKey, Arc<Named>>,
+}
+
+/// What the name of a Lua frame depends on: its function and line, and the call that it came from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct LuaKey {
+    vm: u16,
+    prototype: PrototypeKey,
+    position: u32,
+    caller: Option<(PrototypeKey, u32)>,
+}
+
+struct VmNames {
+    vm: Vm,
+    prototypes: Prototypes,
+    functions: FunctionNames,
+}
+
+impl Namer {
+    /// A namer for the VMs of `process`.
+    pub fn new(process: &Process, vms: &[Vm]) -> Self {
+        let memory = process.memory();
+        let names = |vm: &Vm| VmNames {
+            vm: vm.clone(),
+            prototypes: Prototypes::default(),
+            functions: FunctionNames::read(&memory, vm),
+        };
+        Self {
+            memory,
+            symbolizer: Symbolizer::new(process.clone()),
+            vms: vms.iter().map(names).collect(),
+            cache: HashMap::new(),
+        }
+    }
+
+    /// The symbol of native code: `pc` is the instruction itself, or the address it returns to.
+    pub fn native(&mut self, pc: u64, is_return: bool) -> NativeSymbol {
+        self.symbolizer.symbolize(pc.wrapping_sub(u64::from(is_return)))
+    }
+
+    /// The prototype behind a Lua frame.
+    ///
+    /// # Errors
+    /// It is gone: collected between the sample and now.
+    pub fn prototype(&mut self, record: &FrameRecord) -> Result<Arc<Prototype>, PrototypeError> {
+        let vm = self.vms.get_mut(usize::from(record.vm)).ok_or(PrototypeError::Gone)?;
+        vm.prototypes.get(&self.memory, &vm.vm.layout, key_of(record))
+    }
+
+    /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
+    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> Arc<Named> {
+        let key = LuaKey {
+            vm: record.vm,
+            prototype: key_of(record),
+            position: record.position,
+            caller: caller.map(|caller| (key_of(caller), caller.position)),
+        };
+        if let Some(known) = self.cache.get(&key) {
+            return known.clone();
+        }
+        let named = Arc::new(self.name_lua(record, caller));
+        self.cache.insert(key, named.clone());
+        named
+    }
+
+    fn name_lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> Named {
+        let prototype = match self.prototype(record) {
+            Ok(prototype) => prototype,
+            Err(error) => return Named::Unresolved { reason: error.to_string().into() },
+        };
+        let line = (record.position != NO_POSITION).then(|| prototype.line_at(record.position)).flatten();
+        let name = caller.and_then(|caller| self.name_by_call(caller));
+        Named::lua(name.map(Into::into), prototype.chunkname.as_bytes(), record.first_line, line)
+    }
+
+    /// What `caller` calls the function that it is calling.
+    fn name_by_call(&mut self, caller: &FrameRecord) -> Option<String> {
+        if caller.position == NO_POSITION {
+            return None;
+        }
+        let prototype = self.prototype(caller).ok()?;
+        let vm = &self.vms.get(usize::from(caller.vm))?.vm;
+        let name = function_name(&prototype, caller.position, vm.bytecode_set(), vm.layout.is_gc64())?;
+        Some(name.name)
+    }
+
+    /// The library name of a fast function, or the registered name of a C function.
+    pub fn library(&self, record: &FrameRecord) -> Option<&str> {
+        let names = &self.vms.get(usize::from(record.vm))?.functions;
+        if record.kind == RecordKind::Fast as u8 {
+            names.builtin(record.ffid)
+        } else {
+            names.c_function(record.code)
+        }
+    }
+}
+
+fn key_of(record: &FrameRecord) -> PrototypeKey {
+    PrototypeKey {
+        address: record.code,
+        chunkname: record.chunkname,
+        firstline: record.first_line,
+        sizebc: record.size_bc,
+    }
+}

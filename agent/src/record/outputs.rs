@@ -1,0 +1,258 @@
+//! Where a recording goes: any number of files, each in its format.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::pipeline::{Code, Resolved};
+use super::summary::Summary;
+use crate::commands::exit::{self, CommandError};
+use crate::report::{CpuProfile, Frame as Named, folded, svg};
+use crate::stream::sysprof::SysprofWriter;
+use crate::stream::sysprof::splice::StackFrame;
+use crate::stream::{Annotation, SymbolTable, VmState};
+
+/// A format that a CPU profile can be written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// A sysprof stream.
+    Stream,
+    /// Folded stacks.
+    Folded,
+    /// A flame graph.
+    Svg,
+}
+
+impl Format {
+    const NAMES: [(&'static str, Self); 3] = [("bin", Self::Stream), ("folded", Self::Folded), ("svg", Self::Svg)];
+
+    fn of_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
+    }
+}
+
+/// All outputs of a recording.
+pub struct Outputs {
+    streams: Vec<StreamOutput>,
+    reports: Vec<ReportOutput>,
+    profile: CpuProfile,
+}
+
+/// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
+struct StreamOutput {
+    path: PathBuf,
+    vm: usize,
+    writer: SysprofWriter<Box<dyn Write>>,
+}
+
+/// A file that is written at the end, and opened at the start to see whether that will be possible.
+struct ReportOutput {
+    path: PathBuf,
+    format: Format,
+}
+
+impl Outputs {
+    /// Opens all outputs that the command line names, or the default one.
+    ///
+    /// # Errors
+    /// A usage error for an unknown format; an I/O error for what cannot be written.
+    pub fn open(
+        wanted: &[String],
+        default: &Path,
+        title: &str,
+        rate: u32,
+        vms: usize,
+    ) -> Result<Self, CommandError> {
+        let mut outputs = Self { streams: Vec::new(), reports: Vec::new(), profile: CpuProfile::new(title) };
+        outputs.profile.rate = Some(rate);
+        if wanted.is_empty() {
+            outputs.add_output(Format::Stream, default, vms)?;
+        }
+        for text in wanted {
+            let (format, path) = parse(text)?;
+            outputs.add_output(format, &path, vms)?;
+        }
+        Ok(outputs)
+    }
+
+    fn add_output(&mut self, format: Format, path: &Path, vms: usize) -> Result<(), CommandError> {
+        if format != Format::Stream {
+            // Empty until the end, but known to be writable.
+            drop(create(path)?);
+            self.reports.push(ReportOutput { path: path.to_owned(), format });
+            return Ok(());
+        }
+        for vm in 0..vms {
+            let path = if vms == 1 { path.to_owned() } else { numbered(path, vm + 1) };
+            let writer = SysprofWriter::new(create(&path)?, &SymbolTable::new()).map_err(|error| failed(&path, &error))?;
+            self.streams.push(StreamOutput { path, vm, writer });
+        }
+        Ok(())
+    }
+
+    /// Adds a sample to all outputs.
+    ///
+    /// # Errors
+    /// A stream cannot be written any more.
+    pub fn add(&mut self, sample: &Resolved) -> Result<(), CommandError> {
+        // Code outside of any VM counts as C, in the streams' terms.
+        let state = sample.state.and_then(|state| VmState::from_number(state as u8)).unwrap_or(VmState::Cfunc);
+        self.profile.add(state, sample.frames.iter().rev().map(|frame| (*frame.named).clone()));
+        let vm = sample.vm.unwrap_or(0);
+        for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
+            stream.add(state, sample).map_err(|error| failed(&stream.path, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what there is so far: reports are rewritten at the end.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), CommandError> {
+        for stream in &mut self.streams {
+            stream.writer.flush().map_err(|error| failed(&stream.path, &error))?;
+        }
+        self.reports.iter().filter(|report| report.path != Path::new("-")).try_for_each(|report| report.write(&self.profile))
+    }
+
+    /// Ends all outputs; returns their paths.
+    ///
+    /// # Errors
+    /// The first output that could not be written; the others are complete all the same.
+    pub fn finish(mut self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
+        for (reason, count) in &summary.lost {
+            self.profile.lose(reason, *count);
+        }
+        let mut paths = Vec::new();
+        let mut outcome = Ok(());
+        for StreamOutput { path, mut writer, .. } in self.streams {
+            let written = properties(summary)
+                .iter()
+                .try_for_each(|property| writer.annotate(property))
+                .and_then(|()| writer.finish().map(drop))
+                .map_err(|error| failed(&path, &error));
+            outcome = outcome.and(written);
+            paths.push(path);
+        }
+        for report in &self.reports {
+            outcome = outcome.and(report.write(&self.profile));
+            paths.push(report.path.clone());
+        }
+        paths.retain(|path| path != Path::new("-"));
+        outcome.map(|()| paths)
+    }
+}
+
+impl StreamOutput {
+    fn add(&mut self, state: VmState, sample: &Resolved) -> Result<(), crate::stream::WriteError> {
+        for frame in &sample.frames {
+            match (frame.code, &*frame.named) {
+                (Code::Lua { prototype, first_line }, Named::Lua { name, .. }) => {
+                    let chunk = frame.chunkname.as_deref().unwrap_or_default();
+                    self.writer.define_lua(prototype, chunk.as_bytes(), u64::from(first_line), name.as_deref())?;
+                }
+                (Code::Native { pc, start, end }, named) => {
+                    self.writer.define_c(pc, start, end, &named.to_string())?;
+                }
+                _ => {}
+            }
+        }
+        let mut frames = Vec::with_capacity(sample.frames.len());
+        for frame in sample.frames.iter().rev() {
+            frames.push(match (frame.code, &*frame.named) {
+                (Code::Lua { prototype, first_line }, Named::Lua { .. }) => {
+                    StackFrame::Lua { proto: prototype, line: u64::from(first_line) }
+                }
+                (Code::Native { pc, .. }, _) => StackFrame::Host { addr: pc },
+                (_, Named::FastFunction { name }) => StackFrame::Fast { name },
+                (_, named) => StackFrame::Host { addr: self.writer.address_of_name(&named.to_string())? },
+            });
+        }
+        self.writer.stack(state, &frames)
+    }
+}
+
+impl ReportOutput {
+    fn write(&self, profile: &CpuProfile) -> Result<(), CommandError> {
+        let out = create(&self.path)?;
+        let written = match self.format {
+            Format::Folded => folded::write(profile, out),
+            Format::Svg => svg::write(profile, out),
+            Format::Stream => Ok(()),
+        };
+        written.map_err(|error| failed(&self.path, &error))
+    }
+}
+
+/// The numbers of the run, for whoever reads the stream later.
+fn properties(summary: &Summary) -> Vec<Annotation> {
+    let property = |key: &str, value: String| Annotation::Property { key: key.to_owned(), value };
+    let mut properties = vec![property("rate", summary.rate.to_string())];
+    properties.extend(summary.lost.iter().map(|(reason, count)| property(reason, count.to_string())));
+    properties
+}
+
+/// Takes `FORMAT:FILE`, `FILE.ending` or `-` apart.
+fn parse(text: &str) -> Result<(Format, PathBuf), CommandError> {
+    if let Some((name, path)) = text.split_once(':')
+        && let Some(format) = Format::of_name(name)
+    {
+        return Ok((format, path.into()));
+    }
+    if text == "-" {
+        return Ok((Format::Stream, text.into()));
+    }
+    let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
+    let format = ending.and_then(Format::of_name).ok_or_else(|| {
+        let names = Format::NAMES.map(|(name, _)| format!(".{name}")).join(", ");
+        let message =
+            format!("cannot tell the format of the output {text:?}: end its name in {names}, or write FORMAT:{text}");
+        CommandError { code: exit::USAGE, message }
+    })?;
+    Ok((format, text.into()))
+}
+
+fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
+    if path == Path::new("-") {
+        return Ok(Box::new(BufWriter::new(io::stdout())));
+    }
+    let file = File::create(path).map_err(|error| failed(path, &error))?;
+    Ok(Box::new(BufWriter::new(file)))
+}
+
+fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
+    let message = format!("cannot write {}: {error}; choose another place with --output FILE", path.display());
+    CommandError { code: exit::IO, message }
+}
+
+/// `a/b.bin` becomes `a/b-2.bin`.
+fn numbered(path: &Path, number: usize) -> PathBuf {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    match path.extension() {
+        Some(extension) => path.with_file_name(format!("{stem}-{number}.{}", extension.to_string_lossy())),
+        None => path.with_file_name(format!("{stem}-{number}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ending_or_a_prefix_picks_the_format() {
+        let parsed = |text| parse(text).map_err(|error| error.code);
+        assert_eq!(parsed("a.svg"), Ok((Format::Svg, "a.svg".into())));
+        assert_eq!(parsed("folded:-"), Ok((Format::Folded, "-".into())));
+        assert_eq!(parsed("svg:a.bin"), Ok((Format::Svg, "a.bin".into())));
+        assert_eq!(parsed("x:y.folded"), Ok((Format::Folded, "x:y.folded".into())));
+        assert_eq!(parsed("-"), Ok((Format::Stream, "-".into())));
+        assert_eq!(parsed("noending").map_err(|code| code == exit::USAGE), Err(true));
+    }
+
+    #[test]
+    fn streams_of_several_vms_are_numbered() {
+        assert_eq!(numbered(Path::new("a/b.sysprof.bin"), 2), Path::new("a/b.sysprof-2.bin"));
+        assert_eq!(numbered(Path::new("b"), 1), Path::new("b-1"));
+    }
+}

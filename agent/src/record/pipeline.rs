@@ -1,0 +1,278 @@
+//! From a raw sample to a stack of named frames.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg};
+use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::vm::VmState;
+
+use super::machine_code::machine_code;
+use super::naming::Namer;
+use crate::probes::sample::Sample;
+use crate::report::Frame as Named;
+use crate::stack::{Frame, MergedStack, Unresolved, merge, settle_top};
+use crate::target::{Process, ProcessMemory};
+use crate::unwind::{CFrame, Registers, StackCopy, Unwinder, VmCode};
+use crate::vm::Vm;
+
+/// A sample with its frames in order and named.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// What the innermost VM was doing; [`None`] if the sample hit no Lua at all.
+    pub state: Option<VmState>,
+    /// Index of the innermost VM.
+    pub vm: Option<usize>,
+    /// The thread.
+    pub tid: u32,
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: u64,
+    /// The frames, innermost first.
+    pub frames: Vec<ResolvedFrame>,
+}
+
+/// A named frame, and what a stream must know of it.
+#[derive(Clone, Debug)]
+pub struct ResolvedFrame {
+    /// What people read.
+    pub named: Arc<Named>,
+    /// What a stream shows.
+    pub code: Code,
+    /// Of a Lua function: its raw chunkname.
+    pub chunkname: Option<Arc<str>>,
+}
+
+/// What a frame executes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// Native code at `pc`, in the function `start..end`.
+    Native {
+        /// The interrupted instruction, or the return address.
+        pc: u64,
+        /// Where the function starts.
+        start: u64,
+        /// First address after it.
+        end: u64,
+    },
+    /// A Lua function.
+    Lua {
+        /// Address of its prototype.
+        prototype: u64,
+        /// Line where it is defined.
+        first_line: u32,
+    },
+    /// Something that has only a name: a fast function, a mark.
+    Name,
+}
+
+/// What became of the samples.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// All samples.
+    pub samples: u64,
+    /// Samples that hit Lua: a VM ran, or had called what ran.
+    pub with_lua: u64,
+    /// Of these, those whose Lua stack is complete.
+    pub lua_complete: u64,
+    /// Of all, those whose native stack reaches the program's entry or the thread's start.
+    pub native_complete: u64,
+    /// Samples that hit the kernel on the thread's behalf.
+    pub in_kernel: u64,
+    /// Samples by what the VM was doing; those without Lua are not counted here.
+    pub states: BTreeMap<VmState, u64>,
+    /// Frames that could not be resolved, by reason.
+    pub unresolved: BTreeMap<String, u64>,
+}
+
+/// Resolves the samples of one process.
+pub struct Pipeline {
+    memory: ProcessMemory,
+    vms: Vec<Vm>,
+    codes: Vec<VmCode>,
+    unwinder: Unwinder,
+    namer: Namer,
+    tally: Tally,
+}
+
+impl Pipeline {
+    /// A pipeline for `process` with its `vms`, in the order in which the probes know them.
+    pub fn new(process: &Process, vms: &[Vm]) -> Self {
+        let memory = process.memory();
+        Self {
+            memory,
+            vms: vms.to_vec(),
+            codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
+            unwinder: Unwinder::new(process.clone()),
+            namer: Namer::new(process, vms),
+            tally: Tally::default(),
+        }
+    }
+
+    /// Looks again at what the target generates while it runs. Call it before every batch of samples.
+    pub fn refresh(&mut self) {
+        self.codes = self.vms.iter().map(|vm| machine_code(&self.memory, vm)).collect();
+    }
+
+    /// What became of the samples so far.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Resolves one sample.
+    pub fn resolve(&mut self, mut sample: Sample<'_>) -> Resolved {
+        let native = {
+            let stack = StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack };
+            let registers = Registers::all(sample.header.registers);
+            self.unwinder.unwind(&registers, &stack, &self.codes, &cframes(&sample))
+        };
+        let vm = (sample.header.vm != NO_VM).then_some(sample.header.vm as usize).filter(|&vm| vm < self.vms.len());
+        let top_known = vm.is_none_or(|vm| {
+            let layout = &self.vms[vm].layout;
+            settle_top(&mut sample, &native, layout, &self.codes[vm], &mut self.unwinder, &self.memory)
+        });
+        let on_trace = sample.header.flags & SAMPLE_ON_TRACE != 0;
+        let end = walk_end(sample.header.walk_end, sample.header.outer_end);
+        let merged = merge(&native, &sample.frames, end, on_trace, top_known);
+        let state = vm.map(|vm| state_of(&self.vms[vm], &sample));
+        self.count(&sample, &merged, state);
+        let frames = self.name(&sample, &merged);
+        Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, frames }
+    }
+
+    fn count(&mut self, sample: &Sample<'_>, merged: &MergedStack, state: Option<VmState>) {
+        let tally = &mut self.tally;
+        tally.samples += 1;
+        tally.native_complete += u64::from(merged.native_complete);
+        tally.in_kernel += u64::from(sample.header.flags & SAMPLE_IN_KERNEL != 0);
+        if let Some(state) = state {
+            tally.with_lua += 1;
+            tally.lua_complete += u64::from(merged.lua_complete);
+            *tally.states.entry(state).or_default() += 1;
+        }
+        for frame in &merged.frames {
+            if let Frame::Unresolved(reason) = frame {
+                *tally.unresolved.entry(reason.to_string()).or_default() += 1;
+            }
+        }
+    }
+
+    /// Names all frames; where the Lua and the native stack show the same C function, it is one frame.
+    fn name(&mut self, sample: &Sample<'_>, merged: &MergedStack) -> Vec<ResolvedFrame> {
+        let mut frames: Vec<ResolvedFrame> = Vec::with_capacity(merged.frames.len() + 1);
+        if sample.header.flags & SAMPLE_IN_KERNEL != 0 {
+            frames.push(mark(Named::Kernel { symbol: "kernel".into() }));
+        }
+        for (index, frame) in merged.frames.iter().enumerate() {
+            match frame {
+                Frame::Native { pc, is_return } => frames.push(self.native(*pc, *is_return)),
+                Frame::Trace => frames.push(mark(self.trace(sample))),
+                Frame::Unresolved(reason) => frames.push(self.unresolved(*reason)),
+                Frame::Lua(record) if record.kind == RecordKind::Lua as u8 => {
+                    let caller = match merged.frames.get(index + 1) {
+                        Some(Frame::Lua(caller)) if caller.kind == RecordKind::Lua as u8 => Some(caller),
+                        _ => None,
+                    };
+                    let chunkname = self.namer.prototype(record).ok().map(|prototype| prototype.chunkname.clone().into());
+                    frames.push(ResolvedFrame {
+                        named: self.namer.lua(record, caller),
+                        code: Code::Lua { prototype: record.code, first_line: record.first_line },
+                        chunkname,
+                    });
+                }
+                Frame::Lua(record) => self.c_function(record, &mut frames),
+            }
+        }
+        frames
+    }
+
+    fn native(&mut self, pc: u64, is_return: bool) -> ResolvedFrame {
+        let symbol = self.namer.native(pc, is_return);
+        let named = Named::C { symbol: symbol.display_name(), module: symbol.module.clone() };
+        let start = symbol.address;
+        let end = start.saturating_add(symbol.size).max(pc.saturating_add(1));
+        ResolvedFrame { named: named.into(), code: Code::Native { pc, start, end }, chunkname: None }
+    }
+
+    /// A C function or fast function as the Lua stack shows it. If the frame before is the same function's native
+    /// frame, the name that Lua programmers know takes its place.
+    fn c_function(&mut self, record: &FrameRecord, frames: &mut Vec<ResolvedFrame>) {
+        let own_native = frames.last().is_some_and(
+            |last| matches!(last.code, Code::Native { start, .. } if record.code != 0 && start == record.code),
+        );
+        let library = self.namer.library(record);
+        let frame = if record.kind == RecordKind::Fast as u8 {
+            let name = library.map_or_else(|| format!("builtin#{}", record.ffid), str::to_owned);
+            mark(Named::FastFunction { name: name.into() })
+        } else if own_native && library.is_none() {
+            return;
+        } else {
+            let mut native = self.native(record.code, false);
+            if let (Some(name), Named::C { module, .. }) = (self.namer.library(record), &*native.named) {
+                native.named = Named::C { symbol: name.into(), module: module.clone() }.into();
+            }
+            native
+        };
+        if own_native {
+            frames.pop();
+        }
+        frames.push(frame);
+    }
+
+    fn unresolved(&self, reason: Unresolved) -> ResolvedFrame {
+        mark(Named::Unresolved { reason: reason.to_string().into() })
+    }
+
+    fn trace(&self, sample: &Sample<'_>) -> Named {
+        let number = u64::try_from(sample.header.vmstate).ok().filter(|&number| number != 0);
+        Named::Trace { number, start: None }
+    }
+}
+
+fn mark(named: Named) -> ResolvedFrame {
+    ResolvedFrame { named: named.into(), code: Code::Name, chunkname: None }
+}
+
+/// The C frames that the kernel found, by address.
+fn cframes(sample: &Sample<'_>) -> Vec<CFrame> {
+    let is_cframe = |record: &&FrameRecord| record.kind == RecordKind::CFrame as u8;
+    let mut cframes: Vec<CFrame> = sample
+        .frames
+        .iter()
+        .filter(is_cframe)
+        .map(|record| CFrame { address: record.code, vm: usize::from(record.vm) })
+        .collect();
+    // The walk may have been torn before it came to the innermost one.
+    if sample.header.cframe != 0 {
+        cframes.push(CFrame { address: sample.header.cframe, vm: sample.header.vm as usize });
+    }
+    cframes.sort_by_key(|cframe| cframe.address);
+    cframes.dedup_by_key(|cframe| cframe.address);
+    cframes
+}
+
+/// How the walks of all coroutines ended, taken together.
+fn walk_end(inner: u32, outer: u32) -> WalkEnd {
+    let end = |number| WalkEnd::from_u32(number).unwrap_or(WalkEnd::NoLua);
+    match (end(inner), end(outer)) {
+        (WalkEnd::Complete, WalkEnd::NoLua) => WalkEnd::Complete,
+        (WalkEnd::Complete, outer) => outer,
+        (inner, _) => inner,
+    }
+}
+
+/// The state in Tarantool's terms. Other builds have no LFUNC, FFUNC and CFUNC: the innermost frame tells.
+fn state_of(vm: &Vm, sample: &Sample<'_>) -> VmState {
+    let state = VmState::from_raw(vm.layout.states(), sample.header.vmstate);
+    if sample.header.flags & SAMPLE_ON_TRACE != 0 && state.is_interpreting() {
+        return VmState::Trace;
+    }
+    if state != VmState::Interp {
+        return state;
+    }
+    match sample.frames.first().and_then(|top| RecordKind::from_u8(top.kind)) {
+        Some(RecordKind::Lua) => VmState::Lfunc,
+        Some(RecordKind::Fast) => VmState::Ffunc,
+        Some(RecordKind::C) => VmState::Cfunc,
+        Some(RecordKind::CFrame) | None => VmState::Interp,
+    }
+}

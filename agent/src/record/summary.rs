@@ -1,0 +1,137 @@
+//! What a recording says at its end.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lj_trace_common::vm::VmState;
+
+use super::pipeline::Tally;
+
+/// The numbers of a finished recording.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The process.
+    pub pid: u32,
+    /// Samples per second of CPU time.
+    pub rate: u32,
+    /// How long it was recorded.
+    pub duration: Duration,
+    /// What became of the samples.
+    pub tally: Tally,
+    /// Samples that never arrived, by reason.
+    pub lost: Vec<(&'static str, u64)>,
+}
+
+impl Summary {
+    /// The summary for people: losses first, where there are any.
+    pub fn text(&self, end: &str, files: &[PathBuf]) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out, end, files);
+        out
+    }
+
+    fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
+        let Tally { samples, with_lua, lua_complete, native_complete, in_kernel, states, unresolved } = &self.tally;
+        for (reason, count) in &self.lost {
+            writeln!(out, "LOST: {count} {reason}")?;
+        }
+        let seconds = self.duration.as_secs_f64();
+        let cpu = *samples as f64 / f64::from(self.rate);
+        writeln!(out, "{end} after {seconds:.1} s: {samples} samples, {cpu:.2} s of CPU time")?;
+        if *samples == 0 {
+            writeln!(out, "The process used no CPU time while it was recorded.")?;
+        } else {
+            let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
+            writeln!(out, "  lost               {lost}")?;
+            writeln!(out, "  hit Lua            {}", share(*with_lua, *samples))?;
+            writeln!(out, "  hit the kernel     {}", share(*in_kernel, *samples))?;
+            writeln!(out, "  Lua complete       {}", share(*lua_complete, *with_lua))?;
+            writeln!(out, "  native complete    {}", share(*native_complete, *samples))?;
+            for state in VmState::ALL {
+                if let Some(count) = states.get(&state) {
+                    writeln!(out, "  {:<18} {}", describe(state), share(*count, *samples))?;
+                }
+            }
+            for (reason, count) in unresolved {
+                writeln!(out, "  [unknown: {reason}] {}", share(*count, *samples))?;
+            }
+        }
+        for file in files {
+            writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a state is, for people who do not know the VM's names.
+fn describe(state: VmState) -> &'static str {
+    match state {
+        VmState::Interp => "interpreter",
+        VmState::Lfunc => "Lua, interpreted",
+        VmState::Ffunc => "library functions",
+        VmState::Cfunc => "C functions",
+        VmState::Gc => "garbage collector",
+        VmState::Exit => "leaving traces",
+        VmState::Record => "recording traces",
+        VmState::Opt => "optimizing traces",
+        VmState::Asm => "assembling traces",
+        VmState::Trace => "Lua, compiled",
+    }
+}
+
+fn share(part: u64, whole: u64) -> String {
+    let percent = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
+    format!("{part} ({percent:.2}%)")
+}
+
+/// What to do with a file of this kind.
+fn next_step(file: &std::path::Path) -> String {
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("bin") => format!(": see `lj-trace report {}`", file.display()),
+        Some("svg") => ": open it in a browser".to_owned(),
+        Some("folded") => ": feed it to any flame graph tool".to_owned(),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary() -> Summary {
+        let tally = Tally {
+            samples: 200,
+            with_lua: 100,
+            lua_complete: 99,
+            native_complete: 200,
+            states: [(VmState::Lfunc, 60), (VmState::Trace, 40)].into(),
+            unresolved: [("no reason".to_owned(), 1)].into(),
+            ..Tally::default()
+        };
+        Summary { pid: 7, rate: 100, duration: Duration::from_secs(2), tally, lost: Vec::new() }
+    }
+
+    #[test]
+    fn numbers_are_shares_of_what_they_belong_to() {
+        let text = summary().text("stopped", &["a.svg".into()]);
+        for line in [
+            "stopped after 2.0 s: 200 samples, 2.00 s of CPU time",
+            "  hit Lua            100 (50.00%)",
+            "  Lua complete       99 (99.00%)",
+            "  Lua, compiled      40 (20.00%)",
+            "  [unknown: no reason] 1 (0.50%)",
+            "wrote a.svg: open it in a browser",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\nis not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn losses_come_first() {
+        let summary = Summary { lost: vec![("samples lost: the ring buffer was full", 3)], ..summary() };
+        let text = summary.text("stopped", &[]);
+        assert!(text.starts_with("LOST: 3 samples lost: the ring buffer was full\n"), "{text}");
+    }
+}
