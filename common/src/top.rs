@@ -69,7 +69,7 @@ pub fn find(
         let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
         let base = narrow(registers[reg::RDX]);
         let pc = narrow(registers[reg::RBX]);
-        if let Some((base, pc)) = from_registers(memory, vm, coroutine, base, pc, record) {
+        if let Some((base, pc)) = from_registers(memory, vm, coroutine, top.thread_base, (base, pc), record) {
             top.base = base;
             top.pc = pc;
             top.flags = SAMPLE_BASE_IN_REGISTERS;
@@ -85,14 +85,14 @@ pub fn find(
 }
 
 /// Checks BASE and PC as found in registers, and sets them right in the few instructions of a call or a
-/// return where they belong to different frames.
+/// return where they belong to different frames. `thread_base` is `L->base`.
 #[inline(always)]
 fn from_registers(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     coroutine: &Coroutine,
-    base: u64,
-    pc: u64,
+    thread_base: u64,
+    (base, pc): (u64, u64),
     record: &mut FrameRecord,
 ) -> Option<(u64, u64)> {
     let layout = &vm.layout;
@@ -100,33 +100,61 @@ fn from_registers(
     if !coroutine.holds(base) {
         return None;
     }
+    let mut is_function = false;
     if let Ok((function, link)) = read_frame(memory, layout, base)
         && describe(memory, layout, function, pc, record).is_ok()
     {
-        // Fast functions have no bytecode of their own to check PC against.
-        if record.kind != FrameKind::Lua as u8 {
-            return Some((base, 0));
-        }
         if record.position != NO_POSITION {
             return Some((base, pc));
         }
-        // BC_RET* fetched the caller's PC (or the link of a C frame), or BC_CALL* stored the link but has not
-        // fetched the callee's PC yet: the frame is whole, its position is not known.
-        if link == pc {
+        // BC_CALL* fetched the callee's PC, but has not moved it past the function's header yet.
+        let header = memory.read_ref(gc64, function + u64::from(layout.fn_pc)).ok()?;
+        if pc == header {
+            return Some((base, pc + 4));
+        }
+        // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC
+        // yet: the frame is whole, its position is not known.
+        if pc == link {
+            return Some((base, 0));
+        }
+        is_function = record.kind != FrameKind::Lua as u8;
+        if is_function && pc == header + 4 {
             return Some((base, 0));
         }
     }
-    // BC_CALL* moved BASE but has not stored the link yet: the caller still executes its call.
+    // lj_vm_call has not stored the new frame's link yet, which is in PC: still in the C function that calls.
+    if matches!(pc & 7, 1 | 5) && base.wrapping_sub(pc & !7) == thread_base {
+        return Some((thread_base, 0));
+    }
+    if let Some(caller) = caller_in_call(memory, vm, coroutine, base, pc, record) {
+        return Some((caller, pc));
+    }
+    // Some fast functions use the register for something else.
+    is_function.then_some((base, 0))
+}
+
+/// BASE of the caller, if BC_CALL* has moved BASE but has not stored the link yet: the caller still executes
+/// its call.
+#[inline(always)]
+fn caller_in_call(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    coroutine: &Coroutine,
+    base: u64,
+    pc: u64,
+    record: &mut FrameRecord,
+) -> Option<u64> {
+    let layout = &vm.layout;
     if pc & 3 != 0 {
         return None;
     }
     let call = memory.read::<u32>(pc.wrapping_sub(4)).ok()?;
-    let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
+    let slots = u64::from(call >> 8 & 0xff) + if layout.is_gc64() { 2 } else { 1 };
     let caller = base.wrapping_sub(slots * 8);
     if !coroutine.holds(caller) {
         return None;
     }
     let (function, _) = read_frame(memory, layout, caller).ok()?;
     describe(memory, layout, function, pc, record).ok()?;
-    (record.kind == FrameKind::Lua as u8 && record.position != NO_POSITION).then_some((caller, pc))
+    (record.position != NO_POSITION).then_some(caller)
 }

@@ -194,10 +194,16 @@ fn more_crossings_than_c_frames_are_noticed() {
 
 /// The interpreter's registers at a sample.
 fn at_interpreter(lab: &Lab, base: u64, pc: u64) -> top::Top {
+    at_interpreter_with(lab, base, pc, 0)
+}
+
+/// The same, with an `L->base`.
+fn at_interpreter_with(lab: &Lab, base: u64, pc: u64, thread_base: u64) -> top::Top {
     let global = 0x70_0000;
     lab.memory.write(global, &[0; 64]);
     lab.memory.write_u32(global + 16, -1_i32 as u32);
     lab.memory.write(support::THREAD, &[0; 128]);
+    lab.memory.write_u64(support::THREAD + u64::from(lab.layout.l_base), thread_base);
     let vm = VmConfig { global, text_start: 0x1000, text_end: 0x2000, layout: lab.layout, ..VmConfig::default() };
     let mut registers = [0; 17];
     registers[reg::RIP] = 0x1800;
@@ -253,5 +259,45 @@ fn registers_that_make_no_sense_are_not_believed() {
         for (base, pc) in [(0, lab.pc(function, 1)), (lab.base, 0x1234_5678), (lab.coroutine.stack_end + 8, 0)] {
             assert_eq!(at_interpreter(&lab, base, pc).flags, SAMPLE_BASE_UNCERTAIN);
         }
+    });
+}
+
+#[test]
+fn entering_a_function_its_pc_points_at_the_header() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let header = lab.pc(function, 0) - 4;
+        let top = at_interpreter(&lab, lab.base, header);
+        assert_eq!((top.base, top.pc), (lab.base, header + 4));
+    });
+}
+
+#[test]
+fn within_lua_call_the_c_function_is_on_top_until_the_link_is_stored() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let sort = lab.c_function(93, 0x9999);
+        let comparator = lab.lua_function(15, 10);
+        lab.call_from_lua(function, 4, sort);
+        let thread_base = lab.base;
+        lab.push_delta(C, 4, comparator);
+        lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
+        let top = at_interpreter_with(&lab, lab.base, 4 * 8 | C, thread_base);
+        assert_eq!((top.base, top.pc, top.flags), (thread_base, 0, SAMPLE_BASE_IN_REGISTERS));
+    });
+}
+
+#[test]
+fn within_a_call_of_a_fast_function_the_caller_is_on_top_until_the_link_is_stored() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let caller = lab.base;
+        let fast = lab.c_function(50, 0);
+        lab.call_from_lua(function, 3, fast);
+        let pc = lab.pc(function, 3);
+        assert_eq!(at_interpreter(&lab, lab.base, pc).base, lab.base);
+        lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
+        assert_eq!(at_interpreter(&lab, lab.base, pc).base, caller);
+        assert_eq!(at_interpreter(&lab, lab.base, 0x9990).base, lab.base);
     });
 }

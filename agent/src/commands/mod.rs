@@ -62,9 +62,7 @@ pub fn main() -> ExitCode {
 fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
-    let is_option = |arg: &OsString| {
-        arg.to_str().is_some_and(|arg| arg.starts_with('-') && !own.contains(&arg))
-    };
+    let is_option = |arg: &OsString| arg.to_str().is_some_and(|arg| arg.starts_with('-') && !own.contains(&arg));
     if args.get(1).is_some_and(is_option) {
         args.insert(1, "record".into());
     }

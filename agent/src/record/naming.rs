@@ -105,11 +105,7 @@ impl Namer {
     /// The library name of a fast function, or the registered name of a C function.
     pub fn library(&self, record: &FrameRecord) -> Option<&str> {
         let names = &self.vms.get(usize::from(record.vm))?.functions;
-        if record.kind == RecordKind::Fast as u8 {
-            names.builtin(record.ffid)
-        } else {
-            names.c_function(record.code)
-        }
+        if record.kind == RecordKind::Fast as u8 { names.builtin(record.ffid) } else { names.c_function(record.code) }
     }
 }
 

@@ -56,13 +56,7 @@ impl Outputs {
     ///
     /// # Errors
     /// A usage error for an unknown format; an I/O error for what cannot be written.
-    pub fn open(
-        wanted: &[String],
-        default: &Path,
-        title: &str,
-        rate: u32,
-        vms: usize,
-    ) -> Result<Self, CommandError> {
+    pub fn open(wanted: &[String], default: &Path, title: &str, rate: u32, vms: usize) -> Result<Self, CommandError> {
         let mut outputs = Self { streams: Vec::new(), reports: Vec::new(), profile: CpuProfile::new(title) };
         outputs.profile.rate = Some(rate);
         if wanted.is_empty() {
@@ -84,7 +78,8 @@ impl Outputs {
         }
         for vm in 0..vms {
             let path = if vms == 1 { path.to_owned() } else { numbered(path, vm + 1) };
-            let writer = SysprofWriter::new(create(&path)?, &SymbolTable::new()).map_err(|error| failed(&path, &error))?;
+            let writer =
+                SysprofWriter::new(create(&path)?, &SymbolTable::new()).map_err(|error| failed(&path, &error))?;
             self.streams.push(StreamOutput { path, vm, writer });
         }
         Ok(())
@@ -113,7 +108,10 @@ impl Outputs {
         for stream in &mut self.streams {
             stream.writer.flush().map_err(|error| failed(&stream.path, &error))?;
         }
-        self.reports.iter().filter(|report| report.path != Path::new("-")).try_for_each(|report| report.write(&self.profile))
+        self.reports
+            .iter()
+            .filter(|report| report.path != Path::new("-"))
+            .try_for_each(|report| report.write(&self.profile))
     }
 
     /// Ends all outputs; returns their paths.

@@ -30,7 +30,9 @@ pub fn settle_top(
         return true;
     }
     let uncertain = flags & SAMPLE_BASE_UNCERTAIN != 0;
-    let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return) else {
+    // If the interpreter itself was interrupted and its registers made no sense, then right after such a call,
+    // before BASE was taken back.
+    let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return || uncertain) else {
         return !uncertain;
     };
     let value = |register| {
