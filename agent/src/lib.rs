@@ -2,4 +2,5 @@
 //! looked at, its VMs are found and proven, probes are attached, samples are unwound and symbolized, and
 //! written as streams or reports.
 
+pub mod stream;
 pub mod target;

@@ -1,0 +1,107 @@
+//! What lj-trace adds to a stream so that a report made from it says as much as one made live.
+//!
+//! The format has no room for function names, for the VM state of a sample that carries a Lua stack, or for the
+//! numbers of a run. lj-trace writes them as C symbols at addresses of the first 64 KiB, where nothing is ever
+//! mapped (`vm.mmap_min_addr`) and no sample can point. Every parser of the format takes them for symbols that are
+//! never used.
+
+use std::sync::Arc;
+
+use super::{Symbol, VmState};
+
+/// Addresses that lj-trace gives a meaning to, all below [`reserved::END`].
+pub mod reserved {
+    /// A host frame named `lua_pcall`, which makes parsers show the Lua frames of a sample.
+    pub const LUA_PCALL: u64 = 1;
+    /// A host frame for a sample that has no frame at all.
+    pub const NO_STACK: u64 = 2;
+    /// A symbol here carries a text annotation as its name.
+    pub const TEXT: u64 = 3;
+    /// A symbol at `STATE + n` says that the next sample was taken in the VM state of number `n`.
+    pub const STATE: u64 = 0x10;
+    /// First address for functions that have a name but no address.
+    pub const NAMES: u64 = 0x100;
+    /// End of the reserved addresses; a boundary symbol stands here.
+    pub const END: u64 = 0x1_0000;
+}
+
+/// An annotation of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Annotation {
+    /// lj-trace wrote this stream: its samples show all frames where the reference parser shows them.
+    Writer,
+    /// The name of a Lua function.
+    FunctionName {
+        /// Address of its prototype.
+        proto: u64,
+        /// The name, as `lj_debug_funcname` would infer it.
+        name: Arc<str>,
+    },
+    /// The state in which the next sample was taken.
+    State(VmState),
+    /// A fact about the run, such as the rate or a number of lost samples.
+    Property {
+        /// What it is about; no `=` in it.
+        key: String,
+        /// Its value.
+        value: String,
+    },
+}
+
+const WRITER: &str = "lj-trace stream";
+const FUNCTION: &str = "function ";
+const PROPERTY: &str = "property ";
+
+impl Annotation {
+    /// The symbol that carries this annotation.
+    pub fn to_symbol(&self) -> Symbol {
+        match self {
+            Self::Writer => Symbol::c(reserved::TEXT, WRITER),
+            Self::FunctionName { proto, name } => Symbol::c(reserved::TEXT, &format!("{FUNCTION}{proto:x}={name}")),
+            Self::State(state) => Symbol::c(reserved::STATE + *state as u64, ""),
+            Self::Property { key, value } => Symbol::c(reserved::TEXT, &format!("{PROPERTY}{key}={value}")),
+        }
+    }
+
+    /// The annotation that a symbol carries, if it carries one.
+    pub fn from_symbol(symbol: &Symbol) -> Option<Self> {
+        let Symbol::C { addr, name } = symbol else { return None };
+        match *addr {
+            reserved::TEXT => Self::from_text(std::str::from_utf8(name).ok()?),
+            reserved::STATE.. if name.is_empty() => {
+                u8::try_from(addr - reserved::STATE).ok().and_then(VmState::from_number).map(Self::State)
+            }
+            _ => None,
+        }
+    }
+
+    fn from_text(text: &str) -> Option<Self> {
+        if text == WRITER {
+            return Some(Self::Writer);
+        }
+        if let Some((proto, name)) = text.strip_prefix(FUNCTION).and_then(|rest| rest.split_once('=')) {
+            return Some(Self::FunctionName { proto: u64::from_str_radix(proto, 16).ok()?, name: name.into() });
+        }
+        let (key, value) = text.strip_prefix(PROPERTY)?.split_once('=')?;
+        Some(Self::Property { key: key.to_owned(), value: value.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn annotations_survive_being_symbols() {
+        for annotation in [
+            Annotation::Writer,
+            Annotation::FunctionName { proto: 0x7f00_dead_bee8, name: "a=b".into() },
+            Annotation::State(VmState::Trace),
+            Annotation::Property { key: "rate".to_owned(), value: "99".to_owned() },
+        ] {
+            assert_eq!(Annotation::from_symbol(&annotation.to_symbol()), Some(annotation));
+        }
+        assert_eq!(Annotation::from_symbol(&Symbol::c(0x40_0000, "main")), None);
+        assert_eq!(Annotation::from_symbol(&Symbol::c(reserved::LUA_PCALL, "lua_pcall")), None);
+    }
+}

@@ -1,0 +1,175 @@
+//! The bytes that all streams are made of: single bytes, ULEB128 integers, strings.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+
+use super::StreamError;
+
+const BUFFER: usize = 256 * 1024;
+/// Bytes that the ULEB128 form of any `u64` fits in.
+const ULEB_MAX: usize = 10;
+
+/// A buffered input that knows how far it has been read.
+#[derive(Debug)]
+pub(super) struct ByteReader<R> {
+    input: BufReader<R>,
+    offset: u64,
+}
+
+impl<R: Read> ByteReader<R> {
+    pub(super) fn new(input: R) -> Self {
+        Self { input: BufReader::with_capacity(BUFFER, input), offset: 0 }
+    }
+
+    /// How many bytes have been read.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// One byte; `part` names what it belongs to, for the error.
+    #[inline]
+    pub(super) fn byte(&mut self, part: &'static str) -> Result<u8, StreamError> {
+        if let Some(&byte) = self.input.buffer().first() {
+            self.input.consume(1);
+            self.offset += 1;
+            return Ok(byte);
+        }
+        Ok(self.array::<1>(part)?[0])
+    }
+
+    /// A fixed number of bytes.
+    pub(super) fn array<const N: usize>(&mut self, part: &'static str) -> Result<[u8; N], StreamError> {
+        let mut array = [0; N];
+        for slot in &mut array {
+            match self.input.read_exact(std::slice::from_mut(slot)) {
+                Ok(()) => self.offset += 1,
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(self.truncated(part)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(array)
+    }
+
+    /// An integer in ULEB128.
+    #[inline]
+    pub(super) fn uleb(&mut self, part: &'static str) -> Result<u64, StreamError> {
+        let Some(mut rest) = self.input.buffer().get(..ULEB_MAX) else {
+            return self.uleb_at_buffer_end(part);
+        };
+        let value = leb128::read::unsigned(&mut rest)
+            .map_err(|_| StreamError::invalid(self.offset, "a number does not fit in 64 bits"))?;
+        let used = ULEB_MAX - rest.len();
+        self.input.consume(used);
+        self.offset += used as u64;
+        Ok(value)
+    }
+
+    #[cold]
+    fn uleb_at_buffer_end(&mut self, part: &'static str) -> Result<u64, StreamError> {
+        let start = self.offset;
+        let mut bytes = [0; ULEB_MAX];
+        for length in 1..=ULEB_MAX {
+            let byte = self.array::<1>(part)?[0];
+            bytes[length - 1] = byte;
+            if byte & 0x80 == 0 {
+                return leb128::read::unsigned(&mut &bytes[..length])
+                    .map_err(|_| StreamError::invalid(start, "a number does not fit in 64 bits"));
+            }
+        }
+        Err(StreamError::invalid(start, "a number does not fit in 64 bits"))
+    }
+
+    /// A string: its length, then its bytes. Memory grows with what is really there, not with the length claimed.
+    pub(super) fn string(&mut self, part: &'static str) -> Result<Vec<u8>, StreamError> {
+        let length = self.uleb(part)?;
+        let mut string = Vec::new();
+        let read = (&mut self.input).take(length).read_to_end(&mut string)?;
+        self.offset += read as u64;
+        if (read as u64) < length {
+            return Err(self.truncated(part));
+        }
+        Ok(string)
+    }
+
+    /// A prologue: magic, version and three reserved bytes.
+    pub(super) fn prologue(&mut self, part: &'static str) -> Result<([u8; 3], u8), StreamError> {
+        let [m0, m1, m2, version, ..] = self.array::<7>(part)?;
+        Ok(([m0, m1, m2], version))
+    }
+
+    pub(super) fn truncated(&self, part: &'static str) -> StreamError {
+        StreamError::Truncated { offset: self.offset, part }
+    }
+}
+
+/// Appends an integer in ULEB128.
+pub(super) fn put_uleb(out: &mut Vec<u8>, value: u64) {
+    if value < 0x80 {
+        out.push(value as u8);
+    } else {
+        // Writing to memory cannot fail.
+        let _ = leb128::write::unsigned(out, value);
+    }
+}
+
+/// Appends a string: its length, then its bytes.
+pub(super) fn put_string(out: &mut Vec<u8>, string: &[u8]) {
+    put_uleb(out, string.len() as u64);
+    let _ = out.write_all(string);
+}
+
+/// Appends a prologue; the reserved bytes are zero, as all of Tarantool's profilers write them.
+pub(super) fn put_prologue(out: &mut Vec<u8>, magic: [u8; 3], version: u8) {
+    out.extend_from_slice(&magic);
+    out.extend_from_slice(&[version, 0, 0, 0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hands out one byte at a time, so that every field meets the end of the buffer.
+    struct Trickle<'a>(&'a [u8]);
+
+    impl Read for Trickle<'_> {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            let n = out.len().min(1);
+            self.0.read(&mut out[..n])
+        }
+    }
+
+    #[test]
+    fn integers_survive_a_round_trip_at_any_buffer_position() {
+        let values = [0, 1, 127, 128, 300, u64::from(u32::MAX), 1 << 47, u64::MAX];
+        let mut bytes = Vec::new();
+        values.iter().for_each(|&value| put_uleb(&mut bytes, value));
+        let mut whole = ByteReader::new(&bytes[..]);
+        let mut trickle = ByteReader::new(Trickle(&bytes));
+        for value in values {
+            assert_eq!(whole.uleb("test").unwrap(), value);
+            assert_eq!(trickle.uleb("test").unwrap(), value);
+        }
+        assert_eq!(whole.offset(), bytes.len() as u64);
+        assert_eq!(trickle.offset(), bytes.len() as u64);
+    }
+
+    #[test]
+    fn an_integer_over_64_bits_is_invalid_where_it_starts() {
+        let bytes = [1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 0, 0, 0];
+        let mut whole = ByteReader::new(&bytes[..]);
+        let mut trickle = ByteReader::new(Trickle(&bytes));
+        whole.byte("test").unwrap();
+        trickle.byte("test").unwrap();
+        assert!(matches!(whole.uleb("test"), Err(StreamError::Invalid { offset: 1, .. })));
+        assert!(matches!(trickle.uleb("test"), Err(StreamError::Invalid { offset: 1, .. })));
+    }
+
+    #[test]
+    fn a_string_longer_than_the_input_is_truncated_not_allocated() {
+        let mut bytes = Vec::new();
+        put_uleb(&mut bytes, 1 << 60);
+        bytes.extend_from_slice(b"short");
+        let end = bytes.len() as u64;
+        let error = ByteReader::new(&bytes[..]).string("a name").unwrap_err();
+        assert!(matches!(error, StreamError::Truncated { offset, .. } if offset == end), "{error}");
+    }
+}

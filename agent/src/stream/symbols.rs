@@ -1,0 +1,162 @@
+//! Symbols by address.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::{Symbol, TraceSymbol};
+
+/// A Lua function, as the symbol table has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LuaSymbol {
+    /// Chunkname: `@path`, `=name` or source text.
+    pub chunk: Arc<[u8]>,
+    /// Line where the function is defined; 0 for a main chunk.
+    pub first_line: u64,
+}
+
+/// A C function found for an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CSymbol {
+    /// Where the function starts, at or below the address asked for.
+    pub start: u64,
+    /// Its name.
+    pub name: Arc<[u8]>,
+}
+
+/// What the addresses of a stream mean at one point of it. A later symbol of the same address replaces the earlier.
+#[derive(Clone, Debug, Default)]
+pub struct SymbolTable {
+    lua: BTreeMap<u64, LuaSymbol>,
+    c: BTreeMap<u64, Arc<[u8]>>,
+    traces: BTreeMap<u64, TraceSymbol>,
+    aliases: HashMap<Arc<[u8]>, usize>,
+    aliased: Vec<Arc<[u8]>>,
+}
+
+impl SymbolTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds or replaces a symbol.
+    pub fn insert(&mut self, symbol: Symbol) {
+        match symbol {
+            Symbol::Lua { addr, chunk, first_line } => {
+                if chunk.contains(&b'\n') && !self.aliases.contains_key(&chunk) {
+                    self.aliased.push(chunk.clone());
+                    self.aliases.insert(chunk.clone(), self.aliased.len());
+                }
+                self.lua.insert(addr, LuaSymbol { chunk, first_line });
+            }
+            Symbol::C { addr, name } => {
+                self.c.insert(addr, name);
+            }
+            Symbol::Trace(trace) => {
+                self.traces.insert(trace.number, trace);
+            }
+        }
+    }
+
+    /// Adds a C function by its extent, and a boundary behind it, so that no address behind it takes its name:
+    /// the format's look-up takes the nearest symbol below an address and knows no sizes.
+    ///
+    /// Where functions nest or overlap, the one that starts later wins within its extent.
+    pub fn insert_c_range(&mut self, start: u64, end: u64, name: &str) {
+        self.insert(Symbol::c(start, name));
+        if end > start {
+            self.c.entry(end).or_insert_with(|| UNKNOWN.as_bytes().into());
+        }
+    }
+
+    /// The Lua function whose prototype lies at `addr`.
+    pub fn lua(&self, addr: u64) -> Option<&LuaSymbol> {
+        self.lua.get(&addr)
+    }
+
+    /// The C function with the nearest start at or below `addr`.
+    pub fn c(&self, addr: u64) -> Option<CSymbol> {
+        self.c.range(..=addr).next_back().map(|(&start, name)| CSymbol { start, name: name.clone() })
+    }
+
+    /// The name of the C function with the nearest start at or below `addr`.
+    pub fn c_name(&self, addr: u64) -> Option<&[u8]> {
+        self.c.range(..=addr).next_back().map(|(_, name)| &**name)
+    }
+
+    /// The trace with this number.
+    pub fn trace(&self, number: u64) -> Option<&TraceSymbol> {
+        self.traces.get(&number)
+    }
+
+    /// The number under which the reference parsers list a chunkname that has several lines: they print
+    /// `function_alias_N` in its place.
+    pub fn alias(&self, chunk: &[u8]) -> Option<usize> {
+        self.aliases.get(chunk).copied()
+    }
+
+    /// The chunknames with several lines, in the order of their alias numbers.
+    pub fn aliased(&self) -> &[Arc<[u8]>] {
+        &self.aliased
+    }
+
+    /// All symbols: Lua functions, traces, C functions, each by address or number.
+    pub fn iter(&self) -> impl Iterator<Item = Symbol> + '_ {
+        let lua = self.lua.iter().map(|(&addr, symbol)| Symbol::Lua {
+            addr,
+            chunk: symbol.chunk.clone(),
+            first_line: symbol.first_line,
+        });
+        let traces = self.traces.values().map(|&trace| Symbol::Trace(trace));
+        let c = self.c.iter().map(|(&addr, name)| Symbol::C { addr, name: name.clone() });
+        lua.chain(traces).chain(c)
+    }
+}
+
+/// The name of an address that no symbol covers.
+pub(super) const UNKNOWN: &str = "[unknown]";
+
+impl Extend<Symbol> for SymbolTable {
+    fn extend<T: IntoIterator<Item = Symbol>>(&mut self, symbols: T) {
+        symbols.into_iter().for_each(|symbol| self.insert(symbol));
+    }
+}
+
+impl FromIterator<Symbol> for SymbolTable {
+    fn from_iter<T: IntoIterator<Item = Symbol>>(symbols: T) -> Self {
+        let mut table = Self::new();
+        table.extend(symbols);
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_behind_a_function_does_not_take_its_name() {
+        let mut table = SymbolTable::new();
+        table.insert_c_range(0x1000, 0x1100, "first");
+        table.insert_c_range(0x1100, 0x1200, "second");
+        let name = |addr| table.c(addr).map(|symbol| String::from_utf8_lossy(&symbol.name).into_owned());
+        assert_eq!(name(0xfff), None);
+        assert_eq!(name(0x10ff).as_deref(), Some("first"));
+        assert_eq!(name(0x1100).as_deref(), Some("second"));
+        assert_eq!(name(0x1200).as_deref(), Some(UNKNOWN));
+    }
+
+    #[test]
+    fn aliases_count_distinct_chunks_of_several_lines() {
+        let table: SymbolTable = [
+            Symbol::lua(1, b"one\ntwo", 0),
+            Symbol::lua(2, b"@file.lua", 0),
+            Symbol::lua(3, b"one\ntwo", 1),
+            Symbol::lua(4, b"three\n", 0),
+        ]
+        .into_iter()
+        .collect();
+        assert_eq!((table.alias(b"one\ntwo"), table.alias(b"three\n"), table.alias(b"@file.lua")), (Some(1), Some(2), None));
+        assert_eq!(table.aliased().len(), 2);
+    }
+}

@@ -1,0 +1,306 @@
+//! Writing samples.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use super::splice::{Splicer, StackFrame};
+use super::{
+    EVENT_C, EVENT_LUA, EVENT_TRACE, FRAME_CFUNC, FRAME_FFUNC, FRAME_HOST_LAST, FRAME_LFUNC, FRAME_LUA_LAST, LuaFrame,
+    MAGIC, Sample, TraceSample, VERSION,
+};
+use crate::stream::bytes::{put_prologue, put_uleb};
+use crate::stream::record::RecordWriter;
+use crate::stream::symbols::UNKNOWN;
+use crate::stream::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserved, symtab};
+
+/// Writes a sysprof stream (`ljs` 3, `ljp` 2).
+///
+/// There are two levels. [`sample`](Self::sample), [`trace_sample`](Self::trace_sample) and
+/// [`symbol`](Self::symbol) write records as they are given. [`stack`](Self::stack) and the `define_*` methods are
+/// for recorders: they write what the reference parser shows whole, and each symbol once, when it is first needed.
+///
+/// A writer that is dropped ends its stream, but only [`finish`](Self::finish) says whether that worked.
+#[derive(Debug)]
+pub struct SysprofWriter<W: Write> {
+    records: RecordWriter<W>,
+    symbols: SymbolTable,
+    function_names: HashMap<u64, Arc<str>>,
+    /// Addresses given to names that have none.
+    named: HashMap<Arc<str>, u64>,
+    splicer: Splicer,
+}
+
+impl<W: Write> SysprofWriter<W> {
+    /// Starts a stream with these symbols and with those of lj-trace's own ([`reserved`]).
+    ///
+    /// # Errors
+    /// As for all methods: the output cannot take the bytes.
+    pub fn new(out: W, symbols: &SymbolTable) -> Result<Self, WriteError> {
+        let mut symbols = symbols.clone();
+        symbols.insert(Annotation::Writer.to_symbol());
+        symbols.insert(Symbol::c(reserved::LUA_PCALL, "lua_pcall"));
+        symbols.insert(Symbol::c(reserved::NO_STACK, "[unknown: no stack]"));
+        symbols.insert(Symbol::c(reserved::END, UNKNOWN));
+        Self::with_symbols(out, symtab::VERSION, VERSION, symbols.iter().collect::<Vec<_>>())
+    }
+
+    /// Starts a stream of these versions with exactly these symbols in this order.
+    ///
+    /// # Errors
+    /// As for all methods: the output cannot take the bytes.
+    pub fn with_symbols(
+        out: W,
+        symtab_version: u8,
+        version: u8,
+        symbols: impl IntoIterator<Item = Symbol>,
+    ) -> Result<Self, WriteError> {
+        let mut records = RecordWriter::new(out);
+        let mut table = SymbolTable::new();
+        records.record(|out| {
+            symtab::put_start(out, symtab_version);
+            for symbol in symbols {
+                symtab::put_symbol(out, symtab_version, &symbol);
+                table.insert(symbol);
+            }
+            symtab::put_end(out);
+            put_prologue(out, MAGIC, version);
+        })?;
+        Ok(Self {
+            records,
+            symbols: table,
+            function_names: HashMap::new(),
+            named: HashMap::new(),
+            splicer: Splicer::default(),
+        })
+    }
+
+    /// Writes a sample as it is.
+    ///
+    /// # Errors
+    /// Also of kind `InvalidInput`, with nothing written, for a sample that the format has no room for: the state
+    /// `TRACE`, a Lua stack in a state that has none, an address 0.
+    pub fn sample(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
+        let problem = if sample.vmstate == VmState::Trace {
+            Some("a sample in the state TRACE has no stacks in a sysprof stream")
+        } else if !sample.vmstate.has_lua_stack() && !sample.lua.is_empty() {
+            Some("a sample in this state has no Lua stack in a sysprof stream")
+        } else if sample.host.contains(&FRAME_HOST_LAST) {
+            Some("a host frame of a sysprof stream cannot have the address 0")
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, problem);
+            return Err(WriteError { source, complete: self.records.complete() });
+        }
+        self.records.record(|out| put_sample(out, sample))
+    }
+
+    /// Writes a sample on a trace in the in-process form, which the reference parser shows as a bare `;`.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn trace_sample(&mut self, sample: &TraceSample) -> Result<(), WriteError> {
+        self.records.record(|out| {
+            out.push(VmState::Trace as u8);
+            put_uleb(out, sample.number);
+            put_uleb(out, sample.proto);
+            put_uleb(out, sample.line);
+        })
+    }
+
+    /// Writes a symbol that has appeared, or whose address has changed its meaning.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn symbol(&mut self, symbol: Symbol) -> Result<(), WriteError> {
+        self.records.record(|out| {
+            out.push(match symbol {
+                Symbol::Lua { .. } => EVENT_LUA,
+                Symbol::C { .. } => EVENT_C,
+                Symbol::Trace(_) => EVENT_TRACE,
+            });
+            symtab::put_fields(out, &symbol, false);
+        })?;
+        // States are no symbols to look up, and there may be one for each sample.
+        if !matches!(symbol, Symbol::C { addr: ..reserved::NAMES, .. }) {
+            self.symbols.insert(symbol);
+        }
+        Ok(())
+    }
+
+    /// Writes an annotation.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn annotate(&mut self, annotation: &Annotation) -> Result<(), WriteError> {
+        self.symbol(annotation.to_symbol())
+    }
+
+    /// Makes the stream say from here on that a prototype at `proto` is this function. Writes nothing where it says
+    /// so already; a prototype that was freed and whose memory was reused gets its new meaning.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn define_lua(
+        &mut self,
+        proto: u64,
+        chunk: &[u8],
+        first_line: u64,
+        name: Option<&str>,
+    ) -> Result<(), WriteError> {
+        let known = self.symbols.lua(proto);
+        let same = known.is_some_and(|known| *known.chunk == *chunk && known.first_line == first_line);
+        if !same {
+            self.symbol(Symbol::lua(proto, chunk, first_line))?;
+            self.function_names.remove(&proto);
+        }
+        match name {
+            Some(name) if self.function_names.get(&proto).is_none_or(|known| **known != *name) => {
+                let name: Arc<str> = name.into();
+                self.function_names.insert(proto, name.clone());
+                self.annotate(&Annotation::FunctionName { proto, name })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the stream give the code address `pc` this name from here on, by a symbol for the whole function
+    /// `start..end` and a boundary behind it. Writes nothing where `pc` has this name already.
+    ///
+    /// For an address without a symbol pass `pc` as `start`, `pc + 1` as `end` and a name such as
+    /// `[unknown: no symbol]`.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn define_c(&mut self, pc: u64, start: u64, end: u64, name: &str) -> Result<(), WriteError> {
+        let has_name = |symbols: &SymbolTable| symbols.c(pc).is_some_and(|known| *known.name == *name.as_bytes());
+        if pc < reserved::END || has_name(&self.symbols) {
+            return Ok(());
+        }
+        // The function may lie around one that is known; what is known behind `end` must keep its name.
+        if end > start && !self.symbols.c(end).is_some_and(|known| known.start == end) {
+            let behind = self.symbols.c(end).map_or_else(|| UNKNOWN.as_bytes().into(), |known| known.name);
+            self.symbol(Symbol::C { addr: end, name: behind })?;
+        }
+        self.symbol(Symbol::c(start.max(reserved::END), name))?;
+        if !has_name(&self.symbols) {
+            // Another function starts between `start` and `pc`.
+            self.symbol(Symbol::c(pc, name))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the stream know a trace from here on.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn define_trace(&mut self, trace: symtab::TraceSymbol) -> Result<(), WriteError> {
+        if self.symbols.trace(trace.number) == Some(&trace) {
+            return Ok(());
+        }
+        self.symbol(Symbol::Trace(trace))
+    }
+
+    /// An address for a function that has a name but no address that a stream could show, such as a fast function
+    /// that Tarantool's LuaJIT does not have. Always the same one for the same name.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn address_of_name(&mut self, name: &str) -> Result<u64, WriteError> {
+        if let Some(&addr) = self.named.get(name) {
+            return Ok(addr);
+        }
+        let addr = reserved::NAMES + self.named.len() as u64;
+        if addr >= reserved::END {
+            return Ok(reserved::NO_STACK);
+        }
+        self.symbol(Symbol::c(addr, name))?;
+        self.named.insert(name.into(), addr);
+        Ok(addr)
+    }
+
+    /// Writes a sample so that the reference parser, which knows only the symbols written so far, shows every frame
+    /// of its merged stack in order. See [`super::splice`].
+    ///
+    /// `frames` are root first. All states are allowed, `TRACE` too.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn stack(&mut self, vmstate: VmState, frames: &[StackFrame<'_>]) -> Result<(), WriteError> {
+        let mut splicer = std::mem::take(&mut self.splicer);
+        let result = self.stack_with(&mut splicer, vmstate, frames);
+        self.splicer = splicer;
+        result
+    }
+
+    fn stack_with(
+        &mut self,
+        splicer: &mut Splicer,
+        vmstate: VmState,
+        frames: &[StackFrame<'_>],
+    ) -> Result<(), WriteError> {
+        splicer.frames.clear();
+        for frame in frames {
+            let frame = match *frame {
+                StackFrame::Fast { name } => match super::fast_function_id(name) {
+                    Some(ffid) => LuaFrame::Ffunc { ffid },
+                    None => LuaFrame::Cfunc { addr: self.address_of_name(name)? },
+                },
+                StackFrame::Lua { proto, line } => LuaFrame::Lfunc { proto, line },
+                StackFrame::Host { addr } => LuaFrame::Cfunc { addr: if addr == 0 { reserved::NO_STACK } else { addr } },
+            };
+            splicer.frames.push(frame);
+        }
+        let sample = splicer.splice(vmstate, &self.symbols);
+        if sample.vmstate != vmstate {
+            self.annotate(&Annotation::State(vmstate))?;
+        }
+        self.records.record(|out| put_sample(out, &sample))
+    }
+
+    /// Passes on all that has been written so far.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.records.flush()
+    }
+
+    /// Writes the epilogue, flushes, and gives the output back.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn finish(self) -> Result<W, WriteError> {
+        self.records.finish()
+    }
+}
+
+fn put_sample(out: &mut Vec<u8>, sample: &Sample<'_>) {
+    out.push(sample.vmstate as u8);
+    if sample.vmstate.has_lua_stack() {
+        for frame in sample.lua {
+            match *frame {
+                LuaFrame::Lfunc { proto, line } => {
+                    out.push(FRAME_LFUNC);
+                    put_uleb(out, proto);
+                    put_uleb(out, line);
+                }
+                LuaFrame::Cfunc { addr } => {
+                    out.push(FRAME_CFUNC);
+                    put_uleb(out, addr);
+                }
+                LuaFrame::Ffunc { ffid } => {
+                    out.push(FRAME_FFUNC);
+                    put_uleb(out, ffid);
+                }
+            }
+        }
+        out.push(FRAME_LUA_LAST);
+    }
+    for &addr in sample.host {
+        put_uleb(out, addr);
+    }
+    put_uleb(out, FRAME_HOST_LAST);
+}
