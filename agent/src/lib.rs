@@ -2,5 +2,7 @@
 //! looked at, its VMs are found and proven, probes are attached, samples are unwound and symbolized, and
 //! written as streams or reports.
 
+pub mod commands;
+pub mod report;
 pub mod stream;
 pub mod target;

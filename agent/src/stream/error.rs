@@ -6,7 +6,9 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum StreamError {
     /// The input does not start with the magic of a symbol table.
-    #[error("not a memprof or sysprof stream: it starts with {start:?} where a stream starts with \"ljs\"; give a .bin file that lj-trace, misc.memprof or misc.sysprof wrote")]
+    #[error(
+        "not a memprof or sysprof stream: it starts with {start:?} where a stream starts with \"ljs\"; give a .bin file that lj-trace, misc.memprof or misc.sysprof wrote"
+    )]
     NotAStream {
         /// The first three bytes (fewer in a shorter input), as text.
         start: String,

@@ -62,7 +62,12 @@ impl<R: Read> Stream<R> {
         let body = match &magic {
             b"ljp" => Body::Sysprof(SysprofReader::after_prologue(bytes, version)?),
             b"ljm" => Body::Memprof(MemprofReader::after_prologue(bytes, version)?),
-            _ => return Err(StreamError::invalid(bytes.offset() - 7, "neither samples (ljp) nor events (ljm) follow the symbol table")),
+            _ => {
+                return Err(StreamError::invalid(
+                    bytes.offset() - 7,
+                    "neither samples (ljp) nor events (ljm) follow the symbol table",
+                ));
+            }
         };
         Ok(Self { symtab_version, symbols, body })
     }

@@ -156,7 +156,10 @@ mod tests {
         ]
         .into_iter()
         .collect();
-        assert_eq!((table.alias(b"one\ntwo"), table.alias(b"three\n"), table.alias(b"@file.lua")), (Some(1), Some(2), None));
+        assert_eq!(
+            (table.alias(b"one\ntwo"), table.alias(b"three\n"), table.alias(b"@file.lua")),
+            (Some(1), Some(2), None)
+        );
         assert_eq!(table.aliased().len(), 2);
     }
 }

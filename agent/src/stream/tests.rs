@@ -86,7 +86,10 @@ fn a_stream_cut_off_anywhere_is_read_up_to_the_cut() {
             let end = end.expect("there is no epilogue");
             match cut {
                 0..3 => assert!(matches!(end, StreamError::NotAStream { .. }), "{cut}: {end}"),
-                _ => assert!(matches!(end, StreamError::Truncated { offset, .. } if offset == cut as u64), "{cut}: {end}"),
+                _ => assert!(
+                    matches!(end, StreamError::Truncated { offset, .. } if offset == cut as u64),
+                    "{cut}: {end}"
+                ),
             }
             if cut >= start {
                 let whole = written.len() - 1;
@@ -148,10 +151,7 @@ fn older_versions_leave_out_what_they_have_no_room_for() {
     let stream = Stream::open(&bytes[..]).unwrap();
     assert_eq!((stream.symtab_version, &stream.symbols[..]), (1, &symbols[..1]));
     let Body::Memprof(mut reader) = stream.body else { panic!("not a memprof stream") };
-    assert_eq!(
-        reader.next_event().unwrap(),
-        Some(Event::Alloc { source: Source::Internal, addr: 0x100, size: 8 })
-    );
+    assert_eq!(reader.next_event().unwrap(), Some(Event::Alloc { source: Source::Internal, addr: 0x100, size: 8 }));
     assert_eq!(reader.next_event().unwrap(), None);
 }
 

@@ -137,10 +137,17 @@ mod tests {
     }
 
     fn symbols() -> SymbolTable {
-        [(MAIN, "main"), (CPCALL, "lua_cpcall"), (PMAIN, "pmain"), (PCALL, "lua_pcall"), (SORT, "lj_cf_table_sort"), (CALL, "lua_call")]
-            .into_iter()
-            .map(|(addr, name)| Symbol::c(addr, name))
-            .collect()
+        [
+            (MAIN, "main"),
+            (CPCALL, "lua_cpcall"),
+            (PMAIN, "pmain"),
+            (PCALL, "lua_pcall"),
+            (SORT, "lj_cf_table_sort"),
+            (CALL, "lua_call"),
+        ]
+        .into_iter()
+        .map(|(addr, name)| Symbol::c(addr, name))
+        .collect()
     }
 
     #[test]
@@ -154,7 +161,18 @@ mod tests {
         let sort = Lua(LuaFrame::Ffunc { ffid: table_sort });
         assert_eq!(
             merged,
-            [Host(MAIN), Host(CPCALL), Host(PMAIN), Host(PCALL), Lua(lfunc(1)), Lua(lfunc(2)), sort, Host(SORT), Host(CALL), Lua(lfunc(3))]
+            [
+                Host(MAIN),
+                Host(CPCALL),
+                Host(PMAIN),
+                Host(PCALL),
+                Lua(lfunc(1)),
+                Lua(lfunc(2)),
+                sort,
+                Host(SORT),
+                Host(CALL),
+                Lua(lfunc(3))
+            ]
         );
     }
 

@@ -26,11 +26,7 @@ pub struct SysprofReader<R> {
 impl<R: Read> SysprofReader<R> {
     pub(in crate::stream) fn after_prologue(bytes: ByteReader<R>, version: u8) -> Result<Self, StreamError> {
         if !(1..=VERSION).contains(&version) {
-            return Err(StreamError::UnsupportedVersion {
-                part: "the samples (ljp)",
-                found: version,
-                newest: VERSION,
-            });
+            return Err(StreamError::UnsupportedVersion { part: "the samples (ljp)", found: version, newest: VERSION });
         }
         Ok(Self { bytes, version, lua: Vec::new(), host: Vec::new(), finished: false })
     }
@@ -83,11 +79,7 @@ impl<R: Read> SysprofReader<R> {
 
     fn trace_sample(&mut self) -> Result<TraceSample, StreamError> {
         const PART: &str = "a sample on a trace";
-        Ok(TraceSample {
-            number: self.bytes.uleb(PART)?,
-            proto: self.bytes.uleb(PART)?,
-            line: self.bytes.uleb(PART)?,
-        })
+        Ok(TraceSample { number: self.bytes.uleb(PART)?, proto: self.bytes.uleb(PART)?, line: self.bytes.uleb(PART)? })
     }
 
     fn read_lua_stack(&mut self) -> Result<(), StreamError> {

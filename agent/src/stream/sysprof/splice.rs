@@ -184,7 +184,21 @@ mod tests {
         let fast = LuaFrame::Ffunc { ffid: 70 };
         for frames in [
             vec![h(MAIN), h(PCALL), l(1), l(2)],
-            vec![h(MAIN), h(CPCALL), h(MAIN), h(PCALL), h(MAIN), l(1), l(2), h(SORT), h(CALL), l(3), h(SORT), h(CALL), l(4)],
+            vec![
+                h(MAIN),
+                h(CPCALL),
+                h(MAIN),
+                h(PCALL),
+                h(MAIN),
+                l(1),
+                l(2),
+                h(SORT),
+                h(CALL),
+                l(3),
+                h(SORT),
+                h(CALL),
+                l(4),
+            ],
             vec![h(CPCALL), h(CPCALL), h(PCALL), h(PCALL), h(CALL), l(1), fast, h(SORT)],
             vec![h(PCALL), l(1), h(SORT), h(CALL), h(SORT)],
             vec![h(PCALL), l(1), h(SORT), h(CPCALL), h(SORT), h(PCALL), fast],

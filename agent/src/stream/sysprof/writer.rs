@@ -249,7 +249,9 @@ impl<W: Write> SysprofWriter<W> {
                     None => LuaFrame::Cfunc { addr: self.address_of_name(name)? },
                 },
                 StackFrame::Lua { proto, line } => LuaFrame::Lfunc { proto, line },
-                StackFrame::Host { addr } => LuaFrame::Cfunc { addr: if addr == 0 { reserved::NO_STACK } else { addr } },
+                StackFrame::Host { addr } => {
+                    LuaFrame::Cfunc { addr: if addr == 0 { reserved::NO_STACK } else { addr } }
+                }
             };
             splicer.frames.push(frame);
         }

@@ -1,0 +1,58 @@
+//! Folded stacks: a line for each stack, `root;...;leaf COUNT`, what flame graph tools read.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use super::CpuProfile;
+
+/// The lines of a profile, in bytewise order, without line ends. Stacks that read the same are one line.
+pub fn lines(profile: &CpuProfile) -> Vec<String> {
+    let names: Vec<String> = profile.frames().iter().map(|frame| escape(&frame.to_string())).collect();
+    let ids: BTreeMap<_, _> = profile.frame_ids().zip(&names).collect();
+    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
+    for (stack, count) in profile.stacks() {
+        let names: Vec<&str> = stack.iter().filter_map(|id| ids.get(id)).map(|name| name.as_str()).collect();
+        *counts.entry(names.join(";")).or_insert(0) += count;
+    }
+    counts.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect()
+}
+
+/// Writes a profile as folded stacks.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(profile: &CpuProfile, mut out: impl Write) -> io::Result<()> {
+    for line in lines(profile) {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()
+}
+
+/// A name as it can stand in a folded line: a `;` would end it, a line end or other control character would end the
+/// line or hide in it.
+pub fn escape(name: &str) -> String {
+    name.chars()
+        .map(|c| match c {
+            ';' => ',',
+            c if c.is_control() => ' ',
+            c => c,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Frame;
+    use super::*;
+    use crate::stream::VmState;
+
+    #[test]
+    fn lines_are_merged_sorted_and_free_of_separators() {
+        let mut profile = CpuProfile::new("test");
+        let lua = |chunk: &[u8], line| Frame::lua(None, chunk, 1, Some(line));
+        profile.add(VmState::Lfunc, [lua(b"@b;\n.lua", 3)]);
+        profile.add(VmState::Lfunc, [lua(b"@a.lua", 1), lua(b"@a.lua", 2)]);
+        profile.add(VmState::Lfunc, [lua(b"@a.lua", 7), lua(b"@a.lua", 8)]);
+        assert_eq!(lines(&profile), ["@a.lua:1;@a.lua:1 2", "@b, .lua:1 1"]);
+    }
+}

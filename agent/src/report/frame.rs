@@ -1,0 +1,173 @@
+//! How frames are named, in every output of our own.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::stream::VmState;
+
+/// A frame of a stack, resolved as far as it can be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Frame {
+    /// A Lua function: `name@file.lua:LINE`, with the line where the function is defined; without the name where it
+    /// cannot be inferred; `main chunk@file.lua` for a main chunk.
+    Lua {
+        /// Its name, as `lj_debug_funcname` infers it.
+        name: Option<Arc<str>>,
+        /// Its chunk as shown; see [`chunk_name`].
+        chunk: Arc<str>,
+        /// Line where it is defined; 0 for a main chunk.
+        first_line: u32,
+        /// Current line, where known. It is no part of the name.
+        line: Option<u32>,
+    },
+    /// A function of the VM's library with an assembler part, by its library name: `string.gsub`.
+    FastFunction {
+        /// The name.
+        name: Arc<str>,
+    },
+    /// A native function, by its symbol.
+    C {
+        /// The symbol, demangled.
+        symbol: Arc<str>,
+        /// File name of the library or program, where known. It is no part of the name.
+        module: Option<Arc<str>>,
+    },
+    /// A function of the kernel: `symbol_[k]`.
+    Kernel {
+        /// The symbol.
+        symbol: Arc<str>,
+    },
+    /// JIT-compiled code: `TRACE [7] started at @file.lua:12`, `TRACE [7]`, or `TRACE` where the number is not known.
+    /// The functions that it executes are frames of their own below it.
+    Trace {
+        /// The number of the trace.
+        number: Option<u64>,
+        /// Where it starts: `@file.lua:12`.
+        start: Option<Arc<str>>,
+    },
+    /// Not a function: what follows is the VM at work for itself, in this state (`[GC]`, `[JIT compiler]`).
+    Vm(VmState),
+    /// What could not be resolved: `[unknown: reason]`.
+    Unresolved {
+        /// Why not.
+        reason: Arc<str>,
+    },
+}
+
+/// What kind of code a frame is; each kind has a colour of its own in pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FrameKind {
+    /// Interpreted Lua code, and fast functions.
+    Lua,
+    /// JIT-compiled code.
+    Jit,
+    /// Native code.
+    C,
+    /// The kernel.
+    Kernel,
+    /// The garbage collector.
+    Gc,
+    /// The JIT compiler.
+    JitCompiler,
+    /// Not known.
+    Unresolved,
+}
+
+impl Frame {
+    /// A Lua function of a chunk with this raw chunkname.
+    pub fn lua(name: Option<Arc<str>>, chunkname: &[u8], first_line: u32, line: Option<u32>) -> Self {
+        Self::Lua { name, chunk: chunk_name(chunkname).into(), first_line, line }
+    }
+
+    /// What kind of code it is.
+    pub fn kind(&self) -> FrameKind {
+        match self {
+            Self::Lua { .. } | Self::FastFunction { .. } => FrameKind::Lua,
+            Self::C { .. } => FrameKind::C,
+            Self::Kernel { .. } => FrameKind::Kernel,
+            Self::Trace { .. } => FrameKind::Jit,
+            Self::Vm(VmState::Gc) => FrameKind::Gc,
+            Self::Vm(_) => FrameKind::JitCompiler,
+            Self::Unresolved { .. } => FrameKind::Unresolved,
+        }
+    }
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lua { chunk, first_line: 0, .. } => write!(f, "main chunk@{chunk}"),
+            Self::Lua { name, chunk, first_line, .. } => {
+                write!(f, "{}@{chunk}:{first_line}", name.as_deref().unwrap_or_default())
+            }
+            Self::FastFunction { name } => f.write_str(name),
+            Self::C { symbol, .. } => f.write_str(symbol),
+            Self::Kernel { symbol } => write!(f, "{symbol}_[k]"),
+            Self::Trace { number: None, .. } => f.write_str("TRACE"),
+            Self::Trace { number: Some(number), start: None } => write!(f, "TRACE [{number}]"),
+            Self::Trace { number: Some(number), start: Some(start) } => {
+                write!(f, "TRACE [{number}] started at {start}")
+            }
+            Self::Vm(VmState::Gc) => f.write_str("[GC]"),
+            Self::Vm(state) if state.is_jit_compiler() => f.write_str("[JIT compiler]"),
+            Self::Vm(state) => write!(f, "[{state}]"),
+            Self::Unresolved { reason } => write!(f, "[unknown: {reason}]"),
+        }
+    }
+}
+
+/// The room LuaJIT gives to a chunkname in messages (`LUA_IDSIZE` of `luaconf.h`).
+const LUA_IDSIZE: usize = 60;
+
+/// A chunkname as LuaJIT shows it (`lj_debug_shortname`): the path of `@path` (whole, where LuaJIT would cut it to
+/// 60 bytes), the text of `=text`, and `[string "first line..."]` of source text.
+pub fn chunk_name(chunkname: &[u8]) -> String {
+    match chunkname {
+        [b'@' | b'=', name @ ..] => String::from_utf8_lossy(name).into_owned(),
+        source => {
+            let first_line = source.iter().take(LUA_IDSIZE - 12).take_while(|&&byte| byte >= b' ').count();
+            if first_line == source.len() {
+                return format!("[string \"{}\"]", String::from_utf8_lossy(source));
+            }
+            let shown = &source[..first_line.min(LUA_IDSIZE - 15)];
+            format!("[string \"{}...\"]", String::from_utf8_lossy(shown))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lua(name: Option<&str>, chunkname: &[u8], first_line: u32) -> String {
+        Frame::lua(name.map(Into::into), chunkname, first_line, Some(99)).to_string()
+    }
+
+    #[test]
+    fn lua_functions_read_name_file_and_line() {
+        assert_eq!(lua(Some("fib"), b"@lib/cpu.lua", 4), "fib@lib/cpu.lua:4");
+        assert_eq!(lua(None, b"@cpu.lua", 12), "@cpu.lua:12");
+        assert_eq!(lua(None, b"@cpu.lua", 0), "main chunk@cpu.lua");
+        assert_eq!(lua(Some("f"), b"=(command line)", 1), "f@(command line):1");
+        assert_eq!(lua(None, b"return 1", 0), "main chunk@[string \"return 1\"]");
+    }
+
+    #[test]
+    fn source_text_is_cut_where_luajit_cuts_it() {
+        assert_eq!(chunk_name(b"local a = 1\nreturn a"), "[string \"local a = 1...\"]");
+        let long = [b'x'; 100];
+        assert_eq!(chunk_name(&long), format!("[string \"{}...\"]", "x".repeat(45)));
+        assert_eq!(chunk_name(&long[..47]), format!("[string \"{}\"]", "x".repeat(47)));
+        assert_eq!(chunk_name(b""), "[string \"\"]");
+    }
+
+    #[test]
+    fn other_frames_read_as_people_know_them() {
+        assert_eq!(Frame::Kernel { symbol: "do_syscall_64".into() }.to_string(), "do_syscall_64_[k]");
+        assert_eq!(Frame::Unresolved { reason: "no symbol".into() }.to_string(), "[unknown: no symbol]");
+        let trace = Frame::Trace { number: Some(7), start: Some("@a.lua:3".into()) };
+        assert_eq!(trace.to_string(), "TRACE [7] started at @a.lua:3");
+        assert_eq!(Frame::Vm(VmState::Gc).to_string(), "[GC]");
+        assert_eq!(Frame::Vm(VmState::Opt).to_string(), "[JIT compiler]");
+    }
+}

@@ -1,0 +1,201 @@
+//! A CPU profile: stacks and how often they were seen.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::Frame;
+use crate::stream::VmState;
+
+/// A frame of a [`CpuProfile`], by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrameId(u32);
+
+/// Where CPU time went: samples by stack and by VM state, and what is missing.
+#[derive(Clone, Debug, Default)]
+pub struct CpuProfile {
+    frames: Vec<Frame>,
+    ids: HashMap<Frame, FrameId>,
+    stacks: HashMap<Box<[FrameId]>, u64>,
+    states: [u64; VmState::ALL.len()],
+    losses: BTreeMap<String, u64>,
+    unresolved: BTreeMap<Arc<str>, u64>,
+    scratch: Vec<FrameId>,
+    /// What was measured, as a title: a command line, a pid, a file.
+    pub title: String,
+    /// Samples a second, where known.
+    pub rate: Option<u32>,
+}
+
+impl CpuProfile {
+    /// An empty profile.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), ..Self::default() }
+    }
+
+    /// Counts one sample. `frames` are root first.
+    ///
+    /// What a state means is added as a frame of its own: `[GC]` or `[JIT compiler]` above the Lua frames in the
+    /// states of these two, `TRACE` at the leaf of a sample in JIT-compiled code that does not say which trace.
+    pub fn add(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>) {
+        let stack: Vec<FrameId> = frames.into_iter().map(|frame| self.intern(frame)).collect();
+        self.add_interned(vmstate, &stack);
+    }
+
+    /// The number of a frame, for [`add_interned`](Self::add_interned).
+    pub fn intern(&mut self, frame: Frame) -> FrameId {
+        if let Some(&id) = self.ids.get(&frame) {
+            return id;
+        }
+        let id = FrameId(u32::try_from(self.frames.len()).unwrap_or(u32::MAX));
+        self.frames.push(frame.clone());
+        self.ids.insert(frame, id);
+        id
+    }
+
+    /// Counts one sample of frames that have numbers already; otherwise as [`add`](Self::add).
+    pub fn add_interned(&mut self, vmstate: VmState, stack: &[FrameId]) {
+        let mut marked = std::mem::take(&mut self.scratch);
+        marked.clear();
+        marked.extend_from_slice(stack);
+        self.mark(vmstate, &mut marked);
+        self.count_unresolved(&marked);
+        match self.stacks.get_mut(&marked[..]) {
+            Some(count) => *count += 1,
+            None => {
+                self.stacks.insert(marked[..].into(), 1);
+            }
+        }
+        self.states[vmstate as usize] += 1;
+        self.scratch = marked;
+    }
+
+    fn mark(&mut self, vmstate: VmState, stack: &mut Vec<FrameId>) {
+        let is = |id: &FrameId, test: fn(&Frame) -> bool| self.frame(*id).is_some_and(test);
+        if vmstate == VmState::Trace {
+            if !stack.iter().any(|id| is(id, |frame| matches!(frame, Frame::Trace { .. }))) {
+                let trace = self.intern(Frame::Trace { number: None, start: None });
+                stack.push(trace);
+            }
+        } else if vmstate == VmState::Gc || vmstate.is_jit_compiler() {
+            let lua = stack
+                .iter()
+                .rposition(|id| is(id, |frame| matches!(frame, Frame::Lua { .. } | Frame::FastFunction { .. })));
+            // All three states of the JIT compiler read the same, so they are one frame.
+            let state = if vmstate == VmState::Gc { VmState::Gc } else { VmState::Record };
+            let marker = self.intern(Frame::Vm(state));
+            stack.insert(lua.map_or(stack.len().min(1), |at| at + 1), marker);
+        }
+    }
+
+    fn count_unresolved(&mut self, stack: &[FrameId]) {
+        let mut reasons = BTreeSet::new();
+        for &id in stack {
+            if let Some(Frame::Unresolved { reason }) = self.frame(id) {
+                reasons.insert(reason.clone());
+            }
+        }
+        for reason in reasons {
+            *self.unresolved.entry(reason).or_insert(0) += 1;
+        }
+    }
+
+    /// Counts samples that were lost, by reason.
+    pub fn lose(&mut self, reason: &str, samples: u64) {
+        if samples > 0 {
+            *self.losses.entry(reason.to_owned()).or_insert(0) += samples;
+        }
+    }
+
+    /// The frame of this number, if it is one of this profile.
+    pub fn frame(&self, id: FrameId) -> Option<&Frame> {
+        self.frames.get(id.0 as usize)
+    }
+
+    /// All frames that occur, in the order of their numbers.
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// The numbers of all frames, in order.
+    pub fn frame_ids(&self) -> impl Iterator<Item = FrameId> + use<> {
+        (0..self.frames.len() as u32).map(FrameId)
+    }
+
+    /// The stacks, root first, and how often each was seen, in no order.
+    pub fn stacks(&self) -> impl Iterator<Item = (&[FrameId], u64)> {
+        self.stacks.iter().map(|(stack, &count)| (&**stack, count))
+    }
+
+    /// How many samples there are.
+    pub fn samples(&self) -> u64 {
+        self.states.iter().sum()
+    }
+
+    /// How many samples were taken in this state.
+    pub fn in_state(&self, vmstate: VmState) -> u64 {
+        self.states[vmstate as usize]
+    }
+
+    /// Samples that were lost, by reason.
+    pub fn losses(&self) -> &BTreeMap<String, u64> {
+        &self.losses
+    }
+
+    /// Samples that have at least one unresolved frame, by its reason.
+    pub fn unresolved(&self) -> &BTreeMap<Arc<str>, u64> {
+        &self.unresolved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn c(symbol: &str) -> Frame {
+        Frame::C { symbol: symbol.into(), module: None }
+    }
+
+    fn lua(line: u32) -> Frame {
+        Frame::lua(None, b"@a.lua", line, None)
+    }
+
+    fn names(profile: &CpuProfile) -> Vec<Vec<String>> {
+        let name = |id: &FrameId| profile.frame(*id).unwrap().to_string();
+        profile.stacks().map(|(stack, _)| stack.iter().map(name).collect()).collect()
+    }
+
+    #[test]
+    fn equal_stacks_are_counted_together() {
+        let mut profile = CpuProfile::new("test");
+        profile.add(VmState::Lfunc, [c("main"), lua(1)]);
+        profile.add(VmState::Lfunc, [c("main"), lua(1)]);
+        profile.add(VmState::Cfunc, [c("main")]);
+        let mut counts: Vec<u64> = profile.stacks().map(|(_, count)| count).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [1, 2]);
+        assert_eq!((profile.samples(), profile.in_state(VmState::Lfunc)), (3, 2));
+    }
+
+    #[test]
+    fn the_vm_at_work_for_itself_is_a_frame_above_the_lua_code() {
+        let mut profile = CpuProfile::new("test");
+        profile.add(VmState::Gc, [c("main"), lua(1), c("lj_gc_step")]);
+        assert_eq!(names(&profile), [["main", "@a.lua:1", "[GC]", "lj_gc_step"]]);
+    }
+
+    #[test]
+    fn compiled_code_has_a_trace_at_its_leaf() {
+        let mut profile = CpuProfile::new("test");
+        profile.add(VmState::Trace, [c("main"), lua(1)]);
+        assert_eq!(names(&profile), [["main", "@a.lua:1", "TRACE"]]);
+    }
+
+    #[test]
+    fn a_sample_counts_once_for_each_reason() {
+        let mut profile = CpuProfile::new("test");
+        let unknown = |reason: &str| Frame::Unresolved { reason: reason.into() };
+        profile.add(VmState::Cfunc, [unknown("no symbol"), unknown("no symbol"), unknown("cut off")]);
+        assert_eq!(profile.unresolved()["no symbol"], 1);
+        assert_eq!(profile.unresolved()["cut off"], 1);
+    }
+}

@@ -1,0 +1,106 @@
+//! Flame graphs.
+
+use std::io::{self, Write};
+
+use inferno::flamegraph::color::{Color, PaletteMap};
+use inferno::flamegraph::{self, Options};
+
+use super::folded;
+use super::frame::FrameKind;
+use super::profile::CpuProfile;
+
+/// Writes a profile as a flame graph in SVG, which zooms and searches in a browser.
+///
+/// The colour of a frame says what kind of code it is; its shade, which is the same for the same name, tells
+/// neighbours apart.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(profile: &CpuProfile, mut out: impl Write) -> io::Result<()> {
+    let mut palette = PaletteMap::default();
+    for frame in profile.frames() {
+        let name = folded::escape(&frame.to_string());
+        let color = color(frame.kind(), &name);
+        palette.insert(name, color);
+    }
+    let mut options = Options::default();
+    options.title = if profile.title.is_empty() { "CPU time".to_owned() } else { profile.title.clone() };
+    options.subtitle = Some(subtitle(profile));
+    options.count_name = "samples".to_owned();
+    options.notes = "lj-trace".to_owned();
+    options.palette_map = Some(&mut palette);
+    let mut lines = folded::lines(profile);
+    if lines.is_empty() {
+        // The library refuses an empty graph; an empty profile is a result too.
+        lines.push("no samples 1".to_owned());
+    }
+    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)?;
+    out.flush()
+}
+
+fn subtitle(profile: &CpuProfile) -> String {
+    let rate = profile.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
+    let lost = match profile.losses().values().sum::<u64>() {
+        0 => String::new(),
+        lost => format!(", {lost} lost"),
+    };
+    format!(
+        "CPU time, {} samples{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
+        profile.samples()
+    )
+}
+
+/// The colour of a frame: a hue for its kind, a shade for its name.
+fn color(kind: FrameKind, name: &str) -> Color {
+    let (r, g, b) = match kind {
+        FrameKind::Lua => (90, 180, 90),
+        FrameKind::Jit => (80, 150, 220),
+        FrameKind::C => (235, 165, 75),
+        FrameKind::Kernel => (160, 160, 175),
+        FrameKind::Gc => (220, 80, 80),
+        FrameKind::JitCompiler => (170, 110, 200),
+        FrameKind::Unresolved => (215, 215, 215),
+    };
+    // FNV-1a, for a shade that does not change from run to run.
+    let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let shade = (hash >> 16) as u8 % 36;
+    let lighten = |channel: u8| channel.saturating_add(shade);
+    Color { r: lighten(r), g: lighten(g), b: lighten(b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Frame;
+    use super::*;
+    use crate::stream::VmState;
+
+    #[test]
+    fn the_picture_names_what_was_measured_and_escapes_it() {
+        let mut profile = CpuProfile::new("nginx <worker> & co");
+        profile.add(VmState::Gc, [Frame::lua(Some("f".into()), b"@a<b>.lua", 3, None)]);
+        let mut svg = Vec::new();
+        write(&profile, &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        assert!(svg.contains("nginx &lt;worker&gt; &amp; co"));
+        assert!(svg.contains("f@a&lt;b&gt;.lua:3"));
+        assert!(svg.contains("[GC]"));
+        assert!(svg.contains("search"));
+    }
+
+    #[test]
+    fn an_empty_profile_is_a_picture_too() {
+        let mut svg = Vec::new();
+        write(&CpuProfile::new("nothing"), &mut svg).unwrap();
+        assert!(String::from_utf8(svg).unwrap().contains("no samples"));
+    }
+
+    #[test]
+    fn each_kind_keeps_its_hue() {
+        let is_red = |c: Color| c.r > c.g && c.r > c.b;
+        for name in ["a", "lj_gc_step", "x".repeat(99).as_str()] {
+            assert!(is_red(color(FrameKind::Gc, name)));
+            assert!(color(FrameKind::Lua, name).g > color(FrameKind::Lua, name).r);
+            assert!(color(FrameKind::Jit, name).b > color(FrameKind::Jit, name).g);
+        }
+    }
+}

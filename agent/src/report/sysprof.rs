@@ -1,0 +1,241 @@
+//! A CPU profile from a sysprof stream, ours or of Tarantool's in-process profiler.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::Arc;
+
+use super::profile::{CpuProfile, FrameId};
+use super::{Frame, frame};
+use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
+use crate::stream::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
+use crate::stream::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
+
+/// Reads the samples of a stream into a profile. If the stream is cut off, the profile holds what was before the
+/// cut, and the error comes with it.
+///
+/// # Errors
+/// What [`SysprofReader::next_event`] says, but for a cut.
+pub fn read<R: Read>(
+    symbols: Vec<Symbol>,
+    reader: &mut SysprofReader<R>,
+    title: impl Into<String>,
+) -> Result<(CpuProfile, Option<StreamError>), StreamError> {
+    let mut builder = Builder::new(title.into());
+    symbols.into_iter().for_each(|symbol| builder.symbol(symbol));
+    loop {
+        match reader.next_event() {
+            Ok(Some(Event::Sample(sample))) => builder.sample(&sample),
+            Ok(Some(Event::Trace(sample))) => builder.trace_sample(sample),
+            Ok(Some(Event::Symbol(symbol))) => builder.symbol(symbol),
+            Ok(None) => return Ok((builder.profile, None)),
+            Err(cut) if cut.is_truncation() => return Ok((builder.profile, Some(cut))),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+struct Builder {
+    profile: CpuProfile,
+    symbols: SymbolTable,
+    names: HashMap<u64, Arc<str>>,
+    /// Whether lj-trace wrote the stream, so that the order the reference parser shows is the right one.
+    ours: bool,
+    /// The state of the next sample, where its header cannot say it.
+    state: Option<VmState>,
+    /// What addresses mean until the next symbol.
+    frames: HashMap<MergedFrame, Option<FrameId>>,
+    boundaries: HashMap<u64, Boundary>,
+    merged: Vec<MergedFrame>,
+    stack: Vec<FrameId>,
+}
+
+impl Builder {
+    fn new(title: String) -> Self {
+        Self {
+            profile: CpuProfile::new(title),
+            symbols: SymbolTable::new(),
+            names: HashMap::new(),
+            ours: false,
+            state: None,
+            frames: HashMap::new(),
+            boundaries: HashMap::new(),
+            merged: Vec::new(),
+            stack: Vec::new(),
+        }
+    }
+
+    fn symbol(&mut self, symbol: Symbol) {
+        match Annotation::from_symbol(&symbol) {
+            Some(Annotation::State(state)) => {
+                self.state = Some(state);
+                return;
+            }
+            Some(Annotation::Writer) => self.ours = true,
+            Some(Annotation::FunctionName { proto, name }) => {
+                self.names.insert(proto, name);
+            }
+            Some(Annotation::Property { key, value }) => return self.property(&key, &value),
+            None => {
+                if let Symbol::Lua { addr, .. } = symbol {
+                    self.names.remove(&addr);
+                }
+                self.symbols.insert(symbol);
+            }
+        }
+        self.frames.clear();
+        self.boundaries.clear();
+    }
+
+    fn property(&mut self, key: &str, value: &str) {
+        match (key, key.strip_prefix("lost ")) {
+            ("rate", _) => self.profile.rate = value.parse().ok(),
+            ("title", _) => self.profile.title = value.to_owned(),
+            (_, Some(reason)) => self.profile.lose(reason, value.parse().unwrap_or(0)),
+            _ => {}
+        }
+    }
+
+    fn sample(&mut self, sample: &Sample<'_>) {
+        let vmstate = self.state.take().unwrap_or(sample.vmstate);
+        let mut merged = std::mem::take(&mut self.merged);
+        if self.ours {
+            let Self { boundaries, symbols, .. } = self;
+            let boundary = |addr| Boundary::of_addr(addr, symbols);
+            for &addr in sample.host {
+                boundaries.entry(addr).or_insert_with(|| boundary(addr));
+            }
+            merge::as_shown(sample, |addr| boundaries.get(&addr).copied().unwrap_or(Boundary::None), &mut merged);
+        } else {
+            merge::as_called(sample, &self.symbols, &mut merged);
+        }
+        self.stack.clear();
+        for &frame in &merged {
+            let id = match self.frames.get(&frame) {
+                Some(&id) => id,
+                None => {
+                    let id = self.resolve(frame).map(|frame| self.profile.intern(frame));
+                    self.frames.insert(frame, id);
+                    id
+                }
+            };
+            self.stack.extend(id);
+        }
+        self.merged = merged;
+        self.profile.add_interned(vmstate, &self.stack);
+    }
+
+    fn trace_sample(&mut self, sample: TraceSample) {
+        self.state = None;
+        let start = self.symbols.trace(sample.number).copied();
+        let start = start.and_then(|trace| {
+            let chunk = frame::chunk_name(&self.symbols.lua(trace.proto)?.chunk);
+            Some(format!("@{chunk}:{}", trace.line).into())
+        });
+        self.profile.add(VmState::Trace, [Frame::Trace { number: Some(sample.number), start }]);
+    }
+
+    /// What a frame is; `None` for one that is only there for the reference parser.
+    fn resolve(&self, frame: MergedFrame) -> Option<Frame> {
+        match frame {
+            MergedFrame::Host(reserved::LUA_PCALL) => None,
+            MergedFrame::Lua(LuaFrame::Ffunc { ffid }) => Some(match fast_function_name(ffid) {
+                Some(name) => Frame::FastFunction { name: name.into() },
+                None => Frame::Unresolved { reason: format!("fast function {ffid}").into() },
+            }),
+            MergedFrame::Lua(LuaFrame::Lfunc { proto, .. }) if self.symbols.lua(proto).is_some() => {
+                let symbol = self.symbols.lua(proto)?;
+                let first_line = u32::try_from(symbol.first_line).unwrap_or(u32::MAX);
+                Some(Frame::lua(self.names.get(&proto).cloned(), &symbol.chunk, first_line, None))
+            }
+            MergedFrame::Lua(LuaFrame::Lfunc { proto: addr, .. } | LuaFrame::Cfunc { addr })
+            | MergedFrame::Host(addr) => Some(self.native(addr)),
+        }
+    }
+
+    fn native(&self, addr: u64) -> Frame {
+        let Some(name) = self.symbols.c_name(addr) else {
+            return Frame::Unresolved { reason: "no symbol".into() };
+        };
+        let name = String::from_utf8_lossy(name);
+        if (reserved::NAMES..reserved::END).contains(&addr) {
+            return Frame::FastFunction { name: (*name).into() };
+        }
+        if let Some(reason) = name.strip_prefix("[unknown").and_then(|rest| rest.strip_suffix(']')) {
+            let reason = reason.strip_prefix(": ").filter(|reason| !reason.is_empty()).unwrap_or("no symbol");
+            return Frame::Unresolved { reason: reason.into() };
+        }
+        if let Some(symbol) = name.strip_suffix("_[k]") {
+            return Frame::Kernel { symbol: symbol.into() };
+        }
+        if let Some(number) = name.strip_prefix("TRACE [") {
+            let (number, rest) = number.split_once(']').unwrap_or((number, ""));
+            let start = rest.strip_prefix(" started at ").map(Into::into);
+            return Frame::Trace { number: number.parse().ok(), start };
+        }
+        if name == "TRACE" {
+            return Frame::Trace { number: None, start: None };
+        }
+        Frame::C { symbol: (*name).into(), module: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::folded;
+    use crate::stream::sysprof::splice::StackFrame;
+    use crate::stream::{Body, Stream, SysprofWriter};
+
+    fn profile(bytes: &[u8]) -> CpuProfile {
+        let Stream { symbols, body, .. } = Stream::open(bytes).unwrap();
+        let Body::Sysprof(mut reader) = body else { panic!("not a sysprof stream") };
+        let (profile, cut) = read(symbols, &mut reader, "test").unwrap();
+        assert!(cut.is_none());
+        profile
+    }
+
+    #[test]
+    fn a_profile_from_our_stream_says_what_was_recorded() {
+        let mut writer = SysprofWriter::new(Vec::new(), &SymbolTable::new()).unwrap();
+        writer.define_c(0x50_0000, 0x50_0000, 0x50_0010, "main").unwrap();
+        writer.define_c(0x50_0010, 0x50_0010, 0x50_0020, "lua_call").unwrap();
+        writer.define_c(0x60_0000, 0x60_0000, 0x60_0001, "[unknown: no symbol]").unwrap();
+        writer.define_lua(0x7000, b"@a.lua", 0, None).unwrap();
+        writer.define_lua(0x7100, b"@a.lua", 3, Some("work")).unwrap();
+        let main = StackFrame::Host { addr: 0x50_0000 };
+        let call = StackFrame::Host { addr: 0x50_0010 };
+        let unknown = StackFrame::Host { addr: 0x60_0000 };
+        let chunk = StackFrame::Lua { proto: 0x7000, line: 0 };
+        let work = StackFrame::Lua { proto: 0x7100, line: 3 };
+        let sort = StackFrame::Fast { name: "table.sort" };
+        let buffer = StackFrame::Fast { name: "string.buffer.put" };
+        writer.stack(VmState::Lfunc, &[main, chunk, sort, main, call, work, buffer]).unwrap();
+        writer.stack(VmState::Gc, &[main, chunk, work, unknown]).unwrap();
+        writer.stack(VmState::Trace, &[chunk, work]).unwrap();
+        writer.stack(VmState::Trace, &[]).unwrap();
+        writer.annotate(&Annotation::Property { key: "lost ring buffer full".into(), value: "5".into() }).unwrap();
+        let profile = profile(&writer.finish().unwrap());
+        assert_eq!(
+            folded::lines(&profile),
+            [
+                "[unknown: no stack];TRACE 1",
+                "main chunk@a.lua;work@a.lua:3;TRACE 1",
+                "main;main chunk@a.lua;table.sort;main;lua_call;work@a.lua:3;string.buffer.put 1",
+                "main;main chunk@a.lua;work@a.lua:3;[GC];[unknown: no symbol] 1",
+            ]
+        );
+        let states = [VmState::Lfunc, VmState::Gc, VmState::Trace].map(|state| profile.in_state(state));
+        assert_eq!(states, [1, 1, 2]);
+        assert_eq!(profile.losses()["ring buffer full"], 5);
+        assert_eq!(profile.unresolved()["no symbol"], 1);
+    }
+
+    #[test]
+    fn in_process_streams_show_the_lua_frames_that_the_reference_parser_loses() {
+        let profile = profile(include_bytes!("../../tests/golden/sysprof-C-nojit.bin"));
+        assert_eq!(profile.samples(), 113);
+        let lines = folded::lines(&profile);
+        let lua: u64 = lines.iter().filter(|line| line.contains("@cpu.lua:")).count() as u64;
+        assert!(lua > 5, "{lines:#?}");
+    }
+}
