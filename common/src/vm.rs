@@ -93,10 +93,42 @@ impl VmState {
         }
     }
 
+    /// The state with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Whether a sample in this state carries a Lua stack in the stream (`sample-guest`).
+    pub fn has_lua_stack(self) -> bool {
+        matches!(self, Self::Lfunc | Self::Ffunc | Self::Cfunc)
+    }
+
+    /// Whether the JIT compiler is at work: recording, optimizing or assembling a trace.
+    pub fn is_jit_compiler(self) -> bool {
+        matches!(self, Self::Record | Self::Opt | Self::Asm)
+    }
+
     /// Whether the interpreter is running Lua code or a fast function, so that BASE and PC are in registers.
     #[inline(always)]
     pub const fn is_interpreting(self) -> bool {
         matches!(self, Self::Interp | Self::Lfunc | Self::Ffunc)
+    }
+}
+
+impl core::fmt::Display for VmState {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Interp => "INTERP",
+            Self::Lfunc => "LFUNC",
+            Self::Ffunc => "FFUNC",
+            Self::Cfunc => "CFUNC",
+            Self::Gc => "GC",
+            Self::Exit => "EXIT",
+            Self::Record => "RECORD",
+            Self::Opt => "OPT",
+            Self::Asm => "ASM",
+            Self::Trace => "TRACE",
+        })
     }
 }
 

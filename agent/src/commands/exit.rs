@@ -1,34 +1,70 @@
-//! How commands end: exit codes, and errors that carry one.
+//! How commands end.
 
-/// An exit code, after `sysexits.h`.
+use std::io;
+
+use crate::stream::{StreamError, WriteError};
+
+/// An exit code of `lj-trace`, in the numbering of `sysexits.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code(u8);
+pub struct ExitCode(pub u8);
 
-/// The command line is wrong.
-pub const USAGE: Code = Code(64);
-/// There is no such process.
-pub const NO_PROCESS: Code = Code(66);
-/// No LuaJIT is there, or none that is supported.
-pub const NO_LUAJIT: Code = Code(69);
-/// A bug of lj-trace's own.
-pub const BUG: Code = Code(70);
-/// A file cannot be read or written.
-pub const IO: Code = Code(74);
-/// Privileges are missing.
-pub const PRIVILEGES: Code = Code(77);
+impl ExitCode {
+    /// All went well.
+    pub const OK: Self = Self(0);
+    /// The command line is wrong.
+    pub const USAGE: Self = Self(64);
+    /// There is no such process.
+    pub const NO_PROCESS: Self = Self(66);
+    /// There is no LuaJIT in the process, or none that is supported.
+    pub const NO_LUAJIT: Self = Self(69);
+    /// A bug of lj-trace.
+    pub const BUG: Self = Self(70);
+    /// A file cannot be read or written, or is not what it should be.
+    pub const IO: Self = Self(74);
+    /// Privileges are missing.
+    pub const PRIVILEGES: Self = Self(77);
+}
 
-impl From<Code> for std::process::ExitCode {
-    fn from(Code(code): Code) -> Self {
-        code.into()
+impl From<ExitCode> for std::process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        Self::from(code.0)
     }
 }
 
-/// Why a command failed: its message names cause and fix.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a command failed: what to tell the user and the exit code.
+#[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct CommandError {
     /// The exit code.
-    pub code: Code,
-    /// The message.
+    pub code: ExitCode,
+    /// Cause and fix, without a final full stop.
     pub message: String,
+}
+
+impl CommandError {
+    /// An error with this code and message.
+    pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    /// A wrong command line.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self::new(ExitCode::USAGE, message)
+    }
+
+    /// Something about a file. `action` reads like `write x.svg`.
+    pub fn io(action: &str, error: &io::Error) -> Self {
+        Self::new(ExitCode::IO, format!("cannot {action}: {error}"))
+    }
+
+    /// A stream that cannot be read.
+    pub fn stream(name: &str, error: &StreamError) -> Self {
+        Self::new(ExitCode::IO, format!("{name}: {error}"))
+    }
+}
+
+impl From<WriteError> for CommandError {
+    fn from(error: WriteError) -> Self {
+        Self::new(ExitCode::IO, error.to_string())
+    }
 }

@@ -42,7 +42,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // Nothing can be done about a closed terminal.
             let _ = error.print();
-            return if error.use_stderr() { exit::USAGE.into() } else { ExitCode::SUCCESS };
+            return if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
     let outcome = match cli.command {

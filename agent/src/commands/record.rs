@@ -10,7 +10,7 @@ use lj_trace_common::vm::VmConfig;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::exit::{self, CommandError};
+use super::exit::{CommandError, ExitCode};
 use crate::probes::sampler::{Sampler, SamplerError};
 use crate::record::{Outputs, Pipeline, Summary};
 use crate::target::{Process, TargetError};
@@ -276,31 +276,31 @@ fn losses(sampler: &Sampler) -> Vec<(&'static str, u64)> {
 
 fn target_error(error: TargetError) -> CommandError {
     let code = match error {
-        TargetError::NoSuchProcess(_) | TargetError::Zombie(_) => exit::NO_PROCESS,
-        TargetError::NotPermitted { .. } => exit::PRIVILEGES,
-        TargetError::KernelThread(_) => exit::NO_LUAJIT,
-        TargetError::Io { .. } => exit::IO,
+        TargetError::NoSuchProcess(_) | TargetError::Zombie(_) => ExitCode::NO_PROCESS,
+        TargetError::NotPermitted { .. } => ExitCode::PRIVILEGES,
+        TargetError::KernelThread(_) => ExitCode::NO_LUAJIT,
+        TargetError::Io { .. } => ExitCode::IO,
     };
-    CommandError { code, message: error.to_string() }
+    CommandError::new(code, error.to_string())
 }
 
 fn find_error(error: FindError) -> CommandError {
     match error {
         FindError::Target(error) => target_error(error),
-        error => CommandError { code: exit::NO_LUAJIT, message: error.to_string() },
+        error => CommandError::new(ExitCode::NO_LUAJIT, error.to_string()),
     }
 }
 
 fn sampler_error(error: SamplerError) -> CommandError {
     match error {
         SamplerError::Target(error) => target_error(error),
-        SamplerError::NotPermitted { .. } => CommandError { code: exit::PRIVILEGES, message: error.to_string() },
-        error => CommandError { code: exit::BUG, message: error.to_string() },
+        SamplerError::NotPermitted { .. } => CommandError::new(ExitCode::PRIVILEGES, error.to_string()),
+        error => CommandError::new(ExitCode::BUG, error.to_string()),
     }
 }
 
 fn internal_error(error: std::io::Error) -> CommandError {
-    CommandError { code: exit::BUG, message: format!("cannot start: {error}") }
+    CommandError::new(ExitCode::BUG, format!("cannot start: {error}"))
 }
 
 /// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.

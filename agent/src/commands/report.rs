@@ -1,10 +1,213 @@
-//! x
+//! `lj-trace report`: renders a stream.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+
 use super::exit::CommandError;
-use clap::Args;
-/// x
-#[derive(Debug, Args)]
-pub struct ReportArgs {}
-/// x
-pub fn run(_: &ReportArgs) -> Result<(), CommandError> {
+use crate::report::{self, CpuProfile, folded, reference, svg, text};
+use crate::stream::{Body, Stream, StreamError};
+
+const EXAMPLES: &str = "\
+Examples:
+  lj-trace report lj-trace-42.sysprof.bin                 where the CPU time went, as text
+  lj-trace report lj-trace-42.sysprof.bin -o cpu.svg      a flame graph
+  lj-trace report cpu.bin -o cpu.folded -o cpu.svg        both from one reading
+  lj-trace report cpu.bin --format folded | grep work     folded stacks to standard output
+  lj-trace report memprof.bin --leak-only                 what is still held, and by which line";
+
+/// Render a sysprof or memprof stream, written by lj-trace or by Tarantool.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ReportArgs {
+    /// The stream; `-` is standard input.
+    pub file: PathBuf,
+
+    /// Write to this file, or to standard output for `-`; may be repeated. The ending picks the format (.folded,
+    /// .svg, .txt); `FORMAT:FILE` forces one.
+    #[arg(short, long, value_name = "[FORMAT:]FILE")]
+    pub output: Vec<Output>,
+
+    /// The format for standard output and for files whose ending says nothing.
+    #[arg(short, long, value_enum)]
+    pub format: Option<Format>,
+
+    /// Memory profiles: only what is still held.
+    #[arg(long)]
+    pub leak_only: bool,
+
+    /// Memory profiles: KiB, MiB and GiB in place of bytes.
+    #[arg(long)]
+    pub human_readable: bool,
+}
+
+/// How a stream is rendered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// A summary; of a memory profile, what Tarantool's own parser prints.
+    Text,
+    /// Folded stacks, for flame graph tools.
+    Folded,
+    /// A flame graph for the browser.
+    Svg,
+    /// What Tarantool's own parser prints, sorted.
+    Tarantool,
+}
+
+/// Where a rendering goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The format that the user forced, or that the ending means.
+    pub format: Option<Format>,
+    /// The file; `None` is standard output.
+    pub file: Option<PathBuf>,
+}
+
+impl FromStr for Output {
+    type Err = String;
+
+    fn from_str(argument: &str) -> Result<Self, String> {
+        let (format, file) = match argument.split_once(':') {
+            // What stands before the colon of a path such as ./a:b is no format.
+            Some((format, file)) if format.chars().all(|c| c.is_ascii_alphanumeric()) && !format.is_empty() => {
+                let format = Format::from_str(format, true)
+                    .map_err(|_| format!("there is no format '{format}' (for a file of that name: './{argument}')"))?;
+                (Some(format), file)
+            }
+            _ => (None, argument),
+        };
+        match file {
+            "" => Err("the file name is empty".to_owned()),
+            "-" => Ok(Self { format, file: None }),
+            file => Ok(Self { format: format.or_else(|| format_of_ending(file)), file: Some(file.into()) }),
+        }
+    }
+}
+
+fn format_of_ending(file: &str) -> Option<Format> {
+    match Path::new(file).extension().and_then(OsStr::to_str)? {
+        "folded" | "collapsed" => Some(Format::Folded),
+        "svg" => Some(Format::Svg),
+        "txt" | "text" => Some(Format::Text),
+        _ => None,
+    }
+}
+
+/// Renders the stream as `args` say.
+///
+/// # Errors
+/// Exit code 74 for a file that cannot be read or written or is no stream, 64 for options that do not fit it.
+pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
+    let name = args.file.display().to_string();
+    let input: Box<dyn Read> = if args.file == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(&args.file).map_err(|error| CommandError::io(&format!("open {name}"), &error))?)
+    };
+    let stream = Stream::open(input).map_err(|error| CommandError::stream(&name, &error))?;
+    let mut rendering = Rendering::new(stream, args, &name)?;
+
+    let standard_output = [Output { format: None, file: None }];
+    let outputs = if args.output.is_empty() { &standard_output[..] } else { &args.output };
+    let cut = rendering.read(outputs, args, &name)?;
+    for output in outputs {
+        rendering.write(output, args)?;
+    }
+    if let Some(cut) = cut {
+        eprintln!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+    }
     Ok(())
+}
+
+/// What is read of a stream to render it.
+enum Rendering<R> {
+    Unread(Box<Stream<R>>),
+    Cpu { profile: Option<Box<CpuProfile>>, tarantool: Option<reference::sysprof::Lines> },
+    Memory(Box<reference::memprof::Summary>),
+}
+
+impl<R: Read> Rendering<R> {
+    fn new(stream: Stream<R>, args: &ReportArgs, name: &str) -> Result<Self, CommandError> {
+        match stream.body {
+            Body::Sysprof(_) if args.leak_only || args.human_readable => Err(CommandError::usage(format!(
+                "--leak-only and --human-readable are for memory profiles, but {name} is a CPU profile"
+            ))),
+            _ => Ok(Self::Unread(Box::new(stream))),
+        }
+    }
+
+    /// Reads the stream once for all outputs; gives the place where it is cut off, if it is.
+    fn read(&mut self, outputs: &[Output], args: &ReportArgs, name: &str) -> Result<Option<StreamError>, CommandError> {
+        let formats: Vec<Format> = outputs.iter().map(|output| format_of(output, args)).collect();
+        let failed = |error: StreamError| CommandError::stream(name, &error);
+        let unread = std::mem::replace(self, Self::Cpu { profile: None, tarantool: None });
+        let Self::Unread(stream) = unread else { return Ok(None) };
+        let Stream { symbols, body, .. } = *stream;
+        match body {
+            Body::Memprof(mut reader) => {
+                if let Some(format) = formats.iter().find(|format| matches!(format, Format::Folded | Format::Svg)) {
+                    return Err(CommandError::usage(format!(
+                        "{name} is a memory profile, which cannot be rendered as {format:?} yet; use --format text"
+                    )));
+                }
+                let (summary, cut) = reference::memprof::Summary::read(symbols, &mut reader).map_err(failed)?;
+                *self = Self::Memory(Box::new(summary));
+                Ok(cut)
+            }
+            Body::Sysprof(mut reader) => {
+                let title = format!("CPU profile {name}");
+                let tarantool = formats.contains(&Format::Tarantool);
+                if tarantool && formats.iter().any(|&format| format != Format::Tarantool) {
+                    return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
+                }
+                if tarantool {
+                    let (lines, cut) = reference::sysprof::read(symbols, &mut reader).map_err(failed)?;
+                    *self = Self::Cpu { profile: None, tarantool: Some(lines) };
+                    return Ok(cut);
+                }
+                let (profile, cut) = report::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
+                *self = Self::Cpu { profile: Some(Box::new(profile)), tarantool: None };
+                Ok(cut)
+            }
+        }
+    }
+
+    fn write(&self, output: &Output, args: &ReportArgs) -> Result<(), CommandError> {
+        let format = format_of(output, args);
+        match &output.file {
+            None => match self.render(format, args, BufWriter::new(io::stdout().lock())) {
+                // Who reads has seen enough: `lj-trace report ... | head`.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                result => result.map_err(|error| CommandError::io("write to standard output", &error)),
+            },
+            Some(path) => File::create(path)
+                .and_then(|file| self.render(format, args, BufWriter::new(file)))
+                .map_err(|error| CommandError::io(&format!("write {}", path.display()), &error)),
+        }
+    }
+
+    fn render(&self, format: Format, args: &ReportArgs, out: impl Write) -> io::Result<()> {
+        match self {
+            Self::Memory(summary) => {
+                let options =
+                    reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
+                summary.write(options, out)
+            }
+            Self::Cpu { tarantool: Some(lines), .. } => reference::sysprof::write(lines, out),
+            Self::Cpu { profile: Some(profile), .. } => match format {
+                Format::Folded => folded::write(profile, out),
+                Format::Svg => svg::write(profile, out),
+                Format::Text | Format::Tarantool => text::write(profile, out),
+            },
+            Self::Cpu { .. } | Self::Unread(_) => Ok(()),
+        }
+    }
+}
+
+fn format_of(output: &Output, args: &ReportArgs) -> Format {
+    output.format.or(args.format).unwrap_or(Format::Text)
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::pipeline::{Code, Resolved};
 use super::summary::Summary;
-use crate::commands::exit::{self, CommandError};
-use crate::report::{CpuProfile, Frame as Named, folded, svg};
+use crate::commands::exit::{CommandError, ExitCode};
+use crate::report::{CpuProfile, Frame as Named, folded, svg, text};
 use crate::stream::sysprof::SysprofWriter;
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::{Annotation, SymbolTable, VmState};
@@ -21,10 +21,13 @@ enum Format {
     Folded,
     /// A flame graph.
     Svg,
+    /// A summary.
+    Text,
 }
 
 impl Format {
-    const NAMES: [(&'static str, Self); 3] = [("bin", Self::Stream), ("folded", Self::Folded), ("svg", Self::Svg)];
+    const NAMES: [(&'static str, Self); 4] =
+        [("bin", Self::Stream), ("folded", Self::Folded), ("svg", Self::Svg), ("txt", Self::Text)];
 
     fn of_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
@@ -91,7 +94,7 @@ impl Outputs {
     /// A stream cannot be written any more.
     pub fn add(&mut self, sample: &Resolved) -> Result<(), CommandError> {
         // Code outside of any VM counts as C, in the streams' terms.
-        let state = sample.state.and_then(|state| VmState::from_number(state as u8)).unwrap_or(VmState::Cfunc);
+        let state = sample.state.unwrap_or(VmState::Cfunc);
         self.profile.add(state, sample.frames.iter().rev().map(|frame| (*frame.named).clone()));
         let vm = sample.vm.unwrap_or(0);
         for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
@@ -177,6 +180,7 @@ impl ReportOutput {
         let written = match self.format {
             Format::Folded => folded::write(profile, out),
             Format::Svg => svg::write(profile, out),
+            Format::Text => text::write(profile, out),
             Format::Stream => Ok(()),
         };
         written.map_err(|error| failed(&self.path, &error))
@@ -206,7 +210,7 @@ fn parse(text: &str) -> Result<(Format, PathBuf), CommandError> {
         let names = Format::NAMES.map(|(name, _)| format!(".{name}")).join(", ");
         let message =
             format!("cannot tell the format of the output {text:?}: end its name in {names}, or write FORMAT:{text}");
-        CommandError { code: exit::USAGE, message }
+        CommandError::usage(message)
     })?;
     Ok((format, text.into()))
 }
@@ -221,7 +225,7 @@ fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
 
 fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
     let message = format!("cannot write {}: {error}; choose another place with --output FILE", path.display());
-    CommandError { code: exit::IO, message }
+    CommandError::new(ExitCode::IO, message)
 }
 
 /// `a/b.bin` becomes `a/b-2.bin`.
@@ -245,7 +249,7 @@ mod tests {
         assert_eq!(parsed("svg:a.bin"), Ok((Format::Svg, "a.bin".into())));
         assert_eq!(parsed("x:y.folded"), Ok((Format::Folded, "x:y.folded".into())));
         assert_eq!(parsed("-"), Ok((Format::Stream, "-".into())));
-        assert_eq!(parsed("noending").map_err(|code| code == exit::USAGE), Err(true));
+        assert_eq!(parsed("noending").map_err(|code| code == ExitCode::USAGE), Err(true));
     }
 
     #[test]

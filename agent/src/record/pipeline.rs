@@ -172,7 +172,8 @@ impl Pipeline {
                         Some(Frame::Lua(caller)) if caller.kind == RecordKind::Lua as u8 => Some(caller),
                         _ => None,
                     };
-                    let chunkname = self.namer.prototype(record).ok().map(|prototype| prototype.chunkname.clone().into());
+                    let chunkname =
+                        self.namer.prototype(record).ok().map(|prototype| prototype.chunkname.clone().into());
                     frames.push(ResolvedFrame {
                         named: self.namer.lua(record, caller),
                         code: Code::Lua { prototype: record.code, first_line: record.first_line },

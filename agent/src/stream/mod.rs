@@ -16,18 +16,17 @@ mod record;
 mod symbols;
 mod symtab;
 pub mod sysprof;
-mod vmstate;
 
 use std::io::Read;
 
 pub use annotation::{Annotation, reserved};
 pub use error::{StreamError, WriteError};
+pub use lj_trace_common::vm::VmState;
 pub use memprof::{MemprofReader, MemprofWriter};
 pub use record::end_after;
 pub use symbols::{CSymbol, LuaSymbol, SymbolTable};
 pub use symtab::{Symbol, TraceSymbol, VERSION as SYMTAB_VERSION};
 pub use sysprof::{SysprofReader, SysprofWriter};
-pub use vmstate::VmState;
 
 /// A stream opened for reading: its symbol table is read, its samples or events are not yet.
 #[derive(Debug)]
