@@ -188,7 +188,11 @@ fn resumers_continue_below_coroutines() {
         for names in NESTED {
             let lines: Vec<_> = names.iter().map(|name| run.truth.line(name)).collect();
             let innermost = *lines.last().expect("no chain is empty");
-            for stack in run.folded.stacks.iter().filter(|stack| stack.has(TRUTH, innermost)) {
+            let inside = |stack: &Stack| stack.has(TRUTH, innermost);
+            if run.folded.samples_where(inside) == 0 {
+                failures.push(format!("no sample in the coroutine of {names:?}"));
+            }
+            for stack in run.folded.stacks.iter().filter(|stack| inside(stack)) {
                 let positions: Vec<_> = lines.iter().map(|&line| stack.position_of(TRUTH, line)).collect();
                 if positions.iter().any(Option::is_none) || !positions.is_sorted() {
                     failures.push(format!("{names:?} out of order: {}", stack.frames.join(";")));

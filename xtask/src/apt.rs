@@ -1,6 +1,6 @@
 //! The packages of a Debian or Ubuntu system, through apt.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
@@ -49,16 +49,27 @@ pub fn install(packages: &[String]) -> Result<()> {
 /// Downloads a package and unpacks it into `folder`, without installing it: so no service is started, and
 /// packages that exclude each other can both be used.
 pub fn unpack(package: &str, folder: &Path) -> Result<()> {
-    let download = folder.with_extension("download");
-    let _ = std::fs::remove_dir_all(&download);
+    let beside = |what: &str| {
+        let mut name = folder.as_os_str().to_owned();
+        name.push(what);
+        PathBuf::from(name)
+    };
+    let (download, partial) = (beside(".download"), beside(".partial"));
+    for leftover in [folder, &download, &partial] {
+        if leftover.exists() {
+            std::fs::remove_dir_all(leftover).with_context(|| format!("cannot remove {}", leftover.display()))?;
+        }
+    }
     std::fs::create_dir_all(&download).with_context(|| format!("cannot make {}", download.display()))?;
     // apt would hand the download to its own unprivileged user, who may not write to this folder.
-    run(apt_get()
-        .args(["--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", package])
-        .current_dir(&download))?;
+    let mut command = apt_get();
+    command.args(["--quiet", "--quiet", "-o", "APT::Sandbox::User=root", "download", package]);
+    run(command.current_dir(&download))?;
     let mut files = download.read_dir()?.flatten().map(|entry| entry.path());
     let file = files.next().with_context(|| format!("apt-get download {package} left no file"))?;
-    run(Command::new("dpkg").arg("-x").arg(&file).arg(folder))?;
+    // Under its name only once it is whole: an interrupted setup must not look like a finished one.
+    run(Command::new("dpkg").arg("-x").arg(&file).arg(&partial))?;
+    std::fs::rename(&partial, folder)?;
     std::fs::remove_dir_all(&download)?;
     Ok(())
 }

@@ -94,7 +94,7 @@ impl Missing {
             text.push_str("  its linker: `cargo install bpf-linker`\n");
         }
         for package in &self.packages {
-            text.push_str(&format!("  the command that Debian's package {package} has\n"));
+            text.push_str(&format!("  what Debian calls {package}: its command is not in PATH\n"));
         }
         for program in &self.programs {
             let path = program.path();

@@ -46,8 +46,8 @@ impl Workload {
         self.child.0.id()
     }
 
-    /// Lets it do its work, and gives what that took.
-    pub fn work(mut self) -> Result<Times> {
+    /// Lets it do its work, and gives what that took. It exits then, but is not waited for.
+    pub fn work(&mut self) -> Result<Times> {
         let stdin = self.child.0.stdin.as_mut().context("the workload's input is not piped")?;
         stdin.write_all(b"go\n")?;
         let line = self.line()?;
@@ -97,6 +97,18 @@ pub fn wait(child: &mut Child) -> Result<Usage> {
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
     // Linux gives ru_maxrss in KiB.
     Ok(Usage { cpu: seconds(usage.ru_utime) + seconds(usage.ru_stime), peak_memory: usage.ru_maxrss as f64 / 1024.0 })
+}
+
+/// The CPU time that a running process has used so far, in seconds; 0 if it is gone.
+///
+/// Unlike the clock ticks of `/proc/PID/stat`, the scheduler's statistics count nanoseconds.
+pub fn cpu_time_so_far(pid: u32) -> f64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let nanoseconds = threads.filter_map(|thread| {
+        let statistics = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        statistics.split(' ').next()?.parse::<f64>().ok()
+    });
+    nanoseconds.sum::<f64>() / 1e9
 }
 
 /// Repeated measurements of one thing.
@@ -154,6 +166,7 @@ mod tests {
     fn a_childs_usage_is_its_own() {
         let mut child =
             Command::new("sh").args(["-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"]).spawn().unwrap();
+        assert_eq!(cpu_time_so_far(u32::MAX), 0.0);
         let usage = wait(&mut child).unwrap();
         assert!(usage.cpu > 0.0 && usage.cpu < 10.0 && usage.peak_memory > 0.1, "{usage:?}");
         assert!(wait(&mut Command::new("false").spawn().unwrap()).is_err());

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::measure::{Series, Times, Usage, Workload, wait};
+use super::measure::{Series, Times, Usage, Workload, cpu_time_so_far, wait};
 use crate::run::{Guarded, is_root, signal};
 use crate::{build, paths, programs, setup};
 
@@ -62,8 +62,17 @@ const PERF_ATTACHES_WITHIN: Duration = Duration::from_millis(500);
 /// One run.
 struct Run {
     times: Times,
-    /// What the profiler used, and how long its sampling took to begin, if that could be told.
-    profiler: Option<(Usage, Option<Duration>)>,
+    profiler: Option<Cost>,
+}
+
+/// What the profiler used.
+struct Cost {
+    /// In its whole life.
+    all: Usage,
+    /// CPU time while the workload worked, in seconds.
+    cpu_during_work: f64,
+    /// How long it took to begin sampling, if that could be told.
+    attach: Option<Duration>,
 }
 
 /// Figures over the rounds.
@@ -71,8 +80,13 @@ struct Run {
 struct Figures {
     cpu_ratio: Series,
     wall_ratio: Series,
-    agent_cpu: Series,
-    agent_memory: Series,
+    /// In percent of one core, while the workload worked.
+    profiler_cpu: Series,
+    /// In seconds, its start and the writing of its files included.
+    profiler_cpu_in_all: Series,
+    /// In MiB.
+    profiler_memory: Series,
+    /// In milliseconds.
     attach: Series,
 }
 
@@ -109,7 +123,7 @@ pub fn bench(options: &Options) -> Result<()> {
 }
 
 fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
-    let workload = Workload::start(&options.program, options.scale, options.jit)?;
+    let mut workload = Workload::start(&options.program, options.scale, options.jit)?;
     let start = Instant::now();
     let Some(mut command) = profiler.command(workload.pid(), binary, scratch) else {
         return Ok(Run { times: workload.work()?, profiler: None });
@@ -139,12 +153,14 @@ fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &
     };
     // A full pipe would block the profiler.
     let drain = thread::spawn(move || lines.for_each(drop));
+    let before = cpu_time_so_far(child.0.id());
     let times = workload.work()?;
+    let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
     // The profiler may have seen the target's end already; then the signal finds it on its way out, or ended.
     signal(&child.0, libc::SIGINT)?;
-    let usage = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
+    let all = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
     drain.join().expect("draining a pipe does not panic");
-    Ok(Run { times, profiler: Some((usage, attach)) })
+    Ok(Run { times, profiler: Some(Cost { all, cpu_during_work, attach }) })
 }
 
 impl Profiler {
@@ -176,10 +192,11 @@ impl Figures {
     fn add(&mut self, run: &Run, bare: Times) {
         self.cpu_ratio.push(run.times.cpu / bare.cpu);
         self.wall_ratio.push(run.times.wall / bare.wall);
-        let Some((usage, attach)) = run.profiler else { return };
-        self.agent_cpu.push(100.0 * usage.cpu / run.times.wall);
-        self.agent_memory.push(usage.peak_memory);
-        if let Some(attach) = attach {
+        let Some(cost) = &run.profiler else { return };
+        self.profiler_cpu.push(100.0 * cost.cpu_during_work / run.times.wall);
+        self.profiler_cpu_in_all.push(cost.all.cpu);
+        self.profiler_memory.push(cost.all.peak_memory);
+        if let Some(attach) = cost.attach {
             self.attach.push(1000.0 * attach.as_secs_f64());
         }
     }
@@ -192,22 +209,20 @@ fn print_table(options: &Options, figures: &[Figures]) {
         options.program,
         if options.jit { "on" } else { "off" }
     );
-    println!(
-        "{:24} {:28} {:28} {:22} {:24} attach, ms",
-        "", "CPU time / bare", "elapsed / bare", "profiler CPU, %", "profiler memory, MiB"
-    );
+    let header =
+        ["CPU time / bare", "elapsed / bare", "CPU, % of a core", "CPU in all, s", "peak memory, MiB", "attach, ms"];
+    println!("{:24} {}", "", header.map(|title| format!("{title:26}")).concat().trim_end());
     for (profiler, figures) in PROFILERS.iter().zip(figures) {
-        let name = profiler.name();
-        let [cpu, wall] = [&figures.cpu_ratio, &figures.wall_ratio].map(|series| format!("{series:.4}"));
-        if *profiler == Profiler::None {
-            println!("{name:24} {cpu:28} {wall:28}");
-            continue;
+        let mut cells = vec![format!("{:.4}", figures.cpu_ratio), format!("{:.4}", figures.wall_ratio)];
+        if *profiler != Profiler::None {
+            cells.push(format!("{:.2}", figures.profiler_cpu));
+            cells.push(format!("{:.3}", figures.profiler_cpu_in_all));
+            cells.push(format!("{:.1}", figures.profiler_memory));
         }
-        let [agent, memory] = [&figures.agent_cpu, &figures.agent_memory].map(|series| format!("{series:.1}"));
-        let attach = match profiler {
-            Profiler::LjTrace { .. } => format!("{:.0}", figures.attach),
-            _ => "-".into(),
-        };
-        println!("{name:24} {cpu:28} {wall:28} {agent:22} {memory:24} {attach}");
+        if matches!(profiler, Profiler::LjTrace { .. }) {
+            cells.push(format!("{:.0}", figures.attach));
+        }
+        let cells: String = cells.iter().map(|cell| format!("{cell:26}")).collect();
+        println!("{:24} {}", profiler.name(), cells.trim_end());
     }
 }
