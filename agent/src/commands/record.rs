@@ -192,7 +192,7 @@ impl Stopping {
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
-            exit: process.exit_event().and_then(|fd| AsyncFd::new(fd).ok()),
+            exit: process.exit_event().and_then(|fd| AsyncFd::register(fd).ok()),
             deadline: duration.map(|duration| tokio::time::Instant::now() + duration),
         })
     }

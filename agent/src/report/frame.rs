@@ -9,7 +9,7 @@ use crate::stream::VmState;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Frame {
     /// A Lua function: `name@file.lua:LINE`, with the line where the function is defined; without the name where it
-    /// cannot be inferred; `main chunk@file.lua` for a main chunk.
+    /// cannot be inferred; `main chunk@file.lua:0` for a main chunk.
     Lua {
         /// Its name, as `lj_debug_funcname` infers it.
         name: Option<Arc<str>>,
@@ -96,7 +96,7 @@ impl Frame {
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Lua { chunk, first_line: 0, .. } => write!(f, "main chunk@{chunk}"),
+            Self::Lua { chunk, first_line: 0, .. } => write!(f, "main chunk@{chunk}:0"),
             Self::Lua { name, chunk, first_line, .. } => {
                 write!(f, "{}@{chunk}:{first_line}", name.as_deref().unwrap_or_default())
             }
