@@ -147,9 +147,9 @@ mod tests {
     fn lua_functions_read_name_file_and_line() {
         assert_eq!(lua(Some("fib"), b"@lib/cpu.lua", 4), "fib@lib/cpu.lua:4");
         assert_eq!(lua(None, b"@cpu.lua", 12), "@cpu.lua:12");
-        assert_eq!(lua(None, b"@cpu.lua", 0), "main chunk@cpu.lua");
+        assert_eq!(lua(None, b"@cpu.lua", 0), "main chunk@cpu.lua:0");
         assert_eq!(lua(Some("f"), b"=(command line)", 1), "f@(command line):1");
-        assert_eq!(lua(None, b"return 1", 0), "main chunk@[string \"return 1\"]");
+        assert_eq!(lua(None, b"return 1", 0), "main chunk@[string \"return 1\"]:0");
     }
 
     #[test]

@@ -219,9 +219,9 @@ mod tests {
             folded::lines(&profile),
             [
                 "[unknown: no stack];TRACE 1",
-                "main chunk@a.lua;work@a.lua:3;TRACE 1",
-                "main;main chunk@a.lua;table.sort;main;lua_call;work@a.lua:3;string.buffer.put 1",
-                "main;main chunk@a.lua;work@a.lua:3;[GC];[unknown: no symbol] 1",
+                "main chunk@a.lua:0;work@a.lua:3;TRACE 1",
+                "main;main chunk@a.lua:0;table.sort;main;lua_call;work@a.lua:3;string.buffer.put 1",
+                "main;main chunk@a.lua:0;work@a.lua:3;[GC];[unknown: no symbol] 1",
             ]
         );
         let states = [VmState::Lfunc, VmState::Gc, VmState::Trace].map(|state| profile.in_state(state));
