@@ -13,6 +13,7 @@ pub mod layouts;
 mod machine;
 pub mod object;
 mod overlay;
+mod page_cache;
 pub mod prototype;
 mod prove;
 mod scan;
