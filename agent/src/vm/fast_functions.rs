@@ -10,7 +10,8 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
 
 use super::machine::Vm;
-use super::object::{Function, read_function, read_string, type_of};
+use super::object::{Function, field, read_function, read_string, type_of};
+use super::page_cache::PageCache;
 use super::table::{array_values, hash_entries, metatable};
 use super::value::{self, Value};
 
@@ -43,16 +44,22 @@ const LIBRARIES: [&str; 17] = [
     "table.clear",
 ];
 
-/// Functions that no table holds, each with the one that directly follows it in every build's numbering
-/// (`lib_base.c`, `lib_string.c`).
-const AUXILIARY: [(&str, &str); 3] =
-    [("ipairs_aux", "ipairs"), ("coroutine.wrap_aux", "coroutine.wrap"), ("string.gmatch_aux", "string.gmatch")];
+/// Functions that no table holds, each with a function of the same library and how far before it they are
+/// numbered in every build (`lib_base.c`, `lib_string.c`, `lib_ffi.c`).
+const AUXILIARY: [(&str, &str, u8); 5] = [
+    ("ipairs_aux", "ipairs", 1),
+    ("coroutine.wrap_aux", "coroutine.wrap", 1),
+    ("string.gmatch_aux", "string.gmatch", 1),
+    ("ffi.callback:free", "ffi.cdef", 2),
+    ("ffi.callback:set", "ffi.cdef", 1),
+];
 
 impl FunctionNames {
     /// Reads the names from the VM's registry, loaded libraries and metatables.
     ///
     /// Never fails: what cannot be read (a table that is just being resized, a VM without libraries) is missing.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Self {
+        let memory = &PageCache::new(memory);
         let mut walk = Walk { memory, vm, names: Self::default(), visited: HashSet::new(), budget: 65_536 };
         // A running VM may just be resizing a table. The base library tells whether that went wrong.
         for _ in 0..3 {
@@ -62,6 +69,7 @@ impl FunctionNames {
             if walk.names.builtins.values().any(|name| name == "pcall") {
                 break;
             }
+            memory.clear();
         }
         walk.names.infer_auxiliary();
         walk.names
@@ -83,9 +91,9 @@ impl FunctionNames {
     }
 
     fn infer_auxiliary(&mut self) {
-        for (name, next) in AUXILIARY {
+        for (name, next, distance) in AUXILIARY {
             let next = self.builtins.iter().find(|(_, known)| *known == next).map(|(ffid, _)| *ffid);
-            if let Some(ffid) = next.and_then(|ffid| ffid.checked_sub(1)).filter(|ffid| *ffid > 1) {
+            if let Some(ffid) = next.and_then(|ffid| ffid.checked_sub(distance)).filter(|ffid| *ffid > 1) {
                 self.builtins.entry(ffid).or_insert_with(|| name.to_owned());
             }
         }
@@ -107,7 +115,7 @@ const DEPTH: u32 = 3;
 
 impl<M: ReadMemory> Walk<'_, M> {
     fn registry(&mut self) {
-        let registry = self.vm.global + u64::from(self.vm.layout.g_registrytv);
+        let registry = field(self.vm.global, self.vm.layout.g_registrytv);
         let Ok(Value::Object { gct: gct::TAB, address }) = value::read(self.memory, &self.vm.layout, registry) else {
             return;
         };
@@ -129,6 +137,8 @@ impl<M: ReadMemory> Walk<'_, M> {
     }
 
     fn loaded(&mut self, loaded: u64) {
+        // It is `package.loaded` as well: not to be walked under that name.
+        self.visited.insert(loaded);
         let mut entries = self.named_entries(loaded);
         let rank = |name: &str| LIBRARIES.iter().position(|library| *library == name).unwrap_or(LIBRARIES.len());
         entries.sort_by(|(a, _), (b, _)| (rank(a), a).cmp(&(rank(b), b)));
@@ -169,8 +179,8 @@ impl<M: ReadMemory> Walk<'_, M> {
             "number",
         ];
         let width = if self.vm.layout.is_gc64() { 8 } else { 4 };
-        let root = self.vm.global + u64::from(self.vm.layout.g_gcroot);
-        let object = |index: u64| self.memory.read_ref(width == 8, root + width * index).unwrap_or(0);
+        let root = field(self.vm.global, self.vm.layout.g_gcroot);
+        let object = |index: u64| self.memory.read_ref(width == 8, root.wrapping_add(width * index)).unwrap_or(0);
         let gct_of = |address| type_of(self.memory, &self.vm.layout, address).ok();
         // The metatables follow the names of all metamethods, as many as the build has.
         let first = (0..32).find(|index| gct_of(object(*index)) != Some(gct::STR)).unwrap_or(0);
@@ -227,7 +237,7 @@ impl<M: ReadMemory> Walk<'_, M> {
             Ok(Function::Lua { .. }) | Err(_) => return,
         }
         // Some libraries keep the methods of their objects in their functions' environment (`lib_buffer.c`).
-        let environment = address + if self.vm.layout.is_gc64() { 16 } else { 8 };
+        let environment = field(address, if self.vm.layout.is_gc64() { 16 } else { 8 });
         if let Ok(environment) = self.memory.read_ref(self.vm.layout.is_gc64(), environment)
             && name != library
             && !self.is_globals(environment)
@@ -240,8 +250,8 @@ impl<M: ReadMemory> Walk<'_, M> {
     fn is_globals(&self, environment: u64) -> bool {
         let gc64 = self.vm.layout.is_gc64();
         // lua_State.env (`lj_obj.h`), the same in every build.
-        let field = self.vm.main_thread + if gc64 { 72 } else { 44 };
-        self.memory.read_ref(gc64, field) == Ok(environment)
+        let globals = field(self.vm.main_thread, if gc64 { 72 } else { 44 });
+        self.memory.read_ref(gc64, globals) == Ok(environment)
     }
 
     /// The entries of a table whose keys are strings, sorted by them.

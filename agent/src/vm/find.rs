@@ -107,27 +107,27 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
 /// Proves the layout of one candidate; `None` if it is no VM at all.
 fn prove(process: &Process, maps: &Maps, candidate: Candidate) -> Result<Option<Vm>, FindError> {
     let memory = process.memory();
-    let size = candidate.global - candidate.thread;
+    let size = candidate.global.wrapping_sub(candidate.thread);
     let possible =
         |known: &&KnownLayout| known.layout.is_gc64() == candidate.gc64 && u64::from(known.layout.sizeof_l) == size;
     let layouts: Vec<&KnownLayout> = known_layouts().iter().filter(possible).collect();
     let mut failures = vec![Failures::ALL; layouts.len()];
     let mut fresh_maps = None;
     for look_number in 0..LOOKS {
-        if look_number > 0 {
-            if failures.contains(&Failures::NONE) {
-                break;
-            }
-            sleep(BETWEEN_LOOKS);
-            // The target may have mapped memory since.
-            fresh_maps = Some(process.maps()?);
-        }
         let look = Look::new(&memory, fresh_maps.as_ref().unwrap_or(maps), candidate);
         for (failures, known) in failures.iter_mut().zip(&layouts) {
             *failures = failures.and(look.failures(&known.layout));
         }
-        // Chance finds and remains of closed VMs have no stack: no reason to go on looking at them.
-        if look_number >= 2 && failures.iter().all(|failures| failures.lacks_stack()) {
+        let is_thread = failures.iter().any(|failures| !failures.lacks_stack());
+        if look_number > 0 && failures.contains(&Failures::NONE) {
+            break;
+        }
+        if is_thread {
+            sleep(BETWEEN_LOOKS);
+            // The target may have mapped memory since.
+            fresh_maps = Some(process.maps()?);
+        } else if look_number == 2 {
+            // Chance finds and remains of closed VMs have no stack: no reason to go on looking at them.
             return Ok(None);
         }
     }
@@ -185,7 +185,7 @@ fn interpreter_text(process: &Process, maps: &Maps, targets: &[u64]) -> (Interpr
         Some(function) if function.range.contains(&end) => {
             (InterpreterText { range: function.range, exact: true }, function.frame_size)
         }
-        _ => (InterpreterText { range: start..end + 1, exact: false }, None),
+        _ => (InterpreterText { range: start..end.saturating_add(1), exact: false }, None),
     }
 }
 

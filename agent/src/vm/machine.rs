@@ -6,7 +6,7 @@ use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::vm::VmConfig;
 
-use super::object::type_of;
+use super::object::{field, type_of};
 use super::prove;
 
 /// A VM (a "Lua universe": one `global_State` and all its coroutines) in the target.
@@ -42,14 +42,14 @@ impl Vm {
     /// executed another program, fails.
     pub fn still_valid<M: ReadMemory>(&self, memory: &M) -> bool {
         let gc64 = self.layout.is_gc64();
-        let main_thread = memory.read_ref(gc64, self.global + u64::from(self.layout.g_mainthref));
-        let global = memory.read_ref(gc64, self.main_thread + u64::from(self.layout.l_glref));
+        let main_thread = memory.read_ref(gc64, field(self.global, self.layout.g_mainthref));
+        let global = memory.read_ref(gc64, field(self.main_thread, self.layout.l_glref));
         main_thread == Ok(self.main_thread)
             && global == Ok(self.global)
             && type_of(memory, &self.layout, self.main_thread) == Ok(gct::THREAD)
             // What is left of a closed VM has freed everything but itself.
             && memory
-                .read_ref(gc64, self.global + u64::from(self.layout.g_gc_total))
+                .read_ref(gc64, field(self.global, self.layout.g_gc_total))
                 .is_ok_and(|total| total > u64::from(self.layout.g_to_bcff))
     }
 
@@ -72,7 +72,7 @@ impl Vm {
 
     /// Address of its `jit_State`, if it has one whose place is known.
     pub fn jit_state(&self) -> Option<u64> {
-        (self.layout.g_to_j != ABSENT).then(|| self.global + u64::from(self.layout.g_to_j))
+        (self.layout.g_to_j != ABSENT).then(|| field(self.global, self.layout.g_to_j))
     }
 
     /// Which numbering of bytecodes it uses.

@@ -1,8 +1,8 @@
 //! The LuaJIT virtual machines in the target: found in its memory, their layout proven, their objects read.
 //!
-//! [`find_vms`] scans for main threads ([`scan`]), ranks the known layouts ([`layouts`]) by the invariants of
-//! [`prove`], and reports only VMs that one layout fits without exception. Everything else reads objects of a
-//! proven VM: [`object`] the basics, [`prototype`] and [`function_name`] what a Lua frame is called,
+//! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
+//! reports only VMs that one layout fits without exception. Everything else reads objects of a proven VM:
+//! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
 
 pub mod bytecode;
@@ -13,6 +13,7 @@ pub mod layouts;
 mod machine;
 pub mod object;
 mod overlay;
+mod page_cache;
 pub mod prototype;
 mod prove;
 mod scan;

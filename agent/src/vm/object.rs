@@ -20,6 +20,12 @@ impl From<Unreadable> for ObjectError {
     }
 }
 
+/// The address of the field at `offset` in `object`. Objects' addresses come from the target, so that nothing
+/// may be concluded from them: the sum wraps.
+pub fn field(object: u64, offset: u16) -> u64 {
+    object.wrapping_add(u64::from(offset))
+}
+
 /// Offset of `GCHeader.marked`; the type byte follows it (`lj_obj.h`, the same in every build).
 pub const fn marked_offset(gc64: bool) -> u64 {
     if gc64 { 8 } else { 4 }
@@ -57,9 +63,9 @@ pub fn read_string<M: ReadMemory>(
     limit: usize,
 ) -> Result<Vec<u8>, ObjectError> {
     expect_type(memory, layout, address, gct::STR)?;
-    let length: u32 = memory.read(address + u64::from(layout.str_len))?;
+    let length: u32 = memory.read(field(address, layout.str_len))?;
     let length = usize::try_from(length).map_or(limit, |length| length.min(limit));
-    Ok(read_bytes(memory, address + u64::from(layout.sizeof_str), length)?)
+    Ok(read_bytes(memory, field(address, layout.sizeof_str), length)?)
 }
 
 /// What a `GCfunc` calls.
@@ -88,12 +94,12 @@ pub enum Function {
 /// [`ObjectError`] if there is no readable function.
 pub fn read_function<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<Function, ObjectError> {
     expect_type(memory, layout, address, gct::FUNC)?;
-    match memory.read::<u8>(address + u64::from(layout.fn_ffid))? {
+    match memory.read::<u8>(field(address, layout.fn_ffid))? {
         0 => {
-            let pc = memory.read_ref(layout.is_gc64(), address + u64::from(layout.fn_pc))?;
+            let pc = memory.read_ref(layout.is_gc64(), field(address, layout.fn_pc))?;
             Ok(Function::Lua { prototype: pc.wrapping_sub(u64::from(layout.sizeof_pt)) })
         }
-        1 => Ok(Function::C { address: memory.read(address + u64::from(layout.fn_c))? }),
+        1 => Ok(Function::C { address: memory.read(field(address, layout.fn_c))? }),
         ffid => Ok(Function::Builtin { ffid }),
     }
 }
@@ -127,7 +133,7 @@ fn append<M: ReadMemory, const STEP: usize>(memory: &M, address: u64, length: us
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use lj_trace_common::memory::Plain;
 
     use super::*;

@@ -17,11 +17,6 @@ impl<'a, M: ReadMemory> Overlay<'a, M> {
     pub fn new(memory: &'a M, start: u64, length: usize) -> Self {
         Self { memory, start, copy: read_some(memory, start, length) }
     }
-
-    /// The copied bytes.
-    pub fn copy(&self) -> &[u8] {
-        &self.copy
-    }
 }
 
 impl<M: ReadMemory> ReadMemory for Overlay<'_, M> {
@@ -48,10 +43,9 @@ mod tests {
 
     #[test]
     fn prefers_the_copy() {
-        let mut memory = Saved::new(0x1000, vec![1, 2, 3, 4, 5, 6, 7, 8]);
-        let copy = Overlay::new(&memory, 0x1000, 4).copy().to_vec();
-        memory = Saved::new(0x1000, vec![9; 8]);
-        let overlay = Overlay { memory: &memory, start: 0x1000, copy };
+        let before = Saved::new(0x1000, vec![1, 2, 3, 4, 5, 6, 7, 8]);
+        let memory = Saved::new(0x1000, vec![9; 8]);
+        let overlay = Overlay { memory: &memory, ..Overlay::new(&before, 0x1000, 4) };
         assert_eq!(overlay.read::<u32>(0x1000), Ok(0x0403_0201));
         assert_eq!(overlay.read::<u16>(0x1003), Ok(0x0909), "half outside: all of it from the live memory");
         assert_eq!(overlay.read::<u8>(0xfff), Err(Unreadable));

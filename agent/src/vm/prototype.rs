@@ -7,7 +7,7 @@ use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
 use super::bytecode::{Instruction, Op};
-use super::object::{ObjectError, marked_offset, read_bytes, read_string};
+use super::object::{ObjectError, field, marked_offset, read_bytes, read_string};
 use super::overlay::plain_at;
 use super::prove::bytecode_set;
 
@@ -89,15 +89,17 @@ impl Prototype {
     /// # Errors
     /// [`PrototypeError::Gone`] if it is not the one of `key`, before or after everything was read.
     pub fn read<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
-        let size: u32 =
-            memory.read(key.address + u64::from(layout.pt_sizept)).map_err(|_| PrototypeError::Unreadable)?;
+        if Self::key_at(memory, layout, key.address)? != key {
+            return Err(PrototypeError::Gone);
+        }
+        let size: u32 = memory.read(field(key.address, layout.pt_sizept)).map_err(|_| PrototypeError::Unreadable)?;
         let least = u64::from(layout.sizeof_pt) + 4 * u64::from(key.sizebc);
         if size > MAX_SIZE || u64::from(size) < least {
             return Err(PrototypeError::Gone);
         }
         // A prototype is one block, with its bytecode, constants and debug information (`lj_parse.c`, `fs_finish`).
-        let block = read_bytes(memory, key.address, size as usize).map_err(|_| PrototypeError::Unreadable)?;
-        let block = Block { layout, bytes: &block, start: key.address };
+        let bytes = read_bytes(memory, key.address, size as usize).map_err(|_| PrototypeError::Unreadable)?;
+        let block = Block { layout, bytes: &bytes, start: key.address };
         if block.key()? != key {
             return Err(PrototypeError::Gone);
         }
@@ -116,9 +118,7 @@ impl Prototype {
             bytecode,
         };
         // The strings were read later than the block: had it been collected meanwhile, they would be others.
-        let header = read_bytes(memory, key.address, usize::from(layout.sizeof_pt));
-        let header = header.map_err(|_| PrototypeError::Unreadable)?;
-        if (Block { layout, bytes: &header, start: key.address }).key()? != key {
+        if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
         }
         Ok(prototype)
@@ -314,7 +314,7 @@ impl Prototypes {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A prototype made by hand, for tests of what is read out of it.

@@ -6,7 +6,7 @@
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 
-use super::object::{read_string, type_of};
+use super::object::{field, read_string, type_of};
 use super::overlay::Overlay;
 use super::scan::Candidate;
 use super::value::{self, Value};
@@ -26,10 +26,6 @@ struct Facts<'a, M> {
     thread: u64,
     global: u64,
 }
-
-/// How many invariants there are.
-#[cfg(test)]
-pub const INVARIANTS: usize = Facts::<crate::target::ProcessMemory>::INVARIANTS.len();
 
 /// Bytes from the main thread's start that are copied at once: all of `GG_State` in every layout.
 const GG_STATE: usize = 8192;
@@ -90,8 +86,8 @@ impl<'a, M: ReadMemory + 'static> Look<'a, M> {
 
     /// The machine code that the dispatch table of `layout` points to.
     pub fn dispatch_targets(&self, layout: &VmLayout) -> Vec<u64> {
-        let table = self.candidate.global + u64::from(layout.g_to_dispatch);
-        let entries = (0..u64::from(layout.dispatch_len)).map(|index| self.overlay.read(table + 8 * index));
+        let table = field(self.candidate.global, layout.g_to_dispatch);
+        let entries = (0..u64::from(layout.dispatch_len)).map(|index| self.overlay.read(table.wrapping_add(8 * index)));
         entries.filter_map(Result::ok).collect()
     }
 }
@@ -156,7 +152,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     ];
 
     fn g(&self, offset: u16) -> u64 {
-        self.global + u64::from(offset)
+        field(self.global, offset)
     }
 
     fn g_byte(&self, offset: u16) -> Result<u8, Unreadable> {
@@ -172,7 +168,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     }
 
     fn field_ref(&self, object: u64, offset: u16) -> Result<u64, Unreadable> {
-        self.memory.read_ref(self.layout.is_gc64(), object + u64::from(offset))
+        self.memory.read_ref(self.layout.is_gc64(), field(object, offset))
     }
 
     fn is_code(&self, address: u64) -> bool {
@@ -196,17 +192,17 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     /// The range of a thread's Lua stack.
     fn stack_of(&self, thread: u64) -> Result<std::ops::Range<u64>, Unreadable> {
         let stack = self.field_ref(thread, self.layout.l_stack)?;
-        let slots: u32 = self.memory.read(thread + u64::from(self.layout.l_stacksize))?;
+        let slots: u32 = self.memory.read(field(thread, self.layout.l_stacksize))?;
         Ok(stack..stack.saturating_add(value::SIZE * u64::from(slots)))
     }
 
     fn main_thread_has_a_stack(&self) -> Verdict {
         let stack = self.stack_of(self.thread)?;
-        let base: u64 = self.memory.read(self.thread + u64::from(self.layout.l_base))?;
-        let top: u64 = self.memory.read(self.thread + u64::from(self.layout.l_top))?;
+        let base: u64 = self.memory.read(field(self.thread, self.layout.l_base))?;
+        let top: u64 = self.memory.read(field(self.thread, self.layout.l_top))?;
         let end = self.field_ref(self.thread, self.layout.l_maxstack)?;
         Ok(self.is_data(stack.start)
-            && (stack.start | base | top | end) % value::SIZE == 0
+            && (stack.start | base | top | end).is_multiple_of(value::SIZE)
             && base > stack.start
             && [base, top, end].iter().all(|pointer| stack.contains(pointer)))
     }
@@ -222,8 +218,8 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
 
     fn empty_string(&self) -> Verdict {
         let string = self.g(self.layout.g_strempty);
-        let length: u32 = self.memory.read(string + u64::from(self.layout.str_len))?;
-        let terminator: u8 = self.memory.read(string + u64::from(self.layout.sizeof_str))?;
+        let length: u32 = self.memory.read(field(string, self.layout.str_len))?;
+        let terminator: u8 = self.memory.read(field(string, self.layout.sizeof_str))?;
         Ok(type_of(self.memory, self.layout, string)? == gct::STR && length == 0 && terminator == 0)
     }
 
@@ -245,8 +241,8 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
 
     fn nil_node(&self) -> Verdict {
         let node = self.g(self.layout.g_nilnode);
-        let is_nil = |offset| Ok(value::read(self.memory, self.layout, node + offset)? == Value::Nil);
-        Ok(is_nil(0)? && is_nil(value::SIZE)?)
+        let is_nil = |offset| Ok(value::read(self.memory, self.layout, field(node, offset))? == Value::Nil);
+        Ok(is_nil(0)? && is_nil(value::SIZE as u16)?)
     }
 
     fn upvalue_list(&self) -> Verdict {
@@ -275,7 +271,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
             return Ok(true);
         }
         if self.layout.g_cur_l == ABSENT {
-            return Ok(base % value::SIZE == 0 && self.is_data(base));
+            return Ok(base.is_multiple_of(value::SIZE) && self.is_data(base));
         }
         Ok(self.stack_of(self.g_ref(self.layout.g_cur_l)?)?.contains(&base))
     }
@@ -297,12 +293,12 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     fn dispatch_table(&self) -> Verdict {
         let table = self.g(self.layout.g_to_dispatch);
         for index in 0..u64::from(self.layout.dispatch_len) {
-            if !self.is_code(self.memory.read(table + 8 * index)?) {
+            if !self.is_code(self.memory.read(table.wrapping_add(8 * index))?) {
                 return Ok(false);
             }
         }
         // The hot counters lie before it.
-        Ok(!self.is_code(self.memory.read(table - 8)?))
+        Ok(!self.is_code(self.memory.read(table.wrapping_sub(8))?))
     }
 
     fn fast_function_headers(&self) -> Verdict {
@@ -315,15 +311,15 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     /// Follows the main thread's C frames: the flags in the lowest bits of `cframe` are `CFRAME_RESUME` and
     /// `CFRAME_UNWIND_FF`.
     fn c_frames(&self) -> Verdict {
-        let mut frame: u64 = self.memory.read(self.thread + u64::from(self.layout.l_cframe))?;
+        let mut frame: u64 = self.memory.read(field(self.thread, self.layout.l_cframe))?;
         for _ in 0..16 {
             frame &= !3;
             if frame == 0 {
                 return Ok(true);
             }
             let thread = self.field_ref(frame, self.layout.cframe_l)?;
-            let return_address: u64 = self.memory.read(frame + u64::from(self.layout.cframe_size) - 8)?;
-            let previous: u64 = self.memory.read(frame + u64::from(self.layout.cframe_prev))?;
+            let return_address: u64 = self.memory.read(field(frame, self.layout.cframe_size).wrapping_sub(8))?;
+            let previous: u64 = self.memory.read(field(frame, self.layout.cframe_prev))?;
             if thread != self.thread || !self.is_code(return_address) || previous != 0 && previous <= frame {
                 return Ok(false);
             }
@@ -352,7 +348,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
         }
         // While a trace is assembled, its area is writable instead of executable.
         let mapped = self.maps.find(area).is_some_and(|mapping| !mapping.is_file() && (mapping.exec || mapping.write));
-        Ok(area % 4096 == 0 && mapped && size != 0 && size % 4096 == 0 && size <= 1 << 30)
+        Ok(area.is_multiple_of(4096) && mapped && size != 0 && size.is_multiple_of(4096) && size <= 1 << 30)
     }
 
     fn traces(&self) -> Verdict {
@@ -362,7 +358,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
         let array: u64 = self.memory.read(self.j(self.layout.j_trace))?;
         let width = if self.layout.is_gc64() { 8 } else { 4 };
         for number in 1..u64::from(size).min(ENOUGH) {
-            let trace = self.memory.read_ref(self.layout.is_gc64(), array + width * number)?;
+            let trace = self.memory.read_ref(self.layout.is_gc64(), array.wrapping_add(width * number))?;
             // The trace that is being recorded is still a part of `jit_State`.
             if trace != 0 && trace != self.j(0) && !self.is_trace(trace, number)? {
                 return Ok(false);
@@ -373,20 +369,19 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
 
     fn is_trace(&self, trace: u64, number: u64) -> Verdict {
         let l = self.layout;
-        let field = |offset: u16| trace + u64::from(offset);
+        let at = |offset: u16| field(trace, offset);
         let m = self.memory;
-        let traceno = u64::from(m.read::<u16>(field(l.tr_traceno))?);
-        let mcode: u64 = m.read(field(l.tr_mcode))?;
-        let (ir, nins, nk) =
-            (m.read::<u64>(field(l.tr_ir))?, m.read::<u32>(field(l.tr_nins))?, m.read::<u32>(field(l.tr_nk))?);
+        let traceno = u64::from(m.read::<u16>(at(l.tr_traceno))?);
+        let mcode: u64 = m.read(at(l.tr_mcode))?;
+        let (ir, nins, nk) = (m.read::<u64>(at(l.tr_ir))?, m.read::<u32>(at(l.tr_nins))?, m.read::<u32>(at(l.tr_nk))?);
         // A trace is one block: header, IR, snapshots, map of snapshots (`lj_trace_alloc`, `trace_save`).
-        let snapshots: u64 = m.read(field(l.tr_snap))?;
-        let map: u64 = m.read(field(l.tr_snapmap))?;
-        let count = u64::from(m.read::<u16>(field(l.tr_nsnap))?);
+        let snapshots: u64 = m.read(at(l.tr_snap))?;
+        let map: u64 = m.read(at(l.tr_snapmap))?;
+        let count = u64::from(m.read::<u16>(at(l.tr_nsnap))?);
         let map_length = if l.sizeof_snap == 8 {
-            u64::from(m.read::<u16>(field(l.tr_nsnapmap))?)
+            u64::from(m.read::<u16>(at(l.tr_nsnapmap))?)
         } else {
-            u64::from(m.read::<u32>(field(l.tr_nsnapmap))?)
+            u64::from(m.read::<u32>(at(l.tr_nsnapmap))?)
         };
         let header = ir.wrapping_add(8 * u64::from(nk)).wrapping_sub(trace);
         Ok(type_of(m, l, trace)? == gct::TRACE

@@ -65,8 +65,11 @@ fn scan_run(memory: &ProcessMemory, run: Range<u64>, buffer: &mut [u8], found: &
 fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     /// `LJ_GC_FIXED | LJ_GC_SFIXED`: among threads, only the main thread is marked so (`lj_state.c`).
     const MARKS: u64 = 0x60;
-    const TYPE_AND_MARKS: u64 = (gct::THREAD as u64) << 8 | MARKS;
-    const MASK: u64 = 0xff00 | MARKS;
+    /// `dummy_ffid`, which is always `FF_C`.
+    const FFID: u64 = 1;
+    // The bytes from `marked` on: marks, type, `dummy_ffid`, and `status`, which is below 8.
+    const EXPECTED: u64 = FFID << 16 | (gct::THREAD as u64) << 8 | MARKS;
+    const MASK: u64 = 0xf8ff_ff00 | MARKS;
     let (words, _) = bytes.as_chunks();
     let mut previous = 0;
     for (index, word) in words.iter().enumerate() {
@@ -74,13 +77,13 @@ fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
         let address = start + 8 * index as u64;
         // 64 bits: `marked` and `gct` begin the word before `glref`, which is the third word.
         let distance = word.wrapping_sub(address.wrapping_sub(16));
-        if THREAD_SIZES[1].contains(&distance) && previous & MASK == TYPE_AND_MARKS {
+        if THREAD_SIZES[1].contains(&distance) && previous & MASK == EXPECTED {
             found.push(Candidate { thread: address - 16, global: word, gc64: true });
         }
         // 32 bits: `marked` and `gct` are in the upper half of the first word, `glref` in the lower of the second.
         let global = word & 0xffff_ffff;
         let distance = global.wrapping_sub(address.wrapping_sub(8));
-        if THREAD_SIZES[0].contains(&distance) && previous >> (8 * marked_offset(false)) & MASK == TYPE_AND_MARKS {
+        if THREAD_SIZES[0].contains(&distance) && previous >> (8 * marked_offset(false)) & MASK == EXPECTED {
             found.push(Candidate { thread: address - 8, global, gc64: false });
         }
         previous = word;
@@ -143,9 +146,9 @@ mod tests {
     #[test]
     fn finds_both_widths_of_references() {
         let mut found = Vec::new();
-        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0663, 0x7f00_0000_0378 + 96, 0]), &mut found);
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0663, 0x7f00_0000_0378 + 96, 0]), &mut found);
         let wide = Candidate { thread: 0x7f00_0000_0378, global: 0x7f00_0000_03d8, gc64: true };
-        scan_bytes(0x4000_0378, &words(&[0, 0x0663_0000_0000, 0x1234_5678_4000_0380 + 72, 0]), &mut found);
+        scan_bytes(0x4000_0378, &words(&[0, 0x1_0663_0000_0000, 0x1234_5678_4000_0380 + 72, 0]), &mut found);
         let narrow = Candidate { thread: 0x4000_0380, global: 0x4000_03c8, gc64: false };
         assert_eq!(found, [wide, narrow]);
     }
@@ -154,9 +157,9 @@ mod tests {
     fn passes_over_coroutines_and_strangers() {
         let mut found = Vec::new();
         // A coroutine is not fixed; a pointer to just behind itself is not yet a thread.
-        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0601, 0x7f00_0000_0378 + 96, 0]), &mut found);
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0601, 0x7f00_0000_0378 + 96, 0]), &mut found);
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0000, 0x7f00_0000_0378 + 96, 0]), &mut found);
-        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0663, 0x7f00_0000_0378 + 200, 0]), &mut found);
+        scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0663, 0x7f00_0000_0378 + 200, 0]), &mut found);
         assert_eq!(found, []);
     }
 

@@ -3,7 +3,7 @@
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
-use super::object::{ObjectError, expect_type, read_bytes};
+use super::object::{ObjectError, expect_type, field, read_bytes};
 use super::overlay::plain_at;
 use super::value::{self, Value};
 
@@ -24,8 +24,8 @@ pub fn hash_entries<M: ReadMemory>(
 ) -> Result<Vec<(Value, Value)>, ObjectError> {
     expect_type(memory, layout, address, gct::TAB)?;
     let gc64 = layout.is_gc64();
-    let nodes = memory.read_ref(gc64, address + u64::from(layout.tab_node))?;
-    let mask: u32 = memory.read(address + u64::from(layout.tab_hmask))?;
+    let nodes = memory.read_ref(gc64, field(address, layout.tab_node))?;
+    let mask: u32 = memory.read(field(address, layout.tab_hmask))?;
     let count = (u64::from(mask) + 1).min(MAX_SLOTS);
     let bytes = read_bytes(memory, nodes, (count * NODE_SIZE) as usize)?;
     let slot = |offset| plain_at(&bytes, offset).map_or(Value::Nil, |bits| value::decode(gc64, bits));
@@ -39,8 +39,8 @@ pub fn hash_entries<M: ReadMemory>(
 /// [`ObjectError`] if there is no readable table.
 pub fn array_values<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<Vec<Value>, ObjectError> {
     expect_type(memory, layout, address, gct::TAB)?;
-    let array = memory.read_ref(layout.is_gc64(), address + u64::from(layout.tab_array))?;
-    let size: u32 = memory.read(address + u64::from(layout.tab_asize))?;
+    let array = memory.read_ref(layout.is_gc64(), field(address, layout.tab_array))?;
+    let size: u32 = memory.read(field(address, layout.tab_asize))?;
     let size = u64::from(size).min(MAX_SLOTS);
     let bytes = read_bytes(memory, array, (size * value::SIZE) as usize)?;
     let (slots, _) = bytes.as_chunks();
@@ -53,6 +53,6 @@ pub fn array_values<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) 
 /// [`ObjectError`] if it cannot be read.
 pub fn metatable<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<Option<u64>, ObjectError> {
     // The field lies at the same place in every object that has one (`lj_obj.h`, LJ_STATIC_ASSERT).
-    let metatable = memory.read_ref(layout.is_gc64(), address + u64::from(layout.tab_metatable))?;
+    let metatable = memory.read_ref(layout.is_gc64(), field(address, layout.tab_metatable))?;
     Ok((metatable != 0).then_some(metatable))
 }

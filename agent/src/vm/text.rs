@@ -24,6 +24,9 @@ pub struct DescribedFunction {
     pub frame_size: Option<u64>,
 }
 
+/// No unwind information is longer: that of a browser has 20 MB.
+const MAX_SECTION: usize = 128 << 20;
+
 /// The function around `address`, if the file mapped there has unwind information for it.
 pub fn described_function<M: ReadMemory>(memory: &M, maps: &Maps, address: u64) -> Option<DescribedFunction> {
     let first = first_mapping_of_file(maps, address)?;
@@ -36,17 +39,20 @@ pub fn described_function<M: ReadMemory>(memory: &M, maps: &Maps, address: u64) 
     let bias = first.start.wrapping_sub(lowest & !4095);
     let index = segments.iter().find(|s| s.p_type(endian) == PT_GNU_EH_FRAME)?;
     let index_start = bias.wrapping_add(index.p_vaddr(endian));
-    let index_bytes = read_bytes(memory, index_start, usize::try_from(index.p_memsz(endian)).ok()?).ok()?;
+    let index_length = usize::try_from(index.p_memsz(endian)).ok().filter(|length| *length <= MAX_SECTION)?;
+    let index_bytes = read_bytes(memory, index_start, index_length).ok()?;
 
     let bases = BaseAddresses::default().set_eh_frame_hdr(index_start);
     let index = EhFrameHdr::new(&index_bytes, LittleEndian).parse(&bases, 8).ok()?;
     let gimli::Pointer::Direct(frames_start) = index.eh_frame_ptr() else { return None };
-    let segment = segments.iter().find(|s| {
+    // The section ends with its segment at the latest.
+    let ends = segments.iter().filter(|s| s.p_type(endian) == PT_LOAD).filter_map(|s| {
         let start = bias.wrapping_add(s.p_vaddr(endian));
-        s.p_type(endian) == PT_LOAD && (start..start + s.p_memsz(endian)).contains(&frames_start)
-    })?;
-    let segment_end = bias.wrapping_add(segment.p_vaddr(endian)) + segment.p_memsz(endian);
-    let frames = read_some(memory, frames_start, usize::try_from(segment_end - frames_start).ok()?);
+        let end = start.checked_add(s.p_memsz(endian))?;
+        (start..end).contains(&frames_start).then_some(end)
+    });
+    let length = usize::try_from(ends.min()? - frames_start).map_or(MAX_SECTION, |length| length.min(MAX_SECTION));
+    let frames = read_some(memory, frames_start, length);
     let frames = EhFrame::new(&frames, LittleEndian);
     let bases = bases.set_eh_frame(frames_start);
     let entry = index.table()?.fde_for_address(&frames, &bases, address, EhFrame::cie_from_offset).ok()?;
@@ -65,7 +71,7 @@ pub fn described_function<M: ReadMemory>(memory: &M, maps: &Maps, address: u64) 
 fn first_mapping_of_file(maps: &Maps, address: u64) -> Option<&Mapping> {
     let mapping = maps.find(address).filter(|mapping| mapping.is_file())?;
     let same_file = |other: &&Mapping| other.inode == mapping.inode && other.device == mapping.device;
-    maps.iter().filter(same_file).filter(|first| first.offset == 0 && first.start <= address).last()
+    maps.iter().filter(same_file).rfind(|first| first.offset == 0 && first.start <= address)
 }
 
 #[cfg(test)]

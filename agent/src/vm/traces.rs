@@ -6,7 +6,7 @@ use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 use super::machine::Vm;
-use super::object::type_of;
+use super::object::{field, type_of};
 use super::overlay::Overlay;
 use crate::target::Maps;
 
@@ -57,15 +57,15 @@ pub struct Trace {
 /// recent. Traces that change while they are read are left out. A VM without JIT compiler has none.
 pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace> {
     let Some(jit_state) = vm.jit_state() else { return Vec::new() };
-    let array = memory.read::<u64>(jit_state + u64::from(vm.layout.j_trace));
-    let size = memory.read::<u32>(jit_state + u64::from(vm.layout.j_sizetrace));
+    let array = memory.read::<u64>(field(jit_state, vm.layout.j_trace));
+    let size = memory.read::<u32>(field(jit_state, vm.layout.j_sizetrace));
     let (Ok(array), Ok(size)) = (array, size) else { return Vec::new() };
     let width = if vm.layout.is_gc64() { 8 } else { 4 };
     let number_of_slots = u16::try_from(size).unwrap_or(u16::MAX);
     let list = Overlay::new(memory, array, width * usize::from(number_of_slots));
     let mut traces = Vec::new();
     for number in 1..number_of_slots {
-        let slot = array + width as u64 * u64::from(number);
+        let slot = array.wrapping_add(width as u64 * u64::from(number));
         match list.read_ref(vm.layout.is_gc64(), slot) {
             // The trace that is being recorded is still a part of `jit_State`.
             Ok(address) if address != 0 && address != jit_state => {
@@ -92,7 +92,7 @@ fn read_trace<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<Trace,
     if type_of(&trace, l, address)? != gct::TRACE {
         return Err(Unreadable);
     }
-    let at = |offset: u16| address + u64::from(offset);
+    let at = |offset: u16| field(address, offset);
     let mcode: u64 = trace.read(at(l.tr_mcode))?;
     let length: u32 = trace.read(at(l.tr_szmcode))?;
     Ok(Trace {
@@ -119,5 +119,5 @@ fn read_trace<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<Trace,
 
 /// Reads a field whose offset may be [`ABSENT`].
 fn decided<M: ReadMemory, T: Plain>(memory: &M, object: u64, offset: u16) -> Result<Option<T>, Unreadable> {
-    if offset == ABSENT { Ok(None) } else { memory.read(object + u64::from(offset)).map(Some) }
+    if offset == ABSENT { Ok(None) } else { memory.read(field(object, offset)).map(Some) }
 }
