@@ -13,9 +13,14 @@ pub struct Config {
     pub any_gc64: u32,
     /// Whether some VM has 32-bit GC references.
     pub any_gc32: u32,
+    /// Whether some events were attached to threads that may have inherited one already.
+    pub late_events: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
 }
+
+/// The cookie of an event on a thread that may have inherited another event from the thread that started it.
+pub const LATE_EVENT: u64 = 1;
 
 /// The C stack is copied in chunks of this many bytes.
 pub const STACK_CHUNK: u32 = 1024;

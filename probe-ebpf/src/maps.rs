@@ -1,7 +1,7 @@
 //! The maps: what the agent tells the programs, and what they tell the agent.
 
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS};
 use lj_trace_common::vm::VmConfig;
 
@@ -18,6 +18,10 @@ pub static VMS: Array<VmConfig> = Array::with_max_entries(MAX_VMS, 0);
 /// Address of a `global_State` to its index in [`VMS`].
 #[map]
 pub static GLOBALS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
+
+/// Threads that have an inherited event, as far as that matters.
+#[map]
+pub static INHERITED: LruHashMap<u32, u8> = LruHashMap::with_max_entries(16_384, 0);
 
 /// Samples on their way to the agent.
 #[map]

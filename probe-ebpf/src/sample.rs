@@ -5,14 +5,16 @@
 
 use core::ffi::c_void;
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{bpf_perf_event_data, pt_regs};
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_loop, bpf_probe_read_user, bpf_ringbuf_output, bpf_task_pt_regs,
+    bpf_get_attach_cookie, bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_loop, bpf_probe_read_user,
+    bpf_ringbuf_output, bpf_task_pt_regs,
 };
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_probe_read_kernel};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
-use lj_trace_common::config::{Config, Counter, MAX_FRAMES, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK};
+use lj_trace_common::config::{Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK};
 use lj_trace_common::event::{
     FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_STACK_TRUNCATED,
     SampleHeader, reg,
@@ -23,7 +25,7 @@ use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::count::count;
-use crate::maps::{CONFIG, GLOBALS, SAMPLES, SCRATCH, VMS};
+use crate::maps::{CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
@@ -70,6 +72,10 @@ const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES;
 /// The sampler.
 #[perf_event]
 pub fn sample_cpu(context: PerfEventContext) -> u32 {
+    let Some(config) = CONFIG.get(0) else { return 0 };
+    if config.late_events != 0 && is_duplicate(&context) {
+        return 0;
+    }
     count(Counter::Sampled);
     // SAFETY: the helpers have no preconditions.
     let cpu = unsafe { bpf_get_smp_processor_id() };
@@ -77,7 +83,6 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         count(Counter::NoScratch);
         return 0;
     };
-    let Some(config) = CONFIG.get(0) else { return 0 };
     // No reference to the scratch area may live across `bpf_loop`, whose callback makes its own: so every
     // phase borrows it anew.
     // SAFETY: the entry belongs to this CPU, and perf programs do not nest (`bpf_prog_active`).
@@ -95,6 +100,22 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     }
     send(borrow());
     0
+}
+
+/// Whether this tick is one too many: its event was attached to the thread by the agent, but the thread has
+/// inherited another from the thread that started it, whose ticks count.
+#[inline(always)]
+fn is_duplicate(context: &PerfEventContext) -> bool {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    // SAFETY: the context is valid for the whole program.
+    let cookie = unsafe { bpf_get_attach_cookie(context.as_ptr()) };
+    if cookie == LATE_EVENT {
+        // SAFETY: only whether there is an entry matters.
+        return unsafe { INHERITED.get(&tid) }.is_some();
+    }
+    // If the map is full the oldest entry goes: at worst a thread counts twice again.
+    let _ = INHERITED.insert(&tid, &1, 0);
+    false
 }
 
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted.

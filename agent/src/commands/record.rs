@@ -192,7 +192,8 @@ impl Stopping {
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
-            exit: process.exit_event().and_then(|fd| AsyncFd::register(fd).ok()),
+            // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
+            exit: process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()),
             deadline: duration.map(|duration| tokio::time::Instant::now() + duration),
         })
     }

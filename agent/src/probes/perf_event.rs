@@ -30,23 +30,54 @@ impl Clock {
     }
 }
 
+/// A perf event and the link that makes it run a program: closing either stops it.
+#[derive(Debug)]
+pub struct Attached {
+    _event: OwnedFd,
+    _link: OwnedFd,
+}
+
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
-/// thread and on all threads that it starts later.
+/// thread and on all threads that it starts later. The program sees `cookie` on this thread, and 0 on those that
+/// inherit the event (`perf_event_alloc` in Linux's `kernel/events/core.c` copies the program alone).
 ///
 /// # Errors
 /// Whatever `perf_event_open(2)` gives: `ESRCH` if the thread is gone, `EACCES` without privileges.
-pub fn attach(clock: Clock, rate: u32, tid: u32, program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub fn attach(clock: Clock, rate: u32, tid: u32, program: BorrowedFd<'_>, cookie: u64) -> io::Result<Attached> {
     let event = open(&Attr::new(clock, rate), tid as libc::pid_t)?;
-    // _IOW('$', 8, __u32) and _IO('$', 0) of linux/perf_event.h.
-    const PERF_EVENT_IOC_SET_BPF: libc::c_ulong = 0x4004_2408;
+    let link = link(program, &event, cookie)?;
+    /// `_IO('$', 0)` of linux/perf_event.h.
     const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
-    for (request, argument) in [(PERF_EVENT_IOC_SET_BPF, program.as_raw_fd()), (PERF_EVENT_IOC_ENABLE, 0)] {
-        // SAFETY: both requests take a plain integer, and the descriptor is a perf event that we own.
-        if unsafe { libc::ioctl(event.as_raw_fd(), request, argument) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+    // SAFETY: the request takes a plain integer, and the descriptor is a perf event that we own.
+    if unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) } < 0 {
+        return Err(io::Error::last_os_error());
     }
-    Ok(event)
+    Ok(Attached { _event: event, _link: link })
+}
+
+/// `union bpf_attr` for `BPF_LINK_CREATE` on a perf event (linux/bpf.h, since Linux 5.15).
+#[repr(C)]
+struct LinkAttr {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+    cookie: u64,
+}
+
+fn link(program: BorrowedFd<'_>, event: &OwnedFd, cookie: u64) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_long = 28;
+    const BPF_PERF_EVENT: u32 = 41;
+    let attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        target: event.as_raw_fd() as u32,
+        attach_type: BPF_PERF_EVENT,
+        flags: 0,
+        cookie,
+    };
+    // SAFETY: `attr` has the size that is passed, and both descriptors are open.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) };
+    owned(fd)
 }
 
 /// `struct perf_event_attr` up to `PERF_ATTR_SIZE_VER5` (linux/perf_event.h): the part that is used here.
@@ -105,7 +136,12 @@ fn open(attr: &Attr, tid: libc::pid_t) -> io::Result<OwnedFd> {
     let fd = unsafe {
         libc::syscall(libc::SYS_perf_event_open, std::ptr::from_ref(attr), tid, ANY_CPU, NO_GROUP, PERF_FLAG_FD_CLOEXEC)
     };
-    match i32::try_from(fd) {
+    owned(fd)
+}
+
+/// Takes the descriptor that a system call has returned.
+fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(result) {
         // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),

@@ -2,16 +2,16 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 
 use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::PerfEvent;
 use aya::{Ebpf, EbpfLoader};
-use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, STACK_CHUNK};
+use lj_trace_common::config::{Config, Counter, LATE_EVENT, MAX_STACK, MAX_VMS, STACK_CHUNK};
 use lj_trace_common::vm::VmConfig;
 
 use super::object;
-use super::perf_event::{self, Clock};
+use super::perf_event::{self, Attached, Clock};
 use super::sample::Sample;
 use crate::target::{Process, TargetError};
 
@@ -31,7 +31,7 @@ pub enum SamplerError {
         what: &'static str,
     },
     /// The kernel refused the BPF program for another reason.
-    #[error("the kernel refused the BPF programs: {0} (Linux 5.17 or later is needed)")]
+    #[error("the kernel refused the BPF programs (Linux 5.17 or later is needed): {}", last_lines(.0))]
     Load(anyhow::Error),
     /// The target went away or may not be looked at.
     #[error(transparent)]
@@ -50,8 +50,9 @@ pub enum SamplerError {
 pub struct Sampler {
     samples: RingBuf<MapData>,
     counts: PerCpuArray<MapData, u64>,
-    events: Vec<OwnedFd>,
+    events: Vec<Attached>,
     clock: Clock,
+    config: Config,
     // The programs live as long as this does.
     ebpf: Ebpf,
 }
@@ -68,7 +69,7 @@ impl Sampler {
             .map_max_entries("SCRATCH", u32::try_from(cpus).unwrap_or(u32::MAX))
             .load(object::object()?)
             .map_err(|error| load_error(error.into()))?;
-        configure(&mut ebpf, vms).map_err(load_error)?;
+        let config = configure(&mut ebpf, vms).map_err(load_error)?;
         let program = sampler_program(&mut ebpf).map_err(load_error)?;
         program.load().map_err(|error| load_error(error.into()))?;
         let samples = take_map(&mut ebpf, "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
@@ -78,6 +79,7 @@ impl Sampler {
             counts: counts.map_err(load_error)?,
             events: Vec::new(),
             clock: Clock::detect(),
+            config,
             ebpf,
         })
     }
@@ -89,30 +91,46 @@ impl Sampler {
     /// [`SamplerError::Attach`] if a living thread cannot be sampled, [`SamplerError::Target`] if the process
     /// is gone.
     pub fn attach(&mut self, process: &Process, rate: u32) -> Result<(), SamplerError> {
-        let clock = self.clock;
-        let program = sampler_program(&mut self.ebpf).map_err(load_error)?;
-        let fd = program.fd().map_err(|error| load_error(error.into()))?;
-        // A thread that is started while we look is either inherited by its parent's event or seen on the next
-        // look: look until nothing is new. (One that is both would be sampled twice, so attach only to threads
-        // that were there before any event was.)
         let mut attached = HashSet::new();
-        for tid in process.threads()? {
-            match perf_event::attach(clock, rate, tid, fd.as_fd()) {
-                Ok(event) => {
+        // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
+        // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
+        // thread turns out to have inherited another.
+        for cookie in [0, LATE_EVENT, LATE_EVENT] {
+            let new: Vec<u32> = process.threads()?.into_iter().filter(|tid| !attached.contains(tid)).collect();
+            if new.is_empty() {
+                break;
+            }
+            if cookie == LATE_EVENT {
+                self.config.late_events = 1;
+                write_config(&mut self.ebpf, &self.config).map_err(load_error)?;
+            }
+            for tid in new {
+                if self.attach_thread(tid, rate, cookie)? {
                     attached.insert(tid);
-                    self.events.push(event);
                 }
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
-                    return Err(SamplerError::NotPermitted { what: "perf events" });
-                }
-                Err(source) => return Err(SamplerError::Attach { tid, source }),
             }
         }
         if attached.is_empty() {
             return Err(TargetError::NoSuchProcess(process.pid()).into());
         }
         Ok(())
+    }
+
+    /// Attaches to one thread; false if it has exited.
+    fn attach_thread(&mut self, tid: u32, rate: u32, cookie: u64) -> Result<bool, SamplerError> {
+        let program = sampler_program(&mut self.ebpf).map_err(load_error)?;
+        let fd = program.fd().map_err(|error| load_error(error.into()))?;
+        match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
+            Ok(event) => {
+                self.events.push(event);
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+                Err(SamplerError::NotPermitted { what: "perf events" })
+            }
+            Err(source) => Err(SamplerError::Attach { tid, source }),
+        }
     }
 
     /// Stops the clock: no sample is taken from here on. What was taken can still be drained.
@@ -157,7 +175,7 @@ fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut aya::ma
 }
 
 /// Fills the maps that tell the programs what to look at.
-fn configure(ebpf: &mut Ebpf, vms: &[VmConfig]) -> anyhow::Result<()> {
+fn configure(ebpf: &mut Ebpf, vms: &[VmConfig]) -> anyhow::Result<Config> {
     let vms = &vms[..vms.len().min(MAX_VMS as usize)];
     let mut list: Array<_, VmConfig> = map_mut(ebpf, "VMS")?.try_into()?;
     for (index, vm) in (0..).zip(vms) {
@@ -171,11 +189,26 @@ fn configure(ebpf: &mut Ebpf, vms: &[VmConfig]) -> anyhow::Result<()> {
         vms: vms.len() as u32,
         any_gc64: vms.iter().any(|vm| vm.layout.is_gc64()).into(),
         any_gc32: vms.iter().any(|vm| !vm.layout.is_gc64()).into(),
+        late_events: 0,
         stack_limit: MAX_STACK / STACK_CHUNK * STACK_CHUNK,
     };
+    write_config(ebpf, &config)?;
+    Ok(config)
+}
+
+fn write_config(ebpf: &mut Ebpf, config: &Config) -> anyhow::Result<()> {
     let mut settings: Array<_, Config> = map_mut(ebpf, "CONFIG")?.try_into()?;
-    settings.set(0, &config, 0)?;
+    settings.set(0, config, 0)?;
     Ok(())
+}
+
+/// The end of an error's text: the verifier says a thousand lines before it comes to the point.
+fn last_lines(error: &anyhow::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let first = lines.first().filter(|_| lines.len() > 6).copied();
+    let tail = &lines[lines.len().saturating_sub(6)..];
+    first.into_iter().chain(tail.iter().copied()).collect::<Vec<_>>().join("\n  ")
 }
 
 /// Tells missing privileges from everything else.

@@ -7,9 +7,12 @@ use std::sync::Arc;
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
 
 use crate::report::Frame as Named;
+use crate::report::frame::chunk_name;
 use crate::symbols::{NativeSymbol, Symbolizer};
 use crate::target::{Process, ProcessMemory};
-use crate::vm::{FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name};
+use crate::vm::{
+    FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name, trace_by_number,
+};
 
 /// Names the frames of one process.
 pub struct Namer {
@@ -17,6 +20,8 @@ pub struct Namer {
     symbolizer: Symbolizer,
     vms: Vec<VmNames>,
     cache: HashMap<LuaKey, Arc<Named>>,
+    /// By VM, prototype and bytecode.
+    trace_starts: HashMap<(usize, u64, u64), Arc<str>>,
 }
 
 /// What the name of a Lua frame depends on: its function and line, and the call that it came from.
@@ -48,6 +53,7 @@ impl Namer {
             symbolizer: Symbolizer::new(process.clone()),
             vms: vms.iter().map(names).collect(),
             cache: HashMap::new(),
+            trace_starts: HashMap::new(),
         }
     }
 
@@ -100,6 +106,24 @@ impl Namer {
         let vm = &self.vms.get(usize::from(caller.vm))?.vm;
         let name = function_name(&prototype, caller.position, vm.bytecode_set(), vm.layout.is_gc64())?;
         Some(name.name)
+    }
+
+    /// Where trace `number` starts, as `@file.lua:12`.
+    pub fn trace_start(&mut self, vm: usize, number: u16) -> Option<Arc<str>> {
+        let names = self.vms.get_mut(vm)?;
+        let trace = trace_by_number(&self.memory, &names.vm, number)?;
+        let place = (vm, trace.startpt, trace.startpc);
+        if let Some(known) = self.trace_starts.get(&place) {
+            return Some(known.clone());
+        }
+        let layout = &names.vm.layout;
+        let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
+        let prototype = names.prototypes.get(&self.memory, layout, key).ok()?;
+        let offset = trace.startpc.checked_sub(trace.startpt + u64::from(layout.sizeof_pt))?;
+        let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
+        let start: Arc<str> = format!("@{}:{line}", chunk_name(prototype.chunkname.as_bytes())).into();
+        self.trace_starts.insert(place, start.clone());
+        Some(start)
     }
 
     /// The library name of a fast function, or the registered name of a C function.

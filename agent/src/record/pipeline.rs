@@ -223,9 +223,10 @@ impl Pipeline {
         mark(Named::Unresolved { reason: reason.to_string().into() })
     }
 
-    fn trace(&self, sample: &Sample<'_>) -> Named {
-        let number = u64::try_from(sample.header.vmstate).ok().filter(|&number| number != 0);
-        Named::Trace { number, start: None }
+    fn trace(&mut self, sample: &Sample<'_>) -> Named {
+        let number = u16::try_from(sample.header.vmstate).ok().filter(|&number| number != 0);
+        let start = number.and_then(|number| self.namer.trace_start(sample.header.vm as usize, number));
+        Named::Trace { number: number.map(u64::from), start }
     }
 }
 

@@ -27,4 +27,4 @@ pub use find::{FindError, find_vms};
 pub use function_name::{FunctionName, NameKind, function_name};
 pub use machine::{InterpreterText, Vm};
 pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
-pub use traces::{Trace, read_traces};
+pub use traces::{Trace, read_traces, trace_by_number};

@@ -83,6 +83,23 @@ pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace
     traces
 }
 
+/// The trace of this number, if there is one now. What was read may be out of date at once: a running VM
+/// flushes its traces, so check it against what else is known of the trace.
+pub fn trace_by_number<M: ReadMemory>(memory: &M, vm: &Vm, number: u16) -> Option<Trace> {
+    let jit_state = vm.jit_state()?;
+    let array: u64 = memory.read(field(jit_state, vm.layout.j_trace)).ok()?;
+    let size: u32 = memory.read(field(jit_state, vm.layout.j_sizetrace)).ok()?;
+    if u32::from(number) >= size {
+        return None;
+    }
+    let gc64 = vm.layout.is_gc64();
+    let address = memory.read_ref(gc64, array + u64::from(number) * if gc64 { 8 } else { 4 }).ok()?;
+    if address == 0 || address == jit_state {
+        return None;
+    }
+    read_trace(memory, vm, address).ok().filter(|trace| trace.number == number)
+}
+
 /// `GCtrace` is not larger than this.
 const MAX_HEADER: usize = 160;
 
