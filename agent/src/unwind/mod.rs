@@ -168,6 +168,13 @@ pub struct NativeFrame {
     pub kind: FrameKind,
 }
 
+impl NativeFrame {
+    /// The address by which the frame's function is found: a call may be its last instruction.
+    pub fn lookup_address(&self) -> u64 {
+        self.pc.wrapping_sub(u64::from(self.is_return))
+    }
+}
+
 /// An unwound native stack, innermost frame first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NativeStack {
@@ -227,9 +234,8 @@ impl Unwinder {
                 let caller = row.apply(&registers, stack)?;
                 // The stack of a signal handler may be another one, and a function's last instruction may
                 // have nothing left on it (libgcc, jumping to an exception's landing pad).
-                let increases = row.signal
-                    || caller.rsp() > registers.rsp()
-                    || (!is_return && caller.rsp() == registers.rsp());
+                let increases =
+                    row.signal || caller.rsp() > registers.rsp() || (!is_return && caller.rsp() == registers.rsp());
                 let end = UnwindEnd::NotIncreasing { pc: registers.rip() };
                 if increases { Ok((row.signal, caller)) } else { Err(end) }
             });
@@ -259,9 +265,7 @@ impl Unwinder {
             return Err(end);
         }
         let done = |cframe: &CFrame| {
-            let is_it = |frame: &NativeFrame| {
-                matches!(frame.kind, FrameKind::Vm { cframe: Some(address), .. } if address == cframe.address)
-            };
+            let is_it = |frame: &NativeFrame| matches!(frame.kind, FrameKind::Vm { cframe: Some(address), .. } if address == cframe.address);
             cframe.address < registers.rsp() || frames.iter().any(is_it)
         };
         let next = cframes.iter().find(|cframe| !done(cframe)).copied().ok_or(end)?;
@@ -269,7 +273,12 @@ impl Unwinder {
         let row = leave_cframe(self.text(vm).shape());
         let at_cframe = Registers::only(0, next.address);
         let caller = row.apply(&at_cframe, stack).map_err(|_| end)?;
-        frames.push(NativeFrame { pc: registers.rip(), is_return: true, sp: registers.rsp(), kind: FrameKind::Missing(end) });
+        frames.push(NativeFrame {
+            pc: registers.rip(),
+            is_return: true,
+            sp: registers.rsp(),
+            kind: FrameKind::Missing(end),
+        });
         let (region, cframe) = (Region::Interpreter, Some(next.address));
         let kind = FrameKind::Vm { cframe, vm: next.vm, registers: at_cframe, region };
         frames.push(NativeFrame { pc: 0, is_return: true, sp: next.address, kind });
