@@ -1,32 +1,178 @@
-//! tmp
-use crate::target::Process;
+//! Names for native code: which function of which file an address belongs to.
+
+pub mod debug_file;
+pub mod demangle;
+pub mod elf;
+
+use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
-/// tmp
-pub struct Symbolizer;
-/// tmp
+
+use crate::target::Process;
+use crate::unwind::module::Module;
+use crate::unwind::modules::{Located, Modules, Place};
+use demangle::demangle;
+use elf::SymbolTable;
+
+/// Symbols kept; a program rarely shows more than some thousand distinct addresses.
+const MAX_CACHED: usize = 1 << 17;
+
+/// The function that an address of the target belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NativeSymbol {
-    /// x
+    /// Its name, demangled; none if no symbol covers the address.
     pub name: Option<Arc<str>>,
-    /// x
-    pub module: Option<Arc<str>>,
-    /// x
+    /// The file it is in, without its folder; `[unknown]` outside of all files.
+    pub module: Arc<str>,
+    /// The function's first address in the target; the address itself if not even that is known. It tells
+    /// functions apart, named or not.
     pub address: u64,
-    /// x
+    /// The function's length in bytes; 0 if unknown.
     pub size: u64,
+    /// `address` counted from where the module is loaded: the file's own address of it.
+    pub offset_in_module: u64,
 }
-impl NativeSymbol {
-    /// x
-    pub fn display_name(&self) -> Arc<str> {
-        format!("{:x}", self.address).into()
+
+impl fmt::Display for NativeSymbol {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => formatter.write_str(name),
+            None => write!(formatter, "{}+{:#x}", self.module, self.offset_in_module),
+        }
     }
 }
+
+/// Names the native code of one process.
+#[derive(Debug)]
+pub struct Symbolizer {
+    modules: Modules,
+    /// By the module's address in our memory: modules are opened once and kept by `modules`.
+    tables: HashMap<usize, (Arc<Module>, Arc<SymbolTable>)>,
+    cache: HashMap<u64, NativeSymbol>,
+}
+
 impl Symbolizer {
-    /// x
-    pub fn new(_: Process) -> Self {
-        Self
+    /// A symbolizer for `process`. Opens the files that are mapped now, so that what they hold can still be
+    /// named when the process has gone.
+    pub fn new(process: Process) -> Self {
+        let mut modules = Modules::new(process);
+        modules.open_all();
+        Self { modules, tables: HashMap::new(), cache: HashMap::new() }
     }
-    /// x
-    pub fn symbolize(&mut self, pc: u64) -> NativeSymbol {
-        NativeSymbol { name: None, module: None, address: pc, size: 1 }
+
+    /// Notes that the target's mappings may have changed.
+    pub fn refresh(&mut self) {
+        if self.modules.refresh() {
+            self.cache.clear();
+        }
+    }
+
+    /// The function at `address`. For a return address give the byte before it: the call may be the
+    /// function's last instruction ([`NativeFrame::lookup_address`](crate::unwind::NativeFrame::lookup_address)).
+    pub fn symbolize(&mut self, address: u64) -> NativeSymbol {
+        if let Some(known) = self.cache.get(&address) {
+            return known.clone();
+        }
+        let (place, changed) = self.modules.find(address);
+        if changed || self.cache.len() >= MAX_CACHED {
+            self.cache.clear();
+        }
+        let (module, offset) = match place {
+            Place::Module(located) => {
+                let symbol = self.in_module(&located, address);
+                self.cache.insert(address, symbol.clone());
+                return symbol;
+            }
+            Place::UprobeTrampoline => ("[uprobes]", 0),
+            Place::NotElf | Place::Nowhere => ("[unknown]", address),
+        };
+        // Not cached: the next look at the maps may know better.
+        NativeSymbol { name: None, module: module.into(), address, size: 0, offset_in_module: offset }
+    }
+
+    /// The named functions of all files that are mapped now. Several files may be read for this, so it
+    /// takes some milliseconds per megabyte of symbols.
+    pub fn functions(&mut self) -> Vec<NativeSymbol> {
+        let mut all = Vec::new();
+        for located in self.modules.open_all() {
+            let table = self.table(&located.module);
+            all.extend(table.iter().map(|symbol| NativeSymbol {
+                name: Some(demangle(symbol.name).into()),
+                module: Arc::clone(located.module.name()),
+                address: symbol.address.wrapping_add(located.bias),
+                size: symbol.size,
+                offset_in_module: symbol.address,
+            }));
+        }
+        all
+    }
+
+    fn in_module(&mut self, located: &Located, address: u64) -> NativeSymbol {
+        let module = &located.module;
+        let own = address.wrapping_sub(located.bias);
+        let table = self.table(module);
+        let (name, start, size) = match table.lookup(own) {
+            Some(symbol) => (Some(demangle(symbol.name).into()), symbol.address, symbol.size),
+            None => match module.table().and_then(|table| table.function(own)) {
+                Some(range) => (None, range.start, range.end - range.start),
+                None => (None, own, 0),
+            },
+        };
+        NativeSymbol {
+            name,
+            module: Arc::clone(module.name()),
+            address: start.wrapping_add(located.bias),
+            size,
+            offset_in_module: start,
+        }
+    }
+
+    fn table(&mut self, module: &Arc<Module>) -> Arc<SymbolTable> {
+        let process = self.modules.process();
+        let read = || {
+            let links = elf::debug_links(module.image()).unwrap_or_default();
+            let debug = if links.has_symtab { None } else { debug_file::find(process, module.path(), &links) };
+            (Arc::clone(module), Arc::new(SymbolTable::read(module.image(), debug.as_ref())))
+        };
+        let key = Arc::as_ptr(module) as usize;
+        Arc::clone(&self.tables.entry(key).or_insert_with(read).1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Symbolizer {
+        Symbolizer::new(Process::open(std::process::id()).unwrap())
+    }
+
+    #[test]
+    fn names_a_function_of_this_test() {
+        let mut symbolizer = own();
+        let address = names_a_function_of_this_test as *const () as u64;
+        let symbol = symbolizer.symbolize(address + 1);
+        assert!(symbol.to_string().ends_with("symbols::tests::names_a_function_of_this_test"), "{symbol}");
+        assert_eq!(symbol.address, address);
+    }
+
+    #[test]
+    fn names_functions_of_libraries_and_the_vdso() {
+        let mut symbolizer = own();
+        let functions = symbolizer.functions();
+        let from = |module: &str, name: &str| {
+            let is_it = |symbol: &&NativeSymbol| &*symbol.module == module && symbol.name.as_deref() == Some(name);
+            functions.iter().find(is_it).cloned().unwrap_or_else(|| panic!("no {name} in {module}"))
+        };
+        let qsort = from("libc.so.6", "qsort");
+        assert_eq!(qsort.address, libc::qsort as *const () as u64);
+        assert_eq!(symbolizer.symbolize(qsort.address + qsort.size - 1), qsort);
+        assert_ne!(from("[vdso]", "clock_gettime").size, 0);
+    }
+
+    #[test]
+    fn what_is_no_code_is_unknown() {
+        let symbol = own().symbolize(0x10);
+        assert_eq!((symbol.to_string().as_str(), symbol.size), ("[unknown]+0x10", 0));
     }
 }

@@ -168,6 +168,13 @@ pub struct NativeFrame {
     pub kind: FrameKind,
 }
 
+impl NativeFrame {
+    /// The address by which the frame's function is found: a call may be its last instruction.
+    pub fn lookup_address(&self) -> u64 {
+        self.pc.wrapping_sub(u64::from(self.is_return))
+    }
+}
+
 /// An unwound native stack, innermost frame first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NativeStack {
