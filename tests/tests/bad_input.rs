@@ -76,7 +76,7 @@ fn a_wrong_command_line() -> Result<()> {
     let pid = workload.pid().to_string();
     for (arguments, cause) in [
         (vec!["--pid", &pid, "--rate", "0"], "rate"),
-        (vec!["--pid", &pid, "--rate", "-5"], "rate"),
+        (vec!["--pid", &pid, "--rate", "-5"], "-5"),
         (vec!["--pid", &pid, "--rate", "1000000000"], "rate"),
         (vec!["--pid", &pid, "--duration", "soon"], "duration"),
         (vec!["--pid", &pid, "--duration", "0s"], "duration"),
