@@ -230,7 +230,8 @@ fn functions_have_the_names_that_their_callers_use() {
             let named = |frame: &String| is_function(frame, TRUTH, line) && frame.starts_with(&format!("{name}@"));
             let seen = run.folded.samples_where(|stack| stack.has(TRUTH, line));
             let with_name = run.folded.samples_where(|stack| stack.frames.iter().any(named));
-            if seen == 0 || with_name != seen {
+            // Between two instructions of a call the caller may not have noted yet where it is.
+            if seen == 0 || percent(with_name, seen) < 99.0 {
                 failures.push(format!("{with_name} of {seen} samples in {TRUTH}:{line} name it {name}"));
             }
         }

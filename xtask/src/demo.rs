@@ -54,7 +54,7 @@ pub fn demo(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Prints the functions that were running, by the share of the samples that had each at its top.
+/// Prints the Lua functions in which the time went, by their share of the samples.
 fn print_busiest(folded: &Path) -> Result<()> {
     let text = std::fs::read_to_string(folded).with_context(|| format!("cannot read {}", folded.display()))?;
     let functions = busiest(&text);
@@ -62,21 +62,24 @@ fn print_busiest(folded: &Path) -> Result<()> {
     if total == 0 {
         bail!("{} has no samples", folded.display());
     }
-    println!("\nWhere the CPU time went, by function ({total} samples):");
+    println!("\nWhere the CPU time went, by Lua function and the C code that it called ({total} samples):");
     for (name, samples) in functions.iter().take(SHOWN) {
         println!("{:6.1}%  {name}", 100.0 * *samples as f64 / total as f64);
     }
     Ok(())
 }
 
-/// The innermost frames of folded stacks with their samples, busiest first.
+/// The Lua functions that were running, or had called the C code that was, with their samples; busiest first.
+/// Where no Lua function is on the stack, its innermost frame stands for it.
 fn busiest(folded: &str) -> Vec<(&str, u64)> {
     let mut samples = std::collections::BTreeMap::new();
     for line in folded.lines() {
         let Some((stack, count)) = line.rsplit_once(' ') else { continue };
         let Ok(count) = count.parse::<u64>() else { continue };
-        let innermost = stack.rsplit(';').next().unwrap_or(stack);
-        *samples.entry(innermost).or_insert(0) += count;
+        let mut inwards = stack.rsplit(';');
+        let innermost = inwards.clone().next().unwrap_or(stack);
+        let function = inwards.find(|frame| frame.contains(".lua")).unwrap_or(innermost);
+        *samples.entry(function).or_insert(0) += count;
     }
     let mut functions: Vec<_> = samples.into_iter().collect();
     functions.sort_by_key(|&(name, samples)| (std::cmp::Reverse(samples), name));
@@ -88,8 +91,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_the_innermost_frames() {
-        let folded = "main;a 2\nmain;b@x y.lua:3 4\nmain;c;a 3\nbroken\n";
-        assert_eq!(busiest(folded), [("a", 5), ("b@x y.lua:3", 4)]);
+    fn sums_what_the_lua_functions_caused() {
+        let folded = "main;f@a b.lua:2;strlen 2\nmain;f@a b.lua:2;g@a b.lua:3 4\nmain;f@a b.lua:2 3\nmain 1\nbroken\n";
+        assert_eq!(busiest(folded), [("f@a b.lua:2", 5), ("g@a b.lua:3", 4), ("main", 1)]);
     }
 }

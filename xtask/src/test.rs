@@ -40,7 +40,7 @@ pub fn test(options: &Options) -> Result<()> {
     let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();
     let unit: Vec<_> = UNIT_TESTED.into_iter().filter(wanted).flat_map(|package| ["--package", package]).collect();
     if !unit.is_empty() {
-        steps.check("unit tests", || run(host_cargo("test")?.args(&unit).args(&filter)));
+        steps.check("unit tests", || run(host_cargo("test")?.arg("--no-fail-fast").args(&unit).args(&filter)));
     }
     if wanted(&END_TO_END) {
         steps.check("end-to-end tests", || {
