@@ -11,9 +11,9 @@ use super::machine_code::machine_code;
 use super::naming::Namer;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
-use crate::stack::{Frame, MergedStack, Unresolved, merge, settle_top};
+use crate::stack::{Frame, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::target::{Process, ProcessMemory};
-use crate::unwind::{CFrame, Registers, StackCopy, Unwinder, VmCode};
+use crate::unwind::{CFrame, NativeStack, Registers, StackCopy, Unwinder, VmCode};
 use crate::vm::Vm;
 
 /// A sample with its frames in order and named.
@@ -120,23 +120,28 @@ impl Pipeline {
 
     /// Resolves one sample.
     pub fn resolve(&mut self, mut sample: Sample<'_>) -> Resolved {
-        let native = {
-            let stack = StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack };
-            let registers = Registers::all(sample.header.registers);
-            self.unwinder.unwind(&registers, &stack, &self.codes, &cframes(&sample))
-        };
+        let mut native = self.unwind(&sample);
         let vm = (sample.header.vm != NO_VM).then_some(sample.header.vm as usize).filter(|&vm| vm < self.vms.len());
-        let top_known = vm.is_none_or(|vm| {
+        let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;
             settle_top(&mut sample, &native, layout, &self.codes[vm], &mut self.unwinder, &self.memory)
         });
+        if top == Top::Rewalked {
+            native = self.unwind(&sample);
+        }
         let on_trace = sample.header.flags & SAMPLE_ON_TRACE != 0;
         let end = walk_end(sample.header.walk_end, sample.header.outer_end);
-        let merged = merge(&native, &sample.frames, end, on_trace, top_known);
+        let merged = merge(&native, &sample.frames, end, on_trace, top != Top::Uncertain);
         let state = vm.map(|vm| state_of(&self.vms[vm], &sample));
         self.count(&sample, &merged, state);
         let frames = self.name(&sample, &merged);
         Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, frames }
+    }
+
+    fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {
+        let stack = StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack };
+        let registers = Registers::all(sample.header.registers);
+        self.unwinder.unwind(&registers, &stack, &self.codes, &cframes(sample))
     }
 
     fn count(&mut self, sample: &Sample<'_>, merged: &MergedStack, state: Option<VmState>) {
@@ -188,7 +193,7 @@ impl Pipeline {
 
     fn native(&mut self, pc: u64, is_return: bool) -> ResolvedFrame {
         let symbol = self.namer.native(pc, is_return);
-        let named = Named::C { symbol: symbol.display_name(), module: symbol.module.clone() };
+        let named = Named::C { symbol: symbol.to_string().into(), module: Some(symbol.module.clone()) };
         let start = symbol.address;
         let end = start.saturating_add(symbol.size).max(pc.saturating_add(1));
         ResolvedFrame { named: named.into(), code: Code::Native { pc, start, end }, chunkname: None }

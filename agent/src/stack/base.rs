@@ -16,7 +16,19 @@ use crate::probes::sample::Sample;
 use crate::target::ProcessMemory;
 use crate::unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
 
-/// Corrects the innermost Lua frames of `sample` and returns whether the innermost one is certain now.
+/// What is known of the innermost Lua frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Top {
+    /// It is what the kernel saw.
+    Certain,
+    /// It is certain, but the kernel had begun elsewhere: the coroutine was walked again, so there may be C
+    /// frames that were not known before.
+    Rewalked,
+    /// It could not be settled.
+    Uncertain,
+}
+
+/// Corrects the innermost Lua frames of `sample`.
 pub fn settle_top(
     sample: &mut Sample<'_>,
     native: &NativeStack,
@@ -24,22 +36,23 @@ pub fn settle_top(
     code: &VmCode,
     unwinder: &mut Unwinder,
     memory: &ProcessMemory,
-) -> bool {
+) -> Top {
     let flags = sample.header.flags;
     if flags & (SAMPLE_BASE_IN_REGISTERS | SAMPLE_ON_TRACE) != 0 || sample.header.cframe == 0 {
-        return true;
+        return Top::Certain;
     }
     let uncertain = flags & SAMPLE_BASE_UNCERTAIN != 0;
+    let given_up = if uncertain { Top::Uncertain } else { Top::Certain };
     // If the interpreter itself was interrupted and its registers made no sense, then right after such a call,
     // before BASE was taken back.
     let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return || uncertain) else {
-        return !uncertain;
+        return given_up;
     };
     let value = |register| {
         let value = registers.get(register)?;
         Some(if layout.is_gc64() { value } else { value & 0xffff_ffff })
     };
-    let Some(pc) = value(Register::Rbx) else { return !uncertain };
+    let Some(pc) = value(Register::Rbx) else { return given_up };
     let mut base = sample.header.thread_base;
     if uncertain {
         let kept = match unwinder.base_after_call(code, frame.pc, u64::from(layout.l_base)) {
@@ -49,7 +62,7 @@ pub fn settle_top(
         };
         match kept {
             Some(kept) => base = kept,
-            None => return false,
+            None => return Top::Uncertain,
         }
     }
     if base == sample.header.thread_base {
@@ -58,7 +71,7 @@ pub fn settle_top(
             let bytecode = top.code + u64::from(layout.sizeof_pt);
             top.position = frame::position(memory, layout, bytecode, top.size_bc, pc);
         }
-        return true;
+        return Top::Certain;
     }
     let (frames, end) = rewalk(memory, layout, sample, base, pc);
     let outer = sample.frames.split_off((sample.header.inner_frames as usize).min(sample.frames.len()));
@@ -66,7 +79,7 @@ pub fn settle_top(
     sample.header.walk_end = end as u32;
     sample.frames = frames;
     sample.frames.extend(outer);
-    true
+    Top::Rewalked
 }
 
 fn innermost_vm_frame(native: &NativeStack) -> Option<(&NativeFrame, &Registers)> {

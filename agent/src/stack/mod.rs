@@ -4,5 +4,5 @@
 mod base;
 mod merge;
 
-pub use base::settle_top;
+pub use base::{Top, settle_top};
 pub use merge::{Frame, MergedStack, Unresolved, merge};
