@@ -31,6 +31,10 @@ use crate::memory::UserMemory;
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
 const PAYLOAD: usize = MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize;
 
+/// Chunks of the C stack that may be missing in between. LuaJIT's string functions have buffers of 8 KiB on the
+/// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may lie in pages that nothing was ever written to.
+const MAX_HOLE: u32 = 3 * 4096 / STACK_CHUNK;
+
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
 
@@ -172,17 +176,24 @@ fn copy_stack(scratch: &mut Scratch, config: &Config) {
     let payload = scratch.payload.as_mut_ptr();
     let chunk = STACK_CHUNK as usize;
     let mut size = 0usize;
-    let mut ended = false;
+    let mut hole = 0;
     for index in 0..(MAX_STACK / STACK_CHUNK) as usize {
         if index >= (config.stack_limit / STACK_CHUNK) as usize {
             break;
         }
-        if !copy_chunk(payload, index * chunk, STACK_CHUNK, start + (index * chunk) as u64) {
-            ended = true;
-            break;
+        // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
+        // part of a buffer in a C function's frame.
+        if copy_chunk(payload, index * chunk, STACK_CHUNK, start + (index * chunk) as u64) {
+            size = (index + 1) * chunk;
+            hole = 0;
+        } else {
+            hole += 1;
+            if hole > MAX_HOLE {
+                break;
+            }
         }
-        size = (index + 1) * chunk;
     }
+    let ended = size < config.stack_limit as usize;
     if ended && size <= (MAX_STACK - STACK_CHUNK) as usize {
         // The mapping ends within this chunk: take what there is, down to single words.
         let mut part = STACK_CHUNK / 2;

@@ -66,25 +66,18 @@ impl Stack {
     }
 }
 
-/// What a main chunk has in place of a name; it is defined at no line.
-const MAIN_CHUNK: &str = "main chunk@";
-
 /// Whether a frame is the Lua function defined at `line` of `file`: `name@folder/file:line`, whatever its name.
-/// Line 0 stands for the file's main chunk: `main chunk@folder/file`.
+/// The main chunk's line is 0.
 pub fn is_function(frame: &str, file: &str, line: u32) -> bool {
-    let path = match line {
-        0 => Some(frame).filter(|frame| frame.starts_with(MAIN_CHUNK)),
-        _ => frame.strip_suffix(&format!(":{line}")),
-    };
+    let path = frame.strip_suffix(&format!(":{line}"));
     let Some(before) = path.and_then(|path| path.strip_suffix(file)) else { return false };
     before.ends_with('@') || before.contains('@') && before.ends_with('/')
 }
 
-/// Whether a frame is any Lua function: `name@source:line` with the name left out where it is not known, or
-/// `main chunk@source`.
+/// Whether a frame is any Lua function: `name@source:line` with the name left out where it is not known.
 pub fn is_lua(frame: &str) -> bool {
     let line = frame.rsplit_once(':').map(|(_, line)| line);
-    frame.starts_with(MAIN_CHUNK) || frame.contains('@') && line.is_some_and(|line| line.parse::<u32>().is_ok())
+    frame.contains('@') && line.is_some_and(|line| line.parse::<u32>().is_ok())
 }
 
 #[cfg(test)]
@@ -94,12 +87,12 @@ mod tests {
     #[test]
     fn parses_stacks_with_spaces_in_frames() {
         let folded =
-            Folded::parse("_start;main;main chunk@a.lua;f@a.lua:3;operator new(unsigned long) 7\n[unknown: jit] 2\n")
+            Folded::parse("_start;main;main chunk@a.lua:0;f@a.lua:3;operator new(unsigned long) 7\n[unknown: jit] 2\n")
                 .unwrap();
         assert_eq!(folded.samples(), 9);
         assert_eq!(folded.samples_where(|stack| stack.has("a.lua", 3)), 7);
         assert_eq!(folded.stacks[0].position_of("a.lua", 0), Some(2));
-        assert_eq!(folded.stacks[0].outermost_lua(), Some("main chunk@a.lua"));
+        assert_eq!(folded.stacks[0].outermost_lua(), Some("main chunk@a.lua:0"));
         assert_eq!(folded.stacks[1].outermost_lua(), None);
     }
 
@@ -116,7 +109,7 @@ mod tests {
         assert!(is_function("@/some/folder/truth.lua:12", "truth.lua", 12));
         assert!(!is_function("f@truth.lua:112", "truth.lua", 12));
         assert!(!is_function("f@untruth.lua:12", "truth.lua", 12));
-        assert!(is_function("main chunk@lua/truth.lua", "truth.lua", 0));
+        assert!(is_function("main chunk@lua/truth.lua:0", "truth.lua", 0));
         assert!(!is_function("f@truth.lua:10", "truth.lua", 0));
         assert!(!is_function("truth.lua:12", "truth.lua", 12));
         assert!(!is_lua("memcpy@GLIBC_2.14"));
