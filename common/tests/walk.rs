@@ -247,7 +247,7 @@ fn returning_to_c_code_the_pc_holds_the_link() {
         let chunk = lab.lua_function(0, 20);
         lab.push_cframe(CFRAME, 0, 0);
         lab.push_delta(CPCALL, 3, chunk);
-        let top = at_interpreter(&lab, lab.base, 3 * 8 | CPCALL);
+        let top = at_interpreter(&lab, lab.base, (3 * 8) | CPCALL);
         assert_eq!((top.base, top.pc, top.flags), (lab.base, 0, SAMPLE_BASE_IN_REGISTERS));
     });
 }
@@ -282,7 +282,7 @@ fn within_lua_call_the_c_function_is_on_top_until_the_link_is_stored() {
         let thread_base = lab.base;
         lab.push_delta(C, 4, comparator);
         lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
-        let top = at_interpreter_with(&lab, lab.base, 4 * 8 | C, thread_base);
+        let top = at_interpreter_with(&lab, lab.base, (4 * 8) | C, thread_base);
         assert_eq!((top.base, top.pc, top.flags), (thread_base, 0, SAMPLE_BASE_IN_REGISTERS));
     });
 }

@@ -66,7 +66,7 @@ impl Sampler {
     pub fn load(vms: &[VmConfig]) -> Result<Self, SamplerError> {
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| SamplerError::Load(error.into()))?;
         let mut ebpf = EbpfLoader::new()
-            .map_max_entries("SCRATCH", u32::try_from(cpus).unwrap_or(u32::MAX))
+            .map_max_entries("SCRATCH", cpus.get())
             .load(object::object()?)
             .map_err(|error| load_error(error.into()))?;
         let config = configure(&mut ebpf, vms).map_err(load_error)?;

@@ -174,7 +174,7 @@ impl Lab {
     /// A frame with a delta link of the given type, `slots` above the one below.
     pub fn push_delta(&mut self, kind: u64, slots: u64, function: u64) {
         self.base += slots * 8;
-        self.write_frame(self.base, function, slots * 8 | kind);
+        self.write_frame(self.base, function, (slots * 8) | kind);
     }
 
     /// A continuation frame: the metamethod `function` was called, and goes on at `pc`.
