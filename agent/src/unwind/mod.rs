@@ -471,3 +471,180 @@ impl Hasher for AddressHasher {
         self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// What the kernel side would deliver.
+    struct Sample {
+        registers: Registers,
+        start: u64,
+        stack: Vec<u8>,
+    }
+
+    thread_local! {
+        static SAMPLE: RefCell<Option<Sample>> = const { RefCell::new(None) };
+    }
+
+    /// Samples the calling thread here.
+    #[inline(never)]
+    extern "C" fn sample() {
+        let mut values = [0_u64; Register::COUNT];
+        // SAFETY: stores registers to `values`, in DWARF's order; `rax` is the address and is not needed.
+        unsafe {
+            std::arch::asm!(
+                "mov [rax + 24], rbx", "mov [rax + 48], rbp", "mov [rax + 56], rsp", "mov [rax + 96], r12",
+                "mov [rax + 104], r13", "mov [rax + 112], r14", "mov [rax + 120], r15",
+                "lea rcx, [rip]", "mov [rax + 128], rcx",
+                in("rax") values.as_mut_ptr(), out("rcx") _, options(nostack),
+            );
+        }
+        let registers = Registers::all(values);
+        let process = Process::open(std::process::id()).unwrap();
+        let end = process.maps().unwrap().find(registers.rsp()).unwrap().end;
+        let length = (end - registers.rsp()).min(65536) as usize;
+        let stack = process.memory().read_bytes(registers.rsp(), length).unwrap();
+        SAMPLE.set(Some(Sample { registers, start: registers.rsp(), stack }));
+    }
+
+    fn unwind(sample: &Sample) -> NativeStack {
+        let mut unwinder = Unwinder::new(Process::open(std::process::id()).unwrap());
+        let copy = StackCopy { start: sample.start, bytes: &sample.stack };
+        let stack = unwinder.unwind(&sample.registers, &copy, &[], &[]);
+        // The second time everything comes from the cache.
+        assert_eq!(unwinder.unwind(&sample.registers, &copy, &[], &[]), stack);
+        stack
+    }
+
+    fn functions(stack: &NativeStack) -> Vec<String> {
+        let mut symbolizer = crate::symbols::Symbolizer::new(Process::open(std::process::id()).unwrap());
+        stack.frames.iter().map(|frame| symbolizer.symbolize(frame.lookup_address()).to_string()).collect()
+    }
+
+    #[test]
+    fn unwinds_this_thread_to_its_start() {
+        sample();
+        let stack = unwind(&SAMPLE.take().unwrap());
+        let names = functions(&stack);
+        assert_eq!(stack.end, UnwindEnd::Entry, "{names:#?}");
+        let at = |name: &str| names.iter().position(|found| found.ends_with(name));
+        assert_eq!(at("tests::sample"), Some(0));
+        assert_eq!(at("tests::unwinds_this_thread_to_its_start"), Some(1));
+        assert!(stack.frames.is_sorted_by_key(|frame| frame.sp));
+    }
+
+    #[test]
+    fn a_short_copy_ends_with_its_reason() {
+        sample();
+        let mut sample = SAMPLE.take().unwrap();
+        let whole = unwind(&sample);
+        let kept = whole.frames[2].sp - sample.start;
+        sample.stack.truncate(kept as usize + 8);
+        let stack = unwind(&sample);
+        assert!(matches!(stack.end, UnwindEnd::StackNotCaptured { .. }), "{:?}", stack.end);
+        assert_eq!(stack.frames, whole.frames[..stack.frames.len()]);
+        assert!(stack.frames.len() >= 2);
+    }
+
+    #[test]
+    fn callee_saved_registers_are_exact_past_other_functions() {
+        extern "C" fn in_between() {
+            let mut numbers = [3, 1, 2];
+            // A callback from sort, so that code which uses these registers lies between.
+            numbers.sort_by(|a, b| {
+                sample();
+                b.cmp(a)
+            });
+        }
+        // SAFETY: calls a function of the C ABI with the stack aligned as at any call of this function.
+        unsafe {
+            std::arch::asm!(
+                "mov r12, 0x1212", "mov r13, 0x1313", "mov r14, 0x1414", "mov r15, 0x1515", "call {function}",
+                function = sym in_between, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
+                clobber_abi("C"),
+            );
+        }
+        let sample = SAMPLE.take().unwrap();
+        let stack = unwind(&sample);
+        let names = functions(&stack);
+        assert_eq!(stack.end, UnwindEnd::Entry, "{names:#?}");
+        let of_test = |name: &String| name.ends_with("callee_saved_registers_are_exact_past_other_functions");
+        let frame = stack.frames[names.iter().position(of_test).unwrap()];
+        assert!(names.iter().position(of_test).unwrap() > 2, "{names:#?}");
+        // Registers are shown for the frames of a VM, so let the frame pass for one.
+        let vm = VmCode { text: frame.pc - 1..frame.pc, mcode: Vec::new(), cframe_size: 80, gc64: true };
+        let mut unwinder = Unwinder::new(Process::open(std::process::id()).unwrap());
+        let copy = StackCopy { start: sample.start, bytes: &sample.stack };
+        let stack = unwinder.unwind(&sample.registers, &copy, &[vm], &[]);
+        let registers = stack.frames.iter().find_map(|frame| match frame.kind {
+            FrameKind::Vm { registers, .. } => Some(registers),
+            _ => None,
+        });
+        let known = |register| registers.and_then(|registers| registers.get(register));
+        let values = [Register::R12, Register::R13, Register::R14, Register::R15, Register::Rax].map(known);
+        assert_eq!(values, [Some(0x1212), Some(0x1313), Some(0x1414), Some(0x1515), None]);
+    }
+
+    #[test]
+    fn unwinds_through_a_signal_frame() {
+        extern "C" fn handler(_: libc::c_int) {
+            sample();
+        }
+        // SAFETY: the handler only looks at this thread's own stack and registers, which is fine where the
+        // signal is raised on purpose; SIGURG is otherwise ignored.
+        unsafe {
+            let handler: extern "C" fn(libc::c_int) = handler;
+            libc::signal(libc::SIGURG, handler as libc::sighandler_t);
+            libc::raise(libc::SIGURG);
+        }
+        let stack = unwind(&SAMPLE.take().unwrap());
+        let names = functions(&stack);
+        assert_eq!(stack.end, UnwindEnd::Entry, "{names:#?}");
+        let at =
+            |name: &str| names.iter().position(|found| found.ends_with(name)).unwrap_or_else(|| panic!("{names:#?}"));
+        assert!(at("handler") < at("tests::unwinds_through_a_signal_frame"));
+        let interrupted = &stack.frames[at("handler") + 2];
+        assert!(!interrupted.is_return, "{names:#?}");
+    }
+
+    #[test]
+    fn generated_code_is_named_as_such() {
+        let registers = Registers::only(0x10, 0x1000);
+        let copy = StackCopy { start: 0x1000, bytes: &[0; 64] };
+        let mut unwinder = Unwinder::new(Process::open(std::process::id()).unwrap());
+        let stack = unwinder.unwind(&registers, &copy, &[], &[]);
+        assert_eq!(stack.end, UnwindEnd::UnknownMapping { pc: 0x10 });
+        // A C frame above: the stack goes on there, and says that something is missing.
+        let words = [0_u64; 9].into_iter().chain([0x10]).flat_map(u64::to_le_bytes).collect::<Vec<_>>();
+        let copy = StackCopy { start: 0x1000, bytes: &words };
+        let vm = VmCode { text: 0x20..0x30, mcode: Vec::new(), cframe_size: 80, gc64: true };
+        let stack = unwinder.unwind(&registers, &copy, &[vm], &[CFrame { address: 0x1000, vm: 0 }]);
+        let kinds: Vec<_> = stack.frames.iter().map(|frame| frame.kind).collect();
+        assert!(
+            matches!(
+                kinds[..],
+                [
+                    FrameKind::Native,
+                    FrameKind::Missing(_),
+                    FrameKind::Vm { cframe: Some(0x1000), .. },
+                    FrameKind::Native
+                ]
+            ),
+            "{kinds:?}"
+        );
+    }
+
+    #[test]
+    fn knows_code_without_unwind_information() {
+        assert!(is_jump_stub(&[0xff, 0x25, 0, 0, 0, 0]));
+        assert!(is_jump_stub(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0, 0, 0, 0]));
+        assert!(!is_jump_stub(&[0xff, 0xe0]));
+        let row = signal_return(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]).unwrap();
+        // gregs[REG_RIP] is the last of 17 words from offset 40 on.
+        assert_eq!(row.saved.last(), Some(&(Register::Rip, row::SavedRule::AtCfa(40 + 16 * 8))));
+        assert!(signal_return(&[0x48, 0xc7, 0xc0, 0x10, 0, 0, 0, 0x0f, 0x05]).is_none());
+    }
+}

@@ -126,6 +126,8 @@ impl VmText {
         match self.runs_into(pc) {
             Some(Position::FrameAtRdi) if is_return => Position::Body,
             Some(position) => position,
+            // What follows a call of a function that never returns may be a helper.
+            None if is_return => Position::Body,
             None => self.returns(pc).map_or(Position::Body, |size| Position::Helper { size }),
         }
     }
@@ -208,7 +210,7 @@ impl VmText {
         ends.into_iter().any(|end| self.runs_straight(end, pc, is_return))
     }
 
-    /// Whether the code at `pc` runs, past conditional jumps and calls, into a `ret` that is not the
+    /// Whether the code at `pc` runs, past conditional jumps and calls of other helpers, into a `ret` that is not the
     /// epilogue's, and what it takes from the stack on the way, that return address included. The
     /// interpreter proper never returns: it jumps from bytecode to bytecode.
     fn returns(&self, pc: u64) -> Option<u64> {
@@ -221,7 +223,8 @@ impl VmText {
                 FlowControl::UnconditionalBranch if is_direct_jump(&instruction) => {
                     decoder = self.decoder(instruction.near_branch_target())?;
                 }
-                FlowControl::ConditionalBranch | FlowControl::Call => {}
+                FlowControl::ConditionalBranch => {}
+                FlowControl::Call => drop(self.decoder(instruction.near_branch_target())?),
                 FlowControl::Next if is_straight(&instruction) => {}
                 FlowControl::Next => match instruction.mnemonic() {
                     Mnemonic::Push | Mnemonic::Pop => moved += i64::from(instruction.stack_pointer_increment()),
@@ -318,27 +321,29 @@ pub fn frame_shape(code: &[u8]) -> Option<FrameShape> {
     })
 }
 
-/// Where the interpreter keeps BASE (`rdx`) across the call that returns to `return_address`: the first
-/// instruction after it that writes `rdx` tells. `code` begins at `start`; `l_base` is the offset of
-/// `lua_State.base`.
+/// Where the interpreter keeps BASE (`rdx`) across the call that returns to `return_address`: the code after
+/// it tells, by taking BASE back. `code` begins at `start`; `l_base` is the offset of `lua_State.base`.
+///
+/// On the way there `rdx` may hold other things and more functions may be called, but nothing may store to
+/// `L->base`: what is loaded from it then was there during the call.
 pub fn base_after_call(code: &[u8], start: u64, return_address: u64, l_base: u64) -> BaseAfterCall {
     let Some(mut after) = decoder(code, start, return_address) else { return BaseAfterCall::Unknown };
     let mut factory = InstructionInfoFactory::new();
     let mut written = Vec::new();
     for _ in 0..MAX_INSTRUCTIONS {
         let instruction = after.decode();
-        if instruction.is_invalid() {
+        let stores_base = instruction.op0_kind() == OpKind::Memory && is_l_base(&instruction, l_base);
+        if instruction.is_invalid() || stores_base {
             break;
+        }
+        if let Some(source) = base_source(&instruction, &written, l_base) {
+            return source;
         }
         let info = factory.info(&instruction);
         let writes = info.used_registers().iter().filter(|used| is_write(used.access()));
-        let writes: Vec<_> = writes.map(|used| used.register().full_register()).collect();
-        if writes.contains(&iced_x86::Register::RDX) {
-            return base_source(&instruction, &written, l_base);
-        }
-        written.extend(writes);
+        written.extend(writes.map(|used| used.register().full_register()));
         match instruction.flow_control() {
-            FlowControl::Next | FlowControl::ConditionalBranch => {}
+            FlowControl::Next | FlowControl::ConditionalBranch | FlowControl::Call => {}
             FlowControl::UnconditionalBranch if is_direct_jump(&instruction) => {
                 match decoder(code, start, instruction.near_branch_target()) {
                     Some(target) => after = target,
@@ -351,26 +356,27 @@ pub fn base_after_call(code: &[u8], start: u64, return_address: u64, l_base: u64
     BaseAfterCall::Unknown
 }
 
-fn base_source(instruction: &Instruction, written: &[iced_x86::Register], l_base: u64) -> BaseAfterCall {
-    if instruction.mnemonic() != Mnemonic::Mov || instruction.op0_register().full_register() != iced_x86::Register::RDX
-    {
-        return BaseAfterCall::Unknown;
-    }
+/// Whether, and from where, the instruction loads BASE.
+fn base_source(instruction: &Instruction, written: &[iced_x86::Register], l_base: u64) -> Option<BaseAfterCall> {
+    let loads_rdx = instruction.mnemonic() == Mnemonic::Mov
+        && instruction.op0_kind() == OpKind::Register
+        && instruction.op0_register().full_register() == iced_x86::Register::RDX;
     match instruction.op1_kind() {
-        OpKind::Register => {
+        OpKind::Register if loads_rdx => {
             let source = instruction.op1_register().full_register();
             let kept = general(source).filter(|register| register.is_callee_saved() && !written.contains(&source));
-            kept.map_or(BaseAfterCall::Unknown, BaseAfterCall::Register)
+            kept.map(BaseAfterCall::Register)
         }
-        OpKind::Memory => {
-            let base = instruction.memory_base().full_register();
-            let is_l_base = instruction.memory_displacement64() == l_base
-                && instruction.memory_index() == iced_x86::Register::None
-                && general(base).is_some_and(|register| register != Register::Rsp);
-            if is_l_base { BaseAfterCall::LuaState } else { BaseAfterCall::Unknown }
-        }
-        _ => BaseAfterCall::Unknown,
+        OpKind::Memory if loads_rdx => is_l_base(instruction, l_base).then_some(BaseAfterCall::LuaState),
+        _ => None,
     }
+}
+
+/// Whether the memory operand is `base` of a `lua_State` in a register.
+fn is_l_base(instruction: &Instruction, l_base: u64) -> bool {
+    instruction.memory_displacement64() == l_base
+        && instruction.memory_index() == iced_x86::Register::None
+        && general(instruction.memory_base()).is_some_and(|register| register != Register::Rsp)
 }
 
 /// Where the frame of `vm_ffi_call` is at its first and last instructions. Its unwind entry says CFA =
@@ -471,5 +477,189 @@ fn stack_bytes(register: Register, opcode: u8) -> Vec<u8> {
     match HARDWARE.get(register as usize) {
         Some(number) => vec![opcode + number],
         None => vec![0x41, opcode + (register as u8 - 8)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `jmp aword [DISPATCH+OP*8]`: how bytecodes end.
+    const NEXT: &[u8] = &[0x41, 0xff, 0x24, 0xee];
+
+    /// `vm_call` of Debian's luajit 2.1.0~beta3 (x86-64, GC64) up to `mov [rbp+0x50], rsp`.
+    const VM_CALL: &[u8] = &[
+        0x55, 0x53, 0x41, 0x57, 0x41, 0x56, 0x48, 0x83, 0xec, 0x28, 0xbb, 0x01, 0x00, 0x00, 0x00, 0x89, 0x54, 0x24,
+        0x08, 0x48, 0x89, 0xfd, 0x48, 0x89, 0x7c, 0x24, 0x10, 0x48, 0x89, 0xf1, 0x4c, 0x8b, 0x75, 0x10, 0x4c, 0x8b,
+        0x7d, 0x50, 0x4c, 0x89, 0x7c, 0x24, 0x20, 0x48, 0x89, 0x6c, 0x24, 0x18, 0x49, 0x81, 0xc6, 0x80, 0x0f, 0x00,
+        0x00, 0x48, 0x89, 0x65, 0x50,
+    ];
+
+    /// Its `vm_leave_cp` and `vm_leave_unw`: unlink the C frame, restore registers, return.
+    const VM_LEAVE: &[u8] = &[
+        0x48, 0x8b, 0x4c, 0x24, 0x20, 0x48, 0x89, 0x4d, 0x50, 0x31, 0xc0, 0x48, 0x83, 0xc4, 0x28, 0x41, 0x5e, 0x41,
+        0x5f, 0x5b, 0x5d, 0xc3,
+    ];
+
+    /// Its `vm_unwind_ff`: `and rdi, -4; mov rsp, rdi; mov rbp, [rsp+16]`.
+    const VM_UNWIND_FF: &[u8] = &[0x48, 0x83, 0xe7, 0xfc, 0x48, 0x89, 0xfc, 0x48, 0x8b, 0x6c, 0x24, 0x10];
+
+    /// The end of its `vm_floor`: `jbe +4; subsd xmm1, xmm0; movaps xmm0, xmm1; ret`.
+    const VM_FLOOR: &[u8] = &[0x76, 0x04, 0xf2, 0x0f, 0x5c, 0xc8, 0x0f, 0x28, 0xc1, 0xc3];
+
+    /// The start of its `vm_ffi_callback`, `rbp` having been pushed by the callback's entry, up to the return
+    /// from lj_ccallback_enter (instructions in between left out).
+    const VM_FFI_CALLBACK: &[u8] = &[
+        0x53, 0x41, 0x57, 0x41, 0x56, 0x48, 0x83, 0xec, 0x28, 0x4c, 0x8d, 0xb5, 0x80, 0x0f, 0x00, 0x00, 0x48, 0x89,
+        0xe6, 0xe8, 0xba, 0x17, 0xff, 0xff, 0x41, 0xc7, 0x86, 0x38, 0xf1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+    ];
+
+    const START: u64 = 0x5_0000;
+
+    /// A text of these pieces, each behind the end of a bytecode; returns their addresses.
+    fn text<const N: usize>(pieces: [&[u8]; N]) -> (VmText, [u64; N]) {
+        let mut code = Vec::new();
+        let addresses = pieces.map(|piece| {
+            code.extend(NEXT);
+            let address = START + code.len() as u64;
+            code.extend(piece);
+            address
+        });
+        code.extend(NEXT);
+        (VmText::new(START, code, 80), addresses)
+    }
+
+    #[test]
+    fn reads_the_frames_layout_from_the_epilogue() {
+        let usual = FrameShape::usual(80);
+        assert_eq!(frame_shape(VM_LEAVE), Some(usual.clone()));
+        assert_eq!((usual.size(), usual.space), (80, 40));
+        // Tarantool since 2.6.3 has 16 bytes more.
+        let mut tarantool = VM_LEAVE.to_vec();
+        tarantool[14] = 0x38;
+        assert_eq!(frame_shape(&tarantool), Some(FrameShape::usual(96)));
+        // LUAJIT_NO_UNWIND also saves r12 and r13: add rsp, 40; pop r12; r13; r14; r15; rbx; rbp; ret
+        let no_unwind = [0x48, 0x83, 0xc4, 0x28, 0x41, 0x5c, 0x41, 0x5d, 0x41, 0x5e, 0x41, 0x5f, 0x5b, 0x5d, 0xc3];
+        use Register::*;
+        let shape = frame_shape(&no_unwind).unwrap();
+        assert_eq!((shape.size(), shape.saved), (96, vec![Rbp, Rbx, R15, R14, R13, R12]));
+        assert_eq!(frame_shape(&VM_LEAVE[..20]), None);
+    }
+
+    #[test]
+    fn follows_the_prologue_push_by_push() {
+        let (text, [leave, call]) = text([VM_LEAVE, VM_CALL]);
+        let position = |offset: u64| text.position(call + offset, false);
+        for (offset, pushed) in [(0, 0), (1, 1), (2, 2), (4, 3), (6, 4)] {
+            assert_eq!(position(offset), Position::Partial { pushed }, "at {offset}");
+        }
+        // The frame is whole, but not linked before the last instruction.
+        for offset in [10, 15, 19, 55, 59] {
+            assert_eq!(position(offset), Position::FrameAtRsp, "at {offset}");
+        }
+        assert_eq!(text.position(leave - 4, false), Position::Body);
+    }
+
+    #[test]
+    fn follows_the_epilogue_pop_by_pop() {
+        let (text, [leave]) = text([VM_LEAVE]);
+        let position = |offset: u64| text.position(leave + offset, false);
+        for offset in [0, 5, 9, 11] {
+            assert_eq!(position(offset), Position::FrameAtRsp, "at {offset}");
+        }
+        for (offset, pushed) in [(15, 4), (17, 3), (19, 2), (20, 1), (21, 0)] {
+            assert_eq!(position(offset), Position::Partial { pushed }, "at {offset}");
+        }
+    }
+
+    #[test]
+    fn knows_an_ffi_callback_before_its_frame_is_linked() {
+        let (text, [_, callback]) = text([VM_LEAVE, VM_FFI_CALLBACK]);
+        assert_eq!(text.position(callback, false), Position::Partial { pushed: 1 });
+        assert_eq!(text.position(callback + 5, false), Position::Partial { pushed: 4 });
+        assert_eq!(text.position(callback + 24, true), Position::FrameAtRsp);
+        assert_eq!(text.position(callback + 24, false), Position::Body);
+    }
+
+    #[test]
+    fn knows_helpers_by_their_return() {
+        let (text, [_, floor]) = text([VM_LEAVE, VM_FLOOR]);
+        for offset in [0, 2, 6, 9] {
+            assert_eq!(text.position(floor + offset, false), Position::Helper { size: 8 }, "at {offset}");
+        }
+        // Not so what a function that never returns would return to.
+        assert_eq!(text.position(floor, true), Position::Body);
+        let (text, [_, pushed]) = self::text([VM_LEAVE, &[0x90, 0x5b, 0xc3]]);
+        assert_eq!(text.position(pushed, false), Position::Helper { size: 16 });
+    }
+
+    #[test]
+    fn knows_where_the_stack_is_cut() {
+        let (text, [_, unwind]) = text([VM_LEAVE, VM_UNWIND_FF]);
+        assert_eq!(text.position(unwind, false), Position::FrameAtRdi);
+        assert_eq!(text.position(unwind + 4, false), Position::FrameAtRdi);
+        assert_eq!(text.position(unwind + 7, false), Position::Body);
+    }
+
+    #[test]
+    fn knows_the_trace_exit_handler_up_to_where_it_leaves_the_traces_frame() {
+        // push r13 ... lea rbp, [rsp+88]; sub rsp, 0x80; call; jmp +1; int3; mov rsp, rcx
+        let mut code = EXIT_HANDLER.to_vec();
+        code.extend([0x48, 0x81, 0xec, 0x80, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xeb, 0x01, 0xcc, 0x48, 0x89, 0xcc]);
+        let (text, [_, exit]) = text([VM_LEAVE, &code]);
+        let call = exit + EXIT_HANDLER.len() as u64 + 7;
+        for (pc, is_return) in [(exit, false), (exit + 9, false), (call, false), (call + 5, true), (call + 8, false)] {
+            assert_eq!(text.position(pc, is_return), Position::TraceExit, "at {:#x}", pc - exit);
+        }
+        assert_eq!(text.position(call + 7, false), Position::Body);
+        assert_eq!(text.position(call + 11, false), Position::Body);
+    }
+
+    #[test]
+    fn any_address_and_any_bytes_have_a_position() {
+        let mut seed = 1_u64;
+        let bytes: Vec<_> = (0..4096)
+            .map(|_| {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (seed >> 56) as u8
+            })
+            .collect();
+        let text = VmText::new(START, bytes, 80);
+        for pc in (START - 8..START + 4104).chain([0, u64::MAX]) {
+            for is_return in [false, true] {
+                text.position(pc, is_return);
+                text.base_after_call(pc, 0x20);
+            }
+        }
+        assert_eq!(VmText::new(START, Vec::new(), 96).position(START, false), Position::Body);
+    }
+
+    #[test]
+    fn base_is_where_the_code_after_the_call_takes_it_from() {
+        let base = |code: &[u8], l_base| base_after_call(code, START, START, l_base);
+        // Debian: lj_tab_get, `mov rdx, rbp`; lj_meta_tget, `mov rdx, [rbp+32]`.
+        assert_eq!(base(&[0x48, 0x89, 0xea], 32), BaseAfterCall::Register(Register::Rbp));
+        assert_eq!(base(&[0x48, 0x8b, 0x55, 0x20, 0x48, 0x85, 0xc0], 32), BaseAfterCall::LuaState);
+        // Tarantool 2.6.0, not GC64: `mov edx, ebp` and `mov edx, [ebp+16]`.
+        assert_eq!(base(&[0x89, 0xea], 16), BaseAfterCall::Register(Register::Rbp));
+        assert_eq!(base(&[0x67, 0x8b, 0x55, 0x10], 16), BaseAfterCall::LuaState);
+        // `mov rbp, [rsp+16]` first: what `rbp` held is gone.
+        assert_eq!(base(&[0x48, 0x8b, 0x6c, 0x24, 0x10, 0x48, 0x89, 0xea], 32), BaseAfterCall::Unknown);
+        // Past a jump, a conditional one and a call; not past an indirect jump or a store to L->base.
+        assert_eq!(
+            base(&[0xeb, 0x01, 0xcc, 0x74, 0x05, 0xe8, 0, 0, 0, 0, 0x48, 0x89, 0xea], 32),
+            BaseAfterCall::Register(Register::Rbp)
+        );
+        assert_eq!(base(&[0x41, 0xff, 0x24, 0xee, 0x48, 0x89, 0xea], 32), BaseAfterCall::Unknown);
+        assert_eq!(base(&[0x48, 0x89, 0x55, 0x20, 0x48, 0x8b, 0x55, 0x20], 32), BaseAfterCall::Unknown);
+    }
+
+    #[test]
+    fn vm_ffi_call_is_special_only_at_its_edges() {
+        assert_eq!(ffi_call_edge(0, &[0x55, 0x48, 0x89, 0xe5]), Some(0));
+        assert_eq!(ffi_call_edge(1, &[0x48, 0x89, 0xe5, 0x53]), Some(1));
+        assert_eq!(ffi_call_edge(4, &[0x53, 0x48, 0x89, 0xfb]), Some(1));
+        assert_eq!(ffi_call_edge(5, &[0x48, 0x89, 0xfb, 0x8b]), None);
+        assert_eq!(ffi_call_edge(0x9f, &[0xc3, 0, 0, 0]), Some(0));
     }
 }
