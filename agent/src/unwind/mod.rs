@@ -10,6 +10,7 @@ pub mod modules;
 pub mod registers;
 pub mod row;
 pub mod table;
+pub mod tail;
 pub mod vm_frame;
 pub mod vm_text;
 
@@ -390,10 +391,9 @@ impl Unwinder {
         if !is_return && is_jump_stub(&self.code_at::<12>(pc)) {
             return Ok(UnwindRow::simple(Register::Rsp, 8, &[]));
         }
-        if let Some(row) = signal_return(&self.code_at::<9>(pc)) {
-            return Ok(row);
-        }
-        Err(UnwindEnd::NoUnwindInfo { pc })
+        let by_code = signal_return(&self.code_at::<9>(pc));
+        let by_code = by_code.or_else(|| if is_return { None } else { tail::row(&self.code_at::<32>(pc)) });
+        by_code.ok_or(UnwindEnd::NoUnwindInfo { pc })
     }
 
     /// The first bytes of the instructions at `pc`; zeros where they cannot be read.

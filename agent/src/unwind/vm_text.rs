@@ -224,7 +224,7 @@ impl VmText {
                     decoder = self.decoder(instruction.near_branch_target())?;
                 }
                 FlowControl::ConditionalBranch => {}
-                FlowControl::Call => drop(self.decoder(instruction.near_branch_target())?),
+                FlowControl::Call if self.decoder(instruction.near_branch_target()).is_some() => {}
                 FlowControl::Next if is_straight(&instruction) => {}
                 FlowControl::Next => match instruction.mnemonic() {
                     Mnemonic::Push | Mnemonic::Pop => moved += i64::from(instruction.stack_pointer_increment()),
@@ -404,7 +404,7 @@ fn decoder(code: &[u8], start: u64, address: u64) -> Option<Decoder<'_>> {
 }
 
 /// A 64-bit general register (its 32-bit name counts: writing it sets all of it).
-fn general(register: iced_x86::Register) -> Option<Register> {
+pub fn general(register: iced_x86::Register) -> Option<Register> {
     use iced_x86::Register as R;
     Some(match register.full_register() {
         R::RAX => Register::Rax,
