@@ -1,7 +1,7 @@
 //! What people read: profiles as text, folded stacks and pictures.
 //!
 //! [`profile::CpuProfile`] is filled by a live recording or from a stream ([`sysprof`]), and rendered by [`text`],
-//! [`folded`] and [`svg`]. [`reference`] prints what the parsers of tarantool/luajit print.
+//! [`folded`] and [`svg`]. [`mod@reference`] prints what the parsers of tarantool/luajit print.
 
 pub mod folded;
 pub mod frame;

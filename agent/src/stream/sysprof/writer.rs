@@ -180,7 +180,7 @@ impl<W: Write> SysprofWriter<W> {
             return Ok(());
         }
         // The function may lie around one that is known; what is known behind `end` must keep its name.
-        if end > start && !self.symbols.c(end).is_some_and(|known| known.start == end) {
+        if end > start && self.symbols.c(end).is_none_or(|known| known.start != end) {
             let behind = self.symbols.c(end).map_or_else(|| UNKNOWN.as_bytes().into(), |known| known.name);
             self.symbol(Symbol::C { addr: end, name: behind })?;
         }
