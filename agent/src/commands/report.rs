@@ -149,9 +149,9 @@ impl<R: Read> Rendering<R> {
         let Stream { symbols, body, .. } = *stream;
         match body {
             Body::Memprof(mut reader) => {
-                if let Some(format) = formats.iter().find(|format| matches!(format, Format::Folded | Format::Svg)) {
+                if formats.iter().any(|format| matches!(format, Format::Folded | Format::Svg)) {
                     return Err(CommandError::usage(format!(
-                        "{name} is a memory profile, which cannot be rendered as {format:?} yet; use --format text"
+                        "{name} is a memory profile, which has no stacks to fold or draw; use --format text"
                     )));
                 }
                 let (summary, cut) = reference::memprof::Summary::read(symbols, &mut reader).map_err(failed)?;
@@ -210,4 +210,62 @@ impl<R: Read> Rendering<R> {
 
 fn format_of(output: &Output, args: &ReportArgs) -> Format {
     output.format.or(args.format).unwrap_or(Format::Text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::exit::ExitCode;
+
+    fn output(argument: &str) -> (Option<Format>, Option<PathBuf>) {
+        let Output { format, file } = argument.parse().unwrap();
+        (format, file)
+    }
+
+    fn golden(name: &str) -> ReportArgs {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        ReportArgs { file, output: Vec::new(), format: None, leak_only: false, human_readable: false }
+    }
+
+    #[test]
+    fn the_ending_or_the_prefix_picks_the_format() {
+        assert_eq!(output("a.svg"), (Some(Format::Svg), Some("a.svg".into())));
+        assert_eq!(output("folded:a.svg"), (Some(Format::Folded), Some("a.svg".into())));
+        assert_eq!(output("a.out"), (None, Some("a.out".into())));
+        assert_eq!(output("./a:b.folded"), (Some(Format::Folded), Some("./a:b.folded".into())));
+        assert_eq!(output("-"), (None, None));
+        assert_eq!(output("svg:-"), (Some(Format::Svg), None));
+        assert!("png:a".parse::<Output>().is_err());
+        assert!("svg:".parse::<Output>().is_err());
+    }
+
+    #[test]
+    fn one_reading_makes_all_outputs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut args = golden("sysprof-C-jit.bin");
+        args.output = ["a.svg", "a.folded", "a.txt"].map(|name| path(name).parse().unwrap()).to_vec();
+        run(&args).unwrap();
+        let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
+        let folded = read("a.folded");
+        let samples: u64 = folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+        assert!(read("a.txt").contains(&format!("{samples} samples")));
+        assert!(read("a.svg").contains(&format!("{samples} samples")));
+    }
+
+    #[test]
+    fn what_cannot_be_done_has_its_exit_code() {
+        let code = |args: &ReportArgs| run(args).unwrap_err().code;
+        assert_eq!(code(&golden("missing.bin")), ExitCode::IO);
+        assert_eq!(code(&golden("memprof-jit.txt")), ExitCode::IO);
+        let mut args = golden("sysprof-C-jit.bin");
+        args.leak_only = true;
+        assert_eq!(code(&args), ExitCode::USAGE);
+        let mut args = golden("memprof-jit.bin");
+        args.format = Some(Format::Svg);
+        assert_eq!(code(&args), ExitCode::USAGE);
+        args.format = None;
+        args.output = vec!["/dev/full".parse().unwrap()];
+        assert_eq!(code(&args), ExitCode::IO);
+    }
 }

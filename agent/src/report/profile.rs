@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Frame;
 use crate::stream::VmState;
+use crate::stream::hash::AddrMap;
 
 /// A frame of a [`CpuProfile`], by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,7 +16,7 @@ pub struct FrameId(u32);
 pub struct CpuProfile {
     frames: Vec<Frame>,
     ids: HashMap<Frame, FrameId>,
-    stacks: HashMap<Box<[FrameId]>, u64>,
+    stacks: AddrMap<Box<[FrameId]>, u64>,
     states: [u64; VmState::ALL.len()],
     losses: BTreeMap<String, u64>,
     unresolved: BTreeMap<Arc<str>, u64>,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::profile::{CpuProfile, FrameId};
 use super::{Frame, frame};
+use crate::stream::hash::AddrMap;
 use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
 use crate::stream::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
 use crate::stream::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
@@ -43,8 +44,8 @@ struct Builder {
     /// The state of the next sample, where its header cannot say it.
     state: Option<VmState>,
     /// What addresses mean until the next symbol.
-    frames: HashMap<MergedFrame, Option<FrameId>>,
-    boundaries: HashMap<u64, Boundary>,
+    frames: AddrMap<MergedFrame, Option<FrameId>>,
+    boundaries: AddrMap<u64, Boundary>,
     merged: Vec<MergedFrame>,
     stack: Vec<FrameId>,
 }
@@ -57,8 +58,8 @@ impl Builder {
             names: HashMap::new(),
             ours: false,
             state: None,
-            frames: HashMap::new(),
-            boundaries: HashMap::new(),
+            frames: AddrMap::default(),
+            boundaries: AddrMap::default(),
             merged: Vec::new(),
             stack: Vec::new(),
         }
@@ -79,7 +80,9 @@ impl Builder {
                 if let Symbol::Lua { addr, .. } = symbol {
                     self.names.remove(&addr);
                 }
-                self.symbols.insert(symbol);
+                if !self.symbols.insert(symbol) {
+                    return;
+                }
             }
         }
         self.frames.clear();

@@ -1,10 +1,14 @@
 //! The bytes that all streams are made of: single bytes, ULEB128 integers, strings.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::sync::Arc;
 
 use super::StreamError;
+use super::hash::StringSet;
 
 const BUFFER: usize = 256 * 1024;
+/// So many distinct strings are held for the case that they come again.
+const STRINGS: usize = 1 << 17;
 /// Bytes that the ULEB128 form of any `u64` fits in.
 const ULEB_MAX: usize = 10;
 
@@ -13,11 +17,12 @@ const ULEB_MAX: usize = 10;
 pub(super) struct ByteReader<R> {
     input: BufReader<R>,
     offset: u64,
+    strings: StringSet,
 }
 
 impl<R: Read> ByteReader<R> {
     pub(super) fn new(input: R) -> Self {
-        Self { input: BufReader::with_capacity(BUFFER, input), offset: 0 }
+        Self { input: BufReader::with_capacity(BUFFER, input), offset: 0, strings: StringSet::default() }
     }
 
     /// How many bytes have been read.
@@ -79,15 +84,33 @@ impl<R: Read> ByteReader<R> {
     }
 
     /// A string: its length, then its bytes. Memory grows with what is really there, not with the length claimed.
-    pub(super) fn string(&mut self, part: &'static str) -> Result<Vec<u8>, StreamError> {
+    ///
+    /// Equal strings are held once: in-process memprof writes all C symbols again and again.
+    pub(super) fn string(&mut self, part: &'static str) -> Result<Arc<[u8]>, StreamError> {
         let length = self.uleb(part)?;
+        if let Some(string) = usize::try_from(length).ok().and_then(|length| self.input.buffer().get(..length)) {
+            let shared = match self.strings.get(string) {
+                Some(shared) => shared.clone(),
+                None => {
+                    if self.strings.len() == STRINGS {
+                        self.strings.clear();
+                    }
+                    let shared: Arc<[u8]> = string.into();
+                    self.strings.insert(shared.clone());
+                    shared
+                }
+            };
+            self.input.consume(shared.len());
+            self.offset += length;
+            return Ok(shared);
+        }
         let mut string = Vec::new();
         let read = (&mut self.input).take(length).read_to_end(&mut string)?;
         self.offset += read as u64;
         if (read as u64) < length {
             return Err(self.truncated(part));
         }
-        Ok(string)
+        Ok(string.into())
     }
 
     /// A prologue: magic, version and three reserved bytes.

@@ -1,8 +1,10 @@
 //! Symbols by address.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::hash::AddrMap;
 use super::{Symbol, TraceSymbol};
 
 /// A Lua function, as the symbol table has it.
@@ -27,7 +29,8 @@ pub struct CSymbol {
 #[derive(Clone, Debug, Default)]
 pub struct SymbolTable {
     lua: BTreeMap<u64, LuaSymbol>,
-    c: BTreeMap<u64, Arc<[u8]>>,
+    c: AddrMap<u64, Arc<[u8]>>,
+    c_starts: BTreeSet<u64>,
     traces: BTreeMap<u64, TraceSymbol>,
     aliases: HashMap<Arc<[u8]>, usize>,
     aliased: Vec<Arc<[u8]>>,
@@ -39,22 +42,30 @@ impl SymbolTable {
         Self::default()
     }
 
-    /// Adds or replaces a symbol.
-    pub fn insert(&mut self, symbol: Symbol) {
+    /// Adds or replaces a symbol; says whether that changed anything.
+    pub fn insert(&mut self, symbol: Symbol) -> bool {
         match symbol {
             Symbol::Lua { addr, chunk, first_line } => {
                 if chunk.contains(&b'\n') && !self.aliases.contains_key(&chunk) {
                     self.aliased.push(chunk.clone());
                     self.aliases.insert(chunk.clone(), self.aliased.len());
                 }
-                self.lua.insert(addr, LuaSymbol { chunk, first_line });
+                let symbol = LuaSymbol { chunk, first_line };
+                let old = self.lua.insert(addr, symbol.clone());
+                old != Some(symbol)
             }
-            Symbol::C { addr, name } => {
-                self.c.insert(addr, name);
-            }
-            Symbol::Trace(trace) => {
-                self.traces.insert(trace.number, trace);
-            }
+            Symbol::C { addr, name } => match self.c.entry(addr) {
+                Entry::Occupied(known) if Arc::ptr_eq(known.get(), &name) || *known.get() == name => false,
+                Entry::Occupied(mut known) => {
+                    known.insert(name);
+                    true
+                }
+                Entry::Vacant(new) => {
+                    new.insert(name);
+                    self.c_starts.insert(addr)
+                }
+            },
+            Symbol::Trace(trace) => self.traces.insert(trace.number, trace) != Some(trace),
         }
     }
 
@@ -64,8 +75,8 @@ impl SymbolTable {
     /// Where functions nest or overlap, the one that starts later wins within its extent.
     pub fn insert_c_range(&mut self, start: u64, end: u64, name: &str) {
         self.insert(Symbol::c(start, name));
-        if end > start {
-            self.c.entry(end).or_insert_with(|| UNKNOWN.as_bytes().into());
+        if end > start && !self.c.contains_key(&end) {
+            self.insert(Symbol::c(end, UNKNOWN));
         }
     }
 
@@ -76,12 +87,13 @@ impl SymbolTable {
 
     /// The C function with the nearest start at or below `addr`.
     pub fn c(&self, addr: u64) -> Option<CSymbol> {
-        self.c.range(..=addr).next_back().map(|(&start, name)| CSymbol { start, name: name.clone() })
+        let &start = self.c_starts.range(..=addr).next_back()?;
+        Some(CSymbol { start, name: self.c.get(&start)?.clone() })
     }
 
     /// The name of the C function with the nearest start at or below `addr`.
     pub fn c_name(&self, addr: u64) -> Option<&[u8]> {
-        self.c.range(..=addr).next_back().map(|(_, name)| &**name)
+        self.c.get(self.c_starts.range(..=addr).next_back()?).map(|name| &**name)
     }
 
     /// The trace with this number.
@@ -108,7 +120,7 @@ impl SymbolTable {
             first_line: symbol.first_line,
         });
         let traces = self.traces.values().map(|&trace| Symbol::Trace(trace));
-        let c = self.c.iter().map(|(&addr, name)| Symbol::C { addr, name: name.clone() });
+        let c = self.c_starts.iter().filter_map(|&addr| Some(Symbol::C { addr, name: self.c.get(&addr)?.clone() }));
         lua.chain(traces).chain(c)
     }
 }
@@ -118,7 +130,9 @@ pub(super) const UNKNOWN: &str = "[unknown]";
 
 impl Extend<Symbol> for SymbolTable {
     fn extend<T: IntoIterator<Item = Symbol>>(&mut self, symbols: T) {
-        symbols.into_iter().for_each(|symbol| self.insert(symbol));
+        for symbol in symbols {
+            self.insert(symbol);
+        }
     }
 }
 

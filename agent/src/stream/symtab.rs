@@ -113,7 +113,7 @@ fn not_a_stream(start: &[u8]) -> StreamError {
 pub(super) fn read_lua<R: Read>(bytes: &mut ByteReader<R>) -> Result<Symbol, StreamError> {
     const PART: &str = "the symbol of a Lua function";
     let addr = bytes.uleb(PART)?;
-    let chunk = bytes.string(PART)?.into();
+    let chunk = bytes.string(PART)?;
     Ok(Symbol::Lua { addr, chunk, first_line: bytes.uleb(PART)? })
 }
 
@@ -121,7 +121,7 @@ pub(super) fn read_lua<R: Read>(bytes: &mut ByteReader<R>) -> Result<Symbol, Str
 pub(super) fn read_c<R: Read>(bytes: &mut ByteReader<R>) -> Result<Symbol, StreamError> {
     const PART: &str = "the symbol of a C function";
     let addr = bytes.uleb(PART)?;
-    Ok(Symbol::C { addr, name: bytes.string(PART)?.into() })
+    Ok(Symbol::C { addr, name: bytes.string(PART)? })
 }
 
 /// Reads the fields of a trace, after the header.

@@ -4,22 +4,84 @@
 //! `table.sort`, which is not stable. Both are determined by LuaJIT: by its string hash, by its hash table, and by
 //! its quicksort. This is what tarantool/luajit b52fe979 (2024) does; its string hash has no seed.
 
-/// The order in which `pairs` visits a table that got these distinct keys one after the other.
-pub(super) fn pairs_order<K: AsRef<[u8]>>(keys: &[K]) -> Vec<usize> {
-    let hashes: Vec<u32> = keys.iter().map(|key| string_hash(key.as_ref())).collect();
+use std::collections::HashMap;
+
+/// The order in which `pairs` visits a table that got distinct string keys with these hashes one after the other.
+pub(super) fn pairs_order(hashes: &[u32]) -> Vec<usize> {
     let mut table = HashPart::default();
-    for key in 0..keys.len() {
-        table.insert(key, &hashes);
+    for key in 0..hashes.len() {
+        table.insert(key, hashes);
     }
     table.nodes.iter().filter_map(|node| node.key).collect()
 }
 
-/// The hash of an interned string: `lua_hash` of `lj_api.c`. The second hash that strings get when more than 40
-/// others share their chain (`LUAJIT_SMART_STRINGS`) is left out.
+/// The hashes that strings get when they are interned in this order (`lj_str_new` of `lj_str.c`).
+///
+/// A string of more than 12 bytes gets another hash, made of all its bytes, when the look-up has met too many other
+/// strings (`LUAJIT_SMART_STRINGS`). Only strings with an equal first hash are counted here. What else shares
+/// their chain depends on everything the interpreter has ever interned; it can shift the point where the
+/// other hash starts by a string.
+#[derive(Debug, Default)]
+pub(super) struct Interner {
+    /// What a look-up counts for the strings that have this hash and length.
+    collisions: HashMap<(u32, usize), usize>,
+}
+
+const MAX_COLLISIONS: usize = 40;
+
+impl Interner {
+    /// The hash of a string that has not been interned before.
+    pub(super) fn hash(&mut self, string: &[u8]) -> u32 {
+        let hash = string_hash(string);
+        let collisions = self.collisions.entry((hash, string.len())).or_insert(0);
+        if string.len() > 12 && *collisions > MAX_COLLISIONS {
+            return full_hash(string) >> 6 | hash & !0 << 26;
+        }
+        // One for the string, and more for its equal hash.
+        *collisions += 2 + (string.len() >> 4);
+        hash
+    }
+}
+
+/// The hash that takes in all bytes: `lj_fullhash` of `lj_str.c`, for strings of 12 bytes or more.
+fn full_hash(string: &[u8]) -> u32 {
+    let word = |at: usize| word_at(string, at);
+    let length = string.len();
+    let (mut a, mut b, mut c, mut d) = (0u32, 0u32, 0xcafe_dead_u32, 0xdead_beef_u32);
+    let mut at = 0;
+    while length - at > 8 {
+        a ^= word(at);
+        b ^= word(at + 4);
+        c = c.wrapping_add(a);
+        d = d.wrapping_add(b);
+        a = a.rotate_left(5).wrapping_sub(d);
+        b = b.rotate_left(7).wrapping_sub(c);
+        c = c.rotate_left(24) ^ a;
+        d = d.rotate_left(1) ^ b;
+        at += 8;
+    }
+    a ^= word(length - 8);
+    b ^= word(length - 4);
+    c = c.wrapping_add(b).wrapping_sub(a.rotate_left(9));
+    d = d.wrapping_add(a).wrapping_sub(b.rotate_left(18));
+    let mut h = (length as u32).wrapping_sub((a ^ b).rotate_left(7));
+    h = h.wrapping_add(c).wrapping_add(d.rotate_left(13));
+    d = (d ^ c).wrapping_sub(c.rotate_left(25));
+    h = (h ^ d).wrapping_sub(d.rotate_left(16));
+    c = (c ^ h).wrapping_sub(h.rotate_left(4));
+    d = (d ^ c).wrapping_sub(c.rotate_left(14));
+    (h ^ d).wrapping_sub(d.rotate_left(24))
+}
+
+/// Four bytes, little-endian.
+fn word_at(string: &[u8], at: usize) -> u32 {
+    (0..4).map(|i| u32::from(string[at + i]) << (8 * i)).sum()
+}
+
+/// The hash of a string from a few of its bytes: `lua_hash` of `lj_api.c`.
 fn string_hash(string: &[u8]) -> u32 {
     let length = string.len();
-    // Where it is in range it is followed by at least three bytes.
-    let word = |at: usize| (0..4).map(|i| u32::from(string[at + i]) << (8 * i)).sum::<u32>();
+    let word = |at: usize| word_at(string, at);
     // The shorter strings are read as C's char, which is signed on x86.
     let char = |at: usize| string[at] as i8 as u32;
     let mut h = length as u32;
@@ -200,6 +262,10 @@ mod tests {
         (0..n).map(|i| format!("f0x7f{:04x}c{:03x}l{}t0g", i * 7919 % 65536, i * 31 % 4096, i % 50)).collect()
     }
 
+    fn hashes(n: usize) -> Vec<u32> {
+        keys(n).iter().map(|key| string_hash(key.as_bytes())).collect()
+    }
+
     #[test]
     fn hashes_are_those_of_luajit() {
         // From `lua_hash` of a build of tarantool/luajit b52fe979.
@@ -211,9 +277,9 @@ mod tests {
     #[test]
     fn pairs_visits_keys_as_luajit_does() {
         // From `pairs` in a build of tarantool/luajit b52fe979, over the first so many of these keys.
-        let order: Vec<String> = pairs_order(&keys(20)).iter().map(usize::to_string).collect();
+        let order: Vec<String> = pairs_order(&hashes(20)).iter().map(usize::to_string).collect();
         assert_eq!(order.join(" "), ORDER_OF_20);
-        let mut all = pairs_order(&keys(5000));
+        let mut all = pairs_order(&hashes(5000));
         let mixed = all.iter().fold(0u64, |sum, &i| (sum * 31 + i as u64) % 1_000_003);
         assert_eq!(mixed, MIXED_ORDER_OF_5000);
         all.sort_unstable();

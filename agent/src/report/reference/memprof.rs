@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 
-use super::hash::AddrMap;
-use super::lua_order::{pairs_order, sort};
+use super::lua_order::{Interner, pairs_order, sort};
 use super::sysprof::demangle;
+use crate::stream::hash::{AddrMap, HeapMap};
 use crate::stream::memprof::{Event, Source};
 use crate::stream::{MemprofReader, StreamError, Symbol, SymbolTable};
 
@@ -41,16 +41,35 @@ struct Location {
     traceno: u64,
 }
 
+impl Location {
+    /// The parser's key: `id` of `tools/utils/symtab.lua`.
+    fn key(self, version: u8) -> Vec<u8> {
+        let Self { addr, line, traceno } = self;
+        // `%#x` of C has no prefix for zero.
+        let addr = if addr == 0 { "0".to_owned() } else { format!("{addr:#x}") };
+        match version {
+            1 => format!("f{addr}l{line}"),
+            2 => format!("f{addr}l{line}t{traceno}g1"),
+            _ => format!("f{addr}l{line}t{traceno}g"),
+        }
+        .into_bytes()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Locations {
     symbols: SymbolTable,
-    /// Counts the symbols that have come as events: names are valid for one such number.
+    /// Counts the changes of `symbols`: names are valid for one such number.
     epoch: u32,
     all: Vec<Location>,
+    /// The hash of the parser's key for each location, which decides the order of its tables.
+    hashes: Vec<u32>,
     /// The name of each location, and the epoch it is from.
     current: Vec<(NameId, u32)>,
     ids: AddrMap<Location, LocationId>,
     names: Vec<Vec<u8>>,
+    name_hashes: Vec<u32>,
+    interner: Interner,
     name_ids: HashMap<Vec<u8>, NameId>,
 }
 
@@ -118,7 +137,7 @@ impl Summary {
             realloc: Events::default(),
             free: Events::default(),
         };
-        let mut heap: AddrMap<u64, Chunk> = AddrMap::default();
+        let mut heap: HeapMap<Chunk> = HeapMap::default();
         loop {
             match reader.next_event() {
                 Ok(Some(event)) => summary.event(event, &mut heap),
@@ -129,11 +148,12 @@ impl Summary {
         }
     }
 
-    fn event(&mut self, event: Event, heap: &mut AddrMap<u64, Chunk>) {
+    fn event(&mut self, event: Event, heap: &mut HeapMap<Chunk>) {
         match event {
             Event::Symbol(symbol) => {
-                self.locations.symbols.insert(symbol);
-                self.locations.epoch += 1;
+                if self.locations.symbols.insert(symbol) {
+                    self.locations.epoch += 1;
+                }
             }
             Event::Alloc { source, addr, size } => {
                 let (location, name) = self.locations.of(source, self.version);
@@ -208,13 +228,13 @@ impl Summary {
 
     fn write_held(&self, options: Options, out: &mut impl Write) -> io::Result<()> {
         let held = self.held();
-        let names: Vec<&[u8]> = held.iter().map(|&(name, _)| self.locations.name(name)).collect();
-        let mut order: Vec<usize> = pairs_order(&names).into_iter().filter(|&at| held[at].1.bytes > 0).collect();
+        let hashes: Vec<u32> = held.iter().map(|&(name, _)| self.locations.name_hashes[name as usize]).collect();
+        let mut order: Vec<usize> = pairs_order(&hashes).into_iter().filter(|&at| held[at].1.bytes > 0).collect();
         sort(&mut order, |&a, &b| held[a].1.bytes > held[b].1.bytes);
         writeln!(out, "HEAP SUMMARY:")?;
         for at in order {
             let Held { bytes, allocs, frees } = held[at].1;
-            out.write_all(names[at])?;
+            out.write_all(self.locations.name(held[at].0))?;
             let bytes = self.bytes(u64::try_from(bytes).unwrap_or(u64::MAX), options);
             writeln!(out, " holds {bytes}: {allocs} allocs, {frees} frees")?;
         }
@@ -286,8 +306,8 @@ impl Summary {
 
     /// The order in which `pairs` visits a table by location.
     fn visiting_order<T>(&self, items: &[T], location: impl Fn(&T) -> LocationId) -> Vec<usize> {
-        let ids: Vec<Vec<u8>> = items.iter().map(|item| self.locations.id(location(item), self.version)).collect();
-        pairs_order(&ids)
+        let hashes: Vec<u32> = items.iter().map(|item| self.locations.hashes[location(item) as usize]).collect();
+        pairs_order(&hashes)
     }
 
     fn bytes(&self, bytes: u64, options: Options) -> String {
@@ -327,6 +347,7 @@ impl Locations {
             None => {
                 let id = self.all.len() as LocationId;
                 self.all.push(location);
+                self.hashes.push(self.interner.hash(&location.key(version)));
                 self.ids.insert(location, id);
                 let name = self.intern(self.demangle(location, version));
                 self.current.push((name, self.epoch));
@@ -347,25 +368,13 @@ impl Locations {
         }
         let id = self.names.len() as NameId;
         self.names.push(name.clone());
+        self.name_hashes.push(self.interner.hash(&name));
         self.name_ids.insert(name, id);
         id
     }
 
     fn name(&self, id: NameId) -> &[u8] {
         &self.names[id as usize]
-    }
-
-    /// The parser's key for a location, which decides the order of its tables: `id` of `tools/utils/symtab.lua`.
-    fn id(&self, id: LocationId, version: u8) -> Vec<u8> {
-        let Location { addr, line, traceno } = self.all[id as usize];
-        // `%#x` of C has no prefix for zero.
-        let addr = if addr == 0 { "0".to_owned() } else { format!("{addr:#x}") };
-        match version {
-            1 => format!("f{addr}l{line}"),
-            2 => format!("f{addr}l{line}t{traceno}g1"),
-            _ => format!("f{addr}l{line}t{traceno}g"),
-        }
-        .into_bytes()
     }
 
     fn demangle(&self, location: Location, version: u8) -> Vec<u8> {

@@ -1,6 +1,5 @@
 //! What the parsers of tarantool/luajit (`tools/memprof.lua`, `tools/sysprof.lua`) print, byte for byte.
 
-mod hash;
 mod lua_order;
 pub mod memprof;
 pub mod sysprof;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
 
-use super::hash::AddrMap;
+use crate::stream::hash::AddrMap;
 use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
 use crate::stream::sysprof::{Event, LuaFrame, fast_function_name};
 use crate::stream::{StreamError, Symbol, SymbolTable, SysprofReader};
@@ -22,7 +22,7 @@ pub fn read<R: Read>(
     let mut names = Names { symbols: symbols.into_iter().collect(), ..Names::default() };
     let mut merged = Vec::new();
     let mut stack: Vec<u32> = Vec::new();
-    let mut stacks: HashMap<Vec<u32>, u64> = HashMap::new();
+    let mut stacks: AddrMap<Vec<u32>, u64> = AddrMap::default();
     let cut = loop {
         match reader.next_event() {
             Ok(Some(Event::Sample(sample))) => {
@@ -81,9 +81,10 @@ struct Names {
 
 impl Names {
     fn learn(&mut self, symbol: Symbol) {
-        self.symbols.insert(symbol);
-        self.frames.clear();
-        self.boundaries.borrow_mut().clear();
+        if self.symbols.insert(symbol) {
+            self.frames.clear();
+            self.boundaries.borrow_mut().clear();
+        }
     }
 
     fn boundary(&self, addr: u64) -> Boundary {
