@@ -70,7 +70,34 @@ counters! {
     NoRegisters => "samples lost: no user registers",
     /// Not a byte of the C stack could be read.
     NoStack => "samples without a C stack",
+    /// The allocator was called.
+    AllocatorCalls => "calls of the allocator",
+    /// It was called for no VM that is known.
+    UnknownVm => "calls of the allocator for something else than the VM",
+    /// An event was handed to user space.
+    AllocationsWritten => "allocation events handed over",
+    /// The ring buffer was full.
+    AllocationsLost => "allocation events lost: the ring buffer was full",
+    /// More threads than there is room for are inside the allocator.
+    PendingFull => "allocation events lost: too many threads in the allocator",
+    /// The allocator had no memory to give.
+    AllocationsFailed => "allocations that failed",
+    /// A null pointer was freed.
+    NothingFreed => "frees of nothing",
 }
 
 /// Number of counters.
 pub const COUNTERS: u32 = Counter::ALL.len() as u32;
+
+/// Set in an allocation probe's cookie if the arguments are not where a function gets them. Its lower half has
+/// a byte for each of them: the DWARF number of the register, [`ARGUMENT_ZERO`] or [`ARGUMENT_LOST`].
+pub const ARGUMENTS_ELSEWHERE: u64 = 1 << 32;
+
+/// The argument is known to be 0.
+pub const ARGUMENT_ZERO: u8 = 0x20;
+
+/// The argument cannot be read.
+pub const ARGUMENT_LOST: u8 = 0x21;
+
+/// Stands for the allocator's data where that cannot be read.
+pub const UNKNOWN_USER_DATA: u64 = u64::MAX;

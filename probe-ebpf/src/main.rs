@@ -3,6 +3,7 @@
 #![no_std]
 #![no_main]
 
+mod allocation;
 mod count;
 mod maps;
 mod memory;

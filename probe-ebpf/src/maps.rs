@@ -2,6 +2,7 @@
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use lj_trace_common::allocation::AllocationEvent;
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS};
 use lj_trace_common::vm::VmConfig;
 
@@ -30,6 +31,18 @@ pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 /// Events by [`lj_trace_common::config::Counter`].
 #[map]
 pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
+
+/// The allocator's data (`g->allocd`) to the VM's index in [`VMS`].
+#[map]
+pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
+
+/// Calls of the allocator that have not returned yet, by thread.
+#[map]
+pub static PENDING: HashMap<u64, AllocationEvent> = HashMap::with_max_entries(4096, 0);
+
+/// Allocation events on their way to the agent.
+#[map]
+pub static ALLOCATIONS: RingBuf = RingBuf::with_byte_size(64 << 20, 0);
 
 /// Where a sample is put together, one entry a CPU (a per-CPU map's values must be smaller). The agent sets
 /// the number of entries.

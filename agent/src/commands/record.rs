@@ -1,6 +1,6 @@
 //! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -11,9 +11,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{CommandError, ExitCode};
-use crate::probes::sampler::{Sampler, SamplerError};
-use crate::record::{Outputs, Pipeline, Summary};
-use crate::target::{Process, TargetError};
+use crate::probes::allocator::{AllocationProbes, AllocatorError};
+use crate::probes::programs::{ProbeError, Programs, Wanted};
+use crate::probes::sampler::Sampler;
+use crate::record::{MemoryStream, MemorySummary, MemoryTally, Outputs, Pipeline, Summary, create, failed, numbered};
+use crate::target::{Maps, Process, TargetError};
 use crate::vm::{FindError, Vm, find_vms};
 
 /// Options of `lj-trace record`.
@@ -40,9 +42,17 @@ pub struct RecordArgs {
     /// Where to write: FILE, `-` for standard output, or FORMAT:FILE; may be given several times
     ///
     /// The ending picks the format: `.bin` a sysprof stream, `.folded` folded stacks, `.svg` a flame graph.
-    /// Default: lj-trace-PID.sysprof.bin in $STATE_DIRECTORY or the current folder.
+    /// Default: lj-trace-PID.sysprof.bin or .memprof.bin in $STATE_DIRECTORY or the current folder.
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<String>,
+
+    /// Version of the memprof stream: 3, or what an older Tarantool reads
+    #[arg(long, value_name = "1|2|3", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub stream_version: u8,
+
+    /// Say more about what is done: where the probes on the allocator are, and why there
+    #[arg(short, long)]
+    pub verbose: bool,
 
     /// Show no progress and no summary
     #[arg(short, long)]
@@ -54,7 +64,9 @@ Examples:
   sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234.sysprof.bin
   sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph
   sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
-  sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output";
+  sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
+  sudo lj-trace --pid 1234 -m memprof -d 10s          every allocation, into lj-trace-1234.memprof.bin
+  sudo lj-trace --pid 1234 -m all -d 10s              both, into two files";
 
 /// What to record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -62,10 +74,36 @@ pub enum Mode {
     /// Where the CPU time goes
     #[value(alias = "cpu")]
     Sysprof,
+    /// What allocates memory: every allocation, reallocation and free
+    #[value(alias = "mem")]
+    Memprof,
+    /// Both at once, into two files
+    All,
 }
 
-/// How often the ring buffer is looked at: often enough that a function is named before it can be collected.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(20);
+impl Mode {
+    fn wanted(self) -> Wanted {
+        Wanted { cpu: self != Self::Memprof, memory: self != Self::Sysprof }
+    }
+}
+
+impl RecordArgs {
+    /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
+    fn outputs(&self, kind: &str) -> Vec<String> {
+        let named = |output: &String| match output.rsplit_once('.') {
+            Some((stem, ending)) => format!("{stem}.{kind}.{ending}"),
+            None => format!("{output}.{kind}"),
+        };
+        if self.mode == Mode::All { self.output.iter().map(named).collect() } else { self.output.clone() }
+    }
+}
+
+/// How often the ring buffers are looked at: often enough that a function is named before it can be collected, and
+/// that a burst of allocations does not fill the buffer.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Events that are taken at once before anything else is looked after.
+const BATCH: usize = 1 << 20;
 
 /// Runs the command.
 ///
@@ -76,34 +114,22 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let process = Process::open(args.pid).map_err(target_error)?;
     let maps = process.maps().map_err(target_error)?;
     let vms = find_vms(&process, &maps).map_err(find_error)?;
-    let title = format!("{} (pid {}), CPU time at {} Hz", process.command(), args.pid, args.rate);
-    let mut outputs = Outputs::open(&args.output, &default_output(args), &title, args.rate, vms.len())?;
-    let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
-    let mut sampler = Sampler::load(&configs).map_err(sampler_error)?;
-    let mut pipeline = Pipeline::new(&process, &vms);
-    sampler.attach(&process, args.rate).map_err(sampler_error)?;
-    let progress = Progress::new(args, &process, &vms, sampler.clock().describe(), started.elapsed());
+    let mut recording = Recording::start(args, &process, &maps, &vms)?;
+    let progress = Progress::new(args, &process, &vms, &recording, started.elapsed());
 
-    let recording = Instant::now();
-    let stop = record(args, &process, &mut sampler, &mut pipeline, &mut outputs, &progress);
-    sampler.detach();
-    let recorded = recording.elapsed();
+    let began = Instant::now();
+    let stop = record(args, &process, &mut recording, &progress);
+    recording.detach();
+    let duration = began.elapsed();
     // What was recorded is worth having, whatever has gone wrong meanwhile.
-    let drained = drain(&mut sampler, &mut pipeline, &mut outputs);
+    let drained = recording.drain_all();
     progress.finish();
-    let summary = Summary {
-        pid: args.pid,
-        rate: args.rate,
-        duration: recorded,
-        tally: pipeline.tally().clone(),
-        lost: losses(&sampler),
-    };
-    let finished = outputs.finish(&summary);
+    let finished = recording.finish(args, duration);
     let stop = stop?;
     drained?;
-    let files = finished?;
+    let summary = finished?;
     if !args.quiet {
-        eprint!("{}", summary.text(stop.describe(), &files));
+        eprint!("{}", summary.text(stop.describe()));
     }
     Ok(())
 }
@@ -112,13 +138,11 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
 fn record(
     args: &RecordArgs,
     process: &Process,
-    sampler: &mut Sampler,
-    pipeline: &mut Pipeline,
-    outputs: &mut Outputs,
+    recording: &mut Recording,
     progress: &Progress,
 ) -> Result<Stop, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal_error)?;
-    let recording = Instant::now();
+    let began = Instant::now();
     runtime.block_on(async {
         let mut stopping = Stopping::new(process, args.duration)?;
         let mut interim = signal(SignalKind::user_defined1()).map_err(internal_error)?;
@@ -127,32 +151,208 @@ fn record(
         loop {
             tokio::select! {
                 reason = stopping.next() => break Ok(reason),
-                _ = interim.recv() => outputs.write_interim()?,
+                _ = interim.recv() => recording.write_interim()?,
                 _ = tick.tick() => {
-                    drain(sampler, pipeline, outputs)?;
-                    progress.update(pipeline.tally().samples, recording.elapsed());
+                    recording.drain()?;
+                    progress.update(recording, began.elapsed());
                 }
             }
         }
     })
 }
 
-/// Takes all samples that are ready through the pipeline.
-fn drain(sampler: &mut Sampler, pipeline: &mut Pipeline, outputs: &mut Outputs) -> Result<(), CommandError> {
-    pipeline.refresh();
-    let mut outcome = Ok(());
-    sampler.drain(|sample| {
-        let resolved = pipeline.resolve(sample);
-        if outcome.is_ok() {
-            outcome = outputs.add(&resolved);
+/// What is being recorded.
+struct Recording {
+    programs: Programs,
+    cpu: Option<CpuRecording>,
+    memory: Option<MemoryRecording>,
+}
+
+struct CpuRecording {
+    sampler: Sampler,
+    pipeline: Pipeline,
+    outputs: Outputs,
+}
+
+struct MemoryRecording {
+    probes: AllocationProbes,
+    streams: Vec<MemoryStream>,
+}
+
+/// What a finished recording says.
+struct Summaries {
+    cpu: Option<(Summary, Vec<PathBuf>)>,
+    memory: Option<(MemorySummary, Vec<PathBuf>)>,
+}
+
+impl Summaries {
+    fn text(&self, end: &str) -> String {
+        let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files));
+        let memory = self.memory.iter().map(|(summary, files)| summary.text(end, files));
+        cpu.chain(memory).collect()
+    }
+}
+
+impl Recording {
+    fn start(args: &RecordArgs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, CommandError> {
+        let wanted = args.mode.wanted();
+        // Outputs first: what cannot be written is not worth a single probe.
+        let outputs = wanted.cpu.then(|| {
+            let title = format!("{} (pid {}), CPU time at {} Hz", process.command(), args.pid, args.rate);
+            Outputs::open(&args.outputs("sysprof"), &default_output(args.pid, "sysprof"), &title, args.rate, vms.len())
+        });
+        let outputs = outputs.transpose()?;
+        let streams = wanted.memory.then(|| open_memory_streams(args, process, vms)).transpose()?;
+        let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
+        let mut programs = Programs::load(wanted, &configs).map_err(probe_error)?;
+        let cpu = outputs.map(|outputs| {
+            let pipeline = Pipeline::new(process, vms);
+            let sampler = Sampler::attach(&mut programs, process, args.rate).map_err(probe_error)?;
+            Ok::<_, CommandError>(CpuRecording { sampler, pipeline, outputs })
+        });
+        let cpu = cpu.transpose()?;
+        let memory = streams.map(|streams| {
+            let probes = AllocationProbes::attach(&mut programs, process, maps, vms).map_err(allocator_error)?;
+            Ok::<_, CommandError>(MemoryRecording { probes, streams })
+        });
+        let memory = memory.transpose()?;
+        Ok(Self { programs, cpu, memory })
+    }
+
+    fn detach(&mut self) {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.sampler.detach();
         }
-    });
-    outcome
+        if let Some(memory) = &mut self.memory {
+            memory.probes.detach(&mut self.programs);
+        }
+    }
+
+    /// Takes what is ready; false if there may be more already.
+    fn drain(&mut self) -> Result<bool, CommandError> {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.drain()?;
+        }
+        self.memory.as_mut().map_or(Ok(true), MemoryRecording::drain)
+    }
+
+    fn drain_all(&mut self) -> Result<(), CommandError> {
+        while !self.drain()? {}
+        Ok(())
+    }
+
+    fn write_interim(&mut self) -> Result<(), CommandError> {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.outputs.write_interim()?;
+        }
+        for stream in self.memory.iter_mut().flat_map(|memory| &mut memory.streams) {
+            stream.flush().map_err(|error| failed(&stream.path().clone(), &error))?;
+        }
+        Ok(())
+    }
+
+    fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
+        let programs = self.programs;
+        let counted = |counters: &[Counter]| counts(&programs, counters);
+        let cpu = self.cpu.map(|CpuRecording { pipeline, outputs, .. }| {
+            let lost = counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally: pipeline.tally().clone(), lost };
+            let files = outputs.finish(&summary)?;
+            Ok::<_, CommandError>((summary, files))
+        });
+        let memory = self.memory.map(|MemoryRecording { streams, .. }| {
+            let summary = MemorySummary {
+                duration,
+                tally: streams.iter().fold(MemoryTally::default(), |sum, stream| sum.plus(stream.tally())),
+                lost: counted(&[Counter::AllocationsLost, Counter::PendingFull]),
+                noted: counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
+            };
+            let mut files = Vec::new();
+            let mut outcome = Ok(());
+            for stream in streams {
+                let path = stream.path().clone();
+                outcome = outcome.and(stream.finish().map_err(|error| failed(&path, &error)));
+                files.push(path);
+            }
+            outcome.map(|()| (summary, files))
+        });
+        // Both are finished before either's error is reported.
+        let (cpu, memory) = (cpu.transpose(), memory.transpose());
+        Ok(Summaries { cpu: cpu?, memory: memory? })
+    }
+}
+
+impl CpuRecording {
+    fn drain(&mut self) -> Result<(), CommandError> {
+        let Self { sampler, pipeline, outputs } = self;
+        pipeline.refresh();
+        let mut outcome = Ok(());
+        sampler.drain(|sample| {
+            let resolved = pipeline.resolve(sample);
+            if outcome.is_ok() {
+                outcome = outputs.add(&resolved);
+            }
+        });
+        outcome
+    }
+}
+
+impl MemoryRecording {
+    /// Takes the events that are ready, up to a batch of them; false if there may be more.
+    fn drain(&mut self) -> Result<bool, CommandError> {
+        let Self { probes, streams } = self;
+        streams.iter_mut().for_each(MemoryStream::begin_batch);
+        let mut outcome = Ok(());
+        let taken = probes.drain(BATCH, |event| {
+            if outcome.is_ok()
+                && let Some(stream) = streams.get_mut(usize::from(event.vm))
+            {
+                outcome = stream.add(event).map_err(|error| failed(stream.path(), &error));
+            }
+        });
+        outcome.map(|()| taken < BATCH)
+    }
+
+    fn events(&self) -> u64 {
+        self.streams.iter().map(|stream| stream.tally().events).sum()
+    }
+}
+
+/// Opens one stream a VM.
+fn open_memory_streams(args: &RecordArgs, process: &Process, vms: &[Vm]) -> Result<Vec<MemoryStream>, CommandError> {
+    let outputs = args.outputs("memprof");
+    let path = match &outputs[..] {
+        [] => default_output(args.pid, "memprof"),
+        [one] => PathBuf::from(one.strip_prefix("bin:").unwrap_or(one)),
+        _ => {
+            return Err(CommandError::usage(
+                "a memory profile has one output, the stream; render it with `lj-trace report`",
+            ));
+        }
+    };
+    let is_stream = path == Path::new("-") || path.extension().is_some_and(|ending| ending == "bin");
+    if !is_stream && !outputs.iter().any(|output| output.starts_with("bin:")) {
+        let message = "a memory profile is recorded as a stream: end the name of the output in .bin, and render it \
+                       with `lj-trace report`";
+        return Err(CommandError::usage(message));
+    }
+    let open = |(index, vm)| {
+        let path = if vms.len() == 1 { path.clone() } else { numbered(&path, index) };
+        let out = create(&path)?;
+        MemoryStream::start(process, vm, args.stream_version, path.clone(), out).map_err(|error| failed(&path, &error))
+    };
+    (1..).zip(vms).map(open).collect()
+}
+
+/// The counters that have counted something.
+fn counts(programs: &Programs, counters: &[Counter]) -> Vec<(&'static str, u64)> {
+    let counted = counters.iter().map(|&counter| (counter.describe(), programs.count(counter)));
+    counted.filter(|(_, count)| *count != 0).collect()
 }
 
 /// The stream's name if none is given: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
-fn default_output(args: &RecordArgs) -> PathBuf {
-    let name = format!("lj-trace-{}.sysprof.bin", args.pid);
+fn default_output(pid: u32, kind: &str) -> PathBuf {
+    let name = format!("lj-trace-{pid}.{kind}.bin");
     match std::env::var("STATE_DIRECTORY") {
         // Several directories are separated by colons.
         Ok(folders) if !folders.is_empty() => PathBuf::from(folders.split(':').next().unwrap_or_default()).join(name),
@@ -237,17 +437,27 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(args: &RecordArgs, process: &Process, vms: &[Vm], clock: &str, attach: Duration) -> Self {
+    fn new(args: &RecordArgs, process: &Process, vms: &[Vm], recording: &Recording, attach: Duration) -> Self {
         let bar = if args.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         if !args.quiet {
             let until = match args.duration {
                 Some(duration) => format!("for {duration:?}"),
                 None => "until Ctrl-C".to_owned(),
             };
-            let (pid, rate, command, attach) = (args.pid, args.rate, process.command(), attach.as_millis());
-            eprintln!("recording process {pid} ({command}) at {rate} Hz ({clock}) {until}; attached in {attach} ms");
+            let what = match &recording.cpu {
+                Some(cpu) => format!("at {} Hz ({}) ", args.rate, cpu.sampler.clock().describe()),
+                None => String::new(),
+            };
+            let memory = if recording.memory.is_some() { "with every allocation " } else { "" };
+            let (pid, command, attach) = (args.pid, process.command(), attach.as_millis());
+            eprintln!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
             for vm in vms {
                 eprintln!("VM at {:#x}: {}", vm.global, vm.describe());
+            }
+        }
+        if args.verbose {
+            for plan in recording.memory.iter().flat_map(|memory| memory.probes.plans()) {
+                eprintln!("{plan}");
             }
         }
         let style = ProgressStyle::with_template("{spinner} {msg}");
@@ -255,24 +465,26 @@ impl Progress {
         Self { bar, rate: args.rate }
     }
 
-    fn update(&self, samples: u64, elapsed: Duration) {
-        let cpu = samples as f64 / f64::from(self.rate);
-        self.bar.set_message(format!("{:.0} s: {samples} samples, {cpu:.1} s of CPU time", elapsed.as_secs_f64()));
+    fn update(&self, recording: &Recording, elapsed: Duration) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let mut message = format!("{:.0} s", elapsed.as_secs_f64());
+        if let Some(cpu) = &recording.cpu {
+            let samples = cpu.pipeline.tally().samples;
+            let seconds = samples as f64 / f64::from(self.rate);
+            message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
+        }
+        if let Some(memory) = &recording.memory {
+            message.push_str(&format!(": {} allocation events", memory.events()));
+        }
+        self.bar.set_message(message);
         self.bar.tick();
     }
 
     fn finish(&self) {
         self.bar.finish_and_clear();
     }
-}
-
-/// What the BPF programs say they lost, by reason.
-fn losses(sampler: &Sampler) -> Vec<(&'static str, u64)> {
-    [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]
-        .into_iter()
-        .map(|counter| (counter.describe(), sampler.count(counter)))
-        .filter(|(_, count)| *count != 0)
-        .collect()
 }
 
 fn target_error(error: TargetError) -> CommandError {
@@ -292,11 +504,18 @@ fn find_error(error: FindError) -> CommandError {
     }
 }
 
-fn sampler_error(error: SamplerError) -> CommandError {
+fn probe_error(error: ProbeError) -> CommandError {
     match error {
-        SamplerError::Target(error) => target_error(error),
-        SamplerError::NotPermitted { .. } => CommandError::new(ExitCode::PRIVILEGES, error.to_string()),
+        ProbeError::Target(error) => target_error(error),
+        ProbeError::NotPermitted { .. } => CommandError::new(ExitCode::PRIVILEGES, error.to_string()),
         error => CommandError::new(ExitCode::BUG, error.to_string()),
+    }
+}
+
+fn allocator_error(error: AllocatorError) -> CommandError {
+    match error {
+        AllocatorError::Probe(error) => probe_error(error),
+        error => CommandError::new(ExitCode::NO_LUAJIT, error.to_string()),
     }
 }
 

@@ -1,6 +1,9 @@
 //! What runs in the kernel on lj-trace's behalf: the BPF programs, loaded, attached, and read out.
 
+pub mod allocator;
 pub mod object;
 pub mod perf_event;
+pub mod plan;
+pub mod programs;
 pub mod sample;
 pub mod sampler;

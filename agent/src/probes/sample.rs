@@ -31,7 +31,7 @@ impl<'a> Sample<'a> {
 }
 
 /// Reads a plain value from bytes of its size.
-fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
+pub(super) fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
     // SAFETY: the bytes are exactly as many as the value has, and `Plain` makes every pattern valid.
     (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }

@@ -1,12 +1,15 @@
-//! The way of a CPU sample through user space: unwound, its two stacks merged, its frames named, and handed to
-//! whoever wants it: the profile for reports, the stream on disk.
+//! What becomes of what the probes hand out. A CPU sample is unwound, its two stacks are merged, its frames named,
+//! and it goes to whoever wants it: the profile for reports, the stream on disk. An allocation event goes into the
+//! stream of its VM.
 
 mod machine_code;
+mod memory;
 mod naming;
 mod outputs;
 mod pipeline;
 mod summary;
 
-pub use outputs::Outputs;
+pub use memory::{MemoryStream, MemoryTally};
+pub use outputs::{Outputs, create, failed, numbered};
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
-pub use summary::Summary;
+pub use summary::{MemorySummary, Summary};

@@ -215,7 +215,11 @@ fn parse(text: &str) -> Result<(Format, PathBuf), CommandError> {
     Ok((format, text.into()))
 }
 
-fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
+/// Opens an output for writing; `-` is standard output.
+///
+/// # Errors
+/// Exit code 74 if that is not possible.
+pub fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
     if path == Path::new("-") {
         return Ok(Box::new(BufWriter::new(io::stdout())));
     }
@@ -223,13 +227,14 @@ fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
     Ok(Box::new(BufWriter::new(file)))
 }
 
-fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
+/// The error of an output that cannot be written.
+pub fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
     let message = format!("cannot write {}: {error}; choose another place with --output FILE", path.display());
     CommandError::new(ExitCode::IO, message)
 }
 
 /// `a/b.bin` becomes `a/b-2.bin`.
-fn numbered(path: &Path, number: usize) -> PathBuf {
+pub fn numbered(path: &Path, number: usize) -> PathBuf {
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     match path.extension() {
         Some(extension) => path.with_file_name(format!("{stem}-{number}.{}", extension.to_string_lossy())),

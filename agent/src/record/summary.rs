@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
 
+use super::memory::MemoryTally;
 use super::pipeline::Tally;
 
 /// The numbers of a finished recording.
@@ -57,6 +58,55 @@ impl Summary {
             for (reason, count) in unresolved {
                 writeln!(out, "  [unknown: {reason}] {}", share(*count, *samples))?;
             }
+        }
+        for file in files {
+            writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of a finished recording of allocations.
+#[derive(Clone, Debug)]
+pub struct MemorySummary {
+    /// How long it was recorded.
+    pub duration: Duration,
+    /// What became of the events, of all VMs together.
+    pub tally: MemoryTally,
+    /// Events that never arrived, by reason.
+    pub lost: Vec<(&'static str, u64)>,
+    /// What else was counted.
+    pub noted: Vec<(&'static str, u64)>,
+}
+
+impl MemorySummary {
+    /// The summary for people: losses first, where there are any.
+    pub fn text(&self, end: &str, files: &[PathBuf]) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out, end, files);
+        out
+    }
+
+    fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
+        let MemoryTally { events, allocations, allocated, reallocations, frees, freed, collected } = self.tally;
+        for (reason, count) in &self.lost {
+            writeln!(out, "LOST: {count} {reason}")?;
+        }
+        writeln!(out, "{end} after {:.1} s: {events} allocation events", self.duration.as_secs_f64())?;
+        let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
+        writeln!(out, "  lost               {lost}")?;
+        writeln!(out, "  allocations        {allocations}")?;
+        writeln!(out, "  reallocations      {reallocations}")?;
+        writeln!(out, "  frees              {frees}")?;
+        writeln!(out, "  bytes allocated    {allocated}")?;
+        writeln!(out, "  bytes freed        {freed}")?;
+        writeln!(out, "  growth of the heap {}", i128::from(allocated) - i128::from(freed))?;
+        if collected != 0 {
+            writeln!(out, "  [unknown: the function was collected before it could be read] {collected}")?;
+        }
+        for (what, count) in &self.noted {
+            writeln!(out, "  {what}: {count}")?;
         }
         for file in files {
             writeln!(out, "wrote {}{}", file.display(), next_step(file))?;

@@ -9,6 +9,7 @@ pub mod bytecode;
 pub mod fast_functions;
 pub mod find;
 pub mod function_name;
+pub mod heap;
 pub mod layouts;
 mod machine;
 pub mod object;
@@ -18,7 +19,7 @@ pub mod prototype;
 mod prove;
 mod scan;
 mod table;
-mod text;
+pub(crate) mod text;
 pub mod traces;
 mod value;
 

@@ -1,0 +1,176 @@
+//! The allocation probes: put on the allocators of the target's VMs where the plan says, they hand out events.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+use aya::maps::{MapData, RingBuf};
+use aya::programs::UProbe;
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
+use lj_trace_common::allocation::AllocationEvent;
+use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, UNKNOWN_USER_DATA};
+use lj_trace_common::memory::{ReadMemory as _, Unreadable};
+
+use super::plan::function::{AllocatorFunction, FunctionError};
+use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
+use super::programs::{ProbeError, Programs, take_map};
+use super::sample::plain;
+use crate::target::{Maps, Process};
+use crate::vm::Vm;
+
+/// Why allocations cannot be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocatorError {
+    /// The allocator's code cannot be probed.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The kernel does not let us.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+    /// The VM went away.
+    #[error("the VM at {global:#x} has gone: it was closed while lj-trace attached")]
+    VmGone {
+        /// Its `global_State`.
+        global: u64,
+    },
+}
+
+/// The kernel that has all that the allocation probes use: `uprobe_multi` links.
+const PROBES_KERNEL: &str = "6.6";
+
+/// Running allocation probes. They are detached with [`Self::detach`], or when the programs go.
+pub struct AllocationProbes {
+    events: RingBuf<MapData>,
+    plans: Vec<ProbePlan>,
+    calls: Vec<UProbeLinkId>,
+    returns: Vec<UProbeLinkId>,
+}
+
+/// An allocator and the VMs that use it.
+struct Allocator {
+    function: AllocatorFunction,
+    plan: ProbePlan,
+}
+
+impl AllocationProbes {
+    /// Puts probes on the allocators of `vms`, in the order in which the programs know them, for this process
+    /// alone.
+    ///
+    /// # Errors
+    /// [`AllocatorError`] if one of them cannot be probed.
+    pub fn attach(programs: &mut Programs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, AllocatorError> {
+        let refused = |error: anyhow::Error| ProbeError::sort(PROBES_KERNEL, error);
+        let mut by_function: BTreeMap<u64, Vec<(u32, u64)>> = BTreeMap::new();
+        for (index, vm) in (0..).zip(vms) {
+            let (function, data) =
+                allocator_of(process, vm).map_err(|Unreadable| AllocatorError::VmGone { global: vm.global })?;
+            by_function.entry(function).or_default().push((index, data));
+        }
+        let mut allocators = Vec::new();
+        for (address, users) in by_function {
+            let function = AllocatorFunction::find(process, maps, address)?;
+            let mut plan = plan(&function.code, address, Need::All);
+            if !plan.is_cheap() && users.len() == 1 {
+                plan = super::plan::plan(&function.code, address, Need::AllButUserData);
+            }
+            for &(vm, data) in &users {
+                programs.add_allocator(data, vm).map_err(refused)?;
+            }
+            if let [(vm, _)] = users[..] {
+                programs.add_allocator(UNKNOWN_USER_DATA, vm).map_err(refused)?;
+            }
+            allocators.push(Allocator { function, plan });
+        }
+        let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
+        let mut probes =
+            Self { events: events.map_err(refused)?, plans: Vec::new(), calls: Vec::new(), returns: Vec::new() };
+        for name in ["allocator_called", "allocator_returned"] {
+            program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
+        }
+        for allocator in allocators {
+            probes.attach_to(programs, process, &allocator).map_err(refused)?;
+            probes.plans.push(allocator.plan);
+        }
+        Ok(probes)
+    }
+
+    fn attach_to(&mut self, programs: &mut Programs, process: &Process, allocator: &Allocator) -> anyhow::Result<()> {
+        let path = allocator.function.probe_path();
+        let scope = UProbeScope::OneProcess(NonZeroU32::new(process.pid()).ok_or_else(|| anyhow::anyhow!("pid 0"))?);
+        let points = &allocator.plan.points;
+        let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
+        // The call's probe is there first and gone last: a return without its call is ignored.
+        let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
+        self.calls.push(attach(programs, "allocator_called", &calls, &path, scope)?);
+        let returns: Vec<_> =
+            points.iter().filter(|point| point.return_probe).map(|point| (offset(point), 0)).collect();
+        if !returns.is_empty() {
+            self.returns.push(attach(programs, "allocator_returned", &returns, &path, scope)?);
+        }
+        Ok(())
+    }
+
+    /// Takes the breakpoints out. Events that are already recorded can still be drained.
+    pub fn detach(&mut self, programs: &mut Programs) {
+        for (name, links) in [("allocator_returned", &mut self.returns), ("allocator_called", &mut self.calls)] {
+            for link in links.drain(..) {
+                // A link that is gone already is what we want.
+                let _ = program(programs, name).map(|program| program.detach(link));
+            }
+        }
+    }
+
+    /// Where the probes are, and why there.
+    pub fn plans(&self) -> &[ProbePlan] {
+        &self.plans
+    }
+
+    /// Calls `take` for every event that is ready, but for no more than `limit`; returns how many there were.
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(&AllocationEvent)) -> usize {
+        for count in 0..limit {
+            let Some(record) = self.events.next() else { return count };
+            if let Some(event) = plain::<AllocationEvent>(&record) {
+                take(&event);
+            }
+        }
+        limit
+    }
+}
+
+/// Reads `g->allocf` and `g->allocd`.
+fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
+    let memory = process.memory();
+    let function = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocf))?;
+    let data = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocd))?;
+    Ok((function, data))
+}
+
+fn attach(
+    programs: &mut Programs,
+    name: &str,
+    points: &[(u64, u64)],
+    path: &PathBuf,
+    scope: UProbeScope,
+) -> anyhow::Result<UProbeLinkId> {
+    let points = points.iter().map(|&(offset, cookie)| UProbeAttachPoint {
+        location: UProbeAttachLocation::AbsoluteOffset(offset),
+        cookie: Some(cookie),
+    });
+    Ok(program(programs, name)?.attach(points, path, scope)?)
+}
+
+fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut UProbe> {
+    let program = programs.ebpf.program_mut(name);
+    Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
+}
+
+/// Tells the program where the arguments are: 0 if they are where a function gets them.
+fn cookie(point: &ProbePoint) -> u64 {
+    let codes = point.arguments.map(|location| match location {
+        ArgumentLocation::Register(register) => register as u8,
+        ArgumentLocation::Zero => ARGUMENT_ZERO,
+        ArgumentLocation::Lost => ARGUMENT_LOST,
+    });
+    // rdi, rsi, rdx, rcx in DWARF's numbering.
+    if codes == [5, 4, 1, 2] { 0 } else { ARGUMENTS_ELSEWHERE | u64::from(u32::from_le_bytes(codes)) }
+}

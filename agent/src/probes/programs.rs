@@ -1,0 +1,159 @@
+//! The BPF programs: loaded into the kernel, told about the target's VMs, and asked what they have counted.
+
+use std::io;
+
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use aya::programs::ProgramError;
+use aya::{Ebpf, EbpfLoader};
+use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS};
+use lj_trace_common::vm::VmConfig;
+
+use super::object;
+use crate::target::TargetError;
+
+/// Why probing cannot begin. Each message names the cause and the fix.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// The binary has no BPF programs inside.
+    #[error(transparent)]
+    Object(#[from] object::NoBpfPrograms),
+    /// The kernel wants more privileges.
+    #[error("not permitted to use {what}: run as root (`sudo lj-trace ...`), or give lj-trace CAP_BPF and CAP_PERFMON")]
+    NotPermitted {
+        /// What was refused.
+        what: &'static str,
+    },
+    /// The kernel refused the BPF programs for another reason.
+    #[error("the kernel refused the BPF programs (Linux {needed} or later is needed): {}", last_lines(.source))]
+    Refused {
+        /// The oldest kernel that has what these programs use.
+        needed: &'static str,
+        /// What it said.
+        source: anyhow::Error,
+    },
+    /// The target went away or may not be looked at.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// A thread cannot be sampled.
+    #[error("cannot sample thread {tid}: {source}")]
+    Thread {
+        /// The thread.
+        tid: u32,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+impl ProbeError {
+    /// Tells missing privileges from everything else.
+    pub(super) fn sort(needed: &'static str, source: impl Into<anyhow::Error>) -> Self {
+        let source = source.into();
+        let refused = source.chain().any(|cause| {
+            let errno = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+            matches!(errno, Some(libc::EPERM | libc::EACCES))
+        });
+        // The verifier refuses with EACCES too, but then it says why.
+        let verifier = source
+            .chain()
+            .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
+        if refused && !verifier { Self::NotPermitted { what: "BPF" } } else { Self::Refused { needed, source } }
+    }
+}
+
+/// The end of an error's text: the verifier says a thousand lines before it comes to the point.
+fn last_lines(error: &anyhow::Error) -> String {
+    let text = error.to_string();
+    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+    let first = lines.first().filter(|_| lines.len() > 6).copied();
+    let tail = &lines[lines.len().saturating_sub(6)..];
+    first.into_iter().chain(tail.iter().copied()).collect::<Vec<_>>().join("\n  ")
+}
+
+/// Which of the programs a recording wants: the others are not loaded, and their buffers stay small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The CPU sampler.
+    pub cpu: bool,
+    /// The allocation probes.
+    pub memory: bool,
+}
+
+/// The loaded programs.
+pub struct Programs {
+    pub(super) ebpf: Ebpf,
+    counts: PerCpuArray<MapData, u64>,
+    config: Config,
+}
+
+/// The kernel that has all that the CPU sampler uses: `bpf_loop`.
+pub(super) const SAMPLER_KERNEL: &str = "5.17";
+
+/// The smallest ring buffer.
+const PAGE: u32 = 4096;
+
+impl Programs {
+    /// Prepares what is wanted and tells it about the target's VMs, of which the first [`MAX_VMS`] count.
+    ///
+    /// # Errors
+    /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
+    pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
+        let refused = |error: anyhow::Error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| refused(error.into()))?;
+        let mut loader = EbpfLoader::new();
+        loader.map_max_entries("SCRATCH", cpus.get());
+        if !wanted.cpu {
+            loader.map_max_entries("SAMPLES", PAGE);
+        }
+        if !wanted.memory {
+            loader.map_max_entries("ALLOCATIONS", PAGE);
+        }
+        let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
+        let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
+        let config = Config { stack_limit: MAX_STACK, ..Config::default() };
+        let mut programs = Self { ebpf, counts, config };
+        for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
+            programs.add_vm(vm).map_err(refused)?;
+        }
+        Ok(programs)
+    }
+
+    /// Tells the programs about one more VM, which gets the next index.
+    fn add_vm(&mut self, vm: &VmConfig) -> anyhow::Result<()> {
+        let index = self.config.vms;
+        let mut list: Array<_, VmConfig> = map_mut(&mut self.ebpf, "VMS")?.try_into()?;
+        list.set(index, vm, 0)?;
+        let mut globals: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "GLOBALS")?.try_into()?;
+        globals.insert(&vm.global, &index, 0)?;
+        self.change_config(|config| {
+            config.vms += 1;
+            config.any_gc64 |= u32::from(vm.layout.is_gc64());
+            config.any_gc32 |= u32::from(!vm.layout.is_gc64());
+        })
+    }
+
+    /// Changes the settings of the running programs.
+    pub(super) fn change_config(&mut self, change: impl FnOnce(&mut Config)) -> anyhow::Result<()> {
+        change(&mut self.config);
+        let mut settings: Array<_, Config> = map_mut(&mut self.ebpf, "CONFIG")?.try_into()?;
+        Ok(settings.set(0, &self.config, 0)?)
+    }
+
+    /// Says for which VM an allocator with this data works.
+    pub(super) fn add_allocator(&mut self, data: u64, vm: u32) -> anyhow::Result<()> {
+        let mut allocators: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "ALLOCATORS")?.try_into()?;
+        Ok(allocators.insert(&data, &vm, 0)?)
+    }
+
+    /// How often `counter` was counted, on all CPUs.
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.counts.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())
+    }
+}
+
+pub(super) fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<Map> {
+    ebpf.take_map(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
+}
+
+fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
+    ebpf.map_mut(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
+}

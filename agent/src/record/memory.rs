@@ -1,0 +1,289 @@
+//! From allocation events to memprof streams, one for each VM.
+
+use std::collections::{HashMap, HashSet};
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
+use lj_trace_common::event::NO_POSITION;
+
+use crate::stream::memprof::{Event, MemprofWriter, Source};
+use crate::stream::{Symbol, TraceSymbol, WriteError};
+use crate::symbols::Symbolizer;
+use crate::target::{Process, ProcessMemory};
+use crate::vm::{FunctionNames, Prototype, PrototypeKey, Prototypes, Vm, heap, read_traces, trace_by_number};
+
+/// A memprof stream that is being written.
+pub struct MemoryStream {
+    path: PathBuf,
+    writer: MemprofWriter<Box<dyn Write>>,
+    version: u8,
+    vm: Vm,
+    memory: ProcessMemory,
+    prototypes: Prototypes,
+    functions: FunctionNames,
+    symbolizer: Symbolizer,
+    /// What the stream says that the addresses of prototypes mean.
+    known: HashMap<u64, Known>,
+    /// Addresses of C functions that the stream has a name for.
+    named: HashSet<u64>,
+    /// Address and start of each trace that the stream knows.
+    traces: HashMap<u64, (u64, u64)>,
+    /// Traces that have been looked at since the last batch began.
+    traces_checked: HashSet<u64>,
+    tally: MemoryTally,
+}
+
+/// What became of the events of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTally {
+    /// All events.
+    pub events: u64,
+    /// New allocations, and what they took.
+    pub allocations: u64,
+    /// Bytes of the new allocations.
+    pub allocated: u64,
+    /// Reallocations.
+    pub reallocations: u64,
+    /// Frees.
+    pub frees: u64,
+    /// Bytes that were freed.
+    pub freed: u64,
+    /// Events of functions that were collected before they could be read: their lines are not known.
+    pub collected: u64,
+}
+
+impl MemoryTally {
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            events: self.events + other.events,
+            allocations: self.allocations + other.allocations,
+            allocated: self.allocated + other.allocated,
+            reallocations: self.reallocations + other.reallocations,
+            frees: self.frees + other.frees,
+            freed: self.freed + other.freed,
+            collected: self.collected + other.collected,
+        }
+    }
+}
+
+struct Known {
+    key: PrototypeKey,
+    /// [`None`] if it was collected before it could be read.
+    prototype: Option<Arc<Prototype>>,
+}
+
+impl MemoryStream {
+    /// Starts a stream of the events of `vm` with all that it has by now: prototypes and traces.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn start(
+        process: &Process,
+        vm: &Vm,
+        version: u8,
+        path: PathBuf,
+        out: Box<dyn Write>,
+    ) -> Result<Self, WriteError> {
+        let memory = process.memory();
+        let mut prototypes = Prototypes::default();
+        let mut known = HashMap::new();
+        let mut symbols = Vec::new();
+        for address in heap::prototypes(&memory, vm) {
+            let Ok(key) = Prototype::key_at(&memory, &vm.layout, address) else { continue };
+            let Ok(prototype) = prototypes.get(&memory, &vm.layout, key) else { continue };
+            symbols.push(lua_symbol(&key, Some(&prototype)));
+            known.insert(address, Known { key, prototype: Some(prototype) });
+        }
+        let mut traces = HashMap::new();
+        for trace in process.maps().map(|maps| read_traces(&memory, &maps, vm)).unwrap_or_default() {
+            if let Some(symbol) = trace_symbol(&memory, vm, &mut prototypes, &trace) {
+                traces.insert(u64::from(trace.number), (trace.address, trace.startpc));
+                symbols.push(Symbol::Trace(symbol));
+            }
+        }
+        let writer = MemprofWriter::new(out, version, symbols)?;
+        Ok(Self {
+            path,
+            writer,
+            version,
+            vm: vm.clone(),
+            memory,
+            prototypes,
+            functions: FunctionNames::read(&memory, vm),
+            symbolizer: Symbolizer::new(process.clone()),
+            known,
+            named: HashSet::new(),
+            traces,
+            traces_checked: HashSet::new(),
+            tally: MemoryTally::default(),
+        })
+    }
+
+    /// Where the stream is written to.
+    pub fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
+    /// What became of the events so far.
+    pub fn tally(&self) -> MemoryTally {
+        self.tally
+    }
+
+    /// Notes that time has passed: what can change meanwhile is looked at again.
+    pub fn begin_batch(&mut self) {
+        self.traces_checked.clear();
+    }
+
+    /// Adds an event.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn add(&mut self, event: &AllocationEvent) -> Result<(), WriteError> {
+        let source = self.source(event)?;
+        self.tally.events += 1;
+        let &AllocationEvent { pointer, result, old_size, size, .. } = event;
+        let event = match AllocationKind::from_u8(event.kind) {
+            Some(AllocationKind::Free) => {
+                self.tally.frees += 1;
+                self.tally.freed += old_size;
+                // Whatever lies at this address from now on is something else.
+                self.known.remove(&pointer);
+                Event::Free { source, addr: pointer, size: old_size }
+            }
+            Some(AllocationKind::Realloc) => {
+                self.tally.reallocations += 1;
+                self.tally.allocated += size;
+                self.tally.freed += old_size;
+                Event::Realloc { source, old_addr: pointer, old_size, addr: result, size }
+            }
+            _ => {
+                self.tally.allocations += 1;
+                self.tally.allocated += size;
+                Event::Alloc { source, addr: result, size }
+            }
+        };
+        self.writer.event(&event)
+    }
+
+    /// Passes on what has been written so far.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn flush(&mut self) -> Result<(), WriteError> {
+        self.writer.flush()
+    }
+
+    /// Ends the stream.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn finish(self) -> Result<(), WriteError> {
+        self.writer.finish().map(drop)
+    }
+
+    /// Who caused the event, with the symbols that say so written before.
+    fn source(&mut self, event: &AllocationEvent) -> Result<Source, WriteError> {
+        Ok(match AllocationSource::from_u8(event.source) {
+            Some(AllocationSource::Lua) => self.lua(event)?,
+            Some(AllocationSource::C) => {
+                self.name_c_function(event.place)?;
+                Source::C { addr: event.place }
+            }
+            Some(AllocationSource::Trace) => {
+                self.describe_trace(event.place)?;
+                Source::Trace { number: event.place, mcode: self.trace_mcode(event.place) }
+            }
+            Some(AllocationSource::Internal) | None => Source::Internal,
+        })
+    }
+
+    fn lua(&mut self, event: &AllocationEvent) -> Result<Source, WriteError> {
+        // As in the process itself: no position, no function (memprof_write_lfunc, lj_memprof.c).
+        if event.position == NO_POSITION {
+            return Ok(Source::Internal);
+        }
+        let key = PrototypeKey {
+            address: event.place,
+            chunkname: event.chunkname,
+            firstline: event.first_line,
+            sizebc: event.size_bc,
+        };
+        if self.known.get(&event.place).is_none_or(|known| known.key != key) {
+            let prototype = self.prototypes.get(&self.memory, &self.vm.layout, key).ok();
+            self.writer.event(&Event::Symbol(lua_symbol(&key, prototype.as_deref())))?;
+            self.known.insert(event.place, Known { key, prototype });
+        }
+        let prototype = self.known.get(&event.place).and_then(|known| known.prototype.as_ref());
+        if prototype.is_none() {
+            self.tally.collected += 1;
+        }
+        let line = prototype.and_then(|prototype| prototype.line_at(event.position)).unwrap_or(event.first_line);
+        Ok(Source::Lua { proto: event.place, line: u64::from(line) })
+    }
+
+    fn name_c_function(&mut self, address: u64) -> Result<(), WriteError> {
+        if !self.named.insert(address) {
+            return Ok(());
+        }
+        let symbol = self.symbolizer.symbolize(address);
+        let name = match (&symbol.name, self.functions.c_function(address)) {
+            (Some(name), _) => name.to_string(),
+            (None, Some(name)) => name.to_owned(),
+            (None, None) => symbol.to_string(),
+        };
+        self.writer.event(&Event::Symbol(Symbol::c(address, &name)))
+    }
+
+    fn describe_trace(&mut self, number: u64) -> Result<(), WriteError> {
+        if !self.traces_checked.insert(number) {
+            return Ok(());
+        }
+        let Some(trace) = u16::try_from(number).ok().and_then(|number| trace_by_number(&self.memory, &self.vm, number))
+        else {
+            return Ok(());
+        };
+        let identity = (trace.address, trace.startpc);
+        if self.traces.insert(number, identity) == Some(identity) {
+            return Ok(());
+        }
+        match trace_symbol(&self.memory, &self.vm, &mut self.prototypes, &trace) {
+            Some(symbol) => self.writer.event(&Event::Symbol(Symbol::Trace(symbol))),
+            None => Ok(()),
+        }
+    }
+
+    /// The address of a trace's machine code, which only version 2 of the stream has room for.
+    fn trace_mcode(&self, number: u64) -> Option<u64> {
+        if self.version != 2 {
+            return None;
+        }
+        let number = u16::try_from(number).ok()?;
+        Some(trace_by_number(&self.memory, &self.vm, number).map_or(0, |trace| trace.mcode.start))
+    }
+}
+
+fn lua_symbol(key: &PrototypeKey, prototype: Option<&Prototype>) -> Symbol {
+    let chunk = prototype.map_or("=[unknown: collected]", |prototype| &prototype.chunkname);
+    Symbol::lua(key.address, chunk.as_bytes(), u64::from(key.firstline))
+}
+
+fn trace_symbol(
+    memory: &ProcessMemory,
+    vm: &Vm,
+    prototypes: &mut Prototypes,
+    trace: &crate::vm::Trace,
+) -> Option<TraceSymbol> {
+    let key = Prototype::key_at(memory, &vm.layout, trace.startpt).ok()?;
+    let prototype = prototypes.get(memory, &vm.layout, key).ok()?;
+    let offset = trace.startpc.checked_sub(trace.startpt + u64::from(vm.layout.sizeof_pt))?;
+    let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
+    Some(TraceSymbol {
+        number: u64::from(trace.number),
+        proto: trace.startpt,
+        line: u64::from(line),
+        mcode: (trace.mcode.start != 0).then_some(trace.mcode.start),
+    })
+}

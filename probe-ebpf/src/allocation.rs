@@ -1,0 +1,121 @@
+//! The allocation probes: on the VM's allocator, `allocf(ud, pointer, old_size, size)`, and on its return
+//! where the result matters.
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::pt_regs;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
+use aya_ebpf::macros::{uprobe, uretprobe};
+use aya_ebpf::programs::{ProbeContext, RetProbeContext};
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, attribute};
+use lj_trace_common::config::{ARGUMENT_ZERO, Counter, UNKNOWN_USER_DATA};
+use lj_trace_common::event::FrameRecord;
+
+use crate::count::count;
+use crate::maps::{ALLOCATIONS, ALLOCATORS, PENDING, VMS};
+use crate::memory::UserMemory;
+
+/// A call of the allocator. A free is complete; what gives memory waits for the result.
+#[uprobe(multi)]
+pub fn allocator_called(context: ProbeContext) -> u32 {
+    let [ud, pointer, old_size, size] = arguments(&context);
+    count(Counter::AllocatorCalls);
+    // SAFETY: entries are copied at once; the agent only adds to the map.
+    let Some(vm) = (unsafe { ALLOCATORS.get(&ud) }).copied() else {
+        count(Counter::UnknownVm);
+        return 0;
+    };
+    let Some(config) = VMS.get(vm) else { return 0 };
+    let kind = AllocationKind::of_call(pointer, size);
+    let mut event =
+        AllocationEvent { pointer, old_size, size, vm: vm as u16, kind: kind as u8, ..AllocationEvent::default() };
+    let mut record = FrameRecord::default();
+    attribute(&UserMemory, config, &mut record, &mut event);
+    if kind == AllocationKind::Free {
+        if pointer != 0 {
+            send(&event);
+        } else {
+            count(Counter::NothingFreed);
+        }
+    } else if PENDING.insert(&bpf_get_current_pid_tgid(), &event, 0).is_err() {
+        count(Counter::PendingFull);
+    }
+    0
+}
+
+/// The allocator's arguments, from wherever the probe's cookie says they are.
+#[inline(always)]
+fn arguments(context: &ProbeContext) -> [u64; 4] {
+    // SAFETY: the context is this program's registers.
+    let registers: &pt_regs = unsafe { &*context.regs };
+    // SAFETY: the context is valid for the whole program.
+    let cookie = unsafe { bpf_get_attach_cookie(context.as_ptr()) };
+    if cookie == 0 {
+        return [registers.rdi, registers.rsi, registers.rdx, registers.rcx];
+    }
+    let codes = (cookie as u32).to_le_bytes();
+    [
+        argument(registers, codes[0]),
+        argument(registers, codes[1]),
+        argument(registers, codes[2]),
+        argument(registers, codes[3]),
+    ]
+}
+
+/// One argument, by the code that the agent gave it.
+#[inline(always)]
+fn argument(registers: &pt_regs, code: u8) -> u64 {
+    match code {
+        0 => registers.rax,
+        1 => registers.rdx,
+        2 => registers.rcx,
+        3 => registers.rbx,
+        4 => registers.rsi,
+        5 => registers.rdi,
+        6 => registers.rbp,
+        7 => registers.rsp,
+        8 => registers.r8,
+        9 => registers.r9,
+        10 => registers.r10,
+        11 => registers.r11,
+        12 => registers.r12,
+        13 => registers.r13,
+        14 => registers.r14,
+        15 => registers.r15,
+        ARGUMENT_ZERO => 0,
+        _ => UNKNOWN_USER_DATA,
+    }
+}
+
+/// A return of the allocator with a result.
+#[uretprobe(multi)]
+pub fn allocator_returned(context: RetProbeContext) -> u32 {
+    let id = bpf_get_current_pid_tgid();
+    // SAFETY: only this thread's own programs touch this entry.
+    let Some(pending) = (unsafe { PENDING.get(&id) }) else { return 0 };
+    let mut event = *pending;
+    // It was there a moment ago, and nobody else removes it.
+    let _ = PENDING.remove(&id);
+    event.result = context.ret();
+    if event.result == 0 {
+        count(Counter::AllocationsFailed);
+    } else {
+        send(&event);
+    }
+    0
+}
+
+/// Hands an event to user space.
+#[inline(always)]
+fn send(event: &AllocationEvent) {
+    match ALLOCATIONS.reserve::<AllocationEvent>(0) {
+        Some(mut place) => {
+            place.write(*event);
+            /// The agent looks at the buffer at its own pace.
+            const BPF_RB_NO_WAKEUP: u64 = 1;
+            place.submit(BPF_RB_NO_WAKEUP);
+            count(Counter::AllocationsWritten);
+        }
+        None => count(Counter::AllocationsLost),
+    }
+}
