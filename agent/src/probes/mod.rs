@@ -2,5 +2,6 @@
 
 pub mod object;
 pub mod perf_event;
+pub mod plan;
 pub mod sample;
 pub mod sampler;

@@ -18,7 +18,7 @@ pub mod prototype;
 mod prove;
 mod scan;
 mod table;
-mod text;
+pub(crate) mod text;
 pub mod traces;
 mod value;
 

@@ -1,0 +1,215 @@
+//! Where the probes on a VM's allocator go, so that they are cheap and see every event exactly once.
+//!
+//! The kernel single-steps most probed instructions, which makes a probe some ten times dearer than on one of
+//! the few that it emulates (`emulated`). [`plan()`] disassembles the allocator, follows all ways through it
+//! (`flow`) and where its arguments are on them (`arguments`), and chooses emulated instructions of which
+//! every call passes exactly one (`choose`). What it cannot prove it does not use: then the probe goes to the
+//! function's first instruction. [`function`] finds the allocator's code in a process.
+
+mod arguments;
+mod choose;
+mod emulated;
+mod flow;
+pub mod function;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use iced_x86::{Decoder, DecoderOptions};
+
+pub use arguments::{Argument, ArgumentLocation};
+pub use emulated::is_emulated;
+pub use flow::Unclear;
+
+use arguments::State;
+use flow::Flow;
+
+use crate::unwind::Register;
+
+/// Which arguments every probe must be able to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// All four: `ud` tells which VM an event belongs to.
+    All,
+    /// All but `ud`. Right where `ud` cannot tell VMs apart anyway, as with `LUAJIT_USE_SYSMALLOC` and most
+    /// allocators of hosts, to which it is NULL. Compilers overwrite its register early in those.
+    AllButUserData,
+}
+
+impl Need {
+    /// Whether `argument` must be readable.
+    pub fn has(self, argument: Argument) -> bool {
+        self == Self::All || argument != Argument::UserData
+    }
+}
+
+/// Which calls of the allocator pass a probe point, as `lua_Alloc` defines them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// All.
+    Any,
+    /// Those that want memory: `nsize` is not 0.
+    AllocOrRealloc,
+    /// New blocks: `nsize` is not 0, `ptr` is NULL.
+    Alloc,
+    /// Blocks that change their size: `nsize` is not 0, `ptr` is not NULL.
+    Realloc,
+    /// Blocks that are freed: `nsize` is 0.
+    Free,
+}
+
+impl fmt::Display for EventKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Any => "all calls",
+            Self::AllocOrRealloc => "allocations and reallocations",
+            Self::Alloc => "allocations",
+            Self::Realloc => "reallocations",
+            Self::Free => "frees",
+        })
+    }
+}
+
+/// One instruction to put a probe on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbePoint {
+    /// Its offset from the function's first byte.
+    pub offset: u64,
+    /// The instruction, as the file has it.
+    pub bytes: Vec<u8>,
+    /// Whether the kernel emulates it. Otherwise it single-steps it.
+    pub emulated: bool,
+    /// Where each argument is right before it, indexed by [`Argument`].
+    pub arguments: [ArgumentLocation; Argument::COUNT],
+    /// Which calls pass it.
+    pub kind: EventKind,
+    /// Whether a return probe is to be put here too, for the result. Then the return address is at `[rsp]`.
+    pub return_probe: bool,
+}
+
+impl ProbePoint {
+    fn new(code: &[u8], offset: usize, state: &State) -> Self {
+        let rest = code.get(offset..).unwrap_or_default();
+        // An undecodable instruction is shown as its first byte.
+        let length = Decoder::new(64, rest, DecoderOptions::NONE).into_iter().next().map_or(0, |i| i.len().max(1));
+        let bytes = rest.get(..length).unwrap_or_default().to_vec();
+        let kind = choose::kind(state);
+        Self {
+            offset: offset as u64,
+            emulated: is_emulated(&bytes),
+            bytes,
+            arguments: Argument::ALL.map(|argument| state.location(argument)),
+            kind,
+            return_probe: kind != EventKind::Free,
+        }
+    }
+}
+
+impl fmt::Display for ProbePoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let instruction = Decoder::new(64, &self.bytes, DecoderOptions::NONE).into_iter().next();
+        let mnemonic = instruction.map_or_else(String::new, |i| format!("{:?}", i.mnemonic()).to_lowercase());
+        let executed = if self.emulated { "emulated" } else { "single-stepped" };
+        write!(f, "+{:#x} {mnemonic} ({executed}): {}", self.offset, self.kind)?;
+        for argument in Argument::ALL {
+            match self.arguments[argument as usize] {
+                ArgumentLocation::Register(register) => {
+                    write!(f, ", {} in {}", argument.name(), format!("{register:?}").to_lowercase())?;
+                }
+                ArgumentLocation::Zero => write!(f, ", {} is 0", argument.name())?,
+                ArgumentLocation::Lost => write!(f, ", {} not readable", argument.name())?,
+            }
+        }
+        f.write_str(if self.return_probe { ", with a return probe" } else { ", no return probe" })
+    }
+}
+
+/// Why a plan is as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Every call passes exactly one of the points, all of them on emulated instructions.
+    Proven,
+    /// The ways through the function are not clear.
+    Unclear(Unclear),
+    /// No emulated instructions are passed exactly once while all that is needed is still in place.
+    NoPoints {
+        /// Whether there are such instructions if `ud` need not be readable ([`Need::AllButUserData`]).
+        for_want_of_user_data: bool,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Proven => f.write_str("every call passes exactly one of these instructions, which the kernel emulates"),
+            Self::Unclear(unclear) => write!(f, "at its entry, since {unclear}"),
+            Self::NoPoints { for_want_of_user_data: true } => {
+                f.write_str("at its entry, since ud is overwritten before the first instruction that the kernel emulates")
+            }
+            Self::NoPoints { for_want_of_user_data: false } => f.write_str(
+                "at its entry, since no instructions that the kernel emulates are passed exactly once in every call \
+                 while the arguments and the return address are in place",
+            ),
+        }
+    }
+}
+
+/// Where the probes of one allocator go. Every call passes exactly one of the points, once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbePlan {
+    /// The address of the allocator's first byte.
+    pub start: u64,
+    /// The points, by offset.
+    pub points: Vec<ProbePoint>,
+    /// Why they are these.
+    pub reason: Reason,
+}
+
+impl fmt::Display for ProbePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "probes on the allocator at {:#x}: {}", self.start, self.reason)?;
+        self.points.iter().try_for_each(|point| write!(f, "\n  {point}"))
+    }
+}
+
+/// Plans the probes for an allocator (`lua_Alloc`, x86-64 System V) that has the bytes `code` at `start`.
+///
+/// `code` must be the whole function and nothing else: a point in another function would see its other callers,
+/// too. If it is cut short, the plan is the function's entry. Where both are possible, a plan with
+/// [`Need::All`] is as cheap as one without `ud`, so try that first.
+pub fn plan(code: &[u8], start: u64, need: Need) -> ProbePlan {
+    let (points, reason) = match Flow::of(code) {
+        Ok(flow) => match choose::choose(code, &flow, need) {
+            Some(offsets) => {
+                let states = offsets.iter().filter_map(|&offset| Some((offset, flow.node(offset)?.state.as_ref()?)));
+                (states.map(|(offset, state)| ProbePoint::new(code, offset, state)).collect(), Reason::Proven)
+            }
+            None => {
+                let for_want_of_user_data =
+                    need == Need::All && choose::choose(code, &flow, Need::AllButUserData).is_some();
+                (Vec::new(), Reason::NoPoints { for_want_of_user_data })
+            }
+        },
+        Err(unclear) => (Vec::new(), Reason::Unclear(unclear)),
+    };
+    let points = if points.is_empty() { vec![ProbePoint::new(code, 0, &State::entry())] } else { points };
+    ProbePlan { start, points, reason }
+}
+
+impl ProbePlan {
+    /// Whether every point is on an instruction that the kernel emulates.
+    pub fn is_cheap(&self) -> bool {
+        self.points.iter().all(|point| point.emulated)
+    }
+}
+
+impl ArgumentLocation {
+    /// The register, if it is in one.
+    pub fn register(self) -> Option<Register> {
+        match self {
+            Self::Register(register) => Some(register),
+            Self::Zero | Self::Lost => None,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The plans for the allocators of real builds.
