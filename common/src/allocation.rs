@@ -103,7 +103,24 @@ pub struct AllocationEvent {
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Plain for AllocationEvent {}
 
-const _: () = assert!(size_of::<AllocationEvent>() == 64);
+/// The last call of the allocator on a thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PendingAllocation {
+    /// What it will have done.
+    pub event: AllocationEvent,
+    /// Where its return address lies on the stack: the kernel has put the address of a trampoline there.
+    pub return_slot: u64,
+    /// The address that was there.
+    pub return_address: u64,
+    /// Whether it has returned.
+    pub returned: u64,
+}
+
+// SAFETY: as above.
+unsafe impl Plain for PendingAllocation {}
+
+const _: () = assert!(size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == 88);
 
 /// Fills in who causes an allocation that `vm` is making.
 ///

@@ -70,6 +70,12 @@ pub struct SampleHeader {
     pub jit_base: u64,
     /// Address of the first byte of the copied part of the Lua stack.
     pub lua_copy_start: u64,
+    /// Where the last call of the allocator on this thread had its return address; 0 if there was none. If the
+    /// address of the kernel's uretprobe trampoline lies there, or the thread is in the trampoline, that call has
+    /// not returned yet.
+    pub return_slot: u64,
+    /// That return address.
+    pub return_address: u64,
     /// Process id, in the kernel's own namespace.
     pub pid: u32,
     /// Thread id, in the kernel's own namespace.
@@ -160,6 +166,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 7) * 8 + 12 * 4);
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 9) * 8 + 12 * 4);
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

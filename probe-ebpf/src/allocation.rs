@@ -7,9 +7,10 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
-use lj_trace_common::allocation::{AllocationEvent, AllocationKind, attribute};
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, PendingAllocation, attribute};
 use lj_trace_common::config::{ARGUMENT_ZERO, Counter, UNKNOWN_USER_DATA};
 use lj_trace_common::event::FrameRecord;
+use lj_trace_common::memory::ReadMemory as _;
 
 use crate::count::count;
 use crate::maps::{ALLOCATIONS, ALLOCATORS, PENDING, VMS};
@@ -37,10 +38,22 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         } else {
             count(Counter::NothingFreed);
         }
-    } else if PENDING.insert(&bpf_get_current_pid_tgid(), &event, 0).is_err() {
-        count(Counter::PendingFull);
+    } else {
+        wait_for_result(&context, event);
     }
     0
+}
+
+/// Keeps an event until the allocator returns.
+#[inline(always)]
+fn wait_for_result(context: &ProbeContext, event: AllocationEvent) {
+    // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
+    let return_slot = unsafe { (*context.regs).rsp };
+    let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
+    let pending = PendingAllocation { event, return_slot, return_address, returned: 0 };
+    if PENDING.insert(&bpf_get_current_pid_tgid(), &pending, 0).is_err() {
+        count(Counter::PendingFull);
+    }
 }
 
 /// The allocator's arguments, from wherever the probe's cookie says they are.
@@ -92,10 +105,11 @@ fn argument(registers: &pt_regs, code: u8) -> u64 {
 pub fn allocator_returned(context: RetProbeContext) -> u32 {
     let id = bpf_get_current_pid_tgid();
     // SAFETY: only this thread's own programs touch this entry.
-    let Some(pending) = (unsafe { PENDING.get(&id) }) else { return 0 };
-    let mut event = *pending;
-    // It was there a moment ago, and nobody else removes it.
-    let _ = PENDING.remove(&id);
+    let Some(pending) = (unsafe { PENDING.get_ptr_mut(&id).map(|pending| &mut *pending) }) else { return 0 };
+    if core::mem::replace(&mut pending.returned, 1) != 0 {
+        return 0;
+    }
+    let mut event = pending.event;
     event.result = context.ret();
     if event.result == 0 {
         count(Counter::AllocationsFailed);

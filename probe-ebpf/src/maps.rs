@@ -2,7 +2,7 @@
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
-use lj_trace_common::allocation::AllocationEvent;
+use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS};
 use lj_trace_common::vm::VmConfig;
 
@@ -36,9 +36,9 @@ pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0)
 #[map]
 pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
 
-/// Calls of the allocator that have not returned yet, by thread.
+/// The last call of the allocator on each thread that waits for a result, or did.
 #[map]
-pub static PENDING: HashMap<u64, AllocationEvent> = HashMap::with_max_entries(4096, 0);
+pub static PENDING: LruHashMap<u64, PendingAllocation> = LruHashMap::with_max_entries(16_384, 0);
 
 /// Allocation events on their way to the agent.
 #[map]

@@ -25,7 +25,7 @@ use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::count::count;
-use crate::maps::{CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
+use crate::maps::{CONFIG, GLOBALS, INHERITED, PENDING, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
@@ -138,6 +138,11 @@ fn read_registers(context: &PerfEventContext, header: &mut SampleHeader) -> bool
     };
     let Ok(r) = registers else { return false };
     clear(header);
+    // SAFETY: the entry is copied at once, and belongs to this thread.
+    if let Some(pending) = unsafe { PENDING.get(&id) } {
+        header.return_slot = pending.return_slot;
+        header.return_address = pending.return_address;
+    }
     if time == 0 || r.rsp == 0 {
         return false;
     }
@@ -164,6 +169,8 @@ fn clear(header: &mut SampleHeader) {
     header.outer_end = WalkEnd::NoLua as u32;
     header.reserved = 0;
     header.lua_copy_start = 0;
+    header.return_slot = 0;
+    header.return_address = 0;
     header.frame_count = 0;
     header.lua_copy_size = 0;
     header.walk_end = WalkEnd::NoLua as u32;

@@ -1,6 +1,8 @@
 //! From a raw sample to a stack of named frames.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg};
@@ -13,7 +15,7 @@ use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::target::{Process, ProcessMemory};
-use crate::unwind::{CFrame, NativeStack, Registers, StackCopy, Unwinder, VmCode};
+use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 use crate::vm::Vm;
 
 /// A sample with its frames in order and named.
@@ -139,8 +141,23 @@ impl Pipeline {
     }
 
     fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {
-        let stack = StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack };
-        let registers = Registers::all(sample.header.registers);
+        let header = &sample.header;
+        let start = header.registers[reg::RSP];
+        let mut registers = Registers::all(header.registers);
+        let mut bytes = Cow::Borrowed(sample.stack);
+        if header.return_slot != 0 {
+            if self.unwinder.in_uprobe_trampoline(registers.rip()) {
+                // The allocator has just returned into the trampoline: it counts as returned.
+                registers.set(Register::Rip, Some(header.return_address));
+                registers.set(Register::Rsp, Some(header.return_slot + 8));
+            } else if let Some(slot) = slot_in(sample.stack, start, header.return_slot)
+                && let Some(word) = sample.stack[slot.clone()].first_chunk()
+                && self.unwinder.in_uprobe_trampoline(u64::from_le_bytes(*word))
+            {
+                bytes.to_mut()[slot].copy_from_slice(&header.return_address.to_le_bytes());
+            }
+        }
+        let stack = StackCopy { start, bytes: &bytes };
         self.unwinder.unwind(&registers, &stack, &self.codes, &cframes(sample))
     }
 
@@ -237,6 +254,13 @@ impl Pipeline {
 
 fn mark(named: Named) -> ResolvedFrame {
     ResolvedFrame { named: named.into(), code: Code::Name, chunkname: None }
+}
+
+/// Where the word at `address` is in a copy of the memory from `start` on.
+fn slot_in(copy: &[u8], start: u64, address: u64) -> Option<Range<usize>> {
+    let offset = usize::try_from(address.checked_sub(start)?).ok()?;
+    let slot = offset..offset.checked_add(8)?;
+    (slot.end <= copy.len()).then_some(slot)
 }
 
 /// The C frames that the kernel found, by address.

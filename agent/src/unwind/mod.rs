@@ -213,6 +213,11 @@ impl Unwinder {
         }
     }
 
+    /// Whether `pc` is in the trampoline that the kernel makes probed functions return to.
+    pub fn in_uprobe_trampoline(&mut self, pc: u64) -> bool {
+        matches!(self.modules.find(pc).0, Place::UprobeTrampoline)
+    }
+
     /// Unwinds one sample: its registers and stack, the VMs' code, and the C frames found on the stack,
     /// sorted by address.
     pub fn unwind(
