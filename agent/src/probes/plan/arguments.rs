@@ -124,7 +124,9 @@ impl State {
     pub fn join(&self, other: &Self) -> Self {
         Self {
             holders: std::array::from_fn(|i| self.holders[i] & other.holders[i]),
-            values: std::array::from_fn(|i| if self.values[i] == other.values[i] { self.values[i] } else { Value::Any }),
+            values: std::array::from_fn(
+                |i| if self.values[i] == other.values[i] { self.values[i] } else { Value::Any },
+            ),
             zero_flag: self.zero_flag.filter(|_| self.zero_flag == other.zero_flag),
             rsp: self.rsp.filter(|_| self.rsp == other.rsp),
             called: self.called || other.called,
@@ -152,8 +154,9 @@ impl State {
             next.rsp = self.rsp.zip(moves_rsp(instruction)).and_then(|(rsp, change)| rsp.checked_add(change));
         }
         if instruction.rflags_modified() != 0 || next.called {
-            next.zero_flag = compares_with_zero(instruction)
-                .and_then(|register| Argument::ALL.into_iter().find(|&a| self.holders[a as usize] & bit(register) != 0));
+            next.zero_flag = compares_with_zero(instruction).and_then(|register| {
+                Argument::ALL.into_iter().find(|&a| self.holders[a as usize] & bit(register) != 0)
+            });
         }
         next
     }
@@ -198,9 +201,8 @@ fn compares_with_zero(instruction: &Instruction) -> Option<Register> {
 /// By how many bytes the instruction moves `rsp`, if it says so itself.
 fn moves_rsp(instruction: &Instruction) -> Option<i64> {
     use iced_x86::Register::RSP;
-    let on_rsp = instruction.op_count() == 2
-        && instruction.op0_kind() == OpKind::Register
-        && instruction.op0_register() == RSP;
+    let on_rsp =
+        instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == RSP;
     match instruction.mnemonic() {
         // A call's return address is gone again when the next instruction runs.
         Mnemonic::Call => Some(0),
@@ -285,11 +287,11 @@ mod tests {
         assert!(whole.branch(&je, true).unwrap().is_zero(Argument::NewSize));
         assert!(whole.branch(&je, false).unwrap().is_nonzero(Argument::NewSize));
         for code in [
-            &[0x85, 0xc9][..],                   // test ecx, ecx
-            &[0x48, 0x85, 0xce],                 // test rsi, rcx
-            &[0x48, 0x83, 0xf9, 0x01],           // cmp rcx, 1
+            &[0x85, 0xc9][..],                     // test ecx, ecx
+            &[0x48, 0x85, 0xce],                   // test rsi, rcx
+            &[0x48, 0x83, 0xf9, 0x01],             // cmp rcx, 1
             &[0x48, 0x85, 0xc9, 0x48, 0xff, 0xc0], // test rcx, rcx; inc rax
-            &[0x31, 0xc9, 0x48, 0x85, 0xc9],     // xor ecx, ecx; test rcx, rcx
+            &[0x31, 0xc9, 0x48, 0x85, 0xc9],       // xor ecx, ecx; test rcx, rcx
         ] {
             let state = run(code);
             assert!(!state.branch(&je, true).unwrap().is_zero(Argument::NewSize), "{code:02x?}");

@@ -16,14 +16,14 @@
 /// emulated by newer kernels only. `endbr64`, `mov`, `test`, `sub rsp`, `pop`, and `ret` are single-stepped
 /// (measured on 6.18).
 pub fn is_emulated(instruction: &[u8]) -> bool {
-    match instruction {
-        [0x90 | 0x50..=0x57] => true,
-        [0x41, 0x50..=0x57] => true,
-        [0xeb | 0x70..=0x7f, _] => true,
-        [0xe8 | 0xe9, _, _, _, _] => true,
-        [0x0f, 0x80..=0x8f, _, _, _, _] => true,
-        _ => false,
-    }
+    matches!(
+        instruction,
+        [0x90 | 0x50..=0x57]
+            | [0x41, 0x50..=0x57]
+            | [0xeb | 0x70..=0x7f, _]
+            | [0xe8 | 0xe9, _, _, _, _]
+            | [0x0f, 0x80..=0x8f, _, _, _, _]
+    )
 }
 
 #[cfg(test)]
@@ -49,21 +49,21 @@ mod tests {
     #[test]
     fn takes_nothing_for_emulated_that_some_kernel_steps_or_refuses() {
         for bytes in [
-            &[0xf3, 0x0f, 0x1e, 0xfa][..],         // endbr64
-            &[0x0f, 0x1f, 0x40, 0x00],             // nopl
-            &[0x66, 0x90],                         // xchg ax, ax
-            &[0xf3, 0x90],                         // pause
-            &[0x41, 0x90],                         // xchg r8, rax
-            &[0x48, 0x85, 0xc9],                   // test rcx, rcx
-            &[0x66, 0xe9, 0, 0, 0, 0],             // jmp with a size prefix
-            &[0x2e, 0x74, 0x10],                   // je with a hint
-            &[0x48, 0x53],                         // push rbx with REX.W
-            &[0xff, 0x25, 0, 0, 0, 0],             // jmp [rip]
-            &[0xff, 0x75, 0xf8],                   // push [rbp-8]
-            &[0xe3, 0x02],                         // jrcxz
-            &[0x5b],                               // pop rbx
-            &[0xc3],                               // ret
-            &[0x6a, 0x00],                         // push 0
+            &[0xf3, 0x0f, 0x1e, 0xfa][..], // endbr64
+            &[0x0f, 0x1f, 0x40, 0x00],     // nopl
+            &[0x66, 0x90],                 // xchg ax, ax
+            &[0xf3, 0x90],                 // pause
+            &[0x41, 0x90],                 // xchg r8, rax
+            &[0x48, 0x85, 0xc9],           // test rcx, rcx
+            &[0x66, 0xe9, 0, 0, 0, 0],     // jmp with a size prefix
+            &[0x2e, 0x74, 0x10],           // je with a hint
+            &[0x48, 0x53],                 // push rbx with REX.W
+            &[0xff, 0x25, 0, 0, 0, 0],     // jmp [rip]
+            &[0xff, 0x75, 0xf8],           // push [rbp-8]
+            &[0xe3, 0x02],                 // jrcxz
+            &[0x5b],                       // pop rbx
+            &[0xc3],                       // ret
+            &[0x6a, 0x00],                 // push 0
             &[],
         ] {
             assert!(!is_emulated(bytes), "{bytes:02x?}");

@@ -142,11 +142,13 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Proven => f.write_str("every call passes exactly one of these instructions, which the kernel emulates"),
-            Self::Unclear(unclear) => write!(f, "at its entry, since {unclear}"),
-            Self::NoPoints { for_want_of_user_data: true } => {
-                f.write_str("at its entry, since ud is overwritten before the first instruction that the kernel emulates")
+            Self::Proven => {
+                f.write_str("every call passes exactly one of these instructions, which the kernel emulates")
             }
+            Self::Unclear(unclear) => write!(f, "at its entry, since {unclear}"),
+            Self::NoPoints { for_want_of_user_data: true } => f.write_str(
+                "at its entry, since ud is overwritten before the first instruction that the kernel emulates",
+            ),
             Self::NoPoints { for_want_of_user_data: false } => f.write_str(
                 "at its entry, since no instructions that the kernel emulates are passed exactly once in every call \
                  while the arguments and the return address are in place",
