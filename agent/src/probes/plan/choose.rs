@@ -10,6 +10,9 @@ use super::{EventKind, Need};
 /// Sets of points that are kept for each instruction. Real allocators have a handful in all.
 const MAX_SETS: usize = 16;
 
+/// Points in a set. Every one is a breakpoint to put in and to explain; beyond this the entry is better.
+const MAX_POINTS: usize = 8;
+
 /// A set of points with what it costs. The order is that of preference: the derived one of the fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Set {
@@ -90,9 +93,9 @@ fn unions(flow: &Flow, left: &[Set], right: &[Set]) -> Vec<Set> {
         let mut points = [left.points.as_slice(), &right.points].concat();
         points.sort_unstable();
         points.dedup();
-        Set::new(flow, points)
+        (points.len() <= MAX_POINTS).then(|| Set::new(flow, points))
     };
-    pairs.map(union).collect()
+    pairs.filter_map(union).collect()
 }
 
 /// All instructions that control reaches, each after those that it leads to, loops aside.

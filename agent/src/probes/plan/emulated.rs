@@ -16,14 +16,14 @@
 /// emulated by newer kernels only. `endbr64`, `mov`, `test`, `sub rsp`, `pop`, and `ret` are single-stepped
 /// (measured on 6.18).
 pub fn is_emulated(instruction: &[u8]) -> bool {
-    match instruction {
-        [0x90 | 0x50..=0x57] => true,
-        [0x41, 0x50..=0x57] => true,
-        [0xeb | 0x70..=0x7f, _] => true,
-        [0xe8 | 0xe9, _, _, _, _] => true,
-        [0x0f, 0x80..=0x8f, _, _, _, _] => true,
-        _ => false,
-    }
+    matches!(
+        instruction,
+        [0x90 | 0x50..=0x57]
+            | [0x41, 0x50..=0x57]
+            | [0xeb | 0x70..=0x7f, _]
+            | [0xe8 | 0xe9, _, _, _, _]
+            | [0x0f, 0x80..=0x8f, _, _, _, _]
+    )
 }
 
 #[cfg(test)]
