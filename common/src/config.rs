@@ -15,6 +15,10 @@ pub struct Config {
     pub any_gc32: u32,
     /// Whether some events were attached to threads that may have inherited one already.
     pub late_events: u32,
+    /// Every allocation of this number carries its stack; 0 for none.
+    pub stack_every: u32,
+    /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
+    pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
 }
@@ -68,6 +72,8 @@ counters! {
     NoScratch => "samples lost: no working memory on this CPU",
     /// The thread had no user registers (it was exiting).
     NoRegisters => "samples lost: no user registers",
+    /// The working memory of this CPU was in use by another thread's allocation.
+    ScratchBusy => "allocation stacks lost: the CPU's working memory was in use",
     /// Not a byte of the C stack could be read.
     NoStack => "samples without a C stack",
     /// The allocator was called.

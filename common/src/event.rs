@@ -17,6 +17,9 @@ pub const SAMPLE_BASE_UNCERTAIN: u32 = 1 << 3;
 /// The C stack goes on above what was copied.
 pub const SAMPLE_STACK_TRUNCATED: u32 = 1 << 4;
 
+/// Not a tick of the clock, but an allocation of `allocation_size` bytes.
+pub const SAMPLE_ALLOCATION: u32 = 1 << 5;
+
 /// No VM was found on the sampled stack.
 pub const NO_VM: u32 = u32::MAX;
 
@@ -76,6 +79,8 @@ pub struct SampleHeader {
     pub return_slot: u64,
     /// That return address.
     pub return_address: u64,
+    /// Of an allocation: its size in bytes.
+    pub allocation_size: u64,
     /// Process id, in the kernel's own namespace.
     pub pid: u32,
     /// Thread id, in the kernel's own namespace.
@@ -166,6 +171,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 9) * 8 + 12 * 4);
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 12 * 4);
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -13,8 +13,9 @@ use lj_trace_common::event::FrameRecord;
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::count::count;
-use crate::maps::{ALLOCATIONS, ALLOCATORS, PENDING, VMS};
+use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, PENDING, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
+use crate::sample::sample_allocation;
 
 /// A call of the allocator. A free is complete; what gives memory waits for the result.
 #[uprobe(multi)]
@@ -40,8 +41,27 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         }
     } else {
         wait_for_result(&context, event);
+        take_stack(size);
     }
     0
+}
+
+/// Takes the stack of every Nth allocation, if that is wanted.
+#[inline(always)]
+fn take_stack(size: u64) {
+    let Some(config) = CONFIG.get(0) else { return };
+    if config.stack_every == 0 {
+        return;
+    }
+    let Some(countdown) = STACK_COUNTDOWN.get_ptr_mut(0) else { return };
+    // SAFETY: the entry is this CPU's own; a thread that comes in between costs at most one turn.
+    let left = unsafe { &mut *countdown };
+    if *left > 1 {
+        *left -= 1;
+        return;
+    }
+    *left = config.stack_every;
+    sample_allocation(config, size);
 }
 
 /// Keeps an event until the allocator returns.

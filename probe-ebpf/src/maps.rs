@@ -44,7 +44,15 @@ pub static PENDING: LruHashMap<u64, PendingAllocation> = LruHashMap::with_max_en
 #[map]
 pub static ALLOCATIONS: RingBuf = RingBuf::with_byte_size(64 << 20, 0);
 
-/// Where a sample is put together, one entry a CPU (a per-CPU map's values must be smaller). The agent sets
+/// Allocations until the next one whose stack is taken.
+#[map]
+pub static STACK_COUNTDOWN: PerCpuArray<u32> = PerCpuArray::with_max_entries(1, 0);
+
+/// Areas of [`SCRATCH`] in which an allocation's stack is being put together.
+#[map]
+pub static BUSY: HashMap<u32, u8> = HashMap::with_max_entries(1024, 0);
+
+/// Where a sample is put together, two entries a CPU (a per-CPU map's values must be smaller). The agent sets
 /// the number of entries.
 #[map]
 pub static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);

@@ -6,7 +6,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::EbpfContext as _;
-use aya_ebpf::bindings::{bpf_perf_event_data, pt_regs};
+use aya_ebpf::bindings::{BPF_NOEXIST, bpf_perf_event_data, pt_regs};
 use aya_ebpf::helpers::generated::{
     bpf_get_attach_cookie, bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_loop, bpf_probe_read_user,
     bpf_ringbuf_output, bpf_task_pt_regs,
@@ -16,8 +16,8 @@ use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::config::{Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK};
 use lj_trace_common::event::{
-    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_STACK_TRUNCATED,
-    SampleHeader, reg,
+    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL,
+    SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
 };
 use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::memory::ReadMemory as _;
@@ -25,7 +25,7 @@ use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::count::count;
-use crate::maps::{CONFIG, GLOBALS, INHERITED, PENDING, SAMPLES, SCRATCH, VMS};
+use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, PENDING, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
@@ -81,29 +81,55 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         return 0;
     }
     count(Counter::Sampled);
-    // SAFETY: the helpers have no preconditions.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
-    let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else {
+    let data: *mut bpf_perf_event_data = context.ctx;
+    // SAFETY: the context is valid for the whole program.
+    let in_kernel = unsafe { (*data).regs.cs } & 3 == 0;
+    // SAFETY: the helper has no preconditions.
+    let area = unsafe { bpf_get_smp_processor_id() };
+    // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
+    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0);
+    0
+}
+
+/// Sends the stack of an allocation that is just being made.
+#[inline(always)]
+pub fn sample_allocation(config: &Config, size: u64) {
+    // SAFETY: the helper has no preconditions.
+    let area = config.cpus + unsafe { bpf_get_smp_processor_id() };
+    // Another thread may take this one's place on the CPU in the middle of the program, and allocate too.
+    if BUSY.insert(&area, &1, BPF_NOEXIST.into()).is_err() {
+        count(Counter::ScratchBusy);
+        return;
+    }
+    take(config, area, SAMPLE_ALLOCATION, size);
+    // It was put there a moment ago, and nobody else removes it.
+    let _ = BUSY.remove(&area);
+}
+
+/// Takes a sample of the user code of this thread, in a working area of its own.
+#[inline(always)]
+fn take(config: &Config, area: u32, flags: u32, allocation_size: u64) {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
         count(Counter::NoScratch);
-        return 0;
+        return;
     };
-    // No reference to the scratch area may live across `bpf_loop`, whose callback makes its own: so every
-    // phase borrows it anew.
-    // SAFETY: the entry belongs to this CPU, and perf programs do not nest (`bpf_prog_active`).
+    // No reference to the area may live across `bpf_loop`, whose callback makes its own: so every phase borrows it
+    // anew.
+    // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
-    if !read_registers(&context, &mut borrow().header) {
+    if !read_registers(&mut borrow().header, flags, allocation_size) {
         count(Counter::NoRegisters);
-        return 0;
+        return;
     }
     copy_stack(borrow(), config);
     if config.vms != 0 {
         prepare_walk(borrow(), config);
-        // SAFETY: the callback has the signature that the helper wants, and needs no context.
-        unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, core::ptr::null_mut(), 0) };
+        let mut area = area;
+        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
+        unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut area).cast(), 0) };
         copy_lua_stack(borrow());
     }
     send(borrow());
-    0
 }
 
 /// Whether this tick is one too many: its event was attached to the thread by the agent, but the thread has
@@ -124,18 +150,16 @@ fn is_duplicate(context: &PerfEventContext) -> bool {
 
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted.
 #[inline(always)]
-fn read_registers(context: &PerfEventContext, header: &mut SampleHeader) -> bool {
+fn read_registers(header: &mut SampleHeader, flags: u32, allocation_size: u64) -> bool {
     let id = bpf_get_current_pid_tgid();
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
-    // SAFETY: plain helpers; the context is valid for the whole program.
-    let (time, registers, selector) = unsafe {
-        header.time = bpf_ktime_get_ns();
-        let task = bpf_get_current_task_btf();
-        let registers = bpf_task_pt_regs(task) as *const pt_regs;
-        let data: *mut bpf_perf_event_data = context.ctx;
-        (header.time, bpf_probe_read_kernel(registers), (*data).regs.cs)
+    // SAFETY: plain helpers, and a task's registers may be read while it runs.
+    let (time, registers) = unsafe {
+        let registers = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const pt_regs;
+        (bpf_ktime_get_ns(), bpf_probe_read_kernel(registers))
     };
+    header.time = time;
     let Ok(r) = registers else { return false };
     clear(header);
     // SAFETY: the entry is copied at once, and belongs to this thread.
@@ -143,10 +167,11 @@ fn read_registers(context: &PerfEventContext, header: &mut SampleHeader) -> bool
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
     }
-    if time == 0 || r.rsp == 0 {
+    if r.rsp == 0 {
         return false;
     }
-    header.flags = if selector & 3 == 0 { SAMPLE_IN_KERNEL } else { 0 };
+    header.flags = flags;
+    header.allocation_size = allocation_size;
     header.registers = [
         r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
         r.rip,
@@ -181,51 +206,68 @@ fn clear(header: &mut SampleHeader) {
 fn copy_stack(scratch: &mut Scratch, config: &Config) {
     let start = scratch.header.registers[reg::RSP];
     let payload = scratch.payload.as_mut_ptr();
-    let chunk = STACK_CHUNK as usize;
-    let mut size = 0usize;
-    let mut hole = 0;
-    for index in 0..(MAX_STACK / STACK_CHUNK) as usize {
-        if index >= (config.stack_limit / STACK_CHUNK) as usize {
+    let copied = Copied(&raw mut scratch.machine.stack_size);
+    copied.set(0);
+    for index in 0..MAX_STACK / STACK_CHUNK {
+        let offset = index * STACK_CHUNK;
+        if offset >= config.stack_limit {
             break;
         }
         // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
         // part of a buffer in a C function's frame.
-        if copy_chunk(payload, index * chunk, STACK_CHUNK, start + (index * chunk) as u64) {
-            size = (index + 1) * chunk;
-            hole = 0;
-        } else {
-            hole += 1;
-            if hole > MAX_HOLE {
-                break;
-            }
+        if copy_chunk(payload, offset, STACK_CHUNK, start) {
+            copied.set(offset + STACK_CHUNK);
+        } else if offset >= copied.get() + MAX_HOLE * STACK_CHUNK {
+            break;
         }
     }
-    let ended = size < config.stack_limit as usize;
-    if ended && size <= (MAX_STACK - STACK_CHUNK) as usize {
+    if copied.get() >= config.stack_limit {
+        scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
+    } else {
         // The mapping ends within this chunk: take what there is, down to single words.
         let mut part = STACK_CHUNK / 2;
         while part >= 8 {
-            if size <= (MAX_STACK - 512) as usize && copy_chunk(payload, size, part, start + size as u64) {
-                size += part as usize;
+            let size = copied.get();
+            if size <= MAX_STACK - STACK_CHUNK && copy_chunk(payload, size, part, start) {
+                copied.set(size + part);
             }
             part /= 2;
         }
     }
-    if !ended {
-        scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
-    }
+    let size = copied.get();
     if size == 0 {
         count(Counter::NoStack);
     }
-    scratch.header.stack_size = size as u32;
-    scratch.machine.stack_size = size as u32;
-    scratch.machine.stack_end = start + size as u64;
+    scratch.header.stack_size = size;
+    scratch.machine.stack_end = start + u64::from(size);
 }
 
+/// How much was copied so far: kept in memory, where the verifier does not follow its value. In a register it
+/// would follow every combination of chunks that are there and chunks that are not.
+struct Copied(*mut u32);
+
+impl Copied {
+    #[inline(always)]
+    fn get(&self) -> u32 {
+        // SAFETY: the pointer is that of a field of the working area.
+        unsafe { self.0.read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set(&self, size: u32) {
+        // SAFETY: as above.
+        unsafe { self.0.write_volatile(size) };
+    }
+}
+
+/// Copies `size` bytes of the C stack that begins at `stack` to their place in the payload.
 #[inline(always)]
-fn copy_chunk(payload: *mut u8, offset: usize, size: u32, source: u64) -> bool {
+fn copy_chunk(payload: *mut u8, offset: u32, size: u32, stack: u64) -> bool {
     // SAFETY: the callers keep `offset + size` within the payload; the helper checks the source.
-    unsafe { bpf_probe_read_user(payload.add(offset).cast(), size, source as *const c_void) == 0 }
+    unsafe {
+        let source = (stack + u64::from(offset)) as *const c_void;
+        bpf_probe_read_user(payload.add(offset as usize).cast(), size, source) == 0
+    }
 }
 
 /// Sets the state machine to where the search for Lua stacks begins.
@@ -248,11 +290,11 @@ fn prepare_walk(scratch: &mut Scratch, config: &Config) {
 }
 
 /// One step of the state machine: 0 to go on, 1 to stop.
-extern "C" fn step(_index: u64, _context: *mut c_void) -> i64 {
-    // SAFETY: the helper has no preconditions.
-    let cpu = unsafe { bpf_get_smp_processor_id() };
-    let Some(scratch) = SCRATCH.get_ptr_mut(cpu) else { return 1 };
-    // SAFETY: as in `sample_cpu`; its own reference is not used while this runs.
+extern "C" fn step(_index: u64, area: *mut c_void) -> i64 {
+    // SAFETY: `take` passes the number of its working area.
+    let area = unsafe { *area.cast::<u32>() };
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 1 };
+    // SAFETY: as in `take`, whose own reference is not used while this runs.
     let scratch = unsafe { &mut *scratch };
     if scratch.machine.mode == Mode::Walk as u32 { walk_step(scratch) } else { scan_step(scratch) }
 }

@@ -100,7 +100,8 @@ impl Programs {
         let refused = |error: anyhow::Error| ProbeError::sort(SAMPLER_KERNEL, error);
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| refused(error.into()))?;
         let mut loader = EbpfLoader::new();
-        loader.map_max_entries("SCRATCH", cpus.get());
+        // One area a CPU for the sampler, and one for the allocation probes.
+        loader.map_max_entries("SCRATCH", 2 * cpus.get());
         if !wanted.cpu {
             loader.map_max_entries("SAMPLES", PAGE);
         }
@@ -109,7 +110,7 @@ impl Programs {
         }
         let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
-        let config = Config { stack_limit: MAX_STACK, ..Config::default() };
+        let config = Config { stack_limit: MAX_STACK, cpus: cpus.get(), ..Config::default() };
         let mut programs = Self { ebpf, counts, config };
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;
