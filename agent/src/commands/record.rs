@@ -1,6 +1,6 @@
 //! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -13,8 +13,11 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::exit::{CommandError, ExitCode};
 use crate::probes::allocator::{AllocationProbes, AllocatorError};
 use crate::probes::programs::{ProbeError, Programs, Wanted};
-use crate::probes::sampler::Sampler;
-use crate::record::{MemoryStream, MemorySummary, MemoryTally, Outputs, Pipeline, Summary, create, failed, numbered};
+use crate::probes::sampler::{SampleBuffer, Sampler};
+use crate::record::{
+    AllocationStacks, Format, MemoryStream, MemorySummary, MemoryTally, Outputs, Pipeline, Summary, create, failed,
+    numbered, parse_output,
+};
 use crate::target::{Maps, Process, TargetError};
 use crate::vm::{FindError, Vm, find_vms};
 
@@ -50,6 +53,11 @@ pub struct RecordArgs {
     #[arg(long, value_name = "1|2|3", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
     pub stream_version: u8,
 
+    /// With a memory profile: take the whole Lua and native stack of every Nth allocation, into the outputs
+    /// that show stacks (.folded, .svg)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub alloc_stacks: Option<u32>,
+
     /// Say more about what is done: where the probes on the allocator are, and why there
     #[arg(short, long)]
     pub verbose: bool,
@@ -81,13 +89,13 @@ pub enum Mode {
     All,
 }
 
-impl Mode {
-    fn wanted(self) -> Wanted {
-        Wanted { cpu: self != Self::Memprof, memory: self != Self::Sysprof }
-    }
-}
-
 impl RecordArgs {
+    fn wanted(&self) -> Wanted {
+        let memory = self.mode != Mode::Sysprof;
+        let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
+        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every }
+    }
+
     /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
     fn outputs(&self, kind: &str) -> Vec<String> {
         let named = |output: &String| match output.rsplit_once('.') {
@@ -164,19 +172,21 @@ fn record(
 /// What is being recorded.
 struct Recording {
     programs: Programs,
+    /// Where samples come from, and how they are resolved; none if there are only allocation events.
+    samples: Option<(SampleBuffer, Pipeline)>,
     cpu: Option<CpuRecording>,
     memory: Option<MemoryRecording>,
 }
 
 struct CpuRecording {
     sampler: Sampler,
-    pipeline: Pipeline,
     outputs: Outputs,
 }
 
 struct MemoryRecording {
     probes: AllocationProbes,
     streams: Vec<MemoryStream>,
+    stacks: Option<AllocationStacks>,
 }
 
 /// What a finished recording says.
@@ -195,28 +205,33 @@ impl Summaries {
 
 impl Recording {
     fn start(args: &RecordArgs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, CommandError> {
-        let wanted = args.mode.wanted();
+        let wanted = args.wanted();
         // Outputs first: what cannot be written is not worth a single probe.
         let outputs = wanted.cpu.then(|| {
             let title = format!("{} (pid {}), CPU time at {} Hz", process.command(), args.pid, args.rate);
             Outputs::open(&args.outputs("sysprof"), &default_output(args.pid, "sysprof"), &title, args.rate, vms.len())
         });
         let outputs = outputs.transpose()?;
-        let streams = wanted.memory.then(|| open_memory_streams(args, process, vms)).transpose()?;
+        let memory_outputs = wanted.memory.then(|| open_memory_outputs(args, process, vms)).transpose()?;
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
         let mut programs = Programs::load(wanted, &configs).map_err(probe_error)?;
+        let has_samples = wanted.cpu || wanted.stack_every != 0;
+        let samples = has_samples.then(|| {
+            let buffer = SampleBuffer::open(&mut programs).map_err(probe_error)?;
+            Ok::<_, CommandError>((buffer, Pipeline::new(process, vms)))
+        });
+        let samples = samples.transpose()?;
         let cpu = outputs.map(|outputs| {
-            let pipeline = Pipeline::new(process, vms);
             let sampler = Sampler::attach(&mut programs, process, args.rate).map_err(probe_error)?;
-            Ok::<_, CommandError>(CpuRecording { sampler, pipeline, outputs })
+            Ok::<_, CommandError>(CpuRecording { sampler, outputs })
         });
         let cpu = cpu.transpose()?;
-        let memory = streams.map(|streams| {
+        let memory = memory_outputs.map(|(streams, stacks)| {
             let probes = AllocationProbes::attach(&mut programs, process, maps, vms).map_err(allocator_error)?;
-            Ok::<_, CommandError>(MemoryRecording { probes, streams })
+            Ok::<_, CommandError>(MemoryRecording { probes, streams, stacks })
         });
         let memory = memory.transpose()?;
-        Ok(Self { programs, cpu, memory })
+        Ok(Self { programs, samples, cpu, memory })
     }
 
     fn detach(&mut self) {
@@ -230,10 +245,24 @@ impl Recording {
 
     /// Takes what is ready; false if there may be more already.
     fn drain(&mut self) -> Result<bool, CommandError> {
-        if let Some(cpu) = &mut self.cpu {
-            cpu.drain()?;
-        }
+        self.drain_samples()?;
         self.memory.as_mut().map_or(Ok(true), MemoryRecording::drain)
+    }
+
+    fn drain_samples(&mut self) -> Result<(), CommandError> {
+        let Some((buffer, pipeline)) = &mut self.samples else { return Ok(()) };
+        pipeline.refresh();
+        let mut outcome = Ok(());
+        buffer.drain(|sample| {
+            let resolved = pipeline.resolve(sample);
+            let stacks = self.memory.as_mut().and_then(|memory| memory.stacks.as_mut());
+            match (resolved.allocation, &mut self.cpu, stacks) {
+                (Some(size), _, Some(stacks)) => stacks.add(&resolved, size),
+                (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
+                _ => {}
+            }
+        });
+        outcome
     }
 
     fn drain_all(&mut self) -> Result<(), CommandError> {
@@ -254,17 +283,18 @@ impl Recording {
     fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
         let programs = self.programs;
         let counted = |counters: &[Counter]| counts(&programs, counters);
-        let cpu = self.cpu.map(|CpuRecording { pipeline, outputs, .. }| {
+        let tally = self.samples.as_ref().map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
+        let cpu = self.cpu.map(|CpuRecording { outputs, .. }| {
             let lost = counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);
-            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally: pipeline.tally().clone(), lost };
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });
-        let memory = self.memory.map(|MemoryRecording { streams, .. }| {
+        let memory = self.memory.map(|MemoryRecording { streams, stacks, .. }| {
             let summary = MemorySummary {
                 duration,
                 tally: streams.iter().fold(MemoryTally::default(), |sum, stream| sum.plus(stream.tally())),
-                lost: counted(&[Counter::AllocationsLost, Counter::PendingFull]),
+                lost: counted(&[Counter::AllocationsLost, Counter::PendingFull, Counter::ScratchBusy]),
                 noted: counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
             };
             let mut files = Vec::new();
@@ -274,6 +304,8 @@ impl Recording {
                 outcome = outcome.and(stream.finish().map_err(|error| failed(&path, &error)));
                 files.push(path);
             }
+            let stacks = stacks.map_or(Ok(Vec::new()), |stacks| stacks.finish());
+            files.extend(stacks?);
             outcome.map(|()| (summary, files))
         });
         // Both are finished before either's error is reported.
@@ -282,25 +314,10 @@ impl Recording {
     }
 }
 
-impl CpuRecording {
-    fn drain(&mut self) -> Result<(), CommandError> {
-        let Self { sampler, pipeline, outputs } = self;
-        pipeline.refresh();
-        let mut outcome = Ok(());
-        sampler.drain(|sample| {
-            let resolved = pipeline.resolve(sample);
-            if outcome.is_ok() {
-                outcome = outputs.add(&resolved);
-            }
-        });
-        outcome
-    }
-}
-
 impl MemoryRecording {
     /// Takes the events that are ready, up to a batch of them; false if there may be more.
     fn drain(&mut self) -> Result<bool, CommandError> {
-        let Self { probes, streams } = self;
+        let Self { probes, streams, .. } = self;
         streams.iter_mut().for_each(MemoryStream::begin_batch);
         let mut outcome = Ok(());
         let taken = probes.drain(BATCH, |event| {
@@ -318,30 +335,34 @@ impl MemoryRecording {
     }
 }
 
-/// Opens one stream a VM.
-fn open_memory_streams(args: &RecordArgs, process: &Process, vms: &[Vm]) -> Result<Vec<MemoryStream>, CommandError> {
-    let outputs = args.outputs("memprof");
-    let path = match &outputs[..] {
-        [] => default_output(args.pid, "memprof"),
-        [one] => PathBuf::from(one.strip_prefix("bin:").unwrap_or(one)),
-        _ => {
-            return Err(CommandError::usage(
-                "a memory profile has one output, the stream; render it with `lj-trace report`",
-            ));
-        }
-    };
-    let is_stream = path == Path::new("-") || path.extension().is_some_and(|ending| ending == "bin");
-    if !is_stream && !outputs.iter().any(|output| output.starts_with("bin:")) {
-        let message = "a memory profile is recorded as a stream: end the name of the output in .bin, and render it \
-                       with `lj-trace report`";
+/// What a memory profile is written to: the stream, and stacks of allocations where they are taken.
+type MemoryOutputs = (Vec<MemoryStream>, Option<AllocationStacks>);
+
+/// Opens one stream a VM, and the outputs of stacks.
+fn open_memory_outputs(args: &RecordArgs, process: &Process, vms: &[Vm]) -> Result<MemoryOutputs, CommandError> {
+    let wanted = args.outputs("memprof").iter().map(|output| parse_output(output)).collect::<Result<Vec<_>, _>>()?;
+    let (streams, stacks): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|(format, _)| *format == Format::Stream);
+    if !stacks.is_empty() && args.alloc_stacks.is_none() {
+        let message = "a memory profile is recorded as a stream (.bin), which `lj-trace report` renders; for flame \
+                       graphs of whole stacks say of how many allocations: --alloc-stacks N";
         return Err(CommandError::usage(message));
     }
+    let stacks =
+        args.alloc_stacks.map(|every| AllocationStacks::open(stacks, &process.command(), every)).transpose()?;
+    let path = match &streams[..] {
+        [] if stacks.is_some() && !args.output.is_empty() => {
+            return Err(CommandError::usage("a memory profile needs the stream as well: add --output FILE.bin"));
+        }
+        [] => default_output(args.pid, "memprof"),
+        [(_, path)] => path.clone(),
+        _ => return Err(CommandError::usage("a memory profile is written to one stream")),
+    };
     let open = |(index, vm)| {
         let path = if vms.len() == 1 { path.clone() } else { numbered(&path, index) };
         let out = create(&path)?;
         MemoryStream::start(process, vm, args.stream_version, path.clone(), out).map_err(|error| failed(&path, &error))
     };
-    (1..).zip(vms).map(open).collect()
+    Ok(((1..).zip(vms).map(open).collect::<Result<_, _>>()?, stacks))
 }
 
 /// The counters that have counted something.
@@ -470,8 +491,8 @@ impl Progress {
             return;
         }
         let mut message = format!("{:.0} s", elapsed.as_secs_f64());
-        if let Some(cpu) = &recording.cpu {
-            let samples = cpu.pipeline.tally().samples;
+        if let (Some((_, pipeline)), Some(_)) = (&recording.samples, &recording.cpu) {
+            let samples = pipeline.tally().samples;
             let seconds = samples as f64 / f64::from(self.rate);
             message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
         }

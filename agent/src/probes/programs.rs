@@ -76,6 +76,8 @@ pub struct Wanted {
     pub cpu: bool,
     /// The allocation probes.
     pub memory: bool,
+    /// Every allocation of this number carries its stack; 0 for none.
+    pub stack_every: u32,
 }
 
 /// The loaded programs.
@@ -102,7 +104,7 @@ impl Programs {
         let mut loader = EbpfLoader::new();
         // One area a CPU for the sampler, and one for the allocation probes.
         loader.map_max_entries("SCRATCH", 2 * cpus.get());
-        if !wanted.cpu {
+        if !wanted.cpu && wanted.stack_every == 0 {
             loader.map_max_entries("SAMPLES", PAGE);
         }
         if !wanted.memory {
@@ -110,7 +112,8 @@ impl Programs {
         }
         let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
-        let config = Config { stack_limit: MAX_STACK, cpus: cpus.get(), ..Config::default() };
+        let config =
+            Config { stack_limit: MAX_STACK, cpus: cpus.get(), stack_every: wanted.stack_every, ..Config::default() };
         let mut programs = Self { ebpf, counts, config };
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;

@@ -1,4 +1,5 @@
-//! The CPU sampler: attached to all threads of the target, it hands out samples.
+//! The CPU sampler, attached to all threads of the target, and the buffer that hands out samples: those of the
+//! clock and those of allocations.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd as _;
@@ -12,9 +13,31 @@ use super::programs::{ProbeError, Programs, SAMPLER_KERNEL, take_map};
 use super::sample::Sample;
 use crate::target::{Process, TargetError};
 
+/// The samples that the programs have taken.
+pub struct SampleBuffer(RingBuf<MapData>);
+
+impl SampleBuffer {
+    /// The buffer of these programs, which have one.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if it was taken before.
+    pub fn open(programs: &mut Programs) -> Result<Self, ProbeError> {
+        let buffer = take_map(&mut programs.ebpf, "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
+        buffer.map(Self).map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))
+    }
+
+    /// Calls `take` for every sample that is ready.
+    pub fn drain(&mut self, mut take: impl FnMut(Sample<'_>)) {
+        while let Some(record) = self.0.next() {
+            if let Some(sample) = Sample::parse(&record) {
+                take(sample);
+            }
+        }
+    }
+}
+
 /// A running CPU sampler. Dropping it detaches it.
 pub struct Sampler {
-    samples: RingBuf<MapData>,
     events: Vec<Attached>,
     clock: Clock,
 }
@@ -29,8 +52,7 @@ impl Sampler {
     pub fn attach(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
         let refused = |error| ProbeError::sort(SAMPLER_KERNEL, error);
         program(programs).and_then(|program| Ok(program.load()?)).map_err(refused)?;
-        let samples = take_map(&mut programs.ebpf, "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
-        let mut sampler = Self { samples: samples.map_err(refused)?, events: Vec::new(), clock: Clock::detect() };
+        let mut sampler = Self { events: Vec::new(), clock: Clock::detect() };
         sampler.attach_threads(programs, process, rate)?;
         Ok(sampler)
     }
@@ -78,7 +100,7 @@ impl Sampler {
         }
     }
 
-    /// Stops the clock: no sample is taken from here on. What was taken can still be drained.
+    /// Stops the clock: no sample is taken from here on.
     pub fn detach(&mut self) {
         self.events.clear();
     }
@@ -86,15 +108,6 @@ impl Sampler {
     /// What makes the sampler tick.
     pub fn clock(&self) -> Clock {
         self.clock
-    }
-
-    /// Calls `take` for every sample that is ready.
-    pub fn drain(&mut self, mut take: impl FnMut(Sample<'_>)) {
-        while let Some(record) = self.samples.next() {
-            if let Some(sample) = Sample::parse(&record) {
-                take(sample);
-            }
-        }
     }
 }
 

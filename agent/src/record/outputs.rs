@@ -14,7 +14,7 @@ use crate::stream::{Annotation, SymbolTable, VmState};
 
 /// A format that a CPU profile can be written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
+pub enum Format {
     /// A sysprof stream.
     Stream,
     /// Folded stacks.
@@ -49,8 +49,8 @@ struct StreamOutput {
 }
 
 /// A file that is written at the end, and opened at the start to see whether that will be possible.
-struct ReportOutput {
-    path: PathBuf,
+pub(super) struct ReportOutput {
+    pub(super) path: PathBuf,
     format: Format,
 }
 
@@ -66,7 +66,7 @@ impl Outputs {
             outputs.add_output(Format::Stream, default, vms)?;
         }
         for text in wanted {
-            let (format, path) = parse(text)?;
+            let (format, path) = parse_output(text)?;
             outputs.add_output(format, &path, vms)?;
         }
         Ok(outputs)
@@ -74,9 +74,7 @@ impl Outputs {
 
     fn add_output(&mut self, format: Format, path: &Path, vms: usize) -> Result<(), CommandError> {
         if format != Format::Stream {
-            // Empty until the end, but known to be writable.
-            drop(create(path)?);
-            self.reports.push(ReportOutput { path: path.to_owned(), format });
+            self.reports.push(ReportOutput::open(format, path)?);
             return Ok(());
         }
         for vm in 0..vms {
@@ -175,7 +173,13 @@ impl StreamOutput {
 }
 
 impl ReportOutput {
-    fn write(&self, profile: &CpuProfile) -> Result<(), CommandError> {
+    pub(super) fn open(format: Format, path: &Path) -> Result<Self, CommandError> {
+        // Empty until the end, but known to be writable.
+        drop(create(path)?);
+        Ok(Self { path: path.to_owned(), format })
+    }
+
+    pub(super) fn write(&self, profile: &CpuProfile) -> Result<(), CommandError> {
         let out = create(&self.path)?;
         let written = match self.format {
             Format::Folded => folded::write(profile, out),
@@ -196,7 +200,10 @@ fn properties(summary: &Summary) -> Vec<Annotation> {
 }
 
 /// Takes `FORMAT:FILE`, `FILE.ending` or `-` apart.
-fn parse(text: &str) -> Result<(Format, PathBuf), CommandError> {
+///
+/// # Errors
+/// A usage error for an unknown format.
+pub fn parse_output(text: &str) -> Result<(Format, PathBuf), CommandError> {
     if let Some((name, path)) = text.split_once(':')
         && let Some(format) = Format::of_name(name)
     {
@@ -248,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_ending_or_a_prefix_picks_the_format() {
-        let parsed = |text| parse(text).map_err(|error| error.code);
+        let parsed = |text| parse_output(text).map_err(|error| error.code);
         assert_eq!(parsed("a.svg"), Ok((Format::Svg, "a.svg".into())));
         assert_eq!(parsed("folded:-"), Ok((Format::Folded, "-".into())));
         assert_eq!(parsed("svg:a.bin"), Ok((Format::Svg, "a.bin".into())));

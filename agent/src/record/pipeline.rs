@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg};
+use lj_trace_common::event::{
+    FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
+};
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::vm::VmState;
 
@@ -29,6 +31,8 @@ pub struct Resolved {
     pub tid: u32,
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
+    /// If it is an allocation's stack and no tick of the clock: how many bytes were allocated.
+    pub allocation: Option<u64>,
     /// The frames, innermost first.
     pub frames: Vec<ResolvedFrame>,
 }
@@ -135,9 +139,12 @@ impl Pipeline {
         let end = walk_end(sample.header.walk_end, sample.header.outer_end);
         let merged = merge(&native, &sample.frames, end, on_trace, top != Top::Uncertain);
         let state = vm.map(|vm| state_of(&self.vms[vm], &sample));
-        self.count(&sample, &merged, state);
+        if sample.header.flags & SAMPLE_ALLOCATION == 0 {
+            self.count(&sample, &merged, state);
+        }
         let frames = self.name(&sample, &merged);
-        Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, frames }
+        let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
+        Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, allocation, frames }
     }
 
     fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {

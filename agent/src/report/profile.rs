@@ -11,6 +11,26 @@ use crate::stream::hash::AddrMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrameId(u32);
 
+/// What a profile counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unit {
+    /// Samples of CPU time.
+    #[default]
+    Samples,
+    /// Bytes of allocated memory.
+    Bytes,
+}
+
+impl Unit {
+    /// Its name, in the plural.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Samples => "samples",
+            Self::Bytes => "bytes",
+        }
+    }
+}
+
 /// Where CPU time went: samples by stack and by VM state, and what is missing.
 #[derive(Clone, Debug, Default)]
 pub struct CpuProfile {
@@ -25,6 +45,8 @@ pub struct CpuProfile {
     pub title: String,
     /// Samples a second, where known.
     pub rate: Option<u32>,
+    /// What is counted.
+    pub unit: Unit,
 }
 
 impl CpuProfile {
@@ -38,8 +60,13 @@ impl CpuProfile {
     /// What a state means is added as a frame of its own: `[GC]` or `[JIT compiler]` above the Lua frames in the
     /// states of these two, `TRACE` at the leaf of a sample in JIT-compiled code that does not say which trace.
     pub fn add(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>) {
+        self.add_weighted(vmstate, frames, 1);
+    }
+
+    /// Counts `weight` of the unit for one stack; otherwise as [`add`](Self::add).
+    pub fn add_weighted(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>, weight: u64) {
         let stack: Vec<FrameId> = frames.into_iter().map(|frame| self.intern(frame)).collect();
-        self.add_interned(vmstate, &stack);
+        self.count(vmstate, &stack, weight);
     }
 
     /// The number of a frame, for [`add_interned`](Self::add_interned).
@@ -55,18 +82,22 @@ impl CpuProfile {
 
     /// Counts one sample of frames that have numbers already; otherwise as [`add`](Self::add).
     pub fn add_interned(&mut self, vmstate: VmState, stack: &[FrameId]) {
+        self.count(vmstate, stack, 1);
+    }
+
+    fn count(&mut self, vmstate: VmState, stack: &[FrameId], weight: u64) {
         let mut marked = std::mem::take(&mut self.scratch);
         marked.clear();
         marked.extend_from_slice(stack);
         self.mark(vmstate, &mut marked);
         self.count_unresolved(&marked);
         match self.stacks.get_mut(&marked[..]) {
-            Some(count) => *count += 1,
+            Some(count) => *count += weight,
             None => {
-                self.stacks.insert(marked[..].into(), 1);
+                self.stacks.insert(marked[..].into(), weight);
             }
         }
-        self.states[vmstate as usize] += 1;
+        self.states[vmstate as usize] += weight;
         self.scratch = marked;
     }
 

@@ -7,7 +7,7 @@ use inferno::flamegraph::{self, Options};
 
 use super::folded;
 use super::frame::FrameKind;
-use super::profile::CpuProfile;
+use super::profile::{CpuProfile, Unit};
 
 /// Writes a profile as a flame graph in SVG, which zooms and searches in a browser.
 ///
@@ -26,7 +26,7 @@ pub fn write(profile: &CpuProfile, mut out: impl Write) -> io::Result<()> {
     let mut options = Options::default();
     options.title = if profile.title.is_empty() { "CPU time".to_owned() } else { profile.title.clone() };
     options.subtitle = Some(subtitle(profile));
-    options.count_name = "samples".to_owned();
+    options.count_name = profile.unit.name().to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
     let mut lines = folded::lines(profile);
@@ -44,8 +44,13 @@ fn subtitle(profile: &CpuProfile) -> String {
         0 => String::new(),
         lost => format!(", {lost} lost"),
     };
+    let what = match profile.unit {
+        Unit::Samples => "CPU time",
+        Unit::Bytes => "memory",
+    };
+    let unit = profile.unit.name();
     format!(
-        "CPU time, {} samples{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
+        "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
         profile.samples()
     )
 }

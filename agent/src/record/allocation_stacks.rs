@@ -1,0 +1,50 @@
+//! The stacks of every Nth allocation: an allocation flame graph, which a memprof stream has no room for.
+
+use std::path::{Path, PathBuf};
+
+use super::outputs::{Format, ReportOutput};
+use super::pipeline::Resolved;
+use crate::commands::exit::CommandError;
+use crate::report::CpuProfile;
+use crate::report::profile::Unit;
+use crate::stream::VmState;
+
+/// The stacks of allocations, and where they are written to.
+pub struct AllocationStacks {
+    every: u64,
+    profile: CpuProfile,
+    reports: Vec<ReportOutput>,
+}
+
+impl AllocationStacks {
+    /// Opens the outputs, all of formats that show stacks.
+    ///
+    /// # Errors
+    /// A usage error for other formats; an I/O error for what cannot be written.
+    pub fn open(outputs: Vec<(Format, PathBuf)>, command: &str, every: u32) -> Result<Self, CommandError> {
+        let mut profile = CpuProfile::new(match every {
+            1 => format!("{command}: bytes allocated"),
+            _ => format!("{command}: bytes allocated, estimated from every {every}th allocation"),
+        });
+        profile.unit = Unit::Bytes;
+        let reports = outputs.into_iter().map(|(format, path)| ReportOutput::open(format, &path));
+        Ok(Self { every: every.into(), profile, reports: reports.collect::<Result<_, _>>()? })
+    }
+
+    /// Adds the stack of an allocation of `size` bytes, which stands for the others in between.
+    pub fn add(&mut self, stack: &Resolved, size: u64) {
+        let frames = stack.frames.iter().rev().map(|frame| (*frame.named).clone());
+        self.profile.add_weighted(stack.state.unwrap_or(VmState::Cfunc), frames, size.saturating_mul(self.every));
+    }
+
+    /// Writes all outputs; returns their paths.
+    ///
+    /// # Errors
+    /// The first output that could not be written; the others are written all the same.
+    pub fn finish(&self) -> Result<Vec<PathBuf>, CommandError> {
+        let written: Vec<_> = self.reports.iter().map(|report| report.write(&self.profile)).collect();
+        written.into_iter().collect::<Result<(), _>>()?;
+        let paths = self.reports.iter().map(|report| report.path.clone());
+        Ok(paths.filter(|path| path != Path::new("-")).collect())
+    }
+}
