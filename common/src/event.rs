@@ -147,8 +147,8 @@ pub struct FrameRecord {
     pub function: u64,
     /// Address of the `GCproto`, of the C function, or of the C frame.
     pub code: u64,
-    /// Address of the prototype's chunkname; with `first_line` and `size_bc` it tells whether a prototype
-    /// found at the same address later is still the same.
+    /// The [identity](crate::string::identity) of the prototype's chunkname; with `first_line` and `size_bc` it
+    /// tells whether a prototype found at the same address later is still the same.
     pub chunkname: u64,
     /// Line where the prototype is defined.
     pub first_line: u32,

@@ -12,6 +12,7 @@
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};
 use crate::layout::{VmLayout, gct};
 use crate::memory::{ReadMemory, Unreadable};
+use crate::string;
 
 /// Bits of an address in a tagged GC64 value (`LJ_GCVMASK`, `lj_obj.h`).
 pub const GC64_ADDRESS_MASK: u64 = (1 << 47) - 1;
@@ -364,7 +365,9 @@ pub fn describe(
     }
     record.kind = FrameKind::Lua as u8;
     record.code = prototype;
-    record.chunkname = memory.read_ref(gc64, prototype + u64::from(layout.pt_chunkname))?;
+    let chunkname = memory.read_ref(gc64, prototype + u64::from(layout.pt_chunkname))?;
+    // Without it the function is not told by its name, but is on the stack all the same.
+    record.chunkname = string::identity(memory, layout, chunkname).unwrap_or(0);
     record.first_line = memory.read::<u32>(prototype + u64::from(layout.pt_firstline))?;
     record.size_bc = memory.read::<u32>(prototype + u64::from(layout.pt_sizebc))?;
     record.position = position(memory, layout, bytecode, record.size_bc, pc);

@@ -10,6 +10,7 @@ pub mod event;
 pub mod frame;
 pub mod layout;
 pub mod memory;
+pub mod string;
 pub mod top;
 pub mod vm;
 

@@ -38,7 +38,35 @@ fn lua_calls_and_the_c_frame_below() {
         let (frames, end) = lab.walk(lab.pc(function, 2));
         assert_eq!((summary(&frames).as_str(), end), ("7:2 0:5 |", WalkEnd::Complete));
         assert_eq!((frames[2].code, frames[2].function), (CFRAME, support::THREAD));
-        assert_eq!(frames[0].chunkname, 0x1234);
+        assert_ne!(frames[0].chunkname, 0);
+        assert_eq!(frames[0].chunkname, frames[1].chunkname);
+    });
+}
+
+#[test]
+fn strings_of_the_same_place_are_told_apart() {
+    both(|mut lab| {
+        let texts: [&[u8]; 5] =
+            [b"@gen/000123.lua", b"@gen/000124.lua", b"@a", b"@gen/a/long/path/1.lua", b"@gen/a/long/path/2.lua"];
+        let identity =
+            |lab: &support::Lab, string| lj_trace_common::string::identity(&lab.memory, &lab.layout, string).unwrap();
+        let identities: Vec<_> = texts
+            .iter()
+            .map(|text| {
+                let string = lab.string(text);
+                identity(&lab, string)
+            })
+            .collect();
+        for (index, first) in identities.iter().enumerate() {
+            assert!(!identities[..index].contains(first), "{index}");
+        }
+        // Equal strings are the same, wherever they lie.
+        let again = lab.string(texts[0]);
+        assert_eq!(identity(&lab, again), identities[0]);
+        // A build with numbers needs nothing else.
+        lab.layout.str_len += 4;
+        lab.memory.write_u32(again + if lab.gc64() { 12 } else { 8 }, 77);
+        assert_ne!(identity(&lab, again), identities[0]);
     });
 }
 

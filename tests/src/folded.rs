@@ -1,5 +1,7 @@
 //! Folded stacks (`outermost;...;innermost COUNT`), as lj-trace writes them.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context as _, Result};
 
 /// The samples of a run.
@@ -32,6 +34,15 @@ impl Folded {
     /// All samples.
     pub fn samples(&self) -> u64 {
         self.samples_where(|_| true)
+    }
+
+    /// The same samples, each stack once, in the order of their frames: for comparing.
+    pub fn sorted(&self) -> BTreeMap<&[String], u64> {
+        let mut sorted = BTreeMap::new();
+        for stack in &self.stacks {
+            *sorted.entry(stack.frames.as_slice()).or_default() += stack.samples;
+        }
+        sorted
     }
 
     /// The samples whose stack fulfils a condition.

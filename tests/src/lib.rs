@@ -6,6 +6,7 @@
 
 pub mod folded;
 pub mod programs;
+pub mod recording;
 pub mod tracer;
 pub mod workload;
 

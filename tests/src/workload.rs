@@ -31,16 +31,25 @@ impl Workload {
         let mut child = child.with_context(|| format!("cannot start {}", program.path.display()))?;
         let stdout = child.stdout.take().context("the workload's output is not piped")?;
         let mut workload = Self { child, stdout: BufReader::new(stdout) };
-        let line = workload.line()?;
-        if line != "ready" {
-            bail!("{script} on {} said {line:?} instead of \"ready\"", program.name);
-        }
+        workload.expect("ready").with_context(|| format!("{script} on {}", program.name))?;
         Ok(workload)
     }
 
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Waits until it says `word`.
+    ///
+    /// # Errors
+    /// If it ends, or says something else first.
+    pub fn expect(&mut self, word: &str) -> Result<()> {
+        let line = self.line()?;
+        if line != word {
+            bail!("the workload said {line:?} instead of {word:?}");
+        }
+        Ok(())
     }
 
     /// Lets it work; or, when it has reported, lets it exit.
@@ -52,19 +61,31 @@ impl Workload {
         Ok(stdin.write_all(b"go\n")?)
     }
 
-    /// Waits until it has done its work, and gives its report. It then waits for another [`go`](Self::go).
+    /// Waits until it has done its work, and gives the lines of its report. It then waits for another
+    /// [`go`](Self::go).
+    ///
+    /// # Errors
+    /// If it ends without having reported.
+    pub fn report(&mut self) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        loop {
+            match self.line()? {
+                line if line == "done" => return Ok(lines),
+                line => lines.push(line),
+            }
+        }
+    }
+
+    /// Waits until [`TRUTH`] has done its work, and gives its report.
     ///
     /// # Errors
     /// If it ends without having reported, or reports something that is not understood.
     pub fn truth(&mut self) -> Result<Truth> {
         let mut truth = Truth::default();
-        loop {
-            let line = self.line()?;
-            if line == "done" {
-                return Ok(truth);
-            }
+        for line in self.report()? {
             truth.add(&line).with_context(|| format!("the workload reported {line:?}"))?;
         }
+        Ok(truth)
     }
 
     /// Ends it at once.

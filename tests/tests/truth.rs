@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use anyhow::Result;
 use lj_trace_tests::folded::{Folded, Stack, is_function};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
-use lj_trace_tests::tracer::Tracer;
+use lj_trace_tests::recording::Recording;
 use lj_trace_tests::workload::{TRUTH, Truth, Workload};
 
 /// CPU time that the workload uses up, in seconds.
@@ -33,28 +33,27 @@ const CASES: [Case; 4] = [
 /// A profiled run of the workload.
 struct Run {
     truth: Truth,
+    /// The folded stacks that the recording wrote.
     folded: Folded,
+    /// Those that a report makes of the stream that it wrote too.
+    of_stream: Folded,
+    stream: Vec<u8>,
 }
 
 impl Case {
     fn profile(self) -> Result<Option<Run>> {
         let Some(program) = Program::find(self.program) else { return Ok(None) };
-        let folder = tempfile::tempdir()?;
-        let output = folder.path().join("truth.folded");
         let seconds = SECONDS.to_string();
         let mut arguments = vec![seconds.as_str()];
         arguments.extend(self.in_fibers.then_some("fibers"));
         let mut workload = Workload::start(&program, TRUTH, &arguments)?;
-        let (pid, rate) = (workload.pid().to_string(), RATE.to_string());
-        let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--output", &output.to_string_lossy()])?;
-        tracer.wait_until_attached()?;
+        let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
         workload.go()?;
         // The profile begins and ends while the workload waits, so both saw the same.
         let truth = workload.truth()?;
-        tracer.signal(libc::SIGINT)?;
-        tracer.wait()?.expect(0, &[]);
-        let folded = Folded::parse(&std::fs::read_to_string(&output)?)?;
-        Ok(Some(Run { truth, folded }))
+        let recorded = recording.stop()?;
+        let (of_stream, stream) = (recorded.folded_of_stream()?, recorded.stream()?);
+        Ok(Some(Run { truth, folded: recorded.folded, of_stream, stream }))
     }
 }
 
@@ -236,5 +235,33 @@ fn functions_have_the_names_that_their_callers_use() {
             }
         }
         failures
+    });
+}
+
+#[test]
+fn the_stream_says_what_the_folded_stacks_say() {
+    for_every_case(|run| {
+        let (folded, of_stream) = (run.folded.sorted(), run.of_stream.sorted());
+        let mut failures = Vec::new();
+        for (stack, count) in &folded {
+            let in_stream = of_stream.get(stack).copied().unwrap_or(0);
+            if in_stream != *count {
+                failures.push(format!("{count} samples, {in_stream} in the stream: {}", stack.join(";")));
+            }
+        }
+        for (stack, count) in of_stream.iter().filter(|(stack, _)| !folded.contains_key(*stack)) {
+            failures.push(format!("{count} samples in the stream only: {}", stack.join(";")));
+        }
+        failures.truncate(10);
+        failures
+    });
+}
+
+#[test]
+fn the_stream_ends_with_its_epilogue() {
+    for_every_case(|run| {
+        // LJP_EPILOGUE_HEADER of lj_sysprof.h.
+        let complete = run.stream.starts_with(b"ljs\x03") && run.stream.last() == Some(&0x80);
+        (!complete).then(|| format!("a stream of {} bytes is not complete", run.stream.len())).into_iter().collect()
     });
 }

@@ -19,9 +19,21 @@ pub struct Namer {
     memory: ProcessMemory,
     symbolizer: Symbolizer,
     vms: Vec<VmNames>,
-    cache: HashMap<LuaKey, Arc<Named>>,
-    /// By VM, prototype and bytecode.
-    trace_starts: HashMap<(usize, u64, u64), Arc<str>>,
+    cache: HashMap<LuaKey, LuaFunction>,
+    /// By VM, prototype and line.
+    trace_starts: HashMap<(usize, PrototypeKey, u32), Arc<str>>,
+}
+
+/// Names kept: more than most programs have, unless they make functions all the time.
+const MAX_CACHED: usize = 1 << 15;
+
+/// What a Lua frame is called.
+#[derive(Clone, Debug)]
+pub struct LuaFunction {
+    /// What people read.
+    pub named: Arc<Named>,
+    /// Its raw chunkname, if it could be read.
+    pub chunkname: Option<Arc<str>>,
 }
 
 /// What the name of a Lua frame depends on: its function and line, and the call that it came from.
@@ -66,13 +78,13 @@ impl Namer {
     ///
     /// # Errors
     /// It is gone: collected between the sample and now.
-    pub fn prototype(&mut self, record: &FrameRecord) -> Result<Arc<Prototype>, PrototypeError> {
+    fn prototype(&mut self, record: &FrameRecord) -> Result<Arc<Prototype>, PrototypeError> {
         let vm = self.vms.get_mut(usize::from(record.vm)).ok_or(PrototypeError::Gone)?;
         vm.prototypes.get(&self.memory, &vm.vm.layout, key_of(record))
     }
 
     /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
-    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> Arc<Named> {
+    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> LuaFunction {
         let key = LuaKey {
             vm: record.vm,
             prototype: key_of(record),
@@ -82,19 +94,23 @@ impl Namer {
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }
-        let named = Arc::new(self.name_lua(record, caller));
-        self.cache.insert(key, named.clone());
-        named
-    }
-
-    fn name_lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> Named {
         let prototype = match self.prototype(record) {
             Ok(prototype) => prototype,
-            Err(error) => return Named::Unresolved { reason: error.to_string().into() },
+            // Not kept: it may be a reading that came at a bad moment.
+            Err(error) => {
+                let named = Named::Unresolved { reason: error.to_string().into() };
+                return LuaFunction { named: named.into(), chunkname: None };
+            }
         };
         let line = (record.position != NO_POSITION).then(|| prototype.line_at(record.position)).flatten();
         let name = caller.and_then(|caller| self.name_by_call(caller));
-        Named::lua(name.map(Into::into), prototype.chunkname.as_bytes(), record.first_line, line)
+        let named = Named::lua(name.map(Into::into), prototype.chunkname.as_bytes(), record.first_line, line);
+        let function = LuaFunction { named: named.into(), chunkname: Some(prototype.chunkname.as_str().into()) };
+        if self.cache.len() >= MAX_CACHED {
+            self.cache.clear();
+        }
+        self.cache.insert(key, function.clone());
+        function
     }
 
     /// What `caller` calls the function that it is calling.
@@ -112,18 +128,17 @@ impl Namer {
     pub fn trace_start(&mut self, vm: usize, number: u16) -> Option<Arc<str>> {
         let names = self.vms.get_mut(vm)?;
         let trace = trace_by_number(&self.memory, &names.vm, number)?;
-        let place = (vm, trace.startpt, trace.startpc);
-        if let Some(known) = self.trace_starts.get(&place) {
-            return Some(known.clone());
-        }
         let layout = &names.vm.layout;
+        // Traces come and go with their functions: the same address may be another function's by now.
         let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
         let prototype = names.prototypes.get(&self.memory, layout, key).ok()?;
         let offset = trace.startpc.checked_sub(trace.startpt + u64::from(layout.sizeof_pt))?;
         let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
-        let start: Arc<str> = format!("@{}:{line}", chunk_name(prototype.chunkname.as_bytes())).into();
-        self.trace_starts.insert(place, start.clone());
-        Some(start)
+        if self.trace_starts.len() >= MAX_CACHED {
+            self.trace_starts.clear();
+        }
+        let start = || format!("@{}:{line}", chunk_name(prototype.chunkname.as_bytes())).into();
+        Some(self.trace_starts.entry((vm, key, line)).or_insert_with(start).clone())
     }
 
     /// The library name of a fast function, or the registered name of a C function.

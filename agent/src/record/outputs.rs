@@ -145,25 +145,18 @@ impl Outputs {
 
 impl StreamOutput {
     fn add(&mut self, state: VmState, sample: &Resolved) -> Result<(), crate::stream::WriteError> {
-        for frame in &sample.frames {
-            match (frame.code, &*frame.named) {
-                (Code::Lua { prototype, first_line }, Named::Lua { name, .. }) => {
-                    let chunk = frame.chunkname.as_deref().unwrap_or_default();
-                    self.writer.define_lua(prototype, chunk.as_bytes(), u64::from(first_line), name.as_deref())?;
-                }
-                (Code::Native { pc, start, end }, named) => {
-                    self.writer.define_c(pc, start, end, &named.to_string())?;
-                }
-                _ => {}
-            }
-        }
         let mut frames = Vec::with_capacity(sample.frames.len());
         for frame in sample.frames.iter().rev() {
             frames.push(match (frame.code, &*frame.named) {
-                (Code::Lua { prototype, first_line }, Named::Lua { .. }) => {
-                    StackFrame::Lua { proto: prototype, line: u64::from(first_line) }
+                (Code::Lua { prototype, first_line }, Named::Lua { name, .. }) => {
+                    let (chunk, line) = (frame.chunkname.as_deref().unwrap_or_default(), u64::from(first_line));
+                    let proto = self.writer.define_lua(prototype, chunk.as_bytes(), line, name.as_deref())?;
+                    StackFrame::Lua { proto, line }
                 }
-                (Code::Native { pc, .. }, _) => StackFrame::Host { addr: pc },
+                (Code::Native { pc, start, end }, named) => {
+                    self.writer.define_c(pc, start, end, &named.to_string())?;
+                    StackFrame::Host { addr: pc }
+                }
                 (_, Named::FastFunction { name }) => StackFrame::Fast { name },
                 (_, named) => StackFrame::Host { addr: self.writer.address_of_name(&named.to_string())? },
             });

@@ -201,12 +201,11 @@ impl Pipeline {
                         Some(Frame::Lua(caller)) if caller.kind == RecordKind::Lua as u8 => Some(caller),
                         _ => None,
                     };
-                    let chunkname =
-                        self.namer.prototype(record).ok().map(|prototype| prototype.chunkname.clone().into());
+                    let function = self.namer.lua(record, caller);
                     frames.push(ResolvedFrame {
-                        named: self.namer.lua(record, caller),
+                        named: function.named,
                         code: Code::Lua { prototype: record.code, first_line: record.first_line },
-                        chunkname,
+                        chunkname: function.chunkname,
                     });
                 }
                 Frame::Lua(record) => self.c_function(record, &mut frames),

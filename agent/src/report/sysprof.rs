@@ -160,9 +160,6 @@ impl Builder {
             return Frame::Unresolved { reason: "no symbol".into() };
         };
         let name = String::from_utf8_lossy(name);
-        if (reserved::NAMES..reserved::END).contains(&addr) {
-            return Frame::FastFunction { name: (*name).into() };
-        }
         if let Some(reason) = name.strip_prefix("[unknown").and_then(|rest| rest.strip_suffix(']')) {
             let reason = reason.strip_prefix(": ").filter(|reason| !reason.is_empty()).unwrap_or("no symbol");
             return Frame::Unresolved { reason: reason.into() };
@@ -177,6 +174,9 @@ impl Builder {
         }
         if name == "TRACE" {
             return Frame::Trace { number: None, start: None };
+        }
+        if (reserved::NAMES..reserved::END).contains(&addr) {
+            return Frame::FastFunction { name: (*name).into() };
         }
         Frame::C { symbol: (*name).into(), module: None }
     }
@@ -204,31 +204,38 @@ mod tests {
         writer.define_c(0x50_0010, 0x50_0010, 0x50_0020, "lua_call").unwrap();
         writer.define_c(0x60_0000, 0x60_0000, 0x60_0001, "[unknown: no symbol]").unwrap();
         writer.define_lua(0x7000, b"@a.lua", 0, None).unwrap();
-        writer.define_lua(0x7100, b"@a.lua", 3, Some("work")).unwrap();
+        assert_eq!(writer.define_lua(0x7100, b"@a.lua", 3, Some("work")).unwrap(), 0x7100);
+        let other_name = writer.define_lua(0x7100, b"@a.lua", 3, None).unwrap();
+        assert_ne!(other_name, 0x7100);
+        assert_eq!(writer.define_lua(0x7100, b"@a.lua", 3, Some("work")).unwrap(), 0x7100);
         let main = StackFrame::Host { addr: 0x50_0000 };
         let call = StackFrame::Host { addr: 0x50_0010 };
         let unknown = StackFrame::Host { addr: 0x60_0000 };
         let chunk = StackFrame::Lua { proto: 0x7000, line: 0 };
         let work = StackFrame::Lua { proto: 0x7100, line: 3 };
+        let nameless = StackFrame::Lua { proto: other_name, line: 3 };
+        let trace = StackFrame::Host { addr: writer.address_of_name("TRACE [7] started at @a.lua:4").unwrap() };
         let sort = StackFrame::Fast { name: "table.sort" };
         let buffer = StackFrame::Fast { name: "string.buffer.put" };
         writer.stack(VmState::Lfunc, &[main, chunk, sort, main, call, work, buffer]).unwrap();
         writer.stack(VmState::Gc, &[main, chunk, work, unknown]).unwrap();
         writer.stack(VmState::Trace, &[chunk, work]).unwrap();
         writer.stack(VmState::Trace, &[]).unwrap();
+        writer.stack(VmState::Trace, &[chunk, nameless, work, trace]).unwrap();
         writer.annotate(&Annotation::Property { key: "lost ring buffer full".into(), value: "5".into() }).unwrap();
         let profile = profile(&writer.finish().unwrap());
         assert_eq!(
             folded::lines(&profile),
             [
                 "[unknown: no stack];TRACE 1",
+                "main chunk@a.lua:0;@a.lua:3;work@a.lua:3;TRACE [7] started at @a.lua:4 1",
                 "main chunk@a.lua:0;work@a.lua:3;TRACE 1",
                 "main;main chunk@a.lua:0;table.sort;main;lua_call;work@a.lua:3;string.buffer.put 1",
                 "main;main chunk@a.lua:0;work@a.lua:3;[GC];[unknown: no symbol] 1",
             ]
         );
         let states = [VmState::Lfunc, VmState::Gc, VmState::Trace].map(|state| profile.in_state(state));
-        assert_eq!(states, [1, 1, 2]);
+        assert_eq!(states, [1, 1, 3]);
         assert_eq!(profile.losses()["ring buffer full"], 5);
         assert_eq!(profile.unresolved()["no symbol"], 1);
     }

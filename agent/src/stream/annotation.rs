@@ -32,7 +32,7 @@ pub enum Annotation {
     Writer,
     /// The name of a Lua function.
     FunctionName {
-        /// Address of its prototype.
+        /// Address of its prototype, or one within it if callers use other names too.
         proto: u64,
         /// The name, as `lj_debug_funcname` would infer it.
         name: Arc<str>,

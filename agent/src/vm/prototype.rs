@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::string;
 
 use super::bytecode::{Instruction, Op};
 use super::object::{ObjectError, field, marked_offset, read_bytes, read_string};
@@ -16,7 +17,7 @@ use super::prove::bytecode_set;
 pub struct PrototypeKey {
     /// Address of the `GCproto`.
     pub address: u64,
-    /// Address of its chunk's name, a `GCstr`.
+    /// The [identity](lj_trace_common::string::identity) of its chunk's name: another string may take its place.
     pub chunkname: u64,
     /// Its first line.
     pub firstline: u32,
@@ -100,13 +101,13 @@ impl Prototype {
         // A prototype is one block, with its bytecode, constants and debug information (`lj_parse.c`, `fs_finish`).
         let bytes = read_bytes(memory, key.address, size as usize).map_err(|_| PrototypeError::Unreadable)?;
         let block = Block { layout, bytes: &bytes, start: key.address };
-        if block.key()? != key {
+        if block.key(memory)? != key {
             return Err(PrototypeError::Gone);
         }
         let bytecode = block.words(u64::from(layout.sizeof_pt), key.sizebc)?;
         let prototype = Self {
             key,
-            chunkname: text(read_string(memory, layout, key.chunkname, MAX_CHUNKNAME)?),
+            chunkname: text(read_string(memory, layout, block.chunkname()?, MAX_CHUNKNAME)?),
             numline: block.field(layout.pt_numline)?,
             numparams: block.field(layout.pt_numparams)?,
             framesize: block.field(layout.pt_framesize)?,
@@ -130,7 +131,7 @@ impl Prototype {
     /// [`PrototypeError::Gone`] if there is none.
     pub fn key_at<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<PrototypeKey, PrototypeError> {
         let bytes = read_bytes(memory, address, usize::from(layout.sizeof_pt));
-        Block { layout, bytes: &bytes.map_err(|_| PrototypeError::Unreadable)?, start: address }.key()
+        Block { layout, bytes: &bytes.map_err(|_| PrototypeError::Unreadable)?, start: address }.key(memory)
     }
 
     /// The source line of the instruction at `position`, as `lj_debug_line` finds it; `None` if the
@@ -198,14 +199,19 @@ impl Block<'_> {
         value.ok_or(PrototypeError::Malformed)
     }
 
-    fn key(&self) -> Result<PrototypeKey, PrototypeError> {
+    /// Address of its chunk's name, a `GCstr`.
+    fn chunkname(&self) -> Result<u64, PrototypeError> {
+        self.reference(u64::from(self.layout.pt_chunkname))
+    }
+
+    fn key<M: ReadMemory>(&self, memory: &M) -> Result<PrototypeKey, PrototypeError> {
         let gct: u8 = self.field(marked_offset(self.layout.is_gc64()) as u16 + 1)?;
         if gct != gct::PROTO {
             return Err(PrototypeError::Gone);
         }
         Ok(PrototypeKey {
             address: self.start,
-            chunkname: self.reference(u64::from(self.layout.pt_chunkname))?,
+            chunkname: string::identity(memory, self.layout, self.chunkname()?).map_err(|_| PrototypeError::Gone)?,
             firstline: self.field(self.layout.pt_firstline)?,
             sizebc: self.field(self.layout.pt_sizebc)?,
         })
@@ -280,15 +286,17 @@ impl Block<'_> {
     }
 }
 
-/// All prototypes of one VM that were read so far.
+/// Prototypes kept: more than most programs have, unless they make functions all the time.
+const MAX_KNOWN: usize = 1 << 14;
+
+/// The prototypes of one VM that were read so far.
 #[derive(Debug, Default)]
 pub struct Prototypes {
-    known: HashMap<PrototypeKey, Result<Arc<Prototype>, PrototypeError>>,
+    known: HashMap<PrototypeKey, Arc<Prototype>>,
 }
 
 impl Prototypes {
-    /// The prototype that `key` describes, read from `memory` the first time. What cannot be read is not
-    /// tried again: a collected function does not come back.
+    /// The prototype that `key` describes, read from `memory` the first time.
     ///
     /// # Errors
     /// As [`Prototype::read`].
@@ -298,11 +306,18 @@ impl Prototypes {
         layout: &VmLayout,
         key: PrototypeKey,
     ) -> Result<Arc<Prototype>, PrototypeError> {
-        let read = || Prototype::read(memory, layout, key).map(Arc::new);
-        self.known.entry(key).or_insert_with(read).clone()
+        if let Some(known) = self.known.get(&key) {
+            return Ok(known.clone());
+        }
+        let prototype = Arc::new(Prototype::read(memory, layout, key)?);
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(key, prototype.clone());
+        Ok(prototype)
     }
 
-    /// How many prototypes are known, those that could not be read included.
+    /// How many prototypes are known.
     pub fn len(&self) -> usize {
         self.known.len()
     }

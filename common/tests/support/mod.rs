@@ -71,6 +71,8 @@ pub fn layout(gc64: bool) -> VmLayout {
     layout.pt_sizebc = wide(12, 8);
     layout.pt_chunkname = wide(64, 40);
     layout.pt_firstline = wide(72, 44);
+    layout.str_len = wide(16, 12);
+    layout.sizeof_str = wide(24, 16);
     layout.g_to_j = 800;
     layout.tr_startpc = wide(72, 52);
     layout.tr_startins = wide(80, 56);
@@ -132,6 +134,14 @@ impl Lab {
         address
     }
 
+    /// A string as builds of before 2020 keep it: with a hash, which is the same for all here, and no number.
+    pub fn string(&mut self, text: &[u8]) -> u64 {
+        let string = self.allocate(u64::from(self.layout.sizeof_str) + text.len() as u64 + 1);
+        self.memory.write_u32(string + u64::from(self.layout.str_len), text.len() as u32);
+        self.memory.write(string + u64::from(self.layout.sizeof_str), text);
+        string
+    }
+
     /// A Lua function with `size_bc` bytecodes, all of them calls with A = 3. Returns the function.
     pub fn lua_function(&mut self, first_line: u32, size_bc: u32) -> u64 {
         let layout = self.layout;
@@ -140,7 +150,8 @@ impl Lab {
         self.memory.write(prototype + gct_at, &[gct::PROTO]);
         self.memory.write_u32(prototype + u64::from(layout.pt_sizebc), size_bc);
         self.memory.write_u32(prototype + u64::from(layout.pt_firstline), first_line);
-        self.write_ref(prototype + u64::from(layout.pt_chunkname), 0x1234);
+        let chunkname = self.string(b"@lab.lua");
+        self.write_ref(prototype + u64::from(layout.pt_chunkname), chunkname);
         let bytecode = prototype + u64::from(layout.sizeof_pt);
         for index in 0..u64::from(size_bc) {
             self.memory.write_u32(bytecode + index * 4, 0x42 | 3 << 8);

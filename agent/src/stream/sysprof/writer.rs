@@ -14,6 +14,9 @@ use crate::stream::record::RecordWriter;
 use crate::stream::symbols::UNKNOWN;
 use crate::stream::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserved, symtab};
 
+/// Names that one function may have: fewer than the bytes of its `GCproto`, each of which is an address for one.
+const MAX_NAMES: usize = 64;
+
 /// Writes a sysprof stream (`ljs` 3, `ljp` 2).
 ///
 /// There are two levels. [`sample`](Self::sample), [`trace_sample`](Self::trace_sample) and
@@ -25,7 +28,8 @@ use crate::stream::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserv
 pub struct SysprofWriter<W: Write> {
     records: RecordWriter<W>,
     symbols: SymbolTable,
-    function_names: HashMap<u64, Arc<str>>,
+    /// By prototype: what its callers call it.
+    function_names: HashMap<u64, Vec<Option<Arc<str>>>>,
     /// Addresses given to names that have none.
     named: HashMap<Arc<str>, u64>,
     splicer: Splicer,
@@ -138,8 +142,10 @@ impl<W: Write> SysprofWriter<W> {
         self.symbol(annotation.to_symbol())
     }
 
-    /// Makes the stream say from here on that a prototype at `proto` is this function. Writes nothing where it says
-    /// so already; a prototype that was freed and whose memory was reused gets its new meaning.
+    /// Makes the stream say from here on that a prototype at `proto` is this function, and gives the address that
+    /// stands for it under this name: callers may call one function by several names, so each but the first has an
+    /// address of its own within the prototype. Writes nothing where the stream says so already; a prototype that
+    /// was freed and whose memory was reused gets its new meaning.
     ///
     /// # Errors
     /// The output cannot take the bytes.
@@ -149,21 +155,27 @@ impl<W: Write> SysprofWriter<W> {
         chunk: &[u8],
         first_line: u64,
         name: Option<&str>,
-    ) -> Result<(), WriteError> {
+    ) -> Result<u64, WriteError> {
         let known = self.symbols.lua(proto);
         let same = known.is_some_and(|known| *known.chunk == *chunk && known.first_line == first_line);
+        let names = self.function_names.entry(proto).or_default();
         if !same {
-            self.symbol(Symbol::lua(proto, chunk, first_line))?;
-            self.function_names.remove(&proto);
+            names.clear();
         }
-        match name {
-            Some(name) if self.function_names.get(&proto).is_none_or(|known| **known != *name) => {
-                let name: Arc<str> = name.into();
-                self.function_names.insert(proto, name.clone());
-                self.annotate(&Annotation::FunctionName { proto, name })
-            }
-            _ => Ok(()),
+        if let Some(index) = names.iter().position(|known| known.as_deref() == name) {
+            return Ok(proto.wrapping_add(index as u64));
         }
+        if names.len() >= MAX_NAMES {
+            return Ok(proto);
+        }
+        let address = proto.wrapping_add(names.len() as u64);
+        let name: Option<Arc<str>> = name.map(Into::into);
+        names.push(name.clone());
+        self.symbol(Symbol::lua(address, chunk, first_line))?;
+        if let Some(name) = name {
+            self.annotate(&Annotation::FunctionName { proto: address, name })?;
+        }
+        Ok(address)
     }
 
     /// Makes the stream give the code address `pc` this name from here on, by a symbol for the whole function

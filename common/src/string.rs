@@ -1,0 +1,41 @@
+//! Interned strings (`GCstr`, `lj_obj.h`): telling one from another that took its place.
+
+use crate::frame::gct_offset;
+use crate::layout::VmLayout;
+use crate::memory::{ReadMemory, Unreadable};
+
+/// A number that differs between two strings of one VM, though the one may lie where the other lay before.
+///
+/// Since June 2020 every string has a number of its own (`sid`, LuaJIT 2.1). Before, and in forks that started from
+/// then, it has a hash, which leaves out bytes of a long string; so its first and last bytes are taken along: up to
+/// 32 bytes of text count in full.
+///
+/// # Errors
+/// [`Unreadable`] if it is not there.
+#[inline(always)]
+pub fn identity(memory: &impl ReadMemory, layout: &VmLayout, string: u64) -> Result<u64, Unreadable> {
+    // `sid` and `hash`, or `hash` and `len`: after the header with its 4 bytes of types and flags.
+    let numbers = string + gct_offset(layout.is_gc64()) + 3;
+    let length_at = string + u64::from(layout.str_len);
+    let first = memory.read::<u64>(numbers)?;
+    if length_at >= numbers + 8 {
+        return Ok(first);
+    }
+    let length = first >> 32;
+    let text = string + u64::from(layout.sizeof_str);
+    let mut identity = mix(0, first);
+    if length >= 16 {
+        let head = memory.read::<[u64; 2]>(text)?;
+        let tail = memory.read::<[u64; 2]>(text + length - 16)?;
+        identity = mix(mix(mix(mix(identity, head[0]), head[1]), tail[0]), tail[1]);
+    } else if length >= 8 {
+        identity = mix(mix(identity, memory.read::<u64>(text)?), memory.read::<u64>(text + length - 8)?);
+    }
+    // The hash of a shorter string has all of its bytes (`lj_str_new`).
+    Ok(identity)
+}
+
+#[inline(always)]
+const fn mix(identity: u64, word: u64) -> u64 {
+    (identity.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

@@ -1,0 +1,87 @@
+//! Threads that start after lj-trace, or while it attaches, are sampled, and each once.
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::recording::{Recorded, Recording};
+use lj_trace_tests::workload::Workload;
+
+/// Every thread runs in a VM of its own and uses a known CPU time.
+const THREADS: &str = "threads.lua";
+/// Samples a second.
+const RATE: u32 = 999;
+
+fn start(count: u32, seconds: f64) -> Result<Workload> {
+    let program = Program::find(LUAJIT).expect("the demo's luajit is everywhere");
+    Workload::start(&program, THREADS, &[&count.to_string(), &seconds.to_string()])
+}
+
+/// Checks that a thread's samples are as many as its CPU time has: for each thread, and for all of the process.
+fn expect_each_once(recorded: &Recorded, report: &[String], process_time: f64) -> Result<()> {
+    let mut failures = Vec::new();
+    let mut check = |what: &str, seconds: f64, samples: u64| {
+        let expected = seconds * f64::from(RATE);
+        // Four standard deviations, as if the samples fell at random: they do better, but the scheduler cuts a
+        // thread's time into pieces of which none may hold a whole period.
+        let tolerance = 4.0 * expected.sqrt();
+        let verdict = format!("{what}: {samples} samples, expected {expected:.0} with tolerance {tolerance:.0}");
+        println!("{verdict}");
+        if (samples as f64 - expected).abs() > tolerance {
+            failures.push(verdict);
+        }
+    };
+    for line in report {
+        let numbers = line.strip_prefix("thread ").and_then(|line| line.split_once(' '));
+        let (number, seconds) = numbers.with_context(|| format!("the workload reported {line:?}"))?;
+        let file = format!("@thread{number}.lua:");
+        let is_its = |frame: &String| frame.contains(&file);
+        let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_its));
+        check(&format!("thread {number}"), seconds.parse()?, samples);
+    }
+    check("all threads", process_time, recorded.folded.samples());
+    ensure!(failures.is_empty(), "\n{}", failures.join("\n"));
+    for what in ["Lua complete", "native complete"] {
+        let share = recorded.share(what)?;
+        ensure!(share >= 99.0, "{what}: {share}%");
+    }
+    Ok(())
+}
+
+/// The CPU time of a process so far, its threads that have exited included, in seconds.
+fn cpu_time(pid: u32) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // proc(5): utime and stime are the 14th and 15th field; the 2nd ends with the last parenthesis.
+    let fields: Vec<_> = stat.rsplit_once(')').context("no command in stat")?.1.split_whitespace().collect();
+    let ticks: f64 = [11, 12].iter().filter_map(|&index| fields.get(index)?.parse::<f64>().ok()).sum();
+    // SAFETY: sysconf takes a plain integer.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    Ok(ticks / per_second as f64)
+}
+
+#[test]
+fn that_start_after_lj_trace() -> Result<()> {
+    let mut workload = start(8, 0.5)?;
+    let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
+    let before = cpu_time(workload.pid())?;
+    workload.go()?;
+    workload.expect("started")?;
+    workload.go()?;
+    let report = workload.report()?;
+    let process_time = cpu_time(workload.pid())? - before;
+    expect_each_once(&recording.stop()?, &report, process_time)
+}
+
+#[test]
+fn that_start_while_lj_trace_attaches() -> Result<()> {
+    // One a millisecond, so that they start for longer than it takes to attach.
+    let mut workload = start(200, 0.05)?;
+    workload.go()?;
+    let mut recording = Recording::start(&workload, &["--rate", &RATE.to_string()])?;
+    workload.expect("started")?;
+    recording.tracer.wait_until_attached()?;
+    // So far they have only waited.
+    let before = cpu_time(workload.pid())?;
+    workload.go()?;
+    let report = workload.report()?;
+    let process_time = cpu_time(workload.pid())? - before;
+    expect_each_once(&recording.stop()?, &report, process_time)
+}
