@@ -111,7 +111,7 @@ impl RecordArgs {
 const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Events that are taken at once before anything else is looked after.
-const BATCH: usize = 1 << 20;
+const BATCH: usize = 1 << 16;
 
 /// Runs the command.
 ///

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
 
@@ -49,7 +50,11 @@ struct VmNames {
     vm: Vm,
     prototypes: Prototypes,
     functions: FunctionNames,
+    functions_read: Instant,
 }
+
+/// How often libraries are looked through for names again.
+const LIBRARIES_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Namer {
     /// A namer for the VMs of `process`.
@@ -59,6 +64,7 @@ impl Namer {
             vm: vm.clone(),
             prototypes: Prototypes::default(),
             functions: FunctionNames::read(&memory, vm),
+            functions_read: Instant::now(),
         };
         Self {
             memory,
@@ -142,9 +148,18 @@ impl Namer {
     }
 
     /// The library name of a fast function, or the registered name of a C function.
-    pub fn library(&self, record: &FrameRecord) -> Option<&str> {
-        let names = &self.vms.get(usize::from(record.vm))?.functions;
-        if record.kind == RecordKind::Fast as u8 { names.builtin(record.ffid) } else { names.c_function(record.code) }
+    pub fn library(&mut self, record: &FrameRecord) -> Option<&str> {
+        let names = self.vms.get_mut(usize::from(record.vm))?;
+        let is_fast = record.kind == RecordKind::Fast as u8;
+        // A library that was loaded meanwhile: look again, but not for each of many unknown functions.
+        if is_fast
+            && names.functions.builtin(record.ffid).is_none()
+            && names.functions_read.elapsed() > LIBRARIES_INTERVAL
+        {
+            names.functions = FunctionNames::read(&self.memory, &names.vm);
+            names.functions_read = Instant::now();
+        }
+        if is_fast { names.functions.builtin(record.ffid) } else { names.functions.c_function(record.code) }
     }
 }
 

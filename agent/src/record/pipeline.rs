@@ -223,28 +223,27 @@ impl Pipeline {
     }
 
     /// A C function or fast function as the Lua stack shows it. If the frame before is the same function's native
-    /// frame, the name that Lua programmers know takes its place.
+    /// frame, both are one.
     fn c_function(&mut self, record: &FrameRecord, frames: &mut Vec<ResolvedFrame>) {
-        let own_native = frames.last().is_some_and(
-            |last| matches!(last.code, Code::Native { start, .. } if record.code != 0 && start == record.code),
-        );
-        let library = self.namer.library(record);
-        let frame = if record.kind == RecordKind::Fast as u8 {
-            let name = library.map_or_else(|| format!("builtin#{}", record.ffid), str::to_owned);
-            mark(Named::FastFunction { name: name.into() })
-        } else if own_native && library.is_none() {
-            return;
+        let is_own = |last: &ResolvedFrame| match last.code {
+            Code::Native { start, .. } => record.code != 0 && start == record.code,
+            _ => false,
+        };
+        let native = frames.pop_if(|last| is_own(last));
+        let library: Option<Arc<str>> = self.namer.library(record).map(Into::into);
+        let is_fast = record.kind == RecordKind::Fast as u8;
+        frames.push(if is_fast {
+            // Lua programmers know it by this name, whatever LuaJIT calls the C part.
+            let name = library.unwrap_or_else(|| format!("builtin#{}", record.ffid).into());
+            mark(Named::FastFunction { name })
         } else {
-            let mut native = self.native(record.code, false);
-            if let (Some(name), Named::C { module, .. }) = (self.namer.library(record), &*native.named) {
-                native.named = Named::C { symbol: name.into(), module: module.clone() }.into();
+            let has_symbol = self.namer.native(record.code, false).name.is_some();
+            let mut native = native.unwrap_or_else(|| self.native(record.code, false));
+            if let (Some(name), Named::C { module, .. }, false) = (library, &*native.named, has_symbol) {
+                native.named = Named::C { symbol: name, module: module.clone() }.into();
             }
             native
-        };
-        if own_native {
-            frames.pop();
-        }
-        frames.push(frame);
+        });
     }
 
     fn unresolved(&self, reason: Unresolved) -> ResolvedFrame {
