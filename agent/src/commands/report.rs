@@ -9,7 +9,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 
 use super::exit::CommandError;
-use crate::report::{self, CpuProfile, folded, reference, svg, text};
+use crate::report::{self, CpuProfile, MemoryProfile, Weight, folded, reference, svg, text};
 use crate::stream::{Body, Stream, StreamError};
 
 const EXAMPLES: &str = "\
@@ -18,7 +18,9 @@ Examples:
   lj-trace report lj-trace-42.sysprof.bin -o cpu.svg      a flame graph
   lj-trace report cpu.bin -o cpu.folded -o cpu.svg        both from one reading
   lj-trace report cpu.bin --format folded | grep work     folded stacks to standard output
-  lj-trace report memprof.bin --leak-only                 what is still held, and by which line";
+  lj-trace report memprof.bin --leak-only                 what is still held, and by which line
+  lj-trace report memprof.bin -o mem.svg                  a flame graph of the bytes allocated
+  lj-trace report memprof.bin --weight held -o leak.svg   a flame graph of the bytes still held";
 
 /// Render a sysprof or memprof stream, written by lj-trace or by Tarantool.
 #[derive(Args, Clone, Debug)]
@@ -43,6 +45,10 @@ pub struct ReportArgs {
     /// Memory profiles: KiB, MiB and GiB in place of bytes.
     #[arg(long)]
     pub human_readable: bool,
+
+    /// Memory profiles: what .folded and .svg weigh by [default: allocated]
+    #[arg(long, value_enum)]
+    pub weight: Option<Weight>,
 }
 
 /// How a stream is rendered.
@@ -127,7 +133,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
 enum Rendering<R> {
     Unread(Box<Stream<R>>),
     Cpu { profile: Option<Box<CpuProfile>>, tarantool: Option<reference::sysprof::Lines> },
-    Memory(Box<reference::memprof::Summary>),
+    Memory { summary: Option<Box<reference::memprof::Summary>>, profile: Option<Box<MemoryProfile>> },
 }
 
 impl<R: Read> Rendering<R> {
@@ -136,6 +142,9 @@ impl<R: Read> Rendering<R> {
             Body::Sysprof(_) if args.leak_only || args.human_readable => Err(CommandError::usage(format!(
                 "--leak-only and --human-readable are for memory profiles, but {name} is a CPU profile"
             ))),
+            Body::Sysprof(_) if args.weight.is_some() => {
+                Err(CommandError::usage(format!("--weight is for memory profiles, but {name} is a CPU profile")))
+            }
             _ => Ok(Self::Unread(Box::new(stream))),
         }
     }
@@ -149,13 +158,22 @@ impl<R: Read> Rendering<R> {
         let Stream { symbols, body, .. } = *stream;
         match body {
             Body::Memprof(mut reader) => {
-                if formats.iter().any(|format| matches!(format, Format::Folded | Format::Svg)) {
-                    return Err(CommandError::usage(format!(
-                        "{name} is a memory profile, which has no stacks to fold or draw; use --format text"
-                    )));
-                }
-                let (summary, cut) = reference::memprof::Summary::read(symbols, &mut reader).map_err(failed)?;
-                *self = Self::Memory(Box::new(summary));
+                let is_picture = |format: &Format| matches!(format, Format::Folded | Format::Svg);
+                let (has_picture, has_text) = (formats.iter().any(is_picture), !formats.iter().all(is_picture));
+                check_memory_options(args, has_picture, has_text)?;
+                let mut summary = has_text.then(|| Box::new(reference::memprof::Summary::new(reader.version())));
+                let profile = || MemoryProfile::new(args.weight.unwrap_or_default(), format!("Memory profile {name}"));
+                let mut profile = has_picture.then(|| Box::new(profile()));
+                let cut = report::memprof::read(symbols, &mut reader, |event| {
+                    if let Some(profile) = &mut profile {
+                        profile.add(0, &event);
+                    }
+                    if let Some(summary) = &mut summary {
+                        summary.add(event);
+                    }
+                });
+                let cut = cut.map_err(failed)?;
+                *self = Self::Memory { summary, profile };
                 Ok(cut)
             }
             Body::Sysprof(mut reader) => {
@@ -192,19 +210,40 @@ impl<R: Read> Rendering<R> {
 
     fn render(&self, format: Format, args: &ReportArgs, out: impl Write) -> io::Result<()> {
         match self {
-            Self::Memory(summary) => {
-                let options =
-                    reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
-                summary.write(options, out)
-            }
+            Self::Memory { summary, profile } => match (format, profile, summary) {
+                (Format::Folded, Some(profile), _) => folded::write(&**profile, out),
+                (Format::Svg, Some(profile), _) => svg::write(&**profile, out),
+                (Format::Text | Format::Tarantool, _, Some(summary)) => {
+                    let options =
+                        reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
+                    summary.write(options, out)
+                }
+                // What an output asks for has been read.
+                _ => Ok(()),
+            },
             Self::Cpu { tarantool: Some(lines), .. } => reference::sysprof::write(lines, out),
             Self::Cpu { profile: Some(profile), .. } => match format {
-                Format::Folded => folded::write(profile, out),
-                Format::Svg => svg::write(profile, out),
+                Format::Folded => folded::write(&**profile, out),
+                Format::Svg => svg::write(&**profile, out),
                 Format::Text | Format::Tarantool => text::write(profile, out),
             },
             Self::Cpu { .. } | Self::Unread(_) => Ok(()),
         }
+    }
+}
+
+/// Refuses options that no output would heed.
+fn check_memory_options(args: &ReportArgs, has_picture: bool, has_text: bool) -> Result<(), CommandError> {
+    let refuse = |message: &str| Err(CommandError::usage(message));
+    match args {
+        ReportArgs { weight: Some(_), .. } if !has_picture => {
+            refuse("--weight is for folded stacks and flame graphs: add -o FILE.svg, -o FILE.folded or --format folded")
+        }
+        ReportArgs { leak_only: true, .. } if !has_text => {
+            refuse("--leak-only is for the text; for folded stacks and flame graphs use --weight held")
+        }
+        ReportArgs { human_readable: true, .. } if !has_text => refuse("--human-readable is for the text"),
+        _ => Ok(()),
     }
 }
 
@@ -224,7 +263,7 @@ mod tests {
 
     fn golden(name: &str) -> ReportArgs {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-        ReportArgs { file, output: Vec::new(), format: None, leak_only: false, human_readable: false }
+        ReportArgs { file, output: Vec::new(), format: None, leak_only: false, human_readable: false, weight: None }
     }
 
     #[test]
@@ -254,6 +293,23 @@ mod tests {
     }
 
     #[test]
+    fn a_memory_profile_is_text_and_pictures_from_one_reading() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut args = golden("memprof-jit.bin");
+        args.weight = Some(Weight::Held);
+        args.leak_only = true;
+        args.output = ["a.svg", "a.folded", "a.txt"].map(|name| path(name).parse().unwrap()).to_vec();
+        run(&args).unwrap();
+        let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
+        assert_eq!(read("a.txt"), include_str!("../../tests/golden/memprof-jit.leak.txt"));
+        let bytes: u64 =
+            read("a.folded").lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+        let svg = read("a.svg");
+        assert!(svg.contains(&format!("total_samples=\"{bytes}\"")) && svg.contains("memprof-jit.bin: bytes still held"));
+    }
+
+    #[test]
     fn what_cannot_be_done_has_its_exit_code() {
         let code = |args: &ReportArgs| run(args).unwrap_err().code;
         assert_eq!(code(&golden("missing.bin")), ExitCode::IO);
@@ -262,9 +318,16 @@ mod tests {
         args.leak_only = true;
         assert_eq!(code(&args), ExitCode::USAGE);
         let mut args = golden("memprof-jit.bin");
-        args.format = Some(Format::Svg);
-        assert_eq!(code(&args), ExitCode::USAGE);
+        for format in [Format::Svg, Format::Folded] {
+            args.format = Some(format);
+            args.leak_only = true;
+            assert_eq!(code(&args), ExitCode::USAGE);
+            args.leak_only = false;
+        }
         args.format = None;
+        args.weight = Some(Weight::Held);
+        assert_eq!(code(&args), ExitCode::USAGE);
+        args.weight = None;
         args.output = vec!["/dev/full".parse().unwrap()];
         assert_eq!(code(&args), ExitCode::IO);
     }

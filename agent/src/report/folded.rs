@@ -1,27 +1,29 @@
-//! Folded stacks: a line for each stack, `root;...;leaf COUNT`, what flame graph tools read.
+//! Folded stacks: a line for each stack, `root;...;leaf WEIGHT`, what flame graph tools read.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use super::CpuProfile;
+use super::stacks::Profile;
 
 /// The lines of a profile, in bytewise order, without line ends. Stacks that read the same are one line.
-pub fn lines(profile: &CpuProfile) -> Vec<String> {
-    let names: Vec<String> = profile.frames().iter().map(|frame| escape(&frame.to_string())).collect();
-    let ids: BTreeMap<_, _> = profile.frame_ids().zip(&names).collect();
-    let mut counts: BTreeMap<String, u64> = BTreeMap::new();
-    for (stack, count) in profile.stacks() {
+pub fn lines(profile: &impl Profile) -> Vec<String> {
+    let stacks = profile.weighted();
+    let names: Vec<String> = stacks.frames().iter().map(|frame| escape(&frame.to_string())).collect();
+    let ids: BTreeMap<_, _> = stacks.frame_ids().zip(&names).collect();
+    let mut weights: BTreeMap<String, u64> = BTreeMap::new();
+    for (stack, weight) in stacks.iter() {
         let names: Vec<&str> = stack.iter().filter_map(|id| ids.get(id)).map(|name| name.as_str()).collect();
-        *counts.entry(names.join(";")).or_insert(0) += count;
+        let sum = weights.entry(names.join(";")).or_insert(0);
+        *sum = sum.saturating_add(weight);
     }
-    counts.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect()
+    weights.into_iter().map(|(stack, weight)| format!("{stack} {weight}")).collect()
 }
 
 /// Writes a profile as folded stacks.
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &CpuProfile, mut out: impl Write) -> io::Result<()> {
+pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
     for line in lines(profile) {
         writeln!(out, "{line}")?;
     }
@@ -42,7 +44,7 @@ pub fn escape(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Frame;
+    use super::super::{CpuProfile, Frame};
     use super::*;
     use crate::stream::VmState;
 

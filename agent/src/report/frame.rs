@@ -20,6 +20,18 @@ pub enum Frame {
         /// Current line, where known. It is no part of the name.
         line: Option<u32>,
     },
+    /// All functions of a file or chunk together, by its name as shown: `file.lua`.
+    Chunk {
+        /// See [`chunk_name`].
+        chunk: Arc<str>,
+    },
+    /// A line of Lua code: `file.lua:15`. The function it belongs to is the frame below it.
+    Line {
+        /// Its chunk as shown; see [`chunk_name`].
+        chunk: Arc<str>,
+        /// The line.
+        line: u32,
+    },
     /// A function of the VM's library with an assembler part, by its library name: `string.gsub`.
     FastFunction {
         /// The name.
@@ -47,6 +59,8 @@ pub enum Frame {
     },
     /// Not a function: what follows is the VM at work for itself, in this state (`[GC]`, `[JIT compiler]`).
     Vm(VmState),
+    /// The VM at work for itself, in no known state: `INTERNAL`, as memprof calls it.
+    Internal,
     /// What could not be resolved: `[unknown: reason]`.
     Unresolved {
         /// Why not.
@@ -69,6 +83,8 @@ pub enum FrameKind {
     Gc,
     /// The JIT compiler.
     JitCompiler,
+    /// The VM, where it is not known which part of it.
+    Vm,
     /// Not known.
     Unresolved,
 }
@@ -79,15 +95,36 @@ impl Frame {
         Self::Lua { name, chunk: chunk_name(chunkname).into(), first_line, line }
     }
 
+    /// What the symbol of a stream stands for: a native function, or what has no address and was written as one.
+    pub fn of_symbol(name: &str) -> Self {
+        if let Some(reason) = name.strip_prefix("[unknown").and_then(|rest| rest.strip_suffix(']')) {
+            let reason = reason.strip_prefix(": ").filter(|reason| !reason.is_empty()).unwrap_or("no symbol");
+            return Self::Unresolved { reason: reason.into() };
+        }
+        if let Some(symbol) = name.strip_suffix("_[k]") {
+            return Self::Kernel { symbol: symbol.into() };
+        }
+        if let Some(number) = name.strip_prefix("TRACE [") {
+            let (number, rest) = number.split_once(']').unwrap_or((number, ""));
+            let start = rest.strip_prefix(" started at ").map(Into::into);
+            return Self::Trace { number: number.parse().ok(), start };
+        }
+        if name == "TRACE" {
+            return Self::Trace { number: None, start: None };
+        }
+        Self::C { symbol: name.into(), module: None }
+    }
+
     /// What kind of code it is.
     pub fn kind(&self) -> FrameKind {
         match self {
-            Self::Lua { .. } | Self::FastFunction { .. } => FrameKind::Lua,
+            Self::Lua { .. } | Self::Chunk { .. } | Self::Line { .. } | Self::FastFunction { .. } => FrameKind::Lua,
             Self::C { .. } => FrameKind::C,
             Self::Kernel { .. } => FrameKind::Kernel,
             Self::Trace { .. } => FrameKind::Jit,
             Self::Vm(VmState::Gc) => FrameKind::Gc,
             Self::Vm(_) => FrameKind::JitCompiler,
+            Self::Internal => FrameKind::Vm,
             Self::Unresolved { .. } => FrameKind::Unresolved,
         }
     }
@@ -100,6 +137,8 @@ impl fmt::Display for Frame {
             Self::Lua { name, chunk, first_line, .. } => {
                 write!(f, "{}@{chunk}:{first_line}", name.as_deref().unwrap_or_default())
             }
+            Self::Chunk { chunk } => f.write_str(chunk),
+            Self::Line { chunk, line } => write!(f, "{chunk}:{line}"),
             Self::FastFunction { name } => f.write_str(name),
             Self::C { symbol, .. } => f.write_str(symbol),
             Self::Kernel { symbol } => write!(f, "{symbol}_[k]"),
@@ -111,6 +150,7 @@ impl fmt::Display for Frame {
             Self::Vm(VmState::Gc) => f.write_str("[GC]"),
             Self::Vm(state) if state.is_jit_compiler() => f.write_str("[JIT compiler]"),
             Self::Vm(state) => write!(f, "[{state}]"),
+            Self::Internal => f.write_str("INTERNAL"),
             Self::Unresolved { reason } => write!(f, "[unknown: {reason}]"),
         }
     }

@@ -1,15 +1,11 @@
 //! A CPU profile: stacks and how often they were seen.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Frame;
+use super::stacks::{FrameId, Profile, Stacks};
 use crate::stream::VmState;
-use crate::stream::hash::AddrMap;
-
-/// A frame of a [`CpuProfile`], by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FrameId(u32);
 
 /// What a profile counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,9 +30,7 @@ impl Unit {
 /// Where CPU time went: samples by stack and by VM state, and what is missing.
 #[derive(Clone, Debug, Default)]
 pub struct CpuProfile {
-    frames: Vec<Frame>,
-    ids: HashMap<Frame, FrameId>,
-    stacks: AddrMap<Box<[FrameId]>, u64>,
+    stacks: Stacks,
     states: [u64; VmState::ALL.len()],
     losses: BTreeMap<String, u64>,
     unresolved: BTreeMap<Arc<str>, u64>,
@@ -71,13 +65,7 @@ impl CpuProfile {
 
     /// The number of a frame, for [`add_interned`](Self::add_interned).
     pub fn intern(&mut self, frame: Frame) -> FrameId {
-        if let Some(&id) = self.ids.get(&frame) {
-            return id;
-        }
-        let id = FrameId(u32::try_from(self.frames.len()).unwrap_or(u32::MAX));
-        self.frames.push(frame.clone());
-        self.ids.insert(frame, id);
-        id
+        self.stacks.intern(frame)
     }
 
     /// Counts one sample of frames that have numbers already; otherwise as [`add`](Self::add).
@@ -91,12 +79,8 @@ impl CpuProfile {
         marked.extend_from_slice(stack);
         self.mark(vmstate, &mut marked);
         self.count_unresolved(&marked);
-        match self.stacks.get_mut(&marked[..]) {
-            Some(count) => *count += weight,
-            None => {
-                self.stacks.insert(marked[..].into(), weight);
-            }
-        }
+        let stack = self.stacks.stack(&marked);
+        self.stacks.add(stack, weight);
         self.states[vmstate as usize] += weight;
         self.scratch = marked;
     }
@@ -140,22 +124,22 @@ impl CpuProfile {
 
     /// The frame of this number, if it is one of this profile.
     pub fn frame(&self, id: FrameId) -> Option<&Frame> {
-        self.frames.get(id.0 as usize)
+        self.stacks.frame(id)
     }
 
     /// All frames that occur, in the order of their numbers.
     pub fn frames(&self) -> &[Frame] {
-        &self.frames
+        self.stacks.frames()
     }
 
     /// The numbers of all frames, in order.
     pub fn frame_ids(&self) -> impl Iterator<Item = FrameId> + use<> {
-        (0..self.frames.len() as u32).map(FrameId)
+        self.stacks.frame_ids()
     }
 
-    /// The stacks, root first, and how often each was seen, in no order.
+    /// The stacks, root first, and how often each was seen, in the order in which they were first seen.
     pub fn stacks(&self) -> impl Iterator<Item = (&[FrameId], u64)> {
-        self.stacks.iter().map(|(stack, &count)| (&**stack, count))
+        self.stacks.iter()
     }
 
     /// How many samples there are.
@@ -176,6 +160,37 @@ impl CpuProfile {
     /// Samples that have at least one unresolved frame, by its reason.
     pub fn unresolved(&self) -> &BTreeMap<Arc<str>, u64> {
         &self.unresolved
+    }
+}
+
+impl Profile for CpuProfile {
+    fn weighted(&self) -> &Stacks {
+        &self.stacks
+    }
+
+    fn title(&self) -> String {
+        if self.title.is_empty() { "CPU time".to_owned() } else { self.title.clone() }
+    }
+
+    fn subtitle(&self) -> String {
+        let rate = self.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
+        let lost = match self.losses.values().sum::<u64>() {
+            0 => String::new(),
+            lost => format!(", {lost} lost"),
+        };
+        let what = match self.unit {
+            Unit::Samples => "CPU time",
+            Unit::Bytes => "memory",
+        };
+        let unit = self.unit.name();
+        format!(
+            "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
+            self.samples()
+        )
+    }
+
+    fn unit(&self) -> &'static str {
+        self.unit.name()
     }
 }
 

@@ -7,7 +7,7 @@ use inferno::flamegraph::{self, Options};
 
 use super::folded;
 use super::frame::FrameKind;
-use super::profile::{CpuProfile, Unit};
+use super::stacks::Profile;
 
 /// Writes a profile as a flame graph in SVG, which zooms and searches in a browser.
 ///
@@ -16,43 +16,26 @@ use super::profile::{CpuProfile, Unit};
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &CpuProfile, mut out: impl Write) -> io::Result<()> {
+pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
     let mut palette = PaletteMap::default();
-    for frame in profile.frames() {
+    for frame in profile.weighted().frames() {
         let name = folded::escape(&frame.to_string());
         let color = color(frame.kind(), &name);
         palette.insert(name, color);
     }
     let mut options = Options::default();
-    options.title = if profile.title.is_empty() { "CPU time".to_owned() } else { profile.title.clone() };
-    options.subtitle = Some(subtitle(profile));
-    options.count_name = profile.unit.name().to_owned();
+    options.title = profile.title();
+    options.subtitle = Some(profile.subtitle());
+    options.count_name = profile.unit().to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
     let mut lines = folded::lines(profile);
     if lines.is_empty() {
         // The library refuses an empty graph; an empty profile is a result too.
-        lines.push("no samples 1".to_owned());
+        lines.push(format!("no {} 1", profile.unit()));
     }
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)?;
     out.flush()
-}
-
-fn subtitle(profile: &CpuProfile) -> String {
-    let rate = profile.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
-    let lost = match profile.losses().values().sum::<u64>() {
-        0 => String::new(),
-        lost => format!(", {lost} lost"),
-    };
-    let what = match profile.unit {
-        Unit::Samples => "CPU time",
-        Unit::Bytes => "memory",
-    };
-    let unit = profile.unit.name();
-    format!(
-        "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
-        profile.samples()
-    )
 }
 
 /// The colour of a frame: a hue for its kind, a shade for its name.
@@ -62,7 +45,7 @@ fn color(kind: FrameKind, name: &str) -> Color {
         FrameKind::Jit => (80, 150, 220),
         FrameKind::C => (235, 165, 75),
         FrameKind::Kernel => (160, 160, 175),
-        FrameKind::Gc => (220, 80, 80),
+        FrameKind::Gc | FrameKind::Vm => (220, 80, 80),
         FrameKind::JitCompiler => (170, 110, 200),
         FrameKind::Unresolved => (215, 215, 215),
     };
@@ -75,7 +58,7 @@ fn color(kind: FrameKind, name: &str) -> Color {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Frame;
+    use super::super::{CpuProfile, Frame};
     use super::*;
     use crate::stream::VmState;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::sync::Arc;
 
-use super::profile::{CpuProfile, FrameId};
-use super::{Frame, frame};
+use super::stacks::FrameId;
+use super::{CpuProfile, Frame, frame};
 use crate::stream::hash::AddrMap;
 use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
 use crate::stream::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
@@ -160,25 +160,12 @@ impl Builder {
             return Frame::Unresolved { reason: "no symbol".into() };
         };
         let name = String::from_utf8_lossy(name);
-        if let Some(reason) = name.strip_prefix("[unknown").and_then(|rest| rest.strip_suffix(']')) {
-            let reason = reason.strip_prefix(": ").filter(|reason| !reason.is_empty()).unwrap_or("no symbol");
-            return Frame::Unresolved { reason: reason.into() };
+        match Frame::of_symbol(&name) {
+            Frame::C { symbol, .. } if (reserved::NAMES..reserved::END).contains(&addr) => {
+                Frame::FastFunction { name: symbol }
+            }
+            frame => frame,
         }
-        if let Some(symbol) = name.strip_suffix("_[k]") {
-            return Frame::Kernel { symbol: symbol.into() };
-        }
-        if let Some(number) = name.strip_prefix("TRACE [") {
-            let (number, rest) = number.split_once(']').unwrap_or((number, ""));
-            let start = rest.strip_prefix(" started at ").map(Into::into);
-            return Frame::Trace { number: number.parse().ok(), start };
-        }
-        if name == "TRACE" {
-            return Frame::Trace { number: None, start: None };
-        }
-        if (reserved::NAMES..reserved::END).contains(&addr) {
-            return Frame::FastFunction { name: (*name).into() };
-        }
-        Frame::C { symbol: (*name).into(), module: None }
     }
 }
 

@@ -1,13 +1,13 @@
 //! What `parse-memprof` prints for a memprof stream: the text of the release that reads the stream's version.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
 use super::lua_order::{Interner, pairs_order, sort};
 use super::sysprof::demangle;
 use crate::stream::hash::{AddrMap, HeapMap};
 use crate::stream::memprof::{Event, Source};
-use crate::stream::{MemprofReader, StreamError, Symbol, SymbolTable};
+use crate::stream::SymbolTable;
 
 /// The parser's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub struct Summary {
     alloc: Events,
     realloc: Events,
     free: Events,
+    heap: HeapMap<Chunk>,
 }
 
 /// A number of [`Locations`].
@@ -121,34 +122,22 @@ struct Held {
 }
 
 impl Summary {
-    /// Reads the events of a stream. If the stream is cut off, the summary is of what was before the cut, and the
-    /// error comes with it.
-    ///
-    /// # Errors
-    /// What [`MemprofReader::next_event`] says, but for a cut.
-    pub fn read<R: Read>(
-        symbols: Vec<Symbol>,
-        reader: &mut MemprofReader<R>,
-    ) -> Result<(Self, Option<StreamError>), StreamError> {
-        let mut summary = Self {
-            version: reader.version(),
-            locations: Locations { symbols: symbols.into_iter().collect(), ..Locations::default() },
+    /// A summary of no events yet, in the text for streams of this version.
+    pub fn new(version: u8) -> Self {
+        Self {
+            version,
+            locations: Locations::default(),
             alloc: Events::default(),
             realloc: Events::default(),
             free: Events::default(),
-        };
-        let mut heap: HeapMap<Chunk> = HeapMap::default();
-        loop {
-            match reader.next_event() {
-                Ok(Some(event)) => summary.event(event, &mut heap),
-                Ok(None) => return Ok((summary, None)),
-                Err(cut) if cut.is_truncation() => return Ok((summary, Some(cut))),
-                Err(error) => return Err(error),
-            }
+            heap: HeapMap::default(),
         }
     }
 
-    fn event(&mut self, event: Event, heap: &mut HeapMap<Chunk>) {
+    /// Adds an event. The symbols of the stream's start are the first events.
+    #[inline]
+    pub fn add(&mut self, event: Event) {
+        let heap = &mut self.heap;
         match event {
             Event::Symbol(symbol) => {
                 if self.locations.symbols.insert(symbol) {
@@ -239,6 +228,11 @@ impl Summary {
             writeln!(out, " holds {bytes}: {allocs} allocs, {frees} frees")?;
         }
         writeln!(out)
+    }
+
+    #[cfg(test)]
+    pub(in crate::report) fn held_total(&self) -> i128 {
+        self.held().iter().map(|(_, held)| held.bytes).sum()
     }
 
     /// What each name still holds, in the order in which the parser meets them: `form_heap_delta` of
@@ -443,13 +437,14 @@ impl SourceEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{Body, MemprofWriter, Stream};
+    use crate::report::memprof;
+    use crate::stream::{Body, MemprofWriter, Stream, Symbol};
 
     fn text(stream: &[u8], options: Options) -> String {
         let Stream { symbols, body, .. } = Stream::open(stream).unwrap();
         let Body::Memprof(mut reader) = body else { panic!("not a memprof stream") };
-        let (summary, cut) = Summary::read(symbols, &mut reader).unwrap();
-        assert!(cut.is_none());
+        let mut summary = Summary::new(reader.version());
+        assert!(memprof::read(symbols, &mut reader, |event| summary.add(event)).unwrap().is_none());
         let mut out = Vec::new();
         summary.write(options, &mut out).unwrap();
         String::from_utf8(out).unwrap()
