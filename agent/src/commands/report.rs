@@ -306,7 +306,9 @@ mod tests {
         let bytes: u64 =
             read("a.folded").lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
         let svg = read("a.svg");
-        assert!(svg.contains(&format!("total_samples=\"{bytes}\"")) && svg.contains("memprof-jit.bin: bytes still held"));
+        assert!(
+            svg.contains(&format!("total_samples=\"{bytes}\"")) && svg.contains("memprof-jit.bin: bytes still held")
+        );
     }
 
     #[test]

@@ -38,10 +38,11 @@ impl Weight {
 /// A live recording and a stream fill it with the same events. It needs memory for each source, and for
 /// [`Weight::Held`] for each block that is allocated at the time.
 ///
-/// What is held belongs to whoever gave it its last size: a reallocated block, whether it moves or not, changes over
-/// to the source of the reallocation. Blocks from before the recording count from their first reallocation on. The
-/// text of the reference parser differs for blocks that several sources have reallocated: it adds each new size to
-/// the source of the size before (`tools/memprof/process.lua`), and so shows as held what has been freed.
+/// What is held belongs to whoever made it that large: a block that grows, whether it moves or not, changes over to
+/// the source of the reallocation; one that shrinks stays with its source, for it is the garbage collector that
+/// shrinks stacks and buffers. Blocks from before the recording count from their first reallocation on. The text of
+/// the reference parser differs for blocks that several sources have reallocated: it adds each new size to the source
+/// of the size before (`form_heap_delta` of `tools/memprof/process.lua`), and so shows as held what has been freed.
 #[derive(Debug, Default)]
 pub struct MemoryProfile {
     weight: Weight,
@@ -95,10 +96,10 @@ impl MemoryProfile {
             }
             (Weight::Held, &Event::Realloc { old_addr, addr, size, .. }) => {
                 let holder = stack(self);
-                self.release(old_addr);
-                self.hold(addr, Block { size, holder });
+                let shrunk = self.release(old_addr).filter(|old| size <= old.size);
+                self.hold(addr, Block { size, holder: shrunk.map_or(holder, |old| old.holder) });
             }
-            (Weight::Held, Event::Free { addr, .. }) => self.release(*addr),
+            (Weight::Held, Event::Free { addr, .. }) => drop(self.release(*addr)),
             _ => {}
         }
     }
@@ -111,10 +112,10 @@ impl MemoryProfile {
         }
     }
 
-    fn release(&mut self, addr: u64) {
-        if let Some(block) = self.heap.remove(&addr) {
-            self.stacks.take(block.holder, block.size);
-        }
+    fn release(&mut self, addr: u64) -> Option<Block> {
+        let block = self.heap.remove(&addr)?;
+        self.stacks.take(block.holder, block.size);
+        Some(block)
     }
 
     /// Counts events that were lost, by reason.
@@ -232,6 +233,12 @@ mod tests {
     }
 
     #[test]
+    fn who_shrinks_a_block_does_not_hold_it() {
+        let shrunk = Event::Realloc { source: Source::Internal, old_addr: 0x10, old_size: 100, addr: 0x10, size: 50 };
+        assert_eq!(folded(Weight::Held, &[alloc(A, 0x10, 100), shrunk]), ["a.lua;@a.lua:3;a.lua:4 50"]);
+    }
+
+    #[test]
     fn a_block_whose_free_was_lost_is_not_held_twice() {
         let events = [alloc(A, 0x10, 100), alloc(B, 0x10, 20)];
         assert_eq!(folded(Weight::Held, &events), ["a.lua;@a.lua:3;a.lua:5 20"]);
@@ -254,7 +261,11 @@ mod tests {
         profile.add(0, &alloc(Source::Internal, 0x10, 3 << 19));
         profile.lose("the ring buffer was full", 2);
         assert_eq!(profile.title(), "luajit (pid 7): bytes still held");
-        assert!(profile.subtitle().starts_with("1.5 MiB still held after 1 events, 2 lost: "), "{}", profile.subtitle());
+        assert!(
+            profile.subtitle().starts_with("1.5 MiB still held after 1 events, 2 lost: "),
+            "{}",
+            profile.subtitle()
+        );
         assert_eq!([0, 1023, 1024].map(amount), ["0 bytes", "1023 bytes", "1.0 KiB"]);
     }
 

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 
 use super::lua_order::{Interner, pairs_order, sort};
 use super::sysprof::demangle;
+use crate::stream::SymbolTable;
 use crate::stream::hash::{AddrMap, HeapMap};
 use crate::stream::memprof::{Event, Source};
-use crate::stream::SymbolTable;
 
 /// The parser's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
