@@ -17,6 +17,8 @@ pub struct Workload {
 
 /// The name of the workload whose shares are known.
 pub const TRUTH: &str = "truth.lua";
+/// The name of the workload whose allocations are known.
+pub const MEMORY: &str = "memory.lua";
 
 impl Workload {
     /// Starts `script` on a program, with arguments, and waits until it says that it is ready. It does nothing until

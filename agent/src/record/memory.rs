@@ -150,7 +150,9 @@ impl MemoryStream {
                 self.tally.frees += 1;
                 self.tally.freed += old_size;
                 // Whatever lies at this address from now on is something else.
-                self.known.remove(&pointer);
+                if let Some(known) = self.known.remove(&pointer) {
+                    self.prototypes.forget(&known.key);
+                }
                 Event::Free { source, addr: pointer, size: old_size }
             }
             Some(AllocationKind::Realloc) => {
@@ -229,7 +231,8 @@ impl MemoryStream {
             return Ok(());
         }
         let symbol = self.symbolizer.symbolize(address);
-        let name = match (&symbol.name, self.functions.c_function(address)) {
+        let known = self.functions.c_function(address).or_else(|| self.functions.builtin_at(address));
+        let name = match (&symbol.name, known) {
             (Some(name), _) => name.to_string(),
             (None, Some(name)) => name.to_owned(),
             (None, None) => symbol.to_string(),

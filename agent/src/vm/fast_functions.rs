@@ -19,6 +19,8 @@ use super::value::{self, Value};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FunctionNames {
     builtins: HashMap<u8, String>,
+    /// The number of the one built-in function that has its C function at an address; [`None`] if several share it.
+    builtins_by_address: HashMap<u64, Option<u8>>,
     c_functions: HashMap<u64, String>,
 }
 
@@ -83,6 +85,11 @@ impl FunctionNames {
     /// The name under which the C function at `address` is registered: `ngx.sleep`.
     pub fn c_function(&self, address: u64) -> Option<&str> {
         self.c_functions.get(&address).map(String::as_str)
+    }
+
+    /// The library name of the built-in function whose C function is at `address`, unless several share that.
+    pub fn builtin_at(&self, address: u64) -> Option<&str> {
+        self.builtins_by_address.get(&address).copied().flatten().and_then(|ffid| self.builtin(ffid))
     }
 
     /// How many built-in functions and how many C functions have a name.
@@ -228,7 +235,9 @@ impl<M: ReadMemory> Walk<'_, M> {
     fn function(&mut self, name: &str, library: &str, value: Value) {
         let Value::Object { gct: gct::FUNC, address } = value else { return };
         match read_function(self.memory, &self.vm.layout, address) {
-            Ok(Function::Builtin { ffid }) => {
+            Ok(Function::Builtin { ffid, address }) => {
+                let owner = self.names.builtins_by_address.entry(address).or_insert(Some(ffid));
+                *owner = owner.filter(|owner| *owner == ffid);
                 self.names.builtins.entry(ffid).or_insert_with(|| name.to_owned());
             }
             Ok(Function::C { address }) => {
@@ -282,7 +291,7 @@ mod tests {
     fn infers_what_no_table_holds() {
         let named = |names: &[(u8, &str)]| {
             let builtins = names.iter().map(|(ffid, name)| (*ffid, (*name).to_owned())).collect();
-            let mut names = FunctionNames { builtins, c_functions: HashMap::new() };
+            let mut names = FunctionNames { builtins, ..FunctionNames::default() };
             names.infer_auxiliary();
             names
         };

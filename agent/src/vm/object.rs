@@ -85,6 +85,8 @@ pub enum Function {
     Builtin {
         /// Its number, which differs between builds; see [`FunctionNames`](super::FunctionNames).
         ffid: u8,
+        /// Its C function: all of it, or what its machine code falls back to.
+        address: u64,
     },
 }
 
@@ -100,7 +102,7 @@ pub fn read_function<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64)
             Ok(Function::Lua { prototype: pc.wrapping_sub(u64::from(layout.sizeof_pt)) })
         }
         1 => Ok(Function::C { address: memory.read(field(address, layout.fn_c))? }),
-        ffid => Ok(Function::Builtin { ffid }),
+        ffid => Ok(Function::Builtin { ffid, address: memory.read(field(address, layout.fn_c))? }),
     }
 }
 

@@ -317,6 +317,12 @@ impl Prototypes {
         Ok(prototype)
     }
 
+    /// Forgets a prototype that was freed: another one may come to lie at its address, and look the same from
+    /// outside: the next version of the same chunk.
+    pub fn forget(&mut self, key: &PrototypeKey) {
+        self.known.remove(key);
+    }
+
     /// How many prototypes are known.
     pub fn len(&self) -> usize {
         self.known.len()
