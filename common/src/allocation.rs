@@ -2,7 +2,8 @@
 //! Tarantool's memprof (`memprof_write_func` and its neighbours, `lj_memprof.c` of the fork).
 
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};
-use crate::frame::{describe, gct_offset, read_frame};
+use crate::frame::{CFRAME_FLAGS, PrototypeHead, gct_offset, line, position, read_frame, read_function};
+use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{Plain, ReadMemory, Unreadable};
 use crate::vm::{VmConfig, VmState};
@@ -84,14 +85,14 @@ pub struct AllocationEvent {
     pub size: u64,
     /// Who: see [`AllocationSource`].
     pub place: u64,
-    /// As in [`FrameRecord`].
+    /// Address of the prototype's chunkname: until the prototype is freed, which is an event too, it stays the same.
     pub chunkname: u64,
-    /// As in [`FrameRecord`].
+    /// Line where the prototype is defined.
     pub first_line: u32,
-    /// As in [`FrameRecord`].
+    /// Number of its bytecodes.
     pub size_bc: u32,
-    /// Index of the bytecode that is being executed, or [`NO_POSITION`].
-    pub position: u32,
+    /// The line that is being executed; 0 if the prototype has no line numbers.
+    pub line: u32,
     /// Index of the VM.
     pub vm: u16,
     /// An [`AllocationKind`].
@@ -132,29 +133,30 @@ pub fn attribute(memory: &impl ReadMemory, vm: &VmConfig, record: &mut FrameReco
     event.chunkname = 0;
     event.first_line = 0;
     event.size_bc = 0;
-    event.position = NO_POSITION;
+    event.line = 0;
     let Ok(raw) = memory.read::<i32>(vm.global + u64::from(vm.layout.g_vmstate)) else { return };
     let states = vm.layout.states();
     match VmState::from_raw(states, raw) {
-        VmState::Trace => {
-            event.source = AllocationSource::Trace as u8;
-            event.place = raw as u64;
-        }
+        VmState::Trace => trace(raw, event),
         // Upstream builds are in this state in all Lua code, Tarantool's only between functions.
         VmState::Interp if states == VmStates::Tarantool => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
-            if function(memory, vm, record).is_ok() {
-                let lua = record.kind == FrameKind::Lua as u8;
-                event.source = if lua { AllocationSource::Lua } else { AllocationSource::C } as u8;
-                event.place = record.code;
-                event.chunkname = record.chunkname;
-                event.first_line = record.first_line;
-                event.size_bc = record.size_bc;
-                event.position = record.position;
+            // What has failed halfway leaves nothing behind.
+            if let Ok(source) = function(memory, vm, record, event) {
+                event.source = source as u8;
             }
         }
+        // What is no state at all is a trace, too: an FFI callback of Tarantool's VM restores a state that it has
+        // not saved (`memprof_write_caller` has the same condition).
+        VmState::Asm if states == VmStates::Tarantool && !raw != VmState::Asm as i32 => trace(raw, event),
         VmState::Gc | VmState::Exit | VmState::Record | VmState::Opt | VmState::Asm => {}
     }
+}
+
+#[inline(always)]
+fn trace(raw: i32, event: &mut AllocationEvent) {
+    event.source = AllocationSource::Trace as u8;
+    event.place = u64::from(raw as u32);
 }
 
 /// There is no function that it could be attributed to.
@@ -170,34 +172,67 @@ impl From<Unreadable> for Nobody {
 /// Describes the function that is running: the innermost one, or the Lua function that called it if it is a
 /// fast function.
 #[inline(always)]
-fn function(memory: &impl ReadMemory, vm: &VmConfig, record: &mut FrameRecord) -> Result<(), Nobody> {
+fn function(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    record: &mut FrameRecord,
+    event: &mut AllocationEvent,
+) -> Result<AllocationSource, Nobody> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let thread = running_thread(memory, vm)?;
-    let base = memory.read::<u64>(thread + u64::from(layout.l_base))?;
+    let (thread, head) = running_thread(memory, vm)?;
+    let base = head.u64(layout.l_base)?;
     let (function, link) = read_frame(memory, layout, base)?;
     if function == thread {
         return Err(Nobody);
     }
+    let Some(prototype) = read_function(memory, layout, function, record).map_err(|_| Nobody)? else {
+        let code = record.code;
+        if record.kind == FrameKind::Fast as u8
+            && let Ok(Some(source)) = lua_caller(memory, layout, base, link, record, event)
+        {
+            return Ok(source);
+        }
+        event.place = code;
+        return Ok(AllocationSource::C);
+    };
     // Whatever allocates has its PC saved, since it may throw an error with a line in it.
-    let cframe = memory.read::<u64>(thread + u64::from(layout.l_cframe))? & !crate::frame::CFRAME_FLAGS;
-    let pc = if cframe == 0 { 0 } else { memory.read_ref(gc64, cframe + u64::from(layout.cframe_pc)).unwrap_or(0) };
-    describe(memory, layout, function, pc, record).map_err(|_| Nobody)?;
-    if record.kind != FrameKind::Fast as u8 {
-        return Ok(());
-    }
-    let code = record.code;
-    if lua_caller(memory, layout, base, link, record).is_err() || record.kind != FrameKind::Lua as u8 {
-        record.kind = FrameKind::C as u8;
-        record.code = code;
-        record.position = NO_POSITION;
-    }
-    Ok(())
+    let cframe = head.u64(layout.l_cframe)? & !CFRAME_FLAGS;
+    let pc = if cframe == 0 {
+        0
+    } else {
+        memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0)
+    };
+    lua(memory, layout, &prototype, pc, record, event)
 }
 
-/// The coroutine that allocates: Tarantool's VM notes it, in others it is the one that runs.
+/// Fills in a Lua function and the line of `pc` in it. Without a position there is no function: so it is in the
+/// process itself (`memprof_write_lfunc`, `lj_memprof.c`).
 #[inline(always)]
-fn running_thread(memory: &impl ReadMemory, vm: &VmConfig) -> Result<u64, Nobody> {
+fn lua(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    prototype: &PrototypeHead,
+    pc: u64,
+    record: &FrameRecord,
+    event: &mut AllocationEvent,
+) -> Result<AllocationSource, Nobody> {
+    let position = position(memory, layout, prototype.bytecode, record.size_bc, pc);
+    if position == NO_POSITION {
+        return Ok(AllocationSource::Internal);
+    }
+    event.line = line(memory, layout, prototype, position)?;
+    event.place = record.code;
+    event.chunkname = record.chunkname;
+    event.first_line = record.first_line;
+    event.size_bc = record.size_bc;
+    Ok(AllocationSource::Lua)
+}
+
+/// The coroutine that allocates, and the head of its `lua_State`: Tarantool's VM notes it, in others it is the one
+/// that runs.
+#[inline(always)]
+fn running_thread(memory: &impl ReadMemory, vm: &VmConfig) -> Result<(u64, Head<11>), Nobody> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     let field = if layout.g_mem_l == ABSENT { layout.g_cur_l } else { layout.g_mem_l };
@@ -205,16 +240,17 @@ fn running_thread(memory: &impl ReadMemory, vm: &VmConfig) -> Result<u64, Nobody
         return Err(Nobody);
     }
     let thread = memory.read_ref(gc64, vm.global + u64::from(field))?;
-    if thread == 0
-        || memory.read_ref(gc64, thread + u64::from(layout.l_glref))? != vm.global
-        || memory.read::<u8>(thread + gct_offset(gc64))? != gct::THREAD
-    {
+    if thread == 0 {
         return Err(Nobody);
     }
-    Ok(thread)
+    let head = Head::read::<7>(memory, gc64, thread)?;
+    if head.reference(gc64, layout.l_glref)? != vm.global || head.u8(gct_offset(gc64) as u16)? != gct::THREAD {
+        return Err(Nobody);
+    }
+    Ok((thread, head))
 }
 
-/// Describes the function that called the one with `base`, if it called it as Lua code does.
+/// Describes the function that called the one with `base`, if it is a Lua function that called it as such do.
 #[inline(always)]
 fn lua_caller(
     memory: &impl ReadMemory,
@@ -222,22 +258,26 @@ fn lua_caller(
     base: u64,
     link: u64,
     record: &mut FrameRecord,
-) -> Result<(), Nobody> {
+    event: &mut AllocationEvent,
+) -> Result<Option<AllocationSource>, Nobody> {
     let gc64 = layout.is_gc64();
     let (caller, pc) = match link & 7 {
         // FRAME_LUA: frame_prevl, lj_frame.h.
         0 | 4 if link != 0 => {
             let call = memory.read::<u32>(link - 4)?;
             let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
-            (base - slots * 8, link)
+            (base.wrapping_sub(slots * 8), link)
         }
         // FRAME_CONT: frame_contpc.
         2 => {
-            let pc = if gc64 { memory.read_ref(true, base - 24)? } else { memory.read_ref(false, base - 12)? };
+            let pc = memory.read_ref(gc64, base.wrapping_sub(if gc64 { 24 } else { 12 }))?;
             (base.wrapping_sub(link & !7), pc)
         }
-        _ => return Err(Nobody),
+        _ => return Ok(None),
     };
     let (function, _) = read_frame(memory, layout, caller)?;
-    describe(memory, layout, function, pc, record).map_err(|_| Nobody)
+    match read_function(memory, layout, function, record).map_err(|_| Nobody)? {
+        Some(prototype) => lua(memory, layout, &prototype, pc, record, event).map(Some),
+        None => Ok(None),
+    }
 }

@@ -10,6 +10,7 @@
 //! bytecode position and every step's direction is checked, so a torn stack ends the walk with a reason.
 
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};
+use crate::head::Head;
 use crate::layout::{VmLayout, gct};
 use crate::memory::{ReadMemory, Unreadable};
 use crate::string;
@@ -321,10 +322,10 @@ impl Walk {
 #[inline(always)]
 pub fn read_frame(memory: &impl ReadMemory, layout: &VmLayout, base: u64) -> Result<(u64, u64), Unreadable> {
     if layout.is_gc64() {
-        let words = memory.read::<[u64; 2]>(base - 16)?;
+        let words = memory.read::<[u64; 2]>(base.wrapping_sub(16))?;
         Ok((words[0] & GC64_ADDRESS_MASK, words[1]))
     } else {
-        let words = memory.read::<[u32; 2]>(base - 8)?;
+        let words = memory.read::<[u32; 2]>(base.wrapping_sub(8))?;
         Ok((u64::from(words[0]), u64::from(words[1])))
     }
 }
@@ -332,7 +333,7 @@ pub fn read_frame(memory: &impl ReadMemory, layout: &VmLayout, base: u64) -> Res
 /// Fills `record` with what `function` is, and the bytecode position of `pc` in it.
 ///
 /// # Errors
-/// [`WalkEnd::NotAFunction`], [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
+/// As [`read_function`].
 #[inline(always)]
 pub fn describe(
     memory: &impl ReadMemory,
@@ -341,37 +342,100 @@ pub fn describe(
     pc: u64,
     record: &mut FrameRecord,
 ) -> Result<(), WalkEnd> {
+    if let Some(prototype) = read_function(memory, layout, function, record)? {
+        // Without it the function is not told by its name, but is on the stack all the same.
+        record.chunkname = string::identity(memory, layout, record.chunkname).unwrap_or(0);
+        record.position = position(memory, layout, prototype.bytecode, record.size_bc, pc);
+    }
+    Ok(())
+}
+
+/// The prototype of a Lua function.
+pub struct PrototypeHead {
+    /// Address of its first bytecode.
+    pub bytecode: u64,
+    /// Its fields up to the address of its line numbers.
+    pub fields: Head<11>,
+}
+
+/// Fills `record` with what `function` is, as far as it says itself: its position stays unknown, and in place of
+/// the chunkname's identity stands its address.
+///
+/// # Errors
+/// [`WalkEnd::NotAFunction`], [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
+#[inline(always)]
+pub fn read_function(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    function: u64,
+    record: &mut FrameRecord,
+) -> Result<Option<PrototypeHead>, WalkEnd> {
     let gc64 = layout.is_gc64();
-    // `gct` and `ffid` are neighbours in every build.
-    let types = memory.read::<[u8; 2]>(function + u64::from(layout.fn_ffid) - 1)?;
-    if types[0] != gct::FUNC {
+    let fields = Head::<5>::read::<3>(memory, gc64, function)?;
+    if fields.u8(gct_offset(gc64) as u16)? != gct::FUNC {
         return Err(WalkEnd::NotAFunction);
     }
     record.function = function;
-    record.ffid = types[1];
+    record.ffid = fields.u8(layout.fn_ffid)?;
     record.position = NO_POSITION;
     record.chunkname = 0;
     record.first_line = 0;
     record.size_bc = 0;
-    if types[1] != 0 {
-        record.kind = if types[1] == 1 { FrameKind::C } else { FrameKind::Fast } as u8;
+    if record.ffid != 0 {
+        record.kind = if record.ffid == 1 { FrameKind::C } else { FrameKind::Fast } as u8;
         record.code = memory.read::<u64>(function + u64::from(layout.fn_c))?;
-        return Ok(());
+        return Ok(None);
     }
-    let bytecode = memory.read_ref(gc64, function + u64::from(layout.fn_pc))?;
+    let bytecode = fields.reference(gc64, layout.fn_pc)?;
     let prototype = bytecode.wrapping_sub(u64::from(layout.sizeof_pt));
-    if memory.read::<u8>(prototype + gct_offset(gc64))? != gct::PROTO {
+    let fields = Head::<11>::read::<7>(memory, gc64, prototype)?;
+    if fields.u8(gct_offset(gc64) as u16)? != gct::PROTO {
         return Err(WalkEnd::NotAPrototype);
     }
     record.kind = FrameKind::Lua as u8;
     record.code = prototype;
-    let chunkname = memory.read_ref(gc64, prototype + u64::from(layout.pt_chunkname))?;
-    // Without it the function is not told by its name, but is on the stack all the same.
-    record.chunkname = string::identity(memory, layout, chunkname).unwrap_or(0);
-    record.first_line = memory.read::<u32>(prototype + u64::from(layout.pt_firstline))?;
-    record.size_bc = memory.read::<u32>(prototype + u64::from(layout.pt_sizebc))?;
-    record.position = position(memory, layout, bytecode, record.size_bc, pc);
-    Ok(())
+    record.chunkname = fields.reference(gc64, layout.pt_chunkname)?;
+    record.first_line = fields.u32(layout.pt_firstline)?;
+    record.size_bc = fields.u32(layout.pt_sizebc)?;
+    Ok(Some(PrototypeHead { bytecode, fields }))
+}
+
+/// The source line of the bytecode at `position`, 0 if there are no lines, as `lj_debug_line` finds it
+/// (`lj_debug.c`).
+///
+/// # Errors
+/// [`Unreadable`] if the line numbers are.
+#[inline(always)]
+pub fn line(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    prototype: &PrototypeHead,
+    position: u32,
+) -> Result<u32, Unreadable> {
+    let fields = &prototype.fields;
+    let lines = fields.reference(layout.is_gc64(), layout.pt_lineinfo)?;
+    let size_bc = fields.u32(layout.pt_sizebc)?;
+    if lines == 0 || position > size_bc {
+        return Ok(0);
+    }
+    let first = fields.u32(layout.pt_firstline)?;
+    let count = fields.u32(layout.pt_numline)?;
+    if position == size_bc {
+        return Ok(first.wrapping_add(count));
+    }
+    if position == 0 {
+        return Ok(first);
+    }
+    // The bytecodes' lines, from the second on, count from the first line, in the narrowest integers that do.
+    let index = u64::from(position - 1);
+    let offset = if count < 256 {
+        u32::from(memory.read::<u8>(lines.wrapping_add(index))?)
+    } else if count < 65_536 {
+        u32::from(memory.read::<u16>(lines.wrapping_add(index * 2))?)
+    } else {
+        memory.read::<u32>(lines.wrapping_add(index * 4))?
+    };
+    Ok(first.wrapping_add(offset))
 }
 
 /// The index of the bytecode before `pc` in the function whose bytecode starts at `bytecode`.
@@ -390,12 +454,12 @@ pub fn position(memory: &impl ReadMemory, layout: &VmLayout, bytecode: u64, size
     }
     // A return to a loop that was compiled meanwhile: the PC points behind a copy of the loop's original
     // instruction, kept in the trace (debug_framepc: "undo the effects of lj_trace_exit for JLOOP").
-    let trace = (pc - 4).wrapping_sub(u64::from(layout.tr_startins));
+    let trace = pc.wrapping_sub(4).wrapping_sub(u64::from(layout.tr_startins));
     let is_trace = memory.read::<u8>(trace.wrapping_add(gct_offset(layout.is_gc64())));
     if is_trace != Ok(gct::TRACE) {
         return NO_POSITION;
     }
-    let Ok(start) = memory.read_ref(layout.is_gc64(), trace + u64::from(layout.tr_startpc)) else {
+    let Ok(start) = memory.read_ref(layout.is_gc64(), trace.wrapping_add(u64::from(layout.tr_startpc))) else {
         return NO_POSITION;
     };
     let offset = start.wrapping_sub(bytecode);

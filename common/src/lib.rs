@@ -8,6 +8,7 @@ pub mod allocation;
 pub mod config;
 pub mod event;
 pub mod frame;
+pub mod head;
 pub mod layout;
 pub mod memory;
 pub mod string;

@@ -71,8 +71,16 @@ fn wait_for_result(context: &ProbeContext, event: AllocationEvent) {
     let return_slot = unsafe { (*context.regs).rsp };
     let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
     let pending = PendingAllocation { event, return_slot, return_address, returned: 0 };
-    if PENDING.insert(&bpf_get_current_pid_tgid(), &pending, 0).is_err() {
-        count(Counter::PendingFull);
+    let id = bpf_get_current_pid_tgid();
+    // Writing to the entry that the thread has had since its first call is much cheaper than to insert one.
+    match PENDING.get_ptr_mut(&id) {
+        // SAFETY: only this thread's own programs write to this entry.
+        Some(place) => unsafe { *place = pending },
+        None => {
+            if PENDING.insert(&id, &pending, 0).is_err() {
+                count(Counter::PendingFull);
+            }
+        }
     }
 }
 

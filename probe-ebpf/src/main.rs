@@ -5,6 +5,7 @@
 
 mod allocation;
 mod count;
+mod empty;
 mod maps;
 mod memory;
 mod sample;

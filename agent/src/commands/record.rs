@@ -11,7 +11,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::exit::{CommandError, ExitCode};
-use crate::probes::allocator::{AllocationProbes, AllocatorError};
+use crate::probes::allocator::{AllocationProbes, AllocatorError, Handlers};
 use crate::probes::programs::{ProbeError, Programs, Wanted};
 use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::{
@@ -57,6 +57,10 @@ pub struct RecordArgs {
     /// that show stacks (.folded, .svg)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub alloc_stacks: Option<u32>,
+
+    /// Put probes on the allocator that do nothing: the benchmark compares with them
+    #[arg(long, hide = true)]
+    pub empty_probes: bool,
 
     /// Say more about what is done: where the probes on the allocator are, and why there
     #[arg(short, long)]
@@ -227,7 +231,9 @@ impl Recording {
         });
         let cpu = cpu.transpose()?;
         let memory = memory_outputs.map(|(streams, stacks)| {
-            let probes = AllocationProbes::attach(&mut programs, process, maps, vms).map_err(allocator_error)?;
+            let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
+            let probes = AllocationProbes::attach(&mut programs, process, maps, vms, handlers);
+            let probes = probes.map_err(allocator_error)?;
             Ok::<_, CommandError>(MemoryRecording { probes, streams, stacks })
         });
         let memory = memory.transpose()?;

@@ -38,8 +38,28 @@ pub enum AllocatorError {
 /// The kernel that has all that the allocation probes use: `uprobe_multi` links.
 const PROBES_KERNEL: &str = "6.6";
 
+/// What the probes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handlers {
+    /// Hand out events.
+    Record,
+    /// Nothing: what is left is what probes at these instructions cost at least.
+    Empty,
+}
+
+impl Handlers {
+    /// The programs for calls and for returns.
+    fn programs(self) -> [&'static str; 2] {
+        match self {
+            Self::Record => ["allocator_called", "allocator_returned"],
+            Self::Empty => ["empty_called", "empty_returned"],
+        }
+    }
+}
+
 /// Running allocation probes. They are detached with [`Self::detach`], or when the programs go.
 pub struct AllocationProbes {
+    handlers: Handlers,
     events: RingBuf<MapData>,
     plans: Vec<ProbePlan>,
     calls: Vec<UProbeLinkId>,
@@ -58,7 +78,13 @@ impl AllocationProbes {
     ///
     /// # Errors
     /// [`AllocatorError`] if one of them cannot be probed.
-    pub fn attach(programs: &mut Programs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, AllocatorError> {
+    pub fn attach(
+        programs: &mut Programs,
+        process: &Process,
+        maps: &Maps,
+        vms: &[Vm],
+        handlers: Handlers,
+    ) -> Result<Self, AllocatorError> {
         let refused = |error: anyhow::Error| ProbeError::sort(PROBES_KERNEL, error);
         let mut by_function: BTreeMap<u64, Vec<(u32, u64)>> = BTreeMap::new();
         for (index, vm) in (0..).zip(vms) {
@@ -82,9 +108,9 @@ impl AllocationProbes {
             allocators.push(Allocator { function, plan });
         }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
-        let mut probes =
-            Self { events: events.map_err(refused)?, plans: Vec::new(), calls: Vec::new(), returns: Vec::new() };
-        for name in ["allocator_called", "allocator_returned"] {
+        let events = events.map_err(refused)?;
+        let mut probes = Self { handlers, events, plans: Vec::new(), calls: Vec::new(), returns: Vec::new() };
+        for name in handlers.programs() {
             program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
         for allocator in allocators {
@@ -95,24 +121,26 @@ impl AllocationProbes {
     }
 
     fn attach_to(&mut self, programs: &mut Programs, process: &Process, allocator: &Allocator) -> anyhow::Result<()> {
+        let [on_call, on_return] = self.handlers.programs();
         let path = allocator.function.probe_path();
         let scope = UProbeScope::OneProcess(NonZeroU32::new(process.pid()).ok_or_else(|| anyhow::anyhow!("pid 0"))?);
         let points = &allocator.plan.points;
         let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
         // The call's probe is there first and gone last: a return without its call is ignored.
         let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
-        self.calls.push(attach(programs, "allocator_called", &calls, &path, scope)?);
+        self.calls.push(attach(programs, on_call, &calls, &path, scope)?);
         let returns: Vec<_> =
             points.iter().filter(|point| point.return_probe).map(|point| (offset(point), 0)).collect();
         if !returns.is_empty() {
-            self.returns.push(attach(programs, "allocator_returned", &returns, &path, scope)?);
+            self.returns.push(attach(programs, on_return, &returns, &path, scope)?);
         }
         Ok(())
     }
 
     /// Takes the breakpoints out. Events that are already recorded can still be drained.
     pub fn detach(&mut self, programs: &mut Programs) {
-        for (name, links) in [("allocator_returned", &mut self.returns), ("allocator_called", &mut self.calls)] {
+        let [on_call, on_return] = self.handlers.programs();
+        for (name, links) in [(on_return, &mut self.returns), (on_call, &mut self.calls)] {
             for link in links.drain(..) {
                 // A link that is gone already is what we want.
                 let _ = program(programs, name).map(|program| program.detach(link));

@@ -3,10 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
-use lj_trace_common::event::NO_POSITION;
+use lj_trace_common::memory::ReadMemory as _;
 
 use crate::stream::memprof::{Event, MemprofWriter, Source};
 use crate::stream::{Symbol, TraceSymbol, WriteError};
@@ -69,10 +68,30 @@ impl MemoryTally {
     }
 }
 
+/// A prototype by what its events say of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
-    key: PrototypeKey,
-    /// [`None`] if it was collected before it could be read.
-    prototype: Option<Arc<Prototype>>,
+    /// Address of its chunk's name: as long as the prototype is not freed, the name is not either.
+    chunkname: u64,
+    first_line: u32,
+    size_bc: u32,
+    /// It was freed before it could be read: the stream has no name for it.
+    collected: bool,
+}
+
+impl Known {
+    /// The prototype at `address`, if there is one.
+    fn read(memory: &ProcessMemory, vm: &Vm, address: u64) -> Option<(Self, PrototypeKey)> {
+        let layout = &vm.layout;
+        let key = Prototype::key_at(memory, layout, address).ok()?;
+        let chunkname = memory.read_ref(layout.is_gc64(), address + u64::from(layout.pt_chunkname)).ok()?;
+        Some((Self { chunkname, first_line: key.firstline, size_bc: key.sizebc, collected: false }, key))
+    }
+
+    /// Whether the event's prototype is this one.
+    fn is_of(&self, event: &AllocationEvent) -> bool {
+        (self.chunkname, self.first_line, self.size_bc) == (event.chunkname, event.first_line, event.size_bc)
+    }
 }
 
 impl MemoryStream {
@@ -92,10 +111,10 @@ impl MemoryStream {
         let mut known = HashMap::new();
         let mut symbols = Vec::new();
         for address in heap::prototypes(&memory, vm) {
-            let Ok(key) = Prototype::key_at(&memory, &vm.layout, address) else { continue };
+            let Some((seen, key)) = Known::read(&memory, vm, address) else { continue };
             let Ok(prototype) = prototypes.get(&memory, &vm.layout, key) else { continue };
-            symbols.push(lua_symbol(&key, Some(&prototype)));
-            known.insert(address, Known { key, prototype: Some(prototype) });
+            symbols.push(lua_symbol(&prototype));
+            known.insert(address, seen);
         }
         let mut traces = HashMap::new();
         for trace in process.maps().map(|maps| read_traces(&memory, &maps, vm)).unwrap_or_default() {
@@ -203,27 +222,32 @@ impl MemoryStream {
     }
 
     fn lua(&mut self, event: &AllocationEvent) -> Result<Source, WriteError> {
-        // As in the process itself: no position, no function (memprof_write_lfunc, lj_memprof.c).
-        if event.position == NO_POSITION {
-            return Ok(Source::Internal);
-        }
-        let key = PrototypeKey {
-            address: event.place,
-            chunkname: event.chunkname,
-            firstline: event.first_line,
-            sizebc: event.size_bc,
+        let known = match self.known.get(&event.place) {
+            Some(known) if known.is_of(event) => known,
+            _ => {
+                let (known, symbol) = self.get_to_know(event);
+                self.writer.event(&Event::Symbol(symbol))?;
+                self.known.entry(event.place).insert_entry(known).into_mut()
+            }
         };
-        if self.known.get(&event.place).is_none_or(|known| known.key != key) {
-            let prototype = self.prototypes.get(&self.memory, &self.vm.layout, key).ok();
-            self.writer.event(&Event::Symbol(lua_symbol(&key, prototype.as_deref())))?;
-            self.known.insert(event.place, Known { key, prototype });
+        self.tally.collected += u64::from(known.collected);
+        Ok(Source::Lua { proto: event.place, line: u64::from(event.line) })
+    }
+
+    /// Reads the prototype of an event, if it is there still.
+    fn get_to_know(&mut self, event: &AllocationEvent) -> (Known, Symbol) {
+        let (memory, layout) = (&self.memory, &self.vm.layout);
+        let there = Known::read(memory, &self.vm, event.place).filter(|(known, _)| known.is_of(event));
+        let prototype = there.and_then(|(known, key)| Some((known, self.prototypes.get(memory, layout, key).ok()?)));
+        match prototype {
+            Some((known, prototype)) => (known, lua_symbol(&prototype)),
+            None => {
+                let &AllocationEvent { chunkname, first_line, size_bc, .. } = event;
+                let name = b"=[unknown: collected]";
+                let symbol = Symbol::lua(event.place, name, u64::from(first_line));
+                (Known { chunkname, first_line, size_bc, collected: true }, symbol)
+            }
         }
-        let prototype = self.known.get(&event.place).and_then(|known| known.prototype.as_ref());
-        if prototype.is_none() {
-            self.tally.collected += 1;
-        }
-        let line = prototype.and_then(|prototype| prototype.line_at(event.position)).unwrap_or(event.first_line);
-        Ok(Source::Lua { proto: event.place, line: u64::from(line) })
     }
 
     fn name_c_function(&mut self, address: u64) -> Result<(), WriteError> {
@@ -268,9 +292,8 @@ impl MemoryStream {
     }
 }
 
-fn lua_symbol(key: &PrototypeKey, prototype: Option<&Prototype>) -> Symbol {
-    let chunk = prototype.map_or("=[unknown: collected]", |prototype| &prototype.chunkname);
-    Symbol::lua(key.address, chunk.as_bytes(), u64::from(key.firstline))
+fn lua_symbol(prototype: &Prototype) -> Symbol {
+    Symbol::lua(prototype.key.address, prototype.chunkname.as_bytes(), u64::from(prototype.key.firstline))
 }
 
 fn trace_symbol(

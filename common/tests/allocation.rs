@@ -1,0 +1,264 @@
+//! Who causes an allocation, in both frame layouts and both numberings of VM states, over made-up memory.
+
+#[allow(dead_code, reason = "the walk's tests use the rest")]
+mod support;
+
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, attribute};
+use lj_trace_common::event::{FrameRecord, NO_POSITION};
+use lj_trace_common::layout::{ABSENT, VmStates, gct};
+use lj_trace_common::vm::VmConfig;
+use support::{Lab, THREAD};
+
+const GLOBAL: u64 = 0x60_0000;
+const CFRAME: u64 = 0x50_0000;
+
+const VARG: u64 = 3;
+const CPCALL: u64 = 5;
+const PCALL: u64 = 6;
+
+/// Raw VM states: those below the traces' numbers are inverted.
+const INTERP: i32 = !0;
+const UPSTREAM_C: i32 = !1;
+const UPSTREAM_GC: i32 = !2;
+const UPSTREAM_RECORD: i32 = !4;
+const TARANTOOL_LFUNC: i32 = !1;
+const TARANTOOL_FFUNC: i32 = !2;
+const TARANTOOL_CFUNC: i32 = !3;
+const TARANTOOL_GC: i32 = !4;
+
+/// A chunk, called by `lua_pcall`, that has called the Lua function at line 7 from its bytecode 5.
+struct Scene {
+    lab: Lab,
+    states: VmStates,
+    function: u64,
+}
+
+/// Runs a test with both widths of references and both numberings.
+fn all(test: impl Fn(Scene)) {
+    for (gc64, states) in [
+        (true, VmStates::Upstream),
+        (false, VmStates::Upstream),
+        (true, VmStates::Tarantool),
+        (false, VmStates::Tarantool),
+    ] {
+        let mut lab = Lab::new(gc64);
+        lab.layout.vm_states = states as u16;
+        lab.layout.g_cur_l = 32;
+        lab.layout.g_mem_l = if states == VmStates::Tarantool { 40 } else { ABSENT };
+        let chunk = lab.lua_function(0, 20);
+        let function = lab.lua_function(7, 10);
+        lab.push_cframe(CFRAME, 0, 0);
+        lab.push_delta(CPCALL, 3, chunk);
+        lab.call_from_lua(chunk, 5, function);
+        test(Scene { lab, states, function });
+    }
+}
+
+impl Scene {
+    /// The state of this numbering.
+    fn state(&self, upstream: i32, tarantool: i32) -> i32 {
+        if self.states == VmStates::Tarantool { tarantool } else { upstream }
+    }
+
+    /// Who allocates if the VM is in a state, with `pc` saved in the C frame.
+    fn attribute(&self, vmstate: i32, pc: u64) -> AllocationEvent {
+        let Lab { memory, layout, base, cframe, .. } = &self.lab;
+        let write_ref = |address: u64, value: u64| match self.lab.gc64() {
+            true => memory.write_u64(address, value),
+            false => memory.write_u32(address, value as u32),
+        };
+        memory.write(GLOBAL, &[0; 64]);
+        memory.write_u32(GLOBAL + u64::from(layout.g_vmstate), vmstate as u32);
+        write_ref(GLOBAL + u64::from(layout.g_cur_l), THREAD);
+        if layout.g_mem_l != ABSENT {
+            write_ref(GLOBAL + u64::from(layout.g_mem_l), THREAD);
+        }
+        memory.write(THREAD, &vec![0; if self.lab.gc64() { 88 } else { 56 }]);
+        memory.write(THREAD + if self.lab.gc64() { 9 } else { 5 }, &[gct::THREAD]);
+        write_ref(THREAD + u64::from(layout.l_glref), GLOBAL);
+        memory.write_u64(THREAD + u64::from(layout.l_base), *base);
+        // The lowest bits are flags (CFRAME_UNWIND_FF, CFRAME_RESUME).
+        memory.write_u64(THREAD + u64::from(layout.l_cframe), cframe | u64::from(*cframe != 0));
+        if *cframe != 0 {
+            write_ref(cframe + u64::from(layout.cframe_pc), pc);
+        }
+        self.attribute_now()
+    }
+
+    /// Who allocates in the memory as it stands.
+    fn attribute_now(&self) -> AllocationEvent {
+        let vm = VmConfig { global: GLOBAL, layout: self.lab.layout, ..VmConfig::default() };
+        let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
+        attribute(&self.lab.memory, &vm, &mut FrameRecord::default(), &mut event);
+        event
+    }
+}
+
+/// Source, line of the function, and position; for what is no Lua function, its address or number.
+fn summary(event: &AllocationEvent) -> String {
+    match AllocationSource::from_u8(event.source) {
+        Some(AllocationSource::Internal) => "internal".into(),
+        Some(AllocationSource::Lua) if event.position == NO_POSITION => format!("{}:?", event.first_line),
+        Some(AllocationSource::Lua) => format!("{}:{}", event.first_line, event.position),
+        Some(AllocationSource::C) => format!("c {:#x}", event.place),
+        Some(AllocationSource::Trace) => format!("trace {}", event.place),
+        None => format!("source {}", event.source),
+    }
+}
+
+#[test]
+fn a_lua_function_allocates_at_its_current_bytecode() {
+    all(|scene| {
+        let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
+        assert_eq!(summary(&event), "7:4");
+        assert_eq!((event.chunkname, event.size_bc), (0x1234, 10));
+        // Its position is not known if the PC belongs to another function.
+        let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), 0x7777_0000);
+        assert_eq!(summary(&event), "7:?");
+    });
+}
+
+#[test]
+fn a_fast_function_allocates_for_the_lua_function_that_called_it() {
+    all(|mut scene| {
+        let fast = scene.lab.c_function(60, 0x9999);
+        scene.lab.call_from_lua(scene.function, 3, fast);
+        let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
+        assert_eq!(summary(&event), "7:3");
+    });
+}
+
+#[test]
+fn a_fast_function_as_a_metamethod_allocates_for_the_function_that_goes_on_after_it() {
+    all(|mut scene| {
+        let fast = scene.lab.c_function(60, 0x9999);
+        let pc = scene.lab.pc(scene.function, 8);
+        scene.lab.push_continuation(pc, 0xdead_0000, fast);
+        let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
+        assert_eq!(summary(&event), "7:8");
+    });
+}
+
+#[test]
+fn a_fast_function_called_by_anything_else_is_a_c_function() {
+    all(|mut scene| {
+        let fast = scene.lab.c_function(60, 0x9999);
+        scene.lab.push_delta(CPCALL, 4, fast);
+        let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
+        assert_eq!((summary(&event), event.position), ("c 0x9999".into(), NO_POSITION));
+    });
+}
+
+#[test]
+fn a_c_function_allocates_itself() {
+    all(|mut scene| {
+        let c = scene.lab.c_function(1, 0x8888);
+        scene.lab.call_from_lua(scene.function, 3, c);
+        let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_CFUNC), 0);
+        assert_eq!(summary(&event), "c 0x8888");
+    });
+}
+
+#[test]
+fn a_trace_allocates_whatever_the_stack_says() {
+    all(|scene| {
+        let event = scene.attribute(17, scene.lab.pc(scene.function, 4));
+        assert_eq!((summary(&event), event.position, event.chunkname), ("trace 17".into(), NO_POSITION, 0));
+    });
+}
+
+#[test]
+fn the_vm_itself_is_internal() {
+    all(|scene| {
+        let pc = scene.lab.pc(scene.function, 4);
+        for state in [scene.state(UPSTREAM_GC, TARANTOOL_GC), scene.state(UPSTREAM_RECORD, !6), !8] {
+            assert_eq!(summary(&scene.attribute(state, pc)), "internal");
+        }
+        // Between functions, which upstream builds do not tell from within them.
+        let between = summary(&scene.attribute(INTERP, pc));
+        assert_eq!(between, if scene.states == VmStates::Tarantool { "internal" } else { "7:4" });
+    });
+}
+
+#[test]
+fn tarantool_notes_who_allocates() {
+    all(|scene| {
+        if scene.states != VmStates::Tarantool {
+            return;
+        }
+        let layout = scene.lab.layout;
+        scene.attribute(TARANTOOL_LFUNC, scene.lab.pc(scene.function, 4));
+        // Another coroutine is current, or none: mem_L counts.
+        scene.lab.memory.write_u64(GLOBAL + u64::from(layout.g_cur_l), 0);
+        scene.lab.memory.write_u64(GLOBAL + u64::from(layout.g_mem_l), THREAD);
+        assert_eq!(summary(&scene.attribute_now()), "7:4");
+    });
+}
+
+#[test]
+fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
+    all(|scene| {
+        let (state, pc) = (scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
+        let damaged = |address: u64, bytes: &[u8]| {
+            scene.attribute(state, pc);
+            scene.lab.memory.write(address, bytes);
+            summary(&scene.attribute_now())
+        };
+        let layout = scene.lab.layout;
+        let gct_at = if scene.lab.gc64() { 9 } else { 5 };
+        assert_eq!(damaged(THREAD + gct_at, &[gct::FUNC]), "internal");
+        assert_eq!(damaged(THREAD + u64::from(layout.l_glref), &[1]), "internal");
+        assert_eq!(damaged(THREAD + u64::from(layout.l_base), &[0; 8]), "internal");
+        assert_eq!(damaged(scene.function + gct_at, &[gct::PROTO]), "internal");
+        let nowhere = VmConfig { layout, ..VmConfig::default() };
+        let mut event = AllocationEvent { source: 9, ..AllocationEvent::default() };
+        attribute(&scene.lab.memory, &nowhere, &mut FrameRecord::default(), &mut event);
+        assert_eq!(summary(&event), "internal");
+    });
+}
+
+#[test]
+fn the_coroutine_itself_in_a_frame_is_nobody() {
+    all(|mut scene| {
+        // The dummy frame at the bottom: lua_newtable and the like, called by a host outside of any function.
+        scene.lab = {
+            let mut lab = Lab::new(scene.lab.gc64());
+            lab.layout = scene.lab.layout;
+            lab
+        };
+        assert_eq!(summary(&scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_CFUNC), 0)), "internal");
+    });
+}
+
+#[test]
+fn a_vararg_function_has_one_place() {
+    all(|mut scene| {
+        let vararg = scene.lab.lua_function(9, 10);
+        scene.lab.call_from_lua(scene.function, 3, vararg);
+        scene.lab.push_delta(VARG, 5, vararg);
+        let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(vararg, 1));
+        assert_eq!(summary(&event), "9:1");
+    });
+}
+
+#[test]
+fn a_fast_function_called_through_pcall_is_a_c_function() {
+    all(|mut scene| {
+        let (pcall, fast) = (scene.lab.c_function(20, 0x7777), scene.lab.c_function(60, 0x9999));
+        scene.lab.call_from_lua(scene.function, 3, pcall);
+        scene.lab.push_delta(PCALL, 2, fast);
+        let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
+        assert_eq!(summary(&event), "c 0x9999");
+    });
+}
+
+#[test]
+fn a_calls_arguments_tell_what_it_does() {
+    use AllocationKind::{Alloc, Free, Realloc};
+    let cases = [(0, 16, Alloc), (0x1000, 16, Realloc), (0x1000, 0, Free), (0, 0, Free)];
+    for (pointer, size, kind) in cases {
+        assert_eq!(AllocationKind::of_call(pointer, size), kind);
+        assert_eq!(AllocationKind::from_u8(kind as u8), Some(kind));
+    }
+    assert_eq!(AllocationKind::from_u8(3), None);
+}
