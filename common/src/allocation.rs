@@ -108,8 +108,10 @@ unsafe impl Plain for AllocationEvent {}
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingAllocation {
-    /// What it will have done.
+    /// What it has done, or will have done.
     pub event: AllocationEvent,
+    /// Room for describing who called it.
+    pub caller: FrameRecord,
     /// Where its return address lies on the stack: the kernel has put the address of a trampoline there.
     pub return_slot: u64,
     /// The address that was there.
@@ -118,10 +120,47 @@ pub struct PendingAllocation {
     pub returned: u64,
 }
 
+impl PendingAllocation {
+    /// Nothing yet.
+    pub const EMPTY: Self = Self {
+        event: AllocationEvent {
+            pointer: 0,
+            result: 0,
+            old_size: 0,
+            size: 0,
+            place: 0,
+            chunkname: 0,
+            first_line: 0,
+            size_bc: 0,
+            line: 0,
+            vm: 0,
+            kind: 0,
+            source: 0,
+        },
+        caller: FrameRecord {
+            base: 0,
+            function: 0,
+            code: 0,
+            chunkname: 0,
+            first_line: 0,
+            size_bc: 0,
+            position: 0,
+            kind: 0,
+            ffid: 0,
+            vm: 0,
+        },
+        return_slot: 0,
+        return_address: 0,
+        returned: 0,
+    };
+}
+
 // SAFETY: as above.
 unsafe impl Plain for PendingAllocation {}
 
-const _: () = assert!(size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == 88);
+const _: () = assert!(
+    size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == size_of::<AllocationEvent>() + 48 + 24
+);
 
 /// Fills in who causes an allocation that `vm` is making.
 ///

@@ -16,11 +16,7 @@ impl<const WORDS: usize> Head<WORDS> {
     /// # Errors
     /// [`Unreadable`] if any of the words is.
     #[inline(always)]
-    pub fn read<const NARROW: usize>(
-        memory: &impl ReadMemory,
-        gc64: bool,
-        address: u64,
-    ) -> Result<Self, Unreadable> {
+    pub fn read<const NARROW: usize>(memory: &impl ReadMemory, gc64: bool, address: u64) -> Result<Self, Unreadable> {
         const { assert!(NARROW <= WORDS) };
         if gc64 {
             return memory.read(address).map(Self);

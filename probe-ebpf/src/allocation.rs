@@ -9,7 +9,6 @@ use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, PendingAllocation, attribute};
 use lj_trace_common::config::{ARGUMENT_ZERO, Counter, UNKNOWN_USER_DATA};
-use lj_trace_common::event::FrameRecord;
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::count::count;
@@ -28,60 +27,68 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         return 0;
     };
     let Some(config) = VMS.get(vm) else { return 0 };
+    let Some(pending) = pending_of_thread() else {
+        count(Counter::PendingFull);
+        return 0;
+    };
     let kind = AllocationKind::of_call(pointer, size);
-    let mut event =
-        AllocationEvent { pointer, old_size, size, vm: vm as u16, kind: kind as u8, ..AllocationEvent::default() };
-    let mut record = FrameRecord::default();
-    attribute(&UserMemory, config, &mut record, &mut event);
+    // The event is put together where it will wait for its result: a program's stack is too small for it.
+    let event = &mut pending.event;
+    event.pointer = pointer;
+    event.old_size = old_size;
+    event.size = size;
+    event.result = 0;
+    event.vm = vm as u16;
+    event.kind = kind as u8;
+    attribute(&UserMemory, config, &mut pending.caller, event);
     if kind == AllocationKind::Free {
         if pointer != 0 {
-            send(&event);
+            send(event);
         } else {
             count(Counter::NothingFreed);
         }
-    } else {
-        wait_for_result(&context, event);
-        take_stack(size);
+        return 0;
     }
+    // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
+    pending.return_slot = unsafe { (*context.regs).rsp };
+    pending.return_address = UserMemory.read::<u64>(pending.return_slot).unwrap_or(0);
+    pending.returned = 0;
     0
 }
 
-/// Takes the stack of every Nth allocation, if that is wanted.
+/// The entry of this thread, made at its first call.
 #[inline(always)]
-fn take_stack(size: u64) {
-    let Some(config) = CONFIG.get(0) else { return };
-    if config.stack_every == 0 {
-        return;
+fn pending_of_thread() -> Option<&'static mut PendingAllocation> {
+    static EMPTY: PendingAllocation = PendingAllocation { returned: 1, ..PendingAllocation::EMPTY };
+    let id = bpf_get_current_pid_tgid();
+    let found = PENDING.get_ptr_mut(&id).or_else(|| {
+        PENDING.insert(&id, &EMPTY, 0).ok()?;
+        PENDING.get_ptr_mut(&id)
+    });
+    // SAFETY: only this thread's own programs use this entry, one after the other.
+    found.map(|pending| unsafe { &mut *pending })
+}
+
+/// A call that wants memory: sends the stack of every Nth. A program of its own, for it needs most of the room
+/// that a program has.
+#[uprobe(multi)]
+pub fn allocation_stack(context: ProbeContext) -> u32 {
+    let [ud, _, _, size] = arguments(&context);
+    let Some(config) = CONFIG.get(0) else { return 0 };
+    // SAFETY: only whether there is an entry matters.
+    if size == 0 || unsafe { ALLOCATORS.get(&ud) }.is_none() {
+        return 0;
     }
-    let Some(countdown) = STACK_COUNTDOWN.get_ptr_mut(0) else { return };
+    let Some(countdown) = STACK_COUNTDOWN.get_ptr_mut(0) else { return 0 };
     // SAFETY: the entry is this CPU's own; a thread that comes in between costs at most one turn.
     let left = unsafe { &mut *countdown };
     if *left > 1 {
         *left -= 1;
-        return;
+    } else {
+        *left = config.stack_every;
+        sample_allocation(config, size);
     }
-    *left = config.stack_every;
-    sample_allocation(config, size);
-}
-
-/// Keeps an event until the allocator returns.
-#[inline(always)]
-fn wait_for_result(context: &ProbeContext, event: AllocationEvent) {
-    // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
-    let return_slot = unsafe { (*context.regs).rsp };
-    let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
-    let pending = PendingAllocation { event, return_slot, return_address, returned: 0 };
-    let id = bpf_get_current_pid_tgid();
-    // Writing to the entry that the thread has had since its first call is much cheaper than to insert one.
-    match PENDING.get_ptr_mut(&id) {
-        // SAFETY: only this thread's own programs write to this entry.
-        Some(place) => unsafe { *place = pending },
-        None => {
-            if PENDING.insert(&id, &pending, 0).is_err() {
-                count(Counter::PendingFull);
-            }
-        }
-    }
+    0
 }
 
 /// The allocator's arguments, from wherever the probe's cookie says they are.
@@ -137,12 +144,12 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
     if core::mem::replace(&mut pending.returned, 1) != 0 {
         return 0;
     }
-    let mut event = pending.event;
+    let event = &mut pending.event;
     event.result = context.ret();
     if event.result == 0 {
         count(Counter::AllocationsFailed);
     } else {
-        send(&event);
+        send(event);
     }
     0
 }

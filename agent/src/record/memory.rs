@@ -75,17 +75,17 @@ struct Known {
     chunkname: u64,
     first_line: u32,
     size_bc: u32,
-    /// It was freed before it could be read: the stream has no name for it.
-    collected: bool,
+    /// What was read of it; none if it was freed before, so that the stream has no name for it.
+    key: Option<PrototypeKey>,
 }
 
 impl Known {
     /// The prototype at `address`, if there is one.
-    fn read(memory: &ProcessMemory, vm: &Vm, address: u64) -> Option<(Self, PrototypeKey)> {
+    fn read(memory: &ProcessMemory, vm: &Vm, address: u64) -> Option<Self> {
         let layout = &vm.layout;
         let key = Prototype::key_at(memory, layout, address).ok()?;
         let chunkname = memory.read_ref(layout.is_gc64(), address + u64::from(layout.pt_chunkname)).ok()?;
-        Some((Self { chunkname, first_line: key.firstline, size_bc: key.sizebc, collected: false }, key))
+        Some(Self { chunkname, first_line: key.firstline, size_bc: key.sizebc, key: Some(key) })
     }
 
     /// Whether the event's prototype is this one.
@@ -169,8 +169,8 @@ impl MemoryStream {
                 self.tally.frees += 1;
                 self.tally.freed += old_size;
                 // Whatever lies at this address from now on is something else.
-                if let Some(known) = self.known.remove(&pointer) {
-                    self.prototypes.forget(&known.key);
+                if let Some(key) = self.known.remove(&pointer).and_then(|known| known.key) {
+                    self.prototypes.forget(&key);
                 }
                 Event::Free { source, addr: pointer, size: old_size }
             }
@@ -230,22 +230,25 @@ impl MemoryStream {
                 self.known.entry(event.place).insert_entry(known).into_mut()
             }
         };
-        self.tally.collected += u64::from(known.collected);
+        self.tally.collected += u64::from(known.key.is_none());
         Ok(Source::Lua { proto: event.place, line: u64::from(event.line) })
     }
 
     /// Reads the prototype of an event, if it is there still.
     fn get_to_know(&mut self, event: &AllocationEvent) -> (Known, Symbol) {
         let (memory, layout) = (&self.memory, &self.vm.layout);
-        let there = Known::read(memory, &self.vm, event.place).filter(|(known, _)| known.is_of(event));
-        let prototype = there.and_then(|(known, key)| Some((known, self.prototypes.get(memory, layout, key).ok()?)));
+        let there = Known::read(memory, &self.vm, event.place).filter(|known| known.is_of(event));
+        let prototype = there.and_then(|known| {
+            let prototype = self.prototypes.get(memory, layout, known.key?).ok()?;
+            Some((known, prototype))
+        });
         match prototype {
             Some((known, prototype)) => (known, lua_symbol(&prototype)),
             None => {
                 let &AllocationEvent { chunkname, first_line, size_bc, .. } = event;
                 let name = b"=[unknown: collected]";
                 let symbol = Symbol::lua(event.place, name, u64::from(first_line));
-                (Known { chunkname, first_line, size_bc, collected: true }, symbol)
+                (Known { chunkname, first_line, size_bc, key: None }, symbol)
             }
         }
     }
