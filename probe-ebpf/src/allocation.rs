@@ -40,7 +40,7 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
             count(Counter::NothingFreed);
         }
     } else {
-        wait_for_result(&context, event);
+        wait_for_result(&context, &event);
         take_stack(size);
     }
     0
@@ -66,23 +66,30 @@ fn take_stack(size: u64) {
 
 /// Keeps an event until the allocator returns.
 #[inline(always)]
-fn wait_for_result(context: &ProbeContext, event: AllocationEvent) {
+fn wait_for_result(context: &ProbeContext, event: &AllocationEvent) {
     // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
     let return_slot = unsafe { (*context.regs).rsp };
     let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
-    let pending = PendingAllocation { event, return_slot, return_address, returned: 0 };
     let id = bpf_get_current_pid_tgid();
     // Writing to the entry that the thread has had since its first call is much cheaper than to insert one.
-    match PENDING.get_ptr_mut(&id) {
+    let place = PENDING.get_ptr_mut(&id).or_else(|| {
+        PENDING.insert(&id, &NO_ALLOCATION, 0).ok()?;
+        PENDING.get_ptr_mut(&id)
+    });
+    match place {
         // SAFETY: only this thread's own programs write to this entry.
-        Some(place) => unsafe { *place = pending },
-        None => {
-            if PENDING.insert(&id, &pending, 0).is_err() {
-                count(Counter::PendingFull);
-            }
-        }
+        Some(place) => unsafe {
+            (*place).event = *event;
+            (*place).return_slot = return_slot;
+            (*place).return_address = return_address;
+            (*place).returned = 0;
+        },
+        None => count(Counter::PendingFull),
     }
 }
+
+/// The entry of a thread before its first call.
+static NO_ALLOCATION: PendingAllocation = PendingAllocation::NONE;
 
 /// The allocator's arguments, from wherever the probe's cookie says they are.
 #[inline(always)]
@@ -137,12 +144,11 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
     if core::mem::replace(&mut pending.returned, 1) != 0 {
         return 0;
     }
-    let mut event = pending.event;
-    event.result = context.ret();
-    if event.result == 0 {
+    pending.event.result = context.ret();
+    if pending.event.result == 0 {
         count(Counter::AllocationsFailed);
     } else {
-        send(&event);
+        send(&pending.event);
     }
     0
 }
