@@ -117,6 +117,9 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;
 
+/// The same for samples, which cost much more.
+const SAMPLE_BATCH: usize = 1 << 10;
+
 /// Runs the command.
 ///
 /// # Errors
@@ -251,15 +254,15 @@ impl Recording {
 
     /// Takes what is ready; false if there may be more already.
     fn drain(&mut self) -> Result<bool, CommandError> {
-        self.drain_samples()?;
-        self.memory.as_mut().map_or(Ok(true), MemoryRecording::drain)
+        let samples = self.drain_samples()?;
+        Ok(self.memory.as_mut().map_or(Ok(true), MemoryRecording::drain)? && samples)
     }
 
-    fn drain_samples(&mut self) -> Result<(), CommandError> {
-        let Some((buffer, pipeline)) = &mut self.samples else { return Ok(()) };
+    fn drain_samples(&mut self) -> Result<bool, CommandError> {
+        let Some((buffer, pipeline)) = &mut self.samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
-        buffer.drain(|sample| {
+        let taken = buffer.drain(SAMPLE_BATCH, |sample| {
             let resolved = pipeline.resolve(sample);
             let stacks = self.memory.as_mut().and_then(|memory| memory.stacks.as_mut());
             match (resolved.allocation, &mut self.cpu, stacks) {
@@ -268,7 +271,7 @@ impl Recording {
                 _ => {}
             }
         });
-        outcome
+        outcome.map(|()| taken < SAMPLE_BATCH)
     }
 
     fn drain_all(&mut self) -> Result<(), CommandError> {

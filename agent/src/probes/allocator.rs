@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::Path;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::UProbe;
@@ -62,9 +62,12 @@ pub struct AllocationProbes {
     handlers: Handlers,
     events: RingBuf<MapData>,
     plans: Vec<ProbePlan>,
-    calls: Vec<UProbeLinkId>,
-    returns: Vec<UProbeLinkId>,
+    /// By the program that they run.
+    links: Vec<(&'static str, UProbeLinkId)>,
 }
+
+/// The program that takes stacks.
+const STACKS: &str = "allocation_stack";
 
 /// An allocator and the VMs that use it.
 struct Allocator {
@@ -109,8 +112,9 @@ impl AllocationProbes {
         }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
-        let mut probes = Self { handlers, events, plans: Vec::new(), calls: Vec::new(), returns: Vec::new() };
-        for name in handlers.programs() {
+        let mut probes = Self { handlers, events, plans: Vec::new(), links: Vec::new() };
+        let stacks = programs.wants_allocation_stacks().then_some(STACKS);
+        for name in handlers.programs().into_iter().chain(stacks) {
             program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
         for allocator in allocators {
@@ -128,23 +132,42 @@ impl AllocationProbes {
         let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
         // The call's probe is there first and gone last: a return without its call is ignored.
         let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
-        self.calls.push(attach(programs, on_call, &calls, &path, scope)?);
-        let returns: Vec<_> =
-            points.iter().filter(|point| point.return_probe).map(|point| (offset(point), 0)).collect();
-        if !returns.is_empty() {
-            self.returns.push(attach(programs, on_return, &returns, &path, scope)?);
+        self.attach_program(programs, on_call, &calls, &path, scope)?;
+        let with_result = points.iter().filter(|point| point.return_probe);
+        let returns: Vec<_> = with_result.clone().map(|point| (offset(point), 0)).collect();
+        self.attach_program(programs, on_return, &returns, &path, scope)?;
+        if programs.wants_allocation_stacks() {
+            let stacks: Vec<_> = with_result.map(|point| (offset(point), cookie(point))).collect();
+            self.attach_program(programs, STACKS, &stacks, &path, scope)?;
         }
+        Ok(())
+    }
+
+    /// Attaches a program to points, each a file offset and a cookie.
+    fn attach_program(
+        &mut self,
+        programs: &mut Programs,
+        name: &'static str,
+        points: &[(u64, u64)],
+        path: &Path,
+        scope: UProbeScope,
+    ) -> anyhow::Result<()> {
+        if points.is_empty() {
+            return Ok(());
+        }
+        let points = points.iter().map(|&(offset, cookie)| UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie: Some(cookie),
+        });
+        self.links.push((name, program(programs, name)?.attach(points, path, scope)?));
         Ok(())
     }
 
     /// Takes the breakpoints out. Events that are already recorded can still be drained.
     pub fn detach(&mut self, programs: &mut Programs) {
-        let [on_call, on_return] = self.handlers.programs();
-        for (name, links) in [(on_return, &mut self.returns), (on_call, &mut self.calls)] {
-            for link in links.drain(..) {
-                // A link that is gone already is what we want.
-                let _ = program(programs, name).map(|program| program.detach(link));
-            }
+        for (name, link) in self.links.drain(..).rev() {
+            // A link that is gone already is what we want.
+            let _ = program(programs, name).map(|program| program.detach(link));
         }
     }
 
@@ -171,20 +194,6 @@ fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
     let function = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocf))?;
     let data = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocd))?;
     Ok((function, data))
-}
-
-fn attach(
-    programs: &mut Programs,
-    name: &str,
-    points: &[(u64, u64)],
-    path: &PathBuf,
-    scope: UProbeScope,
-) -> anyhow::Result<UProbeLinkId> {
-    let points = points.iter().map(|&(offset, cookie)| UProbeAttachPoint {
-        location: UProbeAttachLocation::AbsoluteOffset(offset),
-        cookie: Some(cookie),
-    });
-    Ok(program(programs, name)?.attach(points, path, scope)?)
 }
 
 fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut UProbe> {

@@ -135,6 +135,11 @@ impl Programs {
         })
     }
 
+    /// Whether some allocations carry their stack.
+    pub(super) fn wants_allocation_stacks(&self) -> bool {
+        self.config.stack_every != 0
+    }
+
     /// Changes the settings of the running programs.
     pub(super) fn change_config(&mut self, change: impl FnOnce(&mut Config)) -> anyhow::Result<()> {
         change(&mut self.config);

@@ -26,13 +26,15 @@ impl SampleBuffer {
         buffer.map(Self).map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))
     }
 
-    /// Calls `take` for every sample that is ready.
-    pub fn drain(&mut self, mut take: impl FnMut(Sample<'_>)) {
-        while let Some(record) = self.0.next() {
+    /// Calls `take` for every sample that is ready, but for no more than `limit`; returns how many there were.
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(Sample<'_>)) -> usize {
+        for count in 0..limit {
+            let Some(record) = self.0.next() else { return count };
             if let Some(sample) = Sample::parse(&record) {
                 take(sample);
             }
         }
+        limit
     }
 }
 
