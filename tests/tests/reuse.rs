@@ -38,7 +38,7 @@ fn contradiction(stack: &Stack) -> Option<&'static str> {
     None
 }
 
-fn is_unresolved(frame: &String) -> bool {
+fn is_unresolved(frame: &str) -> bool {
     frame.starts_with("[unknown: ")
 }
 

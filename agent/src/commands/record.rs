@@ -15,9 +15,9 @@ use crate::probes::allocator::{AllocationProbes, AllocatorError, Handlers};
 use crate::probes::programs::{ProbeError, Programs, Wanted};
 use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::{
-    AllocationStacks, Format, MemoryStream, MemorySummary, MemoryTally, Outputs, Pipeline, Summary, create, failed,
-    numbered, parse_output,
+    MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Outputs, Pipeline, Summary,
 };
+use crate::report::Weight;
 use crate::target::{Maps, Process, TargetError};
 use crate::vm::{FindError, Vm, find_vms};
 
@@ -44,17 +44,21 @@ pub struct RecordArgs {
 
     /// Where to write: FILE, `-` for standard output, or FORMAT:FILE; may be given several times
     ///
-    /// The ending picks the format: `.bin` a sysprof stream, `.folded` folded stacks, `.svg` a flame graph.
+    /// The ending picks the format: `.bin` a sysprof or memprof stream, `.folded` folded stacks, `.svg` a flame graph.
     /// Default: lj-trace-PID.sysprof.bin or .memprof.bin in $STATE_DIRECTORY or the current folder.
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<String>,
+
+    /// What .folded and .svg of a memory profile weigh by [default: allocated]
+    #[arg(long, value_enum)]
+    pub weight: Option<Weight>,
 
     /// Version of the memprof stream: 3, or what an older Tarantool reads
     #[arg(long, value_name = "1|2|3", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
     pub stream_version: u8,
 
-    /// With a memory profile: take the whole Lua and native stack of every Nth allocation, into the outputs
-    /// that show stacks (.folded, .svg)
+    /// With a memory profile: .folded and .svg show the whole Lua and native stack of every Nth allocation, in place of
+    /// the line alone of every event
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub alloc_stacks: Option<u32>,
 
@@ -78,6 +82,10 @@ Examples:
   sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
   sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
   sudo lj-trace --pid 1234 -m memprof -d 10s          every allocation, into lj-trace-1234.memprof.bin
+  sudo lj-trace --pid 1234 -m memprof -o mem.bin -o mem.svg
+                                                      and a flame graph of the bytes allocated by each line
+  sudo lj-trace --pid 1234 -m memprof --weight held -o leak.svg -d 10m
+                                                      who holds what was allocated in ten minutes
   sudo lj-trace --pid 1234 -m all -d 10s              both, into two files";
 
 /// What to record.
@@ -192,8 +200,9 @@ struct CpuRecording {
 
 struct MemoryRecording {
     probes: AllocationProbes,
-    streams: Vec<MemoryStream>,
-    stacks: Option<AllocationStacks>,
+    /// By VM.
+    events: Vec<MemoryEvents>,
+    outputs: MemoryOutputs,
 }
 
 /// What a finished recording says.
@@ -213,13 +222,16 @@ impl Summaries {
 impl Recording {
     fn start(args: &RecordArgs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, CommandError> {
         let wanted = args.wanted();
+        if args.weight.is_some() && !wanted.memory {
+            return Err(CommandError::usage("--weight is for memory profiles: add --mode memprof, or all"));
+        }
         // Outputs first: what cannot be written is not worth a single probe.
         let outputs = wanted.cpu.then(|| {
             let title = format!("{} (pid {}), CPU time at {} Hz", process.command(), args.pid, args.rate);
             Outputs::open(&args.outputs("sysprof"), &default_output(args.pid, "sysprof"), &title, args.rate, vms.len())
         });
         let outputs = outputs.transpose()?;
-        let memory_outputs = wanted.memory.then(|| open_memory_outputs(args, process, vms)).transpose()?;
+        let memory_outputs = wanted.memory.then(|| open_memory(args, process, vms)).transpose()?;
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
         let mut programs = Programs::load(wanted, &configs).map_err(probe_error)?;
         let has_samples = wanted.cpu || wanted.stack_every != 0;
@@ -233,11 +245,11 @@ impl Recording {
             Ok::<_, CommandError>(CpuRecording { sampler, outputs })
         });
         let cpu = cpu.transpose()?;
-        let memory = memory_outputs.map(|(streams, stacks)| {
+        let memory = memory_outputs.map(|(events, outputs)| {
             let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
             let probes = AllocationProbes::attach(&mut programs, process, maps, vms, handlers);
             let probes = probes.map_err(allocator_error)?;
-            Ok::<_, CommandError>(MemoryRecording { probes, streams, stacks })
+            Ok::<_, CommandError>(MemoryRecording { probes, events, outputs })
         });
         let memory = memory.transpose()?;
         Ok(Self { programs, samples, cpu, memory })
@@ -264,9 +276,8 @@ impl Recording {
         let mut outcome = Ok(());
         let taken = buffer.drain(SAMPLE_BATCH, |sample| {
             let resolved = pipeline.resolve(sample);
-            let stacks = self.memory.as_mut().and_then(|memory| memory.stacks.as_mut());
-            match (resolved.allocation, &mut self.cpu, stacks) {
-                (Some(size), _, Some(stacks)) => stacks.add(&resolved, size),
+            match (resolved.allocation, &mut self.cpu, &mut self.memory) {
+                (Some(size), _, Some(memory)) => memory.outputs.add_stack(&resolved, size),
                 (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
                 _ => {}
             }
@@ -283,8 +294,8 @@ impl Recording {
         if let Some(cpu) = &mut self.cpu {
             cpu.outputs.write_interim()?;
         }
-        for stream in self.memory.iter_mut().flat_map(|memory| &mut memory.streams) {
-            stream.flush().map_err(|error| failed(&stream.path().clone(), &error))?;
+        if let Some(memory) = &mut self.memory {
+            memory.outputs.write_interim()?;
         }
         Ok(())
     }
@@ -299,23 +310,15 @@ impl Recording {
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });
-        let memory = self.memory.map(|MemoryRecording { streams, stacks, .. }| {
+        let memory = self.memory.map(|MemoryRecording { events, outputs, .. }| {
             let summary = MemorySummary {
                 duration,
-                tally: streams.iter().fold(MemoryTally::default(), |sum, stream| sum.plus(stream.tally())),
+                tally: events.iter().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally())),
                 lost: counted(&[Counter::AllocationsLost, Counter::PendingFull, Counter::ScratchBusy]),
                 noted: counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
             };
-            let mut files = Vec::new();
-            let mut outcome = Ok(());
-            for stream in streams {
-                let path = stream.path().clone();
-                outcome = outcome.and(stream.finish().map_err(|error| failed(&path, &error)));
-                files.push(path);
-            }
-            let stacks = stacks.map_or(Ok(Vec::new()), |stacks| stacks.finish());
-            files.extend(stacks?);
-            outcome.map(|()| (summary, files))
+            let files = outputs.finish(&summary.lost)?;
+            Ok::<_, CommandError>((summary, files))
         });
         // Both are finished before either's error is reported.
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
@@ -326,52 +329,46 @@ impl Recording {
 impl MemoryRecording {
     /// Takes the events that are ready, up to a batch of them; false if there may be more.
     fn drain(&mut self) -> Result<bool, CommandError> {
-        let Self { probes, streams, .. } = self;
-        streams.iter_mut().for_each(MemoryStream::begin_batch);
+        let Self { probes, events, outputs } = self;
+        events.iter_mut().for_each(MemoryEvents::begin_batch);
         let mut outcome = Ok(());
         let taken = probes.drain(BATCH, |event| {
             if outcome.is_ok()
-                && let Some(stream) = streams.get_mut(usize::from(event.vm))
+                && let Some(events) = events.get_mut(usize::from(event.vm))
             {
-                outcome = stream.add(event).map_err(|error| failed(stream.path(), &error));
+                outcome = events.add(event, outputs);
             }
         });
         outcome.map(|()| taken < BATCH)
     }
 
     fn events(&self) -> u64 {
-        self.streams.iter().map(|stream| stream.tally().events).sum()
+        self.events.iter().map(|events| events.tally().events).sum()
     }
 }
 
-/// What a memory profile is written to: the stream, and stacks of allocations where they are taken.
-type MemoryOutputs = (Vec<MemoryStream>, Option<AllocationStacks>);
-
-/// Opens one stream a VM, and the outputs of stacks.
-fn open_memory_outputs(args: &RecordArgs, process: &Process, vms: &[Vm]) -> Result<MemoryOutputs, CommandError> {
-    let wanted = args.outputs("memprof").iter().map(|output| parse_output(output)).collect::<Result<Vec<_>, _>>()?;
-    let (streams, stacks): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|(format, _)| *format == Format::Stream);
-    if !stacks.is_empty() && args.alloc_stacks.is_none() {
-        let message = "a memory profile is recorded as a stream (.bin), which `lj-trace report` renders; for flame \
-                       graphs of whole stacks say of how many allocations: --alloc-stacks N";
+/// Opens the outputs of a memory profile, and reads what the VMs have by now.
+fn open_memory(
+    args: &RecordArgs,
+    process: &Process,
+    vms: &[Vm],
+) -> Result<(Vec<MemoryEvents>, MemoryOutputs), CommandError> {
+    if args.alloc_stacks.is_some() && args.weight.is_some_and(|weight| weight != Weight::Allocated) {
+        let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
         return Err(CommandError::usage(message));
     }
-    let stacks =
-        args.alloc_stacks.map(|every| AllocationStacks::open(stacks, &process.command(), every)).transpose()?;
-    let path = match &streams[..] {
-        [] if stacks.is_some() && !args.output.is_empty() => {
-            return Err(CommandError::usage("a memory profile needs the stream as well: add --output FILE.bin"));
-        }
-        [] => default_output(args.pid, "memprof"),
-        [(_, path)] => path.clone(),
-        _ => return Err(CommandError::usage("a memory profile is written to one stream")),
-    };
-    let open = |(index, vm)| {
-        let path = if vms.len() == 1 { path.clone() } else { numbered(&path, index) };
-        let out = create(&path)?;
-        MemoryStream::start(process, vm, args.stream_version, path.clone(), out).map_err(|error| failed(&path, &error))
-    };
-    Ok(((1..).zip(vms).map(open).collect::<Result<_, _>>()?, stacks))
+    let mut outputs = MemoryOutputs::open(&MemoryOutputOptions {
+        outputs: args.outputs("memprof"),
+        default: default_output(args.pid, "memprof"),
+        version: args.stream_version,
+        vms: vms.len(),
+        title: format!("{} (pid {})", process.command(), args.pid),
+        weight: args.weight.unwrap_or_default(),
+        stack_every: args.alloc_stacks,
+    })?;
+    let start = |(number, vm)| MemoryEvents::start(process, vm, number, args.stream_version, &mut outputs);
+    let events = vms.iter().enumerate().map(start).collect::<Result<_, _>>()?;
+    Ok((events, outputs))
 }
 
 /// The counters that have counted something.

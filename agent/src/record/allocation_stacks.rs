@@ -20,11 +20,11 @@ impl AllocationStacks {
     /// Opens the outputs, all of formats that show stacks.
     ///
     /// # Errors
-    /// A usage error for other formats; an I/O error for what cannot be written.
-    pub fn open(outputs: Vec<(Format, PathBuf)>, command: &str, every: u32) -> Result<Self, CommandError> {
+    /// What cannot be written.
+    pub fn open(outputs: Vec<(Format, PathBuf)>, title: &str, every: u32) -> Result<Self, CommandError> {
         let mut profile = CpuProfile::new(match every {
-            1 => format!("{command}: bytes allocated"),
-            _ => format!("{command}: bytes allocated, estimated from every {every}th allocation"),
+            1 => format!("{title}: bytes allocated"),
+            _ => format!("{title}: bytes allocated, estimated from every {every}th allocation"),
         });
         profile.unit = Unit::Bytes;
         let reports = outputs.into_iter().map(|(format, path)| ReportOutput::open(format, &path));

@@ -1,23 +1,23 @@
-//! From allocation events to memprof streams, one for each VM.
+//! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Write;
-use std::path::PathBuf;
 
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
 use lj_trace_common::memory::ReadMemory as _;
 
+use super::memory_outputs::MemoryOutputs;
+use crate::commands::exit::CommandError;
 use crate::stream::hash::AddrMap;
-use crate::stream::memprof::{Event, MemprofWriter, Source};
-use crate::stream::{Symbol, TraceSymbol, WriteError};
+use crate::stream::memprof::{Event, Source};
+use crate::stream::{Symbol, TraceSymbol};
 use crate::symbols::Symbolizer;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{FunctionNames, Prototype, PrototypeKey, Prototypes, Vm, heap, read_traces, trace_by_number};
 
-/// A memprof stream that is being written.
-pub struct MemoryStream {
-    path: PathBuf,
-    writer: MemprofWriter<Box<dyn Write>>,
+/// Names the allocation events of a VM.
+pub struct MemoryEvents {
+    /// The number of the VM in the outputs.
+    number: usize,
     version: u8,
     vm: Vm,
     memory: ProcessMemory,
@@ -95,18 +95,19 @@ impl Known {
     }
 }
 
-impl MemoryStream {
-    /// Starts a stream of the events of `vm` with all that it has by now: prototypes and traces.
+impl MemoryEvents {
+    /// Starts to name the events of `vm`, and hands all that it has by now to `out`: prototypes and traces. `number`
+    /// is that of the VM there, `version` that of the streams.
     ///
     /// # Errors
     /// The output cannot take the bytes.
     pub fn start(
         process: &Process,
         vm: &Vm,
+        number: usize,
         version: u8,
-        path: PathBuf,
-        out: Box<dyn Write>,
-    ) -> Result<Self, WriteError> {
+        out: &mut MemoryOutputs,
+    ) -> Result<Self, CommandError> {
         let memory = process.memory();
         let mut prototypes = Prototypes::default();
         let mut known = AddrMap::default();
@@ -125,10 +126,9 @@ impl MemoryStream {
                 symbols.push(Symbol::Trace(symbol));
             }
         }
-        let writer = MemprofWriter::new(out, version, symbols)?;
+        out.start(number, &symbols)?;
         Ok(Self {
-            path,
-            writer,
+            number,
             version,
             vm: vm.clone(),
             memory,
@@ -143,11 +143,6 @@ impl MemoryStream {
         })
     }
 
-    /// Where the stream is written to.
-    pub fn path(&self) -> &PathBuf {
-        &self.path
-    }
-
     /// What became of the events so far.
     pub fn tally(&self) -> MemoryTally {
         self.tally
@@ -158,12 +153,12 @@ impl MemoryStream {
         self.traces_checked.clear();
     }
 
-    /// Adds an event.
+    /// Names an event, and hands it to `out`.
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    pub fn add(&mut self, event: &AllocationEvent) -> Result<(), WriteError> {
-        let source = self.source(event)?;
+    pub fn add(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+        let source = self.source(event, out)?;
         self.tally.events += 1;
         let &AllocationEvent { pointer, result, old_size, size, .. } = event;
         let event = match AllocationKind::from_u8(event.kind) {
@@ -188,47 +183,31 @@ impl MemoryStream {
                 Event::Alloc { source, addr: result, size }
             }
         };
-        self.writer.event(&event)
-    }
-
-    /// Passes on what has been written so far.
-    ///
-    /// # Errors
-    /// The output cannot take the bytes.
-    pub fn flush(&mut self) -> Result<(), WriteError> {
-        self.writer.flush()
-    }
-
-    /// Ends the stream.
-    ///
-    /// # Errors
-    /// The output cannot take the bytes.
-    pub fn finish(self) -> Result<(), WriteError> {
-        self.writer.finish().map(drop)
+        out.event(self.number, &event)
     }
 
     /// Who caused the event, with the symbols that say so written before.
-    fn source(&mut self, event: &AllocationEvent) -> Result<Source, WriteError> {
+    fn source(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
         Ok(match AllocationSource::from_u8(event.source) {
-            Some(AllocationSource::Lua) => self.lua(event)?,
+            Some(AllocationSource::Lua) => self.lua(event, out)?,
             Some(AllocationSource::C) => {
-                self.name_c_function(event.place)?;
+                self.name_c_function(event.place, out)?;
                 Source::C { addr: event.place }
             }
             Some(AllocationSource::Trace) => {
-                self.describe_trace(event.place)?;
+                self.describe_trace(event.place, out)?;
                 Source::Trace { number: event.place, mcode: self.trace_mcode(event.place) }
             }
             Some(AllocationSource::Internal) | None => Source::Internal,
         })
     }
 
-    fn lua(&mut self, event: &AllocationEvent) -> Result<Source, WriteError> {
+    fn lua(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
         let known = match self.known.get(&event.place) {
             Some(known) if known.is_of(event) => known,
             _ => {
                 let (known, symbol) = self.get_to_know(event);
-                self.writer.event(&Event::Symbol(symbol))?;
+                out.event(self.number, &Event::Symbol(symbol))?;
                 self.known.entry(event.place).insert_entry(known).into_mut()
             }
         };
@@ -255,7 +234,7 @@ impl MemoryStream {
         }
     }
 
-    fn name_c_function(&mut self, address: u64) -> Result<(), WriteError> {
+    fn name_c_function(&mut self, address: u64, out: &mut MemoryOutputs) -> Result<(), CommandError> {
         if !self.named.insert(address) {
             return Ok(());
         }
@@ -266,10 +245,10 @@ impl MemoryStream {
             (None, Some(name)) => name.to_owned(),
             (None, None) => symbol.to_string(),
         };
-        self.writer.event(&Event::Symbol(Symbol::c(address, &name)))
+        out.event(self.number, &Event::Symbol(Symbol::c(address, &name)))
     }
 
-    fn describe_trace(&mut self, number: u64) -> Result<(), WriteError> {
+    fn describe_trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<(), CommandError> {
         if !self.traces_checked.insert(number) {
             return Ok(());
         }
@@ -282,7 +261,7 @@ impl MemoryStream {
             return Ok(());
         }
         match trace_symbol(&self.memory, &self.vm, &mut self.prototypes, &trace) {
-            Some(symbol) => self.writer.event(&Event::Symbol(Symbol::Trace(symbol))),
+            Some(symbol) => out.event(self.number, &Event::Symbol(Symbol::Trace(symbol))),
             None => Ok(()),
         }
     }

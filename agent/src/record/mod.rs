@@ -1,17 +1,18 @@
 //! What becomes of what the probes hand out. A CPU sample is unwound, its two stacks are merged, its frames named,
-//! and it goes to whoever wants it: the profile for reports, the stream on disk. An allocation event goes into the
-//! stream of its VM.
+//! and it goes to whoever wants it: the profile for reports, the stream on disk. An allocation event is
+//! named and goes into the stream of its VM and the memory profile for reports.
 
 mod allocation_stacks;
 mod machine_code;
 mod memory;
+mod memory_outputs;
 mod naming;
 mod outputs;
 mod pipeline;
 mod summary;
 
-pub use allocation_stacks::AllocationStacks;
-pub use memory::{MemoryStream, MemoryTally};
-pub use outputs::{Format, Outputs, create, failed, numbered, parse_output};
+pub use memory::{MemoryEvents, MemoryTally};
+pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
+pub use outputs::Outputs;
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub use summary::{MemorySummary, Summary};

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use super::pipeline::{Code, Resolved};
 use super::summary::Summary;
 use crate::commands::exit::{CommandError, ExitCode};
-use crate::report::{CpuProfile, Frame as Named, folded, svg, text};
+use crate::report::{CpuProfile, Frame as Named, Profile, folded, svg, text};
 use crate::stream::sysprof::SysprofWriter;
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::{Annotation, SymbolTable, VmState};
 
-/// A format that a CPU profile can be written in.
+/// A format that a profile can be written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// A sysprof stream.
@@ -173,12 +173,19 @@ impl ReportOutput {
     }
 
     pub(super) fn write(&self, profile: &CpuProfile) -> Result<(), CommandError> {
+        match self.format {
+            Format::Text => text::write(profile, create(&self.path)?).map_err(|error| failed(&self.path, &error)),
+            _ => self.draw(profile),
+        }
+    }
+
+    /// Writes what shows stacks.
+    pub(super) fn draw(&self, profile: &impl Profile) -> Result<(), CommandError> {
         let out = create(&self.path)?;
         let written = match self.format {
             Format::Folded => folded::write(profile, out),
             Format::Svg => svg::write(profile, out),
-            Format::Text => text::write(profile, out),
-            Format::Stream => Ok(()),
+            Format::Stream | Format::Text => Ok(()),
         };
         written.map_err(|error| failed(&self.path, &error))
     }
