@@ -2,7 +2,7 @@
 //! Tarantool's memprof (`memprof_write_func` and its neighbours, `lj_memprof.c` of the fork).
 
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};
-use crate::frame::{CFRAME_FLAGS, PrototypeHead, gct_offset, line, position, read_frame, read_function};
+use crate::frame::{CFRAME_FLAGS, Prototype, gct_offset, line, position, read_frame, read_function};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{Plain, ReadMemory, Unreadable};
@@ -121,37 +121,24 @@ pub struct PendingAllocation {
 }
 
 impl PendingAllocation {
-    /// Nothing yet.
-    pub const EMPTY: Self = Self {
-        event: AllocationEvent {
-            pointer: 0,
-            result: 0,
-            old_size: 0,
-            size: 0,
-            place: 0,
-            chunkname: 0,
-            first_line: 0,
-            size_bc: 0,
-            line: 0,
-            vm: 0,
-            kind: 0,
-            source: 0,
-        },
-        caller: FrameRecord {
-            base: 0,
-            function: 0,
-            code: 0,
-            chunkname: 0,
-            first_line: 0,
-            size_bc: 0,
-            position: 0,
-            kind: 0,
-            ffid: 0,
-            vm: 0,
-        },
-        return_slot: 0,
-        return_address: 0,
-        returned: 0,
+    /// No call yet.
+    pub const NONE: Self = Self { event: AllocationEvent::NONE, return_slot: 0, return_address: 0, returned: 1 };
+}
+
+impl AllocationEvent {
+    const NONE: Self = Self {
+        pointer: 0,
+        result: 0,
+        old_size: 0,
+        size: 0,
+        place: 0,
+        chunkname: 0,
+        first_line: 0,
+        size_bc: 0,
+        line: 0,
+        vm: 0,
+        kind: 0,
+        source: 0,
     };
 }
 
@@ -219,16 +206,18 @@ fn function(
 ) -> Result<AllocationSource, Nobody> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let (thread, head) = running_thread(memory, vm)?;
+    let mut head = Head::default();
+    let thread = running_thread(memory, vm, &mut head)?;
     let base = head.u64(layout.l_base)?;
+    let cframe = head.u64(layout.l_cframe)? & !CFRAME_FLAGS;
     let (function, link) = read_frame(memory, layout, base)?;
     if function == thread {
         return Err(Nobody);
     }
-    let Some(prototype) = read_function(memory, layout, function, record).map_err(|_| Nobody)? else {
+    let Some(prototype) = read_function(memory, layout, function, &mut head, record).map_err(|_| Nobody)? else {
         let code = record.code;
         if record.kind == FrameKind::Fast as u8
-            && let Ok(Some(source)) = lua_caller(memory, layout, base, link, record, event)
+            && let Ok(Some(source)) = lua_caller(memory, layout, (base, link), &mut head, record, event)
         {
             return Ok(source);
         }
@@ -236,7 +225,6 @@ fn function(
         return Ok(AllocationSource::C);
     };
     // Whatever allocates has its PC saved, since it may throw an error with a line in it.
-    let cframe = head.u64(layout.l_cframe)? & !CFRAME_FLAGS;
     let pc = if cframe == 0 {
         0
     } else {
@@ -251,7 +239,7 @@ fn function(
 fn lua(
     memory: &impl ReadMemory,
     layout: &VmLayout,
-    prototype: &PrototypeHead,
+    prototype: &Prototype,
     pc: u64,
     record: &FrameRecord,
     event: &mut AllocationEvent,
@@ -260,7 +248,7 @@ fn lua(
     if position == NO_POSITION {
         return Ok(AllocationSource::Internal);
     }
-    event.line = line(memory, layout, prototype, position)?;
+    event.line = line(memory, prototype, record, position)?;
     event.place = record.code;
     event.chunkname = record.chunkname;
     event.first_line = record.first_line;
@@ -268,10 +256,10 @@ fn lua(
     Ok(AllocationSource::Lua)
 }
 
-/// The coroutine that allocates, and the head of its `lua_State`: Tarantool's VM notes it, in others it is the one
-/// that runs.
+/// The coroutine that allocates, whose `lua_State` it leaves in `head`: Tarantool's VM notes it, in others it is
+/// the one that runs.
 #[inline(always)]
-fn running_thread(memory: &impl ReadMemory, vm: &VmConfig) -> Result<(u64, Head<11>), Nobody> {
+fn running_thread(memory: &impl ReadMemory, vm: &VmConfig, head: &mut Head) -> Result<u64, Nobody> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     let field = if layout.g_mem_l == ABSENT { layout.g_cur_l } else { layout.g_mem_l };
@@ -282,11 +270,11 @@ fn running_thread(memory: &impl ReadMemory, vm: &VmConfig) -> Result<(u64, Head<
     if thread == 0 {
         return Err(Nobody);
     }
-    let head = Head::read::<7>(memory, gc64, thread)?;
+    head.read::<11, 7>(memory, gc64, thread)?;
     if head.reference(gc64, layout.l_glref)? != vm.global || head.u8(gct_offset(gc64) as u16)? != gct::THREAD {
         return Err(Nobody);
     }
-    Ok((thread, head))
+    Ok(thread)
 }
 
 /// Describes the function that called the one with `base`, if it is a Lua function that called it as such do.
@@ -294,8 +282,8 @@ fn running_thread(memory: &impl ReadMemory, vm: &VmConfig) -> Result<(u64, Head<
 fn lua_caller(
     memory: &impl ReadMemory,
     layout: &VmLayout,
-    base: u64,
-    link: u64,
+    (base, link): (u64, u64),
+    head: &mut Head,
     record: &mut FrameRecord,
     event: &mut AllocationEvent,
 ) -> Result<Option<AllocationSource>, Nobody> {
@@ -315,7 +303,7 @@ fn lua_caller(
         _ => return Ok(None),
     };
     let (function, _) = read_frame(memory, layout, caller)?;
-    match read_function(memory, layout, function, record).map_err(|_| Nobody)? {
+    match read_function(memory, layout, function, head, record).map_err(|_| Nobody)? {
         Some(prototype) => lua(memory, layout, &prototype, pc, record, event).map(Some),
         None => Ok(None),
     }

@@ -342,7 +342,7 @@ pub fn describe(
     pc: u64,
     record: &mut FrameRecord,
 ) -> Result<(), WalkEnd> {
-    if let Some(prototype) = read_function(memory, layout, function, record)? {
+    if let Some(prototype) = read_function(memory, layout, function, &mut Head::default(), record)? {
         // Without it the function is not told by its name, but is on the stack all the same.
         record.chunkname = string::identity(memory, layout, record.chunkname).unwrap_or(0);
         record.position = position(memory, layout, prototype.bytecode, record.size_bc, pc);
@@ -350,12 +350,14 @@ pub fn describe(
     Ok(())
 }
 
-/// The prototype of a Lua function.
-pub struct PrototypeHead {
+/// What of a Lua function's prototype does not go into a [`FrameRecord`].
+pub struct Prototype {
     /// Address of its first bytecode.
     pub bytecode: u64,
-    /// Its fields up to the address of its line numbers.
-    pub fields: Head<11>,
+    /// Address of its bytecodes' lines; 0 if it is stripped.
+    pub lines: u64,
+    /// How many lines it has.
+    pub line_count: u32,
 }
 
 /// Fills `record` with what `function` is, as far as it says itself: its position stays unknown, and in place of
@@ -368,10 +370,11 @@ pub fn read_function(
     memory: &impl ReadMemory,
     layout: &VmLayout,
     function: u64,
+    fields: &mut Head,
     record: &mut FrameRecord,
-) -> Result<Option<PrototypeHead>, WalkEnd> {
+) -> Result<Option<Prototype>, WalkEnd> {
     let gc64 = layout.is_gc64();
-    let fields = Head::<5>::read::<3>(memory, gc64, function)?;
+    fields.read::<5, 3>(memory, gc64, function)?;
     if fields.u8(gct_offset(gc64) as u16)? != gct::FUNC {
         return Err(WalkEnd::NotAFunction);
     }
@@ -383,12 +386,12 @@ pub fn read_function(
     record.size_bc = 0;
     if record.ffid != 0 {
         record.kind = if record.ffid == 1 { FrameKind::C } else { FrameKind::Fast } as u8;
-        record.code = memory.read::<u64>(function + u64::from(layout.fn_c))?;
+        record.code = memory.read::<u64>(function.wrapping_add(u64::from(layout.fn_c)))?;
         return Ok(None);
     }
     let bytecode = fields.reference(gc64, layout.fn_pc)?;
     let prototype = bytecode.wrapping_sub(u64::from(layout.sizeof_pt));
-    let fields = Head::<11>::read::<7>(memory, gc64, prototype)?;
+    fields.read::<11, 7>(memory, gc64, prototype)?;
     if fields.u8(gct_offset(gc64) as u16)? != gct::PROTO {
         return Err(WalkEnd::NotAPrototype);
     }
@@ -397,30 +400,28 @@ pub fn read_function(
     record.chunkname = fields.reference(gc64, layout.pt_chunkname)?;
     record.first_line = fields.u32(layout.pt_firstline)?;
     record.size_bc = fields.u32(layout.pt_sizebc)?;
-    Ok(Some(PrototypeHead { bytecode, fields }))
+    let lines = fields.reference(gc64, layout.pt_lineinfo)?;
+    Ok(Some(Prototype { bytecode, lines, line_count: fields.u32(layout.pt_numline)? }))
 }
 
 /// The source line of the bytecode at `position`, 0 if there are no lines, as `lj_debug_line` finds it
-/// (`lj_debug.c`).
+/// (`lj_debug.c`). `record` is what [`read_function`] has filled in.
 ///
 /// # Errors
 /// [`Unreadable`] if the line numbers are.
 #[inline(always)]
 pub fn line(
     memory: &impl ReadMemory,
-    layout: &VmLayout,
-    prototype: &PrototypeHead,
+    prototype: &Prototype,
+    record: &FrameRecord,
     position: u32,
 ) -> Result<u32, Unreadable> {
-    let fields = &prototype.fields;
-    let lines = fields.reference(layout.is_gc64(), layout.pt_lineinfo)?;
-    let size_bc = fields.u32(layout.pt_sizebc)?;
-    if lines == 0 || position > size_bc {
+    let &Prototype { lines, line_count: count, .. } = prototype;
+    let first = record.first_line;
+    if lines == 0 || position > record.size_bc {
         return Ok(0);
     }
-    let first = fields.u32(layout.pt_firstline)?;
-    let count = fields.u32(layout.pt_numline)?;
-    if position == size_bc {
+    if position == record.size_bc {
         return Ok(first.wrapping_add(count));
     }
     if position == 0 {

@@ -3,44 +3,48 @@
 
 use crate::memory::{ReadMemory, Unreadable};
 
-/// The first `WORDS` words of an object.
-///
-/// Fields lie in one word each, as compilers align them.
-#[derive(Clone, Copy, Debug)]
-pub struct Head<const WORDS: usize>([u64; WORDS]);
+/// The most words of an object that are read.
+const WORDS: usize = 11;
 
-impl<const WORDS: usize> Head<WORDS> {
-    /// Reads the head of the object at `address`: `WORDS` words of it if `gc64`, else `NARROW`, since objects with
+/// The first words of an object, whose fields lie in one word each, as compilers align them.
+///
+/// One is used for one object after the other, since the stack of a BPF program is small.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Head {
+    /// One more than is used: the BPF verifier does not see that offsets are multiples of 8, and takes the last
+    /// word to end up to 7 bytes later.
+    words: [u64; WORDS + 1],
+}
+
+impl Head {
+    /// Reads the head of the object at `address`: `WIDE` words of it if `gc64`, else `NARROW`, since objects with
     /// narrower references are shorter, and may end where their page does.
     ///
     /// # Errors
     /// [`Unreadable`] if any of the words is.
     #[inline(always)]
-    pub fn read<const NARROW: usize>(memory: &impl ReadMemory, gc64: bool, address: u64) -> Result<Self, Unreadable> {
-        const { assert!(NARROW <= WORDS) };
+    pub fn read<const WIDE: usize, const NARROW: usize>(
+        &mut self,
+        memory: &impl ReadMemory,
+        gc64: bool,
+        address: u64,
+    ) -> Result<(), Unreadable> {
+        const { assert!(NARROW <= WIDE && WIDE <= WORDS) };
         if gc64 {
-            return memory.read(address).map(Self);
+            memory.read_words(address, &mut self.words[..WIDE])
+        } else {
+            memory.read_words(address, &mut self.words[..NARROW])
         }
-        let narrow = memory.read::<[u64; NARROW]>(address)?;
-        let mut words = [0; WORDS];
-        let mut index = 0;
-        while index < NARROW {
-            words[index] = narrow[index];
-            index += 1;
-        }
-        Ok(Self(words))
     }
 
     /// The word at `offset`.
     ///
     /// # Errors
-    /// As for all fields: [`Unreadable`] if it does not lie within the head.
+    /// As for all fields: [`Unreadable`] if it does not lie within a head.
     #[inline(always)]
     pub fn u64(&self, offset: u16) -> Result<u64, Unreadable> {
-        // The BPF verifier follows bounds through the shifts of an index, but not through the mask that LLVM would
-        // make of them.
-        let word = core::hint::black_box(usize::from(offset / 8));
-        self.0.get(word).copied().ok_or(Unreadable)
+        let word = usize::from(offset / 8);
+        if word < WORDS { Ok(self.words[word]) } else { Err(Unreadable) }
     }
 
     /// The 4 bytes at `offset`.

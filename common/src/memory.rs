@@ -29,6 +29,16 @@ pub trait ReadMemory {
     /// Reads a value of plain data at `address`, of any alignment.
     fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable>;
 
+    /// Reads neighbouring words into `words`, at once where that is cheaper. What they hold after an error is not
+    /// defined.
+    #[inline(always)]
+    fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
+        for (word, offset) in words.iter_mut().zip((0..).step_by(8)) {
+            *word = self.read(address.wrapping_add(offset))?;
+        }
+        Ok(())
+    }
+
     /// Reads a GC reference or a GC-width pointer: 8 bytes if `gc64`, else 4.
     #[inline(always)]
     fn read_ref(&self, gc64: bool, address: u64) -> Result<u64, Unreadable> {

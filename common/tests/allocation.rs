@@ -4,7 +4,7 @@
 mod support;
 
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, attribute};
-use lj_trace_common::event::{FrameRecord, NO_POSITION};
+use lj_trace_common::event::FrameRecord;
 use lj_trace_common::layout::{ABSENT, VmStates, gct};
 use lj_trace_common::vm::VmConfig;
 use support::{Lab, THREAD};
@@ -94,12 +94,11 @@ impl Scene {
     }
 }
 
-/// Source, line of the function, and position; for what is no Lua function, its address or number.
+/// Line where the function is defined, and the current one; for what is no Lua function, its address or number.
 fn summary(event: &AllocationEvent) -> String {
     match AllocationSource::from_u8(event.source) {
         Some(AllocationSource::Internal) => "internal".into(),
-        Some(AllocationSource::Lua) if event.position == NO_POSITION => format!("{}:?", event.first_line),
-        Some(AllocationSource::Lua) => format!("{}:{}", event.first_line, event.position),
+        Some(AllocationSource::Lua) => format!("{}:{}", event.first_line, event.line),
         Some(AllocationSource::C) => format!("c {:#x}", event.place),
         Some(AllocationSource::Trace) => format!("trace {}", event.place),
         None => format!("source {}", event.source),
@@ -110,11 +109,36 @@ fn summary(event: &AllocationEvent) -> String {
 fn a_lua_function_allocates_at_its_current_bytecode() {
     all(|scene| {
         let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
-        assert_eq!(summary(&event), "7:4");
-        assert_eq!((event.chunkname, event.size_bc), (0x1234, 10));
-        // Its position is not known if the PC belongs to another function.
+        assert_eq!(summary(&event), "7:47");
+        assert_eq!((event.first_line, event.size_bc), (7, 10));
+        assert_ne!(event.chunkname, 0);
+        let at_first = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 0));
+        assert_eq!(summary(&at_first), "7:7");
+        // A PC of another function: the JIT compiler is at work.
         let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), 0x7777_0000);
-        assert_eq!(summary(&event), "7:?");
+        assert_eq!(summary(&event), "internal");
+    });
+}
+
+#[test]
+fn lines_are_as_wide_as_they_must_be() {
+    all(|scene| {
+        let (lab, layout) = (&scene.lab, scene.lab.layout);
+        let (state, pc) = (scene.state(INTERP, TARANTOOL_LFUNC), lab.pc(scene.function, 4));
+        let prototype = scene.attribute(state, pc).place;
+        const TABLE: u64 = 0x70_0000;
+        let with_lines = |count: u32, bytes: &[u8], address: u64| {
+            lab.memory.write_u32(prototype + u64::from(layout.pt_numline), count);
+            lab.write_ref(prototype + u64::from(layout.pt_lineinfo), address);
+            lab.memory.write(TABLE, bytes);
+            scene.attribute(state, pc)
+        };
+        assert_eq!(with_lines(255, &[0, 0, 0, 250], TABLE).line, 257);
+        assert_eq!(with_lines(256, &[0, 0, 0, 0, 0, 0, 0x34, 0x12], TABLE).line, 7 + 0x1234);
+        let wide = [&[0; 12][..], &0x12_3456_u32.to_le_bytes()].concat();
+        assert_eq!(with_lines(65_536, &wide, TABLE).line, 7 + 0x12_3456);
+        // A stripped function has no lines, but is the source all the same.
+        assert_eq!(summary(&with_lines(0, &[], 0)), "7:0");
     });
 }
 
@@ -124,7 +148,7 @@ fn a_fast_function_allocates_for_the_lua_function_that_called_it() {
         let fast = scene.lab.c_function(60, 0x9999);
         scene.lab.call_from_lua(scene.function, 3, fast);
         let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
-        assert_eq!(summary(&event), "7:3");
+        assert_eq!(summary(&event), "7:37");
     });
 }
 
@@ -135,7 +159,7 @@ fn a_fast_function_as_a_metamethod_allocates_for_the_function_that_goes_on_after
         let pc = scene.lab.pc(scene.function, 8);
         scene.lab.push_continuation(pc, 0xdead_0000, fast);
         let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
-        assert_eq!(summary(&event), "7:8");
+        assert_eq!(summary(&event), "7:87");
     });
 }
 
@@ -145,7 +169,7 @@ fn a_fast_function_called_by_anything_else_is_a_c_function() {
         let fast = scene.lab.c_function(60, 0x9999);
         scene.lab.push_delta(CPCALL, 4, fast);
         let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_FFUNC), 0);
-        assert_eq!((summary(&event), event.position), ("c 0x9999".into(), NO_POSITION));
+        assert_eq!((summary(&event), event.line), ("c 0x9999".into(), 0));
     });
 }
 
@@ -162,8 +186,11 @@ fn a_c_function_allocates_itself() {
 #[test]
 fn a_trace_allocates_whatever_the_stack_says() {
     all(|scene| {
+        // What an FFI callback leaves behind in Tarantool's VM is no state at all.
+        let garbage = summary(&scene.attribute(0x8cd0_3d78_u32 as i32, 0));
+        assert_eq!(garbage, if scene.states == VmStates::Tarantool { "trace 2362457464" } else { "internal" });
         let event = scene.attribute(17, scene.lab.pc(scene.function, 4));
-        assert_eq!((summary(&event), event.position, event.chunkname), ("trace 17".into(), NO_POSITION, 0));
+        assert_eq!((summary(&event), event.line, event.chunkname), ("trace 17".into(), 0, 0));
     });
 }
 
@@ -176,7 +203,7 @@ fn the_vm_itself_is_internal() {
         }
         // Between functions, which upstream builds do not tell from within them.
         let between = summary(&scene.attribute(INTERP, pc));
-        assert_eq!(between, if scene.states == VmStates::Tarantool { "internal" } else { "7:4" });
+        assert_eq!(between, if scene.states == VmStates::Tarantool { "internal" } else { "7:47" });
     });
 }
 
@@ -191,7 +218,7 @@ fn tarantool_notes_who_allocates() {
         // Another coroutine is current, or none: mem_L counts.
         scene.lab.memory.write_u64(GLOBAL + u64::from(layout.g_cur_l), 0);
         scene.lab.memory.write_u64(GLOBAL + u64::from(layout.g_mem_l), THREAD);
-        assert_eq!(summary(&scene.attribute_now()), "7:4");
+        assert_eq!(summary(&scene.attribute_now()), "7:47");
     });
 }
 
@@ -237,7 +264,7 @@ fn a_vararg_function_has_one_place() {
         scene.lab.call_from_lua(scene.function, 3, vararg);
         scene.lab.push_delta(VARG, 5, vararg);
         let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(vararg, 1));
-        assert_eq!(summary(&event), "9:1");
+        assert_eq!(summary(&event), "9:19");
     });
 }
 

@@ -47,7 +47,9 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         } else {
             count(Counter::NothingFreed);
         }
-        return 0;
+    } else {
+        wait_for_result(&context, &event);
+        take_stack(size);
     }
     // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
     pending.return_slot = unsafe { (*context.regs).rsp };
@@ -84,12 +86,39 @@ pub fn allocation_stack(context: ProbeContext) -> u32 {
     let left = unsafe { &mut *countdown };
     if *left > 1 {
         *left -= 1;
-    } else {
-        *left = config.stack_every;
-        sample_allocation(config, size);
+        return;
+    }
+    *left = config.stack_every;
+    sample_allocation(config, size);
+}
+
+/// Keeps an event until the allocator returns.
+#[inline(always)]
+fn wait_for_result(context: &ProbeContext, event: &AllocationEvent) {
+    // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
+    let return_slot = unsafe { (*context.regs).rsp };
+    let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
+    let id = bpf_get_current_pid_tgid();
+    // Writing to the entry that the thread has had since its first call is much cheaper than to insert one.
+    let place = PENDING.get_ptr_mut(&id).or_else(|| {
+        PENDING.insert(&id, &NO_ALLOCATION, 0).ok()?;
+        PENDING.get_ptr_mut(&id)
+    });
+    match place {
+        // SAFETY: only this thread's own programs write to this entry.
+        Some(place) => unsafe {
+            (*place).event = *event;
+            (*place).return_slot = return_slot;
+            (*place).return_address = return_address;
+            (*place).returned = 0;
+        },
+        None => count(Counter::PendingFull),
     }
     0
 }
+
+/// The entry of a thread before its first call.
+static NO_ALLOCATION: PendingAllocation = PendingAllocation::NONE;
 
 /// The allocator's arguments, from wherever the probe's cookie says they are.
 #[inline(always)]
@@ -144,12 +173,11 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
     if core::mem::replace(&mut pending.returned, 1) != 0 {
         return 0;
     }
-    let event = &mut pending.event;
-    event.result = context.ret();
-    if event.result == 0 {
+    pending.event.result = context.ret();
+    if pending.event.result == 0 {
         count(Counter::AllocationsFailed);
     } else {
-        send(event);
+        send(&pending.event);
     }
     0
 }

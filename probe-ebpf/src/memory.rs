@@ -1,6 +1,6 @@
 //! The target's memory, read from within the kernel.
 
-use aya_ebpf::helpers::bpf_probe_read_user;
+use aya_ebpf::helpers::{bpf_probe_read_user, generated};
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 /// The user memory of the process that the program interrupted. Pages that are not present are not brought in.
@@ -12,5 +12,14 @@ impl ReadMemory for UserMemory {
     fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
         // SAFETY: the helper checks the address; `T` is plain data, valid for every bit pattern.
         unsafe { bpf_probe_read_user(address as *const T) }.map_err(|_| Unreadable)
+    }
+
+    #[inline(always)]
+    fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
+        // SAFETY: the helper writes no more than the slice's bytes, and checks the address.
+        let outcome = unsafe {
+            generated::bpf_probe_read_user(words.as_mut_ptr().cast(), size_of_val(words) as u32, address as *const _)
+        };
+        if outcome == 0 { Ok(()) } else { Err(Unreadable) }
     }
 }

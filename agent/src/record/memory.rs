@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
 use lj_trace_common::memory::ReadMemory as _;
 
+use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, MemprofWriter, Source};
 use crate::stream::{Symbol, TraceSymbol, WriteError};
 use crate::symbols::Symbolizer;
@@ -24,7 +25,7 @@ pub struct MemoryStream {
     functions: FunctionNames,
     symbolizer: Symbolizer,
     /// What the stream says that the addresses of prototypes mean.
-    known: HashMap<u64, Known>,
+    known: AddrMap<u64, Known>,
     /// Addresses of C functions that the stream has a name for.
     named: HashSet<u64>,
     /// Address and start of each trace that the stream knows.
@@ -108,7 +109,7 @@ impl MemoryStream {
     ) -> Result<Self, WriteError> {
         let memory = process.memory();
         let mut prototypes = Prototypes::default();
-        let mut known = HashMap::new();
+        let mut known = AddrMap::default();
         let mut symbols = Vec::new();
         for address in heap::prototypes(&memory, vm) {
             let Some((seen, key)) = Known::read(&memory, vm, address) else { continue };

@@ -71,6 +71,8 @@ pub fn layout(gc64: bool) -> VmLayout {
     layout.pt_sizebc = wide(12, 8);
     layout.pt_chunkname = wide(64, 40);
     layout.pt_firstline = wide(72, 44);
+    layout.pt_numline = wide(76, 48);
+    layout.pt_lineinfo = wide(80, 52);
     layout.str_len = wide(16, 12);
     layout.sizeof_str = wide(24, 16);
     layout.g_to_j = 800;
@@ -107,7 +109,7 @@ impl Lab {
         if self.gc64() { 2 } else { 1 }
     }
 
-    fn write_ref(&self, address: u64, value: u64) {
+    pub fn write_ref(&self, address: u64, value: u64) {
         if self.gc64() {
             self.memory.write_u64(address, value);
         } else {
@@ -142,7 +144,8 @@ impl Lab {
         string
     }
 
-    /// A Lua function with `size_bc` bytecodes, all of them calls with A = 3. Returns the function.
+    /// A Lua function with `size_bc` bytecodes, all of them calls with A = 3, ten lines from one to the next.
+    /// Returns the function.
     pub fn lua_function(&mut self, first_line: u32, size_bc: u32) -> u64 {
         let layout = self.layout;
         let prototype = self.allocate(u64::from(layout.sizeof_pt) + u64::from(size_bc) * 4);
@@ -152,6 +155,11 @@ impl Lab {
         self.memory.write_u32(prototype + u64::from(layout.pt_firstline), first_line);
         let chunkname = self.string(b"@lab.lua");
         self.write_ref(prototype + u64::from(layout.pt_chunkname), chunkname);
+        let lines: Vec<u8> = (1..size_bc).map(|index| (index * 10) as u8).collect();
+        let table = self.allocate(lines.len() as u64);
+        self.memory.write(table, &lines);
+        self.memory.write_u32(prototype + u64::from(layout.pt_numline), size_bc * 10);
+        self.write_ref(prototype + u64::from(layout.pt_lineinfo), table);
         let bytecode = prototype + u64::from(layout.sizeof_pt);
         for index in 0..u64::from(size_bc) {
             self.memory.write_u32(bytecode + index * 4, 0x42 | 3 << 8);
