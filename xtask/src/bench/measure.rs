@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::paths;
 use crate::run::Guarded;
 
-/// `tests/lua/bench.lua`, started and waiting for its start signal.
+/// A workload of `tests/lua`, started and waiting for its start signal.
 pub struct Workload {
     child: Guarded,
     stdout: BufReader<ChildStdout>,
@@ -27,10 +27,12 @@ pub struct Times {
 }
 
 impl Workload {
-    /// Starts the workload on `program` and waits until it is ready.
-    pub fn start(program: &str, scale: u32, jit: bool) -> Result<Self> {
+    /// Starts `script` with its arguments by a command, a LuaJIT perhaps after what runs it, and waits until it is
+    /// ready.
+    pub fn start(command: &[&str], script: &str, args: &[&str]) -> Result<Self> {
+        let [program, before @ ..] = command else { bail!("no program to run the workload on") };
         let mut command = Command::new(program);
-        command.args(["bench.lua", &scale.to_string()]).args(jit.then_some("jit")).current_dir(paths::lua());
+        command.args(before).arg(script).args(args).current_dir(paths::lua());
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = Guarded(child.with_context(|| format!("cannot start {program}"))?);
         let stdout = child.0.stdout.take().context("the workload's output is not piped")?;

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what profiling costs, measured side by side in one run.
 
 mod measure;
+mod memprof;
 mod sysprof;
 
 use anyhow::Result;
@@ -16,11 +17,14 @@ pub struct Options {
 enum What {
     /// The sampler at 99 and 1000 Hz, beside `perf record -g` and no profiler
     Sysprof(sysprof::Options),
+    /// The allocation probes, beside empty ones, bpftrace and no profiler
+    Memprof(memprof::Options),
 }
 
 /// Runs one benchmark.
 pub fn bench(options: &Options) -> Result<()> {
     match &options.what {
         What::Sysprof(options) => sysprof::bench(options),
+        What::Memprof(options) => memprof::bench(options),
     }
 }

@@ -123,7 +123,9 @@ pub fn bench(options: &Options) -> Result<()> {
 }
 
 fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
-    let mut workload = Workload::start(&options.program, options.scale, options.jit)?;
+    let scale = options.scale.to_string();
+    let args: &[&str] = if options.jit { &[&scale, "jit"] } else { &[&scale] };
+    let mut workload = Workload::start(&[&options.program], "bench.lua", args)?;
     let start = Instant::now();
     let Some(mut command) = profiler.command(workload.pid(), binary, scratch) else {
         return Ok(Run { times: workload.work()?, profiler: None });

@@ -1,0 +1,286 @@
+//! `cargo xtask bench memprof`: what recording every allocation costs the target, event for event.
+//!
+//! The workload allocates and frees in a tight loop on one core, the profiler runs on another. Each round runs it
+//! under every profiler and bare, in an order that rotates. The CPU time that a run takes longer than the bare one
+//! of its round, over the number of events, is the cost of an event; empty probes at the instructions that lj-trace
+//! has chosen tell how much of that is the kernel's own.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStderr, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::measure::{Series, Times, Usage, Workload, cpu_time_so_far, wait};
+use crate::run::{Guarded, is_root, signal};
+use crate::{apt, build, paths, programs, setup};
+
+/// Options of `cargo xtask bench memprof`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How often every profiler is measured
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Thousands of tables that one run allocates and frees
+    #[arg(long, default_value_t = 500)]
+    scale: u32,
+    /// The LuaJIT to run the workload on
+    #[arg(long, default_value = programs::LUAJIT)]
+    program: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// How a run is profiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Profiler {
+    None,
+    EmptyProbes,
+    LjTrace,
+    Bpftrace,
+}
+
+const PROFILERS: [Profiler; 4] = [Profiler::None, Profiler::EmptyProbes, Profiler::LjTrace, Profiler::Bpftrace];
+
+/// The cores of the target and of the profiler.
+const TARGET_CORE: &str = "0";
+const PROFILER_CORE: &str = "1";
+
+/// bpftrace says that it attaches, but not when it has; this has been ample.
+const BPFTRACE_ATTACHES_WITHIN: Duration = Duration::from_secs(2);
+
+/// One run.
+struct Run {
+    times: Times,
+    profiler: Option<Report>,
+}
+
+/// What came of the profiler.
+struct Report {
+    usage: Usage,
+    /// CPU time while the workload worked, in seconds.
+    cpu_during_work: f64,
+    /// All that it said.
+    said: String,
+}
+
+/// Figures over the rounds.
+#[derive(Default)]
+struct Figures {
+    /// In microseconds.
+    cost: Series,
+    /// To that of empty probes.
+    ratio: Series,
+    /// Events a second, in millions.
+    rate: Series,
+    /// In percent of one core, while the workload worked.
+    profiler_cpu: Series,
+    /// In MiB.
+    profiler_memory: Series,
+}
+
+/// Measures and prints the table.
+pub fn bench(options: &Options) -> Result<()> {
+    if !is_root() {
+        bail!("profiling needs privileges: run the benchmark as root");
+    }
+    if thread::available_parallelism()?.get() < 2 {
+        bail!("the benchmark needs two cores: one for the target, one for the profiler");
+    }
+    setup::setup()?;
+    if paths::find_command("bpftrace").is_none() {
+        apt::install(&["bpftrace".to_owned()]).context("the benchmark compares with bpftrace")?;
+    }
+    let binary = match &options.binary {
+        Some(binary) => binary.clone(),
+        None => build::build(&build::Options { debug: false })?,
+    };
+    let scratch = paths::target().join("bench");
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+
+    let mut figures: [Figures; PROFILERS.len()] = Default::default();
+    let (mut events, mut lost) = (0, 0);
+    for round in 0..options.rounds {
+        eprintln!("round {} of {}", round + 1, options.rounds);
+        let mut runs: [Option<Run>; PROFILERS.len()] = Default::default();
+        for turn in 0..PROFILERS.len() {
+            let which = (turn + round) % PROFILERS.len();
+            runs[which] = Some(profiled_run(PROFILERS[which], options, &binary, &scratch)?);
+        }
+        let [bare, empty, traced, bpftrace] = runs.map(|run| run.expect("every profiler has had its turn"));
+        let recorded = number_before(traced.said(), " allocation events").context("lj-trace told no events")?;
+        lost += number_after(traced.said(), "  lost ").context("lj-trace told no losses")?;
+        events += recorded;
+        let seen = number_after(bpftrace.said(), "@calls: ").context("bpftrace told no calls")?;
+        if seen * 100 < recorded * 99 {
+            bail!("bpftrace saw only {seen} of {recorded} calls: it attached too late");
+        }
+        let cost = |run: &Run| (run.times.cpu - bare.times.cpu) / recorded as f64 * 1e6;
+        let of_empty = cost(&empty);
+        for (run, figures) in [&bare, &empty, &traced, &bpftrace].into_iter().zip(&mut figures) {
+            figures.cost.push(cost(run));
+            figures.ratio.push(cost(run) / of_empty);
+            figures.rate.push(recorded as f64 / run.times.wall / 1e6);
+            if let Some(report) = &run.profiler {
+                figures.profiler_cpu.push(100.0 * report.cpu_during_work / run.times.wall);
+                figures.profiler_memory.push(report.usage.peak_memory);
+            }
+        }
+    }
+    print_table(options, &figures);
+    println!("lj-trace recorded {events} events and lost {lost}");
+    Ok(())
+}
+
+fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
+    let command = ["taskset", "-c", TARGET_CORE, &options.program];
+    let mut workload = Workload::start(&command, "allocations.lua", &[&options.scale.to_string()])?;
+    let Some(mut command) = profiler.command(workload.pid(), binary, scratch)? else {
+        return Ok(Run { times: workload.work()?, profiler: None });
+    };
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = Guarded(child.with_context(|| format!("cannot start {profiler:?}"))?);
+    let mut stderr = BufReader::new(child.0.stderr.take().context("the profiler's messages are not piped")?);
+    let stdout = BufReader::new(child.0.stdout.take().context("the profiler's output is not piped")?);
+    let printed = thread::spawn(move || std::io::read_to_string(stdout));
+    if profiler == Profiler::Bpftrace {
+        thread::sleep(BPFTRACE_ATTACHES_WITHIN);
+    } else {
+        wait_until_attached(&mut stderr)?;
+    }
+    let said = thread::spawn(move || std::io::read_to_string(stderr));
+    let before = cpu_time_so_far(child.0.id());
+    let times = workload.work()?;
+    let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
+    // The profiler may have seen the target's end already; then the signal finds it on its way out, or ended.
+    signal(&child.0, libc::SIGINT)?;
+    let usage = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
+    let said = [printed, said].map(|reader| reader.join().expect("reading a pipe does not panic"));
+    let said = said.into_iter().collect::<std::io::Result<String>>()?;
+    Ok(Run { times, profiler: Some(Report { usage, cpu_during_work, said }) })
+}
+
+/// Reads until lj-trace says that it records from now on.
+fn wait_until_attached(stderr: &mut BufReader<ChildStderr>) -> Result<()> {
+    let mut said = String::new();
+    loop {
+        let before = said.len();
+        if stderr.read_line(&mut said)? == 0 {
+            bail!("lj-trace ended before it had attached: {said}");
+        }
+        if said[before..].contains("attached in") {
+            return Ok(());
+        }
+    }
+}
+
+impl Profiler {
+    fn command(self, pid: u32, binary: &Path, scratch: &Path) -> Result<Option<Command>> {
+        let mut command = Command::new("taskset");
+        command.args(["-c", PROFILER_CORE]);
+        match self {
+            Self::None => return Ok(None),
+            Self::EmptyProbes | Self::LjTrace => {
+                command.arg(binary).args(["record", "--mode", "memprof", "--pid", &pid.to_string()]);
+                command.arg("--output").arg(scratch.join("memprof.bin"));
+                command.args((self == Self::EmptyProbes).then_some("--empty-probes"));
+            }
+            Self::Bpftrace => {
+                let (file, address) = allocator(pid, binary)?;
+                let at = |probe: &str| format!("{probe}:{file}:{address:#x}");
+                let script = format!(
+                    "{} {{ @calls = count(); }} {} {{ @returns = count(); }}",
+                    at("uprobe"),
+                    at("uretprobe")
+                );
+                // It refuses addresses in files without symbols otherwise.
+                command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
+            }
+        }
+        Ok(Some(command))
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "no profiler",
+            Self::EmptyProbes => "empty probes, same places",
+            Self::LjTrace => "lj-trace --mode memprof",
+            Self::Bpftrace => "bpftrace at the entry",
+        }
+    }
+}
+
+/// The file with the target's allocator, and the allocator's address in it: lj-trace tells where it is in memory.
+fn allocator(pid: u32, binary: &Path) -> Result<(String, u64)> {
+    let mut command = Command::new(binary);
+    command.args(["record", "--mode", "memprof", "--verbose", "--empty-probes", "--duration", "1ms"]);
+    command.args(["--pid", &pid.to_string(), "--output", "bin:/dev/null"]);
+    let output = command.output().context("cannot run lj-trace")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let address = said.split("on the allocator at 0x").nth(1).and_then(|rest| rest.split(':').next());
+    let address = address.and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    let address = address.with_context(|| format!("lj-trace told no place of the allocator: {said}"))?;
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mapping = maps.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (start, end) = fields.first()?.split_once('-')?;
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        (hex(start)? <= address && address < hex(end)?)
+            .then_some(((*fields.get(5)?).to_owned(), address - hex(start)? + hex(fields.get(2)?)?))
+    });
+    mapping.context("the allocator is in no file")
+}
+
+impl Run {
+    fn said(&self) -> &str {
+        self.profiler.as_ref().map_or("", |report| &report.said)
+    }
+}
+
+/// The number right before the first occurrence of `text`.
+fn number_before(said: &str, text: &str) -> Option<u64> {
+    said.split(text).next()?.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+/// The number after the first occurrence of `text`, spaces aside.
+fn number_after(said: &str, text: &str) -> Option<u64> {
+    said.split(text).nth(1)?.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+fn print_table(options: &Options, figures: &[Figures]) {
+    let Options { rounds, scale, program, .. } = options;
+    println!("{rounds} rounds of {scale} thousand tables on {program}, JIT off; median [quartiles]");
+    let header = ["us an event", "of empty probes", "million events/s", "profiler, % of a core", "its memory, MiB"];
+    println!("{:26} {}", "", header.map(|title| format!("{title:26}")).concat().trim_end());
+    for (profiler, figures) in PROFILERS.iter().zip(figures) {
+        let mut cells = Vec::new();
+        if *profiler == Profiler::None {
+            cells.extend([String::new(), String::new(), format!("{:.2}", figures.rate)]);
+        } else {
+            cells.extend([format!("{:.3}", figures.cost), format!("{:.2}", figures.ratio)]);
+            cells.push(format!("{:.2}", figures.rate));
+            cells.push(format!("{:.1}", figures.profiler_cpu));
+            cells.push(format!("{:.1}", figures.profiler_memory));
+        }
+        let cells: String = cells.iter().map(|cell| format!("{cell:26}")).collect();
+        println!("{:26} {}", profiler.name(), cells.trim_end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_figures_that_profilers_print() {
+        let said = "the process has exited after 1.6 s: 103954 allocation events\n  lost               12\n";
+        assert_eq!(number_before(said, " allocation events"), Some(103_954));
+        assert_eq!(number_after(said, "  lost "), Some(12));
+        assert_eq!(number_after("@calls: 7\n@returns: 6\n", "@calls: "), Some(7));
+        assert_eq!((number_before("", " x"), number_after("x", "y")), (None, None));
+    }
+}
