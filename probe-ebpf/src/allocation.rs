@@ -9,10 +9,12 @@ use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, PendingAllocation, attribute};
 use lj_trace_common::config::{ARGUMENT_ZERO, Counter, UNKNOWN_USER_DATA};
+use lj_trace_common::event::FrameRecord;
+use lj_trace_common::known::{self, KNOWN_FUNCTIONS, KnownFunction, KnownFunctions};
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::count::count;
-use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, PENDING, STACK_COUNTDOWN, VMS};
+use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, FUNCTIONS, PENDING, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 
@@ -32,18 +34,15 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         return 0;
     };
     let kind = AllocationKind::of_call(pointer, size);
-    // The event is put together where it will wait for its result: a program's stack is too small for it.
-    let event = &mut pending.event;
-    event.pointer = pointer;
-    event.old_size = old_size;
-    event.size = size;
-    event.result = 0;
-    event.vm = vm as u16;
-    event.kind = kind as u8;
-    attribute(&UserMemory, config, &mut pending.caller, event);
+    let mut event =
+        AllocationEvent { pointer, old_size, size, vm: vm as u16, kind: kind as u8, ..AllocationEvent::default() };
+    let mut functions = FunctionsOf { vm };
+    let mut record = FrameRecord::default();
+    attribute(&UserMemory, config, &mut functions, &mut record, &mut event);
     if kind == AllocationKind::Free {
         if pointer != 0 {
-            send(event);
+            functions.forget(pointer);
+            send(&event);
         } else {
             count(Counter::NothingFreed);
         }
@@ -58,7 +57,21 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
     0
 }
 
-/// The entry of this thread, made at its first call.
+/// The functions of a VM. It runs on one thread at a time, so nobody else writes to its entries.
+struct FunctionsOf {
+    vm: u32,
+}
+
+impl KnownFunctions for FunctionsOf {
+    #[inline(always)]
+    fn place(&mut self, function: u64) -> Option<&mut KnownFunction> {
+        let place = FUNCTIONS.get_ptr_mut(self.vm * KNOWN_FUNCTIONS + known::slot(function))?;
+        // SAFETY: the map's entries are there as long as the program; the trait hands out one at a time.
+        Some(unsafe { &mut *place })
+    }
+}
+
+/// Takes the stack of every Nth allocation, if that is wanted.
 #[inline(always)]
 fn pending_of_thread() -> Option<&'static mut PendingAllocation> {
     static EMPTY: PendingAllocation = PendingAllocation { returned: 1, ..PendingAllocation::EMPTY };
@@ -97,7 +110,9 @@ pub fn allocation_stack(context: ProbeContext) -> u32 {
 fn wait_for_result(context: &ProbeContext, event: &AllocationEvent) {
     // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
     let return_slot = unsafe { (*context.regs).rsp };
-    let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
+    // Only stacks need it.
+    let stacks = CONFIG.get(0).is_some_and(|config| config.samples != 0);
+    let return_address = if stacks { UserMemory.read::<u64>(return_slot).unwrap_or(0) } else { 0 };
     let id = bpf_get_current_pid_tgid();
     // Writing to the entry that the thread has had since its first call is much cheaper than to insert one.
     let place = PENDING.get_ptr_mut(&id).or_else(|| {
@@ -107,7 +122,7 @@ fn wait_for_result(context: &ProbeContext, event: &AllocationEvent) {
     match place {
         // SAFETY: only this thread's own programs write to this entry.
         Some(place) => unsafe {
-            (*place).event = *event;
+            core::ptr::copy_nonoverlapping(event, &raw mut (*place).event, 1);
             (*place).return_slot = return_slot;
             (*place).return_address = return_address;
             (*place).returned = 0;
