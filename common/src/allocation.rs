@@ -122,24 +122,37 @@ pub struct PendingAllocation {
 }
 
 impl PendingAllocation {
-    /// No call yet.
-    pub const NONE: Self = Self { event: AllocationEvent::NONE, return_slot: 0, return_address: 0, returned: 1 };
-}
-
-impl AllocationEvent {
-    const NONE: Self = Self {
-        pointer: 0,
-        result: 0,
-        old_size: 0,
-        size: 0,
-        place: 0,
-        chunkname: 0,
-        first_line: 0,
-        size_bc: 0,
-        line: 0,
-        vm: 0,
-        kind: 0,
-        source: 0,
+    /// Nothing yet.
+    pub const EMPTY: Self = Self {
+        event: AllocationEvent {
+            pointer: 0,
+            result: 0,
+            old_size: 0,
+            size: 0,
+            place: 0,
+            chunkname: 0,
+            first_line: 0,
+            size_bc: 0,
+            line: 0,
+            vm: 0,
+            kind: 0,
+            source: 0,
+        },
+        caller: FrameRecord {
+            base: 0,
+            function: 0,
+            code: 0,
+            chunkname: 0,
+            first_line: 0,
+            size_bc: 0,
+            position: 0,
+            kind: 0,
+            ffid: 0,
+            vm: 0,
+        },
+        return_slot: 0,
+        return_address: 0,
+        returned: 0,
     };
 }
 
