@@ -112,8 +112,8 @@ impl MemoryStream {
         let mut known = AddrMap::default();
         let mut symbols = Vec::new();
         for address in heap::prototypes(&memory, vm) {
-            let Some((seen, key)) = Known::read(&memory, vm, address) else { continue };
-            let Ok(prototype) = prototypes.get(&memory, &vm.layout, key) else { continue };
+            let Some(seen) = Known::read(&memory, vm, address) else { continue };
+            let Some(Ok(prototype)) = seen.key.map(|key| prototypes.get(&memory, &vm.layout, key)) else { continue };
             symbols.push(lua_symbol(&prototype));
             known.insert(address, seen);
         }
