@@ -1,9 +1,10 @@
 //! What a VM allocates: one record for each call of its allocator, and who caused it, in the terms of
 //! Tarantool's memprof (`memprof_write_func` and its neighbours, `lj_memprof.c` of the fork).
 
-use crate::event::{FrameKind, FrameRecord, NO_POSITION};
-use crate::frame::{CFRAME_FLAGS, Prototype, gct_offset, line, position, read_frame, read_function};
+use crate::event::{FrameKind, FrameRecord};
+use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
+use crate::known::{KnownFunction, KnownFunctions, NoFunction};
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{Plain, ReadMemory, Unreadable};
 use crate::vm::{VmConfig, VmState};
@@ -108,8 +109,10 @@ unsafe impl Plain for AllocationEvent {}
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingAllocation {
-    /// What it will have done.
+    /// What it has done, or will have done.
     pub event: AllocationEvent,
+    /// Room for describing who called it.
+    pub caller: FrameRecord,
     /// Where its return address lies on the stack: the kernel has put the address of a trampoline there.
     pub return_slot: u64,
     /// The address that was there.
@@ -119,37 +122,59 @@ pub struct PendingAllocation {
 }
 
 impl PendingAllocation {
-    /// No call yet.
-    pub const NONE: Self = Self { event: AllocationEvent::NONE, return_slot: 0, return_address: 0, returned: 1 };
-}
-
-impl AllocationEvent {
-    const NONE: Self = Self {
-        pointer: 0,
-        result: 0,
-        old_size: 0,
-        size: 0,
-        place: 0,
-        chunkname: 0,
-        first_line: 0,
-        size_bc: 0,
-        line: 0,
-        vm: 0,
-        kind: 0,
-        source: 0,
+    /// Nothing yet.
+    pub const EMPTY: Self = Self {
+        event: AllocationEvent {
+            pointer: 0,
+            result: 0,
+            old_size: 0,
+            size: 0,
+            place: 0,
+            chunkname: 0,
+            first_line: 0,
+            size_bc: 0,
+            line: 0,
+            vm: 0,
+            kind: 0,
+            source: 0,
+        },
+        caller: FrameRecord {
+            base: 0,
+            function: 0,
+            code: 0,
+            chunkname: 0,
+            first_line: 0,
+            size_bc: 0,
+            position: 0,
+            kind: 0,
+            ffid: 0,
+            vm: 0,
+        },
+        return_slot: 0,
+        return_address: 0,
+        returned: 0,
     };
 }
 
 // SAFETY: as above.
 unsafe impl Plain for PendingAllocation {}
 
-const _: () = assert!(size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == 88);
+const _: () = assert!(
+    size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == size_of::<AllocationEvent>() + 48 + 24
+);
 
 /// Fills in who causes an allocation that `vm` is making.
 ///
-/// What cannot be read counts as the VM's own doing, as it does in the process itself.
+/// `functions` is what is known of the VM's functions; whoever calls makes it forget those that are freed, and
+/// `record` is room to work in. What cannot be read counts as the VM's own doing, as it does in the process itself.
 #[inline(always)]
-pub fn attribute(memory: &impl ReadMemory, vm: &VmConfig, record: &mut FrameRecord, event: &mut AllocationEvent) {
+pub fn attribute(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    functions: &mut impl KnownFunctions,
+    record: &mut FrameRecord,
+    event: &mut AllocationEvent,
+) {
     event.source = AllocationSource::Internal as u8;
     event.place = 0;
     event.chunkname = 0;
@@ -164,7 +189,7 @@ pub fn attribute(memory: &impl ReadMemory, vm: &VmConfig, record: &mut FrameReco
         VmState::Interp if states == VmStates::Tarantool => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
             // What has failed halfway leaves nothing behind.
-            if let Ok(source) = function(memory, vm, record, event) {
+            if let Ok(source) = function(memory, vm, functions, record, event) {
                 event.source = source as u8;
             }
         }
@@ -191,12 +216,20 @@ impl From<Unreadable> for Nobody {
     }
 }
 
+impl From<NoFunction> for Nobody {
+    #[inline(always)]
+    fn from(NoFunction: NoFunction) -> Self {
+        Self
+    }
+}
+
 /// Describes the function that is running: the innermost one, or the Lua function that called it if it is a
 /// fast function.
 #[inline(always)]
 fn function(
     memory: &impl ReadMemory,
     vm: &VmConfig,
+    functions: &mut impl KnownFunctions,
     record: &mut FrameRecord,
     event: &mut AllocationEvent,
 ) -> Result<AllocationSource, Nobody> {
@@ -210,23 +243,28 @@ fn function(
     if function == thread {
         return Err(Nobody);
     }
-    let Some(prototype) = read_function(memory, layout, function, &mut head, record).map_err(|_| Nobody)? else {
-        let code = record.code;
-        if record.kind == FrameKind::Fast as u8
-            && let Ok(Some(source)) = lua_caller(memory, layout, (base, link), &mut head, record, event)
-        {
-            return Ok(source);
-        }
-        event.place = code;
-        return Ok(AllocationSource::C);
-    };
-    // Whatever allocates has its PC saved, since it may throw an error with a line in it.
-    let pc = if cframe == 0 {
-        0
-    } else {
-        memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0)
-    };
-    lua(memory, layout, &prototype, pc, record, event)
+    let known = functions.place(function).ok_or(Nobody)?;
+    known.become_function(memory, layout, function, &mut head, record)?;
+    let code = known.code;
+    if known.is(FrameKind::Lua) {
+        // Whatever allocates has its PC saved, since it may throw an error with a line in it.
+        let pc = if cframe == 0 {
+            0
+        } else {
+            memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0)
+        };
+        return lua(memory, layout, known, pc, event);
+    }
+    if known.is(FrameKind::Fast)
+        && let Ok((function, pc)) = caller(memory, layout, base, link)
+        && let Some(known) = functions.place(function)
+        && known.become_function(memory, layout, function, &mut head, record).is_ok()
+        && known.is(FrameKind::Lua)
+    {
+        return lua(memory, layout, known, pc, event);
+    }
+    event.place = code;
+    Ok(AllocationSource::C)
 }
 
 /// Fills in a Lua function and the line of `pc` in it. Without a position there is no function: so it is in the
@@ -235,20 +273,16 @@ fn function(
 fn lua(
     memory: &impl ReadMemory,
     layout: &VmLayout,
-    prototype: &Prototype,
+    known: &mut KnownFunction,
     pc: u64,
-    record: &FrameRecord,
     event: &mut AllocationEvent,
 ) -> Result<AllocationSource, Nobody> {
-    let position = position(memory, layout, prototype.bytecode, record.size_bc, pc);
-    if position == NO_POSITION {
-        return Ok(AllocationSource::Internal);
-    }
-    event.line = line(memory, prototype, record, position)?;
-    event.place = record.code;
-    event.chunkname = record.chunkname;
-    event.first_line = record.first_line;
-    event.size_bc = record.size_bc;
+    let Some(line) = known.line_at(memory, layout, pc)? else { return Ok(AllocationSource::Internal) };
+    event.line = line;
+    event.place = known.code;
+    event.chunkname = known.chunkname;
+    event.first_line = known.first_line;
+    event.size_bc = known.size_bc;
     Ok(AllocationSource::Lua)
 }
 
@@ -273,16 +307,9 @@ fn running_thread(memory: &impl ReadMemory, vm: &VmConfig, head: &mut Head) -> R
     Ok(thread)
 }
 
-/// Describes the function that called the one with `base`, if it is a Lua function that called it as such do.
+/// The function that called the one with `base`, if it called as Lua functions do, and the PC after its call.
 #[inline(always)]
-fn lua_caller(
-    memory: &impl ReadMemory,
-    layout: &VmLayout,
-    (base, link): (u64, u64),
-    head: &mut Head,
-    record: &mut FrameRecord,
-    event: &mut AllocationEvent,
-) -> Result<Option<AllocationSource>, Nobody> {
+fn caller(memory: &impl ReadMemory, layout: &VmLayout, base: u64, link: u64) -> Result<(u64, u64), Nobody> {
     let gc64 = layout.is_gc64();
     let (caller, pc) = match link & 7 {
         // FRAME_LUA: frame_prevl, lj_frame.h.
@@ -296,11 +323,8 @@ fn lua_caller(
             let pc = memory.read_ref(gc64, base.wrapping_sub(if gc64 { 24 } else { 12 }))?;
             (base.wrapping_sub(link & !7), pc)
         }
-        _ => return Ok(None),
+        _ => return Err(Nobody),
     };
     let (function, _) = read_frame(memory, layout, caller)?;
-    match read_function(memory, layout, function, head, record).map_err(|_| Nobody)? {
-        Some(prototype) => lua(memory, layout, &prototype, pc, record, event).map(Some),
-        None => Ok(None),
-    }
+    Ok((function, pc))
 }

@@ -15,6 +15,8 @@ pub struct Config {
     pub any_gc32: u32,
     /// Whether some events were attached to threads that may have inherited one already.
     pub late_events: u32,
+    /// Whether stacks are sampled, by the clock or by allocations.
+    pub samples: u32,
     /// Every allocation of this number carries its stack; 0 for none.
     pub stack_every: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.

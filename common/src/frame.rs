@@ -404,24 +404,22 @@ pub fn read_function(
     Ok(Some(Prototype { bytecode, lines, line_count: fields.u32(layout.pt_numline)? }))
 }
 
-/// The source line of the bytecode at `position`, 0 if there are no lines, as `lj_debug_line` finds it
-/// (`lj_debug.c`). `record` is what [`read_function`] has filled in.
+/// The source line of the bytecode at `position` of a prototype with the given lines, their count, its first line and
+/// the number of its bytecodes, as `lj_debug_line` finds it (`lj_debug.c`): 0 if there are no lines.
 ///
 /// # Errors
 /// [`Unreadable`] if the line numbers are.
 #[inline(always)]
 pub fn line(
     memory: &impl ReadMemory,
-    prototype: &Prototype,
-    record: &FrameRecord,
+    (lines, count): (u64, u32),
+    (first, size_bc): (u32, u32),
     position: u32,
 ) -> Result<u32, Unreadable> {
-    let &Prototype { lines, line_count: count, .. } = prototype;
-    let first = record.first_line;
-    if lines == 0 || position > record.size_bc {
+    if lines == 0 || position > size_bc {
         return Ok(0);
     }
-    if position == record.size_bc {
+    if position == size_bc {
         return Ok(first.wrapping_add(count));
     }
     if position == 0 {

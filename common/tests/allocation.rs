@@ -5,6 +5,7 @@ mod support;
 
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, attribute};
 use lj_trace_common::event::FrameRecord;
+use lj_trace_common::known::{KNOWN_FUNCTIONS, KnownFunction, KnownFunctions, slot};
 use lj_trace_common::layout::{ABSENT, VmStates, gct};
 use lj_trace_common::vm::VmConfig;
 use support::{Lab, THREAD};
@@ -25,6 +26,21 @@ const TARANTOOL_LFUNC: i32 = !1;
 const TARANTOOL_FFUNC: i32 = !2;
 const TARANTOOL_CFUNC: i32 = !3;
 const TARANTOOL_GC: i32 = !4;
+
+/// What is known of functions.
+struct Remembered(Vec<KnownFunction>);
+
+impl Default for Remembered {
+    fn default() -> Self {
+        Self(vec![KnownFunction::default(); KNOWN_FUNCTIONS as usize])
+    }
+}
+
+impl KnownFunctions for Remembered {
+    fn place(&mut self, function: u64) -> Option<&mut KnownFunction> {
+        self.0.get_mut(slot(function) as usize)
+    }
+}
 
 /// A chunk, called by `lua_pcall`, that has called the Lua function at line 7 from its bytecode 5.
 struct Scene {
@@ -89,7 +105,12 @@ impl Scene {
     fn attribute_now(&self) -> AllocationEvent {
         let vm = VmConfig { global: GLOBAL, layout: self.lab.layout, ..VmConfig::default() };
         let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
-        attribute(&self.lab.memory, &vm, &mut FrameRecord::default(), &mut event);
+        let mut functions = Remembered::default();
+        attribute(&self.lab.memory, &vm, &mut functions, &mut FrameRecord::default(), &mut event);
+        // The second time most is known already.
+        let mut again = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
+        attribute(&self.lab.memory, &vm, &mut functions, &mut FrameRecord::default(), &mut again);
+        assert_eq!(event, again);
         event
     }
 }
@@ -239,7 +260,7 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
         assert_eq!(damaged(scene.function + gct_at, &[gct::PROTO]), "internal");
         let nowhere = VmConfig { layout, ..VmConfig::default() };
         let mut event = AllocationEvent { source: 9, ..AllocationEvent::default() };
-        attribute(&scene.lab.memory, &nowhere, &mut FrameRecord::default(), &mut event);
+        attribute(&scene.lab.memory, &nowhere, &mut Remembered::default(), &mut FrameRecord::default(), &mut event);
         assert_eq!(summary(&event), "internal");
     });
 }
@@ -288,4 +309,27 @@ fn a_calls_arguments_tell_what_it_does() {
         assert_eq!(AllocationKind::from_u8(kind as u8), Some(kind));
     }
     assert_eq!(AllocationKind::from_u8(3), None);
+}
+
+#[test]
+fn a_freed_function_is_forgotten() {
+    all(|scene| {
+        let mut functions = Remembered::default();
+        let attribute_at = |functions: &mut Remembered, position| {
+            scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, position));
+            let vm = VmConfig { global: GLOBAL, layout: scene.lab.layout, ..VmConfig::default() };
+            let mut event = AllocationEvent::default();
+            attribute(&scene.lab.memory, &vm, functions, &mut FrameRecord::default(), &mut event);
+            event
+        };
+        let before = attribute_at(&mut functions, 4);
+        assert_eq!(summary(&attribute_at(&mut functions, 5)), "7:57");
+        // Another function takes its place: what lies there is not read again until it is forgotten.
+        scene.lab.memory.write_u32(before.place + u64::from(scene.lab.layout.pt_firstline), 100);
+        assert_eq!(summary(&attribute_at(&mut functions, 5)), "7:57");
+        functions.forget(scene.function + 8);
+        assert_eq!(summary(&attribute_at(&mut functions, 5)), "7:57");
+        functions.forget(scene.function);
+        assert_eq!(summary(&attribute_at(&mut functions, 5)), "100:150");
+    });
 }

@@ -9,11 +9,11 @@ use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, PendingAllocation, attribute};
 use lj_trace_common::config::{ARGUMENT_ZERO, Counter, UNKNOWN_USER_DATA};
-use lj_trace_common::event::FrameRecord;
+use lj_trace_common::known::{self, KNOWN_FUNCTIONS, KnownFunction, KnownFunctions};
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::count::count;
-use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, PENDING, STACK_COUNTDOWN, VMS};
+use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, FUNCTIONS, PENDING, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 
@@ -28,49 +28,65 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         return 0;
     };
     let Some(config) = VMS.get(vm) else { return 0 };
+    let Some(pending) = pending_of_thread() else {
+        count(Counter::PendingFull);
+        return 0;
+    };
     let kind = AllocationKind::of_call(pointer, size);
-    let mut event =
-        AllocationEvent { pointer, old_size, size, vm: vm as u16, kind: kind as u8, ..AllocationEvent::default() };
-    let mut record = FrameRecord::default();
-    attribute(&UserMemory, config, &mut record, &mut event);
+    // The event is put together where it will wait for its result: a program's stack is too small for it.
+    let event = &mut pending.event;
+    event.pointer = pointer;
+    event.old_size = old_size;
+    event.size = size;
+    event.result = 0;
+    event.vm = vm as u16;
+    event.kind = kind as u8;
+    let mut functions = FunctionsOf { vm };
+    attribute(&UserMemory, config, &mut functions, &mut pending.caller, event);
     if kind == AllocationKind::Free {
         if pointer != 0 {
-            send(&event);
+            functions.forget(pointer);
+            send(event);
         } else {
             count(Counter::NothingFreed);
         }
-    } else {
-        wait_for_result(&context, &event);
+        return 0;
     }
+    // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
+    pending.return_slot = unsafe { (*context.regs).rsp };
+    // Only stacks need it.
+    let stacks = CONFIG.get(0).is_some_and(|config| config.samples != 0);
+    pending.return_address = if stacks { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
+    pending.returned = 0;
     0
 }
 
-/// Keeps an event until the allocator returns.
-#[inline(always)]
-fn wait_for_result(context: &ProbeContext, event: &AllocationEvent) {
-    // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
-    let return_slot = unsafe { (*context.regs).rsp };
-    let return_address = UserMemory.read::<u64>(return_slot).unwrap_or(0);
-    let id = bpf_get_current_pid_tgid();
-    // Writing to the entry that the thread has had since its first call is much cheaper than to insert one.
-    let place = PENDING.get_ptr_mut(&id).or_else(|| {
-        PENDING.insert(&id, &NO_ALLOCATION, 0).ok()?;
-        PENDING.get_ptr_mut(&id)
-    });
-    match place {
-        // SAFETY: only this thread's own programs write to this entry.
-        Some(place) => unsafe {
-            (*place).event = *event;
-            (*place).return_slot = return_slot;
-            (*place).return_address = return_address;
-            (*place).returned = 0;
-        },
-        None => count(Counter::PendingFull),
+/// The functions of a VM. It runs on one thread at a time, so nobody else writes to its entries.
+struct FunctionsOf {
+    vm: u32,
+}
+
+impl KnownFunctions for FunctionsOf {
+    #[inline(always)]
+    fn place(&mut self, function: u64) -> Option<&mut KnownFunction> {
+        let place = FUNCTIONS.get_ptr_mut(self.vm * KNOWN_FUNCTIONS + known::slot(function))?;
+        // SAFETY: the map's entries are there as long as the program; the trait hands out one at a time.
+        Some(unsafe { &mut *place })
     }
 }
 
-/// The entry of a thread before its first call.
-static NO_ALLOCATION: PendingAllocation = PendingAllocation::NONE;
+/// The entry of this thread, made at its first call.
+#[inline(always)]
+fn pending_of_thread() -> Option<&'static mut PendingAllocation> {
+    static EMPTY: PendingAllocation = PendingAllocation { returned: 1, ..PendingAllocation::EMPTY };
+    let id = bpf_get_current_pid_tgid();
+    let found = PENDING.get_ptr_mut(&id).or_else(|| {
+        PENDING.insert(&id, &EMPTY, 0).ok()?;
+        PENDING.get_ptr_mut(&id)
+    });
+    // SAFETY: only this thread's own programs use this entry, one after the other.
+    found.map(|pending| unsafe { &mut *pending })
+}
 
 /// A call that wants memory: sends the stack of every Nth. A program of its own, for it needs most of the room
 /// that a program has.
@@ -147,11 +163,12 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
     if core::mem::replace(&mut pending.returned, 1) != 0 {
         return 0;
     }
-    pending.event.result = context.ret();
-    if pending.event.result == 0 {
+    let event = &mut pending.event;
+    event.result = context.ret();
+    if event.result == 0 {
         count(Counter::AllocationsFailed);
     } else {
-        send(&pending.event);
+        send(event);
     }
     0
 }

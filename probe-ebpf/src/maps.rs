@@ -4,6 +4,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS};
+use lj_trace_common::known::{KNOWN_FUNCTIONS, KnownFunction};
 use lj_trace_common::vm::VmConfig;
 
 use crate::sample::Scratch;
@@ -42,7 +43,12 @@ pub static PENDING: LruHashMap<u64, PendingAllocation> = LruHashMap::with_max_en
 
 /// Allocation events on their way to the agent.
 #[map]
-pub static ALLOCATIONS: RingBuf = RingBuf::with_byte_size(64 << 20, 0);
+pub static ALLOCATIONS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+
+/// What is known of the VMs' functions: [`KNOWN_FUNCTIONS`] entries a VM, one VM after the other. The agent sets the
+/// number of entries.
+#[map]
+pub static FUNCTIONS: Array<KnownFunction> = Array::with_max_entries(KNOWN_FUNCTIONS, 0);
 
 /// Allocations until the next one whose stack is taken.
 #[map]

@@ -6,6 +6,7 @@ use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use aya::programs::ProgramError;
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS};
+use lj_trace_common::known::KNOWN_FUNCTIONS;
 use lj_trace_common::vm::VmConfig;
 
 use super::object;
@@ -107,13 +108,21 @@ impl Programs {
         if !wanted.cpu && wanted.stack_every == 0 {
             loader.map_max_entries("SAMPLES", PAGE);
         }
-        if !wanted.memory {
+        if wanted.memory {
+            let vms = u32::try_from(vms.len()).unwrap_or(MAX_VMS).clamp(1, MAX_VMS);
+            loader.map_max_entries("FUNCTIONS", vms * KNOWN_FUNCTIONS);
+        } else {
             loader.map_max_entries("ALLOCATIONS", PAGE);
         }
         let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
-        let config =
-            Config { stack_limit: MAX_STACK, cpus: cpus.get(), stack_every: wanted.stack_every, ..Config::default() };
+        let config = Config {
+            samples: u32::from(wanted.cpu || wanted.stack_every != 0),
+            stack_every: wanted.stack_every,
+            cpus: cpus.get(),
+            stack_limit: MAX_STACK,
+            ..Config::default()
+        };
         let mut programs = Self { ebpf, counts, config };
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;
