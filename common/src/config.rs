@@ -23,6 +23,10 @@ pub struct Config {
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
+    /// Always 0: keeps what follows aligned.
+    pub reserved: u32,
+    /// Where the main thread's stack began when the program was started; 0 if that is not known.
+    pub stack_start: u64,
 }
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.

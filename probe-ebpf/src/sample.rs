@@ -208,9 +208,11 @@ fn copy_stack(scratch: &mut Scratch, config: &Config) {
     let payload = scratch.payload.as_mut_ptr();
     let copied = Copied(&raw mut scratch.machine.stack_size);
     copied.set(0);
+    // Above the main thread's first frame lie only the arguments and the environment.
+    let frames = config.stack_start.wrapping_sub(start);
     for index in 0..MAX_STACK / STACK_CHUNK {
         let offset = index * STACK_CHUNK;
-        if offset >= config.stack_limit {
+        if offset >= config.stack_limit || u64::from(offset) > frames {
             break;
         }
         // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
@@ -223,7 +225,7 @@ fn copy_stack(scratch: &mut Scratch, config: &Config) {
     }
     if copied.get() >= config.stack_limit {
         scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
-    } else {
+    } else if u64::from(copied.get()) <= frames {
         // The mapping ends within this chunk: take what there is, down to single words.
         let mut part = STACK_CHUNK / 2;
         while part >= 8 {

@@ -13,7 +13,7 @@ use exit::CommandError;
 
 /// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
 ///
-/// `lj-trace --pid N` is short for `lj-trace record --pid N`.
+/// `lj-trace --pid N` is short for `lj-trace record --pid N`; `lj-trace record --help` has its options.
 #[derive(Debug, Parser)]
 #[command(name = "lj-trace", version, after_help = EXAMPLES)]
 struct Cli {

@@ -33,7 +33,7 @@ pub struct RecordArgs {
     #[arg(short, long, value_enum, default_value_t = Mode::Sysprof)]
     pub mode: Mode,
 
-    /// Stop after this time, such as 30s, 5m or 500ms [default: at Ctrl-C]
+    /// Stop after this time, such as 30s, 5m or 500ms [default: at Ctrl-C, SIGTERM, or the exit of the process]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
 
@@ -42,11 +42,13 @@ pub struct RecordArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub rate: u32,
 
-    /// Where to write: FILE, `-` for standard output, or FORMAT:FILE; may be given several times
+    /// Where to write; may be given several times, `-` is standard output
     ///
-    /// The ending picks the format: `.bin` a sysprof or memprof stream, `.folded` folded stacks, `.svg` a flame graph.
-    /// Default: lj-trace-PID.sysprof.bin or .memprof.bin in $STATE_DIRECTORY or the current folder.
-    #[arg(short, long, value_name = "FILE")]
+    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` a summary, `.bin` a stream,
+    /// from which `lj-trace report` makes all of these later. `svg:FILE` forces one. A process with several VMs gets a
+    /// stream for each, numbered. Default: lj-trace-PID.sysprof.bin or .memprof.bin in $STATE_DIRECTORY or the current
+    /// folder. SIGUSR1 writes what there is so far.
+    #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<String>,
 
     /// What .folded and .svg of a memory profile weigh by [default: allocated]

@@ -61,6 +61,8 @@ impl Sampler {
 
     fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
         let mut attached = HashSet::new();
+        let refused = |error| ProbeError::sort(SAMPLER_KERNEL, error);
+        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
         // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
         // thread turns out to have inherited another.
@@ -70,8 +72,7 @@ impl Sampler {
                 break;
             }
             if cookie == LATE_EVENT {
-                let late = programs.change_config(|config| config.late_events = 1);
-                late.map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))?;
+                programs.change_config(|config| config.late_events = 1).map_err(refused)?;
             }
             for tid in new {
                 if self.attach_thread(programs, tid, rate, cookie)? {

@@ -12,7 +12,7 @@ use super::memory::ProcessMemory;
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// There is no such process, or it has exited.
-    #[error("no process {0}: it does not exist or has exited (see `lj-trace list` or `ps` for running ones)")]
+    #[error("no process {0}: it does not exist or has exited (`ps` or `pgrep` shows running ones)")]
     NoSuchProcess(u32),
     /// The kernel refuses to show the process.
     #[error(

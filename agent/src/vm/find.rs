@@ -18,7 +18,7 @@ pub enum FindError {
     /// Nothing in the process looks like a VM.
     #[error(
         "no LuaJIT VM in process {pid}: it is no LuaJIT program, or has not created its Lua state yet \
-         (start lj-trace again once it runs Lua code; `lj-trace list` shows all LuaJIT processes)"
+         (start lj-trace again once it runs Lua code)"
     )]
     NoVm {
         /// The process.
