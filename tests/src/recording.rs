@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::folded::Folded;
 use crate::tracer::{Outcome, Tracer, run};
@@ -113,12 +113,7 @@ impl Recorded {
     /// # Errors
     /// If the summary has no line `what  NUMBER (PERCENT%)`.
     pub fn share(&self, what: &str) -> Result<f64> {
-        let share = |line: &str| {
-            let (_, percent) = line.trim_start().strip_prefix(what)?.trim_start().split_once(" (")?;
-            percent.strip_suffix("%)")?.parse().ok()
-        };
-        let share = self.outcome.stderr.lines().find_map(share);
-        share.with_context(|| format!("the summary has no line of {what:?}: {}", self.outcome.stderr))
+        self.outcome.share(what)
     }
 }
 

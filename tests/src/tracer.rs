@@ -69,6 +69,21 @@ impl Outcome {
     }
 }
 
+impl Outcome {
+    /// The share, in percent, that the summary gives for `what`.
+    ///
+    /// # Errors
+    /// If the summary has no line `what  NUMBER (PERCENT%)`.
+    pub fn share(&self, what: &str) -> Result<f64> {
+        let share = |line: &str| {
+            let (_, percent) = line.trim_start().strip_prefix(what)?.trim_start().split_once(" (")?;
+            percent.strip_suffix("%)")?.parse().ok()
+        };
+        let share = self.stderr.lines().find_map(share);
+        share.with_context(|| format!("the summary has no line of {what:?}: {}", self.stderr))
+    }
+}
+
 /// A running `lj-trace`. It is ended when this is dropped.
 #[derive(Debug)]
 pub struct Tracer {

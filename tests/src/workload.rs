@@ -19,6 +19,8 @@ pub struct Workload {
 pub const TRUTH: &str = "truth.lua";
 /// The name of the workload whose allocations are known.
 pub const MEMORY: &str = "memory.lua";
+/// The name of the workload that allocates as fast as it can.
+pub const STORM: &str = "storm.lua";
 
 impl Workload {
     /// Starts `script` on a program, with arguments, and waits until it says that it is ready. It does nothing until
@@ -29,11 +31,32 @@ impl Workload {
     pub fn start(program: &Program, script: &str, arguments: &[&str]) -> Result<Self> {
         let mut command = Command::new(&program.path);
         command.arg(script).args(arguments).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua"));
+        Self::spawn(&mut command).with_context(|| format!("{script} on {}", program.name))
+    }
+
+    /// Compiles a program from `tests/hosts` into `folder`, starts it with arguments, and waits until it says that it
+    /// is ready.
+    ///
+    /// # Errors
+    /// If it cannot be compiled or started, or says something else first.
+    pub fn start_host(source: &str, folder: &Path, arguments: &[&str]) -> Result<Self> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts").join(source);
+        let binary = folder.join("host");
+        let mut cc = Command::new("cc");
+        cc.args(["-O2", "-Wall", "-Werror", "-pthread", "-o"]).arg(&binary).arg(path).arg("-ldl");
+        let status = cc.status().context("cannot run cc: install a C compiler")?;
+        if !status.success() {
+            bail!("cc cannot compile {source}: {status}");
+        }
+        Self::spawn(Command::new(binary).args(arguments)).with_context(|| source.to_owned())
+    }
+
+    fn spawn(command: &mut Command) -> Result<Self> {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.with_context(|| format!("cannot start {}", program.path.display()))?;
+        let mut child = child.with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("the workload's output is not piped")?;
         let mut workload = Self { child, stdout: BufReader::new(stdout) };
-        workload.expect("ready").with_context(|| format!("{script} on {}", program.name))?;
+        workload.expect("ready")?;
         Ok(workload)
     }
 
@@ -100,7 +123,11 @@ impl Workload {
         Ok(())
     }
 
-    fn line(&mut self) -> Result<String> {
+    /// The next line that it prints.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         if self.stdout.read_line(&mut line)? == 0 {
             bail!("the workload has ended: {}", self.child.wait()?);

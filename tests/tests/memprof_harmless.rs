@@ -1,0 +1,135 @@
+//! Recording allocations harms nobody, however it ends.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use lj_trace_tests::allocations::{Allocations, Kind};
+use lj_trace_tests::code;
+use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::tracer::Tracer;
+use lj_trace_tests::workload::{STORM, Workload};
+
+/// A program that allocates as fast as it can, and lj-trace that records it.
+struct Storm {
+    workload: Workload,
+    tracer: Tracer,
+    folder: tempfile::TempDir,
+}
+
+impl Storm {
+    /// Starts both; `None` if there is no such program here. It does nothing before [`Workload::go`].
+    fn start(program: &'static str, arguments: &[&str], mode: &str, more: &[&str]) -> Result<Option<Self>> {
+        let Some(program) = Program::find(program) else { return Ok(None) };
+        let workload = Workload::start(&program, STORM, arguments)?;
+        Self::record(workload, mode, more).map(Some)
+    }
+
+    fn record(workload: Workload, mode: &str, more: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let (pid, output) = (workload.pid().to_string(), folder.path().join("storm.bin"));
+        let arguments = ["--pid", &pid, "--mode", mode, "--output", &output.to_string_lossy()];
+        let mut tracer = Tracer::start(arguments.iter().chain(more))?;
+        tracer.wait_until_attached()?;
+        Ok(Self { workload, tracer, folder })
+    }
+}
+
+/// The CPU time of the fastest of some turns: other work on this machine makes the others slower.
+fn fastest_turn(workload: &mut Workload) -> Result<f64> {
+    let mut fastest = f64::INFINITY;
+    for _ in 0..20 {
+        fastest = fastest.min(workload.line()?.parse()?);
+    }
+    Ok(fastest)
+}
+
+#[test]
+fn the_target_is_killed_while_it_allocates() -> Result<()> {
+    for program in ALL {
+        let Some(mut storm) = Storm::start(program, &[], "memprof", &[])? else { continue };
+        storm.workload.go()?;
+        storm.workload.line()?;
+        storm.workload.kill()?;
+        let stream = storm.folder.path().join("storm.bin");
+        let outcome = storm.tracer.wait()?;
+        outcome.expect(0, &["lost               0"]);
+        let recorded = Allocations::read(&stream)?;
+        ensure!(recorded.events.len() > 20_000, "{program}: only {} events", recorded.events.len());
+        recorded.check_addresses()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_target_closes_its_vm() -> Result<()> {
+    for program in ALL {
+        let Some(mut storm) = Storm::start(program, &["3"], "memprof", &[])? else { continue };
+        storm.workload.go()?;
+        let stream = storm.folder.path().join("storm.bin");
+        let outcome = storm.tracer.wait()?;
+        outcome.expect(0, &["lost               0"]);
+        let recorded = Allocations::read(&stream)?;
+        recorded.check_addresses()?;
+        // Tarantool's os.exit does not close the VM.
+        if program != TARANTOOL {
+            let last = &recorded.events[recorded.events.len() - 100..];
+            ensure!(last.iter().all(|event| event.kind == Kind::Free), "{program}: {last:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn no_breakpoint_stays_behind() -> Result<()> {
+    for (program, signal) in [(LUAJIT, libc::SIGKILL), (LUAJIT, libc::SIGINT), (TARANTOOL, libc::SIGKILL)] {
+        let Some(program) = Program::find(program) else { continue };
+        let mut workload = Workload::start(&program, STORM, &[])?;
+        let pid = workload.pid();
+        ensure!(code::differences(pid)?.is_empty(), "the code differs before anybody looks at it");
+        workload.go()?;
+        let before = fastest_turn(&mut workload)?;
+
+        let mut storm = Storm::record(workload, "memprof", &[])?;
+        ensure!(!code::differences(pid)?.is_empty(), "there are no breakpoints while it is recorded");
+        let during = fastest_turn(&mut storm.workload)?;
+        storm.tracer.signal(signal)?;
+        let outcome = storm.tracer.wait()?;
+        ensure!(signal == libc::SIGKILL || outcome.status.success(), "{outcome:#?}");
+
+        // The kernel cleans up after a killed process in its own time.
+        let ended = Instant::now();
+        while !code::differences(pid)?.is_empty() && ended.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let left = code::differences(pid)?;
+        ensure!(left.is_empty(), "left behind: {left:?}");
+        // Turns that have begun before, and what the pipe holds of them.
+        std::thread::sleep(Duration::from_millis(200));
+        fastest_turn(&mut storm.workload)?;
+        let after = fastest_turn(&mut storm.workload)?;
+        println!("{}: a turn takes {before} s, {during} s recorded, {after} s afterwards", program.name);
+        ensure!(after < before * 1.3, "a turn took {before} s before and takes {after} s now");
+    }
+    Ok(())
+}
+
+#[test]
+fn samples_are_complete_while_allocations_are_recorded() -> Result<()> {
+    for program in ALL {
+        let Some(mut storm) = Storm::start(program, &[], "all", &["--rate", "999"])? else { continue };
+        storm.workload.go()?;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(4) {
+            storm.workload.line()?;
+        }
+        storm.tracer.signal(libc::SIGINT)?;
+        let outcome = storm.tracer.wait()?;
+        outcome.expect(0, &[]);
+        for what in ["Lua complete", "native complete"] {
+            let share = outcome.share(what)?;
+            println!("{program}: {what} {share}%");
+            ensure!(share >= 99.0, "{program}: {what} {share}%: {}", outcome.stderr);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! Several VMs in one process: each event belongs to the right one.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::allocations::{Allocations, Kind, Place, growth};
+use lj_trace_tests::tracer::Tracer;
+use lj_trace_tests::workload::Workload;
+
+/// The library with which the host makes its VMs.
+const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
+/// What the host's allocator refuses, and what its chunks try to get.
+const TOO_LARGE: u64 = 8 << 20;
+/// Lengths of the strings that mark the beginning and the end.
+const MARKS: (u64, u64) = (50_021, 60_037);
+/// A table without anything in it (GC64).
+const TABLE: u64 = 64;
+
+/// Records the host; gives the streams by the name of the VM's chunk, how much each heap has grown, and the summary.
+fn record(arguments: &[&str]) -> Result<Option<(HashMap<String, Allocations>, HashMap<String, i64>, String)>> {
+    if !Path::new(LIBRARY).exists() {
+        println!("not tested: there is no {LIBRARY}");
+        return Ok(None);
+    }
+    let folder = tempfile::tempdir()?;
+    let arguments: Vec<&str> = [LIBRARY].iter().chain(arguments).copied().collect();
+    let mut host = Workload::start_host("vms.c", folder.path(), &arguments)?;
+    let (pid, output) = (host.pid().to_string(), folder.path().join("vms.bin"));
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--verbose", "--output", &output.to_string_lossy()];
+    let mut tracer = Tracer::start(arguments)?;
+    tracer.wait_until_attached()?;
+    host.go()?;
+    let mut heaps = HashMap::new();
+    for line in host.report()? {
+        let words = line.strip_prefix("vm ").and_then(|line| line.split_once(' '));
+        let (name, growth) = words.with_context(|| format!("the host reported {line:?}"))?;
+        heaps.insert(name.to_owned(), growth.parse()?);
+    }
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["lost               0"]);
+    let mut streams = HashMap::new();
+    for file in std::fs::read_dir(folder.path())? {
+        let path = file?.path();
+        if path.extension().is_some_and(|ending| ending == "bin") {
+            let stream = Allocations::read(&path)?;
+            let name = stream.events.iter().find_map(|event| match &event.place {
+                Place::Lua(name, _) => Some(name.clone()),
+                _ => None,
+            });
+            let name = name.with_context(|| format!("no Lua in {}: {}", path.display(), outcome.stderr))?;
+            streams.insert(name, stream);
+        }
+    }
+    Ok(Some((streams, heaps, outcome.stderr)))
+}
+
+fn check(arguments: &[&str]) -> Result<()> {
+    let Some((streams, heaps, summary)) = record(arguments)? else { return Ok(()) };
+    // a, b and d run twice.
+    for (vm, runs) in [("=a", 2), ("=b", 2), ("=c", 1), ("=d", 1)] {
+        let stream = streams.get(vm).with_context(|| format!("no stream of {vm}: {summary}"))?;
+        stream.check_addresses()?;
+        let foreign = stream.events.iter().find(|event| matches!(&event.place, Place::Lua(name, _) if name != vm));
+        ensure!(foreign.is_none(), "in the stream of {vm}: {foreign:?}");
+        let events = stream.between(MARKS.0, MARKS.1)?;
+        for line in [2, 5] {
+            let place = Place::Lua(vm.to_owned(), line);
+            let tables = events.iter().filter(|event| event.place == place && event.new == TABLE);
+            ensure!(tables.count() == 500 * runs, "{vm}:{line} has not made {} tables", 500 * runs);
+        }
+        ensure!(growth(events) == heaps[vm], "{vm}: {} bytes instead of {}", growth(events), heaps[vm]);
+        let large = events.iter().filter(|event| event.new >= TOO_LARGE).count();
+        let expected = if ["=c", "=d"].contains(&vm) { 0 } else { large.max(1) };
+        ensure!(large == expected, "{vm}: {large} events of what cannot be had");
+    }
+    // b was closed: whatever it had is freed, its own state last.
+    let last = streams["=b"].events.last();
+    ensure!(last.is_some_and(|event| event.kind == Kind::Free), "{last:?}");
+    ensure!(summary.contains("allocations that failed: "), "{summary}");
+    Ok(())
+}
+
+#[test]
+fn vms_with_data_of_their_own() -> Result<()> {
+    check(&[])
+}
+
+#[test]
+fn vms_whose_allocator_has_no_data() -> Result<()> {
+    check(&["same-data"])
+}
