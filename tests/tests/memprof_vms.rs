@@ -18,7 +18,10 @@ const MARKS: (u64, u64) = (50_021, 60_037);
 const TABLE: u64 = 64;
 
 /// Records the host; gives the streams by the name of the VM's chunk, how much each heap has grown, and the summary.
-fn record(arguments: &[&str]) -> Result<Option<(HashMap<String, Allocations>, HashMap<String, i64>, String)>> {
+/// What a host's VMs allocated by the stream, what the host itself counted, and lj-trace's summary.
+type Recorded = (HashMap<String, Allocations>, HashMap<String, i64>, String);
+
+fn record(arguments: &[&str]) -> Result<Option<Recorded>> {
     if !Path::new(LIBRARY).exists() {
         println!("not tested: there is no {LIBRARY}");
         return Ok(None);
