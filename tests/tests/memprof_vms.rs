@@ -17,10 +17,10 @@ const MARKS: (u64, u64) = (50_021, 60_037);
 /// A table without anything in it (GC64).
 const TABLE: u64 = 64;
 
-/// Records the host; gives the streams by the name of the VM's chunk, how much each heap has grown, and the summary.
-/// What a host's VMs allocated by the stream, what the host itself counted, and lj-trace's summary.
+/// The streams by the name of the VM's chunk, how much each heap has grown, and the summary.
 type Recorded = (HashMap<String, Allocations>, HashMap<String, i64>, String);
 
+/// Records the host.
 fn record(arguments: &[&str]) -> Result<Option<Recorded>> {
     if !Path::new(LIBRARY).exists() {
         println!("not tested: there is no {LIBRARY}");
