@@ -162,7 +162,9 @@ impl<R: Read> Rendering<R> {
                 let (has_picture, has_text) = (formats.iter().any(is_picture), !formats.iter().all(is_picture));
                 check_memory_options(args, has_picture, has_text)?;
                 let mut summary = has_text.then(|| Box::new(reference::memprof::Summary::new(reader.version())));
-                let profile = || MemoryProfile::new(args.weight.unwrap_or_default(), format!("Memory profile {name}"));
+                let profile = || {
+                    MemoryProfile::new(args.weight.unwrap_or_default(), format!("Memory profile {}", file_name(args)))
+                };
                 let mut profile = has_picture.then(|| Box::new(profile()));
                 let cut = report::memprof::read(symbols, &mut reader, |event| {
                     if let Some(profile) = &mut profile {
@@ -177,7 +179,7 @@ impl<R: Read> Rendering<R> {
                 Ok(cut)
             }
             Body::Sysprof(mut reader) => {
-                let title = format!("CPU profile {name}");
+                let title = format!("CPU profile {}", file_name(args));
                 let tarantool = formats.contains(&Format::Tarantool);
                 if tarantool && formats.iter().any(|&format| format != Format::Tarantool) {
                     return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
@@ -230,6 +232,11 @@ impl<R: Read> Rendering<R> {
             Self::Cpu { .. } | Self::Unread(_) => Ok(()),
         }
     }
+}
+
+/// The name of the stream, for titles, without its folders.
+fn file_name(args: &ReportArgs) -> String {
+    args.file.file_name().unwrap_or(args.file.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// Refuses options that no output would heed.

@@ -8,6 +8,14 @@ use inferno::flamegraph::{self, Options};
 use super::folded;
 use super::frame::FrameKind;
 use super::stacks::Profile;
+use super::text::fit;
+
+/// Characters of the title, and of the line below it, that fit into the picture beside its search field.
+const TITLE_COLUMNS: usize = 100;
+const SUBTITLE_COLUMNS: usize = 160;
+
+/// The frame of all stacks together: of no kind, so of none of their colours.
+const ROOT: Color = Color { r: 235, g: 235, b: 225 };
 
 /// Writes a profile as a flame graph in SVG, which zooms and searches in a browser.
 ///
@@ -23,9 +31,10 @@ pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
         let color = color(frame.kind(), &name);
         palette.insert(name, color);
     }
+    palette.insert("all".to_owned(), ROOT);
     let mut options = Options::default();
-    options.title = profile.title();
-    options.subtitle = Some(profile.subtitle());
+    options.title = fit(&profile.title(), TITLE_COLUMNS);
+    options.subtitle = Some(fit(&profile.subtitle(), SUBTITLE_COLUMNS));
     options.count_name = profile.unit().to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
@@ -73,6 +82,15 @@ mod tests {
         assert!(svg.contains("f@a&lt;b&gt;.lua:3"));
         assert!(svg.contains("[GC]"));
         assert!(svg.contains("search"));
+    }
+
+    #[test]
+    fn a_long_title_is_cut_to_the_picture() {
+        let title = format!("{}/name.bin", "folder/".repeat(40));
+        let mut svg = Vec::new();
+        write(&CpuProfile::new(title.as_str()), &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        assert!(!svg.contains(&title) && svg.contains("/name.bin</text>"), "{svg}");
     }
 
     #[test]

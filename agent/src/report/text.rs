@@ -135,7 +135,7 @@ pub fn percent(part: u64, whole: u64) -> String {
 }
 
 /// A name on one line, cut in the middle to at most so many characters: its end, with file and line, matters too.
-fn fit(name: &str, width: usize) -> String {
+pub fn fit(name: &str, width: usize) -> String {
     let chars: Vec<char> = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if chars.len() <= width {
         return chars.into_iter().collect();

@@ -60,6 +60,11 @@ impl<R: Read> ByteReader<R> {
         let Some(mut rest) = self.input.buffer().get(..ULEB_MAX) else {
             return self.uleb_at_buffer_end(part);
         };
+        if let Some((value, used)) = rest.first_chunk().and_then(|&bytes| short_uleb(bytes)) {
+            self.input.consume(used);
+            self.offset += used as u64;
+            return Ok(value);
+        }
         let value = leb128::read::unsigned(&mut rest)
             .map_err(|_| StreamError::invalid(self.offset, "a number does not fit in 64 bits"))?;
         let used = ULEB_MAX - rest.len();
@@ -124,6 +129,24 @@ impl<R: Read> ByteReader<R> {
     }
 }
 
+/// The integer in ULEB128 that `bytes` start with, and its length, if it ends within them: all bytes at once, since
+/// most of a stream are addresses of 47 bits, which take 7.
+#[inline]
+fn short_uleb(bytes: [u8; 8]) -> Option<(u64, usize)> {
+    const MORE: u64 = 0x8080_8080_8080_8080;
+    let word = u64::from_le_bytes(bytes);
+    let ends = !word & MORE;
+    if ends == 0 {
+        return None;
+    }
+    let used = ends.trailing_zeros() as usize / 8 + 1;
+    let groups = word & !MORE & u64::MAX >> (64 - 8 * used);
+    // Groups of 7 bits move together: two by two, four by four, eight by eight.
+    let pairs = groups & 0x007f_007f_007f_007f | (groups & 0x7f00_7f00_7f00_7f00) >> 1;
+    let fours = pairs & 0x0000_3fff_0000_3fff | (pairs & 0x3fff_0000_3fff_0000) >> 2;
+    Some((fours & 0x0fff_ffff | (fours & 0x0fff_ffff_0000_0000) >> 4, used))
+}
+
 /// Appends an integer in ULEB128.
 pub(super) fn put_uleb(out: &mut Vec<u8>, value: u64) {
     if value < 0x80 {
@@ -173,6 +196,23 @@ mod tests {
         }
         assert_eq!(whole.offset(), bytes.len() as u64);
         assert_eq!(trickle.offset(), bytes.len() as u64);
+    }
+
+    #[test]
+    fn integers_of_every_length_are_read_at_once() {
+        for bits in 0..=56 {
+            // Alternating bits, so that a group in the wrong place shows.
+            for value in [(1_u64 << bits) - 1, (1_u64 << bits) / 2, 0x5a5a_a5a5_c3c3_3c3c & ((1_u64 << bits) - 1)] {
+                let mut bytes = Vec::new();
+                put_uleb(&mut bytes, value);
+                let length = bytes.len();
+                bytes.resize(8, 0xff);
+                assert_eq!(short_uleb(bytes.try_into().unwrap()), Some((value, length)), "{value:#x}");
+            }
+        }
+        assert_eq!(short_uleb([0x80; 8]), None);
+        // Longer than it has to be, which the format allows.
+        assert_eq!(short_uleb([0x81, 0x80, 0, 1, 1, 1, 1, 1]), Some((1, 3)));
     }
 
     #[test]
