@@ -105,14 +105,27 @@ pub struct AllocationEvent {
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Plain for AllocationEvent {}
 
+/// Room to find out in who allocates: the stack of a BPF program is too small for it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    record: FrameRecord,
+    head: Head,
+}
+
+impl Room {
+    /// Nothing in it.
+    pub const EMPTY: Self = Self { record: FrameRecord::EMPTY, head: Head::EMPTY };
+}
+
 /// The last call of the allocator on a thread.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingAllocation {
     /// What it has done, or will have done.
     pub event: AllocationEvent,
-    /// Room for describing who called it.
-    pub caller: FrameRecord,
+    /// Where that was found out.
+    pub room: Room,
     /// Where its return address lies on the stack: the kernel has put the address of a trampoline there.
     pub return_slot: u64,
     /// The address that was there.
@@ -138,18 +151,7 @@ impl PendingAllocation {
             kind: 0,
             source: 0,
         },
-        caller: FrameRecord {
-            base: 0,
-            function: 0,
-            code: 0,
-            chunkname: 0,
-            first_line: 0,
-            size_bc: 0,
-            position: 0,
-            kind: 0,
-            ffid: 0,
-            vm: 0,
-        },
+        room: Room::EMPTY,
         return_slot: 0,
         return_address: 0,
         returned: 0,
@@ -159,20 +161,18 @@ impl PendingAllocation {
 // SAFETY: as above.
 unsafe impl Plain for PendingAllocation {}
 
-const _: () = assert!(
-    size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == size_of::<AllocationEvent>() + 48 + 24
-);
+const _: () = assert!(size_of::<AllocationEvent>() == 64 && size_of::<PendingAllocation>() == 64 + 48 + 96 + 24);
 
 /// Fills in who causes an allocation that `vm` is making.
 ///
 /// `functions` is what is known of the VM's functions; whoever calls makes it forget those that are freed, and
-/// `record` is room to work in. What cannot be read counts as the VM's own doing, as it does in the process itself.
+/// `room` is to work in. What cannot be read counts as the VM's own doing, as it does in the process itself.
 #[inline(always)]
 pub fn attribute(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     functions: &mut impl KnownFunctions,
-    record: &mut FrameRecord,
+    room: &mut Room,
     event: &mut AllocationEvent,
 ) {
     event.source = AllocationSource::Internal as u8;
@@ -189,7 +189,7 @@ pub fn attribute(
         VmState::Interp if states == VmStates::Tarantool => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
             // What has failed halfway leaves nothing behind.
-            if let Ok(source) = function(memory, vm, functions, record, event) {
+            if let Ok(source) = function(memory, vm, functions, room, event) {
                 event.source = source as u8;
             }
         }
@@ -230,13 +230,13 @@ fn function(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     functions: &mut impl KnownFunctions,
-    record: &mut FrameRecord,
+    room: &mut Room,
     event: &mut AllocationEvent,
 ) -> Result<AllocationSource, Nobody> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let mut head = Head::default();
-    let thread = running_thread(memory, vm, &mut head)?;
+    let Room { record, head } = room;
+    let thread = running_thread(memory, vm, head)?;
     let base = head.u64(layout.l_base)?;
     let cframe = head.u64(layout.l_cframe)? & !CFRAME_FLAGS;
     let (function, link) = read_frame(memory, layout, base)?;
@@ -244,7 +244,7 @@ fn function(
         return Err(Nobody);
     }
     let known = functions.place(function).ok_or(Nobody)?;
-    known.become_function(memory, layout, function, &mut head, record)?;
+    known.become_function(memory, layout, function, head, record)?;
     let code = known.code;
     if known.is(FrameKind::Lua) {
         // Whatever allocates has its PC saved, since it may throw an error with a line in it.
@@ -258,7 +258,7 @@ fn function(
     if known.is(FrameKind::Fast)
         && let Ok((function, pc)) = caller(memory, layout, base, link)
         && let Some(known) = functions.place(function)
-        && known.become_function(memory, layout, function, &mut head, record).is_ok()
+        && known.become_function(memory, layout, function, head, record).is_ok()
         && known.is(FrameKind::Lua)
     {
         return lua(memory, layout, known, pc, event);

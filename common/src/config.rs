@@ -7,6 +7,12 @@ pub const MAX_VMS: u32 = 256;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Config {
+    /// The data of the first allocator, and the VM that it works for: found here sooner than in the map.
+    pub allocator_data: u64,
+    /// See `allocator_data`.
+    pub allocator_vm: u32,
+    /// How many allocators there are.
+    pub allocators: u32,
     /// Entries of the VM list in use.
     pub vms: u32,
     /// Whether some VM has 64-bit GC references.
@@ -23,11 +29,11 @@ pub struct Config {
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
-    /// Always 0: keeps what follows aligned.
-    pub reserved: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
 }
+
+const _: () = assert!(size_of::<Config>() == 8 + 10 * 4 + 8);
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;

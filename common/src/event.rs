@@ -164,6 +164,22 @@ pub struct FrameRecord {
     pub vm: u16,
 }
 
+impl FrameRecord {
+    /// Nothing.
+    pub const EMPTY: Self = Self {
+        base: 0,
+        function: 0,
+        code: 0,
+        chunkname: 0,
+        first_line: 0,
+        size_bc: 0,
+        position: 0,
+        kind: 0,
+        ffid: 0,
+        vm: 0,
+    };
+}
+
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
 unsafe impl Plain for FrameRecord {}
 // SAFETY: as above.

@@ -342,7 +342,8 @@ pub fn describe(
     pc: u64,
     record: &mut FrameRecord,
 ) -> Result<(), WalkEnd> {
-    if let Some(prototype) = read_function(memory, layout, function, &mut Head::default(), record)? {
+    let mut head = Head::EMPTY;
+    if let Some(prototype) = read_function(memory, layout, function, &mut head, record)? {
         // Without it the function is not told by its name, but is on the stack all the same.
         record.chunkname = string::identity(memory, layout, record.chunkname).unwrap_or(0);
         record.position = position(memory, layout, prototype.bytecode, record.size_bc, pc);

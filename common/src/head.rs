@@ -9,7 +9,8 @@ const WORDS: usize = 11;
 /// The first words of an object, whose fields lie in one word each, as compilers align them.
 ///
 /// One is used for one object after the other, since the stack of a BPF program is small.
-#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// One more than is used: the BPF verifier does not see that offsets are multiples of 8, and takes the last
     /// word to end up to 7 bytes later.
@@ -17,6 +18,9 @@ pub struct Head {
 }
 
 impl Head {
+    /// Nothing read yet.
+    pub const EMPTY: Self = Self { words: [0; WORDS + 1] };
+
     /// Reads the head of the object at `address`: `WIDE` words of it if `gc64`, else `NARROW`, since objects with
     /// narrower references are shorter, and may end where their page does.
     ///

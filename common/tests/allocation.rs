@@ -3,8 +3,7 @@
 #[allow(dead_code, reason = "the walk's tests use the rest")]
 mod support;
 
-use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, attribute};
-use lj_trace_common::event::FrameRecord;
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, Room, attribute};
 use lj_trace_common::known::{KNOWN_FUNCTIONS, KnownFunction, KnownFunctions, slot};
 use lj_trace_common::layout::{ABSENT, VmStates, gct};
 use lj_trace_common::vm::VmConfig;
@@ -106,10 +105,10 @@ impl Scene {
         let vm = VmConfig { global: GLOBAL, layout: self.lab.layout, ..VmConfig::default() };
         let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
         let mut functions = Remembered::default();
-        attribute(&self.lab.memory, &vm, &mut functions, &mut FrameRecord::default(), &mut event);
+        attribute(&self.lab.memory, &vm, &mut functions, &mut { Room::EMPTY }, &mut event);
         // The second time most is known already.
         let mut again = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
-        attribute(&self.lab.memory, &vm, &mut functions, &mut FrameRecord::default(), &mut again);
+        attribute(&self.lab.memory, &vm, &mut functions, &mut { Room::EMPTY }, &mut again);
         assert_eq!(event, again);
         event
     }
@@ -260,7 +259,7 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
         assert_eq!(damaged(scene.function + gct_at, &[gct::PROTO]), "internal");
         let nowhere = VmConfig { layout, ..VmConfig::default() };
         let mut event = AllocationEvent { source: 9, ..AllocationEvent::default() };
-        attribute(&scene.lab.memory, &nowhere, &mut Remembered::default(), &mut FrameRecord::default(), &mut event);
+        attribute(&scene.lab.memory, &nowhere, &mut Remembered::default(), &mut { Room::EMPTY }, &mut event);
         assert_eq!(summary(&event), "internal");
     });
 }
@@ -319,7 +318,7 @@ fn a_freed_function_is_forgotten() {
             scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, position));
             let vm = VmConfig { global: GLOBAL, layout: scene.lab.layout, ..VmConfig::default() };
             let mut event = AllocationEvent::default();
-            attribute(&scene.lab.memory, &vm, functions, &mut FrameRecord::default(), &mut event);
+            attribute(&scene.lab.memory, &vm, functions, &mut { Room::EMPTY }, &mut event);
             event
         };
         let before = attribute_at(&mut functions, 4);

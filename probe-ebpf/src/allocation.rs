@@ -22,10 +22,18 @@ use crate::sample::sample_allocation;
 pub fn allocator_called(context: ProbeContext) -> u32 {
     let [ud, pointer, old_size, size] = arguments(&context);
     count(Counter::AllocatorCalls);
-    // SAFETY: entries are copied at once; the agent only adds to the map.
-    let Some(vm) = (unsafe { ALLOCATORS.get(&ud) }).copied() else {
-        count(Counter::UnknownVm);
-        return 0;
+    let Some(settings) = CONFIG.get(0) else { return 0 };
+    let vm = if ud == settings.allocator_data && settings.allocators != 0 {
+        settings.allocator_vm
+    } else {
+        // SAFETY: entries are copied at once; the agent only adds to the map.
+        match unsafe { ALLOCATORS.get(&ud) } {
+            Some(&vm) => vm,
+            None => {
+                count(Counter::UnknownVm);
+                return 0;
+            }
+        }
     };
     let Some(config) = VMS.get(vm) else { return 0 };
     let Some(pending) = pending_of_thread() else {
@@ -42,7 +50,7 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
     event.vm = vm as u16;
     event.kind = kind as u8;
     let mut functions = FunctionsOf { vm };
-    attribute(&UserMemory, config, &mut functions, &mut pending.caller, event);
+    attribute(&UserMemory, config, &mut functions, &mut pending.room, event);
     if kind == AllocationKind::Free {
         if pointer != 0 {
             functions.forget(pointer);
@@ -55,8 +63,8 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
     // SAFETY: the context is this program's registers. Wherever a return probe is put, the return address is at rsp.
     pending.return_slot = unsafe { (*context.regs).rsp };
     // Only stacks need it.
-    let stacks = CONFIG.get(0).is_some_and(|config| config.samples != 0);
-    pending.return_address = if stacks { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
+    pending.return_address =
+        if settings.samples != 0 { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
     pending.returned = 0;
     0
 }
@@ -178,7 +186,8 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
 fn send(event: &AllocationEvent) {
     match ALLOCATIONS.reserve::<AllocationEvent>(0) {
         Some(mut place) => {
-            place.write(*event);
+            // SAFETY: both are whole events, and a ring buffer's record is nowhere else.
+            unsafe { core::ptr::copy_nonoverlapping(event, place.as_mut_ptr(), 1) };
             /// The agent looks at the buffer at its own pace.
             const BPF_RB_NO_WAKEUP: u64 = 1;
             place.submit(BPF_RB_NO_WAKEUP);

@@ -159,7 +159,13 @@ impl Programs {
     /// Says for which VM an allocator with this data works.
     pub(super) fn add_allocator(&mut self, data: u64, vm: u32) -> anyhow::Result<()> {
         let mut allocators: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "ALLOCATORS")?.try_into()?;
-        Ok(allocators.insert(&data, &vm, 0)?)
+        allocators.insert(&data, &vm, 0)?;
+        self.change_config(|config| {
+            if config.allocators == 0 || config.allocator_data == data {
+                (config.allocator_data, config.allocator_vm) = (data, vm);
+            }
+            config.allocators += 1;
+        })
     }
 
     /// How often `counter` was counted, on all CPUs.

@@ -7,10 +7,11 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -50,8 +51,10 @@ const PROFILERS: [Profiler; 4] = [Profiler::None, Profiler::EmptyProbes, Profile
 const TARGET_CORE: &str = "0";
 const PROFILER_CORE: &str = "1";
 
-/// bpftrace says that it attaches, but not when it has; this has been ample.
-const BPFTRACE_ATTACHES_WITHIN: Duration = Duration::from_secs(2);
+/// bpftrace does not say when it has attached: its first breakpoint is seen, and the second has been there by then.
+const BPFTRACE_ATTACHES_WITHIN: Duration = Duration::from_secs(1);
+/// How long that is waited for.
+const BREAKPOINT_COMES_WITHIN: Duration = Duration::from_secs(60);
 
 /// One run.
 struct Run {
@@ -139,7 +142,8 @@ pub fn bench(options: &Options) -> Result<()> {
 fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
     let command = ["taskset", "-c", TARGET_CORE, &options.program];
     let mut workload = Workload::start(&command, "allocations.lua", &[&options.scale.to_string()])?;
-    let Some(mut command) = profiler.command(workload.pid(), binary, scratch)? else {
+    let allocator = Allocator::find(workload.pid(), binary)?;
+    let Some(mut command) = profiler.command(workload.pid(), &allocator, binary, scratch) else {
         return Ok(Run { times: workload.work()?, profiler: None });
     };
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -148,6 +152,7 @@ fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &
     let stdout = BufReader::new(child.0.stdout.take().context("the profiler's output is not piped")?);
     let printed = thread::spawn(move || std::io::read_to_string(stdout));
     if profiler == Profiler::Bpftrace {
+        wait_for_breakpoint(workload.pid(), allocator.address)?;
         thread::sleep(BPFTRACE_ATTACHES_WITHIN);
     } else {
         wait_until_attached(&mut stderr)?;
@@ -179,26 +184,26 @@ fn wait_until_attached(stderr: &mut BufReader<ChildStderr>) -> Result<()> {
 }
 
 impl Profiler {
-    fn command(self, pid: u32, binary: &Path, scratch: &Path) -> Result<Option<Command>> {
+    fn command(self, pid: u32, allocator: &Allocator, binary: &Path, scratch: &Path) -> Option<Command> {
         let mut command = Command::new("taskset");
         command.args(["-c", PROFILER_CORE]);
         match self {
-            Self::None => return Ok(None),
+            Self::None => return None,
             Self::EmptyProbes | Self::LjTrace => {
                 command.arg(binary).args(["record", "--mode", "memprof", "--pid", &pid.to_string()]);
                 command.arg("--output").arg(scratch.join("memprof.bin"));
                 command.args((self == Self::EmptyProbes).then_some("--empty-probes"));
             }
             Self::Bpftrace => {
-                let (file, address) = allocator(pid, binary)?;
-                let at = |probe: &str| format!("{probe}:{file}:{address:#x}");
+                let Allocator { file, offset, .. } = allocator;
+                let at = |probe: &str| format!("{probe}:{file}:{offset:#x}");
                 let script =
                     format!("{} {{ @calls = count(); }} {} {{ @returns = count(); }}", at("uprobe"), at("uretprobe"));
                 // It refuses addresses in files without symbols otherwise.
                 command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
             }
         }
-        Ok(Some(command))
+        Some(command)
     }
 
     fn name(self) -> &'static str {
@@ -211,25 +216,57 @@ impl Profiler {
     }
 }
 
-/// The file with the target's allocator, and the allocator's address in it: lj-trace tells where it is in memory.
-fn allocator(pid: u32, binary: &Path) -> Result<(String, u64)> {
-    let mut command = Command::new(binary);
-    command.args(["record", "--mode", "memprof", "--verbose", "--empty-probes", "--duration", "1ms"]);
-    command.args(["--pid", &pid.to_string(), "--output", "bin:/dev/null"]);
-    let output = command.output().context("cannot run lj-trace")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let address = said.split("on the allocator at 0x").nth(1).and_then(|rest| rest.split(':').next());
-    let address = address.and_then(|hex| u64::from_str_radix(hex, 16).ok());
-    let address = address.with_context(|| format!("lj-trace told no place of the allocator: {said}"))?;
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let mapping = maps.lines().find_map(|line| {
+/// Where the target's allocator is.
+struct Allocator {
+    /// In memory.
+    address: u64,
+    file: String,
+    /// In the file.
+    offset: u64,
+}
+
+impl Allocator {
+    /// Lets lj-trace find it in the target.
+    fn find(pid: u32, binary: &Path) -> Result<Self> {
+        let mut command = Command::new(binary);
+        command.args(["record", "--mode", "memprof", "--verbose", "--empty-probes", "--duration", "1ms"]);
+        command.args(["--pid", &pid.to_string(), "--output", "bin:/dev/null"]);
+        let output = command.output().context("cannot run lj-trace")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let address = said.split("on the allocator at 0x").nth(1).and_then(|rest| rest.split(':').next());
+        let address = address.and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let address = address.with_context(|| format!("lj-trace told no place of the allocator: {said}"))?;
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let found = maps.lines().find_map(|line| Self::in_mapping(line, address));
+        found.context("the allocator is in no file")
+    }
+
+    /// Where it is, if it is in the mapping that a line of `/proc/PID/maps` tells of.
+    fn in_mapping(line: &str, address: u64) -> Option<Self> {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let (start, end) = fields.first()?.split_once('-')?;
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        (hex(start)? <= address && address < hex(end)?)
-            .then_some(((*fields.get(5)?).to_owned(), address - hex(start)? + hex(fields.get(2)?)?))
-    });
-    mapping.context("the allocator is in no file")
+        let (start, end) = fields.first()?.split_once('-')?;
+        let (start, end) = (hex(start)?, hex(end)?);
+        let offset = address.checked_sub(start)? + hex(fields.get(2)?)?;
+        (address < end).then_some(Self { address, file: (*fields.get(5)?).to_owned(), offset })
+    }
+}
+
+/// Waits until there is a breakpoint on an instruction of the target.
+fn wait_for_breakpoint(pid: u32, address: u64) -> Result<()> {
+    /// `int3`.
+    const BREAKPOINT: u8 = 0xcc;
+    let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
+    let start = Instant::now();
+    let mut instruction = [0];
+    while start.elapsed() < BREAKPOINT_COMES_WITHIN {
+        memory.read_exact_at(&mut instruction, address).context("cannot read the allocator's code")?;
+        if instruction[0] == BREAKPOINT {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    bail!("bpftrace has put no breakpoint on the allocator")
 }
 
 impl Run {
@@ -278,6 +315,9 @@ mod tests {
         assert_eq!(number_before(said, " allocation events"), Some(103_954));
         assert_eq!(number_after(said, "  lost "), Some(12));
         assert_eq!(number_after("@calls: 7\n@returns: 6\n", "@calls: "), Some(7));
+        let found = Allocator::in_mapping("5000-9000 r-xp 00002000 08:01 77   /usr/bin/luajit", 0x6010).unwrap();
+        assert_eq!((found.file.as_str(), found.offset), ("/usr/bin/luajit", 0x3010));
+        assert!(Allocator::in_mapping("5000-6000 r-xp 00002000 08:01 77   /usr/bin/luajit", 0x6010).is_none());
         assert_eq!((number_before("", " x"), number_after("x", "y")), (None, None));
     }
 }
