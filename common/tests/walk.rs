@@ -48,8 +48,7 @@ fn strings_of_the_same_place_are_told_apart() {
     both(|mut lab| {
         let texts: [&[u8]; 5] =
             [b"@gen/000123.lua", b"@gen/000124.lua", b"@a", b"@gen/a/long/path/1.lua", b"@gen/a/long/path/2.lua"];
-        let identity =
-            |lab: &Lab, string| lj_trace_common::string::identity(&lab.memory, &lab.layout, string).unwrap();
+        let identity = |lab: &Lab, string| lj_trace_common::string::identity(&lab.memory, &lab.layout, string).unwrap();
         let identities: Vec<_> = texts
             .iter()
             .map(|text| {
