@@ -117,5 +117,9 @@ pub const ARGUMENT_ZERO: u8 = 0x20;
 /// The argument cannot be read.
 pub const ARGUMENT_LOST: u8 = 0x21;
 
+/// Instead of a VM's index: several VMs give their allocators the same data, as those do that need none. Which of
+/// them calls shows in the caller's registers.
+pub const SHARED_USER_DATA: u32 = u32::MAX;
+
 /// Stands for the allocator's data where that cannot be read.
 pub const UNKNOWN_USER_DATA: u64 = u64::MAX;

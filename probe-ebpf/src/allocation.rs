@@ -8,12 +8,12 @@ use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, PendingAllocation, attribute};
-use lj_trace_common::config::{ARGUMENT_ZERO, Counter, UNKNOWN_USER_DATA};
+use lj_trace_common::config::{ARGUMENT_ZERO, Counter, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::known::{self, KNOWN_FUNCTIONS, KnownFunction, KnownFunctions};
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::count::count;
-use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, FUNCTIONS, PENDING, STACK_COUNTDOWN, VMS};
+use crate::maps::{ALLOCATIONS, ALLOCATORS, CONFIG, FUNCTIONS, GLOBALS, PENDING, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 
@@ -23,17 +23,19 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
     let [ud, pointer, old_size, size] = arguments(&context);
     count(Counter::AllocatorCalls);
     let Some(settings) = CONFIG.get(0) else { return 0 };
-    let vm = if ud == settings.allocator_data && settings.allocators != 0 {
-        settings.allocator_vm
+    let found = if ud == settings.allocator_data && settings.allocators != 0 {
+        Some(settings.allocator_vm)
     } else {
         // SAFETY: entries are copied at once; the agent only adds to the map.
-        match unsafe { ALLOCATORS.get(&ud) } {
-            Some(&vm) => vm,
-            None => {
-                count(Counter::UnknownVm);
-                return 0;
-            }
-        }
+        unsafe { ALLOCATORS.get(&ud) }.copied()
+    };
+    let vm = match found {
+        Some(SHARED_USER_DATA) => calling_vm(&context),
+        vm => vm,
+    };
+    let Some(vm) = vm else {
+        count(Counter::UnknownVm);
+        return 0;
     };
     let Some(config) = VMS.get(vm) else { return 0 };
     let Some(pending) = pending_of_thread() else {
@@ -81,6 +83,32 @@ impl KnownFunctions for FunctionsOf {
         // SAFETY: the map's entries are there as long as the program; the trait hands out one at a time.
         Some(unsafe { &mut *place })
     }
+}
+
+/// The VM that calls the allocator, by what the caller keeps over the call: it adds up the VM's memory afterwards
+/// (`lj_mem_realloc`, `lj_gc.c`), or goes on to sweep, for which it needs the `global_State`. Where a probe is, the
+/// allocator has not saved any register yet.
+#[inline(always)]
+fn calling_vm(context: &ProbeContext) -> Option<u32> {
+    // SAFETY: the context is this program's registers.
+    let registers: &pt_regs = unsafe { &*context.regs };
+    let kept = [registers.rbx, registers.rbp, registers.r12, registers.r13, registers.r14, registers.r15];
+    let layout = &VMS.get(0)?.layout;
+    for value in kept {
+        // SAFETY: entries are copied at once; the agent only adds to the map.
+        if let Some(vm) = unsafe { GLOBALS.get(&value) } {
+            return Some(*vm);
+        }
+        // Or it keeps the coroutine.
+        let thread = value.wrapping_add(u64::from(layout.l_glref));
+        if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread)
+            // SAFETY: as above.
+            && let Some(vm) = unsafe { GLOBALS.get(&global) }
+        {
+            return Some(*vm);
+        }
+    }
+    None
 }
 
 /// The entry of this thread, made at its first call.

@@ -82,6 +82,7 @@ fn check(arguments: &[&str]) -> Result<()> {
     let last = streams["=b"].events.last();
     ensure!(last.is_some_and(|event| event.kind == Kind::Free), "{last:?}");
     ensure!(summary.contains("allocations that failed: "), "{summary}");
+    ensure!(!summary.contains("NOT ACCOUNTED FOR"), "{summary}");
     Ok(())
 }
 

@@ -15,7 +15,8 @@ use crate::probes::allocator::{AllocationProbes, AllocatorError, Handlers};
 use crate::probes::programs::{ProbeError, Programs, Wanted};
 use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::{
-    MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Outputs, Pipeline, Summary,
+    CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Outputs, Pipeline,
+    Summary,
 };
 use crate::report::Weight;
 use crate::target::{Maps, Process, TargetError};
@@ -313,9 +314,19 @@ impl Recording {
             Ok::<_, CommandError>((summary, files))
         });
         let memory = self.memory.map(|MemoryRecording { events, outputs, .. }| {
+            let tally = events.iter().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
+            let sum = |counters: &[Counter]| counters.iter().map(|&counter| programs.count(counter)).sum();
+            let accounts = CallAccounts {
+                calls: sum(&[Counter::AllocatorCalls]),
+                written: sum(&[Counter::AllocationsWritten]),
+                lost: sum(&[Counter::AllocationsLost, Counter::PendingFull]),
+                no_event: sum(&[Counter::AllocationsFailed, Counter::NothingFreed, Counter::UnknownVm]),
+                received: tally.events,
+            };
             let summary = MemorySummary {
                 duration,
-                tally: events.iter().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally())),
+                tally,
+                accounts,
                 lost: counted(&[Counter::AllocationsLost, Counter::PendingFull, Counter::ScratchBusy]),
                 noted: counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
             };

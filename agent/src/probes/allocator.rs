@@ -8,7 +8,7 @@ use aya::maps::{MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use lj_trace_common::allocation::AllocationEvent;
-use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, UNKNOWN_USER_DATA};
+use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 
 use super::plan::function::{AllocatorFunction, FunctionError};
@@ -96,19 +96,24 @@ impl AllocationProbes {
             by_function.entry(function).or_default().push((index, data));
         }
         let mut allocators = Vec::new();
+        let mut by_data: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut uses = |data, vm| {
+            by_data.entry(data).and_modify(|known| *known = SHARED_USER_DATA).or_insert(vm);
+        };
         for (address, users) in by_function {
             let function = AllocatorFunction::find(process, maps, address)?;
             let mut plan = plan(&function.code, address, Need::All);
             if !plan.is_cheap() && users.len() == 1 {
                 plan = super::plan::plan(&function.code, address, Need::AllButUserData);
             }
-            for &(vm, data) in &users {
-                programs.add_allocator(data, vm).map_err(refused)?;
-            }
+            users.iter().for_each(|&(vm, data)| uses(data, vm));
             if let [(vm, _)] = users[..] {
-                programs.add_allocator(UNKNOWN_USER_DATA, vm).map_err(refused)?;
+                uses(UNKNOWN_USER_DATA, vm);
             }
             allocators.push(Allocator { function, plan });
+        }
+        for (data, vm) in by_data {
+            programs.add_allocator(data, vm).map_err(refused)?;
         }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;

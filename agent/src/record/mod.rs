@@ -15,4 +15,4 @@ pub use memory::{MemoryEvents, MemoryTally};
 pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
 pub use outputs::Outputs;
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
-pub use summary::{MemorySummary, Summary};
+pub use summary::{CallAccounts, MemorySummary, Summary};
