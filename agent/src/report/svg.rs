@@ -31,7 +31,8 @@ pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
         let color = color(frame.kind(), &name);
         palette.insert(name, color);
     }
-    palette.insert("all".to_owned(), ROOT);
+    // The library shows it as "all", but knows it by no name.
+    palette.insert(String::new(), ROOT);
     let mut options = Options::default();
     options.title = fit(&profile.title(), TITLE_COLUMNS);
     options.subtitle = Some(fit(&profile.subtitle(), SUBTITLE_COLUMNS));
@@ -82,6 +83,11 @@ mod tests {
         assert!(svg.contains("f@a&lt;b&gt;.lua:3"));
         assert!(svg.contains("[GC]"));
         assert!(svg.contains("search"));
+        // Neither the root nor any other frame has a colour that the library has chosen.
+        let colors = [ROOT, color(FrameKind::Lua, "f@a<b>.lua:3"), color(FrameKind::Gc, "[GC]")];
+        for Color { r, g, b } in colors {
+            assert!(svg.contains(&format!("fill=\"rgb({r},{g},{b})\"")), "{r} {g} {b}: {svg}");
+        }
     }
 
     #[test]
