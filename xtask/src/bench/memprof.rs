@@ -161,8 +161,10 @@ fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &
     let before = cpu_time_so_far(child.0.id());
     let times = workload.work()?;
     let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
-    // The profiler may have seen the target's end already; then the signal finds it on its way out, or ended.
-    signal(&child.0, libc::SIGINT)?;
+    // lj-trace ends with its target, and takes a signal after that for impatience.
+    if profiler == Profiler::Bpftrace {
+        signal(&child.0, libc::SIGINT)?;
+    }
     let usage = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
     let said = [printed, said].map(|reader| reader.join().expect("reading a pipe does not panic"));
     let said = said.into_iter().collect::<std::io::Result<String>>()?;
