@@ -1,7 +1,7 @@
 //! The real LuaJIT builds that the tests profile.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::target_folder;
 
@@ -50,6 +50,19 @@ impl Program {
         );
         println!("not tested on {name}: LJ_TRACE_TEST_WITHOUT says that this system does not have it");
         None
+    }
+}
+
+impl Program {
+    /// The same program as a file of its own in `folder`: breakpoints that somebody else has put on the original are
+    /// not in it.
+    ///
+    /// # Errors
+    /// If it cannot be copied.
+    pub fn copy_to(&self, folder: &Path) -> std::io::Result<Self> {
+        let path = folder.join(self.name);
+        std::fs::copy(&self.path, &path)?;
+        Ok(Self { name: self.name, path })
     }
 }
 

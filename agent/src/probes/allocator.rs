@@ -135,12 +135,13 @@ impl AllocationProbes {
         let scope = UProbeScope::OneProcess(NonZeroU32::new(process.pid()).ok_or_else(|| anyhow::anyhow!("pid 0"))?);
         let points = &allocator.plan.points;
         let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
-        // The call's probe is there first and gone last: a return without its call is ignored.
-        let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
-        self.attach_program(programs, on_call, &calls, &path, scope)?;
+        // The return's probe is there first and gone last: a return without its call is ignored, but a call without
+        // its return would be an event less, for as long as the kernel takes to attach or detach a program.
         let with_result = points.iter().filter(|point| point.return_probe);
         let returns: Vec<_> = with_result.clone().map(|point| (offset(point), 0)).collect();
         self.attach_program(programs, on_return, &returns, &path, scope)?;
+        let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
+        self.attach_program(programs, on_call, &calls, &path, scope)?;
         if programs.wants_allocation_stacks() {
             let stacks: Vec<_> = with_result.map(|point| (offset(point), cookie(point))).collect();
             self.attach_program(programs, STACKS, &stacks, &path, scope)?;
