@@ -8,7 +8,8 @@ use crate::maps::COUNTS;
 #[inline(always)]
 pub fn count(counter: Counter) {
     if let Some(value) = COUNTS.get_ptr_mut(counter as u32) {
-        // SAFETY: the pointer is this CPU's own entry, and programs are not preempted on it.
+        // SAFETY: the pointer is this CPU's own entry. A program on a user probe may be preempted in between, so a
+        // count may be lost where two threads take turns just then: these are statistics, not the events.
         unsafe { *value += 1 };
     }
 }

@@ -457,7 +457,10 @@ impl Stopping {
             () = exit => Stop::TargetExited,
             () = deadline => Stop::Duration,
         };
-        exit_at_next_signal();
+        // After any other end, a signal that comes late is no second one: what was recorded is still written.
+        if stop == Stop::Signal {
+            exit_at_next_signal();
+        }
         stop
     }
 }
