@@ -1,5 +1,6 @@
 //! `cargo xtask setup`: finds what builds and tests need, and installs what is missing.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -38,6 +39,9 @@ pub fn setup() -> Result<()> {
     plan.carry_out(&missing)
 }
 
+/// Debian's LuaJIT as a library.
+const LUAJIT_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
+
 /// What is not there.
 struct Missing {
     bpf_compiler: bool,
@@ -50,10 +54,12 @@ impl Missing {
     fn find() -> Self {
         let commands = [(programs::LUAJIT, "luajit"), ("perf", "linux-perf"), ("ldd", "libc-bin"), ("cc", "gcc")];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
+        // A host of the tests opens VMs of its own with the library.
+        let library = (!Path::new(LUAJIT_LIBRARY).exists()).then_some("libluajit-5.1-2");
         Self {
             bpf_compiler: BpfCompiler::find().is_none(),
             bpf_linker: BpfToolchain::find().is_none(),
-            packages: packages.map(|&(_, package)| package).collect(),
+            packages: packages.map(|&(_, package)| package).chain(library).collect(),
             programs: UNPACKED.iter().filter(|program| !program.is_here()).collect(),
         }
     }
