@@ -2,7 +2,11 @@
 
 use std::io;
 
+use crate::probes::allocator::AllocatorError;
+use crate::probes::programs::ProbeError;
 use crate::stream::{StreamError, WriteError};
+use crate::target::TargetError;
+use crate::vm::FindError;
 
 /// An exit code of `lj-trace`, in the numbering of `sysexits.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,11 @@ impl CommandError {
         Self::new(ExitCode::USAGE, message)
     }
 
+    /// The system refuses something that it never should.
+    pub fn internal(error: &io::Error) -> Self {
+        Self::new(ExitCode::BUG, format!("cannot start: {error}"))
+    }
+
     /// Something about a file. `action` reads like `write x.svg`.
     pub fn io(action: &str, error: &io::Error) -> Self {
         Self::new(ExitCode::IO, format!("cannot {action}: {error}"))
@@ -66,5 +75,45 @@ impl CommandError {
 impl From<WriteError> for CommandError {
     fn from(error: WriteError) -> Self {
         Self::new(ExitCode::IO, error.to_string())
+    }
+}
+
+impl From<TargetError> for CommandError {
+    fn from(error: TargetError) -> Self {
+        let code = match error {
+            TargetError::NoSuchProcess(_) | TargetError::Zombie(_) => ExitCode::NO_PROCESS,
+            TargetError::NotPermitted { .. } => ExitCode::PRIVILEGES,
+            TargetError::KernelThread(_) => ExitCode::NO_LUAJIT,
+            TargetError::Io { .. } => ExitCode::IO,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<FindError> for CommandError {
+    fn from(error: FindError) -> Self {
+        match error {
+            FindError::Target(error) => error.into(),
+            error => Self::new(ExitCode::NO_LUAJIT, error.to_string()),
+        }
+    }
+}
+
+impl From<ProbeError> for CommandError {
+    fn from(error: ProbeError) -> Self {
+        match error {
+            ProbeError::Target(error) => error.into(),
+            ProbeError::NotPermitted { .. } => Self::new(ExitCode::PRIVILEGES, error.to_string()),
+            error => Self::new(ExitCode::BUG, error.to_string()),
+        }
+    }
+}
+
+impl From<AllocatorError> for CommandError {
+    fn from(error: AllocatorError) -> Self {
+        match error {
+            AllocatorError::Probe(error) => error.into(),
+            error => Self::new(ExitCode::NO_LUAJIT, error.to_string()),
+        }
     }
 }

@@ -168,6 +168,12 @@ impl Programs {
         })
     }
 
+    /// The counters among these that have counted something, in words for people.
+    pub fn counted(&self, counters: &[Counter]) -> Vec<(&'static str, u64)> {
+        let counted = counters.iter().map(|&counter| (counter.describe(), self.count(counter)));
+        counted.filter(|(_, count)| *count != 0).collect()
+    }
+
     /// How often `counter` was counted, on all CPUs.
     pub fn count(&self, counter: Counter) -> u64 {
         self.counts.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())

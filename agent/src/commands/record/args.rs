@@ -1,0 +1,153 @@
+//! The options of `lj-trace record`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::probes::programs::Wanted;
+use crate::report::Weight;
+
+/// Options of `lj-trace record`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct RecordArgs {
+    /// The process to profile
+    #[arg(short, long, value_name = "PID")]
+    pub pid: u32,
+
+    /// What to record
+    #[arg(short, long, value_enum, default_value_t = Mode::Sysprof)]
+    pub mode: Mode,
+
+    /// Stop after this time, such as 30s, 5m or 500ms [default: at Ctrl-C, SIGTERM, or the exit of the process]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// Samples per second of CPU time of each thread
+    #[arg(short, long, value_name = "HZ", default_value_t = 99)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub rate: u32,
+
+    /// Where to write; may be given several times, `-` is standard output
+    ///
+    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` a summary, `.bin` a stream,
+    /// from which `lj-trace report` makes all of these later. `svg:FILE` forces one. A process with several VMs gets a
+    /// stream for each, numbered. Default: lj-trace-PID.sysprof.bin or .memprof.bin in $STATE_DIRECTORY or the current
+    /// folder. SIGUSR1 writes what there is so far.
+    #[arg(short, long, value_name = "[FORMAT:]FILE")]
+    pub output: Vec<String>,
+
+    /// What .folded and .svg of a memory profile weigh by [default: allocated]
+    #[arg(long, value_enum)]
+    pub weight: Option<Weight>,
+
+    /// Version of the memprof stream: 3, or what an older Tarantool reads
+    #[arg(long, value_name = "1|2|3", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
+    pub stream_version: u8,
+
+    /// With a memory profile: .folded and .svg show the whole Lua and native stack of every Nth allocation, in place of
+    /// the line alone of every event
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub alloc_stacks: Option<u32>,
+
+    /// Put probes on the allocator that do nothing: the benchmark compares with them
+    #[arg(long, hide = true)]
+    pub empty_probes: bool,
+
+    /// Say more about what is done: where the probes on the allocator are, and why there
+    #[arg(short, long)]
+    pub verbose: bool,
+
+    /// Show no progress and no summary
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234.sysprof.bin
+  sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph
+  sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
+  sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
+  sudo lj-trace --pid 1234 -m memprof -d 10s          every allocation, into lj-trace-1234.memprof.bin
+  sudo lj-trace --pid 1234 -m memprof -o mem.bin -o mem.svg
+                                                      and a flame graph of the bytes allocated by each line
+  sudo lj-trace --pid 1234 -m memprof --weight held -o leak.svg -d 10m
+                                                      who holds what was allocated in ten minutes
+  sudo lj-trace --pid 1234 -m all -d 10s              both, into two files";
+
+/// What to record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Where the CPU time goes
+    #[value(alias = "cpu")]
+    Sysprof,
+    /// What allocates memory: every allocation, reallocation and free
+    #[value(alias = "mem")]
+    Memprof,
+    /// Both at once, into two files
+    All,
+}
+
+impl RecordArgs {
+    /// What the kernel half has to do for it.
+    pub(super) fn wanted(&self) -> Wanted {
+        let memory = self.mode != Mode::Sysprof;
+        let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
+        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every }
+    }
+
+    /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
+    pub(super) fn outputs(&self, kind: &str) -> Vec<String> {
+        let named = |output: &String| match output.rsplit_once('.') {
+            Some((stem, ending)) => format!("{stem}.{kind}.{ending}"),
+            None => format!("{output}.{kind}"),
+        };
+        if self.mode == Mode::All { self.output.iter().map(named).collect() } else { self.output.clone() }
+    }
+}
+
+/// The stream's name if none is given: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
+pub(super) fn default_output(pid: u32, kind: &str) -> PathBuf {
+    let name = format!("lj-trace-{pid}.{kind}.bin");
+    match std::env::var("STATE_DIRECTORY") {
+        // Several directories are separated by colons.
+        Ok(folders) if !folders.is_empty() => PathBuf::from(folders.split(':').next().unwrap_or_default()).join(name),
+        _ => PathBuf::from(name),
+    }
+}
+
+/// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let seconds = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("unknown unit `{unit}`: use ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "expected a time such as 30s, 5m or 500ms".to_owned())?;
+    match Duration::try_from_secs_f64(number * seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("the time must be more than nothing, and fit".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("7"), Ok(Duration::from_secs(7)));
+        assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        for wrong in ["", "s", "0", "0s", "-1s", "5x", "1..2s", "99999999999999999999h"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

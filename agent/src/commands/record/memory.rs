@@ -1,0 +1,144 @@
+//! The allocations of a recording.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lj_trace_common::config::Counter;
+
+use super::args::{RecordArgs, default_output};
+use crate::commands::exit::CommandError;
+use crate::probes::allocator::{AllocationProbes, Handlers};
+use crate::probes::programs::Programs;
+use crate::record::{
+    CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
+};
+use crate::report::Weight;
+use crate::target::{Maps, Process};
+use crate::vm::Vm;
+
+/// Events that are taken at once before anything else is looked after.
+const BATCH: usize = 1 << 16;
+
+/// Where the events of a memory profile go, before there are any.
+pub struct MemoryPreparation {
+    events: Vec<MemoryEvents>,
+    outputs: MemoryOutputs,
+}
+
+impl MemoryPreparation {
+    /// Opens the outputs, and reads what the VMs have by now.
+    ///
+    /// # Errors
+    /// The options contradict each other, or an output cannot be written.
+    pub fn new(args: &RecordArgs, process: &Process, vms: &[Vm]) -> Result<Self, CommandError> {
+        if args.alloc_stacks.is_some() && args.weight.is_some_and(|weight| weight != Weight::Allocated) {
+            let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
+            return Err(CommandError::usage(message));
+        }
+        let mut outputs = MemoryOutputs::open(&MemoryOutputOptions {
+            outputs: args.outputs("memprof"),
+            default: default_output(args.pid, "memprof"),
+            version: args.stream_version,
+            vms: vms.len(),
+            title: format!("{} (pid {})", process.command(), args.pid),
+            weight: args.weight.unwrap_or_default(),
+            stack_every: args.alloc_stacks,
+        })?;
+        let start = |(number, vm)| MemoryEvents::start(process, vm, number, args.stream_version, &mut outputs);
+        let events = vms.iter().enumerate().map(start).collect::<Result<_, _>>()?;
+        Ok(Self { events, outputs })
+    }
+
+    /// Puts in the probes.
+    ///
+    /// # Errors
+    /// An allocator cannot be probed.
+    pub fn attach(
+        self,
+        args: &RecordArgs,
+        programs: &mut Programs,
+        process: &Process,
+        maps: &Maps,
+        vms: &[Vm],
+    ) -> Result<MemoryRecording, CommandError> {
+        let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
+        let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
+        Ok(MemoryRecording { probes, events: self.events, outputs: self.outputs })
+    }
+}
+
+/// A memory profile that is being recorded.
+pub struct MemoryRecording {
+    /// The probes on the allocators.
+    pub probes: AllocationProbes,
+    /// By VM.
+    events: Vec<MemoryEvents>,
+    outputs: MemoryOutputs,
+}
+
+impl MemoryRecording {
+    /// Takes the events that are ready, up to a batch of them; false if there may be more.
+    ///
+    /// # Errors
+    /// An output cannot take them.
+    pub fn drain(&mut self) -> Result<bool, CommandError> {
+        let Self { probes, events, outputs } = self;
+        events.iter_mut().for_each(MemoryEvents::begin_batch);
+        let mut outcome = Ok(());
+        let taken = probes.drain(BATCH, |event| {
+            if outcome.is_ok()
+                && let Some(events) = events.get_mut(usize::from(event.vm))
+            {
+                outcome = events.add(event, outputs);
+            }
+        });
+        outcome.map(|()| taken < BATCH)
+    }
+
+    /// Takes the stack of an allocation of `size` bytes.
+    pub fn add_stack(&mut self, sample: &Resolved, size: u64) {
+        self.outputs.add_stack(sample, size);
+    }
+
+    /// How many events there were.
+    pub fn events(&self) -> u64 {
+        self.events.iter().map(|events| events.tally().events).sum()
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), CommandError> {
+        self.outputs.write_interim()
+    }
+
+    /// Ends the outputs. Says what was recorded, and where it is.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn finish(
+        self,
+        programs: &Programs,
+        duration: Duration,
+    ) -> Result<(MemorySummary, Vec<PathBuf>), CommandError> {
+        let tally = self.events.iter().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
+        let sum = |counters: &[Counter]| counters.iter().map(|&counter| programs.count(counter)).sum();
+        let accounts = CallAccounts {
+            calls: sum(&[Counter::AllocatorCalls]),
+            written: sum(&[Counter::AllocationsWritten]),
+            lost: sum(&[Counter::AllocationsLost, Counter::PendingFull]),
+            no_event: sum(&[Counter::AllocationsFailed, Counter::NothingFreed, Counter::UnknownVm]),
+            received: tally.events,
+        };
+        let summary = MemorySummary {
+            duration,
+            tally,
+            accounts,
+            lost: programs.counted(&[Counter::AllocationsLost, Counter::PendingFull, Counter::ScratchBusy]),
+            noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
+        };
+        let files = self.outputs.finish(&summary.lost)?;
+        Ok((summary, files))
+    }
+}

@@ -1,0 +1,169 @@
+//! A recording: from the first probe to the last line of its summary.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lj_trace_common::config::Counter;
+use lj_trace_common::vm::VmConfig;
+
+use super::args::{RecordArgs, default_output};
+use super::memory::{MemoryPreparation, MemoryRecording};
+use crate::commands::exit::CommandError;
+use crate::probes::programs::Programs;
+use crate::probes::sampler::{SampleBuffer, Sampler};
+use crate::record::{MemorySummary, Outputs, Pipeline, Summary};
+use crate::target::{Maps, Process};
+use crate::vm::Vm;
+
+/// Samples that are taken at once before anything else is looked after: they cost much more than events.
+const SAMPLE_BATCH: usize = 1 << 10;
+
+/// What is being recorded.
+pub struct Recording {
+    programs: Programs,
+    /// Where samples come from, and how they are resolved; none if there are only allocation events.
+    samples: Option<(SampleBuffer, Pipeline)>,
+    /// The CPU profile.
+    pub cpu: Option<CpuRecording>,
+    /// The memory profile.
+    pub memory: Option<MemoryRecording>,
+}
+
+/// A CPU profile that is being recorded.
+pub struct CpuRecording {
+    /// Its perf events.
+    pub sampler: Sampler,
+    outputs: Outputs,
+}
+
+/// What a finished recording says.
+pub struct Summaries {
+    cpu: Option<(Summary, Vec<PathBuf>)>,
+    memory: Option<(MemorySummary, Vec<PathBuf>)>,
+}
+
+impl Summaries {
+    /// For people. `end` says why it ended.
+    pub fn text(&self, end: &str) -> String {
+        let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files));
+        let memory = self.memory.iter().map(|(summary, files)| summary.text(end, files));
+        cpu.chain(memory).collect()
+    }
+}
+
+impl Recording {
+    /// Opens the outputs, loads the programs, puts in the probes.
+    ///
+    /// # Errors
+    /// Any of it fails.
+    pub fn start(args: &RecordArgs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, CommandError> {
+        let wanted = args.wanted();
+        if args.weight.is_some() && !wanted.memory {
+            return Err(CommandError::usage("--weight is for memory profiles: add --mode memprof, or all"));
+        }
+        // Outputs first: what cannot be written is not worth a single probe.
+        let outputs = wanted.cpu.then(|| {
+            let title = format!("{} (pid {}), CPU time at {} Hz", process.command(), args.pid, args.rate);
+            Outputs::open(&args.outputs("sysprof"), &default_output(args.pid, "sysprof"), &title, args.rate, vms.len())
+        });
+        let outputs = outputs.transpose()?;
+        let memory = wanted.memory.then(|| MemoryPreparation::new(args, process, vms)).transpose()?;
+        let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
+        let mut programs = Programs::load(wanted, &configs)?;
+        let has_samples = wanted.cpu || wanted.stack_every != 0;
+        let samples = has_samples.then(|| {
+            let buffer = SampleBuffer::open(&mut programs)?;
+            Ok::<_, CommandError>((buffer, Pipeline::new(process, vms)))
+        });
+        let samples = samples.transpose()?;
+        let cpu = outputs.map(|outputs| {
+            let sampler = Sampler::attach(&mut programs, process, args.rate)?;
+            Ok::<_, CommandError>(CpuRecording { sampler, outputs })
+        });
+        let cpu = cpu.transpose()?;
+        let memory = memory.map(|memory| memory.attach(args, &mut programs, process, maps, vms)).transpose()?;
+        Ok(Self { programs, samples, cpu, memory })
+    }
+
+    /// Takes the probes out. What they have recorded can still be drained.
+    pub fn detach(&mut self) {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.sampler.detach();
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.probes.detach(&mut self.programs);
+        }
+    }
+
+    /// Takes what is ready; false if there may be more already.
+    ///
+    /// # Errors
+    /// An output cannot take it.
+    pub fn drain(&mut self) -> Result<bool, CommandError> {
+        let samples = self.drain_samples()?;
+        Ok(self.memory.as_mut().map_or(Ok(true), MemoryRecording::drain)? && samples)
+    }
+
+    fn drain_samples(&mut self) -> Result<bool, CommandError> {
+        let Some((buffer, pipeline)) = &mut self.samples else { return Ok(true) };
+        pipeline.refresh();
+        let mut outcome = Ok(());
+        let taken = buffer.drain(SAMPLE_BATCH, |sample| {
+            let resolved = pipeline.resolve(sample);
+            match (resolved.allocation, &mut self.cpu, &mut self.memory) {
+                (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
+                (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
+                _ => {}
+            }
+        });
+        outcome.map(|()| taken < SAMPLE_BATCH)
+    }
+
+    /// Takes all that there is.
+    ///
+    /// # Errors
+    /// An output cannot take it.
+    pub fn drain_all(&mut self) -> Result<(), CommandError> {
+        while !self.drain()? {}
+        Ok(())
+    }
+
+    /// The number of CPU samples so far, if they are recorded.
+    pub fn samples(&self) -> Option<u64> {
+        let (_, pipeline) = self.samples.as_ref().filter(|_| self.cpu.is_some())?;
+        Some(pipeline.tally().samples)
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), CommandError> {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.outputs.write_interim()?;
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.write_interim()?;
+        }
+        Ok(())
+    }
+
+    /// Ends the outputs.
+    ///
+    /// # Errors
+    /// An output cannot be written; the others are, all the same.
+    pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
+        let Self { programs, samples, cpu, memory } = self;
+        let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
+        let cpu = cpu.map(|CpuRecording { outputs, .. }| {
+            let lost = programs.counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost };
+            let files = outputs.finish(&summary)?;
+            Ok::<_, CommandError>((summary, files))
+        });
+        let memory = memory.map(|memory| memory.finish(&programs, duration));
+        // Both are finished before either's error is reported.
+        let (cpu, memory) = (cpu.transpose(), memory.transpose());
+        Ok(Summaries { cpu: cpu?, memory: memory? })
+    }
+}

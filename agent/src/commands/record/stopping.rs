@@ -1,0 +1,88 @@
+//! What ends a recording.
+
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::commands::exit::CommandError;
+use crate::target::Process;
+
+/// Why recording ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    Signal,
+    Duration,
+    TargetExited,
+}
+
+impl Stop {
+    /// In a few words.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Signal => "stopped by a signal",
+            Self::Duration => "the time is over",
+            Self::TargetExited => "the process has exited",
+        }
+    }
+}
+
+/// Waits for whatever ends a recording.
+pub struct Stopping {
+    interrupt: Signal,
+    terminate: Signal,
+    exit: Option<AsyncFd<std::os::fd::OwnedFd>>,
+    deadline: Option<tokio::time::Instant>,
+}
+
+impl Stopping {
+    /// Ends with the process, and after `duration`.
+    ///
+    /// # Errors
+    /// Signals cannot be listened to.
+    pub fn new(process: &Process, duration: Option<Duration>) -> Result<Self, CommandError> {
+        let listen = |kind| signal(kind).map_err(|error| CommandError::internal(&error));
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
+            exit: process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()),
+            deadline: duration.map(|duration| tokio::time::Instant::now() + duration),
+        })
+    }
+
+    /// Waits.
+    pub async fn next(&mut self) -> Stop {
+        let exit = async {
+            match &self.exit {
+                Some(fd) => drop(fd.readable().await),
+                None => std::future::pending().await,
+            }
+        };
+        let deadline = async {
+            match self.deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        let stop = tokio::select! {
+            _ = self.interrupt.recv() => Stop::Signal,
+            _ = self.terminate.recv() => Stop::Signal,
+            () = exit => Stop::TargetExited,
+            () = deadline => Stop::Duration,
+        };
+        // After any other end, a signal that comes late is no second one: what was recorded is still written.
+        if stop == Stop::Signal {
+            exit_at_next_signal();
+        }
+        stop
+    }
+}
+
+/// From here on a second SIGINT or SIGTERM ends lj-trace at once.
+fn exit_at_next_signal() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the default action is a valid disposition, and nothing of ours waits for these signals any more.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
