@@ -3,6 +3,24 @@
 /// How many VMs of one process the probes know.
 pub const MAX_VMS: u32 = 256;
 
+/// How many threads have a place of their own for their last allocation.
+pub const PENDING_PLACES: u32 = 4096;
+
+/// What a new VM looks like.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    /// Size of its first block (`sizeof(GG_State)`); 0 for none.
+    pub size: u64,
+    /// Index of a VM that is laid out the same.
+    pub vm: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// How many kinds of VMs in one process can be told when they come into being.
+pub const TEMPLATES: usize = 4;
+
 /// Settings of a run.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,15 +43,21 @@ pub struct Config {
     pub samples: u32,
     /// Every allocation of this number carries its stack; 0 for none.
     pub stack_every: u32,
+    /// How many VMs the maps have room for.
+    pub max_vms: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
+    /// What VMs that come into being may look like.
+    pub templates: [Template; TEMPLATES],
 }
 
-const _: () = assert!(size_of::<Config>() == 8 + 10 * 4 + 8);
+const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 16 * TEMPLATES);
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
@@ -96,6 +120,12 @@ counters! {
     AllocationsWritten => "allocation events handed over",
     /// The ring buffer was full.
     AllocationsLost => "allocation events lost: the ring buffer was full",
+    /// The event of a call that may have made a VM was held back.
+    AllocationsHeld => "allocation events held back",
+    /// It was found out what had become of it.
+    AllocationsSettled => "allocation events held back that were settled",
+    /// The ring buffer was full.
+    NamesLost => "names of functions lost: the ring buffer was full",
     /// More threads than there is room for are inside the allocator.
     PendingFull => "allocation events lost: too many threads in the allocator",
     /// The allocator had no memory to give.

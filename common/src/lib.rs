@@ -9,7 +9,6 @@ pub mod config;
 pub mod event;
 pub mod frame;
 pub mod head;
-pub mod known;
 pub mod layout;
 pub mod memory;
 pub mod string;

@@ -14,17 +14,51 @@ pub struct VmConfig {
     pub text_start: u64,
     /// First address after it.
     pub text_end: u64,
+    /// How far behind the beginning of its first block, which is its main thread, it lies.
+    pub global_offset: u64,
+    /// Which word of the `global_State`, counted from that of `vmstate`, has the coroutine that allocates: `mem_L`
+    /// (Tarantool) or `cur_L`. [`NO_WORD`] if the build has neither, or too far away.
+    pub thread_word: u32,
+    /// By how many bits that word must be shifted.
+    pub thread_shift: u32,
     /// Where its fields are.
     pub layout: VmLayout,
     /// Keeps the size a multiple of 8.
     pub padding: [u8; padding()],
 }
 
+/// How much of the `global_State` an allocation looks at, in words, from that of `vmstate` on: what it needs is in
+/// there in all builds.
+pub const WINDOW: usize = 29;
+
+/// A word after the window, which stays 0.
+pub const NO_WORD: u32 = 31;
+
+impl VmConfig {
+    /// The VM at `global`, whose main thread is at `main_thread` and whose interpreter's code is in
+    /// `text_start..text_end`.
+    pub fn new(global: u64, main_thread: u64, (text_start, text_end): (u64, u64), layout: VmLayout) -> Self {
+        let field = if layout.g_mem_l == ABSENT { layout.g_cur_l } else { layout.g_mem_l };
+        let offset = field.wrapping_sub(layout.g_vmstate & !7);
+        let is_there = field != ABSENT && usize::from(offset / 8) < WINDOW;
+        Self {
+            global,
+            text_start,
+            text_end,
+            global_offset: global.wrapping_sub(main_thread),
+            thread_word: if is_there { u32::from(offset / 8) } else { NO_WORD },
+            thread_shift: u32::from(offset & 4) * 8,
+            layout,
+            padding: [0; padding()],
+        }
+    }
+}
+
 const fn padding() -> usize {
     (8 - size_of::<VmLayout>() % 8) % 8
 }
 
-const _: () = assert!(size_of::<VmConfig>() == 24 + size_of::<VmLayout>() + padding());
+const _: () = assert!(size_of::<VmConfig>() == 40 + size_of::<VmLayout>() + padding());
 
 /// What a VM is doing, in the numbering of Tarantool's streams (`LJ_VMST_*` of the fork's `lj_obj.h`),
 /// which is the finer one.

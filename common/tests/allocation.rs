@@ -3,9 +3,11 @@
 #[allow(dead_code, reason = "the walk's tests use the rest")]
 mod support;
 
+use lj_trace_common::allocation::event::NAMELESS;
+use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, Room, attribute};
-use lj_trace_common::known::{KNOWN_FUNCTIONS, KnownFunction, KnownFunctions, slot};
-use lj_trace_common::layout::{ABSENT, VmStates, gct};
+use lj_trace_common::layout::{ABSENT, VmLayout, VmStates, gct};
+use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::vm::VmConfig;
 use support::{Lab, THREAD};
 
@@ -26,18 +28,62 @@ const TARANTOOL_FFUNC: i32 = !2;
 const TARANTOOL_CFUNC: i32 = !3;
 const TARANTOOL_GC: i32 = !4;
 
-/// What is known of functions.
-struct Remembered(Vec<KnownFunction>);
+/// What is known of functions and prototypes, and what was said of prototypes.
+struct Remembered {
+    functions: Vec<KnownFunction>,
+    prototypes: Vec<KnownPrototype>,
+    /// Their addresses and those of their chunknames.
+    introduced: Vec<(u64, u64)>,
+    /// Whether something can be said.
+    is_heard: bool,
+}
 
 impl Default for Remembered {
     fn default() -> Self {
-        Self(vec![KnownFunction::default(); KNOWN_FUNCTIONS as usize])
+        Self {
+            functions: vec![KnownFunction::default(); KNOWN_OBJECTS as usize],
+            prototypes: vec![KnownPrototype::default(); KNOWN_OBJECTS as usize],
+            introduced: Vec::new(),
+            is_heard: true,
+        }
     }
 }
 
-impl KnownFunctions for Remembered {
-    fn place(&mut self, function: u64) -> Option<&mut KnownFunction> {
-        self.0.get_mut(slot(function) as usize)
+impl Remembered {
+    /// The line at which a prototype is defined.
+    fn first_line(&mut self, prototype: u64) -> u32 {
+        self.prototype(prototype).filter(|known| known.prototype == prototype).map_or(0, |known| known.first_line)
+    }
+}
+
+impl KnownObjects for Remembered {
+    fn function(&mut self, function: u64) -> Option<&mut KnownFunction> {
+        self.functions.get_mut(slot(function) as usize)
+    }
+
+    fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype> {
+        self.prototypes.get_mut(slot(prototype) as usize)
+    }
+
+    fn introduce(&mut self, _: &impl ReadMemory, _: &VmLayout, prototype: u64, chunkname: u64) -> bool {
+        if self.is_heard {
+            self.introduced.push((prototype, chunkname));
+        }
+        self.is_heard
+    }
+}
+
+/// An event, and the line at which its prototype is defined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Attributed {
+    event: AllocationEvent,
+    first_line: u32,
+}
+
+impl std::ops::Deref for Attributed {
+    type Target = AllocationEvent;
+    fn deref(&self) -> &AllocationEvent {
+        &self.event
     }
 }
 
@@ -76,13 +122,13 @@ impl Scene {
     }
 
     /// Who allocates if the VM is in a state, with `pc` saved in the C frame.
-    fn attribute(&self, vmstate: i32, pc: u64) -> AllocationEvent {
+    fn attribute(&self, vmstate: i32, pc: u64) -> Attributed {
         let Lab { memory, layout, base, cframe, .. } = &self.lab;
         let write_ref = |address: u64, value: u64| match self.lab.gc64() {
             true => memory.write_u64(address, value),
             false => memory.write_u32(address, value as u32),
         };
-        memory.write(GLOBAL, &[0; 64]);
+        memory.write(GLOBAL, &[0; 512]);
         memory.write_u32(GLOBAL + u64::from(layout.g_vmstate), vmstate as u32);
         write_ref(GLOBAL + u64::from(layout.g_cur_l), THREAD);
         if layout.g_mem_l != ABSENT {
@@ -101,21 +147,30 @@ impl Scene {
     }
 
     /// Who allocates in the memory as it stands.
-    fn attribute_now(&self) -> AllocationEvent {
-        let vm = VmConfig { global: GLOBAL, layout: self.lab.layout, ..VmConfig::default() };
-        let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
-        let mut functions = Remembered::default();
-        attribute(&self.lab.memory, &vm, &mut functions, &mut { Room::EMPTY }, &mut event);
+    fn attribute_now(&self) -> Attributed {
+        let mut objects = Remembered::default();
+        let event = self.attribute_with(&mut objects);
         // The second time most is known already.
-        let mut again = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
-        attribute(&self.lab.memory, &vm, &mut functions, &mut { Room::EMPTY }, &mut again);
+        let again = self.attribute_with(&mut objects);
         assert_eq!(event, again);
+        if event.source == AllocationSource::Lua as u8 {
+            let names: Vec<u64> = objects.introduced.iter().map(|&(prototype, _)| prototype).collect();
+            assert_eq!(names, [event.place], "each prototype is introduced once");
+        }
         event
+    }
+
+    /// Who allocates in the memory as it stands, with what is known.
+    fn attribute_with(&self, objects: &mut Remembered) -> Attributed {
+        let vm = VmConfig::new(GLOBAL, GLOBAL - 96, (0, 0), self.lab.layout);
+        let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
+        attribute(&self.lab.memory, &vm, objects, &mut { Room::EMPTY }, &mut event);
+        Attributed { event, first_line: objects.first_line(event.place) }
     }
 }
 
 /// Line where the function is defined, and the current one; for what is no Lua function, its address or number.
-fn summary(event: &AllocationEvent) -> String {
+fn summary(event: &Attributed) -> String {
     match AllocationSource::from_u8(event.source) {
         Some(AllocationSource::Internal) => "internal".into(),
         Some(AllocationSource::Lua) => format!("{}:{}", event.first_line, event.line),
@@ -130,8 +185,7 @@ fn a_lua_function_allocates_at_its_current_bytecode() {
     all(|scene| {
         let event = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
         assert_eq!(summary(&event), "7:47");
-        assert_eq!((event.first_line, event.size_bc), (7, 10));
-        assert_ne!(event.chunkname, 0);
+        assert_eq!(event.first_line, 7);
         let at_first = scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 0));
         assert_eq!(summary(&at_first), "7:7");
         // A PC of another function: the JIT compiler is at work.
@@ -210,7 +264,7 @@ fn a_trace_allocates_whatever_the_stack_says() {
         let garbage = summary(&scene.attribute(0x8cd0_3d78_u32 as i32, 0));
         assert_eq!(garbage, if scene.states == VmStates::Tarantool { "trace 2362457464" } else { "internal" });
         let event = scene.attribute(17, scene.lab.pc(scene.function, 4));
-        assert_eq!((summary(&event), event.line, event.chunkname), ("trace 17".into(), 0, 0));
+        assert_eq!((summary(&event), event.line), ("trace 17".into(), 0));
     });
 }
 
@@ -257,10 +311,10 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
         assert_eq!(damaged(THREAD + u64::from(layout.l_glref), &[1]), "internal");
         assert_eq!(damaged(THREAD + u64::from(layout.l_base), &[0; 8]), "internal");
         assert_eq!(damaged(scene.function + gct_at, &[gct::PROTO]), "internal");
-        let nowhere = VmConfig { layout, ..VmConfig::default() };
+        let nowhere = VmConfig::new(0x1000, 0x900, (0, 0), layout);
         let mut event = AllocationEvent { source: 9, ..AllocationEvent::default() };
         attribute(&scene.lab.memory, &nowhere, &mut Remembered::default(), &mut { Room::EMPTY }, &mut event);
-        assert_eq!(summary(&event), "internal");
+        assert_eq!(summary(&Attributed { event, first_line: 0 }), "internal");
     });
 }
 
@@ -311,24 +365,53 @@ fn a_calls_arguments_tell_what_it_does() {
 }
 
 #[test]
-fn a_freed_function_is_forgotten() {
+fn what_is_freed_is_forgotten() {
     all(|scene| {
-        let mut functions = Remembered::default();
-        let attribute_at = |functions: &mut Remembered, position| {
+        let mut objects = Remembered::default();
+        let attribute_at = |objects: &mut Remembered, position| {
             scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, position));
-            let vm = VmConfig { global: GLOBAL, layout: scene.lab.layout, ..VmConfig::default() };
-            let mut event = AllocationEvent::default();
-            attribute(&scene.lab.memory, &vm, functions, &mut { Room::EMPTY }, &mut event);
-            event
+            scene.attribute_with(objects)
         };
-        let before = attribute_at(&mut functions, 4);
-        assert_eq!(summary(&attribute_at(&mut functions, 5)), "7:57");
-        // Another function takes its place: what lies there is not read again until it is forgotten.
+        let before = attribute_at(&mut objects, 4);
+        assert_eq!(summary(&attribute_at(&mut objects, 5)), "7:57");
+        // Another prototype takes its place: what lies there is not read again until it is forgotten.
         scene.lab.memory.write_u32(before.place + u64::from(scene.lab.layout.pt_firstline), 100);
-        assert_eq!(summary(&attribute_at(&mut functions, 5)), "7:57");
-        functions.forget(scene.function + 8);
-        assert_eq!(summary(&attribute_at(&mut functions, 5)), "7:57");
-        functions.forget(scene.function);
-        assert_eq!(summary(&attribute_at(&mut functions, 5)), "100:150");
+        assert_eq!(summary(&attribute_at(&mut objects, 5)), "7:57");
+        objects.forget(scene.function + 8);
+        objects.forget(scene.function);
+        assert_eq!(summary(&attribute_at(&mut objects, 5)), "7:57");
+        assert_eq!(objects.introduced.len(), 1);
+        objects.forget(before.place);
+        assert_eq!(summary(&attribute_at(&mut objects, 5)), "100:150");
+        assert_eq!(objects.introduced.len(), 2);
+    });
+}
+
+#[test]
+fn a_prototype_that_cannot_be_introduced_is_nameless_until_it_can() {
+    all(|scene| {
+        scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
+        let mut objects = Remembered { is_heard: false, ..Remembered::default() };
+        for _ in 0..2 {
+            let event = scene.attribute_with(&mut objects);
+            assert_eq!((event.source, event.place, event.line), (AllocationSource::Lua as u8, NAMELESS, 47));
+        }
+        objects.is_heard = true;
+        assert_eq!(summary(&scene.attribute_with(&mut objects)), "7:47");
+        assert_eq!(objects.introduced.len(), 1);
+    });
+}
+
+#[test]
+fn many_lines_of_a_prototype_are_told_apart() {
+    all(|scene| {
+        let mut objects = Remembered::default();
+        for _ in 0..3 {
+            for position in 1..10 {
+                scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, position));
+                let event = scene.attribute_with(&mut objects);
+                assert_eq!(summary(&event), format!("7:{}", 7 + 10 * position));
+            }
+        }
     });
 }

@@ -3,8 +3,8 @@
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
-use lj_trace_common::config::{COUNTERS, Config, MAX_VMS};
-use lj_trace_common::known::{KNOWN_FUNCTIONS, KnownFunction};
+use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
+use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
 use lj_trace_common::vm::VmConfig;
 
 use crate::sample::Scratch;
@@ -37,18 +37,34 @@ pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0)
 #[map]
 pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
 
-/// The last call of the allocator on each thread that waits for a result, or did.
+/// Numbers of VMs that came into being while they are recorded: so each is given once.
 #[map]
-pub static PENDING: LruHashMap<u64, PendingAllocation> = LruHashMap::with_max_entries(16_384, 0);
+pub static VM_NUMBERS: HashMap<u32, u8> = HashMap::with_max_entries(MAX_VMS, 0);
+
+/// The last call of the allocator on each thread, which waits for a result, or did.
+#[map]
+pub static PENDING: Array<PendingAllocation> = Array::with_max_entries(PENDING_PLACES, 0);
+
+/// Which places of [`PENDING`] are taken, and by which thread: each is given once.
+#[map]
+pub static PLACES_TAKEN: HashMap<u32, u64> = HashMap::with_max_entries(PENDING_PLACES, 0);
+
+/// The same as [`PENDING`], for threads whose place another has.
+#[map]
+pub static PENDING_ELSEWHERE: LruHashMap<u64, PendingAllocation> = LruHashMap::with_max_entries(4096, 0);
 
 /// Allocation events on their way to the agent.
 #[map]
 pub static ALLOCATIONS: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
-/// What is known of the VMs' functions: [`KNOWN_FUNCTIONS`] entries a VM, one VM after the other. The agent sets the
+/// What is known of the VMs' functions: [`KNOWN_OBJECTS`] entries a VM, one VM after the other. The agent sets the
 /// number of entries.
 #[map]
-pub static FUNCTIONS: Array<KnownFunction> = Array::with_max_entries(KNOWN_FUNCTIONS, 0);
+pub static FUNCTIONS: Array<KnownFunction> = Array::with_max_entries(KNOWN_OBJECTS, 0);
+
+/// The same for their prototypes.
+#[map]
+pub static PROTOTYPES: Array<KnownPrototype> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
 /// Allocations until the next one whose stack is taken.
 #[map]

@@ -24,8 +24,9 @@ use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
+use crate::allocation::pending;
 use crate::count::count;
-use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, PENDING, SAMPLES, SCRATCH, VMS};
+use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
@@ -162,8 +163,7 @@ fn read_registers(header: &mut SampleHeader, flags: u32, allocation_size: u64) -
     header.time = time;
     let Ok(r) = registers else { return false };
     clear(header);
-    // SAFETY: the entry is copied at once, and belongs to this thread.
-    if let Some(pending) = unsafe { PENDING.get(&id) } {
+    if let Some(pending) = pending::of_id(id) {
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
     }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
-use lj_trace_common::allocation::AllocationEvent;
+use lj_trace_common::allocation::event::PROTOTYPE_SEEN;
+use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 
@@ -53,6 +55,37 @@ impl Handlers {
         match self {
             Self::Record => ["allocator_called", "allocator_returned"],
             Self::Empty => ["empty_called", "empty_returned"],
+        }
+    }
+}
+
+/// What the probes hand out.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, on the stack")]
+pub enum AllocationRecord {
+    /// A call of the allocator.
+    Event(AllocationEvent),
+    /// What prototype later events mean.
+    Prototype(PrototypeSeen),
+}
+
+impl AllocationRecord {
+    /// Reads a record; [`None`] if it is none.
+    #[inline]
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        if bytes.first() == Some(&PROTOTYPE_SEEN) {
+            plain(bytes).map(Self::Prototype)
+        } else {
+            plain(bytes).map(Self::Event)
+        }
+    }
+
+    /// The index of the VM that it is about.
+    #[inline]
+    pub fn vm(&self) -> u32 {
+        match self {
+            Self::Event(event) => event.vm.into(),
+            Self::Prototype(seen) => seen.vm.into(),
         }
     }
 }
@@ -115,6 +148,7 @@ impl AllocationProbes {
         for (data, vm) in by_data {
             programs.add_allocator(data, vm).map_err(refused)?;
         }
+        programs.set_templates(templates(vms)).map_err(refused)?;
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
         let mut probes = Self { handlers, events, plans: Vec::new(), links: Vec::new() };
@@ -182,16 +216,30 @@ impl AllocationProbes {
         &self.plans
     }
 
-    /// Calls `take` for every event that is ready, but for no more than `limit`; returns how many there were.
-    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(&AllocationEvent)) -> usize {
+    /// Calls `take` for every record that is ready, but for no more than `limit`, and until it wants no more; returns how
+    /// many there were.
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(AllocationRecord) -> ControlFlow<()>) -> usize {
         for count in 0..limit {
             let Some(record) = self.events.next() else { return count };
-            if let Some(event) = plain::<AllocationEvent>(&record) {
-                take(&event);
+            if AllocationRecord::parse(&record).is_some_and(|record| take(record).is_break()) {
+                return count + 1;
             }
         }
         limit
     }
+}
+
+/// What VMs that come into being may look like: as one of those that there are.
+fn templates(vms: &[Vm]) -> Vec<(u64, u32)> {
+    let mut templates: Vec<(u64, u32)> = Vec::new();
+    for (index, vm) in (0..).zip(vms) {
+        if let Some(size) = vm.first_block_size()
+            && templates.iter().all(|&(known, _)| known != size)
+        {
+            templates.push((size, index));
+        }
+    }
+    templates
 }
 
 /// Reads `g->allocf` and `g->allocd`.

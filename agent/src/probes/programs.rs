@@ -5,8 +5,8 @@ use std::io;
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use aya::programs::ProgramError;
 use aya::{Ebpf, EbpfLoader};
-use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS};
-use lj_trace_common::known::KNOWN_FUNCTIONS;
+use lj_trace_common::allocation::known::KNOWN_OBJECTS;
+use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
 use lj_trace_common::vm::VmConfig;
 
 use super::object;
@@ -91,6 +91,9 @@ pub struct Programs {
 /// The kernel that has all that the CPU sampler uses: `bpf_loop`.
 pub(super) const SAMPLER_KERNEL: &str = "5.17";
 
+/// How many VMs that come into being while they are recorded are recorded too, at most.
+pub const MORE_VMS: u32 = 64;
+
 /// The smallest ring buffer.
 const PAGE: u32 = 4096;
 
@@ -108,9 +111,10 @@ impl Programs {
         if !wanted.cpu && wanted.stack_every == 0 {
             loader.map_max_entries("SAMPLES", PAGE);
         }
+        let max_vms = u32::try_from(vms.len()).unwrap_or(MAX_VMS).saturating_add(MORE_VMS).min(MAX_VMS);
         if wanted.memory {
-            let vms = u32::try_from(vms.len()).unwrap_or(MAX_VMS).clamp(1, MAX_VMS);
-            loader.map_max_entries("FUNCTIONS", vms * KNOWN_FUNCTIONS);
+            loader.map_max_entries("FUNCTIONS", max_vms * KNOWN_OBJECTS);
+            loader.map_max_entries("PROTOTYPES", max_vms * KNOWN_OBJECTS);
         } else {
             loader.map_max_entries("ALLOCATIONS", PAGE);
         }
@@ -121,6 +125,7 @@ impl Programs {
             stack_every: wanted.stack_every,
             cpus: cpus.get(),
             stack_limit: MAX_STACK,
+            max_vms,
             ..Config::default()
         };
         let mut programs = Self { ebpf, counts, config };
@@ -142,6 +147,27 @@ impl Programs {
             config.any_gc64 |= u32::from(vm.layout.is_gc64());
             config.any_gc32 |= u32::from(!vm.layout.is_gc64());
         })
+    }
+
+    /// Says what VMs that come into being may look like: the size of their first block, and the index of a VM that is
+    /// laid out the same. The first [`TEMPLATES`] count.
+    pub(super) fn set_templates(&mut self, sizes: impl IntoIterator<Item = (u64, u32)>) -> anyhow::Result<()> {
+        let mut templates = [Template::default(); TEMPLATES];
+        for (template, (size, vm)) in templates.iter_mut().zip(sizes) {
+            *template = Template { size, vm, reserved: 0 };
+        }
+        self.change_config(|config| config.templates = templates)
+    }
+
+    /// The `global_State` of a VM that has come into being since, and the index of the VM that it is a copy of.
+    pub fn new_vm(&mut self, index: u32) -> Option<(u64, u32)> {
+        let list: Array<_, VmConfig> = map_mut(&mut self.ebpf, "VMS").ok()?.try_into().ok()?;
+        let new = list.get(&index, 0).ok().filter(|new| new.global != 0)?;
+        let of = |template: &&Template| {
+            template.size != 0 && list.get(&template.vm, 0).is_ok_and(|vm| vm.layout == new.layout)
+        };
+        let template = self.config.templates.iter().find(of)?;
+        Some((new.global, template.vm))
     }
 
     /// Whether some allocations carry their stack.

@@ -1,9 +1,11 @@
 //! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hasher as _};
 
-use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
-use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen};
 
 use super::memory_outputs::MemoryOutputs;
 use crate::commands::exit::CommandError;
@@ -12,7 +14,7 @@ use crate::stream::memprof::{Event, Source};
 use crate::stream::{Symbol, TraceSymbol};
 use crate::symbols::Symbolizer;
 use crate::target::{Process, ProcessMemory};
-use crate::vm::{FunctionNames, Prototype, PrototypeKey, Prototypes, Vm, heap, read_traces, trace_by_number};
+use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, trace_by_number};
 
 /// Names the allocation events of a VM.
 pub struct MemoryEvents {
@@ -25,7 +27,7 @@ pub struct MemoryEvents {
     functions: FunctionNames,
     symbolizer: Symbolizer,
     /// What the stream says that the addresses of prototypes mean.
-    known: AddrMap<u64, Known>,
+    known: AddrMap<u64, Meaning>,
     /// Addresses of C functions that the stream has a name for.
     named: HashSet<u64>,
     /// Address and start of each trace that the stream knows.
@@ -50,8 +52,8 @@ pub struct MemoryTally {
     pub frees: u64,
     /// Bytes that were freed.
     pub freed: u64,
-    /// Events of functions that were collected before they could be read: their lines are not known.
-    pub collected: u64,
+    /// Events of functions whose names were lost.
+    pub nameless: u64,
 }
 
 impl MemoryTally {
@@ -64,34 +66,24 @@ impl MemoryTally {
             reallocations: self.reallocations + other.reallocations,
             frees: self.frees + other.frees,
             freed: self.freed + other.freed,
-            collected: self.collected + other.collected,
+            nameless: self.nameless + other.nameless,
         }
     }
 }
 
-/// A prototype by what its events say of it.
+/// What a stream says that the address of a prototype means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Known {
-    /// Address of its chunk's name: as long as the prototype is not freed, the name is not either.
-    chunkname: u64,
+struct Meaning {
     first_line: u32,
-    size_bc: u32,
-    /// What was read of it; none if it was freed before, so that the stream has no name for it.
-    key: Option<PrototypeKey>,
+    /// A hash of the chunkname.
+    name: u64,
 }
 
-impl Known {
-    /// The prototype at `address`, if there is one.
-    fn read(memory: &ProcessMemory, vm: &Vm, address: u64) -> Option<Self> {
-        let layout = &vm.layout;
-        let key = Prototype::key_at(memory, layout, address).ok()?;
-        let chunkname = memory.read_ref(layout.is_gc64(), address + u64::from(layout.pt_chunkname)).ok()?;
-        Some(Self { chunkname, first_line: key.firstline, size_bc: key.sizebc, key: Some(key) })
-    }
-
-    /// Whether the event's prototype is this one.
-    fn is_of(&self, event: &AllocationEvent) -> bool {
-        (self.chunkname, self.first_line, self.size_bc) == (event.chunkname, event.first_line, event.size_bc)
+impl Meaning {
+    fn new(name: &[u8], first_line: u32) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(name);
+        Self { first_line, name: hasher.finish() }
     }
 }
 
@@ -108,39 +100,68 @@ impl MemoryEvents {
         version: u8,
         out: &mut MemoryOutputs,
     ) -> Result<Self, CommandError> {
-        let memory = process.memory();
-        let mut prototypes = Prototypes::default();
-        let mut known = AddrMap::default();
-        let mut symbols = Vec::new();
-        for address in heap::prototypes(&memory, vm) {
-            let Some(seen) = Known::read(&memory, vm, address) else { continue };
-            let Some(key) = seen.key else { continue };
-            let Ok(prototype) = prototypes.get(&memory, &vm.layout, key) else { continue };
-            symbols.push(lua_symbol(&prototype));
-            known.insert(address, seen);
-        }
-        let mut traces = HashMap::new();
-        for trace in process.maps().map(|maps| read_traces(&memory, &maps, vm)).unwrap_or_default() {
-            if let Some(symbol) = trace_symbol(&memory, vm, &mut prototypes, &trace) {
-                traces.insert(u64::from(trace.number), (trace.address, trace.startpc));
-                symbols.push(Symbol::Trace(symbol));
-            }
-        }
+        let functions = FunctionNames::read(&process.memory(), vm);
+        let mut events = Self::new(process, vm, number, version, functions);
+        let symbols = events.symbols(process);
         out.start(number, &symbols)?;
-        Ok(Self {
+        Ok(events)
+    }
+
+    /// Starts to name the events of `vm`, which has just come into being, and is laid out as the VM of these events.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn start_another(
+        &self,
+        process: &Process,
+        vm: &Vm,
+        number: usize,
+        out: &mut MemoryOutputs,
+    ) -> Result<Self, CommandError> {
+        out.start(number, &[])?;
+        // Both run the same machine code, and their libraries may not be there yet.
+        Ok(Self::new(process, vm, number, self.version, self.functions.clone()))
+    }
+
+    fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames) -> Self {
+        Self {
             number,
             version,
             vm: vm.clone(),
-            memory,
-            prototypes,
-            functions: FunctionNames::read(&memory, vm),
+            memory: process.memory(),
+            prototypes: Prototypes::default(),
+            functions,
             symbolizer: Symbolizer::new(process.clone()),
-            known,
+            known: AddrMap::default(),
             named: HashSet::new(),
-            traces,
+            traces: HashMap::new(),
             traces_checked: HashSet::new(),
             tally: MemoryTally::default(),
-        })
+        }
+    }
+
+    /// Reads what the VM has by now.
+    fn symbols(&mut self, process: &Process) -> Vec<Symbol> {
+        let Self { vm, memory, prototypes, .. } = self;
+        let mut symbols = Vec::new();
+        for address in heap::prototypes(memory, vm) {
+            let Ok(key) = Prototype::key_at(memory, &vm.layout, address) else { continue };
+            let Ok(prototype) = prototypes.get(memory, &vm.layout, key) else { continue };
+            symbols.push(lua_symbol(&prototype));
+            self.known.insert(address, Meaning::new(prototype.chunkname.as_bytes(), key.firstline));
+        }
+        for trace in process.maps().map(|maps| read_traces(memory, &maps, vm)).unwrap_or_default() {
+            if let Some(symbol) = trace_symbol(memory, vm, prototypes, &trace) {
+                self.traces.insert(u64::from(trace.number), (trace.address, trace.startpc));
+                symbols.push(Symbol::Trace(symbol));
+            }
+        }
+        symbols
+    }
+
+    /// The VM whose events these are.
+    pub fn vm(&self) -> &Vm {
+        &self.vm
     }
 
     /// What became of the events so far.
@@ -166,9 +187,7 @@ impl MemoryEvents {
                 self.tally.frees += 1;
                 self.tally.freed += old_size;
                 // Whatever lies at this address from now on is something else.
-                if let Some(key) = self.known.remove(&pointer).and_then(|known| known.key) {
-                    self.prototypes.forget(&key);
-                }
+                self.known.remove(&pointer);
                 Event::Free { source, addr: pointer, size: old_size }
             }
             Some(AllocationKind::Realloc) => {
@@ -203,34 +222,40 @@ impl MemoryEvents {
     }
 
     fn lua(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
-        let known = match self.known.get(&event.place) {
-            Some(known) if known.is_of(event) => known,
-            _ => {
-                let (known, symbol) = self.get_to_know(event);
-                out.event(self.number, &Event::Symbol(symbol))?;
-                self.known.entry(event.place).insert_entry(known).into_mut()
-            }
-        };
-        self.tally.collected += u64::from(known.key.is_none());
+        if !self.known.contains_key(&event.place) {
+            let name = b"=[unknown: its name was lost]";
+            self.known.insert(event.place, Meaning::new(name, 0));
+            out.event(self.number, &Event::Symbol(Symbol::lua(event.place, name, 0)))?;
+        }
+        self.tally.nameless += u64::from(event.place == NAMELESS);
         Ok(Source::Lua { proto: event.place, line: u64::from(event.line) })
     }
 
-    /// Reads the prototype of an event, if it is there still.
-    fn get_to_know(&mut self, event: &AllocationEvent) -> (Known, Symbol) {
-        let (memory, layout) = (&self.memory, &self.vm.layout);
-        let there = Known::read(memory, &self.vm, event.place).filter(|known| known.is_of(event));
-        let prototype = there.and_then(|known| {
-            let prototype = self.prototypes.get(memory, layout, known.key?).ok()?;
-            Some((known, prototype))
-        });
-        match prototype {
-            Some((known, prototype)) => (known, lua_symbol(&prototype)),
-            None => {
-                let &AllocationEvent { chunkname, first_line, size_bc, .. } = event;
-                let name = b"=[unknown: collected]";
-                let symbol = Symbol::lua(event.place, name, u64::from(first_line));
-                (Known { chunkname, first_line, size_bc, key: None }, symbol)
-            }
+    /// Says what a prototype is that events name from now on.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn introduce(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+        let name = match seen.name() {
+            Some(name) if (seen.name_length as usize) <= NAME_SIZE => Cow::Borrowed(name),
+            Some(name) => Cow::Owned(self.long_name(seen, name)),
+            None => Cow::Borrowed(&b"=[unknown: not readable]"[..]),
+        };
+        let meaning = Meaning::new(&name, seen.first_line);
+        if self.known.insert(seen.prototype, meaning) == Some(meaning) {
+            return Ok(());
+        }
+        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))
+    }
+
+    /// A name that did not come along in full: it is read where it was, if it is there still.
+    fn long_name(&self, seen: &PrototypeSeen, beginning: &[u8]) -> Vec<u8> {
+        /// What is longer is the source of a chunk, and nobody's name for it.
+        const LONGEST: usize = 1 << 16;
+        let text = seen.chunkname.wrapping_add(u64::from(self.vm.layout.sizeof_str));
+        match self.memory.read_bytes(text, LONGEST.min(seen.name_length as usize)) {
+            Ok(name) if name.starts_with(beginning) => name,
+            _ => [beginning, b"..."].concat(),
         }
     }
 

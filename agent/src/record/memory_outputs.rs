@@ -94,7 +94,8 @@ impl MemoryOutputs {
     /// A stream cannot be written.
     pub fn start(&mut self, vm: usize, symbols: &[Symbol]) -> Result<(), CommandError> {
         for path in &self.streams {
-            let path = if self.vms == 1 { path.clone() } else { numbered(path, vm + 1) };
+            // A VM that comes into being later gets a number even if there was but one at first.
+            let path = if self.vms == 1 && vm == 0 { path.clone() } else { numbered(path, vm + 1) };
             let writer = MemprofWriter::new(create(&path)?, self.version, symbols.iter().cloned());
             let writer = writer.map_err(|error| failed(&path, &error))?;
             self.started.push(StreamFile { path, vm, writer });

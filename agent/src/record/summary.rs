@@ -123,7 +123,7 @@ impl MemorySummary {
     }
 
     fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
-        let MemoryTally { events, allocations, allocated, reallocations, frees, freed, collected } = self.tally;
+        let MemoryTally { events, allocations, allocated, reallocations, frees, freed, nameless } = self.tally;
         for (reason, count) in &self.lost {
             writeln!(out, "LOST: {count} {reason}")?;
         }
@@ -139,8 +139,8 @@ impl MemorySummary {
         writeln!(out, "  bytes allocated    {allocated}")?;
         writeln!(out, "  bytes freed        {freed}")?;
         writeln!(out, "  growth of the heap {}", i128::from(allocated) - i128::from(freed))?;
-        if collected != 0 {
-            writeln!(out, "  [unknown: the function was collected before it could be read] {collected}")?;
+        if nameless != 0 {
+            writeln!(out, "  [unknown: the name of the function was lost] {nameless}")?;
         }
         for (what, count) in &self.noted {
             writeln!(out, "  {what}: {count}")?;

@@ -55,13 +55,29 @@ impl Vm {
 
     /// What the probes must know of it.
     pub fn config(&self) -> VmConfig {
-        VmConfig {
-            global: self.global,
-            text_start: self.text.range.start,
-            text_end: self.text.range.end,
-            layout: self.layout,
-            ..VmConfig::default()
+        let text = (self.text.range.start, self.text.range.end);
+        VmConfig::new(self.global, self.main_thread, text, self.layout)
+    }
+
+    /// Size of the block that a VM begins with, in bytes: `sizeof(GG_State)` (`lj_dispatch.h`). Its last member is
+    /// the bytecode of the assembler functions, of which there is one for each entry that the dispatch table has
+    /// beyond the bytecodes. [`None`] if it is not known where that is.
+    pub fn first_block_size(&self) -> Option<u64> {
+        let layout = &self.layout;
+        if [layout.g_to_bcff, layout.dispatch_len, layout.bc_funcc].contains(&ABSENT) {
+            return None;
         }
+        // FUNCC and FUNCCW are the last bytecodes (`lj_bc.h`).
+        let functions = u64::from(layout.dispatch_len.checked_sub(layout.bc_funcc + 2)?);
+        let size = self.global.wrapping_sub(self.main_thread) + u64::from(layout.g_to_bcff) + 4 * functions;
+        Some(size.next_multiple_of(8))
+    }
+
+    /// A VM that has come into being after this one was found, and is laid out the same: its `global_State` is at
+    /// `global`.
+    pub fn copy_at(&self, global: u64) -> Self {
+        let main_thread = global.wrapping_sub(self.global.wrapping_sub(self.main_thread));
+        Self { global, main_thread, ..self.clone() }
     }
 
     /// What it is, for people: the builds that have its layout, and the kind of its references.

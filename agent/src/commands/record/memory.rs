@@ -1,5 +1,6 @@
 //! The allocations of a recording.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use lj_trace_common::config::Counter;
 
 use super::args::{RecordArgs, default_output};
 use crate::commands::exit::CommandError;
-use crate::probes::allocator::{AllocationProbes, Handlers};
+use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::programs::Programs;
 use crate::record::{
     CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
@@ -63,7 +64,8 @@ impl MemoryPreparation {
     ) -> Result<MemoryRecording, CommandError> {
         let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
         let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
-        Ok(MemoryRecording { probes, events: self.events, outputs: self.outputs })
+        let events = self.events.into_iter().map(Some).collect();
+        Ok(MemoryRecording { probes, events, outputs: self.outputs, vms: vms.len(), strays: 0 })
     }
 }
 
@@ -71,9 +73,22 @@ impl MemoryPreparation {
 pub struct MemoryRecording {
     /// The probes on the allocators.
     pub probes: AllocationProbes,
-    /// By VM.
-    events: Vec<MemoryEvents>,
+    /// By the VMs' indices in the programs.
+    events: Vec<Option<MemoryEvents>>,
     outputs: MemoryOutputs,
+    /// How many VMs there were so far.
+    vms: usize,
+    /// Events of VMs that nothing is known of.
+    strays: u64,
+}
+
+/// Takes a record of a VM that is known.
+#[inline]
+fn add(events: &mut MemoryEvents, record: &AllocationRecord, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+    match record {
+        AllocationRecord::Event(event) => events.add(event, out),
+        AllocationRecord::Prototype(seen) => events.introduce(seen, out),
+    }
 }
 
 impl MemoryRecording {
@@ -81,18 +96,58 @@ impl MemoryRecording {
     ///
     /// # Errors
     /// An output cannot take them.
-    pub fn drain(&mut self) -> Result<bool, CommandError> {
-        let Self { probes, events, outputs } = self;
-        events.iter_mut().for_each(MemoryEvents::begin_batch);
-        let mut outcome = Ok(());
-        let taken = probes.drain(BATCH, |event| {
-            if outcome.is_ok()
-                && let Some(events) = events.get_mut(usize::from(event.vm))
-            {
-                outcome = events.add(event, outputs);
+    pub fn drain(&mut self, programs: &mut Programs, process: &Process) -> Result<bool, CommandError> {
+        self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
+        let mut taken = 0;
+        while taken < BATCH {
+            let Self { probes, events, outputs, .. } = self;
+            let mut outcome = Ok(());
+            let mut of_new_vm = None;
+            let some = probes.drain(BATCH - taken, |record| match events.get_mut(record.vm() as usize) {
+                Some(Some(events)) => {
+                    outcome = add(events, &record, outputs);
+                    if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                }
+                _ => {
+                    of_new_vm = Some(record);
+                    ControlFlow::Break(())
+                }
+            });
+            taken += some;
+            outcome?;
+            match of_new_vm {
+                Some(record) => self.meet(&record, programs, process)?,
+                None => return Ok(taken < BATCH),
             }
+        }
+        Ok(false)
+    }
+
+    /// Takes the first record of a VM that has come into being since.
+    fn meet(
+        &mut self,
+        record: &AllocationRecord,
+        programs: &mut Programs,
+        process: &Process,
+    ) -> Result<(), CommandError> {
+        let template = programs.new_vm(record.vm()).and_then(|(global, template)| {
+            let template = self.events.get(template as usize)?.as_ref()?;
+            Some((template.vm().copy_at(global), template))
         });
-        outcome.map(|()| taken < BATCH)
+        let Some((vm, template)) = template else {
+            self.strays += 1;
+            return Ok(());
+        };
+        let number = self.vms;
+        let mut events = template.start_another(process, &vm, number, &mut self.outputs)?;
+        let outcome = add(&mut events, record, &mut self.outputs);
+        self.vms += 1;
+        let index = record.vm() as usize;
+        if self.events.len() <= index {
+            self.events.resize_with(index + 1, || None);
+        }
+        self.events[index] = Some(events);
+        outcome
     }
 
     /// Takes the stack of an allocation of `size` bytes.
@@ -102,7 +157,7 @@ impl MemoryRecording {
 
     /// How many events there were.
     pub fn events(&self) -> u64 {
-        self.events.iter().map(|events| events.tally().events).sum()
+        self.events.iter().flatten().map(|events| events.tally().events).sum()
     }
 
     /// Writes what there is so far.
@@ -122,20 +177,25 @@ impl MemoryRecording {
         programs: &Programs,
         duration: Duration,
     ) -> Result<(MemorySummary, Vec<PathBuf>), CommandError> {
-        let tally = self.events.iter().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
+        let tally = self.events.iter().flatten().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
         let sum = |counters: &[Counter]| counters.iter().map(|&counter| programs.count(counter)).sum();
         let accounts = CallAccounts {
             calls: sum(&[Counter::AllocatorCalls]),
             written: sum(&[Counter::AllocationsWritten]),
             lost: sum(&[Counter::AllocationsLost, Counter::PendingFull]),
             no_event: sum(&[Counter::AllocationsFailed, Counter::NothingFreed, Counter::UnknownVm]),
-            received: tally.events,
+            received: tally.events + self.strays,
         };
         let summary = MemorySummary {
             duration,
             tally,
             accounts,
-            lost: programs.counted(&[Counter::AllocationsLost, Counter::PendingFull, Counter::ScratchBusy]),
+            lost: programs.counted(&[
+                Counter::AllocationsLost,
+                Counter::PendingFull,
+                Counter::NamesLost,
+                Counter::ScratchBusy,
+            ]),
             noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
         };
         let files = self.outputs.finish(&summary.lost)?;

@@ -20,6 +20,7 @@ const SAMPLE_BATCH: usize = 1 << 10;
 
 /// What is being recorded.
 pub struct Recording {
+    process: Process,
     programs: Programs,
     /// Where samples come from, and how they are resolved; none if there are only allocation events.
     samples: Option<(SampleBuffer, Pipeline)>,
@@ -82,7 +83,7 @@ impl Recording {
         });
         let cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(args, &mut programs, process, maps, vms)).transpose()?;
-        Ok(Self { programs, samples, cpu, memory })
+        Ok(Self { process: process.clone(), programs, samples, cpu, memory })
     }
 
     /// Takes the probes out. What they have recorded can still be drained.
@@ -101,7 +102,9 @@ impl Recording {
     /// An output cannot take it.
     pub fn drain(&mut self) -> Result<bool, CommandError> {
         let samples = self.drain_samples()?;
-        Ok(self.memory.as_mut().map_or(Ok(true), MemoryRecording::drain)? && samples)
+        let Self { programs, process, memory, .. } = self;
+        let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process))?;
+        Ok(memory && samples)
     }
 
     fn drain_samples(&mut self) -> Result<bool, CommandError> {
@@ -153,7 +156,7 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory } = self;
+        let Self { programs, samples, cpu, memory, .. } = self;
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);

@@ -1,0 +1,221 @@
+//! What functions and prototypes are, remembered: that stays true until they are freed, and frees are events.
+
+use super::event::{AllocationEvent, NAMELESS};
+use crate::event::{FrameKind, NO_POSITION};
+use crate::frame::{gct_offset, line, position};
+use crate::head::Head;
+use crate::layout::{VmLayout, gct};
+use crate::memory::{Plain, ReadMemory, Unreadable};
+
+/// How many functions, and how many prototypes, of a VM are remembered. A power of two.
+pub const KNOWN_OBJECTS: u32 = 1024;
+
+/// How many lines of a prototype are remembered. A power of two.
+const LINES: usize = 8;
+
+/// A function: a closure, or a C function.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownFunction {
+    /// Address of the `GCfunc`; 0 if nothing is known.
+    pub function: u64,
+    /// Address of its `GCproto`, or of the C function.
+    pub code: u64,
+    /// A [`FrameKind`].
+    pub kind: u64,
+}
+
+/// A prototype.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownPrototype {
+    /// Address of the `GCproto`; 0 if nothing is known.
+    pub prototype: u64,
+    /// Address of its first bytecode.
+    pub bytecode: u64,
+    /// Address of its bytecodes' lines; 0 if it is stripped.
+    lines: u64,
+    /// How many lines it has.
+    line_count: u32,
+    /// Line where it is defined.
+    pub first_line: u32,
+    /// Number of its bytecodes.
+    pub size_bc: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    reserved: u32,
+    /// Positions that have allocated, each one more than it is, and their lines.
+    positions: [[u32; 2]; LINES],
+}
+
+// SAFETY: the fields are integers laid out without padding, as the assertions below prove.
+unsafe impl Plain for KnownFunction {}
+// SAFETY: as above.
+unsafe impl Plain for KnownPrototype {}
+
+const _: () = {
+    assert!(size_of::<KnownFunction>() == 24);
+    assert!(size_of::<KnownPrototype>() == 3 * 8 + 4 * 4 + 8 * LINES);
+};
+
+/// Where a VM's functions and prototypes are remembered.
+pub trait KnownObjects {
+    /// The place for what is known of `function`, which other functions share; [`slot`] tells which.
+    fn function(&mut self, function: u64) -> Option<&mut KnownFunction>;
+
+    /// The same for `prototype`.
+    fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype>;
+
+    /// Says what a prototype is that events name from now on. Whether it could be said.
+    fn introduce(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool;
+
+    /// Forgets an object: the block at `address` was freed, whatever it was.
+    #[inline(always)]
+    fn forget(&mut self, address: u64) {
+        if let Some(known) = self.function(address)
+            && known.function == address
+        {
+            known.function = 0;
+        }
+        if let Some(known) = self.prototype(address)
+            && known.prototype == address
+        {
+            known.prototype = 0;
+        }
+    }
+}
+
+/// The index of the place for an object.
+#[inline(always)]
+pub const fn slot(address: u64) -> u32 {
+    // Multiplicative hashing: objects are 8 bytes apart at least.
+    ((address >> 3) as u32).wrapping_mul(0x9e37_79b9) >> (32 - KNOWN_OBJECTS.ilog2())
+}
+
+/// The function is not one, or cannot be read.
+pub struct NoFunction;
+
+impl From<Unreadable> for NoFunction {
+    #[inline(always)]
+    fn from(Unreadable: Unreadable) -> Self {
+        Self
+    }
+}
+
+impl KnownFunction {
+    /// Sees to it that this is `function`; reads it if it is not.
+    ///
+    /// # Errors
+    /// [`NoFunction`].
+    #[inline(always)]
+    pub fn become_function(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        function: u64,
+        head: &mut Head,
+    ) -> Result<(), NoFunction> {
+        if self.function == function {
+            return Ok(());
+        }
+        // What fails halfway is not known.
+        self.function = 0;
+        let gc64 = layout.is_gc64();
+        head.read::<5, 3>(memory, gc64, function)?;
+        if head.u8(gct_offset(gc64) as u16)? != gct::FUNC {
+            return Err(NoFunction);
+        }
+        let (kind, code) = match head.u8(layout.fn_ffid)? {
+            0 => (FrameKind::Lua, head.reference(gc64, layout.fn_pc)?.wrapping_sub(u64::from(layout.sizeof_pt))),
+            ffid => {
+                let code = memory.read::<u64>(function.wrapping_add(u64::from(layout.fn_c)))?;
+                (if ffid == 1 { FrameKind::C } else { FrameKind::Fast }, code)
+            }
+        };
+        self.code = code;
+        self.kind = kind as u64;
+        self.function = function;
+        Ok(())
+    }
+
+    /// Whether it is of a kind.
+    #[inline(always)]
+    pub fn is(&self, kind: FrameKind) -> bool {
+        self.kind == kind as u64
+    }
+}
+
+/// Fills in a Lua function and the line of `pc` in it: whether there is one. Without a position there is no function:
+/// so it is in the process itself (`memprof_write_lfunc`, `lj_memprof.c`).
+///
+/// # Errors
+/// [`NoFunction`] if the prototype is not one, or its lines cannot be read.
+#[inline(always)]
+pub fn locate(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    objects: &mut impl KnownObjects,
+    head: &mut Head,
+    prototype: u64,
+    pc: u64,
+    event: &mut AllocationEvent,
+) -> Result<bool, NoFunction> {
+    let mut introduced = true;
+    let known = objects.prototype(prototype).ok_or(NoFunction)?;
+    if known.prototype != prototype {
+        let chunkname = known.become_prototype(memory, layout, prototype, head)?;
+        introduced = objects.introduce(memory, layout, prototype, chunkname);
+    }
+    let known = objects.prototype(prototype).ok_or(NoFunction)?;
+    let line = known.line_at(memory, layout, pc);
+    if !introduced {
+        // Next time it is tried again.
+        known.prototype = 0;
+    }
+    let Some(line) = line? else { return Ok(false) };
+    event.line = line;
+    event.place = if introduced { prototype } else { NAMELESS };
+    Ok(true)
+}
+
+impl KnownPrototype {
+    /// Reads `prototype`. Returns the address of its chunkname.
+    #[inline(always)]
+    fn become_prototype(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        prototype: u64,
+        head: &mut Head,
+    ) -> Result<u64, NoFunction> {
+        self.prototype = 0;
+        let gc64 = layout.is_gc64();
+        head.read::<11, 7>(memory, gc64, prototype)?;
+        if head.u8(gct_offset(gc64) as u16)? != gct::PROTO {
+            return Err(NoFunction);
+        }
+        self.bytecode = prototype.wrapping_add(u64::from(layout.sizeof_pt));
+        self.lines = head.reference(gc64, layout.pt_lineinfo)?;
+        self.line_count = head.u32(layout.pt_numline)?;
+        self.first_line = head.u32(layout.pt_firstline)?;
+        self.size_bc = head.u32(layout.pt_sizebc)?;
+        self.positions = [[0; 2]; LINES];
+        self.prototype = prototype;
+        Ok(head.reference(gc64, layout.pt_chunkname)?)
+    }
+
+    /// The line of `pc`; [`None`] if that is no position in it.
+    #[inline(always)]
+    fn line_at(&mut self, memory: &impl ReadMemory, layout: &VmLayout, pc: u64) -> Result<Option<u32>, NoFunction> {
+        let position = position(memory, layout, self.bytecode, self.size_bc, pc);
+        if position == NO_POSITION {
+            return Ok(None);
+        }
+        let [remembered, line_of_it] = &mut self.positions[position as usize % LINES];
+        if *remembered == position.wrapping_add(1) {
+            return Ok(Some(*line_of_it));
+        }
+        let line = line(memory, (self.lines, self.line_count), (self.first_line, self.size_bc), position)?;
+        (*remembered, *line_of_it) = (position.wrapping_add(1), line);
+        Ok(Some(line))
+    }
+}

@@ -1,0 +1,8 @@
+//! What a VM allocates: one record for each call of its allocator, and who caused it.
+
+mod attribute;
+pub mod event;
+pub mod known;
+
+pub use attribute::{Room, attribute};
+pub use event::{AllocationEvent, AllocationKind, AllocationSource, PendingAllocation, PrototypeSeen};

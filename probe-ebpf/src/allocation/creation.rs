@@ -1,0 +1,143 @@
+//! VMs that come and go while they are recorded.
+//!
+//! `lua_newstate` (`lj_state.c`) first asks for one block with the main thread and the `global_State` in it
+//! (`GG_State`), whose size is that of no other VM object, but may be that of a string. So the event is held back until
+//! the same thread calls the allocator again: then the block either has a main thread in it that points right behind
+//! itself, or is something else.
+
+use lj_trace_common::allocation::event::{AllocationSource, Creation, PendingAllocation};
+use lj_trace_common::config::{Config, Counter, MAX_VMS, SHARED_USER_DATA};
+use lj_trace_common::frame::gct_offset;
+use lj_trace_common::layout::gct;
+use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::vm::VmConfig;
+
+use super::send::send;
+use crate::count::count;
+use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, VM_NUMBERS, VMS};
+use crate::memory::UserMemory;
+
+/// The VM that one becomes a copy of, if its first block has this size.
+#[inline(always)]
+pub fn template_of(settings: &Config, size: u64) -> Option<u32> {
+    for template in &settings.templates {
+        if template.size == size && size != 0 {
+            return Some(template.vm);
+        }
+    }
+    None
+}
+
+/// The address of a VM's first block: its main thread, which comes before its `global_State`.
+#[inline(always)]
+pub fn first_block(vm: &VmConfig) -> u64 {
+    vm.global.wrapping_sub(vm.global_offset)
+}
+
+/// Holds back the event of a call that may have made a VM.
+#[inline(always)]
+pub fn hold(pending: &mut PendingAllocation) {
+    pending.creation += Creation::HeldByNobody as u32 - Creation::ByNobody as u32;
+    count(Counter::AllocationsHeld);
+}
+
+/// Finds out what has become of the block whose event is held back, and sends it.
+#[inline(never)]
+pub fn settle(pending: &mut PendingAllocation, settings: &Config) {
+    count(Counter::AllocationsSettled);
+    let by_vm = pending.creation == Creation::HeldByVm as u32;
+    pending.creation = Creation::No as u32;
+    let event = &mut pending.event;
+    if let Some(config) = VMS.get(pending.template as u32)
+        && is_vm(config, event.result)
+    {
+        let global = event.result.wrapping_add(config.global_offset);
+        let Some(vm) = new_vm(settings) else {
+            count(Counter::UnknownVm);
+            return;
+        };
+        register(vm, config, global, pending.user_data);
+        (event.vm, event.source, event.line, event.place) = (vm as u16, AllocationSource::Internal as u8, 0, 0);
+        send(event);
+    } else if by_vm {
+        send(event);
+    } else {
+        count(Counter::UnknownVm);
+    }
+}
+
+/// Whether a main thread with its `global_State` is at `block`.
+#[inline(always)]
+fn is_vm(template: &VmConfig, block: u64) -> bool {
+    let layout = &template.layout;
+    let gc64 = layout.is_gc64();
+    UserMemory.read_ref(gc64, block.wrapping_add(u64::from(layout.l_glref)))
+        == Ok(block.wrapping_add(template.global_offset))
+        && UserMemory.read::<u8>(block.wrapping_add(gct_offset(gc64))) == Ok(gct::THREAD)
+}
+
+/// The number of a VM that did not have one.
+#[inline(always)]
+fn new_vm(settings: &Config) -> Option<u32> {
+    /// Fails if there is one (`BPF_NOEXIST`): so no two VMs get one number.
+    const ONLY_NEW: u64 = 1;
+    let first = settings.vms;
+    for attempt in 0..MAX_VMS {
+        let vm = first + attempt;
+        if vm >= settings.max_vms {
+            return None;
+        }
+        if VM_NUMBERS.insert(&vm, &1, ONLY_NEW).is_ok() {
+            return Some(vm);
+        }
+    }
+    None
+}
+
+/// Makes a VM known to the programs.
+#[inline(always)]
+fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
+    let Some(place) = VMS.get_ptr_mut(vm) else { return };
+    // SAFETY: the number was nobody's before.
+    unsafe {
+        *place = *template;
+        (*place).global = global;
+    }
+    // SAFETY: entries are copied at once.
+    let before = unsafe { ALLOCATORS.get(&user_data) }.copied();
+    let shared = match before {
+        Some(SHARED_USER_DATA) => true,
+        Some(other) => VMS.get(other).is_some_and(|other| other.global != global && is_vm(other, first_block(other))),
+        None => false,
+    };
+    let of_data = if shared { SHARED_USER_DATA } else { vm };
+    // The maps have room for all VMs.
+    let _ = ALLOCATORS.insert(&user_data, &of_data, 0);
+    let _ = GLOBALS.insert(&global, &vm, 0);
+    if let Some(settings) = CONFIG.get_ptr_mut(0) {
+        // SAFETY: fields of their own, each written at once.
+        unsafe {
+            if (*settings).allocator_data == user_data {
+                (*settings).allocator_vm = of_data;
+            }
+        }
+    }
+}
+
+/// Forgets a VM whose first block is freed.
+#[inline(never)]
+pub fn close(vm: &VmConfig, user_data: u64) {
+    let _ = GLOBALS.remove(&vm.global);
+    // SAFETY: entries are copied at once.
+    if unsafe { ALLOCATORS.get(&user_data) }.is_some_and(|&of_data| of_data != SHARED_USER_DATA) {
+        let _ = ALLOCATORS.remove(&user_data);
+        if let Some(settings) = CONFIG.get_ptr_mut(0) {
+            // SAFETY: a field of its own, written at once.
+            unsafe {
+                if (*settings).allocator_data == user_data {
+                    (*settings).allocators = 0;
+                }
+            }
+        }
+    }
+}

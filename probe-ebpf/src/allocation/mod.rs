@@ -1,0 +1,137 @@
+//! The allocation probes: on the VM's allocator, `allocf(ud, pointer, old_size, size)`, and on its return
+//! where the result matters.
+
+mod arguments;
+mod caller;
+mod creation;
+mod objects;
+pub mod pending;
+mod send;
+
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::macros::{uprobe, uretprobe};
+use aya_ebpf::programs::{ProbeContext, RetProbeContext};
+use lj_trace_common::allocation::event::Creation;
+use lj_trace_common::allocation::known::KnownObjects as _;
+use lj_trace_common::allocation::{AllocationKind, attribute};
+use lj_trace_common::config::{Counter, SHARED_USER_DATA};
+use lj_trace_common::memory::ReadMemory as _;
+
+use crate::count::count;
+use crate::maps::{ALLOCATORS, CONFIG, STACK_COUNTDOWN, VMS};
+use crate::memory::UserMemory;
+use crate::sample::sample_allocation;
+use arguments::{arguments, stack_pointer};
+use caller::calling_vm;
+use objects::ObjectsOf;
+use send::send;
+
+/// A call of the allocator. A free is complete; what gives memory waits for the result.
+#[uprobe(multi)]
+pub fn allocator_called(context: ProbeContext) -> u32 {
+    let [ud, pointer, old_size, size] = arguments(&context);
+    count(Counter::AllocatorCalls);
+    let Some(settings) = CONFIG.get(0) else { return 0 };
+    let Some(pending) = pending::of_thread() else {
+        count(Counter::PendingFull);
+        return 0;
+    };
+    if pending.creation >= Creation::HeldByNobody as u32 {
+        creation::settle(pending, settings);
+    }
+    let found = if ud == settings.allocator_data && settings.allocators != 0 {
+        Some(settings.allocator_vm)
+    } else {
+        // SAFETY: entries are copied at once.
+        unsafe { ALLOCATORS.get(&ud) }.copied()
+    };
+    let vm = match found {
+        Some(SHARED_USER_DATA) => calling_vm(&context),
+        vm => vm,
+    };
+    // The event is put together where it will wait for its result: a program's stack is too small for it.
+    let event = &mut pending.event;
+    event.pointer = pointer;
+    event.old_size = old_size;
+    event.size = size;
+    event.result = 0;
+    pending.creation = Creation::No as u32;
+    if pointer == 0
+        && let Some(template) = creation::template_of(settings, size)
+    {
+        pending.creation = if vm.is_some() { Creation::ByVm } else { Creation::ByNobody } as u32;
+        pending.user_data = ud;
+        pending.template = u64::from(template);
+    } else if vm.is_none() {
+        count(Counter::UnknownVm);
+        return 0;
+    }
+    let kind = AllocationKind::of_call(pointer, size);
+    event.kind = kind as u8;
+    if let Some(vm) = vm {
+        let Some(config) = VMS.get(vm) else { return 0 };
+        event.vm = vm as u16;
+        let mut objects = ObjectsOf { vm };
+        attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
+        if kind == AllocationKind::Free {
+            if pointer != 0 {
+                objects.forget(pointer);
+                send(event);
+                if pointer == creation::first_block(config) {
+                    creation::close(config, ud);
+                }
+            } else {
+                count(Counter::NothingFreed);
+            }
+            return 0;
+        }
+    }
+    pending.return_slot = stack_pointer(&context);
+    // Only stacks need it.
+    pending.return_address =
+        if settings.samples != 0 { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
+    pending.returned = 0;
+    0
+}
+
+/// A return of the allocator with a result.
+#[uretprobe(multi)]
+pub fn allocator_returned(context: RetProbeContext) -> u32 {
+    let Some(pending) = pending::of_id(bpf_get_current_pid_tgid()) else { return 0 };
+    if core::mem::replace(&mut pending.returned, 1) != 0 {
+        return 0;
+    }
+    let event = &mut pending.event;
+    event.result = context.ret();
+    if event.result == 0 {
+        pending.creation = Creation::No as u32;
+        count(Counter::AllocationsFailed);
+    } else if pending.creation != Creation::No as u32 {
+        creation::hold(pending);
+    } else {
+        send(event);
+    }
+    0
+}
+
+/// A call that wants memory: sends the stack of every Nth. A program of its own, for it needs most of the room
+/// that a program has.
+#[uprobe(multi)]
+pub fn allocation_stack(context: ProbeContext) -> u32 {
+    let [ud, _, _, size] = arguments(&context);
+    let Some(config) = CONFIG.get(0) else { return 0 };
+    // SAFETY: only whether there is an entry matters.
+    if size == 0 || unsafe { ALLOCATORS.get(&ud) }.is_none() {
+        return 0;
+    }
+    let Some(countdown) = STACK_COUNTDOWN.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the entry is this CPU's own; a thread that comes in between costs at most one turn.
+    let left = unsafe { &mut *countdown };
+    if *left > 1 {
+        *left -= 1;
+    } else {
+        *left = config.stack_every;
+        sample_allocation(config, size);
+    }
+    0
+}

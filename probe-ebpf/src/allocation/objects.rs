@@ -1,0 +1,63 @@
+//! What is known of a VM's functions and prototypes.
+
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use lj_trace_common::allocation::PrototypeSeen;
+use lj_trace_common::allocation::event::NAME_SIZE;
+use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
+use lj_trace_common::config::Counter;
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::ReadMemory;
+
+use super::send::NO_WAKEUP;
+use crate::count::count;
+use crate::maps::{ALLOCATIONS, FUNCTIONS, PROTOTYPES};
+
+/// The objects of a VM. It runs on one thread at a time, so nobody else writes to its entries.
+pub struct ObjectsOf {
+    /// The VM.
+    pub vm: u32,
+}
+
+impl KnownObjects for ObjectsOf {
+    #[inline(always)]
+    fn function(&mut self, function: u64) -> Option<&mut KnownFunction> {
+        let place = FUNCTIONS.get_ptr_mut(self.vm * KNOWN_OBJECTS + slot(function))?;
+        // SAFETY: the map's entries are there as long as the program; the trait hands out one at a time.
+        Some(unsafe { &mut *place })
+    }
+
+    #[inline(always)]
+    fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype> {
+        let place = PROTOTYPES.get_ptr_mut(self.vm * KNOWN_OBJECTS + slot(prototype))?;
+        // SAFETY: as above.
+        Some(unsafe { &mut *place })
+    }
+
+    #[inline(always)]
+    fn introduce(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool {
+        let length = memory.read::<u32>(chunkname.wrapping_add(u64::from(layout.str_len))).unwrap_or(u32::MAX);
+        introduce(self.vm, prototype, chunkname.wrapping_add(u64::from(layout.sizeof_str)), length, chunkname)
+    }
+}
+
+/// Sends a prototype, whose chunkname's `length` bytes are at `text`.
+#[inline(never)]
+fn introduce(vm: u32, prototype: u64, text: u64, length: u32, chunkname: u64) -> bool {
+    let Some(known) = PROTOTYPES.get(vm * KNOWN_OBJECTS + slot(prototype)) else { return false };
+    let Some(mut record) = ALLOCATIONS.reserve::<PrototypeSeen>(0) else {
+        count(Counter::NamesLost);
+        return false;
+    };
+    // SAFETY: a ring buffer's record is nowhere else, and as large as was asked for.
+    let seen = unsafe { &mut *record.as_mut_ptr() };
+    seen.fill(vm, known, chunkname);
+    seen.name_length = length;
+    let copied = if length > NAME_SIZE as u32 { NAME_SIZE as u32 } else { length };
+    // SAFETY: the helper writes no more than the name has room for, and checks the address.
+    let outcome = unsafe { bpf_probe_read_user(seen.name.as_mut_ptr().cast(), copied, text as *const _) };
+    if outcome != 0 {
+        seen.name_length = u32::MAX;
+    }
+    record.submit(NO_WAKEUP);
+    true
+}
