@@ -5,7 +5,8 @@
 ** LIBRARY is a libluajit-5.1.so. The VMs are a and b on LuaJIT's allocator, and c and d on the program's, which has
 ** data of its own for each VM, or with `same-data` none for both. It prints `ready` and waits for a line on standard
 ** input. Then each VM runs a chunk of its name, b on two threads one after the other, c into the limit of its
-** allocator; a VM e is opened, used and closed; and b is closed. For each VM that is still there it prints
+** allocator; VMs e, f and g are opened, used and closed one after the other, f on the program's allocator with the data
+** that d has, or none; and b is closed. For each VM it prints
 **
 **   vm NAME GROWTH    how much the VM says its heap has grown between two strings of the lengths below, in bytes
 **   done
@@ -107,6 +108,25 @@ static void mark(lua_State *L, size_t length)
 	free(text);
 }
 
+/* Prepares a VM and marks where its story begins. Returns the size of its heap. */
+static long long begin(lua_State *L)
+{
+	openlibs(L);
+	gc(L, LUA_GCSTOP, 0);
+	mark(L, BEGIN);
+	return heap(L);
+}
+
+/* Opens, uses and closes a VM while others are there. */
+static void late(lua_State *L, const char *name)
+{
+	long long before = begin(L);
+	run(L, name);
+	printf("vm %s %lld\n", name, heap(L) - before);
+	mark(L, END);
+	close_vm(L);
+}
+
 static void wait_for_line(void)
 {
 	char line[100];
@@ -162,10 +182,9 @@ int main(int count, char **arguments)
 		pthread_join(thread, NULL);
 	}
 	run(vms[2], names[2]);
-	lua_State *late = newstate_builtin();
-	openlibs(late);
-	run(late, "=e");
-	close_vm(late);
+	late(newstate_builtin(), "=e");
+	late(newstate(allocate, same ? NULL : &limits[1]), "=f");
+	late(newstate_builtin(), "=g");
 	/* At the same time, each on its own thread. */
 	struct turn turns[] = { { vms[0], names[0] }, { vms[3], names[3] } };
 	pthread_t threads[2];

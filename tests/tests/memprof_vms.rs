@@ -61,8 +61,8 @@ fn record(arguments: &[&str]) -> Result<Option<Recorded>> {
 
 fn check(arguments: &[&str]) -> Result<()> {
     let Some((streams, heaps, summary)) = record(arguments)? else { return Ok(()) };
-    // a, b and d run twice.
-    for (vm, runs) in [("=a", 2), ("=b", 2), ("=c", 1), ("=d", 1)] {
+    // a and b run twice; e, f and g come and go while they are recorded.
+    for (vm, runs) in [("=a", 2), ("=b", 2), ("=c", 1), ("=d", 1), ("=e", 1), ("=f", 1), ("=g", 1)] {
         let stream = streams.get(vm).with_context(|| format!("no stream of {vm}: {summary}"))?;
         stream.check_addresses()?;
         let foreign = stream.events.iter().find(|event| matches!(&event.place, Place::Lua(name, _) if name != vm));
@@ -75,12 +75,24 @@ fn check(arguments: &[&str]) -> Result<()> {
         }
         ensure!(growth(events) == heaps[vm], "{vm}: {} bytes instead of {}", growth(events), heaps[vm]);
         let large = events.iter().filter(|event| event.new >= TOO_LARGE).count();
-        let expected = if ["=c", "=d"].contains(&vm) { 0 } else { large.max(1) };
+        let expected = if ["=c", "=d", "=f"].contains(&vm) { 0 } else { large.max(1) };
         ensure!(large == expected, "{vm}: {large} events of what cannot be had");
     }
-    // b was closed: whatever it had is freed, its own state last.
-    let last = streams["=b"].events.last();
-    ensure!(last.is_some_and(|event| event.kind == Kind::Free), "{last:?}");
+    // These were closed: whatever they had is freed, their own state last.
+    for vm in ["=b", "=e", "=f", "=g"] {
+        let last = streams[vm].events.last();
+        ensure!(last.is_some_and(|event| event.kind == Kind::Free), "{vm}: {last:?}");
+    }
+    // And these are known from their first block on.
+    for vm in ["=e", "=f", "=g"] {
+        let first = streams[vm].events.first();
+        let is_first = first.is_some_and(|event| event.kind == Kind::Alloc && event.place == Place::Internal);
+        ensure!(is_first, "{vm}: {first:?}");
+    }
+    // Of f even that one is given back by the allocator that is recorded.
+    let left: i64 = growth(&streams["=f"].events);
+    ensure!(left == 0, "f has left {left} bytes");
+    ensure!(streams.len() == 7, "{} streams", streams.len());
     ensure!(summary.contains("allocations that failed: "), "{summary}");
     ensure!(!summary.contains("NOT ACCOUNTED FOR"), "{summary}");
     Ok(())

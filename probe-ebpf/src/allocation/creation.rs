@@ -124,6 +124,18 @@ fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
     }
 }
 
+/// The VM whose first block this call frees: its last, after which none of the caller's registers tells of it any more
+/// (`close_state` ends with that call).
+#[inline(always)]
+pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> Option<u32> {
+    if size != 0 {
+        return None;
+    }
+    let template = VMS.get(template_of(settings, old_size)?)?;
+    // SAFETY: entries are copied at once.
+    unsafe { GLOBALS.get(&pointer.wrapping_add(template.global_offset)) }.copied()
+}
+
 /// Forgets a VM whose first block is freed.
 #[inline(never)]
 pub fn close(vm: &VmConfig, user_data: u64) {

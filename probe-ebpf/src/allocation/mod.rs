@@ -46,7 +46,10 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         unsafe { ALLOCATORS.get(&ud) }.copied()
     };
     let vm = match found {
-        Some(SHARED_USER_DATA) => calling_vm(&context),
+        Some(SHARED_USER_DATA) => match creation::closing_vm(settings, pointer, old_size, size) {
+            Some(vm) => Some(vm),
+            None => calling_vm(&context),
+        },
         vm => vm,
     };
     // The event is put together where it will wait for its result: a program's stack is too small for it.
