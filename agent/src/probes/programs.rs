@@ -129,6 +129,7 @@ impl Programs {
             ..Config::default()
         };
         let mut programs = Self { ebpf, counts, config };
+        programs.change_config(|new| *new = config).map_err(refused)?;
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;
         }
@@ -137,13 +138,16 @@ impl Programs {
 
     /// Tells the programs about one more VM, which gets the next index.
     fn add_vm(&mut self, vm: &VmConfig) -> anyhow::Result<()> {
-        let index = self.config.vms;
+        self.set_vm(self.config.vms, vm)?;
+        self.change_config(|config| config.vms += 1)
+    }
+
+    fn set_vm(&mut self, index: u32, vm: &VmConfig) -> anyhow::Result<()> {
         let mut list: Array<_, VmConfig> = map_mut(&mut self.ebpf, "VMS")?.try_into()?;
         list.set(index, vm, 0)?;
         let mut globals: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "GLOBALS")?.try_into()?;
         globals.insert(&vm.global, &index, 0)?;
         self.change_config(|config| {
-            config.vms += 1;
             config.any_gc64 |= u32::from(vm.layout.is_gc64());
             config.any_gc32 |= u32::from(!vm.layout.is_gc64());
         })
@@ -175,11 +179,34 @@ impl Programs {
         self.config.stack_every != 0
     }
 
-    /// Changes the settings of the running programs.
+    /// Tells the programs about a VM that was found while they run; returns its index, or [`None`] if they have no room
+    /// for more.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel takes none of it.
+    pub fn add_late_vm(&mut self, vm: &VmConfig) -> Result<Option<u32>, ProbeError> {
+        let refused = |error: anyhow::Error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let Some(index) = self.claim_index() else { return Ok(None) };
+        self.set_vm(index, vm).map_err(refused)?;
+        Ok(Some(index))
+    }
+
+    /// An index that no VM has: the programs give them out themselves, too.
+    fn claim_index(&mut self) -> Option<u32> {
+        /// Fails if there is one (`BPF_NOEXIST`).
+        const ONLY_NEW: u64 = 1;
+        let mut numbers: HashMap<_, u32, u8> = map_mut(&mut self.ebpf, "VM_NUMBERS").ok()?.try_into().ok()?;
+        (self.config.vms..self.config.max_vms).find(|index| numbers.insert(index, &1, ONLY_NEW).is_ok())
+    }
+
+    /// Changes the settings of the running programs, which change some of them themselves.
     pub(super) fn change_config(&mut self, change: impl FnOnce(&mut Config)) -> anyhow::Result<()> {
-        change(&mut self.config);
         let mut settings: Array<_, Config> = map_mut(&mut self.ebpf, "CONFIG")?.try_into()?;
-        Ok(settings.set(0, &self.config, 0)?)
+        let mut config = settings.get(&0, 0)?;
+        change(&mut config);
+        settings.set(0, &config, 0)?;
+        self.config = config;
+        Ok(())
     }
 
     /// Says for which VM an allocator with this data works.

@@ -1,6 +1,7 @@
 //! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
 
 use std::borrow::Cow;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
 
@@ -222,9 +223,9 @@ impl MemoryEvents {
     }
 
     fn lua(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
-        if !self.known.contains_key(&event.place) {
+        if let Entry::Vacant(place) = self.known.entry(event.place) {
             let name = b"=[unknown: its name was lost]";
-            self.known.insert(event.place, Meaning::new(name, 0));
+            place.insert(Meaning::new(name, 0));
             out.event(self.number, &Event::Symbol(Symbol::lua(event.place, name, 0)))?;
         }
         self.tally.nameless += u64::from(event.place == NAMELESS);

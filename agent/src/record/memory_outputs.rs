@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::allocation_stacks::AllocationStacks;
-use super::outputs::{Format, ReportOutput, create, failed, numbered, parse_output};
+use super::outputs::{Format, ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
 use crate::report::{MemoryProfile, Weight};
@@ -73,6 +73,9 @@ impl MemoryOutputs {
         let (streams, reports): (Vec<_>, Vec<_>) =
             wanted.into_iter().partition(|(format, _)| *format == Format::Stream);
         let mut streams: Vec<PathBuf> = streams.into_iter().map(|(_, path)| path).collect();
+        if options.vms > 1 && streams.iter().any(|path| path == Path::new("-")) {
+            return Err(several_vms_on_standard_output());
+        }
         if options.outputs.is_empty() {
             streams.push(options.default.clone());
         }
@@ -93,7 +96,8 @@ impl MemoryOutputs {
     /// # Errors
     /// A stream cannot be written.
     pub fn start(&mut self, vm: usize, symbols: &[Symbol]) -> Result<(), CommandError> {
-        for path in &self.streams {
+        // A stream is of one VM: on standard output that is the first.
+        for path in self.streams.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             // A VM that comes into being later gets a number even if there was but one at first.
             let path = if self.vms == 1 && vm == 0 { path.clone() } else { numbered(path, vm + 1) };
             let writer = MemprofWriter::new(create(&path)?, self.version, symbols.iter().cloned());

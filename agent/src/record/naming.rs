@@ -59,20 +59,25 @@ const LIBRARIES_INTERVAL: Duration = Duration::from_secs(1);
 impl Namer {
     /// A namer for the VMs of `process`.
     pub fn new(process: &Process, vms: &[Vm]) -> Self {
-        let memory = process.memory();
-        let names = |vm: &Vm| VmNames {
-            vm: vm.clone(),
-            prototypes: Prototypes::default(),
-            functions: FunctionNames::read(&memory, vm),
-            functions_read: Instant::now(),
-        };
-        Self {
-            memory,
+        let mut namer = Self {
+            memory: process.memory(),
             symbolizer: Symbolizer::new(process.clone()),
-            vms: vms.iter().map(names).collect(),
+            vms: Vec::new(),
             cache: HashMap::new(),
             trace_starts: HashMap::new(),
-        }
+        };
+        vms.iter().for_each(|vm| namer.add_vm(vm));
+        namer
+    }
+
+    /// Names the functions of one more VM, which gets the next index.
+    pub fn add_vm(&mut self, vm: &Vm) {
+        self.vms.push(VmNames {
+            vm: vm.clone(),
+            prototypes: Prototypes::default(),
+            functions: FunctionNames::read(&self.memory, vm),
+            functions_read: Instant::now(),
+        });
     }
 
     /// The symbol of native code: `pc` is the instruction itself, or the address it returns to.

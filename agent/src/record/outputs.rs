@@ -36,6 +36,10 @@ impl Format {
 
 /// All outputs of a recording.
 pub struct Outputs {
+    /// The streams that are asked for, before the VMs' numbers are put into their names.
+    stream_paths: Vec<PathBuf>,
+    /// How many VMs have streams.
+    vms: usize,
     streams: Vec<StreamOutput>,
     reports: Vec<ReportOutput>,
     profile: CpuProfile,
@@ -60,29 +64,36 @@ impl Outputs {
     /// # Errors
     /// A usage error for an unknown format; an I/O error for what cannot be written.
     pub fn open(wanted: &[String], default: &Path, title: &str, rate: u32, vms: usize) -> Result<Self, CommandError> {
-        let mut outputs = Self { streams: Vec::new(), reports: Vec::new(), profile: CpuProfile::new(title) };
-        outputs.profile.rate = Some(rate);
+        let mut profile = CpuProfile::new(title);
+        profile.rate = Some(rate);
+        let mut outputs = Self { stream_paths: Vec::new(), vms: 0, streams: Vec::new(), reports: Vec::new(), profile };
         if wanted.is_empty() {
-            outputs.add_output(Format::Stream, default, vms)?;
+            outputs.stream_paths.push(default.to_owned());
         }
         for text in wanted {
-            let (format, path) = parse_output(text)?;
-            outputs.add_output(format, &path, vms)?;
+            match parse_output(text)? {
+                (Format::Stream, path) => outputs.stream_paths.push(path),
+                (format, path) => outputs.reports.push(ReportOutput::open(format, &path)?),
+            }
         }
+        if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
+            return Err(several_vms_on_standard_output());
+        }
+        (0..vms).try_for_each(|vm| outputs.start_vm(vm, vms))?;
         Ok(outputs)
     }
 
-    fn add_output(&mut self, format: Format, path: &Path, vms: usize) -> Result<(), CommandError> {
-        if format != Format::Stream {
-            self.reports.push(ReportOutput::open(format, path)?);
-            return Ok(());
-        }
-        for vm in 0..vms {
-            let path = if vms == 1 { path.to_owned() } else { numbered(path, vm + 1) };
+    /// Opens the streams of a VM. If it was the only one when the recording began, of `vms` VMs, its streams have no
+    /// number.
+    fn start_vm(&mut self, vm: usize, vms: usize) -> Result<(), CommandError> {
+        // A stream is of one VM: on standard output that is the first.
+        for path in self.stream_paths.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
+            let path = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
             let writer =
                 SysprofWriter::new(create(&path)?, &SymbolTable::new()).map_err(|error| failed(&path, &error))?;
             self.streams.push(StreamOutput { path, vm, writer });
         }
+        self.vms = vm + 1;
         Ok(())
     }
 
@@ -95,6 +106,10 @@ impl Outputs {
         let state = sample.state.unwrap_or(VmState::Cfunc);
         self.profile.add(state, sample.frames.iter().rev().map(|frame| (*frame.named).clone()));
         let vm = sample.vm.unwrap_or(0);
+        // VMs may come into being while they are recorded.
+        for new in self.vms..=vm {
+            self.start_vm(new, new + 1)?;
+        }
         for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
             stream.add(state, sample).map_err(|error| failed(&stream.path, &error))?;
         }
@@ -238,6 +253,13 @@ pub fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
 pub fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
     let message = format!("cannot write {}: {error}; choose another place with --output FILE", path.display());
     CommandError::new(ExitCode::IO, message)
+}
+
+/// The error of a stream on standard output if there are several VMs.
+pub(super) fn several_vms_on_standard_output() -> CommandError {
+    CommandError::usage(
+        "a stream holds one VM, and this process has several: write to a file, which gets a number for each",
+    )
 }
 
 /// `a/b.bin` becomes `a/b-2.bin`.

@@ -98,6 +98,8 @@ pub struct Pipeline {
     unwinder: Unwinder,
     namer: Namer,
     tally: Tally,
+    /// See [`Self::has_seen_stranger`].
+    stranger: bool,
 }
 
 impl Pipeline {
@@ -111,7 +113,25 @@ impl Pipeline {
             unwinder: Unwinder::new(process.clone()),
             namer: Namer::new(process, vms),
             tally: Tally::default(),
+            stranger: false,
         }
+    }
+
+    /// The VMs that it knows, in the order in which the probes know them.
+    pub fn vms(&self) -> &[Vm] {
+        &self.vms
+    }
+
+    /// Makes one more VM known, which gets the next index.
+    pub fn add_vm(&mut self, vm: Vm) {
+        self.codes.push(machine_code(&self.memory, &vm));
+        self.namer.add_vm(&vm);
+        self.vms.push(vm);
+    }
+
+    /// Whether, since the last time it was asked, a sample was in an interpreter that no known VM was running.
+    pub fn has_seen_stranger(&mut self) -> bool {
+        std::mem::take(&mut self.stranger)
     }
 
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
@@ -128,6 +148,10 @@ impl Pipeline {
     pub fn resolve(&mut self, mut sample: Sample<'_>) -> Resolved {
         let mut native = self.unwind(&sample);
         let vm = (sample.header.vm != NO_VM).then_some(sample.header.vm as usize).filter(|&vm| vm < self.vms.len());
+        if vm.is_none() {
+            let texts = || self.vms.iter().map(|vm| &vm.text.range);
+            self.stranger |= native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc)));
+        }
         let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;
             settle_top(&mut sample, &native, layout, &self.codes[vm], &mut self.unwinder, &self.memory)

@@ -2,6 +2,7 @@
 
 mod args;
 mod memory;
+mod newcomers;
 mod progress;
 mod recording;
 mod stopping;

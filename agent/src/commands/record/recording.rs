@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lj_trace_common::config::Counter;
+use lj_trace_common::event::NO_VM;
 use lj_trace_common::vm::VmConfig;
 
 use super::args::{RecordArgs, default_output};
 use super::memory::{MemoryPreparation, MemoryRecording};
+use super::newcomers::Newcomers;
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::probes::sampler::{SampleBuffer, Sampler};
@@ -28,6 +30,7 @@ pub struct Recording {
     pub cpu: Option<CpuRecording>,
     /// The memory profile.
     pub memory: Option<MemoryRecording>,
+    newcomers: Newcomers,
 }
 
 /// A CPU profile that is being recorded.
@@ -83,7 +86,7 @@ impl Recording {
         });
         let cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(args, &mut programs, process, maps, vms)).transpose()?;
-        Ok(Self { process: process.clone(), programs, samples, cpu, memory })
+        Ok(Self { process: process.clone(), programs, samples, cpu, memory, newcomers: Newcomers::new() })
     }
 
     /// Takes the probes out. What they have recorded can still be drained.
@@ -102,18 +105,25 @@ impl Recording {
     /// An output cannot take it.
     pub fn drain(&mut self) -> Result<bool, CommandError> {
         let samples = self.drain_samples()?;
+        if let Some((_, pipeline)) = &mut self.samples {
+            self.newcomers.search(&self.process, &mut self.programs, pipeline)?;
+        }
         let Self { programs, process, memory, .. } = self;
         let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process))?;
         Ok(memory && samples)
     }
 
     fn drain_samples(&mut self) -> Result<bool, CommandError> {
-        let Some((buffer, pipeline)) = &mut self.samples else { return Ok(true) };
+        let Self { programs, samples, cpu, memory, .. } = self;
+        let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
         let taken = buffer.drain(SAMPLE_BATCH, |sample| {
+            if sample.header.vm != NO_VM {
+                Newcomers::introduce(pipeline, programs, sample.header.vm as usize);
+            }
             let resolved = pipeline.resolve(sample);
-            match (resolved.allocation, &mut self.cpu, &mut self.memory) {
+            match (resolved.allocation, &mut *cpu, &mut *memory) {
                 (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
                 (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
                 _ => {}
