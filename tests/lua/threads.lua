@@ -1,9 +1,9 @@
 -- A workload of many threads, each with a VM of its own.
 --
---   threads.lua THREADS SECONDS
+--   threads.lua THREADS SECONDS [late]
 --
--- It makes the VMs, prints `ready` and waits for a line on standard input. Then it starts the threads, a millisecond
--- apart, which block at once; prints `started` and waits for another line. Then every thread uses SECONDS of CPU
+-- It makes the VMs, prints `ready` and waits for a line on standard input; with `late` it makes the VMs only then. Then
+-- it starts the threads, a millisecond apart, which block at once; prints `started` and waits for another line. Then every thread uses SECONDS of CPU
 -- time. When all have, it prints for each of them
 --
 --   thread NUMBER SECONDS    the CPU time that it used, as it measured itself; its code is in threadNUMBER.lua
@@ -72,7 +72,7 @@ local function address(pointer) return tonumber(ffi.cast("intptr_t", ffi.cast("v
 local start_signal = ffi.new("char[64]")
 local used = ffi.new("double[?]", count)
 local starts = {}
-for i = 1, count do
+local function make(i)
   local L = C.luaL_newstate()
   C.luaL_openlibs(L)
   local code = body:format(address(start_signal), address(used + (i - 1)), seconds)
@@ -81,6 +81,8 @@ for i = 1, count do
   end
   starts[i] = ffi.cast("void *(*)(void *)", C.lua_tonumber(L, -1))
 end
+local late = arg[3] == "late"
+if not late then for i = 1, count do make(i) end end
 
 local function say(line)
   io.stdout:write(line, "\n")
@@ -89,6 +91,7 @@ end
 
 say("ready")
 io.stdin:read("*l")
+if late then for i = 1, count do make(i) end end
 C.pthread_mutex_lock(start_signal)
 local threads = ffi.new("unsigned long[?]", count)
 for i = 1, count do

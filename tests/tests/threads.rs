@@ -58,6 +58,35 @@ fn cpu_time(pid: u32) -> Result<f64> {
 }
 
 #[test]
+fn with_vms_that_come_into_being_after_lj_trace() -> Result<()> {
+    /// How long it may take to find them, together, once they run.
+    const SEARCH: f64 = 1.0;
+    let program = Program::find(LUAJIT).expect("the demo's luajit is everywhere");
+    let (count, seconds) = (4, 1.0);
+    let mut workload = Workload::start(&program, THREADS, &[&count.to_string(), &seconds.to_string(), "late"])?;
+    let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
+    workload.go()?;
+    workload.expect("started")?;
+    workload.go()?;
+    let report = workload.report()?;
+    let recorded = recording.stop()?;
+    let is_late = |frame: &String| frame.contains("@thread");
+    let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_late));
+    let used: f64 = report.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    let (most, least) = (used * f64::from(RATE), (used - SEARCH) * f64::from(RATE));
+    let tolerance = 4.0 * most.sqrt();
+    let samples = samples as f64;
+    let is_right = (least - tolerance..most + tolerance).contains(&samples);
+    ensure!(is_right, "{samples} samples of {least:.0} to {most:.0}\n{}", recorded.outcome.stderr);
+    // Each has a stream of its own, after that of the VM that was there.
+    for number in 1..=count + 1 {
+        let name = if number == 1 { "profile.bin".to_owned() } else { format!("profile-{number}.bin") };
+        ensure!(recorded.outcome.stderr.contains(&name), "no {name}:\n{}", recorded.outcome.stderr);
+    }
+    Ok(())
+}
+
+#[test]
 fn that_start_after_lj_trace() -> Result<()> {
     let mut workload = start(8, 0.5)?;
     let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
