@@ -148,7 +148,7 @@ pub fn variants(row: &KnownLayout, effects: &[Effect]) -> Vec<KnownLayout> {
     for effect in of_row {
         let apart = |variant: &&KnownLayout| {
             let has = |option: &str| variant.options.iter().any(|other| other == option);
-            !has(&effect.option) && !(effect.option == DISABLE_JIT && OF_JIT.iter().any(|option| has(option)))
+            !(has(&effect.option) || effect.option == DISABLE_JIT && OF_JIT.iter().any(|option| has(option)))
         };
         let with = |variant: &KnownLayout| {
             let mut variant = variant.clone();

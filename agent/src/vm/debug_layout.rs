@@ -29,7 +29,7 @@ pub fn read(process: &Process, maps: &Maps, candidate: Candidate) -> Vec<KnownLa
     };
     let layouts = layouts(module.image()).or_else(in_debug_file).unwrap_or_default();
     let known = |layout| KnownLayout {
-        builds: format!("the debug information of {}", module.name()),
+        builds: format!("what the debug information of {} tells", module.name()),
         mode: if candidate.gc64 { "x64gc64" } else { "x64" }.to_owned(),
         options: Vec::new(),
         layout,

@@ -29,8 +29,9 @@ pub enum FindError {
     #[error(
         "process {pid} has a LuaJIT VM at {global:#x}, but no known layout fits it: the build is unknown to \
          lj-trace, and guessing would give wrong stacks. Nearest: {nearest}, which violates: {}. \
-         Please report this line with the exact LuaJIT version and its build flags, or add the build's \
-         layout to layouts/tables (see CONTRIBUTING.md)", .violated.join("; ")
+         Give lj-trace the debug information of the file that LuaJIT is in (its separate debug file, or a build that \
+         is not stripped): it then reads the layout from there. Or report this line with the exact LuaJIT version and \
+         its build flags", .violated.join("; ")
     )]
     UnknownLayout {
         /// The process.
@@ -169,6 +170,8 @@ impl<'a> Examined<'a> {
         let fits =
             |(known, failures): &'_ (KnownLayout, Failures)| (*failures == Failures::NONE).then(|| known.clone());
         let mut fitting: Vec<KnownLayout> = self.layouts.iter().filter_map(fits).collect();
+        // Those come first that need the fewest options to fit: they are the most likely ones.
+        fitting.sort_by_key(|known| known.options.len());
         let Some(first) = fitting.first() else { return Err(self.nothing_fits()) };
         let memory = self.process.memory();
         let targets = Look::new(&memory, &self.maps, self.candidate).dispatch_targets(&first.layout);
@@ -185,11 +188,13 @@ impl<'a> Examined<'a> {
                 });
             }
         }
-        let builds: Vec<String> = fitting.iter().map(ToString::to_string).collect();
+        let names = |layouts: &[KnownLayout]| layouts.iter().map(ToString::to_string).collect::<Vec<_>>();
         let (layout, undecided) = match agree(&fitting) {
             Ok(agreed) => agreed,
-            Err(fields) => return Err(FindError::AmbiguousLayout { pid, global, builds, fields }),
+            Err(fields) => return Err(FindError::AmbiguousLayout { pid, global, builds: names(&fitting), fields }),
         };
+        let fewest = fitting.first().map_or(0, |known| known.options.len());
+        let builds = names(&fitting[..fitting.partition_point(|known| known.options.len() == fewest)]);
         Ok(Vm { global, main_thread: self.candidate.thread, layout, builds, undecided, text })
     }
 
@@ -224,7 +229,12 @@ fn agree(fitting: &[KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<&
     let mut values = first.layout.values();
     let mut undecided = Vec::new();
     for (index, field) in VmLayout::FIELDS.iter().enumerate() {
-        if fitting.iter().any(|known| known.layout.values()[index] != first.layout.values()[index]) {
+        let differs = |known: &KnownLayout| match *field {
+            // Only sums with it are ever used, and those are compared.
+            "g_to_j" => (known.layout.g_to_j == ABSENT) != (first.layout.g_to_j == ABSENT),
+            _ => place(&known.layout, index) != place(&first.layout, index),
+        };
+        if fitting.iter().any(differs) {
             values[index] = ABSENT;
             undecided.push(*field);
         }
@@ -233,18 +243,25 @@ fn agree(fitting: &[KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<&
     if contested.is_empty() { Ok((VmLayout::from_values(&values), undecided)) } else { Err(contested) }
 }
 
+/// Where the field with this index lies: those of `jit_State` counted from `global_State`, too.
+fn place(layout: &VmLayout, index: usize) -> Option<u32> {
+    let value = layout.values()[index];
+    let start = if VmLayout::FIELDS[index].starts_with("j_") { layout.g_to_j } else { 0 };
+    (value != ABSENT && start != ABSENT).then(|| u32::from(value) + u32::from(start))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn known(names: &[&str], mode: &str) -> Vec<KnownLayout> {
-        let named = |row: &&KnownLayout| names.contains(&row.builds.as_str()) && row.mode == mode;
+        let named = |row: &&KnownLayout| row.mode == mode && row.builds.split(", ").any(|name| names.contains(&name));
         layouts::known_layouts().iter().filter(named).cloned().collect()
     }
 
     #[test]
     fn layouts_may_differ_in_what_traces_show() {
-        let rows = known(&["2.1b3", "2019-01, tt2.5"], "x64gc64");
+        let rows = known(&["2.1b3", "2019-01"], "x64gc64");
         let (layout, undecided) = agree(&rows).unwrap();
         assert_eq!(undecided.len(), 6);
         assert_eq!((layout.tr_nsnap, layout.sizeof_snap), (ABSENT, ABSENT));
@@ -256,6 +273,21 @@ mod tests {
         let rows = known(&["tt2.6+smart", "tt2.8+smart"], "x64");
         let contested = agree(&rows).unwrap_err();
         assert!(contested.contains(&"g_jit_base") && contested.contains(&"cframe_size"), "{contested:?}");
+    }
+
+    #[test]
+    fn what_lies_at_the_same_place_is_no_difference() {
+        // Without the FFI `jit_State` begins 8 bytes earlier; with GDB's interface its fields lie 8 bytes later.
+        let rows = layouts::candidates(false, 64);
+        let with = |options: &[&str]| {
+            let is_it = |row: &&KnownLayout| row.builds.contains("tt2.6.0+smart") && row.options == options;
+            rows.iter().find(is_it).unwrap().clone()
+        };
+        let fitting = [with(&[]), with(&["LUAJIT_DISABLE_FFI", "LUAJIT_USE_GDBJIT"])];
+        assert_eq!(fitting[0].layout.g_to_dispatch, fitting[1].layout.g_to_dispatch);
+        let (layout, undecided) = agree(&fitting).unwrap();
+        assert_eq!(undecided, ["sizeof_g"]);
+        assert_eq!((layout.g_to_j, layout.j_mcarea), (fitting[0].layout.g_to_j, fitting[0].layout.j_mcarea));
     }
 
     #[test]

@@ -278,3 +278,95 @@ fn enumerator_value(value: &AttributeValue<Bytes<'_>>) -> Option<i64> {
         other => other.udata_value()?.try_into().ok(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const SOURCE: &str = r#"
+        typedef struct Ref { unsigned int ref; } Ref;
+        typedef const Ref CRef;
+        enum Small { FIRST, SECOND = 200, NEGATIVE_NEIGHBOUR };
+        enum Negative { MINUS = -3 };
+        struct Inner { char tag; CRef root; };
+        struct Outer {
+          char start;
+          union { unsigned long whole; struct { unsigned short low, high; }; };
+          struct Inner gc;
+          void (*dispatch[7])(void);
+          volatile struct Other *pointer;
+          int bits : 3;
+        };
+        struct Declared;
+        struct Outer outer;
+        struct Declared *declared;
+        int used = SECOND + MINUS;
+    "#;
+
+    /// A shared library of [`SOURCE`].
+    fn compile(flag: &str) -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, library) = (folder.path().join("a.c"), folder.path().join("a.so"));
+        std::fs::write(&source, SOURCE).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args([flag, "-shared", "-nostdlib", "-fPIC", "-o"]).arg(&library).arg(&source);
+        assert!(cc.status().unwrap().success(), "{flag}");
+        std::fs::read(library).unwrap()
+    }
+
+    const WANTED: Wanted<'_> = Wanted {
+        structs: &["Outer", "Declared", "Missing"],
+        optional_structs: &[],
+        enumerators: &["SECOND", "MINUS", "MISSING"],
+    };
+
+    fn types(bytes: &[u8]) -> Result<Types, DwarfError> {
+        let file = object::File::parse(bytes).map_err(|_| DwarfError::Malformed)?;
+        Types::read(&file, WANTED, |_| true)
+    }
+
+    #[test]
+    fn reads_structs_and_enumerators_of_every_version() {
+        for version in ["-gdwarf-2", "-gdwarf-3", "-gdwarf-4", "-gdwarf-5", "-gz"] {
+            let types = types(&compile(if version == "-gz" { "-g3" } else { version })).unwrap();
+            let outer = &types.structs["Outer"];
+            assert_eq!(outer.size, 96, "{version}");
+            let member = |name: &str| outer.members.get(name).map(|member| (member.offset, member.size));
+            assert_eq!(member("start"), Some((0, 1)), "{version}");
+            assert_eq!(member("whole"), Some((8, 8)), "{version}");
+            assert_eq!(member("high"), Some((10, 2)), "{version}");
+            assert_eq!(member("gc"), Some((16, 8)), "{version}");
+            assert_eq!(member("gc.root"), Some((20, 4)), "{version}");
+            assert_eq!(member("dispatch"), Some((24, 56)), "{version}");
+            assert_eq!(member("pointer"), Some((80, 8)), "{version}");
+            assert_eq!(member("missing"), None, "{version}");
+            assert_eq!(types.structs.len(), 1, "{version}: a declaration is no struct");
+            assert_eq!((types.enumerators["SECOND"], types.enumerators["MINUS"]), (200, -3), "{version}");
+        }
+    }
+
+    #[test]
+    fn says_that_there_is_none() {
+        assert_eq!(types(&compile("-g0")), Err(DwarfError::NoDebugInformation));
+    }
+
+    #[test]
+    fn survives_damage() {
+        let bytes = compile("-g");
+        for length in (0..bytes.len()).step_by(97) {
+            let _ = types(&bytes[..length]);
+        }
+        let mut seed = 1_u64;
+        for _ in 0..2000 {
+            let mut damaged = bytes.clone();
+            for _ in 0..8 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let index = (seed >> 33) as usize % damaged.len();
+                damaged[index] = seed as u8;
+            }
+            let _ = types(&damaged);
+        }
+    }
+}

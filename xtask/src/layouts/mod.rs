@@ -56,7 +56,13 @@ pub fn generate(options: &Options) -> Result<()> {
     for build in Build::read_all(&folder.join("builds.tsv"))? {
         eprintln!("{} ({})", build.name, build.commit);
         let sources = tempfile::tempdir()?;
-        probe::check_out(build.repository(options)?, &build.commit, sources.path())?;
+        let repository = build.repository(options)?;
+        match build.commit.split_once('+') {
+            None => probe::check_out(repository, &build.commit, sources.path())?,
+            Some((ours, theirs)) => {
+                probe::check_out_merged(repository, ours, &options.luajit, theirs, sources.path())?;
+            }
+        }
         for mode in &MODES {
             add(&mut rows, &mut effects, &build, mode, &sources.path().join("src"))
                 .with_context(|| format!("{} {}", build.name, mode.name))?;
@@ -82,6 +88,7 @@ fn row(name: &str, mode: &str, layout: VmLayout) -> KnownLayout {
 struct Build {
     name: String,
     repository: String,
+    /// Of a fork also `ours+theirs`: with that commit of LuaJIT merged in.
     commit: String,
     flags: Vec<String>,
 }

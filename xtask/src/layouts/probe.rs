@@ -34,17 +34,32 @@ int lj_trace_enumerators[] = { LJ_TRACE_CFRAME_SIZE, BC_FUNCF, LJ_VMST_INTERP };
 
 /// Unpacks the sources of `commit` in the clone `repository` into `folder`.
 pub fn check_out(repository: &Path, commit: &str, folder: &Path) -> Result<()> {
-    let archive = Command::new("git")
-        .arg("-C")
-        .arg(repository)
-        .args(["archive", commit, "src"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run git")?;
-    let stdout = archive.stdout.context("git's output is not piped")?;
+    let archive = git(repository).args(["archive", commit, "src"]).stdout(Stdio::piped()).spawn();
+    let stdout = archive.context("cannot run git")?.stdout.context("git's output is not piped")?;
     let status = Command::new("tar").arg("-x").arg("-C").arg(folder).stdin(stdout).status()?;
     ensure!(status.success(), "{} has no commit {commit}", repository.display());
     Ok(())
+}
+
+/// As [`check_out`], with commit `theirs` of the clone `other` merged in, as the fork itself does now and then. Where
+/// both changed the same, the fork's change is taken.
+pub fn check_out_merged(repository: &Path, ours: &str, other: &Path, theirs: &str, folder: &Path) -> Result<()> {
+    let clone = folder.join("merged");
+    run_quietly(
+        Command::new("git").args(["clone", "--quiet", "--shared", "--no-checkout"]).arg(repository).arg(&clone),
+    )?;
+    // Not every server gives out commits that no branch ends with; a clone on this machine has its branches.
+    run_quietly(git(&clone).arg("fetch").arg("--quiet").arg(std::fs::canonicalize(other)?))?;
+    run_quietly(git(&clone).args(["checkout", "--quiet", "--detach", ours]))?;
+    let nobody = ["-c", "user.name=lj-trace", "-c", "user.email=lj-trace@localhost"];
+    run_quietly(git(&clone).args(nobody).args(["merge", "--quiet", "--no-edit", "-X", "ours", theirs]))?;
+    std::fs::rename(clone.join("src"), folder.join("src")).context("the merged commit has no folder src")
+}
+
+fn git(repository: &Path) -> Command {
+    let mut git = Command::new("git");
+    git.arg("-C").arg(repository);
+    git
 }
 
 /// Compiles the headers in `sources` with `flags`.
