@@ -36,11 +36,10 @@ enum Task {
     Test(test::Options),
     /// Measure what profiling costs
     Bench(bench::Options),
-    /// Write the layout table (agent/layouts) from compiled layouts, one JSON object a line
-    Layouts {
-        /// The compiled layouts
-        from: std::path::PathBuf,
-    },
+    /// Print the layout of any LuaJIT that was built with debug information
+    LayoutRow(layouts::RowOptions),
+    /// Write the tables of layouts from the headers of every build that layouts/tables/builds.tsv names
+    Layouts(layouts::Options),
 }
 
 fn main() -> ExitCode {
@@ -50,7 +49,8 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::demo(&options),
         Task::Test(options) => test::test(&options),
         Task::Bench(options) => bench::bench(&options),
-        Task::Layouts { from } => layouts::generate(&from, "agent/layouts".as_ref()),
+        Task::LayoutRow(options) => layouts::print_rows(&options),
+        Task::Layouts(options) => layouts::generate(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

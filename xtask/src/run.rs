@@ -12,6 +12,11 @@ pub fn run(command: &mut Command) -> Result<()> {
     check(command, status)
 }
 
+/// Runs a command to its end; what it printed is shown only if it fails.
+pub fn run_quietly(command: &mut Command) -> Result<()> {
+    output(command).map(drop)
+}
+
 /// Runs a command to its end and gives what it printed.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{}`", shown(command)))?;

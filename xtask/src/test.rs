@@ -20,7 +20,7 @@ pub struct Options {
 }
 
 /// Names of the packages whose tests need neither root nor real programs.
-const UNIT_TESTED: [&str; 3] = ["lj-trace", "lj-trace-common", "xtask"];
+const UNIT_TESTED: [&str; 4] = ["lj-trace", "lj-trace-common", "lj-trace-layouts", "xtask"];
 /// The package of the end-to-end tests.
 const END_TO_END: &str = "lj-trace-tests";
 

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
 
-use super::layouts::{KnownLayout, known_layouts};
-use super::machine::{InterpreterText, Vm};
-use super::prove::{Failures, Look, may_stay_undecided};
+use super::debug_layout;
+use super::layouts::{self, KnownLayout, may_stay_undecided};
+use super::machine::Vm;
+use super::prove::{Failures, Look};
 use super::scan::{Candidate, candidates};
-use super::text::described_function;
+use super::text::interpreter_text;
 use crate::target::{Maps, Process, TargetError};
 
 /// Why no VM can be profiled. Each message names the cause and the way on.
@@ -28,8 +29,9 @@ pub enum FindError {
     #[error(
         "process {pid} has a LuaJIT VM at {global:#x}, but no known layout fits it: the build is unknown to \
          lj-trace, and guessing would give wrong stacks. Nearest: {nearest}, which violates: {}. \
-         Please report this line with the exact LuaJIT version and its build flags, or add the build's \
-         layout to agent/layouts (`cargo xtask layouts`)", .violated.join("; ")
+         Give lj-trace the debug information of the file that LuaJIT is in (its separate debug file, or a build that \
+         is not stripped): it then reads the layout from there. Or report this line with the exact LuaJIT version and \
+         its build flags", .violated.join("; ")
     )]
     UnknownLayout {
         /// The process.
@@ -106,97 +108,133 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
 
 /// Proves the layout of one candidate; `None` if it is no VM at all.
 fn prove(process: &Process, maps: &Maps, candidate: Candidate) -> Result<Option<Vm>, FindError> {
-    let memory = process.memory();
     let size = candidate.global.wrapping_sub(candidate.thread);
-    let possible =
-        |known: &&KnownLayout| known.layout.is_gc64() == candidate.gc64 && u64::from(known.layout.sizeof_l) == size;
-    let layouts: Vec<&KnownLayout> = known_layouts().iter().filter(possible).collect();
-    let mut failures = vec![Failures::ALL; layouts.len()];
-    let mut fresh_maps = None;
-    for look_number in 0..LOOKS {
-        let look = Look::new(&memory, fresh_maps.as_ref().unwrap_or(maps), candidate);
-        for (failures, known) in failures.iter_mut().zip(&layouts) {
-            *failures = failures.and(look.failures(&known.layout));
-        }
-        let is_thread = failures.iter().any(|failures| !failures.lacks_stack());
-        if look_number > 0 && failures.contains(&Failures::NONE) {
-            break;
-        }
-        if is_thread {
-            sleep(BETWEEN_LOOKS);
-            // The target may have mapped memory since.
-            fresh_maps = Some(process.maps()?);
-        } else if look_number == 2 {
-            // Chance finds and remains of closed VMs have no stack: no reason to go on looking at them.
-            return Ok(None);
+    let known = layouts::candidates(candidate.gc64, size);
+    let Some(mut examined) = Examined::new(process, maps, candidate, known)? else { return Ok(None) };
+    if examined.decide().is_err() {
+        // The table does not know the build, or cannot tell it from others. Its debug information may.
+        let described = debug_layout::read(process, &examined.maps, candidate);
+        if !described.is_empty()
+            && let Some(described) = Examined::new(process, maps, candidate, described)?
+            && described.decide().is_ok()
+        {
+            examined = described;
         }
     }
-    let maps = fresh_maps.as_ref().unwrap_or(maps);
-    let ranked = || layouts.iter().copied().zip(failures.iter().copied());
-    let mut fitting: Vec<&KnownLayout> =
-        ranked().filter(|(_, f)| *f == Failures::NONE).map(|(known, _)| known).collect();
-    let Some(first) = fitting.first() else {
-        let nearest = ranked().min_by_key(|(_, failures)| failures.count());
-        return match nearest {
-            Some((known, failures)) => Err(FindError::UnknownLayout {
-                pid: process.pid(),
-                global: candidate.global,
-                nearest: format!("{} ({})", known.builds, known.mode),
-                violated: failures.names(),
-            }),
-            None => Ok(None),
-        };
-    };
-    let targets = Look::new(&memory, maps, candidate).dispatch_targets(&first.layout);
-    let (text, frame_size) = interpreter_text(process, maps, &targets);
-    if let Some(frame_size) = frame_size {
-        let (nearest, same_text) =
-            (fitting[0], |known: &&KnownLayout| u64::from(known.layout.cframe_size) == frame_size);
-        fitting.retain(same_text);
-        if fitting.is_empty() {
-            return Err(FindError::UnknownLayout {
-                pid: process.pid(),
-                global: candidate.global,
-                nearest: format!("{} ({})", nearest.builds, nearest.mode),
-                violated: vec!["the C frame has the size that the unwind information tells"],
-            });
-        }
-    }
-    let (layout, undecided) = agree(&fitting).map_err(|fields| FindError::AmbiguousLayout {
-        pid: process.pid(),
-        global: candidate.global,
-        builds: fitting.iter().map(|known| known.builds.clone()).collect(),
-        fields,
-    })?;
-    Ok(Some(Vm {
-        global: candidate.global,
-        main_thread: candidate.thread,
-        layout,
-        builds: fitting.iter().map(|known| known.builds.clone()).collect(),
-        undecided,
-        text,
-    }))
+    examined.decide().map(Some)
 }
 
-/// The range of the interpreter's code around its dispatch targets, and the size of its C frame if known.
-fn interpreter_text(process: &Process, maps: &Maps, targets: &[u64]) -> (InterpreterText, Option<u64>) {
-    let (start, end) = (targets.iter().min().copied().unwrap_or(0), targets.iter().max().copied().unwrap_or(0));
-    match described_function(&process.memory(), maps, start) {
-        Some(function) if function.range.contains(&end) => {
-            (InterpreterText { range: function.range, exact: true }, function.frame_size)
+/// A candidate, and how some layouts fit it.
+struct Examined<'a> {
+    process: &'a Process,
+    maps: Maps,
+    candidate: Candidate,
+    layouts: Vec<(KnownLayout, Failures)>,
+}
+
+impl<'a> Examined<'a> {
+    /// Looks at the candidate until a layout fits or none can be expected to; `None` if it is no VM at all.
+    fn new(
+        process: &'a Process,
+        maps: &Maps,
+        candidate: Candidate,
+        layouts: Vec<KnownLayout>,
+    ) -> Result<Option<Self>, FindError> {
+        let memory = process.memory();
+        let layouts = layouts.into_iter().map(|layout| (layout, Failures::ALL)).collect();
+        let mut examined = Self { process, maps: maps.clone(), candidate, layouts };
+        for look_number in 0..LOOKS {
+            let look = Look::new(&memory, &examined.maps, candidate);
+            for (known, failures) in &mut examined.layouts {
+                *failures = look.still_violated(&known.layout, *failures);
+            }
+            let has_stack = examined.layouts.iter().any(|(_, failures)| !failures.lacks_stack());
+            if look_number > 0 && examined.layouts.iter().any(|(_, failures)| *failures == Failures::NONE) {
+                break;
+            }
+            if has_stack {
+                sleep(BETWEEN_LOOKS);
+                // The target may have mapped memory since.
+                examined.maps = process.maps()?;
+            } else if look_number == 2 {
+                // Chance finds and remains of closed VMs have no stack: no reason to go on looking at them.
+                return Ok(None);
+            }
         }
-        _ => (InterpreterText { range: start..end.saturating_add(1), exact: false }, None),
+        Ok(Some(examined))
+    }
+
+    /// The VM, if one layout fits, or several that agree about what matters.
+    fn decide(&self) -> Result<Vm, FindError> {
+        let (pid, global) = (self.process.pid(), self.candidate.global);
+        let fits =
+            |(known, failures): &'_ (KnownLayout, Failures)| (*failures == Failures::NONE).then(|| known.clone());
+        let mut fitting: Vec<KnownLayout> = self.layouts.iter().filter_map(fits).collect();
+        // Those come first that need the fewest options to fit: they are the most likely ones.
+        fitting.sort_by_key(|known| known.options.len());
+        let Some(first) = fitting.first() else { return Err(self.nothing_fits()) };
+        let memory = self.process.memory();
+        let targets = Look::new(&memory, &self.maps, self.candidate).dispatch_targets(&first.layout);
+        let (text, frame_size) = interpreter_text(&memory, &self.maps, &targets);
+        if let Some(frame_size) = frame_size {
+            let nearest = fitting[0].clone();
+            fitting.retain(|known| u64::from(known.layout.cframe_size) == frame_size);
+            if fitting.is_empty() {
+                return Err(FindError::UnknownLayout {
+                    pid,
+                    global,
+                    nearest: format!("{nearest} ({})", nearest.mode),
+                    violated: vec!["the C frame has the size that the interpreter's code tells"],
+                });
+            }
+        }
+        let names = |layouts: &[KnownLayout]| layouts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let (layout, undecided) = match agree(&fitting) {
+            Ok(agreed) => agreed,
+            Err(fields) => return Err(FindError::AmbiguousLayout { pid, global, builds: names(&fitting), fields }),
+        };
+        let fewest = fitting.first().map_or(0, |known| known.options.len());
+        let builds = names(&fitting[..fitting.partition_point(|known| known.options.len() == fewest)]);
+        Ok(Vm { global, main_thread: self.candidate.thread, layout, builds, undecided, text })
+    }
+
+    /// Why no layout fits: what the nearest of all violates.
+    fn nothing_fits(&self) -> FindError {
+        let memory = self.process.memory();
+        let mut failures = vec![Failures::ALL; self.layouts.len()];
+        for _ in 0..3 {
+            let look = Look::new(&memory, &self.maps, self.candidate);
+            for (failures, (known, _)) in failures.iter_mut().zip(&self.layouts) {
+                *failures = failures.and(look.failures(&known.layout));
+            }
+            sleep(BETWEEN_LOOKS);
+        }
+        let ranked = self.layouts.iter().map(|(known, _)| known).zip(failures);
+        match ranked.min_by_key(|(_, failures)| failures.count()) {
+            Some((known, failures)) => FindError::UnknownLayout {
+                pid: self.process.pid(),
+                global: self.candidate.global,
+                nearest: format!("{known} ({})", known.mode),
+                violated: failures.names(),
+            },
+            None => FindError::NoVm { pid: self.process.pid() },
+        }
     }
 }
 
 /// What all of `fitting` agree about, with the fields marked [`ABSENT`] in which they differ and may.
 /// The error lists the fields in which they must not differ.
-fn agree(fitting: &[&KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<&'static str>> {
+fn agree(fitting: &[KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<&'static str>> {
     let Some(first) = fitting.first() else { return Err(Vec::new()) };
     let mut values = first.layout.values();
     let mut undecided = Vec::new();
     for (index, field) in VmLayout::FIELDS.iter().enumerate() {
-        if fitting.iter().any(|known| known.layout.values()[index] != first.layout.values()[index]) {
+        let differs = |known: &KnownLayout| match *field {
+            // Only sums with it are ever used, and those are compared.
+            "g_to_j" => (known.layout.g_to_j == ABSENT) != (first.layout.g_to_j == ABSENT),
+            _ => place(&known.layout, index) != place(&first.layout, index),
+        };
+        if fitting.iter().any(differs) {
             values[index] = ABSENT;
             undecided.push(*field);
         }
@@ -205,21 +243,26 @@ fn agree(fitting: &[&KnownLayout]) -> Result<(VmLayout, Vec<&'static str>), Vec<
     if contested.is_empty() { Ok((VmLayout::from_values(&values), undecided)) } else { Err(contested) }
 }
 
+/// Where the field with this index lies: those of `jit_State` counted from `global_State`, too.
+fn place(layout: &VmLayout, index: usize) -> Option<u32> {
+    let value = layout.values()[index];
+    let start = if VmLayout::FIELDS[index].starts_with("j_") { layout.g_to_j } else { 0 };
+    (value != ABSENT && start != ABSENT).then(|| u32::from(value) + u32::from(start))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::layouts::parse;
 
     fn known(names: &[&str], mode: &str) -> Vec<KnownLayout> {
-        let rows = parse(include_str!("../../layouts/x64.tsv")).unwrap();
-        let named = |row: &KnownLayout| names.contains(&row.builds.as_str()) && row.mode == mode;
-        rows.into_iter().filter(named).collect()
+        let named = |row: &&KnownLayout| row.mode == mode && row.builds.split(", ").any(|name| names.contains(&name));
+        layouts::known_layouts().iter().filter(named).cloned().collect()
     }
 
     #[test]
     fn layouts_may_differ_in_what_traces_show() {
-        let rows = known(&["2.1b3", "2019-01, tt2.5"], "x64gc64");
-        let (layout, undecided) = agree(&rows.iter().collect::<Vec<_>>()).unwrap();
+        let rows = known(&["2.1b3", "2019-01"], "x64gc64");
+        let (layout, undecided) = agree(&rows).unwrap();
         assert_eq!(undecided.len(), 6);
         assert_eq!((layout.tr_nsnap, layout.sizeof_snap), (ABSENT, ABSENT));
         assert_eq!(layout.g_vmstate, rows[0].layout.g_vmstate);
@@ -228,8 +271,23 @@ mod tests {
     #[test]
     fn layouts_must_not_differ_in_what_samples_need() {
         let rows = known(&["tt2.6+smart", "tt2.8+smart"], "x64");
-        let contested = agree(&rows.iter().collect::<Vec<_>>()).unwrap_err();
+        let contested = agree(&rows).unwrap_err();
         assert!(contested.contains(&"g_jit_base") && contested.contains(&"cframe_size"), "{contested:?}");
+    }
+
+    #[test]
+    fn what_lies_at_the_same_place_is_no_difference() {
+        // Without the FFI `jit_State` begins 8 bytes earlier; with GDB's interface its fields lie 8 bytes later.
+        let rows = layouts::candidates(false, 64);
+        let with = |options: &[&str]| {
+            let is_it = |row: &&KnownLayout| row.builds.contains("tt2.6.0+smart") && row.options == options;
+            rows.iter().find(is_it).unwrap().clone()
+        };
+        let fitting = [with(&[]), with(&["LUAJIT_DISABLE_FFI", "LUAJIT_USE_GDBJIT"])];
+        assert_eq!(fitting[0].layout.g_to_dispatch, fitting[1].layout.g_to_dispatch);
+        let (layout, undecided) = agree(&fitting).unwrap();
+        assert_eq!(undecided, ["sizeof_g"]);
+        assert_eq!((layout.g_to_j, layout.j_mcarea), (fitting[0].layout.g_to_j, fitting[0].layout.j_mcarea));
     }
 
     #[test]

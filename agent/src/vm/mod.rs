@@ -6,11 +6,11 @@
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
 
 pub mod bytecode;
+mod debug_layout;
 pub mod fast_functions;
 pub mod find;
 pub mod function_name;
 pub mod heap;
-pub mod layouts;
 mod machine;
 pub mod object;
 mod overlay;
@@ -26,6 +26,7 @@ mod value;
 pub use fast_functions::FunctionNames;
 pub use find::{FindError, find_vms};
 pub use function_name::{FunctionName, NameKind, function_name};
+pub use lj_trace_layouts as layouts;
 pub use machine::{InterpreterText, Vm};
 pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
 pub use traces::{Trace, read_traces, trace_by_number};

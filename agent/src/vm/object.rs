@@ -139,7 +139,7 @@ pub(super) mod tests {
     use lj_trace_common::memory::Plain;
 
     use super::*;
-    use crate::vm::layouts::{KnownLayout, parse};
+    use crate::vm::layouts::known_layouts;
     use crate::vm::overlay::plain_at;
 
     /// One range of saved memory.
@@ -160,10 +160,9 @@ pub(super) mod tests {
         }
     }
 
-    /// The layout of a build, on every processor.
+    /// The layout of a build.
     pub fn x64_layout(build: &str, mode: &str) -> VmLayout {
-        let rows: Vec<KnownLayout> = parse(include_str!("../../layouts/x64.tsv")).unwrap();
-        rows.iter().find(|row| row.builds.contains(build) && row.mode == mode).unwrap().layout
+        known_layouts().iter().find(|row| row.builds.contains(build) && row.mode == mode).unwrap().layout
     }
 
     #[test]

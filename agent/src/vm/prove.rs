@@ -28,7 +28,7 @@ struct Facts<'a, M> {
 }
 
 /// Bytes from the main thread's start that are copied at once: all of `GG_State` in every layout.
-const GG_STATE: usize = 8192;
+pub const GG_STATE: usize = 8192;
 
 /// A set of failed invariants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,12 @@ impl Failures {
     /// None failed.
     pub const NONE: Self = Self(0);
     /// All failed: where to start from, since only what fails every time has failed.
-    pub const ALL: Self = Self(u64::MAX);
+    pub const ALL: Self = Self((1 << Facts::<crate::target::ProcessMemory>::INVARIANTS.len()) - 1);
+
+    /// The invariants in the set, with their numbers.
+    fn invariants<M: ReadMemory + 'static>(self) -> impl Iterator<Item = (usize, &'static Invariant<M>)> {
+        Facts::<M>::INVARIANTS.iter().enumerate().filter(move |(index, _)| self.0 >> index & 1 != 0)
+    }
 
     /// What failed both times.
     pub fn and(self, other: Self) -> Self {
@@ -57,8 +62,7 @@ impl Failures {
 
     /// What failed, in words.
     pub fn names(self) -> Vec<&'static str> {
-        let names = Facts::<crate::target::ProcessMemory>::INVARIANTS.iter().enumerate();
-        names.filter(|(index, _)| self.0 >> index & 1 != 0).map(|(_, (name, _))| *name).collect()
+        self.invariants::<crate::target::ProcessMemory>().map(|(_, (name, _))| *name).collect()
     }
 }
 
@@ -75,13 +79,30 @@ impl<'a, M: ReadMemory + 'static> Look<'a, M> {
         Self { overlay: Overlay::new(memory, candidate.thread, GG_STATE), maps, candidate }
     }
 
+    /// Which of the invariants in `failures` the layout still violates, as far as the first one that it does: what
+    /// comes after that one is not tried.
+    pub fn still_violated(&self, layout: &VmLayout, failures: Failures) -> Failures {
+        let facts = self.facts(layout);
+        let mut left = failures;
+        for (index, (_, holds)) in failures.invariants::<M>() {
+            if holds(&facts) != Ok(true) {
+                break;
+            }
+            left.0 &= !(1 << index);
+        }
+        left
+    }
+
     /// Which invariants `layout` violates.
     pub fn failures(&self, layout: &VmLayout) -> Failures {
+        let facts = self.facts(layout);
+        let violated = Failures::ALL.invariants::<M>().filter(|(_, (_, holds))| holds(&facts) != Ok(true));
+        Failures(violated.fold(0, |set, (index, _)| set | 1 << index))
+    }
+
+    fn facts<'b>(&'b self, layout: &'b VmLayout) -> Facts<'b, M> {
         let Candidate { thread, global, .. } = self.candidate;
-        let facts = Facts { memory: &self.overlay, maps: self.maps, layout, thread, global };
-        let invariants = Facts::<M>::INVARIANTS.iter().enumerate();
-        let indices = invariants.filter(|(_, (_, holds))| holds(&facts) != Ok(true));
-        Failures(indices.fold(0, |set, (index, _)| set | 1 << index))
+        Facts { memory: &self.overlay, maps: self.maps, layout, thread, global }
     }
 
     /// The machine code that the dispatch table of `layout` points to.
@@ -92,22 +113,14 @@ impl<'a, M: ReadMemory + 'static> Look<'a, M> {
     }
 }
 
-/// Whether layouts that fit a VM may still disagree about a field.
-///
-/// A VM whose JIT compiler has not compiled anything yet does not show where its traces keep their snapshots.
-/// Such fields are then marked [`ABSENT`], and decided when there are traces. Everything that an interpreter's
-/// sample needs is proven from the start.
-pub fn may_stay_undecided(field: &str) -> bool {
-    // `sizeof_g` and `top_frame_info` only say where `jit_State` begins, and are read by nobody.
-    ["j_", "tr_", "snap_"].iter().any(|prefix| field.starts_with(prefix))
-        || ["g_to_j", "sizeof_g", "g_top_frame_info", "sizeof_snap"].contains(&field)
-}
-
 impl<M: ReadMemory + 'static> Facts<'_, M> {
-    /// Each invariant with its name, in the order in which failures are told.
+    /// Each invariant with its name. They are tried in this order, so those come first that most layouts fail and
+    /// that need nothing but the copy of `GG_State`.
     const INVARIANTS: &'static [Invariant<M>] = &[
         ("the main thread has a Lua stack", |f| f.main_thread_has_a_stack()),
         ("mainthref is the main thread", |f| Ok(f.g_ref(f.layout.g_mainthref)? == f.thread)),
+        ("dispatch is a table of code", |f| f.dispatch_table()),
+        ("bcff is the list of fast functions' headers", |f| f.fast_function_headers()),
         ("allocf is code", |f| Ok(f.is_code(f.memory.read(f.g(f.layout.g_allocf))?))),
         ("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
         // GCSpause to GCSfinalize (`lj_gc.h`).
@@ -143,12 +156,10 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
         }),
         ("jit_base is in the running thread's stack", |f| f.jit_base()),
         ("gcroot begins with the names of metamethods", |f| f.metamethod_names()),
-        ("dispatch is a table of code", |f| f.dispatch_table()),
-        ("bcff is the list of fast functions' headers", |f| f.fast_function_headers()),
         ("C frames link the thread, the previous frame and a return address", |f| f.c_frames()),
-        ("jit_State is in a possible state", |f| f.jit_state()),
-        ("J->mcarea is code", |f| f.machine_code_area()),
-        ("J->trace lists traces", |f| f.traces()),
+        ("jit_State is in a possible state", |f| f.or_without_jit(|f| f.jit_state())),
+        ("J->mcarea is code", |f| f.or_without_jit(|f| f.machine_code_area())),
+        ("J->trace lists traces", |f| f.or_without_jit(|f| f.traces())),
     ];
 
     fn g(&self, offset: u16) -> u64 {
@@ -326,6 +337,11 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
             frame = previous;
         }
         Ok(true)
+    }
+
+    /// What holds in a build without the JIT compiler, and otherwise if `holds`.
+    fn or_without_jit(&self, holds: impl Fn(&Self) -> Verdict) -> Verdict {
+        if self.layout.g_to_j == ABSENT { Ok(true) } else { holds(self) }
     }
 
     fn jit_state(&self) -> Verdict {
