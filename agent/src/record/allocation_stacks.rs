@@ -37,6 +37,15 @@ impl AllocationStacks {
         self.profile.add_weighted(stack.state.unwrap_or(VmState::Cfunc), frames, size.saturating_mul(self.every));
     }
 
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&self) -> Result<(), CommandError> {
+        let mut files = self.reports.iter().filter(|report| report.path != Path::new("-"));
+        files.try_for_each(|report| report.write(&self.profile))
+    }
+
     /// Writes all outputs; returns their paths.
     ///
     /// # Errors

@@ -80,7 +80,12 @@ impl MemoryOutputs {
             streams.push(options.default.clone());
         }
         let reports = match options.stack_every {
-            _ if reports.is_empty() => Reports::None,
+            Some(_) if reports.is_empty() => {
+                let message = "a stream has no room for the stacks of allocations (--alloc-stacks): add an output that \
+                               shows them, such as --output stacks.svg";
+                return Err(CommandError::usage(message));
+            }
+            None if reports.is_empty() => Reports::None,
             Some(every) => Reports::Stacks(Box::new(AllocationStacks::open(reports, &options.title, every)?)),
             None => {
                 let open = |(format, path): (Format, PathBuf)| ReportOutput::open(format, &path);
@@ -141,7 +146,8 @@ impl MemoryOutputs {
                 let mut files = outputs.iter().filter(|report| report.path != Path::new("-"));
                 files.try_for_each(|report| report.draw(&**profile))
             }
-            Reports::Stacks(_) | Reports::None => Ok(()),
+            Reports::Stacks(stacks) => stacks.write_interim(),
+            Reports::None => Ok(()),
         }
     }
 
