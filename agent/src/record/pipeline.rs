@@ -98,8 +98,8 @@ pub struct Pipeline {
     unwinder: Unwinder,
     namer: Namer,
     tally: Tally,
-    /// See [`Self::has_seen_stranger`].
-    stranger: bool,
+    /// See [`Self::strangers`].
+    strangers: u32,
 }
 
 impl Pipeline {
@@ -113,7 +113,7 @@ impl Pipeline {
             unwinder: Unwinder::new(process.clone()),
             namer: Namer::new(process, vms),
             tally: Tally::default(),
-            stranger: false,
+            strangers: 0,
         }
     }
 
@@ -129,9 +129,14 @@ impl Pipeline {
         self.vms.push(vm);
     }
 
-    /// Whether, since the last time it was asked, a sample was in an interpreter that no known VM was running.
-    pub fn has_seen_stranger(&mut self) -> bool {
-        std::mem::take(&mut self.stranger)
+    /// Samples since [`Self::forget_strangers`] that were in an interpreter that no known VM was running.
+    pub fn strangers(&self) -> u32 {
+        self.strangers
+    }
+
+    /// Counts them anew.
+    pub fn forget_strangers(&mut self) {
+        self.strangers = 0;
     }
 
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
@@ -150,7 +155,7 @@ impl Pipeline {
         let vm = (sample.header.vm != NO_VM).then_some(sample.header.vm as usize).filter(|&vm| vm < self.vms.len());
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
-            self.stranger |= native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc)));
+            self.strangers += u32::from(native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc))));
         }
         let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;

@@ -76,9 +76,13 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// # Errors
 /// [`FindError`] if there is no VM whose layout can be proven.
 pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
-    let mut vms = Vec::new();
+    let mut vms: Vec<Vm> = Vec::new();
     let mut refusal = None;
     for candidate in candidates(process.pid(), &process.memory(), maps) {
+        if let Some(vm) = vms.iter().find_map(|vm| sibling(process, maps, vm, candidate)) {
+            vms.push(vm);
+            continue;
+        }
         match prove(process, maps, candidate) {
             Ok(Some(vm)) => vms.push(vm),
             Ok(None) => {}
@@ -104,6 +108,21 @@ pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
 pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindError> {
     let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
     prove(process, maps, candidate)?.ok_or(FindError::NoVm { pid: process.pid() })
+}
+
+/// The VM of a candidate that runs the same interpreter as `vm` does, so that it is laid out the same: a process with
+/// hundreds of VMs has few builds. `None` if it does not, or if it has to be looked at more closely.
+fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Option<Vm> {
+    let same_offset = candidate.global.wrapping_sub(candidate.thread) == vm.global.wrapping_sub(vm.main_thread);
+    if !same_offset || candidate.gc64 != vm.layout.is_gc64() {
+        return None;
+    }
+    let memory = process.memory();
+    let look = Look::new(&memory, maps, candidate);
+    let targets = look.dispatch_targets(&vm.layout);
+    let same_code = !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target));
+    let sibling = Vm { global: candidate.global, main_thread: candidate.thread, ..vm.clone() };
+    (same_code && look.failures(&vm.layout) == Failures::NONE && sibling.still_valid(&memory)).then_some(sibling)
 }
 
 /// Proves the layout of one candidate; `None` if it is no VM at all.

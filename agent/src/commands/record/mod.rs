@@ -3,6 +3,7 @@
 mod args;
 mod memory;
 mod newcomers;
+mod priority;
 mod progress;
 mod recording;
 mod stopping;
@@ -30,6 +31,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 /// A [`CommandError`] with the exit code that belongs to its cause.
 pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
+    priority::raise();
     let process = Process::open(args.pid)?;
     let maps = process.maps()?;
     let vms = find_vms(&process, &maps)?;

@@ -1,20 +1,27 @@
 //! VMs that come into being while a process is recorded.
 
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::record::Pipeline;
 use crate::target::Process;
-use crate::vm::find_vms;
+use crate::vm::{Vm, find_vms};
 
 /// How soon memory is searched again. Twice as long after each search that has found nothing.
-const FIRST_WAIT: Duration = Duration::from_millis(200);
+const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// Samples without a known VM after which memory is searched: one alone may have hit the few instructions before an
+/// interpreter has a C frame.
+const STRANGERS: u32 = 3;
+
 /// Makes new VMs known to the CPU profile: the allocator's probes tell of those that they see come into being, others
-/// are searched for when a sample is in an interpreter that runs none of the known VMs.
+/// are searched for when samples are in an interpreter that runs none of the known VMs.
 pub struct Newcomers {
+    /// The search that is under way, in a thread of its own: samples go on coming meanwhile.
+    search: Option<JoinHandle<Vec<Vm>>>,
     next_search: Instant,
     wait: Duration,
 }
@@ -22,7 +29,7 @@ pub struct Newcomers {
 impl Newcomers {
     /// Nothing was searched yet.
     pub fn new() -> Self {
-        Self { next_search: Instant::now(), wait: FIRST_WAIT }
+        Self { search: None, next_search: Instant::now(), wait: FIRST_WAIT }
     }
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.
@@ -36,7 +43,8 @@ impl Newcomers {
         }
     }
 
-    /// Searches the process for VMs that the programs do not know, if there is reason to.
+    /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known
+    /// that were found.
     ///
     /// # Errors
     /// The kernel does not take a VM that was found.
@@ -46,24 +54,35 @@ impl Newcomers {
         programs: &mut Programs,
         pipeline: &mut Pipeline,
     ) -> Result<(), CommandError> {
-        if Instant::now() < self.next_search || !pipeline.has_seen_stranger() {
-            return Ok(());
+        if let Some(search) = self.search.take_if(|search| search.is_finished()) {
+            let found = search.join().unwrap_or_default();
+            let is_new = meet(&found, programs, pipeline)?;
+            self.wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2) };
+            self.next_search = Instant::now() + self.wait;
         }
-        // A process that is going away has no VMs any more: that is no error here.
-        let found = process.maps().ok().and_then(|maps| find_vms(process, &maps).ok()).unwrap_or_default();
-        let mut is_new = false;
-        for vm in found {
-            if pipeline.vms().iter().any(|known| known.global == vm.global) {
-                continue;
-            }
-            let Some(index) = programs.add_late_vm(&vm.config())? else { break };
-            if index as usize == pipeline.vms().len() {
-                pipeline.add_vm(vm);
-                is_new = true;
-            }
+        if self.search.is_none() && Instant::now() >= self.next_search && pipeline.strangers() >= STRANGERS {
+            pipeline.forget_strangers();
+            let process = process.clone();
+            // A process that is going away has no VMs any more: that is no error here.
+            let find = move || process.maps().ok().and_then(|maps| find_vms(&process, &maps).ok()).unwrap_or_default();
+            self.search = thread::Builder::new().name("vm search".to_owned()).spawn(find).ok();
         }
-        self.wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2) };
-        self.next_search = Instant::now() + self.wait;
         Ok(())
     }
+}
+
+/// Makes those VMs known that were not; whether there were any.
+fn meet(found: &[Vm], programs: &mut Programs, pipeline: &mut Pipeline) -> Result<bool, CommandError> {
+    let mut is_new = false;
+    for vm in found {
+        if pipeline.vms().iter().any(|known| known.global == vm.global) {
+            continue;
+        }
+        let Some(index) = programs.add_late_vm(&vm.config())? else { break };
+        if index as usize == pipeline.vms().len() {
+            pipeline.add_vm(vm.clone());
+            is_new = true;
+        }
+    }
+    Ok(is_new)
 }
