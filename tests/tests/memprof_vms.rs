@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind, Place, growth};
-use lj_trace_tests::tracer::Tracer;
+use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::workload::Workload;
 
 /// The library with which the host makes its VMs.
@@ -101,6 +101,23 @@ fn check(arguments: &[&str]) -> Result<()> {
 #[test]
 fn vms_with_data_of_their_own() -> Result<()> {
     check(&[])
+}
+
+#[test]
+fn an_allocator_in_memory_of_no_file_is_refused() -> Result<()> {
+    if !Path::new(LIBRARY).exists() {
+        println!("not tested: there is no {LIBRARY}");
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let host = Workload::start_host("vms.c", folder.path(), &[LIBRARY, "anonymous"])?;
+    let pid = host.pid().to_string();
+    let output = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let refused = run(["--pid", &pid, "--mode", "memprof", "--output", &output("m.bin")])?;
+    refused.expect(69, &["anonymous memory", "--mode sysprof"]);
+    // Its CPU profile can be had, as the message says.
+    run(["--pid", &pid, "--duration", "100ms", "--output", &output("s.bin")])?.expect(0, &[]);
+    Ok(())
 }
 
 #[test]
