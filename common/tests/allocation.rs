@@ -319,6 +319,19 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
 }
 
 #[test]
+fn a_coroutine_that_has_yielded_does_not_allocate() {
+    all(|mut scene| {
+        // A C host goes on after `lua_resume`: upstream's cur_L still names the coroutine.
+        let c = scene.lab.c_function(1, 0x8888);
+        scene.lab.call_from_lua(scene.function, 3, c);
+        scene.lab.cframe = 0;
+        let event = scene.attribute(scene.state(UPSTREAM_C, TARANTOOL_CFUNC), 0);
+        let expected = if scene.states == VmStates::Tarantool { "c 0x8888" } else { "internal" };
+        assert_eq!(summary(&event), expected);
+    });
+}
+
+#[test]
 fn the_coroutine_itself_in_a_frame_is_nobody() {
     all(|mut scene| {
         // The dummy frame at the bottom: lua_newtable and the like, called by a host outside of any function.

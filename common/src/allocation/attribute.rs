@@ -6,7 +6,7 @@ use super::known::{KnownObjects, NoFunction, locate};
 use crate::event::FrameKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
-use crate::layout::{VmLayout, VmStates, gct};
+use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{ReadMemory, Unreadable};
 use crate::vm::{VmConfig, VmState, WINDOW};
 
@@ -112,6 +112,10 @@ fn function(
     let head = &mut room.head;
     let base = head.u64(layout.l_base)?;
     let cframe = head.u64(layout.l_cframe)? & !CFRAME_FLAGS;
+    if cframe == 0 && layout.g_mem_l == ABSENT {
+        // cur_L is left over: that coroutine has yielded, and what runs is not known.
+        return Err(Nobody);
+    }
     let (function, link) = read_frame(memory, layout, base)?;
     if function == thread {
         return Err(Nobody);
