@@ -3,6 +3,7 @@
 //! written as streams or reports.
 
 pub mod commands;
+pub mod dump;
 pub mod probes;
 pub mod record;
 pub mod report;

@@ -1,10 +1,12 @@
 //! The command line: one file a subcommand.
 
+pub mod dump;
 pub mod exit;
 pub mod record;
 pub mod report;
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +35,8 @@ enum Command {
     Record(record::RecordArgs),
     /// Show what a recorded stream says
     Report(report::ReportArgs),
+    /// Show what a process executes right now: every coroutine and thread
+    Dump(dump::DumpArgs),
 }
 
 /// Runs the command line of this process.
@@ -48,6 +52,7 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Record(args) => record::run(&args),
         Command::Report(args) => report::run(&args),
+        Command::Dump(args) => dump::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -55,6 +60,25 @@ pub fn main() -> ExitCode {
             eprintln!("lj-trace: {message}");
             code.into()
         }
+    }
+}
+
+/// Prints a result on standard output, for people or as JSON.
+///
+/// # Errors
+/// Exit code 74 if that is not possible. Nobody reading any more (a closed pipe) is no error.
+fn print<T: std::fmt::Display + serde::Serialize>(result: &T, json: bool) -> Result<(), CommandError> {
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let written = if json {
+        serde_json::to_writer_pretty(&mut out, result).map_err(std::io::Error::from).and_then(|()| writeln!(out))
+    } else {
+        write!(out, "{result}")
+    };
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(CommandError::io("write standard output", &error))
+        }
+        _ => Ok(()),
     }
 }
 

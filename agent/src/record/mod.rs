@@ -11,8 +11,10 @@ mod outputs;
 mod pipeline;
 mod summary;
 
+pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};
 pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
+pub use naming::Namer;
 pub use outputs::Outputs;
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub use summary::{CallAccounts, MemorySummary, Summary};

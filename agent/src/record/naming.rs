@@ -91,16 +91,16 @@ impl Namer {
     /// It is gone: collected between the sample and now.
     fn prototype(&mut self, record: &FrameRecord) -> Result<Arc<Prototype>, PrototypeError> {
         let vm = self.vms.get_mut(usize::from(record.vm)).ok_or(PrototypeError::Gone)?;
-        vm.prototypes.get(&self.memory, &vm.vm.layout, key_of(record))
+        vm.prototypes.get(&self.memory, &vm.vm.layout, PrototypeKey::of(record))
     }
 
     /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
     pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> LuaFunction {
         let key = LuaKey {
             vm: record.vm,
-            prototype: key_of(record),
+            prototype: PrototypeKey::of(record),
             position: record.position,
-            caller: caller.map(|caller| (key_of(caller), caller.position)),
+            caller: caller.map(|caller| (PrototypeKey::of(caller), caller.position)),
         };
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
@@ -165,14 +165,5 @@ impl Namer {
             names.functions_read = Instant::now();
         }
         if is_fast { names.functions.builtin(record.ffid) } else { names.functions.c_function(record.code) }
-    }
-}
-
-fn key_of(record: &FrameRecord) -> PrototypeKey {
-    PrototypeKey {
-        address: record.code,
-        chunkname: record.chunkname,
-        firstline: record.first_line,
-        sizebc: record.size_bc,
     }
 }

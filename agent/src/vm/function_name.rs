@@ -52,6 +52,15 @@ pub fn function_name(caller: &Prototype, position: u32, set: BytecodeSet, fr2: b
     }
 }
 
+impl Prototype {
+    /// The local variables that live at `position`, each with its slot, as `debug.getlocal` shows them; none if the
+    /// function is stripped. Without the variables that loops keep for themselves.
+    pub fn locals_at(&self, position: u32) -> Vec<(u8, String)> {
+        let named = (0..self.framesize).map_while(|slot| Some((slot, variable_name(self.varinfo(), position, slot)?)));
+        named.filter(|(_, name)| !name.starts_with('(')).collect()
+    }
+}
+
 /// The name of what `slot` holds at `position`.
 fn slot_name(
     prototype: &Prototype,

@@ -86,6 +86,12 @@ impl Vm {
         format!("LuaJIT like {} ({width})", self.builds.join("; "))
     }
 
+    /// Which LuaJIT it is a build of, as far as its layout tells: `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`,
+    /// or several of them.
+    pub fn fork(&self) -> String {
+        fork(&self.builds)
+    }
+
     /// Address of its `jit_State`, if it has one whose place is known.
     pub fn jit_state(&self) -> Option<u64> {
         (self.layout.g_to_j != ABSENT).then(|| field(self.global, self.layout.g_to_j))
@@ -94,5 +100,35 @@ impl Vm {
     /// Which numbering of bytecodes it uses.
     pub fn bytecode_set(&self) -> BytecodeSet {
         prove::bytecode_set(&self.layout)
+    }
+}
+
+/// The forks that builds belong to: the table names OpenResty's `or...` and Tarantool's `tt...`.
+fn fork(builds: &[String]) -> String {
+    let mut forks: Vec<&str> = Vec::new();
+    for build in builds.iter().flat_map(|builds| builds.split(", ")) {
+        let fork = match build.get(..2) {
+            Some("or") => "OpenResty's LuaJIT",
+            Some("tt") => "Tarantool's LuaJIT",
+            _ => "LuaJIT",
+        };
+        if !forks.contains(&fork) {
+            forks.push(fork);
+        }
+    }
+    forks.join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_tell_the_fork() {
+        let of = |builds: &[&str]| fork(&builds.iter().map(|&build| build.to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["2021-03-23, 2022-03(Debian)"]), "LuaJIT");
+        assert_eq!(of(&["or20230119, or20240314"]), "OpenResty's LuaJIT");
+        assert_eq!(of(&["tt2.5+smart"]), "Tarantool's LuaJIT");
+        assert_eq!(of(&["2019-01, tt2.5"]), "LuaJIT or Tarantool's LuaJIT");
     }
 }

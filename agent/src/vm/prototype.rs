@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use lj_trace_common::event::FrameRecord;
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::string;
@@ -23,6 +24,18 @@ pub struct PrototypeKey {
     pub firstline: u32,
     /// Its number of bytecode instructions.
     pub sizebc: u32,
+}
+
+impl PrototypeKey {
+    /// The prototype that a walk of the stack found behind a Lua function.
+    pub fn of(record: &FrameRecord) -> Self {
+        Self {
+            address: record.code,
+            chunkname: record.chunkname,
+            firstline: record.first_line,
+            sizebc: record.size_bc,
+        }
+    }
 }
 
 /// Why a prototype cannot be read.

@@ -1,0 +1,197 @@
+//! One coroutine: what it is doing, and its Lua stack, as a copy shows them.
+
+use lj_trace_common::event::{FrameRecord, Registers};
+use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::layout::gct;
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::top;
+
+use super::view::{Copied, View};
+use crate::target::ProcessMemory;
+use crate::vm::Vm;
+use crate::vm::object::{field, type_of};
+use crate::vm::page_cache::PageCache;
+
+/// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
+const MAX_SLOTS: u64 = 1 << 20;
+
+/// A coroutine's `lua_State` and Lua stack, copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Where it is and where its stack lies.
+    pub coroutine: Coroutine,
+    /// `L->base`.
+    pub base: u64,
+    /// `L->top`.
+    pub top: u64,
+    /// `L->status`: 0, `LUA_YIELD` or the error that it died of.
+    pub status: u8,
+    /// Its innermost C frame; 0 if it does not run.
+    pub cframe: u64,
+    /// The `lua_State`.
+    head: Copied,
+    /// The Lua stack.
+    stack: Copied,
+}
+
+/// `LUA_YIELD` (`lua.h`).
+const YIELD: u8 = 1;
+
+impl Snapshot {
+    /// Copies the coroutine `thread` of `vm`; [`None`] if it is not there, or its stack is just being moved.
+    pub fn read(memory: &ProcessMemory, vm: &Vm, thread: u64) -> Option<Self> {
+        let layout = &vm.layout;
+        let gc64 = layout.is_gc64();
+        let head = Copied::read(memory, thread, usize::from(layout.sizeof_l));
+        let nothing = PageCache::new(memory);
+        let view = View { live: &nothing, copies: vec![&head] };
+        let is_it = type_of(&view, layout, thread) == Ok(gct::THREAD)
+            && view.read_ref(gc64, field(thread, layout.l_glref)) == Ok(vm.global);
+        if !is_it {
+            return None;
+        }
+        let coroutine = Coroutine::read(&view, layout, thread).ok()?;
+        let size = coroutine.stack_end.checked_sub(coroutine.stack).filter(|size| *size <= MAX_SLOTS * 8)?;
+        let base: u64 = view.read(field(thread, layout.l_base)).ok()?;
+        let top: u64 = view.read(field(thread, layout.l_top)).ok()?;
+        let status = view.read(field(thread, layout.l_status)).ok()?;
+        let cframe = view.read::<u64>(field(thread, layout.l_cframe)).ok()? & !CFRAME_FLAGS;
+        let stack = Copied::read(memory, coroutine.stack, usize::try_from(size).ok()?);
+        Some(Self { coroutine, base, top, status, cframe, head, stack })
+    }
+
+    /// The copies, for a [`View`].
+    pub fn copies(&self) -> [&Copied; 2] {
+        [&self.head, &self.stack]
+    }
+
+    /// The value in a slot of its stack.
+    pub fn slot(&self, address: u64) -> Option<u64> {
+        crate::vm::overlay::plain_at(&self.stack.bytes, address.checked_sub(self.stack.start)?)
+    }
+
+    /// What it is doing, after `coroutine.status` (`lib_base.c`): [`Status::Running`] stands for `running` and
+    /// `normal`, which the caller tells apart.
+    pub fn status(&self, gc64: bool) -> Status {
+        let first = self.coroutine.stack + if gc64 { 16 } else { 8 };
+        match self.status {
+            YIELD => Status::Suspended,
+            0 if self.cframe != 0 => Status::Running,
+            0 if self.base > first => Status::Suspended,
+            0 if self.top <= self.base => Status::Finished,
+            0 => Status::NotStarted,
+            _ => Status::Dead,
+        }
+    }
+}
+
+/// What a coroutine is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Status {
+    /// It runs on a thread, or has called what runs there.
+    Running,
+    /// It runs another coroutine, which it has resumed.
+    Normal,
+    /// It runs on a C stack that no thread uses at the moment: that of a fiber of the host's.
+    Switched,
+    /// It has yielded.
+    Suspended,
+    /// It was created, but not yet resumed.
+    NotStarted,
+    /// It has nothing left to do. A VM's main thread is in this state while the host does not call Lua.
+    Finished,
+    /// It has ended with an error.
+    Dead,
+}
+
+impl Status {
+    /// In a few words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Normal => "has resumed another coroutine",
+            Self::Switched => "on a C stack that no thread runs (a fiber)",
+            Self::Suspended => "suspended",
+            Self::NotStarted => "not started",
+            Self::Finished => "finished",
+            Self::Dead => "dead: ended with an error",
+        }
+    }
+}
+
+/// A Lua stack, innermost frame first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LuaStack {
+    /// Its frames and, between them, its C frames.
+    pub frames: Vec<FrameRecord>,
+    /// How it ends.
+    pub end: WalkEnd,
+    /// Whether its innermost frame is a trace's: the functions that the trace has inlined are not on the stack.
+    pub on_trace: bool,
+}
+
+impl LuaStack {
+    /// The stack of a coroutine that is not the one that runs in its VM.
+    pub fn of_waiting(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot) -> Self {
+        let layout = &vm.layout;
+        // What a C frame saved is right only if the innermost frame is a Lua function's, which then has called the VM
+        // for something; it is accepted only if it points into that function.
+        let saved_pc = || view.read_ref(layout.is_gc64(), field(snapshot.cframe, layout.cframe_pc)).unwrap_or(0);
+        let pc = if snapshot.cframe == 0 { 0 } else { saved_pc() };
+        let mut stack = Self { frames: Vec::new(), end: WalkEnd::NoLua, on_trace: false };
+        stack.walk(view, vm, index, snapshot, (snapshot.base, pc));
+        stack
+    }
+
+    /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
+    pub fn of_running(
+        view: &View<'_>,
+        vm: &Vm,
+        index: usize,
+        snapshot: &Snapshot,
+        (rip, rsp): (u64, u64),
+    ) -> Self {
+        let mut registers = Registers::default();
+        registers[lj_trace_common::event::reg::RIP] = rip;
+        registers[lj_trace_common::event::reg::RSP] = rsp;
+        let mut record = FrameRecord::EMPTY;
+        let mut stack = Self { frames: Vec::new(), end: WalkEnd::NoLua, on_trace: false };
+        match top::find(view, &vm.config(), &registers, &snapshot.coroutine, snapshot.cframe, &mut record) {
+            Ok(top) => {
+                stack.on_trace = top.flags & lj_trace_common::event::SAMPLE_ON_TRACE != 0;
+                stack.walk(view, vm, index, snapshot, (top.base, top.pc));
+            }
+            Err(unreadable) => stack.end = unreadable.into(),
+        }
+        stack
+    }
+
+    fn walk(&mut self, view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (base, pc): (u64, u64)) {
+        let layout = &vm.layout;
+        let mut walk = Walk::default();
+        if let Err(end) = walk.start(view, layout, &snapshot.coroutine, snapshot.cframe, base, pc) {
+            self.end = end;
+            return;
+        }
+        let bottom = snapshot.coroutine.stack + if layout.is_gc64() { 16 } else { 8 };
+        // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
+        for _ in 0..2 * MAX_SLOTS {
+            let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };
+            match walk.step(view, layout, &mut record) {
+                Ok(Step::Emitted) => self.frames.push(record),
+                Ok(Step::Skipped) => {}
+                // A suspended coroutine has left the C frame in which it was resumed.
+                Err(WalkEnd::CFrameMissing) if snapshot.cframe == 0 && walk.base <= bottom => {
+                    self.end = WalkEnd::Complete;
+                    return;
+                }
+                Err(end) => {
+                    self.end = end;
+                    return;
+                }
+            }
+        }
+        self.end = WalkEnd::TooDeep;
+    }
+}

@@ -1,0 +1,170 @@
+//! What a process executes right now: every coroutine of every VM with its Lua stack, every thread with its native
+//! stack and the Lua stacks on it, without eBPF.
+//!
+//! The process runs on while it is read. So everything is read twice, and what differed is read again, a few times;
+//! what still differs is said to have been in motion.
+
+mod coroutine;
+mod names;
+mod stack;
+mod take;
+pub mod text;
+mod threads;
+mod view;
+
+use serde::Serialize;
+
+pub use coroutine::Status;
+pub use take::take;
+pub use threads::{Place, Thread};
+
+use crate::vm::Jit;
+
+/// What a process executes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Dump {
+    /// The process.
+    pub pid: u32,
+    /// Its command name.
+    pub command: String,
+    /// Its threads.
+    pub threads: Vec<ThreadDump>,
+    /// Its VMs.
+    pub vms: Vec<VmDump>,
+    /// How long it took to look at all of this, in milliseconds.
+    pub milliseconds: f64,
+}
+
+/// A thread.
+#[derive(Clone, Debug, Serialize)]
+pub struct ThreadDump {
+    /// Its id.
+    pub tid: u32,
+    /// Its name.
+    pub name: String,
+    /// What it does: `sleeping`, `running`.
+    pub state: &'static str,
+    /// Why its native stack is not known, or not exact.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Whether it moved while it was read: then its frames may not belong together.
+    pub in_motion: bool,
+    /// Its frames, native and Lua, innermost first.
+    pub frames: Vec<FrameDump>,
+    /// The coroutines that are on its stack, innermost first: addresses of their `lua_State`s.
+    #[serde(serialize_with = "hexadecimal")]
+    pub coroutines: Vec<u64>,
+}
+
+/// A VM.
+#[derive(Clone, Debug, Serialize)]
+pub struct VmDump {
+    /// Address of its `global_State`.
+    #[serde(serialize_with = "hexadecimal_one")]
+    pub address: u64,
+    /// `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`.
+    pub fork: String,
+    /// What it calls itself (`jit.version`).
+    pub version: Option<String>,
+    /// The builds that its layout was proven to be that of.
+    pub builds: Vec<String>,
+    /// Whether its references have 64 bits.
+    pub gc64: bool,
+    /// Its JIT compiler.
+    pub jit: Jit,
+    /// How many traces it has.
+    pub traces: usize,
+    /// Size of its heap in bytes.
+    pub heap: u64,
+    /// Its state, as in sysprof's streams: `CFUNC`, `TRACE`.
+    pub state: String,
+    /// Its coroutines.
+    pub coroutines: Vec<CoroutineDump>,
+    /// Whether these are all coroutines: its heap may be too large to look through.
+    pub complete: bool,
+}
+
+/// A coroutine.
+#[derive(Clone, Debug, Serialize)]
+pub struct CoroutineDump {
+    /// Address of its `lua_State`.
+    #[serde(serialize_with = "hexadecimal_one")]
+    pub address: u64,
+    /// Whether it is its VM's main thread.
+    pub main: bool,
+    /// What it is doing.
+    pub status: Status,
+    /// The thread whose stack it is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tid: Option<u32>,
+    /// Whether it moved while it was read: then its frames may not belong together.
+    pub in_motion: bool,
+    /// Its frames, innermost first: its Lua frames, and the native frames of a fiber. Of a coroutine that was not
+    /// started, the function that it will run.
+    pub frames: Vec<FrameDump>,
+}
+
+/// A frame.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FrameDump {
+    /// What it is.
+    pub kind: FrameKind,
+    /// Its name, as profiles show it: `name@file.lua:12`, `string.gsub`, `epoll_wait`.
+    pub function: String,
+    /// Of a Lua function: its chunk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Of a Lua function: the line that it executes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u32>,
+    /// Of a native function: its file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
+    /// Of a Lua function: its local variables, if they were asked for and have names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub locals: Option<Vec<Local>>,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FrameKind {
+    /// A Lua function.
+    Lua,
+    /// A function of LuaJIT's own library.
+    Builtin,
+    /// Native code.
+    Native,
+    /// A trace, and whatever functions it has inlined.
+    Trace,
+    /// Frames are missing here.
+    Unresolved,
+}
+
+/// A local variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Local {
+    /// Its name.
+    pub name: String,
+    /// The type of its value.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// Its value, as Lua would print it.
+    pub value: String,
+}
+
+/// What to look at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Read the local variables of Lua functions.
+    pub locals: bool,
+}
+
+fn hexadecimal<S: serde::Serializer>(addresses: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(addresses.iter().map(|address| format!("{address:#x}")))
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn hexadecimal_one<S: serde::Serializer>(address: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{address:#x}"))
+}

@@ -1,0 +1,206 @@
+//! One C stack of the target with the coroutines on it: a thread's, or that of a fiber that is switched out.
+
+use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
+use lj_trace_common::frame::{CFRAME_FLAGS, WalkEnd};
+use lj_trace_common::layout::ABSENT;
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::vm::{VmConfig, runs_at};
+
+use super::coroutine::{LuaStack, Snapshot};
+use super::view::{Copied, View};
+use crate::stack::{Frame, Unresolved, merge};
+use crate::target::{Maps, ProcessMemory};
+use crate::unwind::{CFrame, NativeStack, Registers, StackCopy, UnwindEnd, Unwinder, VmCode};
+use crate::vm::page_cache::PageCache;
+use crate::vm::{Vm, VmStatus};
+
+/// More of a thread's stack is not copied.
+const MAX_THREAD_COPY: u64 = 256 << 10;
+
+/// More of a fiber's stack is not copied: there may be thousands, and they are small.
+const MAX_FIBER_COPY: u64 = 64 << 10;
+
+/// Where a C stack is entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// By the registers of the thread that waits there.
+    Registers {
+        /// Its instruction pointer.
+        rip: u64,
+        /// Its stack pointer.
+        rsp: u64,
+    },
+    /// By a coroutine's innermost C frame: what lies below it is not known.
+    CFrame(u64),
+}
+
+/// A C stack, copied, with the coroutines on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackSnapshot {
+    entry: Entry,
+    native: Copied,
+    /// The coroutines, innermost first: the index of their VM, and what they were.
+    pub coroutines: Vec<(usize, Snapshot)>,
+    /// The VMs' own state, by index.
+    statuses: Vec<Option<VmStatus>>,
+}
+
+/// What is known of the process, for reading its stacks.
+pub struct Target<'a> {
+    pub memory: &'a ProcessMemory,
+    pub maps: &'a Maps,
+    pub vms: &'a [Vm],
+    pub configs: Vec<VmConfig>,
+    pub codes: Vec<VmCode>,
+    /// Where the main thread's stack began when the program was started; 0 if that is not known.
+    pub stack_start: u64,
+}
+
+impl StackSnapshot {
+    /// Copies the stack from `entry` on.
+    pub fn read(target: &Target<'_>, entry: Entry) -> Self {
+        let (start, most) = match entry {
+            Entry::Registers { rsp, .. } => (rsp, MAX_THREAD_COPY),
+            Entry::CFrame(address) => (address, MAX_FIBER_COPY),
+        };
+        let end = target.maps.find(start).map_or(start, |mapping| mapping.end).min(start.saturating_add(most));
+        // Above the main thread's first frame lie only the arguments and the environment.
+        let end = if (start..end).contains(&target.stack_start) { (target.stack_start + 8).min(end) } else { end };
+        let native = Copied::read(target.memory, start, (end - start) as usize);
+        let coroutines = coroutines_on(target, &native);
+        let statuses = target.vms.iter().map(|vm| VmStatus::read(target.memory, vm).ok()).collect();
+        Self { entry, native, coroutines, statuses }
+    }
+
+    /// The state of a VM at that moment.
+    pub fn status(&self, vm: usize) -> Option<&VmStatus> {
+        self.statuses.get(vm)?.as_ref()
+    }
+
+    /// Walks and unwinds it.
+    pub fn resolve(mut self, target: &Target<'_>, unwinder: &mut Unwinder) -> ResolvedStack {
+        let mut walks = self.walk(target);
+        let mut native = self.unwind(target, unwinder, &walks);
+        if matches!(self.entry, Entry::CFrame(_)) {
+            // In memory from one allocator, other fibers' stacks follow: they are no part of this one.
+            let reached = native.frames.last().map_or(0, |frame| frame.sp);
+            let own = |(index, snapshot): &(usize, &Snapshot)| {
+                if native.end == UnwindEnd::Entry { snapshot.cframe <= reached } else { *index == 0 }
+            };
+            let known = self.coroutines.iter().map(|(_, snapshot)| snapshot).enumerate().filter(own).count();
+            if known < self.coroutines.len() {
+                self.coroutines.truncate(known);
+                walks.truncate(known);
+                native = self.unwind(target, unwinder, &walks);
+            }
+        }
+        let mut trace = None;
+        if let (Some(first), Some((vm, _))) = (walks.first(), self.coroutines.first())
+            && first.on_trace
+        {
+            trace = Some((*vm, self.status(*vm).and_then(|status| status.trace)));
+        }
+        let end = walks.iter().map(|walk| walk.end).find(|end| *end != WalkEnd::Complete);
+        let end = end.unwrap_or(if walks.is_empty() { WalkEnd::NoLua } else { WalkEnd::Complete });
+        let records: Vec<FrameRecord> = walks.iter().flat_map(|walk| walk.frames.iter().copied()).collect();
+        let merged = merge(&native, &records, end, trace.is_some(), true);
+        let mut frames = merged.frames;
+        if matches!(self.entry, Entry::CFrame(_)) {
+            // What was tried below the C frame.
+            let is_start = |frame: &Frame| match frame {
+                Frame::Native { pc, .. } => *pc == 0,
+                Frame::Unresolved(Unresolved::Native(UnwindEnd::UnknownMapping { pc })) => *pc == 0,
+                _ => false,
+            };
+            let start = frames.iter().position(|frame| !is_start(frame)).unwrap_or(frames.len());
+            frames.drain(..start);
+        }
+        ResolvedStack { coroutines: self.coroutines, walks, frames, trace }
+    }
+
+    /// The Lua stacks of its coroutines.
+    fn walk(&self, target: &Target<'_>) -> Vec<LuaStack> {
+        let live = PageCache::new(target.memory);
+        let mut seen = vec![false; target.vms.len()];
+        let walk = |(index, snapshot): &(usize, Snapshot)| {
+            let vm = &target.vms[*index];
+            let mut view = View { live: &live, copies: snapshot.copies().to_vec() };
+            view.copies.push(&self.native);
+            let innermost = !std::mem::replace(&mut seen[*index], true);
+            let current = self.status(*index).and_then(|status| status.current);
+            let is_current = current == Some(snapshot.coroutine.thread) || vm.layout.g_cur_l == ABSENT;
+            let registers = match self.entry {
+                Entry::Registers { rip, rsp } => (rip, rsp),
+                Entry::CFrame(_) => (0, 0),
+            };
+            if innermost && is_current {
+                LuaStack::of_running(&view, vm, *index, snapshot, registers)
+            } else {
+                LuaStack::of_waiting(&view, vm, *index, snapshot)
+            }
+        };
+        self.coroutines.iter().map(walk).collect()
+    }
+
+    fn unwind(&self, target: &Target<'_>, unwinder: &mut Unwinder, walks: &[LuaStack]) -> NativeStack {
+        let registers = match self.entry {
+            Entry::Registers { rip, rsp } => Registers::only(rip, rsp),
+            Entry::CFrame(address) => Registers::only(0, address),
+        };
+        let mut cframes: Vec<CFrame> = Vec::new();
+        for ((index, snapshot), walk) in self.coroutines.iter().zip(walks) {
+            let crossed = walk.frames.iter().filter(|record| record.kind == RecordKind::CFrame as u8);
+            let addresses = crossed.map(|record| record.code).chain([snapshot.cframe]);
+            cframes.extend(addresses.map(|address| CFrame { address, vm: *index }));
+        }
+        cframes.sort_by_key(|cframe| cframe.address);
+        cframes.dedup_by_key(|cframe| cframe.address);
+        let stack = StackCopy { start: self.native.start, bytes: &self.native.bytes };
+        unwinder.unwind(&registers, &stack, &target.codes, &cframes)
+    }
+}
+
+/// A C stack with its frames.
+pub struct ResolvedStack {
+    /// The coroutines on it, innermost first, with the index of their VM.
+    pub coroutines: Vec<(usize, Snapshot)>,
+    /// Their Lua stacks.
+    pub walks: Vec<LuaStack>,
+    /// Native and Lua frames together.
+    pub frames: Vec<Frame>,
+    /// The VM whose trace runs, and the trace's number.
+    pub trace: Option<(usize, Option<u16>)>,
+}
+
+/// Nothing is mapped below it (`vm.mmap_min_addr`).
+const LOWEST_ADDRESS: u64 = 4096;
+
+/// Finds the coroutines that run on a C stack: by the C frames that their VMs have left there, which point to them and
+/// they point to.
+fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)> {
+    let live = PageCache::new(target.memory);
+    let view = View { live: &live, copies: vec![native] };
+    let mut found: Vec<(usize, Snapshot)> = Vec::new();
+    // The ABI has C frames aligned to 16 bytes.
+    let first = native.start.next_multiple_of(16);
+    let end = native.start + native.bytes.len() as u64;
+    for cframe in (first..end).step_by(16) {
+        for (index, (vm, config)) in target.vms.iter().zip(&target.configs).enumerate() {
+            let slot = cframe + u64::from(vm.layout.cframe_l);
+            let Ok(thread) = view.read_ref(vm.layout.is_gc64(), slot) else { continue };
+            // Cheap tests first: nearly nothing on a stack is the address of a coroutine.
+            let own = thread >= native.start && thread < end;
+            if thread < LOWEST_ADDRESS || thread & 7 != 0 || thread >> 47 != 0 || own {
+                continue;
+            }
+            if runs_at(&view, config, thread, cframe)
+                && let Some(snapshot) = Snapshot::read(target.memory, vm, thread)
+                && snapshot.cframe & !CFRAME_FLAGS == cframe
+            {
+                found.push((index, snapshot));
+                break;
+            }
+        }
+    }
+    found
+}

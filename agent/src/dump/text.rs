@@ -1,0 +1,149 @@
+//! A dump as text.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
+
+/// Of a longer stack, so many innermost frames are shown,
+const INNERMOST: usize = 100;
+/// and so many outermost ones.
+const OUTERMOST: usize = 20;
+
+/// Coroutines with the same stack are shown together, with so many addresses.
+const ADDRESSES: usize = 6;
+
+/// Where what belongs to a function's name ends and its place begins.
+const COLUMN: usize = 44;
+
+impl fmt::Display for Dump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (threads, vms) = (counted(self.threads.len(), "thread"), counted(self.vms.len(), "VM"));
+        writeln!(f, "process {} ({}): {threads}, {vms}; read in {:.1} ms", self.pid, self.command, self.milliseconds)?;
+        for thread in &self.threads {
+            write_thread(f, thread)?;
+        }
+        self.vms.iter().try_for_each(|vm| write_vm(f, vm))
+    }
+}
+
+fn write_thread(f: &mut fmt::Formatter<'_>, thread: &ThreadDump) -> fmt::Result {
+    writeln!(f, "\nthread {} ({}): {}{}", thread.tid, thread.name, thread.state, motion(thread.in_motion))?;
+    if let Some(note) = &thread.note {
+        writeln!(f, "  [{note}]")?;
+    }
+    write_frames(f, &thread.frames)
+}
+
+fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
+    writeln!(f, "\nVM {:#x}: {}", vm.address, description(vm))?;
+    let coroutines = counted(vm.coroutines.len(), "coroutine");
+    let more = if vm.complete { "" } else { " or more: its heap could not be looked through in time" };
+    writeln!(f, "  state {}, heap {}, {coroutines}{more}", vm.state, bytes(vm.heap))?;
+    for (heading, frames) in grouped(&vm.coroutines) {
+        writeln!(f, "\n{heading}")?;
+        write_frames(f, frames)?;
+    }
+    Ok(())
+}
+
+/// What a VM is: `Tarantool's LuaJIT 2.1.0-beta3, no GC64, JIT on (12 traces)`.
+fn description(vm: &VmDump) -> String {
+    let version = vm.version.as_deref().map_or("", |version| version.strip_prefix("LuaJIT").unwrap_or(version));
+    let gc64 = if vm.gc64 { "GC64" } else { "no GC64" };
+    let jit = vm.jit.describe();
+    format!("{}{version}, {gc64}, JIT {jit} ({})", vm.fork, counted(vm.traces, "trace"))
+}
+
+/// Coroutines with the same status and frames together, under one heading. Of those on threads, the frames are shown
+/// there already.
+fn grouped(coroutines: &[CoroutineDump]) -> Vec<(String, &[FrameDump])> {
+    let mut groups: Vec<(&CoroutineDump, Vec<u64>)> = Vec::new();
+    let mut known: BTreeMap<String, usize> = BTreeMap::new();
+    for coroutine in coroutines {
+        let key = format!("{:?}", (coroutine.main, coroutine.status, coroutine.tid, coroutine.in_motion, &coroutine.frames));
+        let index = *known.entry(key).or_insert_with(|| {
+            groups.push((coroutine, Vec::new()));
+            groups.len() - 1
+        });
+        groups[index].1.push(coroutine.address);
+    }
+    let heading = |(first, addresses): (&CoroutineDump, Vec<u64>)| {
+        let mut text = if first.main { "main coroutine".to_owned() } else { counted(addresses.len(), "coroutine") };
+        if !first.main && addresses.len() == 1 {
+            text = "coroutine".to_owned();
+        }
+        for address in addresses.iter().take(ADDRESSES) {
+            // A `String` takes everything.
+            let _ = write!(text, " {address:#x}");
+        }
+        if addresses.len() > ADDRESSES {
+            text.push_str(" ...");
+        }
+        let status = if first.main && first.frames.is_empty() { "not in use" } else { first.status.describe() };
+        let _ = write!(text, ": {status}");
+        if let Some(tid) = first.tid {
+            let _ = write!(text, " on thread {tid}");
+        }
+        text.push_str(motion(first.in_motion));
+        text
+    };
+    let frames = |first: &CoroutineDump| first.tid.is_none();
+    groups
+        .into_iter()
+        .map(|group| {
+            let shown: &[FrameDump] = if frames(group.0) { &group.0.frames } else { &[] };
+            (heading(group), shown)
+        })
+        .map(|(heading, frames)| (heading, frames))
+        .collect()
+}
+
+fn write_frames(f: &mut fmt::Formatter<'_>, frames: &[FrameDump]) -> fmt::Result {
+    let left_out = frames.len().saturating_sub(INNERMOST + OUTERMOST);
+    if left_out <= 1 {
+        return frames.iter().try_for_each(|frame| write_frame(f, frame));
+    }
+    frames[..INNERMOST].iter().try_for_each(|frame| write_frame(f, frame))?;
+    writeln!(f, "  ... {left_out} more frames (--json shows them)")?;
+    frames[frames.len() - OUTERMOST..].iter().try_for_each(|frame| write_frame(f, frame))
+}
+
+fn write_frame(f: &mut fmt::Formatter<'_>, frame: &FrameDump) -> fmt::Result {
+    let place = match (frame.kind, &frame.source, frame.line, &frame.module) {
+        (FrameKind::Lua, Some(source), Some(line), _) => format!("at {source}:{line}"),
+        (FrameKind::Lua, ..) => "(line not known)".to_owned(),
+        (FrameKind::Builtin, ..) => "(LuaJIT's library)".to_owned(),
+        (FrameKind::Native, _, _, Some(module)) => format!("in {module}"),
+        _ => String::new(),
+    };
+    writeln!(f, "{}", format!("  {:COLUMN$} {place}", frame.function).trim_end())?;
+    for local in frame.locals.iter().flatten() {
+        writeln!(f, "      {} = {}", local.name, local.value)?;
+    }
+    Ok(())
+}
+
+fn motion(in_motion: bool) -> &'static str {
+    if in_motion { " [caught in motion: its frames may not belong together]" } else { "" }
+}
+
+/// `1 thread`, `2 threads`.
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// A number of bytes for people.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
+    let mut size = count as f64 / 1024.0;
+    let mut unit = UNITS[0];
+    for next in &UNITS[1..] {
+        if size < 1000.0 {
+            break;
+        }
+        size /= 1024.0;
+        unit = next;
+    }
+    if size < 10.0 { format!("{size:.1} {unit}") } else { format!("{size:.0} {unit}") }
+}

@@ -1,0 +1,132 @@
+//! The threads of the target, and where those are that do not run: `/proc/PID/task/TID/syscall` tells the instruction
+//! and stack pointer of a thread that waits, without stopping anything.
+
+use std::fs;
+
+use crate::target::Process;
+use crate::unwind::Registers;
+
+/// A thread of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Its id.
+    pub tid: u32,
+    /// Its name.
+    pub name: String,
+    /// What it does, as in `/proc/PID/task/TID/stat`: `R`, `S`, `D`, `T`, `t`, `Z`.
+    pub state: char,
+    /// Where it is.
+    pub place: Place,
+}
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It waits in the kernel, and user code goes on here.
+    Waiting {
+        /// Its instruction pointer.
+        rip: u64,
+        /// Its stack pointer.
+        rsp: u64,
+        /// A mark of this very wait: it differs between system calls with other arguments.
+        mark: u64,
+    },
+    /// It runs, or is about to: the kernel does not say where.
+    Running,
+    /// The kernel refuses to say: it wants the privilege to trace the process (`CAP_SYS_PTRACE`).
+    Refused,
+}
+
+impl Place {
+    /// The registers that are known there.
+    pub fn registers(&self) -> Option<Registers> {
+        match *self {
+            Self::Waiting { rip, rsp, .. } => Some(Registers::only(rip, rsp)),
+            Self::Running | Self::Refused => None,
+        }
+    }
+
+    /// Where thread `tid` of process `pid` is now.
+    pub fn read(pid: u32, tid: u32) -> Self {
+        match fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+            Ok(text) => Self::parse(&text).unwrap_or(Self::Running),
+            Err(_) => Self::Refused,
+        }
+    }
+
+    /// `running`, or `NUMBER ARGUMENT... SP PC`, or `-1 SP PC` (proc(5)).
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_whitespace().rev();
+        let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
+        let (rip, rsp) = (number()?, number()?);
+        let mark = words.fold(0_u64, |mark, word| {
+            word.bytes().fold(mark, |mark, byte| (mark.rotate_left(5) ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        });
+        Some(Self::Waiting { rip, rsp, mark })
+    }
+}
+
+impl Thread {
+    /// All threads of `process`, the first one first.
+    pub fn all(process: &Process) -> Vec<Self> {
+        let mut tids = process.threads().unwrap_or_default();
+        tids.sort_unstable();
+        tids.into_iter().filter_map(|tid| Self::read(process.pid(), tid)).collect()
+    }
+
+    fn read(pid: u32, tid: u32) -> Option<Self> {
+        let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+        let stat = String::from_utf8_lossy(&stat);
+        let (name, state) = name_and_state(&stat)?;
+        Some(Self { tid, name, state, place: Place::read(pid, tid) })
+    }
+
+    /// What it does, in words.
+    pub fn describe(&self) -> &'static str {
+        match self.state {
+            'R' => "running",
+            'S' => "sleeping",
+            'D' => "waiting for a device",
+            'T' => "stopped",
+            't' => "stopped by a debugger",
+            'Z' | 'X' => "exited",
+            'I' => "idle",
+            _ => "in an unknown state",
+        }
+    }
+}
+
+fn name_and_state(stat: &str) -> Option<(String, char)> {
+    let (open, close) = (stat.find('(')?, stat.rfind(')')?);
+    let name = stat.get(open + 1..close)?.to_owned();
+    Some((name, stat.get(close + 1..)?.trim_start().chars().next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_where_a_thread_waits() {
+        let place = Place::parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
+        let Place::Waiting { rip, rsp, mark } = place else { panic!("{place:?}") };
+        assert_eq!((rip, rsp), (0x7f1234, 0x7ffc00));
+        let other = Place::parse("7 0x1 0x2 0x4 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
+        assert!(matches!(other, Place::Waiting { mark: other, .. } if other != mark));
+        assert!(matches!(Place::parse("-1 0x7ffc00 0x7f1234"), Some(Place::Waiting { .. })));
+        assert_eq!(Place::parse("running\n"), None);
+        assert_eq!(Place::parse(""), None);
+    }
+
+    #[test]
+    fn a_name_may_hold_parentheses() {
+        assert_eq!(name_and_state("7 (a) (b) S 1 2"), Some(("a) (b".to_owned(), 'S')));
+        assert_eq!(name_and_state(")("), None);
+    }
+
+    #[test]
+    fn finds_its_own_threads() {
+        let threads = Thread::all(&Process::open(std::process::id()).unwrap());
+        assert!(threads.iter().any(|thread| thread.state == 'R' && thread.place == Place::Running), "{threads:?}");
+    }
+}

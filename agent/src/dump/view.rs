@@ -1,0 +1,77 @@
+//! The target's memory as it was when parts of it were copied.
+
+use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+
+use crate::target::ProcessMemory;
+use crate::vm::overlay::plain_at;
+use crate::vm::page_cache::PageCache;
+
+/// A copied range of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Address of the first byte.
+    pub start: u64,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Copied {
+    /// Copies up to `length` bytes at `start`, fewer where the memory ends: with as few system calls as possible,
+    /// so that it is nearly one moment that the copy shows.
+    pub fn read(memory: &ProcessMemory, start: u64, length: usize) -> Self {
+        let mut bytes = vec![0; length];
+        let mut done = 0;
+        while done < length {
+            match memory.read_some(start.wrapping_add(done as u64), &mut bytes[done..]) {
+                Ok(count) => done += count,
+                Err(Unreadable) => break,
+            }
+        }
+        bytes.truncate(done);
+        Self { start, bytes }
+    }
+
+    /// Whether it holds all of a value of this size at `address`.
+    fn read_at<T: Plain>(&self, address: u64) -> Option<T> {
+        plain_at(&self.bytes, address.checked_sub(self.start)?)
+    }
+}
+
+/// Reads from copies where they cover an address, and else from live memory, each page of it once: what functions
+/// and prototypes are does not change while they are in use.
+pub struct View<'a> {
+    /// The live memory.
+    pub live: &'a PageCache<'a, ProcessMemory>,
+    /// The copies.
+    pub copies: Vec<&'a Copied>,
+}
+
+impl ReadMemory for View<'_> {
+    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+        match self.copies.iter().find_map(|copy| copy.read_at(address)) {
+            Some(value) => Ok(value),
+            None => self.live.read(address),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_come_before_live_memory() {
+        let mut value = [1_u64, 2];
+        let address = value.as_ptr() as u64;
+        let memory = ProcessMemory::new(std::process::id());
+        let copy = Copied::read(&memory, address, 8);
+        assert_eq!(copy.bytes, 1_u64.to_le_bytes());
+        value = std::hint::black_box([3, 4]);
+        let live = PageCache::new(&memory);
+        let view = View { live: &live, copies: vec![&copy] };
+        assert_eq!(view.read::<u64>(address), Ok(1));
+        assert_eq!(view.read::<u64>(address + 8), Ok(4));
+        assert_eq!(view.read::<u64>(address + 4), Ok(3_u64 >> 32 | 4 << 32), "partly outside: all from live memory");
+        assert_eq!(value[0], 3);
+    }
+}

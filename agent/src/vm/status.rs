@@ -1,0 +1,124 @@
+//! What a VM is doing, in numbers that its `global_State` keeps.
+
+use lj_trace_common::layout::{ABSENT, gct};
+use lj_trace_common::memory::{ReadMemory, Unreadable};
+use lj_trace_common::vm::VmState;
+
+use super::machine::Vm;
+use super::object::{field, read_string};
+use super::table::hash_entries;
+use super::traces::read_traces;
+use super::value::{self, Value};
+use crate::target::Maps;
+
+/// Whether a VM compiles Lua code to machine code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Jit {
+    /// The JIT compiler is on.
+    On,
+    /// It was turned off: `jit.off()`, or `-joff`.
+    Off,
+    /// The build has none (`LUAJIT_DISABLE_JIT`).
+    Absent,
+}
+
+impl Jit {
+    /// In a word.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Absent => "none",
+        }
+    }
+}
+
+/// A VM's state at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmStatus {
+    /// What it is doing. If no coroutine is running, what it did last.
+    pub state: VmState,
+    /// The number of the trace that it runs.
+    pub trace: Option<u16>,
+    /// Where the Lua frame of the running trace begins; 0 off trace.
+    pub jit_base: u64,
+    /// Size of all its objects, in bytes (`gc.total`, what `collectgarbage("count")` shows in KB).
+    pub heap: u64,
+    /// The coroutine that ran last (`cur_L`), if it is there; LuaJIT 2.0 does not say.
+    pub current: Option<u64>,
+    /// Whether its JIT compiler is on.
+    pub jit: Jit,
+}
+
+impl VmStatus {
+    /// Reads the state of `vm`.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if the VM is not there any more.
+    pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Result<Self, Unreadable> {
+        let layout = &vm.layout;
+        let at = |offset| field(vm.global, offset);
+        let raw: i32 = memory.read(at(layout.g_vmstate))?;
+        let state = VmState::from_raw(layout.states(), raw);
+        let reference = |offset| match offset {
+            ABSENT => Ok(0),
+            offset => memory.read_ref(layout.is_gc64(), at(offset)),
+        };
+        let current = reference(layout.g_cur_l)?;
+        Ok(Self {
+            state,
+            trace: u16::try_from(raw).ok().filter(|&number| number != 0),
+            jit_base: reference(layout.g_jit_base)?,
+            heap: memory.read_ref(layout.is_gc64(), at(layout.g_gc_total))?,
+            current: (current != 0).then_some(current),
+            jit: jit(vm, memory.read(at(layout.g_dispatchmode))?),
+        })
+    }
+}
+
+fn jit(vm: &Vm, dispatchmode: u8) -> Jit {
+    /// `DISPMODE_JIT` (`lj_dispatch.h`): set from `JIT_F_ON` in every build.
+    const ON: u8 = 0x10;
+    if dispatchmode & ON != 0 {
+        Jit::On
+    } else if vm.jit_state().is_none() && !vm.undecided.contains(&"g_to_j") {
+        Jit::Absent
+    } else {
+        Jit::Off
+    }
+}
+
+/// How many traces `vm` has. `maps` must be recent.
+pub fn trace_count<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> usize {
+    // A VM that has compiled nothing yet may not show where it would keep its traces.
+    if vm.layout.j_trace == ABSENT { 0 } else { read_traces(memory, maps, vm).len() }
+}
+
+/// What `vm` calls itself, `jit.version`: `LuaJIT 2.1.0-beta3`, `LuaJIT 2.1.1700008891`. [`None`] if the host has not
+/// opened the library `jit`, or a program has put something else in its place.
+pub fn version<M: ReadMemory>(memory: &M, vm: &Vm) -> Option<String> {
+    let registry = value::read(memory, &vm.layout, field(vm.global, vm.layout.g_registrytv)).ok()?;
+    let loaded = entry(memory, vm, registry, "_LOADED")?;
+    let library = entry(memory, vm, loaded, "jit")?;
+    match entry(memory, vm, library, "version")? {
+        Value::Object { gct: gct::STR, address } => {
+            let text = read_string(memory, &vm.layout, address, 64).ok()?;
+            String::from_utf8(text).ok().filter(|text| !text.chars().any(char::is_control))
+        }
+        _ => None,
+    }
+}
+
+/// The value under the name `key` in a table.
+fn entry<M: ReadMemory>(memory: &M, vm: &Vm, table: Value, key: &str) -> Option<Value> {
+    let Value::Object { gct: gct::TAB, address } = table else { return None };
+    let entries = hash_entries(memory, &vm.layout, address).ok()?;
+    let is_it = |value: &Value| match *value {
+        Value::Object { gct: gct::STR, address } => {
+            read_string(memory, &vm.layout, address, key.len() + 1).is_ok_and(|text| text == key.as_bytes())
+        }
+        _ => false,
+    };
+    entries.into_iter().find(|(key, _)| is_it(key)).map(|(_, value)| value)
+}
