@@ -4,6 +4,7 @@
 
 pub mod commands;
 pub mod dump;
+pub mod host;
 pub mod probes;
 pub mod record;
 pub mod report;

@@ -2,6 +2,7 @@
 
 pub mod dump;
 pub mod exit;
+pub mod list;
 pub mod record;
 pub mod report;
 
@@ -37,6 +38,8 @@ enum Command {
     Report(report::ReportArgs),
     /// Show what a process executes right now: every coroutine and thread
     Dump(dump::DumpArgs),
+    /// List the LuaJIT processes of this host
+    List(list::ListArgs),
 }
 
 /// Runs the command line of this process.
@@ -53,6 +56,7 @@ pub fn main() -> ExitCode {
         Command::Record(args) => record::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Dump(args) => dump::run(&args),
+        Command::List(args) => list::run(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

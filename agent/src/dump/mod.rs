@@ -4,13 +4,13 @@
 //! The process runs on while it is read. So everything is read twice, and what differed is read again, a few times;
 //! what still differs is said to have been in motion.
 
-mod coroutine;
+pub(crate) mod coroutine;
 mod names;
 mod stack;
 mod take;
 pub mod text;
 mod threads;
-mod view;
+pub(crate) mod view;
 
 use serde::Serialize;
 

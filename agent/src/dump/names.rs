@@ -9,8 +9,7 @@ use crate::record::Namer;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, Unresolved};
 use crate::target::{Process, ProcessMemory};
-use crate::vm::object::{Function, read_function};
-use crate::vm::{LuaValue, Prototype, PrototypeKey, Prototypes, Vm};
+use crate::vm::{LuaValue, PrototypeKey, Prototypes, Vm};
 
 /// Names frames and reads their variables.
 pub struct Names<'a> {
@@ -86,31 +85,22 @@ impl<'a> Names<'a> {
     /// The function at a slot of a coroutine that was not started.
     pub fn function_at(&mut self, vm: usize, bits: u64) -> Option<FrameDump> {
         let layout = &self.vms.get(vm)?.layout;
-        let value = LuaValue::decode(&self.memory, layout, bits);
-        let (LuaValue::LuaFunction { address, .. } | LuaValue::CFunction { address, .. }) = value else { return None };
-        Some(match read_function(&self.memory, layout, address).ok()? {
-            Function::Lua { prototype } => {
-                let key = Prototype::key_at(&self.memory, layout, prototype).ok()?;
+        let record = FrameRecord { vm: vm as u16, ..FrameRecord::EMPTY };
+        match LuaValue::decode(&self.memory, layout, bits) {
+            LuaValue::LuaFunction { prototype, .. } => {
                 let record = FrameRecord {
-                    function: address,
-                    code: prototype,
-                    chunkname: key.chunkname,
-                    first_line: key.firstline,
-                    size_bc: key.sizebc,
+                    code: prototype.address,
+                    chunkname: prototype.chunkname,
+                    first_line: prototype.firstline,
+                    size_bc: prototype.sizebc,
                     position: NO_POSITION,
-                    vm: vm as u16,
-                    ..FrameRecord::EMPTY
+                    ..record
                 };
-                self.lua(&record, None, &[])
+                Some(self.lua(&record, None, &[]))
             }
-            Function::C { address: code } => {
-                self.c_function(&FrameRecord { kind: RecordKind::C as u8, code, vm: vm as u16, ..FrameRecord::EMPTY })
-            }
-            Function::Builtin { ffid, address: code } => {
-                let kind = RecordKind::Fast as u8;
-                self.c_function(&FrameRecord { kind, ffid, code, vm: vm as u16, ..FrameRecord::EMPTY })
-            }
-        })
+            LuaValue::CFunction { ffid, code } => Some(self.c_function(&c_record(record.vm, ffid, code))),
+            _ => None,
+        }
     }
 
     fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, snapshots: &[&Snapshot]) -> FrameDump {
@@ -135,9 +125,19 @@ impl<'a> Names<'a> {
         let locals = prototype.locals_at(record.position).into_iter().map(|(slot, name)| {
             let bits = snapshot.slot(record.base + 8 * u64::from(slot));
             let value = bits.map_or(LuaValue::Invalid, |bits| LuaValue::decode(&self.memory, &vm.layout, bits));
-            Local { name, kind: value.type_name(), value: value.to_string() }
+            Local { name, kind: value.type_name(), value: self.value(record.vm, &value) }
         });
         Some(locals.collect())
+    }
+
+    /// A value for people: C functions by their names.
+    fn value(&mut self, vm: u16, value: &LuaValue) -> String {
+        match *value {
+            LuaValue::CFunction { ffid, code } => {
+                format!("function {}", self.c_function(&c_record(vm, ffid, code)).function)
+            }
+            _ => value.to_string(),
+        }
     }
 
     fn c_function(&mut self, record: &FrameRecord) -> FrameDump {
@@ -160,6 +160,12 @@ impl<'a> Names<'a> {
         let named = Named::Trace { number: number.map(u64::from), start };
         frame_dump(FrameKind::Trace, named.to_string())
     }
+}
+
+/// The record of a C function or built-in function.
+fn c_record(vm: u16, ffid: u8, code: u64) -> FrameRecord {
+    let kind = if ffid == 1 { RecordKind::C } else { RecordKind::Fast };
+    FrameRecord { kind: kind as u8, ffid, code, vm, ..FrameRecord::EMPTY }
 }
 
 fn frame_dump(kind: FrameKind, function: String) -> FrameDump {

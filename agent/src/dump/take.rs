@@ -10,7 +10,7 @@ use super::threads::{Place, Thread};
 use super::view::View;
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
 use crate::record::machine_code;
-use crate::target::{Maps, Process, ProcessMemory, TargetError};
+use crate::target::{Process, TargetError};
 use crate::unwind::Unwinder;
 use crate::vm::page_cache::PageCache;
 use crate::vm::status::{trace_count, version};
@@ -144,10 +144,16 @@ impl Taking<'_> {
             let first = running.iter().copied().find(|&number| threads[number].tid == self.pid).filter(|_| is_first);
             let only = if let [number] = running[..] { Some(number) } else { None };
             let Some(number) = first.or(only) else { continue };
-            let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
             let dump = &mut threads[number];
             dump.in_motion = true;
-            self.resolve(stack, dump);
+            for _ in 0..ATTEMPTS {
+                // The Lua stack is torn now and then, in calls and returns.
+                let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
+                self.resolve(stack, dump);
+                if !dump.frames.iter().any(|frame| frame.kind == FrameKind::Unresolved) {
+                    break;
+                }
+            }
         }
         for thread in threads.iter_mut().filter(|thread| thread.state == "running" && thread.frames.is_empty()) {
             thread.note = Some("it is running: where is not known without stopping it".to_owned());
@@ -243,25 +249,4 @@ impl Taking<'_> {
 fn current(target: &Target<'_>, vm: &Vm) -> Option<Snapshot> {
     let status = VmStatus::read(target.memory, vm).ok()?;
     Snapshot::read(target.memory, vm, status.current.unwrap_or(vm.main_thread))
-}
-
-/// The innermost frame of Lua code of what a VM executes, and whether it executes anything at all: a quick look, for
-/// lists.
-pub fn doing(process: &Process, maps: &Maps, vms: &[Vm], index: usize) -> Option<FrameDump> {
-    let memory: ProcessMemory = process.memory();
-    let target = Target {
-        memory: &memory,
-        maps,
-        vms,
-        configs: vms.iter().map(Vm::config).collect(),
-        codes: Vec::new(),
-        stack_start: process.stack_start(),
-    };
-    let vm = vms.get(index)?;
-    let snapshot = current(&target, vm).filter(|snapshot| snapshot.cframe != 0)?;
-    let live = PageCache::new(&memory);
-    let view = View { live: &live, copies: snapshot.copies().to_vec() };
-    let walk = LuaStack::of_running(&view, vm, index, &snapshot, (0, 0));
-    let frames = Names::new(process, vms, Options::default()).lua_frames(&walk.frames, walk.end, &snapshot);
-    frames.into_iter().find(|frame| frame.kind == FrameKind::Lua)
 }

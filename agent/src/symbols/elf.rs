@@ -7,7 +7,7 @@ use std::io::Read as _;
 use object::elf::{STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
 use object::read::elf::ElfFile64;
 use object::{
-    LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, ObjectSymbolTable as _, ReadRef, SectionKind,
+    LittleEndian, Object as _, ObjectSection as _, ReadRef, SectionIndex, SectionKind,
     SymbolFlags, SymbolIndex,
 };
 
@@ -169,22 +169,58 @@ impl WithReader for ReadSymbols {
         let code: Vec<_> =
             code.map(|section| (section.address(), section.address().saturating_add(section.size()))).collect();
         let mut table = SymbolTable::default();
-        for symbol in file.symbols().chain(file.dynamic_symbols()) {
-            add(&mut table, &symbol, &code);
-        }
+        add_all(&mut table, &file, &code);
         if let Some(unpacked) = mini_debuginfo(&file)
             && let Ok(mini) = ElfFile64::<LittleEndian, &[u8]>::parse(unpacked.as_slice())
         {
-            for symbol in mini.symbols() {
-                add(&mut table, &symbol, &code);
-            }
+            add_all(&mut table, &mini, &code);
         }
         add_plt(&mut table, &file);
         Some((table, code))
     }
 }
 
-fn add<'data, S: object::ObjectSymbol<'data>>(table: &mut SymbolTable, symbol: &S, code: &[(u64, u64)]) {
+/// Adds all symbols of a file.
+fn add_all<'data, R: ReadRef<'data>>(
+    table: &mut SymbolTable,
+    file: &ElfFile64<'data, LittleEndian, R>,
+    code: &[(u64, u64)],
+) {
+    let both = [
+        (file.symbols(), file.elf_symbol_table().string_section()),
+        (file.dynamic_symbols(), file.elf_dynamic_symbol_table().string_section()),
+    ];
+    for (symbols, strings) in both {
+        let names = Names::of_section(file, strings);
+        for symbol in symbols {
+            add(table, &symbol, symbol.elf_symbol().st_name.get(LittleEndian), &names, code);
+        }
+    }
+}
+
+/// A table of names, read in one piece: each name by itself would take two system calls, and there are thousands.
+struct Names<'data>(&'data [u8]);
+
+impl<'data> Names<'data> {
+    fn of_section<R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian, R>, index: SectionIndex) -> Self {
+        let section = file.section_by_index(index).ok();
+        Self(section.and_then(|section| section.data().ok()).unwrap_or_default())
+    }
+
+    /// The name at `offset`, which a NUL ends.
+    fn get(&self, offset: u32) -> Option<&'data str> {
+        let rest = self.0.get(offset as usize..)?;
+        std::ffi::CStr::from_bytes_until_nul(rest).ok()?.to_str().ok()
+    }
+}
+
+fn add<'data, S: object::ObjectSymbol<'data>>(
+    table: &mut SymbolTable,
+    symbol: &S,
+    name: u32,
+    names: &Names<'data>,
+    code: &[(u64, u64)],
+) {
     let SymbolFlags::Elf { st_info, .. } = symbol.flags() else { return };
     let kind = st_info.st_type();
     let is_function = kind == STT_FUNC || kind == STT_GNU_IFUNC;
@@ -194,10 +230,7 @@ fn add<'data, S: object::ObjectSymbol<'data>>(table: &mut SymbolTable, symbol: &
     if !(is_function || is_label) || symbol.is_undefined() || address == 0 {
         return;
     }
-    let Ok(name) = symbol.name() else { return };
-    if name.is_empty() {
-        return;
-    }
+    let Some(name) = names.get(name).filter(|name| !name.is_empty()) else { return };
     let rank = Rank {
         is_function,
         is_sized: symbol.size() != 0,
@@ -219,15 +252,16 @@ fn mini_debuginfo<'data, R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian
 /// names the function.
 fn add_plt<'data, R: ReadRef<'data>>(table: &mut SymbolTable, file: &ElfFile64<'data, LittleEndian, R>) {
     let mut slots = HashMap::new();
+    let dynamic = file.elf_dynamic_symbol_table();
+    let names = Names::of_section(file, dynamic.string_section());
     for section in [".rela.plt", ".rela.dyn"] {
         let Some(data) = file.section_by_name(section).and_then(|section| section.data().ok()) else { continue };
         for rela in data.as_chunks::<24>().0 {
             let [offset, info] = [0, 8].map(|at| rela[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word)));
             let index = SymbolIndex((info >> 32) as usize);
             if index.0 != 0
-                && let Some(symbols) = file.dynamic_symbol_table()
-                && let Ok(symbol) = symbols.symbol_by_index(index)
-                && let Ok(name) = symbol.name()
+                && let Ok(symbol) = dynamic.symbol(index)
+                && let Some(name) = names.get(symbol.st_name.get(LittleEndian))
             {
                 slots.insert(offset, name);
             }

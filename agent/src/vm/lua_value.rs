@@ -6,7 +6,7 @@ use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
 use super::object::{Function, field, marked_offset, read_function, read_string};
-use super::prototype::Prototype;
+use super::prototype::{Prototype, PrototypeKey};
 
 /// A value in a slot.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,17 +39,15 @@ pub enum LuaValue {
     },
     /// A Lua function.
     LuaFunction {
-        /// Its address.
-        address: u64,
+        /// Its prototype.
+        prototype: PrototypeKey,
         /// Its chunk's name, as LuaJIT keeps it.
         chunkname: String,
-        /// The line it is defined at.
-        first_line: u32,
     },
     /// A C function or a function of LuaJIT's own library.
     CFunction {
-        /// Its address.
-        address: u64,
+        /// Its number in LuaJIT's library; 1 if it is the host's.
+        ffid: u8,
         /// Its machine code.
         code: u64,
     },
@@ -133,11 +131,10 @@ fn object<M: ReadMemory>(memory: &M, layout: &VmLayout, kind: u8, address: u64) 
                 let name = memory.read_ref(gc64, field(prototype, layout.pt_chunkname)).ok()?;
                 let chunkname = read_string(memory, layout, name, MAX_STRING).ok()?;
                 let chunkname = String::from_utf8_lossy(&chunkname).into_owned();
-                LuaValue::LuaFunction { address, chunkname, first_line: key.firstline }
+                LuaValue::LuaFunction { prototype: key, chunkname }
             }
-            Function::C { address: code } | Function::Builtin { address: code, .. } => {
-                LuaValue::CFunction { address, code }
-            }
+            Function::C { address: code } => LuaValue::CFunction { ffid: 1, code },
+            Function::Builtin { ffid, address: code } => LuaValue::CFunction { ffid, code },
         },
         CDATA => {
             // CTID_INT64 and CTID_UINT64 (`lj_ctype.h`); the type's number follows the object's header.
@@ -173,9 +170,9 @@ impl fmt::Display for LuaValue {
                 if *length as usize > text.len() { write!(f, "... ({length} bytes)") } else { Ok(()) }
             }
             Self::Table { address, array, hash } => write!(f, "table: {address:#x} (array {array}, hash {hash})"),
-            Self::LuaFunction { chunkname, first_line, .. } => {
+            Self::LuaFunction { chunkname, prototype } => {
                 let chunk = crate::report::frame::chunk_name(chunkname.as_bytes());
-                write!(f, "function @{chunk}:{first_line}")
+                write!(f, "function @{chunk}:{}", prototype.firstline)
             }
             Self::CFunction { code, .. } => write!(f, "C function: {code:#x}"),
             Self::Integer64 { bits, signed: true } => write!(f, "{}LL", bits.cast_signed()),

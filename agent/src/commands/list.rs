@@ -1,0 +1,31 @@
+//! `lj-trace list`: every LuaJIT process of this host.
+
+use clap::Args;
+
+use super::exit::CommandError;
+use crate::host;
+
+/// Options of `lj-trace list`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct ListArgs {
+    /// Write JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace list                                       every process with a LuaJIT VM, and what it does
+  sudo lj-trace list --json | jq '.processes[].pid'        their process ids
+
+HEAP is the size of a VM's own objects, as collectgarbage(\"count\") tells it. RSS is all memory of its process: what
+LuaJIT's allocator keeps for later, what C code allocates, and what other VMs have, belongs to it too.";
+
+/// Runs the command.
+///
+/// # Errors
+/// A [`CommandError`] with the exit code that belongs to its cause.
+pub fn run(args: &ListArgs) -> Result<(), CommandError> {
+    super::print(&host::list(), args.json)
+}

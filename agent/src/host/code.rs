@@ -1,0 +1,142 @@
+//! Whether a process has LuaJIT's code in it: statically linked or not, stripped or not.
+//!
+//! Every LuaJIT, of any version and fork, names its metamethods with one string constant, `MMDEF` of `lj_obj.h`, which
+//! `lj_meta_init` takes apart when a VM is created. So whatever can create a VM has this string in its read-only
+//! data, and nothing else has: PUC-Rio's Lua keeps a list of single names.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use memchr::memmem::Finder;
+
+use crate::target::{Mapping, Maps, Process, ProcessMemory};
+
+/// The names that all builds have, in their order; those behind them depend on the version and its flags.
+const METAMETHODS: &[u8] = b"__index__newindex__gc__mode__eq__len";
+
+/// Data is read in pieces of this size.
+const CHUNK: usize = 1 << 20;
+
+/// A part of a file that is mapped: device, inode, offset, length.
+type Part = ((u32, u32), u64, u64, u64);
+
+/// What is known of the files that are mapped as code on this host, each looked at once.
+#[derive(Default)]
+pub struct CodeFiles {
+    known: Mutex<HashMap<Part, Arc<OnceLock<bool>>>>,
+}
+
+impl CodeFiles {
+    /// Whether the code of LuaJIT is in a process.
+    pub fn any_in(&self, process: &Process, maps: &Maps) -> bool {
+        let is_code_of = |mapping: &Mapping| {
+            maps.iter().any(|other| other.exec && (other.device, other.inode) == (mapping.device, mapping.inode))
+        };
+        let readable = |mapping: &&Mapping| mapping.read && !mapping.path.starts_with(['[']) && !is_device(mapping);
+        maps.iter().filter(readable).any(|mapping| match (mapping.is_file(), mapping.write) {
+            // Data of a program or library is mapped beside its code. A program that may write its own code is rare.
+            (true, false) => is_code_of(mapping) && self.in_file(process, mapping),
+            (true, true) => mapping.exec && self.in_file(process, mapping),
+            // Programs that unpack themselves, as UPX makes them, end up in anonymous memory.
+            (false, false) => in_memory(&process.memory(), mapping),
+            (false, true) => false,
+        })
+    }
+
+    fn in_file(&self, process: &Process, mapping: &Mapping) -> bool {
+        let part = (mapping.device, mapping.inode, mapping.offset, mapping.len());
+        let verdict = {
+            // Nothing panics while it holds the lock.
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(known.entry(part).or_default())
+        };
+        *verdict.get_or_init(|| match process.open_mapped_file(mapping) {
+            Ok(file) => search(mapping.len(), |at, buffer| file_part(&file, mapping.offset + at, buffer)),
+            // Its memory shows the same, but reading it may fetch it from the disk on behalf of the process.
+            Err(_) => in_memory(&process.memory(), mapping),
+        })
+    }
+}
+
+fn is_device(mapping: &Mapping) -> bool {
+    // Reading a device's memory may have effects.
+    mapping.path.starts_with("/dev/")
+}
+
+fn file_part(file: &File, offset: u64, buffer: &mut [u8]) -> usize {
+    let mut done = 0;
+    while done < buffer.len() {
+        match file.read_at(&mut buffer[done..], offset + done as u64) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => done += count,
+        }
+    }
+    done
+}
+
+fn in_memory(memory: &ProcessMemory, mapping: &Mapping) -> bool {
+    search(mapping.len(), |at, buffer| memory.read_some(mapping.start + at, buffer).unwrap_or(0))
+}
+
+/// Searches data of `length` bytes, which `read` fetches from an offset on, as far as there are any.
+fn search(length: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
+    let finder = Finder::new(METAMETHODS);
+    let mut buffer = vec![0; CHUNK.min(usize::try_from(length).unwrap_or(CHUNK))];
+    let mut at = 0;
+    while at < length {
+        let wanted = usize::try_from(length - at).map_or(buffer.len(), |rest| rest.min(buffer.len()));
+        let count = read(at, &mut buffer[..wanted]);
+        if finder.find(&buffer[..count]).is_some() {
+            return true;
+        }
+        if count < wanted || wanted < buffer.len() {
+            return false;
+        }
+        // It may lie across two pieces.
+        at += (count - METAMETHODS.len().min(count - 1)) as u64;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(data: &[u8]) -> bool {
+        search(data.len() as u64, |at, buffer| {
+            let rest = &data[at as usize..];
+            let count = rest.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&rest[..count]);
+            count
+        })
+    }
+
+    #[test]
+    fn finds_it_anywhere_and_across_pieces() {
+        for at in [0, 1, CHUNK - METAMETHODS.len(), CHUNK - 10, CHUNK - 1, CHUNK, 2 * CHUNK - 40, 2 * CHUNK + 7] {
+            let mut data = vec![b'_'; 3 * CHUNK];
+            assert!(!found(&data));
+            data[at..at + METAMETHODS.len()].copy_from_slice(METAMETHODS);
+            assert!(found(&data), "{at}");
+            data.truncate(at + METAMETHODS.len());
+            assert!(found(&data), "{at} at the end");
+            data.pop();
+            assert!(!found(&data), "{at} cut off");
+        }
+        assert!(!found(b""));
+        assert!(!found(b"x"));
+    }
+
+    #[test]
+    fn stops_where_data_ends_early() {
+        assert!(!search(1 << 40, |_, _| 0));
+        let mut reads = 0;
+        assert!(!search(1 << 40, |_, buffer| {
+            reads += 1;
+            buffer.len() / 2
+        }));
+        assert_eq!(reads, 1);
+    }
+}

@@ -1,0 +1,55 @@
+//! What a VM executes, at a glance.
+
+use serde::Serialize;
+
+use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
+
+use crate::dump::coroutine::{LuaStack, Snapshot};
+use crate::dump::view::View;
+use crate::report::Frame;
+use crate::target::ProcessMemory;
+use crate::vm::page_cache::PageCache;
+use crate::vm::{Prototype, PrototypeKey, Vm, VmStatus, function_name};
+
+/// What a VM executes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Doing {
+    /// Its state, as in sysprof's streams: `CFUNC`, `TRACE`.
+    pub state: String,
+    /// Its innermost Lua function, as profiles show it: `name@file.lua:12`.
+    pub function: Option<String>,
+    /// The function's chunk.
+    pub source: Option<String>,
+    /// The line that it executes, where known.
+    pub line: Option<u32>,
+}
+
+/// What `vm` executes; [`None`] if its host does not call it at the moment.
+pub fn doing(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Doing> {
+    // LuaJIT 2.0 does not say which coroutine runs: its main thread shows at least whether any does.
+    let thread = status.current.unwrap_or(vm.main_thread);
+    let snapshot = Snapshot::read(memory, vm, thread).filter(|snapshot| snapshot.cframe != 0)?;
+    let live = PageCache::new(memory);
+    let view = View { live: &live, copies: snapshot.copies().to_vec() };
+    let stack = LuaStack::of_running(&view, vm, 0, &snapshot, (0, 0));
+    let mut doing = Doing { state: status.state.to_string(), function: None, source: None, line: None };
+    let is_lua = |record: &FrameRecord| record.kind == FrameKind::Lua as u8;
+    if let Some(index) = stack.frames.iter().position(is_lua)
+        && let Ok(prototype) = Prototype::read(&live, &vm.layout, PrototypeKey::of(&stack.frames[index]))
+    {
+        let record = &stack.frames[index];
+        let caller = stack.frames.get(index + 1).filter(|caller| is_lua(caller) && caller.position != NO_POSITION);
+        let name = caller.and_then(|caller| {
+            let prototype = Prototype::read(&live, &vm.layout, PrototypeKey::of(caller)).ok()?;
+            function_name(&prototype, caller.position, vm.bytecode_set(), vm.layout.is_gc64())
+        });
+        let name = name.map(|name| name.name.into());
+        doing.line = Some(record.position).filter(|&at| at != NO_POSITION).and_then(|at| prototype.line_at(at));
+        let frame = Frame::lua(name, prototype.chunkname.as_bytes(), record.first_line, doing.line);
+        doing.function = Some(frame.to_string());
+        if let Frame::Lua { chunk, .. } = &frame {
+            doing.source = Some(chunk.to_string());
+        }
+    }
+    Some(doing)
+}

@@ -1,0 +1,182 @@
+//! All LuaJIT processes of this host.
+//!
+//! Looking through all memory of all processes would take too long. So only processes are looked at that have
+//! LuaJIT's code in them at all, which `code` tells for certain, and once for each file.
+
+mod code;
+mod doing;
+pub mod text;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::target::{Maps, Process, TargetError};
+use crate::vm::status::{trace_count, version};
+use crate::vm::{FindError, Jit, Vm, VmStatus, find_vms};
+use code::CodeFiles;
+pub use doing::Doing;
+use doing::doing;
+
+/// The LuaJIT processes of this host.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listing {
+    /// Them, by process id.
+    pub processes: Vec<ListedProcess>,
+    /// How many processes were looked at.
+    pub looked_at: usize,
+    /// How many could not be looked at, for lack of privileges.
+    pub not_permitted: usize,
+    /// How long all of it took, in milliseconds.
+    pub milliseconds: f64,
+}
+
+/// A process with LuaJIT in it.
+#[derive(Clone, Debug, Serialize)]
+pub struct ListedProcess {
+    /// Its id.
+    pub pid: u32,
+    /// Its command name.
+    pub command: String,
+    /// Its arguments, from the program on.
+    pub arguments: Vec<String>,
+    /// Its memory that is not swapped out, in bytes.
+    pub rss: u64,
+    /// Its VMs, by address.
+    pub vms: Vec<ListedVm>,
+    /// Why its VMs cannot be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A VM.
+#[derive(Clone, Debug, Serialize)]
+pub struct ListedVm {
+    /// Address of its `global_State`, in hexadecimal.
+    pub address: String,
+    /// `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`.
+    pub fork: String,
+    /// What it calls itself (`jit.version`).
+    pub version: Option<String>,
+    /// The builds that its layout was proven to be that of.
+    pub builds: Vec<String>,
+    /// Whether its references have 64 bits.
+    pub gc64: bool,
+    /// Its JIT compiler.
+    pub jit: Jit,
+    /// How many traces it has.
+    pub traces: usize,
+    /// Size of its heap in bytes, what `collectgarbage("count")` shows in KB.
+    pub heap: u64,
+    /// What it executes; [`None`] if its host does not call it at the moment.
+    pub doing: Option<Doing>,
+}
+
+/// Lists all processes of this host that have a LuaJIT VM.
+pub fn list() -> Listing {
+    let started = Instant::now();
+    let own = std::process::id();
+    let pids: Vec<u32> = std::fs::read_dir("/proc")
+        .map(|entries| entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+        .unwrap_or_default();
+    let files = CodeFiles::default();
+    let next = AtomicUsize::new(0);
+    let outcomes = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if pid != own {
+                let outcome = look(pid, &files);
+                // Nothing panics while it holds the lock.
+                outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
+            }
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(pids.len().max(1));
+    std::thread::scope(|scope| {
+        (0..workers).for_each(|_| drop(scope.spawn(work)));
+    });
+    let outcomes = outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (mut processes, mut looked_at, mut not_permitted) = (Vec::new(), 0, 0);
+    for outcome in outcomes {
+        match outcome {
+            Outcome::LuaJit(process) => {
+                looked_at += 1;
+                processes.push(*process);
+            }
+            Outcome::Other => looked_at += 1,
+            Outcome::NotPermitted => not_permitted += 1,
+            Outcome::NoProgram => {}
+        }
+    }
+    processes.sort_by_key(|process| process.pid);
+    Listing { processes, looked_at, not_permitted, milliseconds: started.elapsed().as_secs_f64() * 1000.0 }
+}
+
+/// What a process is.
+enum Outcome {
+    LuaJit(Box<ListedProcess>),
+    Other,
+    NotPermitted,
+    /// A kernel thread, a zombie, or one that has just exited.
+    NoProgram,
+}
+
+fn look(pid: u32, files: &CodeFiles) -> Outcome {
+    let process = match Process::open(pid) {
+        Ok(process) => process,
+        Err(TargetError::NotPermitted { .. }) => return Outcome::NotPermitted,
+        Err(_) => return Outcome::NoProgram,
+    };
+    let Ok(maps) = process.maps() else { return Outcome::NoProgram };
+    if !files.any_in(&process, &maps) {
+        return Outcome::Other;
+    }
+    let (vms, error) = match find_vms(&process, &maps) {
+        Ok(vms) => (vms, None),
+        // It has LuaJIT's code, but does not use it.
+        Err(FindError::NoVm { .. } | FindError::Target(_)) => return Outcome::Other,
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    let maps = process.maps().unwrap_or(maps);
+    Outcome::LuaJit(Box::new(ListedProcess {
+        pid,
+        command: process.command(),
+        arguments: arguments(pid),
+        rss: rss(pid),
+        vms: vms.iter().filter_map(|vm| listed(&process, &maps, vm)).collect(),
+        error,
+    }))
+}
+
+/// What a VM is and does; [`None`] if it was closed meanwhile.
+fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
+    let memory = process.memory();
+    let status = VmStatus::read(&memory, vm).ok()?;
+    Some(ListedVm {
+        address: format!("{:#x}", vm.global),
+        fork: vm.fork(),
+        version: version(&memory, vm),
+        builds: vm.builds.clone(),
+        gc64: vm.layout.is_gc64(),
+        jit: status.jit,
+        traces: trace_count(&memory, maps, vm),
+        heap: status.heap,
+        doing: doing(&memory, vm, &status),
+    })
+}
+
+fn arguments(pid: u32) -> Vec<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+    bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
+}
+
+fn rss(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    // SAFETY: sysconf takes a plain integer.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
+}

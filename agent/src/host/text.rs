@@ -1,0 +1,148 @@
+//! The list as a table.
+
+use std::fmt;
+
+use super::{Doing, ListedProcess, ListedVm, Listing};
+use crate::dump::text::bytes;
+
+/// Of a process with more VMs, so many are shown.
+const VMS: usize = 8;
+
+const HEADER: [&str; 9] = ["PID", "COMMAND", "VM", "LUAJIT", "GC64", "JIT", "HEAP", "RSS", "DOING"];
+
+impl fmt::Display for Listing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows: Vec<[String; 9]> = Vec::new();
+        for process in &self.processes {
+            rows.extend(process.vms.iter().take(VMS).map(|vm| row(process, vm)));
+        }
+        if !rows.is_empty() {
+            rows.insert(0, HEADER.map(str::to_owned));
+            table(f, &rows)?;
+        }
+        for process in self.processes.iter().filter(|process| process.vms.len() > VMS) {
+            let more = process.vms.len() - VMS;
+            writeln!(f, "process {} ({}) has {more} more VMs: --json lists them", process.pid, process.command)?;
+        }
+        for process in &self.processes {
+            if let Some(error) = &process.error {
+                writeln!(f, "process {} ({}): {error}", process.pid, process.command)?;
+            }
+        }
+        let found = match self.processes.len() {
+            0 => "no process has a LuaJIT VM".to_owned(),
+            1 => "1 process has a LuaJIT VM".to_owned(),
+            count => format!("{count} processes have LuaJIT VMs"),
+        };
+        writeln!(f, "{found}, of {} looked at in {:.0} ms", self.looked_at, self.milliseconds)?;
+        if self.not_permitted != 0 {
+            let count = self.not_permitted;
+            writeln!(f, "{count} more could not be looked at: run as root, or give lj-trace CAP_SYS_PTRACE")?;
+        }
+        Ok(())
+    }
+}
+
+fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
+    let jit = if vm.traces == 0 { vm.jit.describe().to_owned() } else { format!("{}, {}", vm.jit.describe(), vm.traces) };
+    [
+        process.pid.to_string(),
+        process.command.clone(),
+        vm.address.clone(),
+        luajit(vm),
+        if vm.gc64 { "yes" } else { "no" }.to_owned(),
+        jit,
+        bytes(vm.heap),
+        bytes(process.rss),
+        vm.doing.as_ref().map_or_else(|| "idle".to_owned(), Doing::to_string),
+    ]
+}
+
+/// `Tarantool 2.1.0-beta3`: the fork's name alone, and the version without the name that all of them use.
+fn luajit(vm: &ListedVm) -> String {
+    let fork = vm.fork.replace("'s LuaJIT", "");
+    match &vm.version {
+        Some(version) => format!("{fork} {}", version.strip_prefix("LuaJIT ").unwrap_or(version)),
+        None => format!("{fork} like {}", vm.builds.join("; ")),
+    }
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.state)?;
+        if let Some(function) = &self.function {
+            write!(f, " in {function}")?;
+        }
+        if let Some(line) = self.line {
+            write!(f, ", line {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes rows with their columns aligned: numbers at the right, the last one as long as it is.
+fn table(f: &mut fmt::Formatter<'_>, rows: &[[String; 9]]) -> fmt::Result {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
+    for row in rows {
+        let cells = row.iter().enumerate().map(|(column, cell)| {
+            let width = if column + 1 == row.len() { 0 } else { widths[column] };
+            if ["PID", "HEAP", "RSS"].contains(&HEADER[column]) {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
+        });
+        writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::Jit;
+
+    fn vm(doing: Option<Doing>) -> ListedVm {
+        ListedVm {
+            address: "0x7f0000".into(),
+            fork: "Tarantool's LuaJIT".into(),
+            version: Some("LuaJIT 2.1.0-beta3".into()),
+            builds: vec!["tt2.5+smart".into()],
+            gc64: false,
+            jit: Jit::On,
+            traces: 12,
+            heap: 3 << 20,
+            doing,
+        }
+    }
+
+    #[test]
+    fn a_row_for_each_vm() {
+        let doing = Doing {
+            state: "LFUNC".into(),
+            function: Some("add@x.lua:3".into()),
+            source: Some("x.lua".into()),
+            line: Some(4),
+        };
+        let process = ListedProcess {
+            pid: 42,
+            command: "tarantool".into(),
+            arguments: Vec::new(),
+            rss: 2 << 30,
+            vms: vec![vm(Some(doing)), vm(None)],
+            error: None,
+        };
+        let listing = Listing { processes: vec![process], looked_at: 9, not_permitted: 3, milliseconds: 12.4 };
+        let text = listing.to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "PID  COMMAND    VM        LUAJIT                 GC64  JIT       HEAP     RSS  DOING");
+        assert_eq!(
+            lines[1],
+            " 42  tarantool  0x7f0000  Tarantool 2.1.0-beta3  no    on, 12  3.0 MB  2.0 GB  LFUNC in add@x.lua:3, line 4"
+        );
+        assert!(lines[2].ends_with("  idle"), "{text}");
+        assert_eq!(lines[3], "1 process has a LuaJIT VM, of 9 looked at in 12 ms");
+        assert!(lines[4].starts_with("3 more could not be looked at"), "{text}");
+    }
+}
