@@ -3,6 +3,7 @@
 //! written as streams or reports.
 
 pub mod commands;
+pub mod doctor;
 pub mod dump;
 pub mod host;
 pub mod probes;

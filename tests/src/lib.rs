@@ -9,6 +9,7 @@ pub mod code;
 pub mod folded;
 pub mod programs;
 pub mod recording;
+pub mod source;
 pub mod tracer;
 pub mod workload;
 

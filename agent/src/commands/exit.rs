@@ -21,6 +21,8 @@ impl ExitCode {
     pub const NO_PROCESS: Self = Self(66);
     /// There is no LuaJIT in the process, or none that is supported.
     pub const NO_LUAJIT: Self = Self(69);
+    /// Something that lj-trace needs is not to be had: `lj-trace doctor` found a problem.
+    pub const UNAVAILABLE: Self = Self(69);
     /// A bug of lj-trace.
     pub const BUG: Self = Self(70);
     /// A file cannot be read or written, or is not what it should be.

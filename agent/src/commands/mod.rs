@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand.
 
+pub mod doctor;
 pub mod dump;
 pub mod exit;
 pub mod list;
@@ -28,7 +29,10 @@ const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace --pid 1234                            where its CPU time goes, until Ctrl-C
   sudo lj-trace --pid 1234 --duration 30s -o cpu.svg  30 seconds of it, as a flame graph
-  lj-trace report lj-trace-1234.sysprof.bin           what a recording says";
+  lj-trace report lj-trace-1234.sysprof.bin           what a recording says
+  sudo lj-trace list                                  which processes have LuaJIT in them
+  sudo lj-trace dump --pid 1234                       what one of them executes right now
+  sudo lj-trace doctor --pid 1234                     what can be seen of it, and what is missing for more";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -40,6 +44,8 @@ enum Command {
     Dump(dump::DumpArgs),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
+    /// Check what works here and with a process, and say how to get what does not
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Runs the command line of this process.
@@ -53,13 +59,14 @@ pub fn main() -> ExitCode {
         }
     };
     let outcome = match cli.command {
-        Command::Record(args) => record::run(&args),
-        Command::Report(args) => report::run(&args),
-        Command::Dump(args) => dump::run(&args),
-        Command::List(args) => list::run(&args),
+        Command::Record(args) => record::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Report(args) => report::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
+        Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Doctor(args) => doctor::run(&args),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code.into(),
         Err(CommandError { code, message }) => {
             eprintln!("lj-trace: {message}");
             code.into()

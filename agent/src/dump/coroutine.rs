@@ -145,13 +145,7 @@ impl LuaStack {
     }
 
     /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
-    pub fn of_running(
-        view: &View<'_>,
-        vm: &Vm,
-        index: usize,
-        snapshot: &Snapshot,
-        (rip, rsp): (u64, u64),
-    ) -> Self {
+    pub fn of_running(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (rip, rsp): (u64, u64)) -> Self {
         let mut registers = Registers::default();
         registers[lj_trace_common::event::reg::RIP] = rip;
         registers[lj_trace_common::event::reg::RSP] = rsp;

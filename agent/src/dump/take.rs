@@ -105,9 +105,8 @@ impl Taking<'_> {
             place = now;
         }
         if place == Place::Refused {
-            dump.note = Some(
-                "the kernel does not say where it is: run as root, or give lj-trace CAP_SYS_PTRACE".to_owned(),
-            );
+            dump.note =
+                Some("the kernel does not say where it is: run as root, or give lj-trace CAP_SYS_PTRACE".to_owned());
         } else {
             dump.state = "running";
         }

@@ -61,42 +61,44 @@ fn grouped(coroutines: &[CoroutineDump]) -> Vec<(String, &[FrameDump])> {
     let mut groups: Vec<(&CoroutineDump, Vec<u64>)> = Vec::new();
     let mut known: BTreeMap<String, usize> = BTreeMap::new();
     for coroutine in coroutines {
-        let key = format!("{:?}", (coroutine.main, coroutine.status, coroutine.tid, coroutine.in_motion, &coroutine.frames));
+        let key =
+            format!("{:?}", (coroutine.main, coroutine.status, coroutine.tid, coroutine.in_motion, &coroutine.frames));
         let index = *known.entry(key).or_insert_with(|| {
             groups.push((coroutine, Vec::new()));
             groups.len() - 1
         });
         groups[index].1.push(coroutine.address);
     }
-    let heading = |(first, addresses): (&CoroutineDump, Vec<u64>)| {
-        let mut text = if first.main { "main coroutine".to_owned() } else { counted(addresses.len(), "coroutine") };
-        if !first.main && addresses.len() == 1 {
-            text = "coroutine".to_owned();
-        }
-        for address in addresses.iter().take(ADDRESSES) {
-            // A `String` takes everything.
-            let _ = write!(text, " {address:#x}");
-        }
-        if addresses.len() > ADDRESSES {
-            text.push_str(" ...");
-        }
-        let status = if first.main && first.frames.is_empty() { "not in use" } else { first.status.describe() };
-        let _ = write!(text, ": {status}");
-        if let Some(tid) = first.tid {
-            let _ = write!(text, " on thread {tid}");
-        }
-        text.push_str(motion(first.in_motion));
-        text
-    };
-    let frames = |first: &CoroutineDump| first.tid.is_none();
     groups
         .into_iter()
-        .map(|group| {
-            let shown: &[FrameDump] = if frames(group.0) { &group.0.frames } else { &[] };
-            (heading(group), shown)
+        .map(|(first, addresses)| {
+            let frames = if first.tid.is_none() { first.frames.as_slice() } else { &[] };
+            (heading(first, &addresses), frames)
         })
-        .map(|(heading, frames)| (heading, frames))
         .collect()
+}
+
+/// `3 coroutines 0x7f0000 0x7f0040 0x7f0080: suspended`.
+fn heading(first: &CoroutineDump, addresses: &[u64]) -> String {
+    let mut text = match addresses.len() {
+        1 if first.main => "main coroutine".to_owned(),
+        1 => "coroutine".to_owned(),
+        count => counted(count, "coroutine"),
+    };
+    // A `String` takes everything.
+    for address in addresses.iter().take(ADDRESSES) {
+        let _ = write!(text, " {address:#x}");
+    }
+    if addresses.len() > ADDRESSES {
+        text.push_str(" ...");
+    }
+    let status = if first.main && first.frames.is_empty() { "not in use" } else { first.status.describe() };
+    let _ = write!(text, ": {status}");
+    if let Some(tid) = first.tid {
+        let _ = write!(text, " on thread {tid}");
+    }
+    text.push_str(motion(first.in_motion));
+    text
 }
 
 fn write_frames(f: &mut fmt::Formatter<'_>, frames: &[FrameDump]) -> fmt::Result {
@@ -146,4 +148,63 @@ pub fn bytes(count: u64) -> String {
         unit = next;
     }
     if size < 10.0 { format!("{size:.1} {unit}") } else { format!("{size:.0} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dump::Status;
+
+    fn frame(function: &str) -> FrameDump {
+        FrameDump {
+            kind: FrameKind::Lua,
+            function: function.to_owned(),
+            source: Some("x.lua".to_owned()),
+            line: Some(3),
+            module: None,
+            locals: None,
+        }
+    }
+
+    fn coroutine(address: u64, status: Status, frames: Vec<FrameDump>) -> CoroutineDump {
+        CoroutineDump { address, main: false, status, tid: None, in_motion: false, frames }
+    }
+
+    #[test]
+    fn coroutines_that_do_the_same_are_shown_once() {
+        let mut all: Vec<_> = (1..=8).map(|n| coroutine(n, Status::Suspended, vec![frame("f@x.lua:1")])).collect();
+        all.push(coroutine(9, Status::Suspended, vec![frame("g@x.lua:1")]));
+        all.push(CoroutineDump { tid: Some(7), ..coroutine(10, Status::Running, vec![frame("h@x.lua:1")]) });
+        all.push(CoroutineDump { main: true, ..coroutine(11, Status::Finished, Vec::new()) });
+        let groups = grouped(&all);
+        let headings: Vec<_> = groups.iter().map(|(heading, frames)| (heading.as_str(), frames.len())).collect();
+        let expected = [
+            ("8 coroutines 0x1 0x2 0x3 0x4 0x5 0x6 ...: suspended", 1),
+            ("coroutine 0x9: suspended", 1),
+            ("coroutine 0xa: running on thread 7", 0),
+            ("main coroutine 0xb: not in use", 0),
+        ];
+        assert_eq!(headings, expected);
+    }
+
+    #[test]
+    fn the_middle_of_a_deep_stack_is_left_out() {
+        struct Stack(Vec<FrameDump>);
+        impl fmt::Display for Stack {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_frames(f, &self.0)
+            }
+        }
+        let deep = |count: usize| Stack((0..count).map(|n| frame(&format!("f{n}@x.lua:1"))).collect()).to_string();
+        assert_eq!(deep(INNERMOST + OUTERMOST + 1).lines().count(), INNERMOST + OUTERMOST + 1);
+        let text = deep(5000);
+        assert_eq!(text.lines().count(), INNERMOST + OUTERMOST + 1);
+        assert!(text.contains("... 4880 more frames") && text.contains("f4999@x.lua:1"), "{text}");
+    }
+
+    #[test]
+    fn bytes_have_units() {
+        let shown = [0, 55 << 10, 3 << 20, 999 << 20, 2 << 30].map(bytes);
+        assert_eq!(shown, ["0.0 KB", "55 KB", "3.0 MB", "999 MB", "2.0 GB"]);
+    }
 }

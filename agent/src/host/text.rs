@@ -37,14 +37,15 @@ impl fmt::Display for Listing {
         writeln!(f, "{found}, of {} looked at in {:.0} ms", self.looked_at, self.milliseconds)?;
         if self.not_permitted != 0 {
             let count = self.not_permitted;
-            writeln!(f, "{count} more could not be looked at: run as root, or give lj-trace CAP_SYS_PTRACE")?;
+            writeln!(f, "{count} more could not be looked at: that takes root, or CAP_SYS_PTRACE")?;
         }
         Ok(())
     }
 }
 
 fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
-    let jit = if vm.traces == 0 { vm.jit.describe().to_owned() } else { format!("{}, {}", vm.jit.describe(), vm.traces) };
+    let jit =
+        if vm.traces == 0 { vm.jit.describe().to_owned() } else { format!("{}, {}", vm.jit.describe(), vm.traces) };
     [
         process.pid.to_string(),
         process.command.clone(),

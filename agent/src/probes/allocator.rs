@@ -15,7 +15,7 @@ use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
-use super::programs::{ProbeError, Programs, take_map};
+use super::programs::{PROBES_KERNEL, ProbeError, Programs, take_map};
 use super::sample::plain;
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
@@ -36,9 +36,6 @@ pub enum AllocatorError {
         global: u64,
     },
 }
-
-/// The kernel that has all that the allocation probes use: `uprobe_multi` links.
-const PROBES_KERNEL: &str = "6.6";
 
 /// What the probes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,10 +99,39 @@ pub struct AllocationProbes {
 /// The program that takes stacks.
 const STACKS: &str = "allocation_stack";
 
-/// An allocator and the VMs that use it.
-struct Allocator {
-    function: AllocatorFunction,
-    plan: ProbePlan,
+/// An allocator of the target, and how it is to be probed.
+#[derive(Debug)]
+pub struct Allocator {
+    /// Its code.
+    pub function: AllocatorFunction,
+    /// Where its probes go.
+    pub plan: ProbePlan,
+    /// The VMs that use it: their indices, and the data that they give it (`g->allocd`).
+    pub users: Vec<(u32, u64)>,
+}
+
+impl Allocator {
+    /// All allocators of `vms`, by address.
+    ///
+    /// # Errors
+    /// [`AllocatorError`] if one of them cannot be probed.
+    pub fn all(process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Vec<Self>, AllocatorError> {
+        let mut by_function: BTreeMap<u64, Vec<(u32, u64)>> = BTreeMap::new();
+        for (index, vm) in (0..).zip(vms) {
+            let (function, data) =
+                allocator_of(process, vm).map_err(|Unreadable| AllocatorError::VmGone { global: vm.global })?;
+            by_function.entry(function).or_default().push((index, data));
+        }
+        let planned = |(address, users): (u64, Vec<_>)| {
+            let function = AllocatorFunction::find(process, maps, address)?;
+            let mut plan = plan(&function.code, address, Need::All);
+            if !plan.is_cheap() && users.len() == 1 {
+                plan = super::plan::plan(&function.code, address, Need::AllButUserData);
+            }
+            Ok(Self { function, plan, users })
+        };
+        by_function.into_iter().map(planned).collect()
+    }
 }
 
 impl AllocationProbes {
@@ -122,28 +148,16 @@ impl AllocationProbes {
         handlers: Handlers,
     ) -> Result<Self, AllocatorError> {
         let refused = |error: anyhow::Error| ProbeError::sort(PROBES_KERNEL, error);
-        let mut by_function: BTreeMap<u64, Vec<(u32, u64)>> = BTreeMap::new();
-        for (index, vm) in (0..).zip(vms) {
-            let (function, data) =
-                allocator_of(process, vm).map_err(|Unreadable| AllocatorError::VmGone { global: vm.global })?;
-            by_function.entry(function).or_default().push((index, data));
-        }
-        let mut allocators = Vec::new();
+        let allocators = Allocator::all(process, maps, vms)?;
         let mut by_data: BTreeMap<u64, u32> = BTreeMap::new();
         let mut uses = |data, vm| {
             by_data.entry(data).and_modify(|known| *known = SHARED_USER_DATA).or_insert(vm);
         };
-        for (address, users) in by_function {
-            let function = AllocatorFunction::find(process, maps, address)?;
-            let mut plan = plan(&function.code, address, Need::All);
-            if !plan.is_cheap() && users.len() == 1 {
-                plan = super::plan::plan(&function.code, address, Need::AllButUserData);
-            }
+        for Allocator { users, .. } in &allocators {
             users.iter().for_each(|&(vm, data)| uses(data, vm));
             if let [(vm, _)] = users[..] {
                 uses(UNKNOWN_USER_DATA, vm);
             }
-            allocators.push(Allocator { function, plan });
         }
         for (data, vm) in by_data {
             programs.add_allocator(data, vm).map_err(refused)?;

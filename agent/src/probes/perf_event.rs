@@ -23,11 +23,19 @@ impl Clock {
 
     /// The better clock that this machine has.
     pub fn detect() -> Self {
-        match open(&Attr::new(Self::Cycles, 1), 0) {
-            Ok(_) => Self::Cycles,
+        match try_open(Self::Cycles) {
+            Ok(()) => Self::Cycles,
             Err(_) => Self::CpuClock,
         }
     }
+}
+
+/// Opens an event of a clock on this thread and closes it again: can it be had at all?
+///
+/// # Errors
+/// Whatever `perf_event_open(2)` gives.
+pub fn try_open(clock: Clock) -> io::Result<()> {
+    open(&Attr::new(clock, 1), 0).map(drop)
 }
 
 /// A perf event and the link that makes it run a program: closing either stops it.

@@ -3,7 +3,7 @@
 use std::io;
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
-use aya::programs::ProgramError;
+use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
@@ -94,6 +94,9 @@ pub(super) const SAMPLER_KERNEL: &str = "5.17";
 /// How many VMs that come into being while they are recorded are recorded too, at most.
 pub const MORE_VMS: u32 = 64;
 
+/// The kernel that has all that the allocation probes use: `uprobe_multi` links.
+pub(super) const PROBES_KERNEL: &str = "6.6";
+
 /// The smallest ring buffer.
 const PAGE: u32 = 4096;
 
@@ -134,6 +137,30 @@ impl Programs {
             programs.add_vm(vm).map_err(refused)?;
         }
         Ok(programs)
+    }
+
+    /// Has the kernel load what is wanted, attaches nothing, and drops all of it.
+    ///
+    /// # Errors
+    /// As [`Self::load`], with what the verifier says.
+    pub fn try_load(wanted: Wanted) -> Result<(), ProbeError> {
+        let needed = if wanted.memory { PROBES_KERNEL } else { SAMPLER_KERNEL };
+        let mut programs = Self::load(wanted, &[])?;
+        let uses = |name: &str| match name {
+            "sample_cpu" => wanted.cpu,
+            "allocator_called" | "allocator_returned" => wanted.memory,
+            "allocation_stack" => wanted.stack_every != 0,
+            _ => false,
+        };
+        for (_, program) in programs.ebpf.programs_mut().filter(|(name, _)| uses(name)) {
+            let loaded = match program {
+                Program::PerfEvent(program) => program.load(),
+                Program::UProbe(program) => program.load(),
+                _ => Ok(()),
+            };
+            loaded.map_err(|error| ProbeError::sort(needed, error))?;
+        }
+        Ok(())
     }
 
     /// Tells the programs about one more VM, which gets the next index.

@@ -7,8 +7,7 @@ use std::io::Read as _;
 use object::elf::{STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
 use object::read::elf::ElfFile64;
 use object::{
-    LittleEndian, Object as _, ObjectSection as _, ReadRef, SectionIndex, SectionKind,
-    SymbolFlags, SymbolIndex,
+    LittleEndian, Object as _, ObjectSection as _, ReadRef, SectionIndex, SectionKind, SymbolFlags, SymbolIndex,
 };
 
 use crate::unwind::module::{Image, WithReader};

@@ -29,12 +29,7 @@ pub struct PrototypeKey {
 impl PrototypeKey {
     /// The prototype that a walk of the stack found behind a Lua function.
     pub fn of(record: &FrameRecord) -> Self {
-        Self {
-            address: record.code,
-            chunkname: record.chunkname,
-            firstline: record.first_line,
-            sizebc: record.size_bc,
-        }
+        Self { address: record.code, chunkname: record.chunkname, firstline: record.first_line, sizebc: record.size_bc }
     }
 }
 

@@ -1,0 +1,132 @@
+//! What the kernel can do.
+
+use aya::programs::ProgramType;
+use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
+
+use super::{Area, Check, Mode, Verdict, read};
+use crate::probes::perf_event::{self, Clock};
+use crate::probes::programs::{ProbeError, Programs, Wanted};
+
+const BOTH: [Mode; 2] = [Mode::Sysprof, Mode::Memprof];
+
+pub fn checks() -> Vec<Check> {
+    let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), clock()];
+    checks.push(programs("BPF sampler", Wanted { cpu: true, memory: false, stack_every: 0 }, Mode::Sysprof));
+    checks.push(programs("BPF allocation probes", Wanted { cpu: false, memory: true, stack_every: 0 }, Mode::Memprof));
+    checks
+}
+
+fn check(name: &str, verdict: Verdict, found: impl Into<String>) -> Check {
+    Check::new(Area::Kernel, name, verdict, found)
+}
+
+fn version() -> Check {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned());
+    let found = format!("Linux {release} on {}", std::env::consts::ARCH);
+    if std::env::consts::ARCH == "x86_64" {
+        return check("kernel", Verdict::Ok, found);
+    }
+    check("kernel", Verdict::Problem, found).fix("run lj-trace on an x86-64 machine").affects(&Mode::ALL)
+}
+
+fn btf() -> Check {
+    const PATH: &str = "/sys/kernel/btf/vmlinux";
+    match std::fs::metadata(PATH) {
+        Ok(file) if file.len() != 0 => check("BTF", Verdict::Ok, format!("{PATH}, {} KB", file.len() / 1024)),
+        _ => check("BTF", Verdict::Problem, format!("no {PATH}: the kernel does not describe its own structures"))
+            .fix("boot a kernel built with CONFIG_DEBUG_INFO_BTF=y, as all distributions' are; in a container, mount /sys")
+            .affects(&BOTH),
+    }
+}
+
+fn lockdown() -> Check {
+    match read("/sys/kernel/security/lockdown") {
+        Some(mode) if mode.contains("[confidentiality]") => {
+            check("lockdown", Verdict::Problem, "confidentiality: BPF programs may not read memory")
+                .fix("boot without lockdown=confidentiality (lockdown=integrity is fine), or without Secure Boot")
+                .affects(&BOTH)
+        }
+        Some(mode) => check("lockdown", Verdict::Ok, mode),
+        None => check("lockdown", Verdict::Ok, "none"),
+    }
+}
+
+fn bpf_loop() -> Check {
+    const NAME: &str = "bpf_loop";
+    match is_helper_supported(ProgramType::PerfEvent, BpfHelper::BPF_FUNC_loop) {
+        Ok(true) => check(NAME, Verdict::Ok, "there"),
+        Ok(false) => check(NAME, Verdict::Problem, "missing: stacks cannot be walked in the kernel")
+            .fix("run Linux 5.17 or later")
+            .affects(&BOTH),
+        Err(error) => untried(NAME, &error.to_string()),
+    }
+}
+
+fn uprobe_multi() -> Check {
+    const NAME: &str = "uprobe_multi";
+    let upgrade = |check: Check| check.fix("run Linux 6.6 or later").affects(&[Mode::Memprof]);
+    match is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation) {
+        Ok(true) => {}
+        Ok(false) => {
+            let found = "missing: the allocator cannot be probed for one process alone";
+            return upgrade(check(NAME, Verdict::Problem, found));
+        }
+        Err(error) => return untried(NAME, &error.to_string()),
+    }
+    match is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter) {
+        Ok(true) => check(NAME, Verdict::Ok, "there, for all threads of a process"),
+        Ok(false) => {
+            check(NAME, Verdict::Note, "there, but this kernel probes one thread only where a process is asked for")
+                .fix("run Linux 6.10 or later, or a stable kernel that has the fix 46ba0e49b642")
+                .affects(&[Mode::Memprof])
+        }
+        Err(error) => untried(NAME, &error.to_string()),
+    }
+}
+
+/// What could not be tried: privileges are missing, which other checks say.
+fn untried(name: &str, error: &str) -> Check {
+    check(name, Verdict::Note, format!("could not be tried: {error}")).fix("run as root: `sudo lj-trace doctor`")
+}
+
+fn clock() -> Check {
+    const NAME: &str = "sampling clock";
+    if let Err(error) = perf_event::try_open(Clock::CpuClock) {
+        let found = format!("perf events cannot be opened: {error}");
+        let problem = check(NAME, Verdict::Problem, found).affects(&[Mode::Sysprof]);
+        if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
+            let fix = "run as root, or give lj-trace CAP_PERFMON; in a container, its seccomp profile must allow \
+                       perf_event_open (docker: --security-opt seccomp=unconfined)";
+            return Check { area: Area::Privileges, ..problem.fix(fix) };
+        }
+        return problem.fix("boot a kernel built with CONFIG_PERF_EVENTS=y");
+    }
+    match Clock::detect() {
+        Clock::Cycles => check(NAME, Verdict::Ok, "the CPU's cycle counter"),
+        Clock::CpuClock => check(
+            NAME,
+            Verdict::Ok,
+            "a kernel timer: this machine shows no cycle counter, as most virtual ones (samples are as many, but fall \
+             on what follows where the kernel has interrupts off)",
+        ),
+    }
+}
+
+/// Has the kernel's verifier look at the very programs that a recording uses.
+fn programs(name: &str, wanted: Wanted, mode: Mode) -> Check {
+    let error = match Programs::try_load(wanted) {
+        Ok(()) => return check(name, Verdict::Ok, "the kernel accepts the programs"),
+        Err(error) => error,
+    };
+    let fix = match &error {
+        ProbeError::Object(_) => "build lj-trace with `cargo xtask build`",
+        ProbeError::NotPermitted { .. } => "run as root, or give lj-trace CAP_BPF and CAP_PERFMON",
+        _ if mode == Mode::Memprof => "run Linux 6.6 or later; if this is one, please report this",
+        _ => "run Linux 5.17 or later; if this is one, please report this",
+    };
+    let mut check = check(name, Verdict::Problem, error.to_string()).fix(fix).affects(&[mode]);
+    if matches!(error, ProbeError::NotPermitted { .. }) {
+        check.area = Area::Privileges;
+    }
+    check
+}

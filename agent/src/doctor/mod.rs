@@ -1,0 +1,203 @@
+//! What this kernel, these privileges and a target allow, and how to get what is missing.
+//!
+//! Features are tried out rather than concluded from version numbers: distributions backport them, and containers
+//! take them away.
+
+mod kernel;
+mod limits;
+mod privileges;
+mod target;
+mod text;
+
+use serde::Serialize;
+
+use crate::target::TargetError;
+
+/// All that was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diagnosis {
+    /// Whether there is no problem.
+    pub well: bool,
+    /// What each mode can do.
+    pub modes: Vec<Ability>,
+    /// All checks, area by area.
+    pub checks: Vec<Check>,
+}
+
+/// What was checked, and what came out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What it is about.
+    pub area: Area,
+    /// What was checked: `BTF`, `CAP_BPF`.
+    pub name: String,
+    /// Whether that is good.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+    /// The modes that a problem stops, or a note concerns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub affects: Vec<Mode>,
+}
+
+/// What a check is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Area {
+    /// What the kernel can do.
+    Kernel,
+    /// What lj-trace may do.
+    Privileges,
+    /// What a container or a service manager has limited.
+    Limits,
+    /// The process that is to be profiled.
+    Target,
+}
+
+/// How good a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// As it should be.
+    Ok,
+    /// It works, but something may surprise.
+    Note,
+    /// Some mode does not work.
+    Problem,
+}
+
+/// What lj-trace can do with a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// `record --mode sysprof`: where CPU time goes.
+    Sysprof,
+    /// `record --mode memprof`: what allocates memory.
+    Memprof,
+    /// `dump` and `list`: what is executed right now.
+    Dump,
+}
+
+impl Mode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [Self::Sysprof, Self::Memprof, Self::Dump];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Sysprof => "sysprof",
+            Self::Memprof => "memprof",
+            Self::Dump => "dump",
+        }
+    }
+}
+
+/// What a mode can do here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ability {
+    /// The mode.
+    pub mode: Mode,
+    /// Whether it works.
+    pub works: bool,
+    /// What it shows, or why it does not work.
+    pub shows: String,
+}
+
+impl Check {
+    fn new(area: Area, name: &str, verdict: Verdict, found: impl Into<String>) -> Self {
+        Self { area, name: name.to_owned(), verdict, found: found.into(), fix: None, affects: Vec::new() }
+    }
+
+    fn fix(self, fix: impl Into<String>) -> Self {
+        Self { fix: Some(fix.into()), ..self }
+    }
+
+    fn affects(self, modes: &[Mode]) -> Self {
+        Self { affects: modes.to_vec(), ..self }
+    }
+}
+
+/// Checks this host and, if one is given, the process `pid`.
+///
+/// # Errors
+/// [`TargetError`] if there is no such process.
+pub fn diagnose(pid: Option<u32>) -> Result<Diagnosis, TargetError> {
+    let mut checks = kernel::checks();
+    checks.extend(privileges::checks());
+    checks.extend(limits::checks());
+    if let Some(pid) = pid {
+        checks.extend(target::checks(pid)?);
+    }
+    checks.sort_by_key(|check| check.area);
+    let modes = Mode::ALL.into_iter().map(|mode| ability(mode, &checks, pid.is_some())).collect();
+    let well = checks.iter().all(|check| check.verdict != Verdict::Problem);
+    Ok(Diagnosis { well, modes, checks })
+}
+
+impl Diagnosis {
+    /// Whether privileges are all that is missing.
+    pub fn lacks_privileges_only(&self) -> bool {
+        let mut problems = self.checks.iter().filter(|check| check.verdict == Verdict::Problem);
+        !self.well && problems.all(|check| check.area == Area::Privileges)
+    }
+}
+
+/// What a mode can do, given what was found.
+fn ability(mode: Mode, checks: &[Check], has_target: bool) -> Ability {
+    let concerning = |verdict| {
+        let is_it = move |check: &&Check| check.verdict == verdict && check.affects.contains(&mode);
+        checks.iter().filter(is_it).map(|check| check.name.as_str()).collect::<Vec<_>>()
+    };
+    let problems = concerning(Verdict::Problem);
+    if !problems.is_empty() {
+        return Ability { mode, works: false, shows: format!("does not work: see {}", problems.join(", ")) };
+    }
+    let what = match mode {
+        Mode::Sysprof => "where CPU time goes: Lua and native stacks, by function and line",
+        Mode::Memprof => "every allocation, reallocation and free, by Lua line; stacks with --alloc-stacks",
+        Mode::Dump => "what every coroutine and thread executes right now",
+    };
+    let notes = concerning(Verdict::Note);
+    let limits = if notes.is_empty() { String::new() } else { format!(" (but see {})", notes.join(", ")) };
+    let of = if has_target { "" } else { "; --pid N checks a process" };
+    Ability { mode, works: true, shows: format!("{what}{limits}{of}") }
+}
+
+/// A file's text without the line's end; [`None`] if it cannot be read.
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim_end().to_owned())
+}
+
+/// The value of a line `Key:\tvalue` in the text of `/proc/PID/status`.
+fn status_field<'a>(status: &'a str, key: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_stop_the_modes_they_affect() {
+        let check = |name, verdict| Check::new(Area::Kernel, name, verdict, "");
+        let checks = [
+            check("a", Verdict::Ok).affects(&Mode::ALL),
+            check("b", Verdict::Problem).affects(&[Mode::Memprof]),
+            check("c", Verdict::Note).affects(&[Mode::Sysprof]),
+        ];
+        let of = |mode| ability(mode, &checks, true);
+        assert_eq!((of(Mode::Memprof).works, of(Mode::Memprof).shows.as_str()), (false, "does not work: see b"));
+        assert!(of(Mode::Sysprof).works && of(Mode::Sysprof).shows.ends_with("(but see c)"));
+        assert!(of(Mode::Dump).works && !of(Mode::Dump).shows.contains("see"));
+    }
+
+    #[test]
+    fn reads_status_fields() {
+        let status = "Name:\tx\nCapEff:\t000001ff\nSeccomp:\t2\nSeccomp_filters:\t1\n";
+        assert_eq!(status_field(status, "Seccomp"), Some("2"));
+        assert_eq!(status_field(status, "CapEff"), Some("000001ff"));
+        assert_eq!(status_field(status, "Cap"), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! `lj-trace dump` shows what every coroutine and thread executes, and says so where that changes meanwhile.
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::source::{definition_of, line_of};
+use lj_trace_tests::tracer::{binary, exit_code, run};
+use lj_trace_tests::workload::Workload;
+use serde_json::Value;
+
+const SCRIPT: &str = "standstill.lua";
+
+fn dump(workload: &Workload, more: &[&str]) -> Result<Value> {
+    let pid = workload.pid().to_string();
+    let outcome = run(["dump", "--pid", &pid, "--json"].iter().chain(more))?;
+    outcome.expect(0, &[]);
+    Ok(serde_json::from_str(&outcome.stdout)?)
+}
+
+/// `leaf@standstill.lua:4:9`: the function and the line that it executes; other frames by their names.
+fn shown(frame: &Value) -> String {
+    let function = frame["function"].as_str().unwrap_or_default();
+    match frame["line"].as_u64() {
+        Some(line) => format!("{function}:{line}"),
+        None => function.to_owned(),
+    }
+}
+
+fn frames(value: &Value) -> Vec<String> {
+    value["frames"].as_array().map(|frames| frames.iter().map(shown).collect()).unwrap_or_default()
+}
+
+fn lua(name: &str, function: &str, mark: &str) -> String {
+    let first = if function.is_empty() { line_of(SCRIPT, mark) } else { definition_of(SCRIPT, function) };
+    format!("{name}@{SCRIPT}:{first}:{}", line_of(SCRIPT, mark))
+}
+
+/// The value of a local variable of a frame.
+fn local<'a>(frame: &'a Value, name: &str) -> &'a str {
+    let locals = frame["locals"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let local = locals.iter().find(|local| local["name"] == name).and_then(|local| local["value"].as_str());
+    local.unwrap_or_else(|| panic!("no local {name} in {frame:#}"))
+}
+
+/// What stands on the Lua stacks when the workload waits, innermost first.
+fn expected_stack() -> Vec<String> {
+    let own = line_of(SCRIPT, "calls leaf");
+    vec![
+        "io.read".into(),
+        lua("leaf", "leaf", "waits"),
+        lua("leaf", "leaf", "calls itself"),
+        lua("leaf", "leaf", "calls itself"),
+        lua("", "leaf", "calls itself"),
+        "pcall".into(),
+        format!("@{SCRIPT}:{}:{own}", own - 1),
+        "coroutine.wrap_aux".into(),
+        lua("", "compare", "resumes"),
+        "table.sort".into(),
+        format!("main chunk@{SCRIPT}:0:{}", line_of(SCRIPT, "sorts")),
+    ]
+}
+
+/// Checks the stack of the thread on which the workload waits: the Lua frames in their order, native frames between
+/// and around them.
+fn check_thread(thread: &Value, program: &Program) -> Result<()> {
+    ensure!(thread["state"] == "sleeping" && thread["in_motion"] == false, "{thread:#}");
+    let all = thread["frames"].as_array().context("no frames")?;
+    let is_native = |frame: &&Value| frame["kind"] == "native";
+    let of_lua: Vec<String> = all.iter().filter(|frame| !is_native(frame)).map(shown).collect();
+    ensure!(of_lua == expected_stack(), "{of_lua:#?}\ninstead of\n{:#?}", expected_stack());
+    let names = frames(thread);
+    ensure!(names.first().is_some_and(|name| name.contains("read")), "{names:#?}");
+    let last = if program.name == TARANTOOL { "coro_init" } else { "_start" };
+    ensure!(names.last().is_some_and(|name| name == last), "{names:#?}");
+    ensure!(names.iter().any(|name| name == "lua_pcall"), "{names:#?}");
+    // table.sort calls its comparator through native code.
+    let sort = names.iter().position(|name| name == "table.sort").context("no table.sort")?;
+    ensure!(all[sort - 1]["kind"] == "native", "{names:#?}");
+    Ok(())
+}
+
+fn check_locals(thread: &Value) -> Result<()> {
+    let all = thread["frames"].as_array().context("no frames")?;
+    let leaves: Vec<&Value> =
+        all.iter().filter(|frame| frame["function"].as_str().is_some_and(|name| name.starts_with("leaf@"))).collect();
+    let [innermost, second, third] = leaves[..] else { anyhow::bail!("{leaves:#?}") };
+    ensure!(local(innermost, "depth") == "0" && local(innermost, "label") == "\"hello321\"", "{innermost:#}");
+    ensure!(local(innermost, "yes") == "true" && local(innermost, "number") == "42.5", "{innermost:#}");
+    ensure!(local(innermost, "nothing") == "nil", "{innermost:#}");
+    ensure!(local(innermost, "list").starts_with("table: 0x"), "{innermost:#}");
+    // It gets its value from the call that waits.
+    let names: Vec<_> = innermost["locals"].as_array().into_iter().flatten().map(|local| &local["name"]).collect();
+    ensure!(!names.contains(&&Value::from("answer")), "{innermost:#}");
+    ensure!(local(second, "label") == "\"hello32\"" && local(second, "deeper") == "0", "{second:#}");
+    ensure!(local(third, "depth") == "2" && local(third, "label") == "\"hello3\"", "{third:#}");
+    let main =
+        all.iter().find(|frame| frame["function"] == format!("main chunk@{SCRIPT}:0")).context("no main chunk")?;
+    let leaf = format!("function @{SCRIPT}:{}", definition_of(SCRIPT, "leaf"));
+    ensure!(local(main, "leaf") == leaf, "{main:#}");
+    ensure!(local(main, "resumed") == "function coroutine.wrap_aux", "{main:#}");
+    Ok(())
+}
+
+fn check_coroutines(vm: &Value, tid: &Value) -> Result<()> {
+    ensure!(vm["complete"] == true, "{vm:#}");
+    let all = vm["coroutines"].as_array().context("no coroutines")?;
+    let with = |status: &str| -> Vec<&Value> { all.iter().filter(|coroutine| coroutine["status"] == status).collect() };
+    let yielded = ["coroutine.yield".to_owned(), lua("", "generator", "yields")];
+    let suspended: Vec<_> = with("suspended").into_iter().filter(|coroutine| frames(coroutine) == yielded).collect();
+    ensure!(suspended.len() == 3, "{all:#?}");
+    let mut items: Vec<&str> = suspended.iter().map(|coroutine| local(&coroutine["frames"][1], "text")).collect();
+    items.sort_unstable();
+    ensure!(items == ["\"item 1\"", "\"item 2\"", "\"item 3\""], "{items:?}");
+    let fresh = [format!("@{SCRIPT}:{}", definition_of(SCRIPT, "generator"))];
+    ensure!(with("not-started").iter().any(|coroutine| frames(coroutine) == fresh), "{all:#?}");
+    let fails = line_of(SCRIPT, "fails");
+    let failed = ["error".to_owned(), format!("@{SCRIPT}:{}:{fails}", fails - 1)];
+    ensure!(with("dead").iter().any(|coroutine| frames(coroutine) == failed), "{all:#?}");
+    ensure!(with("finished").iter().any(|coroutine| frames(coroutine).is_empty()), "{all:#?}");
+    let [running] = with("running")[..] else { anyhow::bail!("{all:#?}") };
+    ensure!(running["tid"] == *tid && frames(running) == expected_stack()[..7], "{running:#}");
+    let [normal] = with("normal")[..] else { anyhow::bail!("{all:#?}") };
+    // Below lies what the host calls through `lua_cpcall`.
+    ensure!(normal["tid"] == *tid && frames(normal).starts_with(&expected_stack()[7..]), "{normal:#}");
+    Ok(())
+}
+
+#[test]
+fn shows_every_coroutine_with_its_locals() -> Result<()> {
+    for program in ALL.into_iter().filter_map(Program::find) {
+        let workload = Workload::start(&program, SCRIPT, &[])?;
+        let dump = dump(&workload, &["--locals"])?;
+        let check = || -> Result<()> {
+            ensure!(dump["pid"] == workload.pid(), "{dump:#}");
+            let threads = dump["threads"].as_array().context("no threads")?;
+            let thread =
+                threads.iter().find(|thread| thread["coroutines"].as_array().is_some_and(|all| !all.is_empty()));
+            let thread = thread.context("no thread runs a coroutine")?;
+            check_thread(thread, &program)?;
+            check_locals(thread)?;
+            let [vm] = dump["vms"].as_array().context("no VMs")?.as_slice() else { anyhow::bail!("{dump:#}") };
+            ensure!(vm["state"] == "CFUNC" && vm["jit"] == "on", "{vm:#}");
+            ensure!(vm["gc64"] == (program.name != TARANTOOL), "{vm:#}");
+            check_coroutines(vm, &thread["tid"])
+        };
+        check().with_context(|| format!("{} with {dump:#}", program.name))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_text_names_functions_lines_and_values() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let workload = Workload::start(&program, SCRIPT, &[])?;
+    let outcome = run(["dump", "--pid", &workload.pid().to_string(), "--locals"])?;
+    outcome.expect(0, &[]);
+    let waits = line_of(SCRIPT, "waits");
+    let leaf = definition_of(SCRIPT, "leaf");
+    let lines: Vec<String> =
+        outcome.stdout.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for expected in [
+        format!("leaf@{SCRIPT}:{leaf} at {SCRIPT}:{waits}"),
+        "label = \"hello321\"".to_owned(),
+        "io.read (LuaJIT's library)".to_owned(),
+        format!("thread {} (luajit): sleeping", workload.pid()),
+    ] {
+        ensure!(lines.contains(&expected), "no {expected:?} in {}", outcome.stdout);
+    }
+    ensure!(outcome.stdout.contains("LuaJIT 2.1.0-beta3, GC64, JIT on (0 traces)"), "{}", outcome.stdout);
+    ensure!(outcome.stdout.contains(": not started"), "{}", outcome.stdout);
+    Ok(())
+}
+
+#[test]
+fn says_that_a_busy_process_moves() -> Result<()> {
+    for program in ALL.into_iter().filter_map(Program::find) {
+        let mut workload = Workload::start(&program, SCRIPT, &[])?;
+        workload.go()?;
+        // What it shows differs every time.
+        let mut with_spin = 0;
+        for _ in 0..5 {
+            let dump = dump(&workload, &["--locals"])?;
+            let thread = &dump["threads"][0];
+            ensure!(thread["in_motion"] == true && thread["note"].is_string(), "{}: {thread:#}", program.name);
+            ensure!(dump["vms"][0]["coroutines"].as_array().is_some_and(|all| all.len() >= 6), "{dump:#}");
+            let spins = format!("main chunk@{SCRIPT}:0:{}", line_of(SCRIPT, "spins"));
+            with_spin += u32::from(frames(thread).contains(&spins));
+        }
+        ensure!(with_spin > 0, "{}: not once seen where it spins", program.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn is_quick() -> Result<()> {
+    if binary().components().any(|part| part.as_os_str() == "debug") {
+        println!("not timed: this is a debug build");
+        return Ok(());
+    }
+    for program in ALL.into_iter().filter_map(Program::find) {
+        let workload = Workload::start(&program, SCRIPT, &[])?;
+        let times: Result<Vec<f64>> =
+            (0..5).map(|_| dump(&workload, &[])?["milliseconds"].as_f64().context("no time")).collect();
+        let fastest = times?.into_iter().fold(f64::MAX, f64::min);
+        println!("{}: {fastest:.1} ms", program.name);
+        ensure!(fastest < 50.0, "{}: {fastest} ms", program.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn refuses_what_is_no_luajit() -> Result<()> {
+    run(["dump", "--pid", &std::process::id().to_string()])?.expect(exit_code::NO_LUAJIT, &["no LuaJIT VM"]);
+    run(["dump", "--pid", "4000000"])?.expect(exit_code::NO_PROCESS, &["no process 4000000"]);
+    run(["dump"])?.expect(exit_code::USAGE, &["--pid"]);
+    Ok(())
+}
