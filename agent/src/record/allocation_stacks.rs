@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::outputs::{Format, ReportOutput};
+use super::outputs::{Format, ReportOutput, rooted};
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
 use crate::report::CpuProfile;
@@ -33,8 +33,11 @@ impl AllocationStacks {
 
     /// Adds the stack of an allocation of `size` bytes, which stands for the others in between.
     pub fn add(&mut self, stack: &Resolved, size: u64) {
-        let frames = stack.frames.iter().rev().map(|frame| (*frame.named).clone());
-        self.profile.add_weighted(stack.state.unwrap_or(VmState::Cfunc), frames, size.saturating_mul(self.every));
+        self.profile.add_weighted(
+            stack.state.unwrap_or(VmState::Cfunc),
+            rooted(stack),
+            size.saturating_mul(self.every),
+        );
     }
 
     /// Writes what there is so far.

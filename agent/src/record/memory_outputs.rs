@@ -223,7 +223,7 @@ mod tests {
         written.sort();
         assert_eq!(written, ["a-1.bin", "a-2.bin", "a.folded", "a.svg"].map(|name| folder.path().join(name)));
         let folded = std::fs::read_to_string(path("a.folded")).unwrap();
-        assert_eq!(folded, "0.lua;@0.lua:1;0.lua:2 40\n1.lua;@1.lua:1;1.lua:2 41\n");
+        assert_eq!(folded, "VM 1;0.lua;@0.lua:1;0.lua:2 40\nVM 2;1.lua;@1.lua:1;1.lua:2 41\n");
         let svg = std::fs::read_to_string(path("a.svg")).unwrap();
         assert!(svg.contains("luajit (pid 7): bytes still held") && svg.contains("9 lost"), "{svg}");
     }

@@ -104,7 +104,7 @@ impl Outputs {
     pub fn add(&mut self, sample: &Resolved) -> Result<(), CommandError> {
         // Code outside of any VM counts as C, in the streams' terms.
         let state = sample.state.unwrap_or(VmState::Cfunc);
-        self.profile.add(state, sample.frames.iter().rev().map(|frame| (*frame.named).clone()));
+        self.profile.add(state, rooted(sample));
         let vm = sample.vm.unwrap_or(0);
         // VMs may come into being while they are recorded.
         for new in self.vms..=vm {
@@ -204,6 +204,12 @@ impl ReportOutput {
         };
         written.map_err(|error| failed(&self.path, &error))
     }
+}
+
+/// The frames of a sample, root first, below the VM that it hit.
+pub(super) fn rooted(sample: &Resolved) -> impl Iterator<Item = Named> {
+    let frames = sample.frames.iter().rev().map(|frame| (*frame.named).clone());
+    sample.vm.map(Named::vm).into_iter().chain(frames)
 }
 
 /// The numbers of the run, for whoever reads the stream later.

@@ -8,6 +8,11 @@ use crate::stream::VmState;
 /// A frame of a stack, resolved as far as it can be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Frame {
+    /// Not a function: the VM or the process that the rest of the stack belongs to, where a profile is of several.
+    Root {
+        /// Its name: `VM 2`, `nginx (pid 4242)`.
+        name: Arc<str>,
+    },
     /// A Lua function: `name@file.lua:LINE`, with the line where the function is defined; without the name where it
     /// cannot be inferred; `main chunk@file.lua:0` for a main chunk.
     Lua {
@@ -71,6 +76,8 @@ pub enum Frame {
 /// What kind of code a frame is; each kind has a colour of its own in pictures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FrameKind {
+    /// No code: the VM or the process that code belongs to.
+    Root,
     /// Interpreted Lua code, and fast functions.
     Lua,
     /// JIT-compiled code.
@@ -93,6 +100,11 @@ impl Frame {
     /// A Lua function of a chunk with this raw chunkname.
     pub fn lua(name: Option<Arc<str>>, chunkname: &[u8], first_line: u32, line: Option<u32>) -> Self {
         Self::Lua { name, chunk: chunk_name(chunkname).into(), first_line, line }
+    }
+
+    /// The VM with this index, among several: `VM 1` for the first, as the numbers in the names of streams have it.
+    pub fn vm(index: usize) -> Self {
+        Self::Root { name: format!("VM {}", index + 1).into() }
     }
 
     /// What the symbol of a stream stands for: a native function, or what has no address and was written as one.
@@ -118,6 +130,7 @@ impl Frame {
     /// What kind of code it is.
     pub fn kind(&self) -> FrameKind {
         match self {
+            Self::Root { .. } => FrameKind::Root,
             Self::Lua { .. } | Self::Chunk { .. } | Self::Line { .. } | Self::FastFunction { .. } => FrameKind::Lua,
             Self::C { .. } => FrameKind::C,
             Self::Kernel { .. } => FrameKind::Kernel,
@@ -133,6 +146,7 @@ impl Frame {
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Root { name } => f.write_str(name),
             Self::Lua { chunk, first_line: 0, .. } => write!(f, "main chunk@{chunk}:0"),
             Self::Lua { name, chunk, first_line, .. } => {
                 write!(f, "{}@{chunk}:{first_line}", name.as_deref().unwrap_or_default())

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::ValueEnum;
 
+use super::Frame;
 use super::memory_sources::Sources;
 use super::stacks::{Profile, StackId, Stacks};
 use crate::stream::hash::HeapMap;
@@ -72,8 +73,8 @@ impl MemoryProfile {
     /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events too.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) {
-        if vm >= self.sources.len() {
-            self.sources.resize_with(vm + 1, Sources::default);
+        for new in self.sources.len()..=vm {
+            self.sources.push(Sources::of_vm(Frame::vm(new)));
         }
         let source = match event {
             Event::Symbol(symbol) => return self.sources[vm].symbol(symbol, &mut self.losses),
@@ -251,7 +252,7 @@ mod tests {
         profile.add(1, &Event::Symbol(Symbol::lua(0x1000, b"@b.lua", 0)));
         profile.add(0, &alloc(A, 0x10, 1));
         profile.add(1, &alloc(A, 0x20, 2));
-        let lines = ["a.lua;main chunk@a.lua:0;a.lua:4 1", "b.lua;main chunk@b.lua:0;b.lua:4 2"];
+        let lines = ["VM 1;a.lua;main chunk@a.lua:0;a.lua:4 1", "VM 2;b.lua;main chunk@b.lua:0;b.lua:4 2"];
         assert_eq!(folded::lines(&profile), lines);
     }
 

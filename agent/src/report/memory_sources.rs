@@ -23,9 +23,16 @@ pub struct Sources {
     c: Vec<Source>,
     /// Those of traces, by number.
     traces: AddrMap<u64, Vec<Source>>,
+    /// What all of its stacks begin with: the VM.
+    root: Option<Frame>,
 }
 
 impl Sources {
+    /// The sources of a VM, which every stack begins with.
+    pub fn of_vm(root: Frame) -> Self {
+        Self { root: Some(root), ..Self::default() }
+    }
+
     /// Takes a symbol in. Losses that the stream notes go to `losses`.
     pub fn symbol(&mut self, symbol: &Symbol, losses: &mut BTreeMap<String, u64>) {
         match Annotation::from_symbol(symbol) {
@@ -80,7 +87,8 @@ impl Sources {
             Source::Trace { number, .. } => self.traces.entry(number).or_default().push(source),
             Source::Internal => {}
         }
-        let frames: Vec<_> = self.frames(source).into_iter().map(|frame| stacks.intern(frame)).collect();
+        let frames = self.root.iter().cloned().chain(self.frames(source));
+        let frames: Vec<_> = frames.map(|frame| stacks.intern(frame)).collect();
         let stack = stacks.stack(&frames);
         self.stacks.insert(source, stack);
         stack

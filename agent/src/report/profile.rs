@@ -98,8 +98,10 @@ impl CpuProfile {
                 .rposition(|id| is(id, |frame| matches!(frame, Frame::Lua { .. } | Frame::FastFunction { .. })));
             // All three states of the JIT compiler read the same, so they are one frame.
             let state = if vmstate == VmState::Gc { VmState::Gc } else { VmState::Record };
+            let roots = stack.iter().take_while(|id| is(id, |frame| matches!(frame, Frame::Root { .. }))).count();
+            let after_first = stack.len().min(roots + 1);
             let marker = self.intern(Frame::Vm(state));
-            stack.insert(lua.map_or(stack.len().min(1), |at| at + 1), marker);
+            stack.insert(lua.map_or(after_first, |at| at + 1), marker);
         }
     }
 

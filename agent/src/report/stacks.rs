@@ -15,8 +15,12 @@ pub struct FrameId(u32);
 pub struct StackId(u32);
 
 /// Stacks, root first, and the weight of each. Equal frames and equal stacks are held once.
+///
+/// A stack may begin with a [`Frame::Root`]. While all of them begin with the same one it says nothing, and is not shown.
 #[derive(Clone, Debug, Default)]
 pub struct Stacks {
+    /// How many different [`Frame::Root`]s there are.
+    roots: usize,
     frames: Vec<Frame>,
     frame_ids: HashMap<Frame, FrameId>,
     stacks: Vec<Weighted>,
@@ -36,6 +40,7 @@ impl Stacks {
             return id;
         }
         let id = FrameId(u32::try_from(self.frames.len()).unwrap_or(u32::MAX));
+        self.roots += usize::from(matches!(frame, Frame::Root { .. }));
         self.frames.push(frame.clone());
         self.frame_ids.insert(frame, id);
         id
@@ -86,7 +91,16 @@ impl Stacks {
 
     /// The stacks that weigh something, root first, and what they weigh, in the order in which they were first seen.
     pub fn iter(&self) -> impl Iterator<Item = (&[FrameId], u64)> {
-        self.stacks.iter().filter(|stack| stack.weight > 0).map(|stack| (&*stack.frames, stack.weight))
+        let weighty = self.stacks.iter().filter(|stack| stack.weight > 0);
+        weighty.map(|stack| (self.shown(&stack.frames), stack.weight))
+    }
+
+    /// What is shown of a stack.
+    fn shown<'a>(&self, stack: &'a [FrameId]) -> &'a [FrameId] {
+        match stack {
+            [first, rest @ ..] if self.roots == 1 && matches!(self.frame(*first), Some(Frame::Root { .. })) => rest,
+            all => all,
+        }
     }
 
     /// What all stacks weigh together.
@@ -126,5 +140,21 @@ mod tests {
         stacks.take(b, 1);
         assert_eq!(stacks.iter().collect::<Vec<_>>(), [(&frames[..1], 12)]);
         assert_eq!(stacks.total(), 12);
+    }
+
+    #[test]
+    fn roots_are_shown_once_there_are_several() {
+        let mut stacks = Stacks::default();
+        let code = stacks.intern(Frame::Unresolved { reason: "x".into() });
+        let add = |stacks: &mut Stacks, index| {
+            let root = stacks.intern(Frame::vm(index));
+            let stack = stacks.stack(&[root, code]);
+            stacks.add(stack, 1);
+            root
+        };
+        let first = add(&mut stacks, 0);
+        assert_eq!(stacks.iter().collect::<Vec<_>>(), [(&[code][..], 1)]);
+        let second = add(&mut stacks, 1);
+        assert_eq!(stacks.iter().collect::<Vec<_>>(), [(&[first, code][..], 1), (&[second, code][..], 1)]);
     }
 }

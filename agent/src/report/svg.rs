@@ -54,6 +54,7 @@ fn color(kind: FrameKind, name: &str) -> Color {
         FrameKind::Lua => (90, 180, 90),
         FrameKind::Jit => (80, 150, 220),
         FrameKind::C => (235, 165, 75),
+        FrameKind::Root => (190, 190, 190),
         FrameKind::Kernel => (160, 160, 175),
         FrameKind::Gc | FrameKind::Vm => (220, 80, 80),
         FrameKind::JitCompiler => (170, 110, 200),

@@ -31,8 +31,9 @@ impl Progress {
             let memory = if recording.memory.is_some() { "with every allocation " } else { "" };
             let (pid, command, attach) = (args.pid, process.command(), attach.as_millis());
             eprintln!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
-            for vm in vms {
-                eprintln!("VM at {:#x}: {}", vm.global, vm.describe());
+            for (number, vm) in (1..).zip(vms) {
+                let number = if vms.len() == 1 { String::new() } else { format!(" {number}") };
+                eprintln!("VM{number} at {:#x}: {}", vm.global, vm.describe());
             }
         }
         if args.verbose {
