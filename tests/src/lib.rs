@@ -7,6 +7,7 @@
 pub mod allocations;
 pub mod code;
 pub mod folded;
+pub mod nginx;
 pub mod programs;
 pub mod recording;
 pub mod source;

@@ -21,6 +21,9 @@ pub const LUAJIT2: &str = "luajit2";
 /// Tarantool's fork inside Debian's `tarantool` 2.6.0: not GC64; Lua runs in fibers.
 pub const TARANTOOL: &str = "tarantool";
 
+/// nginx with OpenResty's module for Lua, on `luajit2`: a master and workers.
+pub const NGINX: &str = "nginx";
+
 /// The builds that every test of a LuaJIT's inside runs on.
 pub const ALL: [&str; 3] = [LUAJIT, LUAJIT2, TARANTOOL];
 
@@ -35,6 +38,7 @@ impl Program {
     pub fn find(name: &'static str) -> Option<Self> {
         let path = match name {
             LUAJIT => find_command(name),
+            NGINX => Some(target_folder().join("programs/nginx/usr/sbin/nginx")),
             _ => Some(target_folder().join(format!("programs/{name}/usr/bin")).join(match name {
                 LUAJIT2 => "luajit",
                 other => other,

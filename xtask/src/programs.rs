@@ -24,6 +24,19 @@ pub struct Program {
 pub const UNPACKED: &[Program] = &[
     Program { name: "luajit2", package: "luajit2", file: "usr/bin/luajit", beside: &["libluajit2-5.1-2"] },
     Program { name: "tarantool", package: "tarantool", file: "usr/bin/tarantool", beside: &[] },
+    Program {
+        name: "nginx",
+        package: "nginx",
+        file: "usr/sbin/nginx",
+        beside: &[
+            "libnginx-mod-http-lua",
+            "libnginx-mod-http-ndk",
+            "libluajit2-5.1-2",
+            "libpcre3",
+            "lua-resty-core",
+            "lua-resty-lrucache",
+        ],
+    },
 ];
 
 /// The program that is installed: the demo's.

@@ -15,7 +15,7 @@ pub(crate) mod view;
 use serde::Serialize;
 
 pub use coroutine::Status;
-pub use take::take;
+pub use take::{is_idle, take};
 pub use threads::{Place, Thread};
 
 use crate::vm::Jit;

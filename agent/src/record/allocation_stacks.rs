@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::outputs::{Format, ReportOutput, rooted};
+use super::outputs::{Format, ReportOutput};
 use super::pipeline::Resolved;
+use super::reports::rooted;
 use crate::commands::exit::CommandError;
-use crate::report::CpuProfile;
 use crate::report::profile::Unit;
+use crate::report::{CpuProfile, Frame as Named};
 use crate::stream::VmState;
 
 /// The stacks of allocations, and where they are written to.
@@ -35,7 +36,7 @@ impl AllocationStacks {
     pub fn add(&mut self, stack: &Resolved, size: u64) {
         self.profile.add_weighted(
             stack.state.unwrap_or(VmState::Cfunc),
-            rooted(stack),
+            rooted(stack, stack.vm.map(Named::vm)),
             size.saturating_mul(self.every),
         );
     }

@@ -7,8 +7,9 @@ mod machine_code;
 mod memory;
 mod memory_outputs;
 mod naming;
-mod outputs;
+pub mod outputs;
 mod pipeline;
+mod reports;
 mod summary;
 
 pub use machine_code::machine_code;
@@ -17,4 +18,5 @@ pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
 pub use naming::Namer;
 pub use outputs::Outputs;
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
+pub use reports::CpuReports;
 pub use summary::{CallAccounts, MemorySummary, Summary};

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::pipeline::{Code, Resolved};
+use super::reports::CpuReports;
 use super::summary::Summary;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::report::{CpuProfile, Frame as Named, Profile, folded, svg, text};
@@ -29,8 +30,38 @@ impl Format {
     const NAMES: [(&'static str, Self); 4] =
         [("bin", Self::Stream), ("folded", Self::Folded), ("svg", Self::Svg), ("txt", Self::Text)];
 
-    fn of_name(name: &str) -> Option<Self> {
+    /// The format of this name.
+    pub fn of_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
+    }
+}
+
+/// The files that a CPU profile is to be written to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutputFiles {
+    /// Streams, before the VMs' numbers are put into their names.
+    pub streams: Vec<PathBuf>,
+    /// Everything else.
+    pub reports: Vec<(Format, PathBuf)>,
+}
+
+impl OutputFiles {
+    /// The files that the command line names, or the default stream.
+    ///
+    /// # Errors
+    /// A usage error for an unknown format.
+    pub fn parse(wanted: &[String], default: &Path) -> Result<Self, CommandError> {
+        let mut files = Self::default();
+        if wanted.is_empty() {
+            files.streams.push(default.to_owned());
+        }
+        for text in wanted {
+            match parse_output(text)? {
+                (Format::Stream, path) => files.streams.push(path),
+                report => files.reports.push(report),
+            }
+        }
+        Ok(files)
     }
 }
 
@@ -41,8 +72,7 @@ pub struct Outputs {
     /// How many VMs have streams.
     vms: usize,
     streams: Vec<StreamOutput>,
-    reports: Vec<ReportOutput>,
-    profile: CpuProfile,
+    reports: CpuReports,
 }
 
 /// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
@@ -59,23 +89,14 @@ pub(super) struct ReportOutput {
 }
 
 impl Outputs {
-    /// Opens all outputs that the command line names, or the default one.
+    /// Opens all of `files`.
     ///
     /// # Errors
-    /// A usage error for an unknown format; an I/O error for what cannot be written.
-    pub fn open(wanted: &[String], default: &Path, title: &str, rate: u32, vms: usize) -> Result<Self, CommandError> {
-        let mut profile = CpuProfile::new(title);
-        profile.rate = Some(rate);
-        let mut outputs = Self { stream_paths: Vec::new(), vms: 0, streams: Vec::new(), reports: Vec::new(), profile };
-        if wanted.is_empty() {
-            outputs.stream_paths.push(default.to_owned());
-        }
-        for text in wanted {
-            match parse_output(text)? {
-                (Format::Stream, path) => outputs.stream_paths.push(path),
-                (format, path) => outputs.reports.push(ReportOutput::open(format, &path)?),
-            }
-        }
+    /// An I/O error for what cannot be written.
+    pub fn open(files: OutputFiles, title: &str, rate: u32, vms: usize) -> Result<Self, CommandError> {
+        let OutputFiles { streams: stream_paths, reports } = files;
+        let reports = CpuReports::open(&reports, title, rate)?;
+        let mut outputs = Self { stream_paths, vms: 0, streams: Vec::new(), reports };
         if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
         }
@@ -104,7 +125,7 @@ impl Outputs {
     pub fn add(&mut self, sample: &Resolved) -> Result<(), CommandError> {
         // Code outside of any VM counts as C, in the streams' terms.
         let state = sample.state.unwrap_or(VmState::Cfunc);
-        self.profile.add(state, rooted(sample));
+        self.reports.add(sample, sample.vm.map(Named::vm));
         let vm = sample.vm.unwrap_or(0);
         // VMs may come into being while they are recorded.
         for new in self.vms..=vm {
@@ -124,20 +145,14 @@ impl Outputs {
         for stream in &mut self.streams {
             stream.writer.flush().map_err(|error| failed(&stream.path, &error))?;
         }
-        self.reports
-            .iter()
-            .filter(|report| report.path != Path::new("-"))
-            .try_for_each(|report| report.write(&self.profile))
+        self.reports.write_interim()
     }
 
     /// Ends all outputs; returns their paths.
     ///
     /// # Errors
     /// The first output that could not be written; the others are complete all the same.
-    pub fn finish(mut self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
-        for (reason, count) in &summary.lost {
-            self.profile.lose(reason, *count);
-        }
+    pub fn finish(self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
         let mut paths = Vec::new();
         let mut outcome = Ok(());
         for StreamOutput { path, mut writer, .. } in self.streams {
@@ -149,9 +164,9 @@ impl Outputs {
             outcome = outcome.and(written);
             paths.push(path);
         }
-        for report in &self.reports {
-            outcome = outcome.and(report.write(&self.profile));
-            paths.push(report.path.clone());
+        match self.reports.finish(&summary.lost) {
+            Ok(written) => paths.extend(written),
+            Err(error) => outcome = outcome.and(Err(error)),
         }
         paths.retain(|path| path != Path::new("-"));
         outcome.map(|()| paths)
@@ -204,12 +219,6 @@ impl ReportOutput {
         };
         written.map_err(|error| failed(&self.path, &error))
     }
-}
-
-/// The frames of a sample, root first, below the VM that it hit.
-pub(super) fn rooted(sample: &Resolved) -> impl Iterator<Item = Named> {
-    let frames = sample.frames.iter().rev().map(|frame| (*frame.named).clone());
-    sample.vm.map(Named::vm).into_iter().chain(frames)
 }
 
 /// The numbers of the run, for whoever reads the stream later.

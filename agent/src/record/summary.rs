@@ -22,6 +22,8 @@ pub struct Summary {
     pub tally: Tally,
     /// Samples that never arrived, by reason.
     pub lost: Vec<(&'static str, u64)>,
+    /// Samples that were left out, since only one VM is recorded: those of others, and of code outside of any.
+    pub left_out: u64,
 }
 
 impl Summary {
@@ -46,6 +48,9 @@ impl Summary {
         } else {
             let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
             writeln!(out, "  lost               {lost}")?;
+            if self.left_out != 0 {
+                writeln!(out, "  of other code      {} (left out)", self.left_out)?;
+            }
             writeln!(out, "  hit Lua            {}", share(*with_lua, *samples))?;
             writeln!(out, "  hit the kernel     {}", share(*in_kernel, *samples))?;
             writeln!(out, "  Lua complete       {}", share(*lua_complete, *with_lua))?;
@@ -197,7 +202,7 @@ mod tests {
             unresolved: [("no reason".to_owned(), 1)].into(),
             ..Tally::default()
         };
-        Summary { pid: 7, rate: 100, duration: Duration::from_secs(2), tally, lost: Vec::new() }
+        Summary { pid: 7, rate: 100, duration: Duration::from_secs(2), tally, lost: Vec::new(), left_out: 0 }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows about LuaJIT, and nothing here writes to the target.
 
+pub mod family;
 pub mod maps;
 pub mod memory;
 pub mod process;

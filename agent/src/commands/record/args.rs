@@ -1,20 +1,33 @@
 //! The options of `lj-trace record`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 
+use crate::commands::exit::CommandError;
 use crate::probes::programs::Wanted;
+use crate::record::outputs::{Format, OutputFiles, numbered};
 use crate::report::Weight;
 
 /// Options of `lj-trace record`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RecordArgs {
     /// The process to profile
     #[arg(short, long, value_name = "PID")]
     pub pid: u32,
+
+    /// Profile the processes that this one has started and that have a VM, in its place: the workers of nginx's master
+    ///
+    /// Each gets streams (and reports of its memory) of its own, with its process id in their names; reports of CPU time
+    /// hold all of them, each as a root of the stacks. Those that are started later are not recorded.
+    #[arg(long, conflicts_with = "vm")]
+    pub children: bool,
+
+    /// Record only the VM with this address, which `lj-trace list` shows [default: all VMs]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    pub vm: Option<u64>,
 
     /// What to record
     #[arg(short, long, value_enum, default_value_t = Mode::Sysprof)]
@@ -75,7 +88,10 @@ Examples:
                                                       and a flame graph of the bytes allocated by each line
   sudo lj-trace --pid 1234 -m memprof --weight held -o leak.svg -d 10m
                                                       who holds what was allocated in ten minutes
-  sudo lj-trace --pid 1234 -m all -d 10s              both, into two files";
+  sudo lj-trace --pid 1234 -m all -d 10s              both, into two files
+  sudo lj-trace --pid $(cat /run/nginx.pid) --children -d 30s -o cpu.svg
+                                                      all workers of nginx, in one flame graph
+  sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
 /// What to record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -98,6 +114,25 @@ impl RecordArgs {
         Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every }
     }
 
+    /// The same for one of the children: its files have its process id in their names.
+    pub(super) fn of_child(&self, pid: u32) -> Self {
+        let output = self.output.iter().map(|output| of_process(output, pid)).collect();
+        Self { pid, output, ..self.clone() }
+    }
+
+    /// Where the CPU profile goes.
+    ///
+    /// # Errors
+    /// A usage error for an unknown format.
+    pub(super) fn cpu_files(&self) -> Result<OutputFiles, CommandError> {
+        let mut files = OutputFiles::parse(&self.outputs("sysprof"), &default_output(self.pid, "sysprof"))?;
+        // Reports are of all children together.
+        if self.children {
+            files.reports.clear();
+        }
+        Ok(files)
+    }
+
     /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
     pub(super) fn outputs(&self, kind: &str) -> Vec<String> {
         let named = |output: &String| match output.rsplit_once('.') {
@@ -105,6 +140,15 @@ impl RecordArgs {
             None => format!("{output}.{kind}"),
         };
         if self.mode == Mode::All { self.output.iter().map(named).collect() } else { self.output.clone() }
+    }
+}
+
+/// `cpu.bin` becomes `cpu-4242.bin`, `svg:x` becomes `svg:x-4242`.
+fn of_process(output: &str, pid: u32) -> String {
+    let named = |path: &str| numbered(Path::new(path), pid as usize).to_string_lossy().into_owned();
+    match output.split_once(':') {
+        Some((format, path)) if Format::of_name(format).is_some() => format!("{format}:{}", named(path)),
+        _ => named(output),
     }
 }
 
@@ -136,9 +180,29 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Reads an address as `lj-trace list` shows it.
+fn parse_address(text: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix("0x").unwrap_or(text);
+    u64::from_str_radix(digits, 16).map_err(|_| "expected an address such as 0x7f30c8a193f0".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_children_have_their_process_id() {
+        assert_eq!(of_process("a/cpu.bin", 42), "a/cpu-42.bin");
+        assert_eq!(of_process("svg:cpu", 42), "svg:cpu-42");
+        assert_eq!(of_process("a:b.svg", 42), "a:b-42.svg");
+    }
+
+    #[test]
+    fn addresses_are_hexadecimal() {
+        assert_eq!(parse_address("0x7f30c8a193f0"), Ok(0x7f30_c8a1_93f0));
+        assert_eq!(parse_address("40dfc3b8"), Ok(0x40df_c3b8));
+        assert!(parse_address("VM 1").is_err());
+    }
 
     #[test]
     fn durations_have_units() {

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use lj_trace_common::config::Counter;
 
-use super::args::{RecordArgs, default_output};
+use super::args::default_output;
+use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::programs::Programs;
@@ -14,15 +15,15 @@ use crate::record::{
     CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
 };
 use crate::report::Weight;
-use crate::target::{Maps, Process};
-use crate::vm::Vm;
+use crate::target::Process;
 
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;
 
 /// Where the events of a memory profile go, before there are any.
 pub struct MemoryPreparation {
-    events: Vec<MemoryEvents>,
+    /// By the VMs' indices; none for those that are not recorded.
+    events: Vec<Option<MemoryEvents>>,
     outputs: MemoryOutputs,
 }
 
@@ -31,7 +32,8 @@ impl MemoryPreparation {
     ///
     /// # Errors
     /// The options contradict each other, or an output cannot be written.
-    pub fn new(args: &RecordArgs, process: &Process, vms: &[Vm]) -> Result<Self, CommandError> {
+    pub fn new(target: &RecordTarget) -> Result<Self, CommandError> {
+        let RecordTarget { args, process, vms, only, .. } = target;
         if args.alloc_stacks.is_some() && args.weight.is_some_and(|weight| weight != Weight::Allocated) {
             let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
             return Err(CommandError::usage(message));
@@ -40,12 +42,17 @@ impl MemoryPreparation {
             outputs: args.outputs("memprof"),
             default: default_output(args.pid, "memprof"),
             version: args.stream_version,
-            vms: vms.len(),
-            title: format!("{} (pid {})", process.command(), args.pid),
+            vms: only.map_or(vms.len(), |_| 1),
+            title: target.name(),
             weight: args.weight.unwrap_or_default(),
             stack_every: args.alloc_stacks,
         })?;
-        let start = |(number, vm)| MemoryEvents::start(process, vm, number, args.stream_version, &mut outputs);
+        let start = |(index, vm)| {
+            // The only one that is recorded has no number.
+            let number = if only.is_some() { 0 } else { index };
+            let is_recorded = only.is_none_or(|only| only == index);
+            is_recorded.then(|| MemoryEvents::start(process, vm, number, args.stream_version, &mut outputs)).transpose()
+        };
         let events = vms.iter().enumerate().map(start).collect::<Result<_, _>>()?;
         Ok(Self { events, outputs })
     }
@@ -54,18 +61,13 @@ impl MemoryPreparation {
     ///
     /// # Errors
     /// An allocator cannot be probed.
-    pub fn attach(
-        self,
-        args: &RecordArgs,
-        programs: &mut Programs,
-        process: &Process,
-        maps: &Maps,
-        vms: &[Vm],
-    ) -> Result<MemoryRecording, CommandError> {
+    pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, CommandError> {
+        let RecordTarget { args, process, maps, vms, only } = target;
         let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
         let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
-        let events = self.events.into_iter().map(Some).collect();
-        Ok(MemoryRecording { probes, events, outputs: self.outputs, vms: vms.len(), strays: 0 })
+        let Self { events, outputs } = self;
+        let only = only.and_then(|only| u32::try_from(only).ok());
+        Ok(MemoryRecording { probes, events, outputs, vms: vms.len(), only, strays: 0 })
     }
 }
 
@@ -78,7 +80,9 @@ pub struct MemoryRecording {
     outputs: MemoryOutputs,
     /// How many VMs there were so far.
     vms: usize,
-    /// Events of VMs that nothing is known of.
+    /// The index of the only VM that is recorded, if only one is.
+    only: Option<u32>,
+    /// Events of VMs that nothing is known of, or that are not to be recorded.
     strays: u64,
 }
 
@@ -100,10 +104,14 @@ impl MemoryRecording {
         self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, outputs, .. } = self;
+            let Self { probes, events, outputs, only, strays, .. } = self;
             let mut outcome = Ok(());
             let mut of_new_vm = None;
             let some = probes.drain(BATCH - taken, |record| match events.get_mut(record.vm() as usize) {
+                _ if only.is_some_and(|only| only != record.vm()) => {
+                    *strays += u64::from(matches!(record, AllocationRecord::Event(_)));
+                    ControlFlow::Continue(())
+                }
                 Some(Some(events)) => {
                     outcome = add(events, &record, outputs);
                     if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

@@ -7,14 +7,16 @@ use lj_trace_common::config::Counter;
 use lj_trace_common::event::NO_VM;
 use lj_trace_common::vm::VmConfig;
 
-use super::args::{RecordArgs, default_output};
+use super::args::RecordArgs;
 use super::memory::{MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
+use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::probes::sampler::{SampleBuffer, Sampler};
-use crate::record::{MemorySummary, Outputs, Pipeline, Summary};
-use crate::target::{Maps, Process};
+use crate::record::{CpuReports, MemorySummary, Outputs, Pipeline, Summary};
+use crate::report::Frame;
+use crate::target::Process;
 use crate::vm::Vm;
 
 /// Samples that are taken at once before anything else is looked after: they cost much more than events.
@@ -30,6 +32,12 @@ pub struct Recording {
     pub cpu: Option<CpuRecording>,
     /// The memory profile.
     pub memory: Option<MemoryRecording>,
+    /// What people know the process by.
+    name: String,
+    /// The index of the only VM that is recorded, if only one is.
+    only: Option<usize>,
+    /// Samples of other VMs, or outside of any, if only one is recorded.
+    left_out: u64,
     newcomers: Newcomers,
 }
 
@@ -53,6 +61,11 @@ impl Summaries {
         let memory = self.memory.iter().map(|(summary, files)| summary.text(end, files));
         cpu.chain(memory).collect()
     }
+
+    /// CPU samples that never arrived, by reason.
+    pub fn lost_samples(&self) -> &[(&'static str, u64)] {
+        self.cpu.as_ref().map_or(&[], |(summary, _)| summary.lost.as_slice())
+    }
 }
 
 impl Recording {
@@ -60,18 +73,19 @@ impl Recording {
     ///
     /// # Errors
     /// Any of it fails.
-    pub fn start(args: &RecordArgs, process: &Process, maps: &Maps, vms: &[Vm]) -> Result<Self, CommandError> {
+    pub fn start(target: &RecordTarget) -> Result<Self, CommandError> {
+        let RecordTarget { args, process, vms, only, .. } = target;
         let wanted = args.wanted();
         if args.weight.is_some() && !wanted.memory {
             return Err(CommandError::usage("--weight is for memory profiles: add --mode memprof, or all"));
         }
         // Outputs first: what cannot be written is not worth a single probe.
         let outputs = wanted.cpu.then(|| {
-            let title = format!("{} (pid {}), CPU time at {} Hz", process.command(), args.pid, args.rate);
-            Outputs::open(&args.outputs("sysprof"), &default_output(args.pid, "sysprof"), &title, args.rate, vms.len())
+            let title = format!("{}, CPU time at {} Hz", target.name(), args.rate);
+            Outputs::open(args.cpu_files()?, &title, args.rate, only.map_or(vms.len(), |_| 1))
         });
         let outputs = outputs.transpose()?;
-        let memory = wanted.memory.then(|| MemoryPreparation::new(args, process, vms)).transpose()?;
+        let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
         let mut programs = Programs::load(wanted, &configs)?;
         let has_samples = wanted.cpu || wanted.stack_every != 0;
@@ -85,8 +99,10 @@ impl Recording {
             Ok::<_, CommandError>(CpuRecording { sampler, outputs })
         });
         let cpu = cpu.transpose()?;
-        let memory = memory.map(|memory| memory.attach(args, &mut programs, process, maps, vms)).transpose()?;
-        Ok(Self { process: process.clone(), programs, samples, cpu, memory, newcomers: Newcomers::new() })
+        let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
+        let newcomers = Newcomers::new();
+        let (process, name, only) = (process.clone(), target.name(), *only);
+        Ok(Self { process, programs, samples, cpu, memory, newcomers, name, only, left_out: 0 })
     }
 
     /// Takes the probes out. What they have recorded can still be drained.
@@ -99,13 +115,14 @@ impl Recording {
         }
     }
 
-    /// Takes what is ready; false if there may be more already.
+    /// Takes what is ready; false if there may be more already. `common` are the reports of all processes that are
+    /// recorded, where these are several.
     ///
     /// # Errors
     /// An output cannot take it.
-    pub fn drain(&mut self) -> Result<bool, CommandError> {
-        let samples = self.drain_samples()?;
-        if let Some((_, pipeline)) = &mut self.samples {
+    pub fn drain(&mut self, common: Option<&mut CpuReports>) -> Result<bool, CommandError> {
+        let samples = self.drain_samples(common)?;
+        if let Some((_, pipeline)) = self.samples.as_mut().filter(|_| self.only.is_none()) {
             self.newcomers.search(&self.process, &mut self.programs, pipeline)?;
         }
         let Self { programs, process, memory, .. } = self;
@@ -113,16 +130,26 @@ impl Recording {
         Ok(memory && samples)
     }
 
-    fn drain_samples(&mut self) -> Result<bool, CommandError> {
-        let Self { programs, samples, cpu, memory, .. } = self;
+    fn drain_samples(&mut self, mut common: Option<&mut CpuReports>) -> Result<bool, CommandError> {
+        let Self { programs, samples, cpu, memory, name, only, left_out, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
         let taken = buffer.drain(SAMPLE_BATCH, |sample| {
+            if only.is_some_and(|only| sample.header.vm as usize != only) {
+                *left_out += 1;
+                return;
+            }
             if sample.header.vm != NO_VM {
                 Newcomers::introduce(pipeline, programs, sample.header.vm as usize);
             }
-            let resolved = pipeline.resolve(sample);
+            let mut resolved = pipeline.resolve(sample);
+            if only.is_some() {
+                resolved.vm = Some(0);
+            }
+            if let Some(common) = common.as_mut().filter(|_| resolved.allocation.is_none()) {
+                common.add(&resolved, Some(root(name, resolved.vm, pipeline.vms().len())));
+            }
             match (resolved.allocation, &mut *cpu, &mut *memory) {
                 (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
                 (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
@@ -136,9 +163,14 @@ impl Recording {
     ///
     /// # Errors
     /// An output cannot take it.
-    pub fn drain_all(&mut self) -> Result<(), CommandError> {
-        while !self.drain()? {}
+    pub fn drain_all(&mut self, mut common: Option<&mut CpuReports>) -> Result<(), CommandError> {
+        while !self.drain(common.as_deref_mut())? {}
         Ok(())
+    }
+
+    /// What people know the process by.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The number of CPU samples so far, if they are recorded.
@@ -166,11 +198,11 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, .. } = self;
+        let Self { programs, samples, cpu, memory, left_out, .. } = self;
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);
-            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost };
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, left_out };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });
@@ -179,4 +211,13 @@ impl Recording {
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
         Ok(Summaries { cpu: cpu?, memory: memory? })
     }
+}
+
+/// What the stacks of a process begin with in reports of several, and those of its VMs if it has several.
+fn root(process: &str, vm: Option<usize>, vms: usize) -> Frame {
+    let name = match vm {
+        Some(vm) if vms > 1 => format!("{process}, VM {}", vm + 1),
+        _ => process.to_owned(),
+    };
+    Frame::Root { name: name.into() }
 }

@@ -31,22 +31,28 @@ impl Stop {
 pub struct Stopping {
     interrupt: Signal,
     terminate: Signal,
-    exit: Option<AsyncFd<std::os::fd::OwnedFd>>,
+    /// The exits of the processes; none where the kernel does not tell.
+    exits: Vec<Option<AsyncFd<std::os::fd::OwnedFd>>>,
     deadline: Option<tokio::time::Instant>,
 }
 
 impl Stopping {
-    /// Ends with the process, and after `duration`.
+    /// Ends when all of `processes` have exited, and after `duration`.
     ///
     /// # Errors
     /// Signals cannot be listened to.
-    pub fn new(process: &Process, duration: Option<Duration>) -> Result<Self, CommandError> {
+    pub fn new<'a>(
+        processes: impl Iterator<Item = &'a Process>,
+        duration: Option<Duration>,
+    ) -> Result<Self, CommandError> {
         let listen = |kind| signal(kind).map_err(|error| CommandError::internal(&error));
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
-            // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
-            exit: process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()),
+            exits: processes
+                // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
+                .map(|process| process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()))
+                .collect(),
             deadline: duration.map(|duration| tokio::time::Instant::now() + duration),
         })
     }
@@ -54,9 +60,11 @@ impl Stopping {
     /// Waits.
     pub async fn next(&mut self) -> Stop {
         let exit = async {
-            match &self.exit {
-                Some(fd) => drop(fd.readable().await),
-                None => std::future::pending().await,
+            for exit in &self.exits {
+                match exit {
+                    Some(fd) => drop(fd.readable().await),
+                    None => std::future::pending().await,
+                }
             }
         };
         let deadline = async {

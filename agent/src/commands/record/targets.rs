@@ -1,0 +1,118 @@
+//! The processes that are recorded: the one that is named, or its children.
+
+use super::args::RecordArgs;
+use crate::commands::exit::{CommandError, ExitCode};
+use crate::dump::is_idle;
+use crate::target::family::descendants;
+use crate::target::{Maps, Process};
+use crate::vm::{FindError, Vm, find_vms};
+
+/// A process that is recorded.
+pub struct RecordTarget {
+    /// The options, with its own process id and file names.
+    pub args: RecordArgs,
+    /// The process.
+    pub process: Process,
+    /// Its mappings.
+    pub maps: Maps,
+    /// Its VMs.
+    pub vms: Vec<Vm>,
+    /// The index of the only VM that is recorded, if only one is.
+    pub only: Option<usize>,
+}
+
+impl RecordTarget {
+    fn new(args: RecordArgs) -> Result<Self, CommandError> {
+        let process = Process::open(args.pid)?;
+        let maps = process.maps()?;
+        let vms = find_vms(&process, &maps)?;
+        let only = args.vm.map(|address| choose(&args, &vms, address)).transpose()?;
+        Ok(Self { args, process, maps, vms, only })
+    }
+
+    /// What people know it by: `nginx (pid 4242)`.
+    pub fn name(&self) -> String {
+        format!("{} (pid {})", self.process.command(), self.args.pid)
+    }
+}
+
+/// The index of the VM at `address`.
+fn choose(args: &RecordArgs, vms: &[Vm], address: u64) -> Result<usize, CommandError> {
+    vms.iter().position(|vm| vm.global == address).ok_or_else(|| {
+        let there: Vec<String> = vms.iter().map(|vm| format!("{:#x}", vm.global)).collect();
+        let message = format!("process {} has no VM at {address:#x}; it has {}", args.pid, there.join(", "));
+        CommandError::new(ExitCode::NO_LUAJIT, message)
+    })
+}
+
+/// The processes that `args` are about.
+///
+/// # Errors
+/// None of them can be recorded.
+pub fn targets(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
+    if args.children {
+        return children(args);
+    }
+    // Those that are running may not be the one that was named.
+    match RecordTarget::new(args.clone()) {
+        Ok(target) => {
+            if target.vms.iter().all(|vm| is_idle(&target.process, vm))
+                && let Some(workers) = workers(args.pid)
+            {
+                let name = target.name();
+                eprintln!("lj-trace: {name} does not run any Lua now, and looks like the master of others: {workers}");
+            }
+            Ok(vec![target])
+        }
+        Err(error) if error.code == ExitCode::NO_LUAJIT => match workers(args.pid) {
+            Some(workers) => {
+                let message = format!("{}. But it has started processes that have one: {workers}", error.message);
+                Err(CommandError::new(error.code, message))
+            }
+            None => Err(error),
+        },
+        Err(error) => Err(error),
+    }
+}
+
+/// Names the processes with VMs that `pid` has started, and says how to record them; none if there are none.
+fn workers(pid: u32) -> Option<String> {
+    let has_vm = |pid: &u32| {
+        let process = Process::open(*pid).ok()?;
+        let maps = process.maps().ok()?;
+        find_vms(&process, &maps).ok()
+    };
+    let workers: Vec<String> =
+        descendants(pid).into_iter().filter(|pid| has_vm(pid).is_some()).map(|pid| pid.to_string()).collect();
+    let first = workers.first()?;
+    Some(format!(
+        "{}. Record one of them (`--pid {first}`), or all at once (`--pid {pid} --children`)",
+        workers.join(", ")
+    ))
+}
+
+/// All processes with VMs that the named one has started.
+fn children(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
+    // If it is not there, that is what has to be said.
+    let parent = Process::open(args.pid)?;
+    let mut targets = Vec::new();
+    for pid in descendants(args.pid) {
+        let Ok(process) = Process::open(pid) else { continue };
+        let Ok(maps) = process.maps() else { continue };
+        match find_vms(&process, &maps) {
+            Ok(vms) => targets.push(RecordTarget { args: args.of_child(pid), process, maps, vms, only: None }),
+            // A helper without Lua, or one that has just exited.
+            Err(FindError::NoVm { .. } | FindError::Target(_)) => {}
+            Err(error) => eprintln!("lj-trace: process {pid} is left out: {error}"),
+        }
+    }
+    if targets.is_empty() {
+        let (command, pid) = (parent.command(), args.pid);
+        let message = format!(
+            "process {pid} ({command}) has started no process with a LuaJIT VM that runs now: leave out --children to \
+             record the process itself"
+        );
+        return Err(CommandError::new(ExitCode::NO_LUAJIT, message));
+    }
+    Ok(targets)
+}

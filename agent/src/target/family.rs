@@ -1,0 +1,65 @@
+//! A process and those that it has started: servers often have a master that only looks after its workers.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+/// The processes that `pid` has started and that run now, and those that these have started, by process id.
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let parents = pids.filter_map(|pid| Some((pid, parent(&fs::read(format!("/proc/{pid}/stat")).ok()?)?)));
+    descendants_of(pid, &parents.collect())
+}
+
+/// The descendants of `pid`, given the parent of each process.
+fn descendants_of(pid: u32, parents: &BTreeMap<u32, u32>) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        // Process ids may be used again while they are read: nobody is found twice.
+        let children = parents.iter().filter(|(_, of)| **of == parent).map(|(child, _)| *child);
+        let new: Vec<u32> = children.filter(|child| !found.contains(child)).collect();
+        found.extend(new);
+        next += 1;
+    }
+    found.remove(0);
+    found.sort_unstable();
+    found
+}
+
+/// The parent's id in the text of `/proc/PID/stat` (proc(5)); none for a process that has exited.
+fn parent(stat: &[u8]) -> Option<u32> {
+    let stat = String::from_utf8_lossy(stat);
+    let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let state = fields.next()?;
+    if state == "Z" || state == "X" { None } else { fields.next()?.parse().ok() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_children_and_grandchildren() {
+        let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (5, 2), (6, 1), (7, 6)]);
+        assert_eq!(descendants_of(2, &parents), [3, 4, 5]);
+        assert!(descendants_of(4, &parents).is_empty());
+        // Taken from two moments, they may even form a circle.
+        assert_eq!(descendants_of(8, &BTreeMap::from([(9, 8), (8, 9)])), [9]);
+    }
+
+    #[test]
+    fn reads_the_parent_of_what_still_runs() {
+        assert_eq!(parent(b"7 (a) b) S 3 7 7"), Some(3));
+        assert_eq!(parent(b"7 (a) Z 3 7 7"), None);
+        assert_eq!(parent(b"garbage"), None);
+    }
+
+    #[test]
+    fn finds_a_child_of_its_own() {
+        let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
+        assert!(descendants(std::process::id()).contains(&child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,119 @@
+//! nginx with Lua inside: a master, which only looks after its workers, and workers that run `tests/lua/worker.lua`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::programs::{NGINX, Program};
+use crate::target_folder;
+
+/// A running nginx. It and its workers are ended when this is dropped.
+#[derive(Debug)]
+pub struct Nginx {
+    master: Child,
+    workers: Vec<u32>,
+    _folder: tempfile::TempDir,
+}
+
+/// How long it may take to start: some 30 ms on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Nginx {
+    /// Starts it with so many workers, and waits until they are there; [`None`] where the system does not have it.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start(workers: usize) -> Result<Option<Self>> {
+        let Some(program) = Program::find(NGINX) else { return Ok(None) };
+        let folder = tempfile::tempdir()?;
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/worker.lua");
+        let packages = std::path::absolute(target_folder().join("programs"))?;
+        let module =
+            |package: &str, file: &str| format!("{}/{package}/usr/lib/nginx/modules/{file}", packages.display());
+        let lua = |package: &str| format!("{}/{package}/usr/share/lua/5.1/?.lua;", packages.display());
+        let configuration = format!(
+            "load_module {ndk}; load_module {http_lua};
+             user root; daemon off; worker_processes {workers}; pid nginx.pid; error_log error.log;
+             events {{}}
+             http {{
+                 access_log off;
+                 client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi;
+                 scgi_temp_path scgi;
+                 lua_package_path \"{core}{cache};\";
+                 init_worker_by_lua_file {script};
+             }}",
+            ndk = module("libnginx-mod-http-ndk", "ndk_http_module.so"),
+            http_lua = module("libnginx-mod-http-lua", "ngx_http_lua_module.so"),
+            core = lua("lua-resty-core"),
+            cache = lua("lua-resty-lrucache"),
+            script = script.display(),
+        );
+        std::fs::write(folder.path().join("nginx.conf"), configuration)?;
+        let library = |package: &str, path: &str| packages.join(package).join(path);
+        let libraries: Vec<PathBuf> = vec![
+            library("libluajit2-5.1-2", "usr/lib/x86_64-linux-gnu"),
+            library("libpcre3", "lib/x86_64-linux-gnu"),
+            library("libpcre3", "usr/lib/x86_64-linux-gnu"),
+        ];
+        let mut command = Command::new(&program.path);
+        command.arg("-p").arg(folder.path()).args(["-c", "nginx.conf", "-e", "error.log"]);
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries)?).stdin(Stdio::null());
+        let master = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        let mut nginx = Self { master, workers: Vec::new(), _folder: folder };
+        nginx.wait_for(workers)?;
+        Ok(Some(nginx))
+    }
+
+    fn wait_for(&mut self, workers: usize) -> Result<()> {
+        let started = Instant::now();
+        while self.workers.len() < workers {
+            if let Some(status) = self.master.try_wait()? {
+                let log = std::fs::read_to_string(self._folder.path().join("error.log")).unwrap_or_default();
+                bail!("nginx has ended ({status}): {log}");
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("nginx has not started {workers} workers");
+            }
+            sleep(Duration::from_millis(10));
+            self.workers = children(self.pid());
+        }
+        // A worker has its master's name and memory until it begins to work.
+        sleep(Duration::from_millis(200));
+        Ok(())
+    }
+
+    /// The master's process id.
+    pub fn pid(&self) -> u32 {
+        self.master.id()
+    }
+
+    /// The workers' process ids, in order.
+    pub fn workers(&self) -> &[u32] {
+        &self.workers
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // The master first: it would start new workers.
+        let _ = self.master.kill();
+        let _ = self.master.wait();
+        for &worker in &self.workers {
+            if let Ok(worker) = libc::pid_t::try_from(worker) {
+                // SAFETY: kill touches no memory. The worker computes for a minute, so its id is still its own.
+                unsafe { libc::kill(worker, libc::SIGKILL) };
+            }
+        }
+    }
+}
+
+/// The processes that `pid` has started, by id.
+fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let mut children: Vec<u32> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    children.sort_unstable();
+    children
+}

@@ -1,0 +1,132 @@
+//! Servers with a master and workers: nginx.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::folded::Folded;
+use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::source::definition_of;
+use lj_trace_tests::tracer::{exit_code, run};
+use serde_json::Value;
+
+const SCRIPT: &str = "worker.lua";
+
+fn read(folder: &Path, name: &str) -> Result<Folded> {
+    let path = folder.join(name);
+    Folded::parse(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)
+}
+
+#[test]
+fn a_master_names_its_workers() -> Result<()> {
+    let Some(nginx) = Nginx::start(2)? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("x.folded");
+    let pid = nginx.pid().to_string();
+    let outcome = run(["--pid", &pid, "--duration", "200ms", "--output", &output.to_string_lossy()])?;
+    outcome.expect(0, &["does not run any Lua now", &format!("--pid {pid} --children")]);
+    for worker in nginx.workers() {
+        ensure!(outcome.stderr.contains(&worker.to_string()), "no {worker} in {}", outcome.stderr);
+    }
+    // A worker is no master, even though it is idle now and then.
+    let worker = nginx.workers()[0].to_string();
+    let outcome = run(["--pid", &worker, "--duration", "200ms", "--output", &output.to_string_lossy()])?;
+    outcome.expect(0, &[]);
+    ensure!(!outcome.stderr.contains("master"), "{}", outcome.stderr);
+    Ok(())
+}
+
+#[test]
+fn all_children_are_recorded_at_once() -> Result<()> {
+    let Some(nginx) = Nginx::start(2)? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (pid, stream, folded) = (nginx.pid().to_string(), path("cpu.bin"), path("cpu.folded"));
+    let outputs = ["--output", &stream, "--output", &folded];
+    let arguments = ["--pid", &pid, "--children", "--duration", "2s", "--rate", "199"];
+    let outcome = run(arguments.into_iter().chain(outputs))?;
+    outcome.expect(0, &["the time is over"]);
+    let common = read(folder.path(), "cpu.folded")?;
+    let compute = format!("compute@{}:", lua_file());
+    for worker in nginx.workers() {
+        let root = format!("nginx (pid {worker})");
+        let own = common.samples_where(|stack| stack.frames.first() == Some(&root));
+        ensure!(own > 50, "{own} samples of {root} in {common:#?}");
+        let computing = common.samples_where(|stack| {
+            stack.frames.first() == Some(&root) && stack.frames.iter().any(|frame| frame.starts_with(&compute))
+        });
+        ensure!(computing * 10 > own * 9, "{computing} of {own} samples of {root} compute");
+        // Its own stream has the same samples.
+        let file = path(&format!("cpu-{worker}.bin"));
+        let report = run(["report", &file, "--format", "folded"])?;
+        report.expect(0, &[]);
+        let samples = Folded::parse(&report.stdout)?.samples();
+        ensure!(samples == own, "{samples} in {file}, {own} in cpu.folded");
+    }
+    let all: u64 = nginx
+        .workers()
+        .iter()
+        .map(|worker| format!("nginx (pid {worker})"))
+        .map(|root| common.samples_where(|stack| stack.frames.first() == Some(&root)))
+        .sum();
+    ensure!(all == common.samples(), "{all} of {}", common.samples());
+    Ok(())
+}
+
+/// The workers' chunk, as their frames name it.
+fn lua_file() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(SCRIPT).to_string_lossy().into_owned()
+}
+
+#[test]
+fn memory_profiles_of_children_are_files_of_their_own() -> Result<()> {
+    let Some(nginx) = Nginx::start(2)? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (pid, stream, folded) = (nginx.pid().to_string(), path("mem.bin"), path("mem.folded"));
+    let arguments = ["--pid", &pid, "--children", "--mode", "memprof", "--duration", "300ms"];
+    let outcome = run(arguments.into_iter().chain(["--output", &stream, "--output", &folded]))?;
+    outcome.expect(0, &["the time is over"]);
+    for worker in nginx.workers() {
+        let profile = read(folder.path(), &format!("mem-{worker}.folded"))?;
+        // The tables are made by compiled code, so by traces.
+        ensure!(profile.samples() > 10_000, "worker {worker} makes no tables: {profile:#?}");
+        run(["report", &path(&format!("mem-{worker}.bin"))])?.expect(0, &[]);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_has_no_children_with_lua_is_refused() -> Result<()> {
+    let Some(nginx) = Nginx::start(1)? else { return Ok(()) };
+    let worker = nginx.workers()[0].to_string();
+    run(["--pid", &worker, "--children"])?.expect(exit_code::NO_LUAJIT, &["has started no process with a LuaJIT VM"]);
+    run(["--pid", "4000000", "--children"])?.expect(exit_code::NO_PROCESS, &["no process 4000000"]);
+    // This test itself has no Lua, but its child's children have.
+    let own = std::process::id().to_string();
+    let expected = format!("processes that have one: {}", nginx.pid());
+    run(["--pid", &own])?.expect(exit_code::NO_LUAJIT, &["no LuaJIT VM", &expected]);
+    Ok(())
+}
+
+#[test]
+fn list_and_dump_know_masters_from_workers() -> Result<()> {
+    let Some(nginx) = Nginx::start(1)? else { return Ok(()) };
+    let outcome = run(["list", "--json"])?;
+    outcome.expect(0, &[]);
+    let listing: Value = serde_json::from_str(&outcome.stdout)?;
+    let all = listing["processes"].as_array().context("no processes")?;
+    let vm = |pid: u32| {
+        let process = all.iter().find(|process| process["pid"] == pid);
+        process.map(|process| &process["vms"][0]).with_context(|| format!("no {pid} in {listing:#}"))
+    };
+    ensure!(vm(nginx.pid())?["doing"].is_null(), "{listing:#}");
+    let worker = nginx.workers()[0];
+    let doing = vm(worker)?["doing"]["function"].as_str().unwrap_or_default();
+    ensure!(doing.contains(SCRIPT), "{listing:#}");
+    let outcome = run(["dump", "--pid", &worker.to_string()])?;
+    outcome.expect(0, &[]);
+    let work = format!("@{}:{}", lua_file(), definition_of(SCRIPT, "work"));
+    ensure!(outcome.stdout.contains(&work), "no {work} in {}", outcome.stdout);
+    ensure!(outcome.stdout.contains("OpenResty's LuaJIT 2.1.0-beta3, GC64"), "{}", outcome.stdout);
+    Ok(())
+}
