@@ -21,6 +21,7 @@ pub struct Program {
 }
 
 /// The programs that are unpacked rather than installed, since their packages exclude `luajit`, or start services.
+/// nginx's module for Lua wants `luajit2` and libraries of Lua code.
 pub const UNPACKED: &[Program] = &[
     Program { name: "luajit2", package: "luajit2", file: "usr/bin/luajit", beside: &["libluajit2-5.1-2"] },
     Program { name: "tarantool", package: "tarantool", file: "usr/bin/tarantool", beside: &[] },

@@ -189,3 +189,48 @@ impl LuaStack {
         self.end = WalkEnd::TooDeep;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_is_what_lua_calls_it() {
+        // A stack at 0x1000: with GC64 the first frame begins two slots above.
+        let coroutine = Coroutine { thread: 0x100, stack: 0x1000, stack_end: 0x2000 };
+        let nothing = Copied::default();
+        let fresh = Snapshot {
+            coroutine,
+            base: 0x1010,
+            top: 0x1018,
+            status: 0,
+            cframe: 0,
+            head: nothing.clone(),
+            stack: nothing,
+        };
+        let status = |change: fn(&mut Snapshot)| {
+            let mut snapshot = fresh.clone();
+            change(&mut snapshot);
+            snapshot.status(true)
+        };
+        assert_eq!(status(|_| {}), Status::NotStarted);
+        assert_eq!(status(|s| s.top = s.base), Status::Finished);
+        assert_eq!(status(|s| s.status = YIELD), Status::Suspended);
+        assert_eq!(status(|s| s.cframe = 0x7ffe_0000), Status::Running);
+        assert_eq!(status(|s| s.status = 2), Status::Dead, "LUA_ERRRUN");
+        // Frames without a C frame: resumed by nobody, as after a yield across the host.
+        assert_eq!(status(|s| s.base = 0x1040), Status::Suspended);
+        assert_eq!(fresh.status(false), Status::Suspended, "without GC64 this BASE is that of a second frame");
+    }
+
+    #[test]
+    fn slots_are_read_from_the_copy_alone() {
+        let coroutine = Coroutine { thread: 0x100, stack: 0x1000, stack_end: 0x1010 };
+        let stack = Copied { start: 0x1000, bytes: (0..16).collect() };
+        let head = Copied::default();
+        let snapshot = Snapshot { coroutine, base: 0, top: 0, status: 0, cframe: 0, head, stack };
+        assert_eq!(snapshot.slot(0x1008), Some(0x0f0e_0d0c_0b0a_0908));
+        assert_eq!(snapshot.slot(0x100c), None);
+        assert_eq!(snapshot.slot(0xff8), None);
+    }
+}

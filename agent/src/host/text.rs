@@ -37,7 +37,10 @@ impl fmt::Display for Listing {
         writeln!(f, "{found}, of {} looked at in {:.0} ms", self.looked_at, self.milliseconds)?;
         if self.not_permitted != 0 {
             let count = self.not_permitted;
-            writeln!(f, "{count} more could not be looked at: that takes root, or CAP_SYS_PTRACE")?;
+            writeln!(
+                f,
+                "{count} more could not be looked at: that takes root, or CAP_SYS_PTRACE and all capabilities that they have"
+            )?;
         }
         Ok(())
     }
