@@ -168,6 +168,9 @@ impl Taking<'_> {
         let vm = &self.target.vms[index];
         let status = VmStatus::read(self.target.memory, vm).ok();
         let mut coroutines = heap::coroutines(self.target.memory, vm);
+        // A list that changed into a ring meanwhile would show some twice.
+        let mut seen = BTreeSet::new();
+        coroutines.threads.retain(|thread| seen.insert(*thread));
         let listed: BTreeSet<u64> = coroutines.threads.iter().copied().collect();
         // A heap that was too large to look through may lack some that run.
         let running = self.on_threads.keys().copied().filter(|thread| !listed.contains(thread));

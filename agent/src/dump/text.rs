@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
+use crate::report::frame::printable;
 
 /// Of a longer stack, so many innermost frames are shown,
 const INNERMOST: usize = 100;
@@ -19,7 +20,8 @@ const COLUMN: usize = 44;
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (threads, vms) = (counted(self.threads.len(), "thread"), counted(self.vms.len(), "VM"));
-        writeln!(f, "process {} ({}): {threads}, {vms}; read in {:.1} ms", self.pid, self.command, self.milliseconds)?;
+        let (pid, command) = (self.pid, printable(&self.command));
+        writeln!(f, "process {pid} ({command}): {threads}, {vms}; read in {:.1} ms", self.milliseconds)?;
         for thread in &self.threads {
             write_thread(f, thread)?;
         }
@@ -28,7 +30,8 @@ impl fmt::Display for Dump {
 }
 
 fn write_thread(f: &mut fmt::Formatter<'_>, thread: &ThreadDump) -> fmt::Result {
-    writeln!(f, "\nthread {} ({}): {}{}", thread.tid, thread.name, thread.state, motion(thread.in_motion))?;
+    let name = printable(&thread.name);
+    writeln!(f, "\nthread {} ({name}): {}{}", thread.tid, thread.state, motion(thread.in_motion))?;
     if let Some(note) = &thread.note {
         writeln!(f, "  [{note}]")?;
     }
@@ -113,15 +116,15 @@ fn write_frames(f: &mut fmt::Formatter<'_>, frames: &[FrameDump]) -> fmt::Result
 
 fn write_frame(f: &mut fmt::Formatter<'_>, frame: &FrameDump) -> fmt::Result {
     let place = match (frame.kind, &frame.source, frame.line, &frame.module) {
-        (FrameKind::Lua, Some(source), Some(line), _) => format!("at {source}:{line}"),
+        (FrameKind::Lua, Some(source), Some(line), _) => format!("at {}:{line}", printable(source)),
         (FrameKind::Lua, ..) => "(line not known)".to_owned(),
         (FrameKind::Builtin, ..) => "(LuaJIT's library)".to_owned(),
         (FrameKind::Native, _, _, Some(module)) => format!("in {module}"),
         _ => String::new(),
     };
-    writeln!(f, "{}", format!("  {:COLUMN$} {place}", frame.function).trim_end())?;
+    writeln!(f, "{}", format!("  {:COLUMN$} {place}", printable(&frame.function)).trim_end())?;
     for local in frame.locals.iter().flatten() {
-        writeln!(f, "      {} = {}", local.name, local.value)?;
+        writeln!(f, "      {} = {}", printable(&local.name), printable(&local.value))?;
     }
     Ok(())
 }

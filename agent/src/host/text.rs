@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::{Doing, ListedProcess, ListedVm, Listing};
 use crate::dump::text::bytes;
+use crate::report::frame::printable;
 
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
@@ -51,7 +52,7 @@ fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
         if vm.traces == 0 { vm.jit.describe().to_owned() } else { format!("{}, {}", vm.jit.describe(), vm.traces) };
     [
         process.pid.to_string(),
-        process.command.clone(),
+        printable(&process.command).into_owned(),
         vm.address.clone(),
         luajit(vm),
         if vm.gc64 { "yes" } else { "no" }.to_owned(),
@@ -75,7 +76,7 @@ impl fmt::Display for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.state)?;
         if let Some(function) = &self.function {
-            write!(f, " in {function}")?;
+            write!(f, " in {}", printable(function))?;
         }
         if let Some(line) = self.line {
             write!(f, ", line {line}")?;

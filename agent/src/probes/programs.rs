@@ -79,6 +79,18 @@ pub struct Wanted {
     pub memory: bool,
     /// Every allocation of this number carries its stack; 0 for none.
     pub stack_every: u32,
+    /// How many processes are recorded at once: they share the memory for buffers.
+    pub processes: u32,
+}
+
+impl Wanted {
+    /// The size of a ring buffer.
+    fn buffer(self) -> u32 {
+        /// What the object file has for one process.
+        const ONE: u32 = 16 << 20;
+        const LEAST: u32 = 1 << 20;
+        (ONE / self.processes.max(1).next_power_of_two()).max(LEAST)
+    }
 }
 
 /// The loaded programs.
@@ -111,15 +123,13 @@ impl Programs {
         let mut loader = EbpfLoader::new();
         // One area a CPU for the sampler, and one for the allocation probes.
         loader.map_max_entries("SCRATCH", 2 * cpus.get());
-        if !wanted.cpu && wanted.stack_every == 0 {
-            loader.map_max_entries("SAMPLES", PAGE);
-        }
+        let samples = if wanted.cpu || wanted.stack_every != 0 { wanted.buffer() } else { PAGE };
+        loader.map_max_entries("SAMPLES", samples);
+        loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { PAGE });
         let max_vms = u32::try_from(vms.len()).unwrap_or(MAX_VMS).saturating_add(MORE_VMS).min(MAX_VMS);
         if wanted.memory {
             loader.map_max_entries("FUNCTIONS", max_vms * KNOWN_OBJECTS);
             loader.map_max_entries("PROTOTYPES", max_vms * KNOWN_OBJECTS);
-        } else {
-            loader.map_max_entries("ALLOCATIONS", PAGE);
         }
         let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;

@@ -189,12 +189,27 @@ pub fn chunk_name(chunkname: &[u8]) -> String {
     }
 }
 
+/// A text of the target's without characters that a terminal would obey.
+pub fn printable(text: &str) -> std::borrow::Cow<'_, str> {
+    if text.chars().any(char::is_control) {
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
+    } else {
+        text.into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn lua(name: Option<&str>, chunkname: &[u8], first_line: u32) -> String {
         Frame::lua(name.map(Into::into), chunkname, first_line, Some(99)).to_string()
+    }
+
+    #[test]
+    fn terminals_are_given_no_commands() {
+        assert_eq!(printable("a\x1b[2Jb\n"), "a [2Jb ");
+        assert_eq!(printable("größe@x.lua:1"), "größe@x.lua:1");
     }
 
     #[test]

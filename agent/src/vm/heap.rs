@@ -30,6 +30,9 @@ pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
     found
 }
 
+/// More coroutines are not told of: somebody wants to read about them.
+const MAX_COROUTINES: usize = 1 << 16;
+
 /// The coroutines of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coroutines {
@@ -49,7 +52,7 @@ pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm) -> Coroutines {
         if kind == gct::THREAD && !complete {
             threads.push(object);
         }
-        !complete
+        !complete && threads.len() < MAX_COROUTINES
     });
     Coroutines { threads, complete }
 }
@@ -73,5 +76,57 @@ fn walk<M: ReadMemory>(memory: &M, vm: &Vm, mut visit: impl FnMut(u64, u8) -> bo
             return;
         }
         object = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::machine::InterpreterText;
+    use crate::vm::object::tests::{Saved, x64_layout};
+
+    /// A VM whose list of objects begins at 0x5000, with objects of these types, 16 bytes apart, each linked to the
+    /// one that its number says.
+    fn vm_with(objects: &[(u8, u64)]) -> (Saved, Vm) {
+        let layout = x64_layout("Debian", "x64gc64");
+        let mut bytes = vec![0; 0x2000];
+        let mut put = |address: u64, word: u64| {
+            let at = (address - 0x4000) as usize;
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        };
+        let place = |number: u64| 0x5000 + 16 * number;
+        put(0x4000 + u64::from(layout.g_gc_root), place(0));
+        for (number, (kind, next)) in (0..).zip(objects) {
+            put(place(number), if *next == u64::MAX { 0 } else { place(*next) });
+            put(place(number) + 8, u64::from(*kind) << 8);
+        }
+        let text = InterpreterText { range: 0..0, exact: true };
+        let main_thread = place(objects.len() as u64 - 1);
+        let vm = Vm { global: 0x4000, main_thread, layout, builds: Vec::new(), undecided: Vec::new(), text };
+        (Saved::new(0x4000, bytes), vm)
+    }
+
+    #[test]
+    fn coroutines_end_with_the_main_thread() {
+        let objects = [(gct::TAB, 1), (gct::THREAD, 2), (gct::PROTO, 3), (gct::THREAD, 4), (gct::THREAD, 0)];
+        let (memory, vm) = vm_with(&objects);
+        let found = coroutines(&memory, &vm);
+        assert_eq!(found.threads, [0x5040, 0x5010, 0x5030]);
+        assert!(found.complete);
+        assert_eq!(prototypes(&memory, &vm), [0x5020].into());
+    }
+
+    #[test]
+    fn a_list_that_is_torn_or_a_ring_ends_the_walk() {
+        // The second object's type cannot be; then a list that leads back to its beginning.
+        let (memory, vm) = vm_with(&[(gct::THREAD, 1), (99, 2), (gct::THREAD, u64::MAX)]);
+        assert_eq!(coroutines(&memory, &vm), Coroutines { threads: vec![0x5020, 0x5000], complete: false });
+        let (memory, vm) = vm_with(&[(gct::TAB, 1), (gct::TAB, 0), (gct::THREAD, u64::MAX)]);
+        let started = Instant::now();
+        assert!(!coroutines(&memory, &vm).complete);
+        assert!(started.elapsed() < 10 * TIME_LIMIT);
+        // A ring of coroutines is found again and again, but not for ever.
+        let (memory, vm) = vm_with(&[(gct::THREAD, 0), (gct::THREAD, u64::MAX)]);
+        assert!(coroutines(&memory, &vm).threads.len() <= MAX_COROUTINES);
     }
 }

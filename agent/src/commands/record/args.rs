@@ -107,11 +107,12 @@ pub enum Mode {
 }
 
 impl RecordArgs {
-    /// What the kernel half has to do for it.
-    pub(super) fn wanted(&self) -> Wanted {
+    /// What the kernel half has to do for one of so many processes.
+    pub(super) fn wanted(&self, processes: usize) -> Wanted {
         let memory = self.mode != Mode::Sysprof;
         let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
-        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every }
+        let processes = u32::try_from(processes).unwrap_or(u32::MAX >> 1);
+        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every, processes }
     }
 
     /// The same for one of the children: its files have its process id in their names.

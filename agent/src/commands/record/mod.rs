@@ -37,7 +37,8 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     priority::raise();
     let targets = targets(args)?;
     let mut common = common_reports(args)?;
-    let mut recordings = targets.iter().map(Recording::start).collect::<Result<Vec<_>, _>>()?;
+    let mut recordings =
+        targets.iter().map(|target| Recording::start(target, targets.len())).collect::<Result<Vec<_>, _>>()?;
     let progress = Progress::new(args, &targets, &recordings, started.elapsed());
 
     let began = Instant::now();

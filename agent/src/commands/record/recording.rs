@@ -69,13 +69,13 @@ impl Summaries {
 }
 
 impl Recording {
-    /// Opens the outputs, loads the programs, puts in the probes.
+    /// Opens the outputs, loads the programs, puts in the probes. `processes` are recorded at once.
     ///
     /// # Errors
     /// Any of it fails.
-    pub fn start(target: &RecordTarget) -> Result<Self, CommandError> {
+    pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
         let RecordTarget { args, process, vms, only, .. } = target;
-        let wanted = args.wanted();
+        let wanted = args.wanted(processes);
         if args.weight.is_some() && !wanted.memory {
             return Err(CommandError::usage("--weight is for memory profiles: add --mode memprof, or all"));
         }
