@@ -1,6 +1,6 @@
 -- A workload that knows what it allocates: every call of the VM's allocator, by line.
 --
---   memory.lua
+--   memory.lua [ROUNDS]
 --
 -- It prints `ready` and waits for a line on standard input (or its end). Then it allocates, between two strings of
 -- unusual sizes that mark the beginning and the end in the sequence of events, and prints
@@ -19,18 +19,29 @@
 -- number of events and the sizes. A line without such a note does nothing to the heap. Sizes are those of lj_obj.h.
 
 jit.off()
-local ffi = require("ffi")
+collectgarbage("stop")
+local has_ffi, ffi = pcall(require, "ffi")
 local has_buffer, buffer = pcall(require, "string.buffer")
 
 ---- Sizes ----------------------------------------------------------------------------------------------------------
 
-local GC64 = ffi.abi("gc64")
+-- How much the VM says that its heap grows by a function that keeps what it returns.
+local function measured(f)
+  local before = collectgarbage("count")
+  local kept = f()
+  return (collectgarbage("count") - before) * 1024, kept
+end
+
+-- Not every build can be asked what it is; the size of a table tells.
+local GC64 = measured(function() return {} end) == 64
 local size = GC64
-    and { TAB = 64, FUNC = 40, CFUNC = 48, UPVALUE = 48, UDATA = 48, CDATA = 16, STR = 24, SLOTS = 47, THREAD = 96 }
-  or { TAB = 32, FUNC = 20, CFUNC = 32, UPVALUE = 24, UDATA = 24, CDATA = 8, STR = 16, SLOTS = 45, THREAD = 64 }
+    and { TAB = 64, FUNC = 40, CFUNC = 48, UPVALUE = 48, UDATA = 48, CDATA = 16, STR = 24, THREAD = 96 }
+  or { TAB = 32, FUNC = 20, CFUNC = 32, UPVALUE = 24, UDATA = 24, CDATA = 8, STR = 16, THREAD = 64 }
 size.SLOT, size.NODE, size.REF = 8, 24, GC64 and 8 or 4
 -- OpenResty's threads carry two pointers for the embedder (lua_State.exdata, exdata2).
 if pcall(require, "thread.exdata") then size.THREAD = size.THREAD + 16 end
+-- How many slots a stack has at first differs from version to version (LJ_STACK_EXTRA).
+size.SLOTS = (measured(function() return coroutine.create(measured) end) - size.THREAD) / size.SLOT
 -- Since 2020-06 a string's size is a multiple of 4 (lj_str_size).
 local rounded = has_buffer
 
@@ -50,7 +61,7 @@ local report = {}
 local function notes()
   local number = 0
   local function say(...) report[#report + 1] = table.concat({ ... }, " ") end
-  local env = setmetatable({ N = N, calls = calls, has_buffer = has_buffer }, { __index = size })
+  local env = setmetatable({ N = N, calls = calls, has_ffi = has_ffi, has_buffer = has_buffer }, { __index = size })
   function env.alloc(count, new) say("event", number, "alloc", count, 0, new) end
   function env.realloc(count, old, new) say("event", number, "realloc", count, old, new) end
   function env.free(count, old) say("event", number, "free", count, old, 0) end
@@ -229,14 +240,16 @@ does(function()
   local _ = pcall(string.rep, text, 50) --> alloc_in("string.rep", 1, string(350))
 end)
 
-local ints, list_of_ints, long = ffi.typeof("int[10]"), ffi.typeof("int[?]"), ffi.typeof("int64_t")
-does(function()
-  for _ = 1, N do local _ = ints() end --> alloc(N, CDATA + 40)
-  for _ = 1, N do local _ = list_of_ints(25) end --> alloc(N, 8 + CDATA + 100)
-  for i = 1, N do local _ = long(i) end --> alloc(N, CDATA + 8)
-  local one = long(1) --> alloc(1, CDATA + 8)
-  for _ = 1, N do local _ = one + 1 end --> alloc(N, CDATA + 8)
-end)
+if has_ffi then
+  local ints, list_of_ints, long = ffi.typeof("int[10]"), ffi.typeof("int[?]"), ffi.typeof("int64_t")
+  does(function()
+    for _ = 1, N do local _ = ints() end --> if has_ffi then alloc(N, CDATA + 40) end
+    for _ = 1, N do local _ = list_of_ints(25) end --> if has_ffi then alloc(N, 8 + CDATA + 100) end
+    for i = 1, N do local _ = long(i) end --> if has_ffi then alloc(N, CDATA + 8) end
+    local one = long(1) --> if has_ffi then alloc(1, CDATA + 8) end
+    for _ = 1, N do local _ = one + 1 end --> if has_ffi then alloc(N, CDATA + 8) end
+  end)
+end
 
 if has_buffer then
   local text = string.rep("x", 100)
@@ -256,7 +269,7 @@ does(function()
   growth.parsed = (collectgarbage("count") - before) * 1024
 end)
 
-local ROUNDS = 6
+local ROUNDS = tonumber(arg[1]) or 6
 
 -- The same addresses get another meaning in each round.
 local function rounds(first)

@@ -7,8 +7,11 @@
 pub mod allocations;
 pub mod code;
 pub mod folded;
+pub mod hosts;
+pub mod memory_truth;
 pub mod programs;
 pub mod recording;
+pub mod shares;
 pub mod tracer;
 pub mod workload;
 
