@@ -17,7 +17,8 @@ pub struct VmConfig {
     /// How far behind the beginning of its first block, which is its main thread, it lies.
     pub global_offset: u64,
     /// Which word of the `global_State`, counted from that of `vmstate`, has the coroutine that allocates: `mem_L`
-    /// (Tarantool) or `cur_L`. [`NO_WORD`] if the build has neither, or too far away.
+    /// (Tarantool) or `cur_L`. [`NO_WORD`] if the build (LuaJIT 2.0) has neither, or too far away: then whoever
+    /// looks must find it out ([`crate::allocation::Room::note_thread`]).
     pub thread_word: u32,
     /// By how many bits that word must be shifted.
     pub thread_shift: u32,
@@ -31,7 +32,7 @@ pub struct VmConfig {
 /// there in all builds.
 pub const WINDOW: usize = 29;
 
-/// A word after the window, which stays 0.
+/// A word after the window, which no read changes.
 pub const NO_WORD: u32 = 31;
 
 impl VmConfig {
@@ -47,7 +48,7 @@ impl VmConfig {
             text_end,
             global_offset: global.wrapping_sub(main_thread),
             thread_word: if is_there { u32::from(offset / 8) } else { NO_WORD },
-            thread_shift: u32::from(offset & 4) * 8,
+            thread_shift: if is_there { u32::from(offset & 4) * 8 } else { 0 },
             layout,
             padding: [0; padding()],
         }

@@ -318,6 +318,27 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
     });
 }
 
+/// LuaJIT 2.0: whoever looks has found out which coroutine it is.
+#[test]
+fn a_vm_that_does_not_name_its_coroutine_is_told() {
+    all(|mut scene| {
+        scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
+        let named = summary(&scene.attribute_now());
+        assert_ne!(named, "internal");
+        (scene.lab.layout.g_cur_l, scene.lab.layout.g_mem_l) = (ABSENT, ABSENT);
+        assert_eq!(summary(&scene.attribute_now()), "internal");
+        let vm = VmConfig::new(GLOBAL, GLOBAL - 96, (0, 0), scene.lab.layout);
+        let (mut objects, mut room) = (Remembered::default(), Room::EMPTY);
+        for (thread, expected) in [(THREAD, named.as_str()), (GLOBAL, "internal"), (0, "internal")] {
+            let mut event = AllocationEvent::default();
+            room.note_thread(thread);
+            attribute(&scene.lab.memory, &vm, &mut objects, &mut room, &mut event);
+            let first_line = objects.first_line(event.place);
+            assert_eq!(summary(&Attributed { event, first_line }), expected);
+        }
+    });
+}
+
 #[test]
 fn a_coroutine_that_has_yielded_does_not_allocate() {
     all(|mut scene| {

@@ -1,6 +1,6 @@
 -- A workload that knows what it allocates: every call of the VM's allocator, by line.
 --
---   memory.lua
+--   memory.lua [ROUNDS]
 --
 -- It prints `ready` and waits for a line on standard input (or its end). Then it allocates, between two strings of
 -- unusual sizes that mark the beginning and the end in the sequence of events, and prints
@@ -19,20 +19,35 @@
 -- number of events and the sizes. A line without such a note does nothing to the heap. Sizes are those of lj_obj.h.
 
 jit.off()
-local ffi = require("ffi")
+collectgarbage("stop")
+local has_ffi, ffi = pcall(require, "ffi")
 local has_buffer, buffer = pcall(require, "string.buffer")
 
 ---- Sizes ----------------------------------------------------------------------------------------------------------
 
-local GC64 = ffi.abi("gc64")
+-- How much the VM says that its heap grows by a function that keeps what it returns.
+local function measured(f)
+  local before = collectgarbage("count")
+  local kept = f()
+  return (collectgarbage("count") - before) * 1024, kept
+end
+
+-- Not every build can be asked what it is; the size of a table tells.
+local GC64 = measured(function() return {} end) == 64
 local size = GC64
-    and { TAB = 64, FUNC = 40, CFUNC = 48, UPVALUE = 48, UDATA = 48, CDATA = 16, STR = 24, SLOTS = 47, THREAD = 96 }
-  or { TAB = 32, FUNC = 20, CFUNC = 32, UPVALUE = 24, UDATA = 24, CDATA = 8, STR = 16, SLOTS = 45, THREAD = 64 }
-size.SLOT, size.NODE, size.REF = 8, 24, GC64 and 8 or 4
+    and { TAB = 64, FUNC = 40, CFUNC = 48, UPVALUE = 48, UDATA = 48, CDATA = 16, STR = 24, THREAD = 96 }
+  or { TAB = 32, FUNC = 20, CFUNC = 32, UPVALUE = 24, UDATA = 24, CDATA = 8, STR = 16, THREAD = 64 }
+size.SLOT, size.NODE, size.REF, size.BUFFER = 8, 24, GC64 and 8 or 4, GC64 and 72 or 56
 -- OpenResty's threads carry two pointers for the embedder (lua_State.exdata, exdata2).
 if pcall(require, "thread.exdata") then size.THREAD = size.THREAD + 16 end
+-- How many slots a stack has at first differs from version to version (LJ_STACK_EXTRA).
+size.SLOTS = (measured(function() return coroutine.create(measured) end) - size.THREAD) / size.SLOT
 -- Since 2020-06 a string's size is a multiple of 4 (lj_str_size).
 local rounded = has_buffer
+-- LuaJIT 2.0 makes a string of every number that it concatenates.
+local old = jit.version_num < 20100
+-- By then strings had numbers of their own, for which the longer headers had room.
+if rounded and not GC64 then size.STR = 20 end
 
 function size.string(length)
   return size.STR + (rounded and math.floor((length + 4) / 4) * 4 or length + 1)
@@ -50,7 +65,7 @@ local report = {}
 local function notes()
   local number = 0
   local function say(...) report[#report + 1] = table.concat({ ... }, " ") end
-  local env = setmetatable({ N = N, calls = calls, has_buffer = has_buffer }, { __index = size })
+  local env = setmetatable({ N = N, calls = calls, old = old, has_ffi = has_ffi, has_buffer = has_buffer }, { __index = size })
   function env.alloc(count, new) say("event", number, "alloc", count, 0, new) end
   function env.realloc(count, old, new) say("event", number, "realloc", count, old, new) end
   function env.free(count, old) say("event", number, "free", count, old, 0) end
@@ -100,9 +115,9 @@ end)
 
 does(function()
   local first, final = fresh(N)
-  for i = first, final do local _ = "c" .. i end --> alloc(N, string(8))
+  for i = first, final do local _ = "c" .. i end --> alloc(N, string(8)) if old then alloc(N, string(7)) end
   for i = first, final do local _ = "c" .. i end
-  for i = first, final do local _ = tostring(i) end --> alloc(N, string(7))
+  for i = first, final do local _ = tostring(i) end --> if not old then alloc(N, string(7)) end
   for i = first, final do
     local _ = ("%d-%s"):format(i, "x") --> alloc(N, string(9))
   end
@@ -156,7 +171,7 @@ end
 local number
 local function replace(word)
   number = number + 1
-  return word .. number --> alloc(4, string(10))
+  return word .. number --> alloc(4, string(10)) if old then alloc(4, string(7)) end
 end
 
 local anchors = { "one", "two", "six", "ten" }
@@ -164,7 +179,7 @@ local anchors = { "one", "two", "six", "ten" }
 does(function()
   local list = { 5, 2, 8, 1, 9, 3, 7, 4, 6 } --> alloc(1, TAB) alloc(1, 17 * SLOT)
   table.sort(list, compare)
-  number = fresh(4)
+  number = fresh(4) - 1
   local _ = string.gsub("one two six ten", "%a+", replace) --> alloc(1, string(43))
 end)
 
@@ -177,7 +192,7 @@ local metatable = {
     return 1
   end,
   __concat = function(_, other)
-    return "m" .. other --> alloc(N, string(8))
+    return "m" .. other --> alloc(N, string(8)) if old then alloc(N, string(7)) end
   end,
   __call = function()
     return {} --> alloc(N, TAB)
@@ -192,7 +207,7 @@ does(function()
   local first, final = fresh(N)
   for i = first, final do local _ = object .. i end
   for _ = 1, N do local _ = object() end
-  local pair = setmetatable({ "p" .. fresh(1), "q" }, metatable) --> alloc(1, TAB + 3 * SLOT) alloc(1, string(8))
+  local pair = setmetatable({ "p" .. fresh(1), "q" }, metatable) --> alloc(1, TAB + 3 * SLOT) alloc(1, string(8)) if old then alloc(1, string(7)) end
   local _ = pair * "-" --> alloc(1, string(10))
 end)
 
@@ -229,19 +244,21 @@ does(function()
   local _ = pcall(string.rep, text, 50) --> alloc_in("string.rep", 1, string(350))
 end)
 
-local ints, list_of_ints, long = ffi.typeof("int[10]"), ffi.typeof("int[?]"), ffi.typeof("int64_t")
-does(function()
-  for _ = 1, N do local _ = ints() end --> alloc(N, CDATA + 40)
-  for _ = 1, N do local _ = list_of_ints(25) end --> alloc(N, 8 + CDATA + 100)
-  for i = 1, N do local _ = long(i) end --> alloc(N, CDATA + 8)
-  local one = long(1) --> alloc(1, CDATA + 8)
-  for _ = 1, N do local _ = one + 1 end --> alloc(N, CDATA + 8)
-end)
+if has_ffi then
+  local ints, list_of_ints, long = ffi.typeof("int[10]"), ffi.typeof("int[?]"), ffi.typeof("int64_t")
+  does(function()
+    for _ = 1, N do local _ = ints() end --> if has_ffi then alloc(N, CDATA + 40) end
+    for _ = 1, N do local _ = list_of_ints(25) end --> if has_ffi then alloc(N, 8 + CDATA + 100) end
+    for i = 1, N do local _ = long(i) end --> if has_ffi then alloc(N, CDATA + 8) end
+    local one = long(1) --> if has_ffi then alloc(1, CDATA + 8) end
+    for _ = 1, N do local _ = one + 1 end --> if has_ffi then alloc(N, CDATA + 8) end
+  end)
+end
 
 if has_buffer then
   local text = string.rep("x", 100)
   does(function()
-    local out = buffer.new() --> if has_buffer then alloc(1, UDATA + 72) end
+    local out = buffer.new() --> if has_buffer then alloc(1, UDATA + BUFFER) end
     out:put("x") --> if has_buffer then alloc(1, 32) end
     out:put(text) --> if has_buffer then realloc(1, 32, 128) end
     out:free() --> if has_buffer then free(1, 128) end
@@ -256,7 +273,7 @@ does(function()
   growth.parsed = (collectgarbage("count") - before) * 1024
 end)
 
-local ROUNDS = 6
+local ROUNDS = tonumber(arg[1]) or 6
 
 -- The same addresses get another meaning in each round.
 local function rounds(first)
@@ -291,6 +308,9 @@ all()
 collectgarbage()
 collectgarbage("stop")
 calls.compare = 0
+-- The garbage collector has made the stack smaller.
+local function deep(depth) return depth > 0 and 1 + deep(depth - 1) or 0 end
+deep(100)
 local filler = string.rep("x", 100000)
 
 io.stdout:write("ready\n")

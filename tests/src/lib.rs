@@ -7,9 +7,12 @@
 pub mod allocations;
 pub mod code;
 pub mod folded;
+pub mod hosts;
+pub mod memory_truth;
 pub mod nginx;
 pub mod programs;
 pub mod recording;
+pub mod shares;
 pub mod source;
 pub mod tracer;
 pub mod workload;

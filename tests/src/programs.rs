@@ -21,8 +21,16 @@ pub const LUAJIT2: &str = "luajit2";
 /// Tarantool's fork inside Debian's `tarantool` 2.6.0: not GC64; Lua runs in fibers.
 pub const TARANTOOL: &str = "tarantool";
 
-/// nginx with OpenResty's module for Lua, on `luajit2`: a master and workers.
+/// Debian's `neovim`, with LuaJIT as a library.
+pub const NEOVIM: &str = "neovim";
+/// Debian's `dnsdist`, with LuaJIT as a library.
+pub const DNSDIST: &str = "dnsdist";
+/// Debian's `nginx` with `libnginx-mod-http-lua`, which uses OpenResty's fork as a library.
 pub const NGINX: &str = "nginx";
+/// Debian's `knot-resolver`, whose daemon is `kresd`, with LuaJIT as a library.
+pub const KNOT_RESOLVER: &str = "knot-resolver";
+/// The Python package `lupa`, with several LuaJITs linked into extension modules.
+pub const LUPA: &str = "lupa";
 
 /// The builds that every test of a LuaJIT's inside runs on.
 pub const ALL: [&str; 3] = [LUAJIT, LUAJIT2, TARANTOOL];
@@ -38,19 +46,34 @@ impl Program {
     pub fn find(name: &'static str) -> Option<Self> {
         let path = match name {
             LUAJIT => find_command(name),
-            NGINX => Some(target_folder().join("programs/nginx/usr/sbin/nginx")),
-            _ => Some(target_folder().join(format!("programs/{name}/usr/bin")).join(match name {
-                LUAJIT2 => "luajit",
-                other => other,
+            _ => Some(folder(name).join(match name {
+                LUAJIT2 => "usr/bin/luajit",
+                TARANTOOL => "usr/bin/tarantool",
+                NEOVIM => "usr/bin/nvim",
+                DNSDIST => "usr/bin/dnsdist",
+                NGINX => "usr/sbin/nginx",
+                KNOT_RESOLVER => "usr/sbin/kresd",
+                LUPA => "lupa/__init__.py",
+                // Built from the crate luajit-src.
+                variant => return Self::find_variant(variant),
             })),
         };
+        Self::here(name, path)
+    }
+
+    /// The host program (`tests/hosts/luajit-src`) with a variant of LuaJIT's build inside.
+    fn find_variant(name: &'static str) -> Option<Self> {
+        Self::here(name, Some(target_folder().join("hosts").join(name)))
+    }
+
+    fn here(name: &'static str, path: Option<PathBuf>) -> Option<Self> {
         if let Some(path) = path.filter(|path| path.is_file()) {
             return Some(Self { name, path });
         }
         let without = env::var("LJ_TRACE_TEST_WITHOUT").unwrap_or_default();
         assert!(
             without.split(',').any(|left_out| left_out == name),
-            "{name} is missing: run `cargo xtask setup`, or set LJ_TRACE_TEST_WITHOUT={name} where it cannot be had"
+            "{name} is missing: run `cargo xtask setup` (`cargo xtask matrix` for all of the matrix), or set LJ_TRACE_TEST_WITHOUT={name} where it cannot be had"
         );
         println!("not tested on {name}: LJ_TRACE_TEST_WITHOUT says that this system does not have it");
         None
@@ -68,6 +91,11 @@ impl Program {
         std::fs::copy(&self.path, &path)?;
         Ok(Self { name: self.name, path })
     }
+}
+
+/// The folder that a Debian package is unpacked into.
+pub fn folder(package: &str) -> PathBuf {
+    target_folder().join("programs").join(package)
 }
 
 fn find_command(name: &str) -> Option<PathBuf> {

@@ -51,7 +51,11 @@ impl Workload {
         Self::spawn(Command::new(binary).args(arguments)).with_context(|| source.to_owned())
     }
 
-    fn spawn(command: &mut Command) -> Result<Self> {
+    /// Starts the workload that a command runs, and waits until it says that it is ready.
+    ///
+    /// # Errors
+    /// If it cannot be started or says something else first.
+    pub fn spawn(command: &mut Command) -> Result<Self> {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("the workload's output is not piped")?;

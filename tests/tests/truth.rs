@@ -7,6 +7,7 @@ use anyhow::Result;
 use lj_trace_tests::folded::{Folded, Stack, is_function};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::recording::Recording;
+use lj_trace_tests::shares::{compare, percent};
 use lj_trace_tests::workload::{TRUTH, Truth, Workload};
 
 /// CPU time that the workload uses up, in seconds.
@@ -72,32 +73,12 @@ fn for_every_case(check: impl Fn(&Run) -> Vec<String>) {
     assert!(failures.is_empty(), "\n{}", failures.join("\n"));
 }
 
-fn percent(part: u64, whole: u64) -> f64 {
-    100.0 * part as f64 / whole as f64
-}
-
 #[test]
 fn shares_are_what_the_program_measured() {
     for_every_case(|run| {
-        let samples = run.folded.samples();
-        let mut failures = Vec::new();
-        for share in &run.truth.shares {
-            let truth = 100.0 * share.seconds / run.truth.total;
-            let seen = percent(run.folded.samples_where(|stack| stack.has(TRUTH, share.line)), samples);
-            // Four standard deviations of a share that is estimated from this many samples, and what the measuring
-            // itself costs in the functions that are called most often.
-            let deviation = 100.0 * (truth / 100.0 * (1.0 - truth / 100.0) / samples as f64).sqrt();
-            let tolerance = (0.3 + 4.0 * deviation).min(LIMIT);
-            let verdict = format!(
-                "{} ({TRUTH}:{}): measured {truth:.2}%, profiled {seen:.2}%, tolerance {tolerance:.2}",
-                share.name, share.line
-            );
-            println!("{verdict}");
-            if (seen - truth).abs() > tolerance {
-                failures.push(verdict);
-            }
-        }
-        failures
+        let compared = compare(&run.truth, &run.folded, LIMIT);
+        compared.iter().for_each(|share| println!("{share}"));
+        compared.iter().filter(|share| !share.agrees()).map(ToString::to_string).collect()
     });
 }
 

@@ -5,12 +5,15 @@ mod bench;
 mod build;
 mod demo;
 mod layouts;
+mod lupa;
+mod matrix;
 mod paths;
 mod programs;
 mod run;
 mod setup;
 mod test;
 mod toolchain;
+mod variants;
 
 use std::process::ExitCode;
 
@@ -34,6 +37,8 @@ enum Task {
     Demo(demo::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
+    /// Test every LuaJIT there is, and write docs/matrix.md from the results
+    Matrix,
     /// Measure what profiling costs
     Bench(bench::Options),
     /// Print the layout of any LuaJIT that was built with debug information
@@ -48,6 +53,7 @@ fn main() -> ExitCode {
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
         Task::Test(options) => test::test(&options),
+        Task::Matrix => matrix::matrix(),
         Task::Bench(options) => bench::bench(&options),
         Task::LayoutRow(options) => layouts::print_rows(&options),
         Task::Layouts(options) => layouts::generate(&options),

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::run::output;
-use crate::{apt, paths};
+use crate::{apt, lupa, paths};
 
 /// A real program.
 pub struct Program {
@@ -18,13 +18,39 @@ pub struct Program {
     file: &'static str,
     /// Other packages to unpack beside it.
     beside: &'static [&'static str],
+    /// Packages that it needs besides the libraries that it is linked with.
+    needs: &'static [&'static str],
+    /// When it is needed.
+    pub scope: Scope,
+}
+
+/// What programs are needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// For the tests that always run, and for all that follows.
+    Tests,
+    /// For the whole matrix.
+    Matrix,
 }
 
 /// The programs that are unpacked rather than installed, since their packages exclude `luajit`, or start services.
-/// nginx's module for Lua wants `luajit2` and libraries of Lua code.
 pub const UNPACKED: &[Program] = &[
-    Program { name: "luajit2", package: "luajit2", file: "usr/bin/luajit", beside: &["libluajit2-5.1-2"] },
-    Program { name: "tarantool", package: "tarantool", file: "usr/bin/tarantool", beside: &[] },
+    Program {
+        name: "luajit2",
+        package: "luajit2",
+        file: "usr/bin/luajit",
+        beside: &["libluajit2-5.1-2"],
+        needs: &[],
+        scope: Scope::Tests,
+    },
+    Program {
+        name: "tarantool",
+        package: "tarantool",
+        file: "usr/bin/tarantool",
+        beside: &[],
+        needs: &[],
+        scope: Scope::Tests,
+    },
     Program {
         name: "nginx",
         package: "nginx",
@@ -32,11 +58,36 @@ pub const UNPACKED: &[Program] = &[
         beside: &[
             "libnginx-mod-http-lua",
             "libnginx-mod-http-ndk",
-            "libluajit2-5.1-2",
-            "libpcre3",
             "lua-resty-core",
             "lua-resty-lrucache",
+            "libluajit2-5.1-2",
         ],
+        needs: &["libpcre3"],
+        scope: Scope::Tests,
+    },
+    Program {
+        name: "neovim",
+        package: "neovim",
+        file: "usr/bin/nvim",
+        beside: &["neovim-runtime"],
+        needs: &["lua-luv"],
+        scope: Scope::Matrix,
+    },
+    Program {
+        name: "dnsdist",
+        package: "dnsdist",
+        file: "usr/bin/dnsdist",
+        beside: &[],
+        needs: &[],
+        scope: Scope::Matrix,
+    },
+    Program {
+        name: "knot-resolver",
+        package: "knot-resolver",
+        file: "usr/sbin/kresd",
+        beside: &[],
+        needs: &["dns-root-data"],
+        scope: Scope::Matrix,
     },
 ];
 
@@ -61,20 +112,45 @@ impl Program {
 
     /// Downloads and unpacks it, and installs the libraries that it still lacks.
     pub fn unpack(&self) -> Result<()> {
-        for package in self.beside.iter().chain([&self.package]) {
-            apt::unpack(package, &paths::programs().join(package))?;
+        for package in self.beside {
+            let folder = paths::programs().join(package);
+            if !folder.exists() {
+                apt::unpack(package, &folder)?;
+            }
         }
+        apt::unpack(self.package, &paths::programs().join(self.package))?;
+        let mut packages: Vec<String> = self.needs.iter().map(|&package| package.to_owned()).collect();
         if output(Command::new("ldd").arg(self.path()))?.contains("not found") {
-            let mut libraries = apt::depends(self.package);
-            libraries.retain(|package| package.starts_with("lib") || package.starts_with("zlib"));
-            eprintln!("setup: {} needs libraries: installing {}", self.name, libraries.join(" "));
-            apt::install(&libraries)?;
+            packages.extend(apt::depends(self.package).into_iter().filter(|package| is_library(package)));
+        }
+        packages.retain(|package| !apt::is_installed(package) && apt::candidate(package).is_some());
+        if !packages.is_empty() {
+            eprintln!("setup: {} needs libraries: installing {}", self.name, packages.join(" "));
+            apt::install(&packages)?;
         }
         Ok(())
     }
 }
 
+/// Whether a package has a library that programs are linked with. Not LuaJIT itself: one would remove the other.
+fn is_library(package: &str) -> bool {
+    (package.starts_with("lib") || package.starts_with("zlib")) && !package.contains("luajit")
+}
+
 /// Names of the programs that are not there: this system has no package of them.
 pub fn missing() -> Vec<&'static str> {
-    UNPACKED.iter().filter(|program| !program.is_here()).map(|program| program.name).collect()
+    let programs = UNPACKED.iter().filter(|program| !program.is_here()).map(|program| program.name);
+    programs.chain((!lupa::is_here()).then_some(lupa::NAME)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_library_removes_luajit() {
+        assert!(is_library("libre2-9"));
+        assert!(!is_library("libluajit2-5.1-2"));
+        assert!(!is_library("adduser"));
+    }
 }

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::programs::{self, Program, UNPACKED};
+use crate::programs::{self, Program, Scope, UNPACKED};
 use crate::run::run;
 use crate::toolchain::{self, BpfCompiler, BpfToolchain};
-use crate::{apt, paths};
+use crate::{apt, lupa, paths};
 
 /// Packages with a Rust compiler, its cargo, and the sources of its library, newest kind first.
 const RUST_PACKAGES: [[&str; 3]; 2] = [["rustc-web", "cargo-web", "rust-web-src"], ["rustc", "cargo", "rust-src"]];
@@ -17,7 +17,12 @@ const LINKER_PACKAGES: [&str; 3] = ["libzstd-dev", "zlib1g-dev", "libxml2-dev"];
 
 /// Installs what is missing, saying so beforehand; does nothing if nothing is.
 pub fn setup() -> Result<()> {
-    let mut missing = Missing::find();
+    setup_for(Scope::Tests)
+}
+
+/// The same for more than the tests need.
+pub fn setup_for(scope: Scope) -> Result<()> {
+    let mut missing = Missing::find(scope);
     if missing.is_nothing() {
         eprintln!("setup: everything is here");
         return Ok(());
@@ -48,11 +53,18 @@ struct Missing {
     bpf_linker: bool,
     packages: Vec<&'static str>,
     programs: Vec<&'static Program>,
+    lupa: bool,
 }
 
 impl Missing {
-    fn find() -> Self {
-        let commands = [(programs::LUAJIT, "luajit"), ("perf", "linux-perf"), ("ldd", "libc-bin"), ("cc", "gcc")];
+    fn find(scope: Scope) -> Self {
+        let commands = [
+            (programs::LUAJIT, "luajit"),
+            ("perf", "linux-perf"),
+            ("ldd", "libc-bin"),
+            ("cc", "gcc"),
+            ("make", "make"),
+        ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
         // A host of the tests opens VMs of its own with the library.
         let library = (!Path::new(LUAJIT_LIBRARY).exists()).then_some("libluajit-5.1-2");
@@ -60,12 +72,13 @@ impl Missing {
             bpf_compiler: BpfCompiler::find().is_none(),
             bpf_linker: BpfToolchain::find().is_none(),
             packages: packages.map(|&(_, package)| package).chain(library).collect(),
-            programs: UNPACKED.iter().filter(|program| !program.is_here()).collect(),
+            programs: UNPACKED.iter().filter(|program| program.scope <= scope && !program.is_here()).collect(),
+            lupa: !lupa::is_here(),
         }
     }
 
     fn is_nothing(&self) -> bool {
-        !self.bpf_linker && self.packages.is_empty() && self.programs.is_empty()
+        !self.bpf_linker && self.packages.is_empty() && self.programs.is_empty() && !self.lupa
     }
 
     /// Whether apt does not know a package that it should: its lists may only be missing or old.
@@ -80,6 +93,10 @@ impl Missing {
         self.programs = packaged;
         for program in unpackaged as Vec<&Program> {
             eprintln!("setup: this system has no package of {}: the tests go without it", program.name);
+        }
+        if self.lupa && !lupa::can_be_had() {
+            self.lupa = false;
+            eprintln!("setup: there is no python3 with pip to install lupa with: the tests go without it");
         }
         self.packages.retain(|package| {
             let packaged = apt::candidate(package).is_some();
@@ -106,6 +123,10 @@ impl Missing {
             let path = program.path();
             text.push_str(&format!("  {} for the tests: put it at {}\n", program.name, path.display()));
         }
+        if self.lupa {
+            let folder = paths::programs().join(lupa::NAME);
+            text.push_str(&format!("  the Python package lupa: `pip install --target {} lupa`\n", folder.display()));
+        }
         text
     }
 }
@@ -115,6 +136,7 @@ struct Plan {
     packages: Vec<String>,
     linker: bool,
     programs: Vec<&'static str>,
+    lupa: bool,
 }
 
 impl Plan {
@@ -134,11 +156,11 @@ impl Plan {
         }
         packages.retain(|package| !apt::is_installed(package));
         let programs = missing.programs.iter().map(|program| program.name).collect();
-        Ok(Self { packages, linker: missing.bpf_linker, programs })
+        Ok(Self { packages, linker: missing.bpf_linker, programs, lupa: missing.lupa })
     }
 
     fn is_nothing(&self) -> bool {
-        self.packages.is_empty() && !self.linker && self.programs.is_empty()
+        self.packages.is_empty() && !self.linker && self.programs.is_empty() && !self.lupa
     }
 
     fn carry_out(&self, missing: &Missing) -> Result<()> {
@@ -148,7 +170,8 @@ impl Plan {
         if self.linker {
             build_bpf_linker()?;
         }
-        missing.programs.iter().try_for_each(|program| program.unpack())
+        missing.programs.iter().try_for_each(|program| program.unpack())?;
+        if self.lupa { lupa::install() } else { Ok(()) }
     }
 }
 
@@ -165,6 +188,9 @@ impl std::fmt::Display for Plan {
         if !self.programs.is_empty() {
             let programs = self.programs.join(" and ");
             writeln!(out, "  unpack {programs} into {}, not installing anything", paths::programs().display())?;
+        }
+        if self.lupa {
+            writeln!(out, "  install the Python package lupa into {}", paths::programs().display())?;
         }
         Ok(())
     }

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
-use crate::{build, programs, setup};
+use crate::{build, programs, setup, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -22,7 +23,7 @@ pub struct Options {
 /// Names of the packages whose tests need neither root nor real programs.
 const UNIT_TESTED: [&str; 4] = ["lj-trace", "lj-trace-common", "lj-trace-layouts", "xtask"];
 /// The package of the end-to-end tests.
-const END_TO_END: &str = "lj-trace-tests";
+pub const END_TO_END: &str = "lj-trace-tests";
 
 /// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
@@ -47,6 +48,7 @@ pub fn test(options: &Options) -> Result<()> {
             if !is_root() {
                 bail!("they attach to other processes: run `cargo xtask test` as root");
             }
+            variants::build_for(Scope::Tests)?;
             let mut cargo = host_cargo("test")?;
             cargo.args(["--package", END_TO_END, "--no-fail-fast"]).args(&filter);
             // Their errors say what was expected; where in the tests' support it was noticed does not matter.

@@ -62,7 +62,14 @@ impl FunctionNames {
     /// Never fails: what cannot be read (a table that is just being resized, a VM without libraries) is missing.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Self {
         let memory = &PageCache::new(memory);
-        let mut walk = Walk { memory, vm, names: Self::default(), visited: HashSet::new(), budget: 65_536 };
+        let mut walk = Walk {
+            memory,
+            vm,
+            names: Self::default(),
+            libraries: HashSet::new(),
+            visited: HashSet::new(),
+            budget: 65_536,
+        };
         // A running VM may just be resizing a table. The base library tells whether that went wrong.
         for _ in 0..3 {
             walk.visited.clear();
@@ -112,6 +119,8 @@ struct Walk<'a, M> {
     memory: &'a M,
     vm: &'a Vm,
     names: FunctionNames,
+    /// The tables of the loaded libraries, which are walked under their own names.
+    libraries: HashSet<u64>,
     visited: HashSet<u64>,
     /// How many more table entries may be looked at: programs may register any number of them.
     budget: u32,
@@ -128,6 +137,9 @@ impl<M: ReadMemory> Walk<'_, M> {
         };
         let entries = self.named_entries(address);
         let table_of = |wanted: &str| entries.iter().find(|(name, _)| name == wanted).and_then(|(_, v)| table(*v));
+        if let Some(loaded) = table_of("_LOADED") {
+            self.libraries = self.named_entries(loaded).into_iter().filter_map(|(_, value)| table(value)).collect();
+        }
         // `LUA_FILEHANDLE` (`lauxlib.h`): file handles' methods, under the name that error messages use.
         if let Some(methods) = table_of("FILE*") {
             self.table("file:", methods, 1);
@@ -250,12 +262,14 @@ impl<M: ReadMemory> Walk<'_, M> {
         if let Ok(environment) = self.memory.read_ref(self.vm.layout.is_gc64(), environment)
             && name != library
             && !self.is_globals(environment)
+            && !self.libraries.contains(&environment)
         {
             self.table(&format!("{library}:"), environment, 0);
         }
     }
 
-    /// Whether `environment` is the main thread's table of globals, which is walked at another time.
+    /// Whether `environment` is the main thread's table of globals, which is walked at another time. (Programs may
+    /// give their main thread others than the library's.)
     fn is_globals(&self, environment: u64) -> bool {
         let gc64 = self.vm.layout.is_gc64();
         // lua_State.env (`lj_obj.h`), the same in every build.

@@ -8,13 +8,13 @@ use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
 use crate::memory::{ReadMemory, Unreadable};
-use crate::vm::{VmConfig, VmState, WINDOW};
+use crate::vm::{NO_WORD, VmConfig, VmState, WINDOW};
 
 /// Room to find out in who allocates: the stack of a BPF program is too small for it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Of the `global_State`, and what stays 0 ([`crate::vm::NO_WORD`]).
+    /// Of the `global_State`, and the coroutine where that does not name it ([`crate::vm::NO_WORD`]).
     window: [u64; 32],
     head: Head,
 }
@@ -22,6 +22,12 @@ pub struct Room {
 impl Room {
     /// Nothing in it.
     pub const EMPTY: Self = Self { window: [0; 32], head: Head::EMPTY };
+
+    /// Says which coroutine allocates, for VMs whose `global_State` does not; 0 if that is not known.
+    #[inline(always)]
+    pub fn note_thread(&mut self, thread: u64) {
+        self.window[NO_WORD as usize] = thread;
+    }
 
     /// Reads what is needed of the `global_State`; returns the raw `vmstate`.
     #[inline(always)]

@@ -1,9 +1,13 @@
-//! Which VM calls, where its allocator's data does not tell.
+//! Which VM calls, where its allocator's data does not tell; and which coroutine, where its `global_State` does not.
 
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::programs::ProbeContext;
 use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::vm::runs_at;
 
-use super::arguments::registers;
+use super::arguments::{registers, stack_pointer};
 use crate::maps::{GLOBALS, VMS};
 use crate::memory::UserMemory;
 
@@ -30,4 +34,45 @@ pub fn calling_vm(context: &ProbeContext) -> Option<u32> {
         }
     }
     None
+}
+
+/// How many places on the native stack may be the innermost C frame: between it and the allocator there are functions
+/// of LuaJIT's, some with buffers of 8 KiB (`LUAL_BUFFERSIZE`, `luaconf.h`).
+const PLACES: u32 = 1024;
+
+/// The search for a C frame on the native stack.
+#[repr(C)]
+struct Search {
+    /// The lowest place.
+    lowest: u64,
+    /// The coroutine that runs in the frame; 0 if none is found.
+    thread: u64,
+    /// The VM's index.
+    vm: u32,
+}
+
+/// The coroutine that calls the allocator, 0 if it is not found: the one that has the innermost C frame on the native
+/// stack.
+#[inline(always)]
+pub fn calling_thread(context: &ProbeContext, vm: u32) -> u64 {
+    // C frames lie 16-byte aligned: the VM calls C functions from there.
+    let lowest = (stack_pointer(context) + 15) & !15;
+    let mut search = Search { lowest, thread: 0, vm };
+    // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
+    unsafe { bpf_loop(PLACES, look_at_place as *mut c_void, (&raw mut search).cast(), 0) };
+    search.thread
+}
+
+/// Looks whether a C frame begins at a place: 0 to go on, 1 to stop.
+extern "C" fn look_at_place(index: u64, search: *mut c_void) -> i64 {
+    // SAFETY: `calling_thread` passes its own search, which it does not use meanwhile.
+    let search = unsafe { &mut *search.cast::<Search>() };
+    let Some(vm) = VMS.get(search.vm) else { return 1 };
+    let cframe = search.lowest + index * 16;
+    let Ok(thread) = UserMemory.read_ref(vm.layout.is_gc64(), cframe + u64::from(vm.layout.cframe_l)) else { return 0 };
+    if thread == 0 || thread & 7 != 0 || !runs_at(&UserMemory, vm, thread, cframe) {
+        return 0;
+    }
+    search.thread = thread;
+    1
 }

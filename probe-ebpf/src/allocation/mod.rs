@@ -16,13 +16,14 @@ use lj_trace_common::allocation::known::KnownObjects as _;
 use lj_trace_common::allocation::{AllocationKind, attribute};
 use lj_trace_common::config::{Counter, SHARED_USER_DATA};
 use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::vm::NO_WORD;
 
 use crate::count::count;
 use crate::maps::{ALLOCATORS, CONFIG, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 use arguments::{arguments, stack_pointer};
-use caller::calling_vm;
+use caller::{calling_thread, calling_vm};
 use objects::ObjectsOf;
 use send::send;
 
@@ -74,6 +75,9 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
     if let Some(vm) = vm {
         let Some(config) = VMS.get(vm) else { return 0 };
         event.vm = vm as u16;
+        if config.thread_word == NO_WORD {
+            pending.room.note_thread(calling_thread(&context, vm));
+        }
         let mut objects = ObjectsOf { vm };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
         if kind == AllocationKind::Free {

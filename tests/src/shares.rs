@@ -1,0 +1,84 @@
+//! The shares that a workload measured of itself, held against those of a profile.
+
+use std::fmt;
+
+use crate::folded::Folded;
+use crate::workload::{TRUTH, Truth};
+
+/// A function's share, measured and profiled, in percent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compared {
+    /// Its name in the workload.
+    pub name: String,
+    /// The line it is defined at.
+    pub line: u32,
+    /// What the workload measured.
+    pub measured: f64,
+    /// What the profile says.
+    pub profiled: f64,
+    /// How much they may differ, in percentage points.
+    pub tolerance: f64,
+}
+
+impl Compared {
+    /// How much they differ, in percentage points.
+    pub fn difference(&self) -> f64 {
+        (self.measured - self.profiled).abs()
+    }
+
+    /// Whether they differ by no more than they may.
+    pub fn agrees(&self) -> bool {
+        self.difference() <= self.tolerance
+    }
+}
+
+impl fmt::Display for Compared {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, line, measured, profiled, tolerance } = self;
+        write!(
+            out,
+            "{name} ({TRUTH}:{line}): measured {measured:.2}%, profiled {profiled:.2}%, tolerance {tolerance:.2}"
+        )
+    }
+}
+
+/// Compares every function's share. None may be off by more than `limit` percentage points, or by what chance and the
+/// measuring explain, if that is less.
+pub fn compare(truth: &Truth, folded: &Folded, limit: f64) -> Vec<Compared> {
+    let samples = folded.samples();
+    let compared = truth.shares.iter().map(|share| {
+        let measured = 100.0 * share.seconds / truth.total;
+        let profiled = percent(folded.samples_where(|stack| stack.has(TRUTH, share.line)), samples);
+        // Four standard deviations of a share that is estimated from this many samples, and what the measuring
+        // itself costs in the functions that are called most often.
+        let deviation = 100.0 * (measured / 100.0 * (1.0 - measured / 100.0) / samples as f64).sqrt();
+        let tolerance = (0.3 + 4.0 * deviation).min(limit);
+        Compared { name: share.name.clone(), line: share.line, measured, profiled, tolerance }
+    });
+    compared.collect()
+}
+
+/// A part of a whole, in percent.
+pub fn percent(part: u64, whole: u64) -> f64 {
+    100.0 * part as f64 / whole as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::Share;
+
+    #[test]
+    fn tolerates_chance_alone() {
+        let share = Share { name: "f".into(), line: 3, seconds: 0.5 };
+        let truth = Truth { shares: vec![share], total: 1.0, ..Truth::default() };
+        let compare = |inside, outside| {
+            let folded = Folded::parse(&format!("_start;f@truth.lua:3 {inside}\n_start {outside}\n")).unwrap();
+            compare(&truth, &folded, 100.0).remove(0)
+        };
+        assert!(compare(510, 490).agrees());
+        assert!(!compare(600, 400).agrees());
+        assert!(compare(6, 4).agrees());
+        assert!((compare(600, 400).difference() - 10.0).abs() < 1e-9);
+    }
+}

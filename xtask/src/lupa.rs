@@ -1,0 +1,52 @@
+//! The Python package `lupa`, which has several LuaJITs inside: from PyPI, into a folder of its own.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+use crate::paths;
+use crate::run::run;
+
+/// Its name among the tests.
+pub const NAME: &str = "lupa";
+/// The version that is tested.
+const VERSION: &str = "2.8";
+
+fn folder() -> PathBuf {
+    paths::programs().join(NAME)
+}
+
+/// Whether it is there.
+pub fn is_here() -> bool {
+    folder().join("lupa/__init__.py").is_file()
+}
+
+/// Whether there is what it takes to install it: Python with pip.
+pub fn can_be_had() -> bool {
+    let mut pip = Command::new("python3");
+    let pip = pip.args(["-m", "pip", "--version"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    pip.status().is_ok_and(|status| status.success())
+}
+
+/// Puts it into its folder.
+pub fn install() -> Result<()> {
+    let partial = folder().with_extension("partial");
+    if partial.exists() {
+        std::fs::remove_dir_all(&partial).with_context(|| format!("cannot remove {}", partial.display()))?;
+    }
+    let mut pip = Command::new("python3");
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--root-user-action",
+        "ignore",
+    ]);
+    run(pip.arg("--target").arg(&partial).arg(format!("{NAME}=={VERSION}")))?;
+    std::fs::rename(&partial, folder()).with_context(|| format!("cannot make {}", folder().display()))
+}
