@@ -10,11 +10,11 @@ use lj_trace_tests::programs::{ALL, Program};
 use lj_trace_tests::workload::{MEMORY, Workload};
 
 /// Records the workload on a program.
-fn run(program: &'static str, mode: &str, more: &[&str]) -> Result<Option<MemoryRun>> {
+fn record(program: &'static str, mode: &str, more: &[&str]) -> Result<Option<MemoryRun>> {
     let Some(program) = Program::find(program) else { return Ok(None) };
     let folder = tempfile::tempdir()?;
     let mut workload = Workload::start(&program, MEMORY, &[])?;
-    Memoryrun(&mut workload, mode, more, folder.path()).map(Some)
+    MemoryRun::of(&mut workload, mode, more, folder.path()).map(Some)
 }
 
 /// Runs a check on every build. A build is recorded once, by the first check that wants it.
@@ -23,7 +23,7 @@ fn on_every_build(check: impl Fn(&MemoryRun) -> Result<Vec<String>>) {
     static RUNS: [OnceLock<Result<Option<MemoryRun>, String>>; ALL.len()] = [const { OnceLock::new() }; ALL.len()];
     let mut failures = Vec::new();
     for (program, run) in ALL.into_iter().zip(&RUNS) {
-        match run.get_or_init(|| run(program, "memprof", &[]).map_err(|error| format!("{error:#}"))) {
+        match run.get_or_init(|| record(program, "memprof", &[]).map_err(|error| format!("{error:#}"))) {
             Ok(Some(run)) => {
                 let found = check(run).unwrap_or_else(|error| vec![format!("{error:#}")]);
                 failures.extend(found.into_iter().map(|failure| format!("{program}: {failure}")));
@@ -83,7 +83,7 @@ fn the_summary_counts_what_the_stream_holds() {
 #[test]
 fn samples_cost_no_events() -> Result<()> {
     for program in ALL {
-        let Some(run) = run(program, "all", &["--rate", "19999"])? else { continue };
+        let Some(run) = record(program, "all", &["--rate", "19999"])? else { continue };
         assert_eq!(growth(run.events()?), run.known.heap, "{program}");
         assert!(!run.summary.contains("NOT ACCOUNTED FOR"), "{}", run.summary);
     }
@@ -94,7 +94,7 @@ fn samples_cost_no_events() -> Result<()> {
 fn every_version_of_the_stream_says_the_same() -> Result<()> {
     for version in 1..=3 {
         let wanted = version.to_string();
-        let Some(run) = run(ALL[0], "memprof", &["--stream-version", &wanted])? else { return Ok(()) };
+        let Some(run) = record(ALL[0], "memprof", &["--stream-version", &wanted])? else { return Ok(()) };
         assert_eq!(run.recorded.version, version);
         let events = run.events()?;
         assert_eq!(growth(events), run.known.heap, "version {version}");
