@@ -70,10 +70,9 @@ impl Functions {
     }
 }
 
-fn record(program: &'static str, more: &[&str]) -> Result<Option<(Functions, Recorded)>> {
+fn record(program: &'static str) -> Result<Option<(Functions, Recorded)>> {
     let Some(program) = Program::find(program) else { return Ok(None) };
-    let arguments: Vec<_> = [SECONDS].iter().chain(more).copied().collect();
-    let mut workload = Workload::start(&program, TRACES, &arguments)?;
+    let mut workload = Workload::start(&program, TRACES, &[SECONDS])?;
     let recording = Recording::attached(&workload, &["--rate", RATE, "--traces"])?;
     workload.go()?;
     let functions = Functions::read(&workload.report()?)?;
@@ -102,7 +101,7 @@ fn examples<'a>(stacks: impl Iterator<Item = &'a Stack>) -> String {
 }
 
 fn check(program: &'static str) -> Result<()> {
-    let Some((functions, recorded)) = record(program, &[])? else { return Ok(()) };
+    let Some((functions, recorded)) = record(program)? else { return Ok(()) };
     let folded = &recorded.folded;
     let mut failures = Vec::new();
     for what in ["Lua complete", "native complete"] {
@@ -164,29 +163,6 @@ fn wrong_shares(functions: &Functions, recorded: &Recorded) -> Vec<String> {
     failures
 }
 
-/// Traces come and go a hundred times a second: what is shown is right, or said to be unknown.
-fn stress(program: &'static str) -> Result<()> {
-    /// The largest share of samples in traces that may be unresolved, in percent.
-    const UNRESOLVED: f64 = 2.0;
-    let Some((functions, recorded)) = record(program, &["flush"])? else { return Ok(()) };
-    let folded = &recorded.folded;
-    let in_traces = |stack: &Stack| is_compiled(stack) || is_unresolved(stack);
-    let all = folded.samples_where(in_traces);
-    let wrong = folded.stacks.iter().filter(|stack| is_compiled(stack) && !functions.are_possible(stack));
-    let shown = examples(wrong.clone());
-    let wrong: u64 = wrong.map(|stack| stack.samples).sum();
-    let unresolved = percent(folded.samples_where(is_unresolved), all);
-    println!("{program}: of {all} samples in traces {wrong} are wrong, {unresolved:.2}% are unresolved");
-    if all < folded.samples() / 20 || wrong > 0 || unresolved > UNRESOLVED {
-        bail!("{program}: of {all} samples in traces {wrong} are wrong, {unresolved:.2}% are unresolved{shown}");
-    }
-    Ok(())
-}
-
-fn is_unresolved(stack: &Stack) -> bool {
-    stack.frames.iter().any(|frame| frame.starts_with("TRACE"))
-}
-
 #[test]
 fn on_luajit() -> Result<()> {
     check(LUAJIT).context("luajit")
@@ -200,9 +176,4 @@ fn on_luajit2() -> Result<()> {
 #[test]
 fn on_tarantool() -> Result<()> {
     check(TARANTOOL).context("tarantool")
-}
-
-#[test]
-fn while_traces_are_flushed() -> Result<()> {
-    stress(LUAJIT)
 }
