@@ -30,6 +30,8 @@ pub struct KnownTrace {
     /// From this offset on `jit_base` is that of the trace it goes on with, and all frames are on the Lua stack.
     pub moved: Option<u32>,
     numbering: Numbering,
+    /// The snapshot of its loop's beginning.
+    loop_snapshot: Option<usize>,
 }
 
 impl KnownTrace {
@@ -52,7 +54,10 @@ impl KnownTrace {
         let returns = (FIRST..body.code.end()).filter(is_return).count();
         let stores = base_stores(&body.mcode, vm.global, &vm.layout);
         let moved = stores.last().copied().filter(|_| stores.len() > returns);
-        Self { body, cast, attribution, moved, numbering }
+        let is_loop =
+            |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
+        let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
+        Self { body, cast, attribution, moved, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
@@ -74,6 +79,12 @@ impl KnownTrace {
         let prototype = self.cast.prototype(trace.startpt)?;
         let line = prototype.line_at(self.cast.position(prototype, trace.startpc)?)?;
         Some((prototype, line))
+    }
+
+    /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop
+    /// (`asm_gc_check`, `lj_asm.c`).
+    pub fn collecting_snapshot(&self, offset: u32) -> usize {
+        self.loop_snapshot.filter(|_| offset >= self.body.trace.mcloop).unwrap_or(0)
     }
 
     /// How many exits it has.

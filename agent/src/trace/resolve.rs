@@ -138,6 +138,12 @@ pub fn resolve<M: ReadMemory>(
             if trace.moved.is_some_and(|moved| offset >= moved) {
                 return at_end(memory, layout, trace, bottom);
             }
+            let state = VmState::from_raw(layout.states(), hit.header.vmstate);
+            if state == VmState::Gc
+                && let Some(chain) = trace.snapshot(memory, layout, trace.collecting_snapshot(offset))
+            {
+                return fitting(memory, vm, &trace, &chain, true, bottom);
+            }
             let span = trace.attribution.at(offset);
             let (chain, certain) = span.map_or((&[][..], false), |span| (&span.chain[..], span.certain));
             fitting(memory, vm, &trace, chain, certain, bottom)
