@@ -294,7 +294,7 @@ do -- C functions called by FFI, and C that calls back.
   local fill = declare("fill", function(x) numbers[x % 64] = numbers[(x + 1) % 64] * 0.5 + x end, "ffi")
   local weigh = declare("weigh", function(a)
     local sum = 0
-    for i = 1, 60 do sum = sum + a % i end
+    for i = 1, 240 do sum = sum + a % i end
     return sum
   end, "compare")
   local compare = declare("compare", function(a, b)
