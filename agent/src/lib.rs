@@ -13,5 +13,6 @@ pub mod stack;
 pub mod stream;
 pub mod symbols;
 pub mod target;
+pub mod trace;
 pub mod unwind;
 pub mod vm;

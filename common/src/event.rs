@@ -103,8 +103,9 @@ pub struct SampleHeader {
     pub walk_end: u32,
     /// How the walk of the coroutines around it ended; [`crate::frame::WalkEnd::NoLua`] if there are none.
     pub outer_end: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Where the innermost VM is leaving a trace: the trace's number, and in the upper half the number of its exit.
+    /// 0 unless its state is EXIT.
+    pub trace_exit: u32,
 }
 
 /// What a [`FrameRecord`] stands for.

@@ -9,6 +9,7 @@ use crate::event::{
     reg,
 };
 use crate::frame::{Coroutine, describe, read_frame};
+use crate::layout::ABSENT;
 use crate::memory::{ReadMemory, Unreadable};
 use crate::vm::{VmConfig, VmState, jit_base};
 
@@ -27,6 +28,8 @@ pub struct Top {
     pub jit_base: u64,
     /// `L->base`.
     pub thread_base: u64,
+    /// In the state EXIT: the trace that is left, and in the upper half its exit.
+    pub trace_exit: u32,
 }
 
 /// Finds the start of the walk of `coroutine`, which runs in the C frame at `cframe`, the innermost on the
@@ -62,6 +65,12 @@ pub fn find(
             top.base = top.jit_base;
         }
         return Ok(top);
+    }
+    if state == VmState::Exit && layout.g_to_j != ABSENT && layout.j_exitno != ABSENT {
+        let jit_state = vm.global + u64::from(layout.g_to_j);
+        let trace = memory.read::<u32>(jit_state + u64::from(layout.j_parent))?;
+        let exit = memory.read::<u32>(jit_state + u64::from(layout.j_exitno))?;
+        top.trace_exit = trace & 0xffff | exit << 16;
     }
     let rip = registers[reg::RIP];
     let in_text = vm.text_start <= rip && rip < vm.text_end;
@@ -114,7 +123,8 @@ fn from_registers(
         }
         // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC
         // yet: the frame is whole, its position is not known.
-        if pc == link {
+        // On its way out of a protected call, `vm_return` has flipped a bit of it to test for C frames.
+        if pc == link || pc == link ^ 1 {
             return Some((base, 0));
         }
         is_function = record.kind != FrameKind::Lua as u8;

@@ -192,7 +192,7 @@ fn clear(header: &mut SampleHeader) {
     header.cframe = 0;
     header.inner_frames = 0;
     header.outer_end = WalkEnd::NoLua as u32;
-    header.reserved = 0;
+    header.trace_exit = 0;
     header.lua_copy_start = 0;
     header.return_slot = 0;
     header.return_address = 0;
@@ -379,6 +379,7 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cfr
         scratch.header.jit_base = top.jit_base;
         scratch.header.thread_base = top.thread_base;
         scratch.header.flags |= top.flags;
+        scratch.header.trace_exit = top.trace_exit;
         (top.base, top.pc)
     } else {
         // An outer coroutine: it called C code (or resume), so its L->base is current.
@@ -453,7 +454,8 @@ fn next_record(scratch: &mut Scratch) -> Option<*mut FrameRecord> {
 /// Copies the upper part of the Lua stack, where user space must find out which BASE was current.
 #[inline(always)]
 fn copy_lua_stack(scratch: &mut Scratch) {
-    if scratch.header.flags & SAMPLE_BASE_UNCERTAIN == 0 {
+    // While a trace is left, its frames are put onto the stack one by one.
+    if scratch.header.flags & SAMPLE_BASE_UNCERTAIN == 0 && scratch.header.trace_exit == 0 {
         return;
     }
     let stack = scratch.header.lua_stack;

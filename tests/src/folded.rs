@@ -77,9 +77,20 @@ impl Stack {
     }
 }
 
+/// What the name of a function ends in that was compiled into a trace.
+pub const COMPILED: &str = "_[j]";
+
+/// The line that the Lua function of a frame is defined at, if it is one of `file`.
+pub fn line_in(frame: &str, file: &str) -> Option<u32> {
+    let frame = frame.strip_suffix(COMPILED).unwrap_or(frame);
+    let line = frame.rsplit_once(':')?.1.parse().ok()?;
+    is_function(frame, file, line).then_some(line)
+}
+
 /// Whether a frame is the Lua function defined at `line` of `file`: `name@folder/file:line`, whatever its name.
-/// The main chunk's line is 0.
+/// The main chunk's line is 0. Compiled or not does not matter.
 pub fn is_function(frame: &str, file: &str, line: u32) -> bool {
+    let frame = frame.strip_suffix(COMPILED).unwrap_or(frame);
     let path = frame.strip_suffix(&format!(":{line}"));
     let Some(before) = path.and_then(|path| path.strip_suffix(file)) else { return false };
     before.ends_with('@') || before.contains('@') && before.ends_with('/')
@@ -87,6 +98,7 @@ pub fn is_function(frame: &str, file: &str, line: u32) -> bool {
 
 /// Whether a frame is any Lua function: `name@source:line` with the name left out where it is not known.
 pub fn is_lua(frame: &str) -> bool {
+    let frame = frame.strip_suffix(COMPILED).unwrap_or(frame);
     let line = frame.rsplit_once(':').map(|(_, line)| line);
     frame.contains('@') && line.is_some_and(|line| line.parse::<u32>().is_ok())
 }
@@ -124,5 +136,8 @@ mod tests {
         assert!(!is_function("f@truth.lua:10", "truth.lua", 0));
         assert!(!is_function("truth.lua:12", "truth.lua", 12));
         assert!(!is_lua("memcpy@GLIBC_2.14"));
+        assert!(is_lua("f@a.lua:3_[j]") && is_function("f@a.lua:3_[j]", "a.lua", 3));
+        assert_eq!(line_in("f@/x/a.lua:3_[j]", "a.lua"), Some(3));
+        assert_eq!(line_in("f@/x/b.lua:3", "a.lua"), None);
     }
 }

@@ -17,6 +17,8 @@ pub struct Workload {
 
 /// The name of the workload whose shares are known.
 pub const TRUTH: &str = "truth.lua";
+/// The name of the workload whose functions are inlined into traces.
+pub const TRACES: &str = "traces.lua";
 /// The name of the workload whose allocations are known.
 pub const MEMORY: &str = "memory.lua";
 /// The name of the workload that allocates as fast as it can.

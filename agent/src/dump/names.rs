@@ -53,14 +53,16 @@ impl<'a> Names<'a> {
                 }
                 Frame::Trace => named.push(self.trace(trace)),
                 Frame::Unresolved(reason) => named.push(unresolved(*reason)),
-                Frame::Lua(record) if record.kind == RecordKind::Lua as u8 => {
+                // What a trace has inlined is not looked for.
+                Frame::Inlined => {}
+                Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match frames.get(index + 1) {
                         Some(Frame::Lua(caller)) if caller.kind == RecordKind::Lua as u8 => Some(caller),
                         _ => None,
                     };
                     named.push(self.lua(record, caller, snapshots));
                 }
-                Frame::Lua(record) => {
+                Frame::Lua(record) | Frame::Compiled(record) => {
                     // The native frame of the same function says no more.
                     if record.code != 0 && start == Some(record.code) {
                         named.pop();
@@ -104,7 +106,7 @@ impl<'a> Names<'a> {
     }
 
     fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, snapshots: &[&Snapshot]) -> FrameDump {
-        let function = self.namer.lua(record, caller);
+        let function = self.namer.lua(record, caller, false);
         let (source, line) = match &*function.named {
             Named::Lua { chunk, line, .. } => (Some(chunk.to_string()), *line),
             _ => (None, None),

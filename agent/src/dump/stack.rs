@@ -8,7 +8,7 @@ use lj_trace_common::vm::{VmConfig, runs_at};
 
 use super::coroutine::{LuaStack, Snapshot};
 use super::view::{Copied, View};
-use crate::stack::{Frame, Unresolved, merge};
+use crate::stack::{Frame, Innermost, Unresolved, merge};
 use crate::target::{Maps, ProcessMemory};
 use crate::unwind::{CFrame, NativeStack, Registers, StackCopy, UnwindEnd, Unwinder, VmCode};
 use crate::vm::page_cache::PageCache;
@@ -103,7 +103,8 @@ impl StackSnapshot {
         let end = walks.iter().map(|walk| walk.end).find(|end| *end != WalkEnd::Complete);
         let end = end.unwrap_or(if walks.is_empty() { WalkEnd::NoLua } else { WalkEnd::Complete });
         let records: Vec<FrameRecord> = walks.iter().flat_map(|walk| walk.frames.iter().copied()).collect();
-        let merged = merge(&native, &records, end, trace.is_some(), true);
+        let innermost = if trace.is_some() { Innermost::Trace(None) } else { Innermost::Known };
+        let merged = merge(&native, &records, end, innermost);
         let mut frames = merged.frames;
         if matches!(self.entry, Entry::CFrame(_)) {
             // What was tried below the C frame.

@@ -11,12 +11,14 @@ pub mod outputs;
 mod pipeline;
 mod reports;
 mod summary;
+mod trace_table;
 
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};
 pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
 pub use naming::Namer;
-pub use outputs::Outputs;
+pub use outputs::{JitSamples, Outputs};
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub use reports::CpuReports;
 pub use summary::{CallAccounts, MemorySummary, Summary};
+pub use trace_table::{SampledTrace, TraceTable};

@@ -44,6 +44,7 @@ struct LuaKey {
     prototype: PrototypeKey,
     position: u32,
     caller: Option<(PrototypeKey, u32)>,
+    is_compiled: bool,
 }
 
 struct VmNames {
@@ -95,12 +96,13 @@ impl Namer {
     }
 
     /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
-    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>) -> LuaFunction {
+    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, is_compiled: bool) -> LuaFunction {
         let key = LuaKey {
             vm: record.vm,
             prototype: PrototypeKey::of(record),
             position: record.position,
             caller: caller.map(|caller| (PrototypeKey::of(caller), caller.position)),
+            is_compiled,
         };
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
@@ -115,7 +117,10 @@ impl Namer {
         };
         let line = (record.position != NO_POSITION).then(|| prototype.line_at(record.position)).flatten();
         let name = caller.and_then(|caller| self.name_by_call(caller));
-        let named = Named::lua(name.map(Into::into), prototype.chunkname.as_bytes(), record.first_line, line);
+        let mut named = Named::lua(name.map(Into::into), prototype.chunkname.as_bytes(), record.first_line, line);
+        if is_compiled {
+            named = named.compiled();
+        }
         let function = LuaFunction { named: named.into(), chunkname: Some(prototype.chunkname.as_str().into()) };
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use super::pipeline::{Code, Resolved};
 use super::reports::CpuReports;
 use super::summary::Summary;
+use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::report::{CpuProfile, Frame as Named, Profile, folded, svg, text};
-use crate::stream::sysprof::SysprofWriter;
 use crate::stream::sysprof::splice::StackFrame;
+use crate::stream::sysprof::{SysprofWriter, TraceSample};
 use crate::stream::{Annotation, SymbolTable, VmState};
 
 /// A format that a profile can be written in.
@@ -65,8 +66,20 @@ impl OutputFiles {
     }
 }
 
+/// What a stream says of samples in JIT-compiled code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum JitSamples {
+    /// All frames, as of every other sample
+    #[default]
+    Stack,
+    /// The trace's number alone, as Tarantool's own profiler does: its parser shows all such samples as one line
+    Trace,
+}
+
 /// All outputs of a recording.
 pub struct Outputs {
+    jit_samples: JitSamples,
+    traces: TraceTable,
     /// The streams that are asked for, before the VMs' numbers are put into their names.
     stream_paths: Vec<PathBuf>,
     /// How many VMs have streams.
@@ -96,7 +109,14 @@ impl Outputs {
     pub fn open(files: OutputFiles, title: &str, rate: u32, vms: usize) -> Result<Self, CommandError> {
         let OutputFiles { streams: stream_paths, reports } = files;
         let reports = CpuReports::open(&reports, title, rate)?;
-        let mut outputs = Self { stream_paths, vms: 0, streams: Vec::new(), reports };
+        let mut outputs = Self {
+            jit_samples: JitSamples::default(),
+            traces: TraceTable::default(),
+            stream_paths,
+            vms: 0,
+            streams: Vec::new(),
+            reports,
+        };
         if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
         }
@@ -127,14 +147,27 @@ impl Outputs {
         let state = sample.state.unwrap_or(VmState::Cfunc);
         self.reports.add(sample, sample.vm.map(Named::vm));
         let vm = sample.vm.unwrap_or(0);
+        if let Some(trace) = &sample.trace {
+            self.traces.add(vm, trace);
+        }
         // VMs may come into being while they are recorded.
         for new in self.vms..=vm {
             self.start_vm(new, new + 1)?;
         }
         for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
-            stream.add(state, sample).map_err(|error| failed(&stream.path, &error))?;
+            stream.add(state, sample, self.jit_samples).map_err(|error| failed(&stream.path, &error))?;
         }
         Ok(())
+    }
+
+    /// Chooses what streams say of samples in JIT-compiled code.
+    pub fn show_jit_samples(&mut self, jit_samples: JitSamples) {
+        self.jit_samples = jit_samples;
+    }
+
+    /// The samples of each trace.
+    pub fn traces(&self) -> &TraceTable {
+        &self.traces
     }
 
     /// Writes what there is so far: reports are rewritten at the end.
@@ -174,13 +207,25 @@ impl Outputs {
 }
 
 impl StreamOutput {
-    fn add(&mut self, state: VmState, sample: &Resolved) -> Result<(), crate::stream::WriteError> {
+    fn add(
+        &mut self,
+        state: VmState,
+        sample: &Resolved,
+        jit_samples: JitSamples,
+    ) -> Result<(), crate::stream::WriteError> {
+        if let Some(trace) = &sample.trace {
+            let in_trace = self.define_trace(trace)?;
+            if let (Some(in_trace), JitSamples::Trace, VmState::Trace) = (in_trace, jit_samples, state) {
+                return self.writer.trace_sample(&in_trace);
+            }
+        }
         let mut frames = Vec::with_capacity(sample.frames.len());
         for frame in sample.frames.iter().rev() {
             frames.push(match (frame.code, &*frame.named) {
-                (Code::Lua { prototype, first_line }, Named::Lua { name, .. }) => {
+                (Code::Lua { prototype, first_line }, Named::Lua { name, compiled, .. }) => {
                     let (chunk, line) = (frame.chunkname.as_deref().unwrap_or_default(), u64::from(first_line));
-                    let proto = self.writer.define_lua(prototype, chunk.as_bytes(), line, name.as_deref())?;
+                    let proto =
+                        self.writer.define_lua(prototype, chunk.as_bytes(), line, name.as_deref(), *compiled)?;
                     StackFrame::Lua { proto, line }
                 }
                 (Code::Native { pc, start, end }, named) => {
@@ -192,6 +237,17 @@ impl StreamOutput {
             });
         }
         self.writer.stack(state, &frames)
+    }
+}
+
+impl StreamOutput {
+    /// Makes the stream know a trace; gives a sample in it, as the in-process profiler writes it.
+    fn define_trace(&mut self, trace: &SampledTrace) -> Result<Option<TraceSample>, crate::stream::WriteError> {
+        let (Some(symbol), Some(prototype)) = (trace.symbol(), trace.prototype()) else { return Ok(None) };
+        let (chunk, line) = (prototype.chunkname.as_bytes(), u64::from(prototype.key.firstline));
+        self.writer.define_prototype(symbol.proto, chunk, line)?;
+        self.writer.define_trace(symbol)?;
+        Ok(Some(TraceSample { number: symbol.number, proto: symbol.proto, line }))
     }
 }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::event::{
     FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
@@ -13,12 +14,14 @@ use lj_trace_common::vm::VmState;
 
 use super::machine_code::machine_code;
 use super::naming::Namer;
+use super::trace_table::SampledTrace;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
-use crate::stack::{Frame, MergedStack, Top, Unresolved, merge, settle_top};
+use crate::stack::{Frame, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::target::{Process, ProcessMemory};
+use crate::trace::{self, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
-use crate::vm::Vm;
+use crate::vm::{Vm, prove_again};
 
 /// A sample with its frames in order and named.
 #[derive(Clone, Debug)]
@@ -33,6 +36,8 @@ pub struct Resolved {
     pub time: u64,
     /// If it is an allocation's stack and no tick of the clock: how many bytes were allocated.
     pub allocation: Option<u64>,
+    /// The trace that it hit, if that is known.
+    pub trace: Option<SampledTrace>,
     /// The frames, innermost first.
     pub frames: Vec<ResolvedFrame>,
 }
@@ -90,10 +95,18 @@ pub struct Tally {
     pub unresolved: BTreeMap<String, u64>,
 }
 
+/// Said of a compiled frame if something else may be inlined into it.
+const INLINED: &str = "inlined function not certain";
+
 /// Resolves the samples of one process.
 pub struct Pipeline {
+    process: Process,
     memory: ProcessMemory,
     vms: Vec<Vm>,
+    /// The traces of each VM.
+    traces: Vec<Traces>,
+    /// When a VM's layout was proven again.
+    proven: Option<Instant>,
     codes: Vec<VmCode>,
     unwinder: Unwinder,
     namer: Namer,
@@ -107,8 +120,11 @@ impl Pipeline {
     pub fn new(process: &Process, vms: &[Vm]) -> Self {
         let memory = process.memory();
         Self {
+            process: process.clone(),
             memory,
             vms: vms.to_vec(),
+            traces: vms.iter().map(|_| Traces::default()).collect(),
+            proven: None,
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),
             namer: Namer::new(process, vms),
@@ -126,6 +142,7 @@ impl Pipeline {
     pub fn add_vm(&mut self, vm: Vm) {
         self.codes.push(machine_code(&self.memory, &vm));
         self.namer.add_vm(&vm);
+        self.traces.push(Traces::default());
         self.vms.push(vm);
     }
 
@@ -164,16 +181,66 @@ impl Pipeline {
         if top == Top::Rewalked {
             native = self.unwind(&sample);
         }
-        let on_trace = sample.header.flags & SAMPLE_ON_TRACE != 0;
+        let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
+        let innermost = match &on_trace {
+            Some(Ok(on_trace)) => Innermost::Compiled { frames: on_trace.frames.len(), certain: on_trace.certain },
+            Some(Err(reason)) => Innermost::Trace(Some(*reason)),
+            None if top == Top::Uncertain => Innermost::Interpreter,
+            None => Innermost::Known,
+        };
         let end = walk_end(sample.header.walk_end, sample.header.outer_end);
-        let merged = merge(&native, &sample.frames, end, on_trace, top != Top::Uncertain);
+        let merged = merge(&native, &sample.frames, end, innermost);
         let state = vm.map(|vm| state_of(&self.vms[vm], &sample));
         if sample.header.flags & SAMPLE_ALLOCATION == 0 {
             self.count(&sample, &merged, state);
         }
         let frames = self.name(&sample, &merged);
         let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
-        Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, allocation, frames }
+        let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));
+        Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, allocation, trace, frames }
+    }
+
+    /// Puts the frames within the trace that the sample hit on top of its Lua stack.
+    fn enter_trace(
+        &mut self,
+        index: usize,
+        sample: &mut Sample<'_>,
+        native: &NativeStack,
+    ) -> Option<Result<OnTrace, NoTrace>> {
+        let vm = &self.vms[index];
+        if !is_on_trace(vm, &sample.header, native) {
+            return None;
+        }
+        let hit = Hit {
+            header: &sample.header,
+            native,
+            frames: &sample.frames,
+            lua_stack: (sample.lua_stack, sample.header.lua_copy_start),
+            stack: StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack },
+        };
+        let on_trace = trace::resolve(&mut self.traces[index], &self.memory, vm, hit, || self.process.maps().ok());
+        if on_trace.as_ref().is_err_and(|reason| *reason == NoTrace::Undecided) {
+            self.prove_again(index);
+        }
+        if let Ok(on_trace) = &on_trace {
+            sample.header.inner_frames += on_trace.frames.len() as u32 - 1;
+            sample.frames.splice(..1, on_trace.frames.iter().copied());
+        }
+        Some(on_trace)
+    }
+
+    /// Decides what the layout of a VM has left open, now that it has traces.
+    fn prove_again(&mut self, index: usize) {
+        /// Proving takes some milliseconds.
+        const BETWEEN: Duration = Duration::from_millis(500);
+        if self.proven.is_some_and(|proven| proven.elapsed() < BETWEEN) {
+            return;
+        }
+        self.proven = Some(Instant::now());
+        let Ok(maps) = self.process.maps() else { return };
+        if let Ok(vm) = prove_again(&self.process, &maps, &self.vms[index]) {
+            self.vms[index] = vm;
+        }
     }
 
     fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {
@@ -208,9 +275,12 @@ impl Pipeline {
             *tally.states.entry(state).or_default() += 1;
         }
         for frame in &merged.frames {
-            if let Frame::Unresolved(reason) = frame {
-                *tally.unresolved.entry(reason.to_string()).or_default() += 1;
-            }
+            let reason = match frame {
+                Frame::Unresolved(reason) => reason.to_string(),
+                Frame::Inlined => INLINED.to_owned(),
+                _ => continue,
+            };
+            *tally.unresolved.entry(reason).or_default() += 1;
         }
     }
 
@@ -224,20 +294,24 @@ impl Pipeline {
             match frame {
                 Frame::Native { pc, is_return } => frames.push(self.native(*pc, *is_return)),
                 Frame::Trace => frames.push(mark(self.trace(sample))),
+                Frame::Inlined => frames.push(mark(Named::Unresolved { reason: INLINED.into() })),
                 Frame::Unresolved(reason) => frames.push(self.unresolved(*reason)),
-                Frame::Lua(record) if record.kind == RecordKind::Lua as u8 => {
+                Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match merged.frames.get(index + 1) {
-                        Some(Frame::Lua(caller)) if caller.kind == RecordKind::Lua as u8 => Some(caller),
+                        Some(Frame::Lua(caller) | Frame::Compiled(caller)) if caller.kind == RecordKind::Lua as u8 => {
+                            Some(caller)
+                        }
                         _ => None,
                     };
-                    let function = self.namer.lua(record, caller);
+                    let is_compiled = matches!(frame, Frame::Compiled(_));
+                    let function = self.namer.lua(record, caller, is_compiled);
                     frames.push(ResolvedFrame {
                         named: function.named,
                         code: Code::Lua { prototype: record.code, first_line: record.first_line },
                         chunkname: function.chunkname,
                     });
                 }
-                Frame::Lua(record) => self.c_function(record, &mut frames),
+                Frame::Lua(record) | Frame::Compiled(record) => self.c_function(record, &mut frames),
             }
         }
         frames

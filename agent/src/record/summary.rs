@@ -24,6 +24,8 @@ pub struct Summary {
     pub lost: Vec<(&'static str, u64)>,
     /// Samples that were left out, since only one VM is recorded: those of others, and of code outside of any.
     pub left_out: u64,
+    /// The table of traces, if it is wanted.
+    pub traces: Option<String>,
 }
 
 impl Summary {
@@ -63,6 +65,9 @@ impl Summary {
             for (reason, count) in unresolved {
                 writeln!(out, "  [unknown: {reason}] {}", share(*count, *samples))?;
             }
+        }
+        if let Some(traces) = &self.traces {
+            out.push_str(traces);
         }
         for file in files {
             writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
@@ -202,7 +207,7 @@ mod tests {
             unresolved: [("no reason".to_owned(), 1)].into(),
             ..Tally::default()
         };
-        Summary { pid: 7, rate: 100, duration: Duration::from_secs(2), tally, lost: Vec::new(), left_out: 0 }
+        Summary { pid: 7, rate: 100, duration: Duration::from_secs(2), tally, lost: Vec::new(), left_out: 0, traces: None }
     }
 
     #[test]

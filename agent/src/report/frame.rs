@@ -24,6 +24,8 @@ pub enum Frame {
         first_line: u32,
         /// Current line, where known. It is no part of the name.
         line: Option<u32>,
+        /// Whether it was compiled into a trace, which the name says by `_[j]` at its end.
+        compiled: bool,
     },
     /// All functions of a file or chunk together, by its name as shown: `file.lua`.
     Chunk {
@@ -99,7 +101,15 @@ pub enum FrameKind {
 impl Frame {
     /// A Lua function of a chunk with this raw chunkname.
     pub fn lua(name: Option<Arc<str>>, chunkname: &[u8], first_line: u32, line: Option<u32>) -> Self {
-        Self::Lua { name, chunk: chunk_name(chunkname).into(), first_line, line }
+        Self::Lua { name, chunk: chunk_name(chunkname).into(), first_line, line, compiled: false }
+    }
+
+    /// The same function, compiled into a trace.
+    pub fn compiled(mut self) -> Self {
+        if let Self::Lua { compiled, .. } = &mut self {
+            *compiled = true;
+        }
+        self
     }
 
     /// The VM with this index, among several: `VM 1` for the first, as the numbers in the names of streams have it.
@@ -131,6 +141,7 @@ impl Frame {
     pub fn kind(&self) -> FrameKind {
         match self {
             Self::Root { .. } => FrameKind::Root,
+            Self::Lua { compiled: true, .. } => FrameKind::Jit,
             Self::Lua { .. } | Self::Chunk { .. } | Self::Line { .. } | Self::FastFunction { .. } => FrameKind::Lua,
             Self::C { .. } => FrameKind::C,
             Self::Kernel { .. } => FrameKind::Kernel,
@@ -147,9 +158,9 @@ impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Root { name } => f.write_str(name),
-            Self::Lua { chunk, first_line: 0, .. } => write!(f, "main chunk@{chunk}:0"),
-            Self::Lua { name, chunk, first_line, .. } => {
-                write!(f, "{}@{chunk}:{first_line}", name.as_deref().unwrap_or_default())
+            Self::Lua { name, chunk, first_line, compiled, .. } => {
+                let name = if *first_line == 0 { "main chunk" } else { name.as_deref().unwrap_or_default() };
+                write!(f, "{name}@{chunk}:{first_line}{}", if *compiled { "_[j]" } else { "" })
             }
             Self::Chunk { chunk } => f.write_str(chunk),
             Self::Line { chunk, line } => write!(f, "{chunk}:{line}"),
@@ -218,6 +229,8 @@ mod tests {
         assert_eq!(lua(None, b"@cpu.lua", 12), "@cpu.lua:12");
         assert_eq!(lua(None, b"@cpu.lua", 0), "main chunk@cpu.lua:0");
         assert_eq!(lua(Some("f"), b"=(command line)", 1), "f@(command line):1");
+        let compiled = Frame::lua(Some("f".into()), b"@a.lua", 3, None).compiled();
+        assert_eq!((compiled.to_string(), compiled.kind()), ("f@a.lua:3_[j]".to_owned(), FrameKind::Jit));
         assert_eq!(lua(None, b"return 1", 0), "main chunk@[string \"return 1\"]:0");
     }
 

@@ -48,7 +48,7 @@ impl Sources {
                 }
                 return;
             }
-            Some(Annotation::Writer | Annotation::State(_)) => return,
+            Some(Annotation::Writer | Annotation::State(_) | Annotation::Compiled { .. }) => return,
             None => {}
         }
         if !self.symbols.insert(symbol.clone()) {
@@ -121,7 +121,13 @@ impl Sources {
         let first_line = number(symbol.first_line);
         vec![
             Frame::Chunk { chunk: chunk.clone() },
-            Frame::Lua { name: self.names.get(&proto).cloned(), chunk: chunk.clone(), first_line, line: None },
+            Frame::Lua {
+                name: self.names.get(&proto).cloned(),
+                chunk: chunk.clone(),
+                first_line,
+                line: None,
+                compiled: false,
+            },
             Frame::Line { chunk, line: number(line) },
         ]
     }

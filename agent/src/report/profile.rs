@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Frame;
+use super::frame::FrameKind;
 use super::stacks::{FrameId, Profile, Stacks};
 use crate::stream::VmState;
 
@@ -88,7 +89,7 @@ impl CpuProfile {
     fn mark(&mut self, vmstate: VmState, stack: &mut Vec<FrameId>) {
         let is = |id: &FrameId, test: fn(&Frame) -> bool| self.frame(*id).is_some_and(test);
         if vmstate == VmState::Trace {
-            if !stack.iter().any(|id| is(id, |frame| matches!(frame, Frame::Trace { .. }))) {
+            if !stack.iter().any(|id| is(id, |frame| frame.kind() == FrameKind::Jit)) {
                 let trace = self.intern(Frame::Trace { number: None, start: None });
                 stack.push(trace);
             }

@@ -1,6 +1,6 @@
 //! A CPU profile from a sysprof stream, ours or of Tarantool's in-process profiler.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 
@@ -39,6 +39,8 @@ struct Builder {
     profile: CpuProfile,
     symbols: SymbolTable,
     names: HashMap<u64, Arc<str>>,
+    /// Addresses of functions that were compiled into traces.
+    compiled: HashSet<u64>,
     /// Whether lj-trace wrote the stream, so that the order the reference parser shows is the right one.
     ours: bool,
     /// The state of the next sample, where its header cannot say it.
@@ -56,6 +58,7 @@ impl Builder {
             profile: CpuProfile::new(title),
             symbols: SymbolTable::new(),
             names: HashMap::new(),
+            compiled: HashSet::new(),
             ours: false,
             state: None,
             frames: AddrMap::default(),
@@ -75,10 +78,12 @@ impl Builder {
             Some(Annotation::FunctionName { proto, name }) => {
                 self.names.insert(proto, name);
             }
+            Some(Annotation::Compiled { proto }) => drop(self.compiled.insert(proto)),
             Some(Annotation::Property { key, value }) => return self.property(&key, &value),
             None => {
                 if let Symbol::Lua { addr, .. } = symbol {
                     self.names.remove(&addr);
+                    self.compiled.remove(&addr);
                 }
                 if !self.symbols.insert(symbol) {
                     return;
@@ -148,7 +153,8 @@ impl Builder {
             MergedFrame::Lua(LuaFrame::Lfunc { proto, .. }) if self.symbols.lua(proto).is_some() => {
                 let symbol = self.symbols.lua(proto)?;
                 let first_line = u32::try_from(symbol.first_line).unwrap_or(u32::MAX);
-                Some(Frame::lua(self.names.get(&proto).cloned(), &symbol.chunk, first_line, None))
+                let frame = Frame::lua(self.names.get(&proto).cloned(), &symbol.chunk, first_line, None);
+                Some(if self.compiled.contains(&proto) { frame.compiled() } else { frame })
             }
             MergedFrame::Lua(LuaFrame::Lfunc { proto: addr, .. } | LuaFrame::Cfunc { addr })
             | MergedFrame::Host(addr) => Some(self.native(addr)),
@@ -190,11 +196,11 @@ mod tests {
         writer.define_c(0x50_0000, 0x50_0000, 0x50_0010, "main").unwrap();
         writer.define_c(0x50_0010, 0x50_0010, 0x50_0020, "lua_call").unwrap();
         writer.define_c(0x60_0000, 0x60_0000, 0x60_0001, "[unknown: no symbol]").unwrap();
-        writer.define_lua(0x7000, b"@a.lua", 0, None).unwrap();
-        assert_eq!(writer.define_lua(0x7100, b"@a.lua", 3, Some("work")).unwrap(), 0x7100);
-        let other_name = writer.define_lua(0x7100, b"@a.lua", 3, None).unwrap();
+        writer.define_lua(0x7000, b"@a.lua", 0, None, false).unwrap();
+        assert_eq!(writer.define_lua(0x7100, b"@a.lua", 3, Some("work"), false).unwrap(), 0x7100);
+        let other_name = writer.define_lua(0x7100, b"@a.lua", 3, None, false).unwrap();
         assert_ne!(other_name, 0x7100);
-        assert_eq!(writer.define_lua(0x7100, b"@a.lua", 3, Some("work")).unwrap(), 0x7100);
+        assert_eq!(writer.define_lua(0x7100, b"@a.lua", 3, Some("work"), false).unwrap(), 0x7100);
         let main = StackFrame::Host { addr: 0x50_0000 };
         let call = StackFrame::Host { addr: 0x50_0010 };
         let unknown = StackFrame::Host { addr: 0x60_0000 };

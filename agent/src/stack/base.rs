@@ -48,6 +48,10 @@ pub fn settle_top(
     let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return || uncertain) else {
         return given_up;
     };
+    // An FFI callback that is entered or left: the coroutine is as the C code left it, or will find it.
+    if uncertain && frame.is_return && matches!(frame.kind, FrameKind::Vm { cframe: None, .. }) {
+        return Top::Certain;
+    }
     let value = |register| {
         let value = registers.get(register)?;
         Some(if layout.is_gc64() { value } else { value & 0xffff_ffff })

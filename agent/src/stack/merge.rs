@@ -8,6 +8,7 @@
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
 use lj_trace_common::frame::WalkEnd;
 
+use crate::trace::NoTrace;
 use crate::unwind::{FrameKind, NativeStack, UnwindEnd};
 
 /// One frame of the merged stack.
@@ -22,8 +23,12 @@ pub enum Frame {
     },
     /// A frame of a Lua stack, never a [`RecordKind::CFrame`].
     Lua(FrameRecord),
-    /// The trace whose machine code was running, or called what was running; its caller's frame follows.
+    /// A frame of a Lua stack that runs in a trace.
+    Compiled(FrameRecord),
+    /// A trace that is not known from inside; the frame that it runs in follows.
     Trace,
+    /// What is inlined into the compiled frame that follows is not certain.
+    Inlined,
     /// Frames are missing here.
     Unresolved(Unresolved),
 }
@@ -37,6 +42,8 @@ pub enum Unresolved {
     Lua(WalkEnd),
     /// The interpreter was between two frames.
     Interpreter,
+    /// The frames within a trace are not known.
+    Trace(NoTrace),
 }
 
 impl std::fmt::Display for Unresolved {
@@ -45,6 +52,7 @@ impl std::fmt::Display for Unresolved {
             Self::Native(end) => f.write_str(end.reason()),
             Self::Lua(end) => f.write_str(end.describe()),
             Self::Interpreter => f.write_str("interpreter between two frames"),
+            Self::Trace(reason) => f.write_str(reason.describe()),
         }
     }
 }
@@ -63,15 +71,19 @@ pub struct MergedStack {
 /// Merges a native stack with the Lua frames found on it.
 ///
 /// `walk_end` tells how the walk of the innermost coroutine ended, and where the frames of those around it, if
-/// any, are whole as well. `top_known` is false where the innermost Lua frame is not certain, which gets a mark of its own.
-pub fn merge(
-    native: &NativeStack,
-    lua: &[FrameRecord],
-    walk_end: WalkEnd,
-    on_trace: bool,
-    top_known: bool,
-) -> MergedStack {
-    let mut segments = Segments { rest: lua, walk_end };
+/// any, are whole as well. What is not certain of the innermost frames gets a mark of its own.
+pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, innermost: Innermost) -> MergedStack {
+    let (mark, compiled, known) = match innermost {
+        Innermost::Known => (None, 0, true),
+        Innermost::Interpreter => (Some(Frame::Unresolved(Unresolved::Interpreter)), 0, false),
+        Innermost::Compiled { frames, certain } => ((!certain).then_some(Frame::Inlined), frames, true),
+        Innermost::Trace(reason) => (Some(Frame::Trace), 0, reason.is_none()),
+    };
+    let reason = match innermost {
+        Innermost::Trace(Some(reason)) => Some(Frame::Unresolved(Unresolved::Trace(reason))),
+        _ => None,
+    };
+    let mut segments = Segments { rest: lua, walk_end, compiled };
     let mut frames = Vec::with_capacity(native.frames.len() + lua.len());
     let mut first_vm_frame = true;
     let mut native_complete = native.end == UnwindEnd::Entry;
@@ -86,11 +98,7 @@ pub fn merge(
             FrameKind::Vm { cframe: None, .. } => {}
             FrameKind::Vm { cframe: Some(cframe), .. } => {
                 if std::mem::take(&mut first_vm_frame) {
-                    if on_trace {
-                        frames.push(Frame::Trace);
-                    } else if !top_known {
-                        frames.push(Frame::Unresolved(Unresolved::Interpreter));
-                    }
+                    frames.extend(reason.iter().chain(&mark));
                 }
                 segments.take_through(cframe, &mut frames);
             }
@@ -98,19 +106,40 @@ pub fn merge(
     }
     if native.end != UnwindEnd::Entry {
         frames.push(Frame::Unresolved(Unresolved::Native(native.end)));
-        if first_vm_frame && on_trace && !segments.rest.is_empty() {
-            frames.push(Frame::Trace);
+        if first_vm_frame && !segments.rest.is_empty() {
+            frames.extend(reason.iter().chain(&mark));
         }
     }
     // What native unwinding has not reached is still a good Lua stack.
     segments.take_rest(&mut frames);
-    MergedStack { frames, native_complete, lua_complete: walk_end == WalkEnd::Complete && !lua.is_empty() && top_known }
+    MergedStack { frames, native_complete, lua_complete: walk_end == WalkEnd::Complete && !lua.is_empty() && known }
+}
+
+/// What is known of the innermost Lua frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Innermost {
+    /// They are certain.
+    Known,
+    /// The interpreter was between two frames.
+    Interpreter,
+    /// So many of them run in a trace.
+    Compiled {
+        /// How many.
+        frames: usize,
+        /// Whether another one may be inlined into the innermost.
+        certain: bool,
+    },
+    /// A trace runs in the innermost one, and what it executes is not known: for this reason, or since nobody wanted
+    /// to know.
+    Trace(Option<NoTrace>),
 }
 
 /// The Lua frames that are not placed yet, in runs that end with a C frame each.
 struct Segments<'a> {
     rest: &'a [FrameRecord],
     walk_end: WalkEnd,
+    /// How many of the next ones are compiled.
+    compiled: usize,
 }
 
 impl Segments<'_> {
@@ -122,7 +151,7 @@ impl Segments<'_> {
             Some(index) => {
                 let (segment, rest) = self.rest.split_at(index + 1);
                 self.rest = rest;
-                place(segment, frames);
+                self.place(segment, frames);
             }
             // Torn within this very segment.
             None if !self.rest.iter().any(is_cframe) => self.take_rest(frames),
@@ -132,7 +161,8 @@ impl Segments<'_> {
 
     /// Places all that is left, and says if the walk was cut off there.
     fn take_rest(&mut self, frames: &mut Vec<Frame>) {
-        place(std::mem::take(&mut self.rest), frames);
+        let rest = std::mem::take(&mut self.rest);
+        self.place(rest, frames);
         if !matches!(self.walk_end, WalkEnd::Complete | WalkEnd::NoLua) {
             frames.push(Frame::Unresolved(Unresolved::Lua(self.walk_end)));
             self.walk_end = WalkEnd::NoLua;
@@ -140,12 +170,17 @@ impl Segments<'_> {
     }
 }
 
-fn is_cframe(record: &FrameRecord) -> bool {
-    record.kind == RecordKind::CFrame as u8
+impl Segments<'_> {
+    fn place(&mut self, segment: &[FrameRecord], frames: &mut Vec<Frame>) {
+        for record in segment.iter().filter(|record| !is_cframe(record)) {
+            frames.push(if self.compiled > 0 { Frame::Compiled(*record) } else { Frame::Lua(*record) });
+            self.compiled = self.compiled.saturating_sub(1);
+        }
+    }
 }
 
-fn place(segment: &[FrameRecord], frames: &mut Vec<Frame>) {
-    frames.extend(segment.iter().filter(|record| !is_cframe(record)).copied().map(Frame::Lua));
+fn is_cframe(record: &FrameRecord) -> bool {
+    record.kind == RecordKind::CFrame as u8
 }
 
 #[cfg(test)]
@@ -179,7 +214,9 @@ mod tests {
         let name = |frame: &Frame| match frame {
             Frame::Native { pc, .. } => format!("n{pc}"),
             Frame::Lua(record) => format!("l{}", record.function),
+            Frame::Compiled(record) => format!("j{}", record.function),
             Frame::Trace => "trace".to_owned(),
+            Frame::Inlined => "inlined".to_owned(),
             Frame::Unresolved(reason) => format!("[{reason}]"),
         };
         stack.frames.iter().map(name).collect()
@@ -193,7 +230,7 @@ mod tests {
             end: UnwindEnd::Entry,
         };
         let frames = [lua(10), mark(100), lua(11), lua(12), mark(200)];
-        let stack = merge(&native, &frames, WalkEnd::Complete, false, true);
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
         assert_eq!(names(&stack), ["l10", "n1", "n2", "l11", "l12", "n3"]);
         assert!(stack.native_complete && stack.lua_complete);
     }
@@ -203,14 +240,14 @@ mod tests {
         let native =
             NativeStack { frames: vec![vm(Some(100)), vm(None), code(1), vm(Some(200))], end: UnwindEnd::Entry };
         let frames = [mark(100), lua(1), mark(200)];
-        assert_eq!(names(&merge(&native, &frames, WalkEnd::Complete, false, true)), ["n1", "l1"]);
+        assert_eq!(names(&merge(&native, &frames, WalkEnd::Complete, Innermost::Known)), ["n1", "l1"]);
     }
 
     #[test]
     fn lua_frames_survive_a_native_stack_that_ends_early() {
         let native = NativeStack { frames: vec![code(1)], end: UnwindEnd::Limit };
         let frames = [lua(1), mark(100), lua(2), mark(200)];
-        let stack = merge(&native, &frames, WalkEnd::Complete, false, true);
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
         assert_eq!(
             names(&stack),
             ["n1".to_owned(), format!("[{}]", UnwindEnd::Limit.reason()), "l1".into(), "l2".into()]
@@ -223,7 +260,7 @@ mod tests {
         let native =
             NativeStack { frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)], end: UnwindEnd::Entry };
         let frames = [lua(1), mark(100), lua(2)];
-        let stack = merge(&native, &frames, WalkEnd::BadLink, false, true);
+        let stack = merge(&native, &frames, WalkEnd::BadLink, Innermost::Known);
         let reason = format!("[{}]", WalkEnd::BadLink.describe());
         assert_eq!(names(&stack), ["l1".into(), "n1".into(), "l2".into(), reason, "n2".to_owned()]);
         assert!(!stack.lua_complete);
@@ -232,7 +269,22 @@ mod tests {
     #[test]
     fn a_trace_stands_above_the_frame_that_runs_it() {
         let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry };
-        let stack = merge(&native, &[lua(1), mark(100)], WalkEnd::Complete, true, true);
-        assert_eq!(names(&stack), ["n1", "trace", "l1", "n2"]);
+        let frames = [lua(1), mark(100)];
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Trace(Some(NoTrace::Gone)));
+        let reason = format!("[{}]", NoTrace::Gone.describe());
+        assert_eq!(names(&stack), ["n1", &reason, "trace", "l1", "n2"]);
+        assert!(!stack.lua_complete);
+    }
+
+    #[test]
+    fn frames_in_a_trace_are_marked() {
+        let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry };
+        let frames = [lua(1), lua(2), lua(3), mark(100)];
+        let compiled = |certain| Innermost::Compiled { frames: 2, certain };
+        let stack = merge(&native, &frames, WalkEnd::Complete, compiled(true));
+        assert_eq!(names(&stack), ["n1", "j1", "j2", "l3", "n2"]);
+        let stack = merge(&native, &frames, WalkEnd::Complete, compiled(false));
+        assert_eq!(names(&stack), ["n1", "inlined", "j1", "j2", "l3", "n2"]);
+        assert!(stack.lua_complete, "down from the frame that is certain");
     }
 }

@@ -37,6 +37,11 @@ pub enum Annotation {
         /// The name, as `lj_debug_funcname` would infer it.
         name: Arc<str>,
     },
+    /// A Lua function, at this address, was compiled into a trace.
+    Compiled {
+        /// An address within its prototype that stands for it.
+        proto: u64,
+    },
     /// The state in which the next sample was taken.
     State(VmState),
     /// A fact about the run, such as the rate or a number of lost samples.
@@ -50,6 +55,7 @@ pub enum Annotation {
 
 const WRITER: &str = "lj-trace stream";
 const FUNCTION: &str = "function ";
+const COMPILED: &str = "compiled ";
 const PROPERTY: &str = "property ";
 
 impl Annotation {
@@ -58,6 +64,7 @@ impl Annotation {
         match self {
             Self::Writer => Symbol::c(reserved::TEXT, WRITER),
             Self::FunctionName { proto, name } => Symbol::c(reserved::TEXT, &format!("{FUNCTION}{proto:x}={name}")),
+            Self::Compiled { proto } => Symbol::c(reserved::TEXT, &format!("{COMPILED}{proto:x}")),
             Self::State(state) => Symbol::c(reserved::STATE + *state as u64, ""),
             Self::Property { key, value } => Symbol::c(reserved::TEXT, &format!("{PROPERTY}{key}={value}")),
         }
@@ -82,6 +89,9 @@ impl Annotation {
         if let Some((proto, name)) = text.strip_prefix(FUNCTION).and_then(|rest| rest.split_once('=')) {
             return Some(Self::FunctionName { proto: u64::from_str_radix(proto, 16).ok()?, name: name.into() });
         }
+        if let Some(proto) = text.strip_prefix(COMPILED) {
+            return Some(Self::Compiled { proto: u64::from_str_radix(proto, 16).ok()? });
+        }
         let (key, value) = text.strip_prefix(PROPERTY)?.split_once('=')?;
         Some(Self::Property { key: key.to_owned(), value: value.to_owned() })
     }
@@ -96,6 +106,7 @@ mod tests {
         for annotation in [
             Annotation::Writer,
             Annotation::FunctionName { proto: 0x7f00_dead_bee8, name: "a=b".into() },
+            Annotation::Compiled { proto: 0x7f00_dead_beea },
             Annotation::State(VmState::Trace),
             Annotation::Property { key: "rate".to_owned(), value: "99".to_owned() },
         ] {

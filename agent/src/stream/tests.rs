@@ -162,9 +162,9 @@ fn a_recorder_defines_each_meaning_of_an_address_once() {
     writer.define_c(0x50_0044, 0x50_0040, 0x50_0048, "inner").unwrap();
     writer.define_c(0x50_0060, 0x50_0000, 0x50_0100, "outer").unwrap();
     writer.define_c(0x50_0060, 0x50_0000, 0x50_0100, "outer").unwrap();
-    writer.define_lua(0x7000, b"@a.lua", 3, Some("f")).unwrap();
-    writer.define_lua(0x7000, b"@a.lua", 3, Some("f")).unwrap();
-    writer.define_lua(0x7000, b"@b.lua", 9, None).unwrap();
+    writer.define_lua(0x7000, b"@a.lua", 3, Some("f"), false).unwrap();
+    writer.define_lua(0x7000, b"@a.lua", 3, Some("f"), false).unwrap();
+    writer.define_lua(0x7000, b"@b.lua", 9, None, false).unwrap();
     let bytes = writer.finish().unwrap();
     let stream = Stream::open(&bytes[..]).unwrap();
     let mut table: SymbolTable = stream.symbols.into_iter().collect();

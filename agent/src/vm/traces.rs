@@ -100,6 +100,18 @@ pub fn trace_by_number<M: ReadMemory>(memory: &M, vm: &Vm, number: u16) -> Optio
     read_trace(memory, vm, address).ok().filter(|trace| trace.number == number)
 }
 
+/// The trace whose `GCtrace` lies at `address`, if there is one.
+pub fn trace_at<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Option<Trace> {
+    read_trace(memory, vm, address).ok().filter(|trace| trace.number != 0)
+}
+
+impl Trace {
+    /// Whether `later` is a later reading of the same trace: side traces may have come to it meanwhile.
+    pub fn is_same(&self, later: &Self) -> bool {
+        *self == Self { nextside: self.nextside, link: self.link, ..later.clone() }
+    }
+}
+
 /// `GCtrace` is not larger than this.
 const MAX_HEADER: usize = 160;
 

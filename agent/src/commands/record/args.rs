@@ -7,6 +7,7 @@ use clap::Args;
 
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Wanted;
+use crate::record::JitSamples;
 use crate::record::outputs::{Format, OutputFiles, numbered};
 use crate::report::Weight;
 
@@ -50,6 +51,14 @@ pub struct RecordArgs {
     /// folder. SIGUSR1 writes what there is so far.
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<String>,
+
+    /// What the stream says of samples in JIT-compiled code
+    #[arg(long, value_enum, default_value_t)]
+    pub jit_samples: JitSamples,
+
+    /// List the traces of the JIT compiler that the samples hit: where each starts and goes on, its size and exits
+    #[arg(long)]
+    pub traces: bool,
 
     /// What .folded and .svg of a memory profile weigh by [default: allocated]
     #[arg(long, value_enum)]

@@ -84,7 +84,10 @@ impl Recording {
             let title = format!("{}, CPU time at {} Hz", target.name(), args.rate);
             Outputs::open(args.cpu_files()?, &title, args.rate, only.map_or(vms.len(), |_| 1))
         });
-        let outputs = outputs.transpose()?;
+        let mut outputs: Option<Outputs> = outputs.transpose()?;
+        if let Some(outputs) = &mut outputs {
+            outputs.show_jit_samples(args.jit_samples);
+        }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
         let mut programs = Programs::load(wanted, &configs)?;
@@ -202,7 +205,8 @@ impl Recording {
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);
-            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, left_out };
+            let traces = args.traces.then(|| outputs.traces().text(tally.samples));
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, left_out, traces };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });

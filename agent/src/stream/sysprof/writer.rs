@@ -14,6 +14,9 @@ use crate::stream::record::RecordWriter;
 use crate::stream::symbols::UNKNOWN;
 use crate::stream::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserved, symtab};
 
+/// What a function is called, and whether it was compiled into a trace.
+type FunctionName = (Option<Arc<str>>, bool);
+
 /// Names that one function may have: fewer than the bytes of its `GCproto`, each of which is an address for one.
 const MAX_NAMES: usize = 64;
 
@@ -28,8 +31,8 @@ const MAX_NAMES: usize = 64;
 pub struct SysprofWriter<W: Write> {
     records: RecordWriter<W>,
     symbols: SymbolTable,
-    /// By prototype: what its callers call it.
-    function_names: HashMap<u64, Vec<Option<Arc<str>>>>,
+    /// By prototype: what its callers call it, and whether it was compiled.
+    function_names: HashMap<u64, Vec<FunctionName>>,
     /// Addresses given to names that have none.
     named: HashMap<Arc<str>, u64>,
     splicer: Splicer,
@@ -143,8 +146,8 @@ impl<W: Write> SysprofWriter<W> {
     }
 
     /// Makes the stream say from here on that a prototype at `proto` is this function, and gives the address that
-    /// stands for it under this name: callers may call one function by several names, so each but the first has an
-    /// address of its own within the prototype. Writes nothing where the stream says so already; a prototype that
+    /// stands for it under this name: callers may call one function by several names, and it may be `compiled` into
+    /// traces or not, so each but the first has an address of its own within the prototype. Writes nothing where the stream says so already; a prototype that
     /// was freed and whose memory was reused gets its new meaning.
     ///
     /// # Errors
@@ -155,6 +158,7 @@ impl<W: Write> SysprofWriter<W> {
         chunk: &[u8],
         first_line: u64,
         name: Option<&str>,
+        compiled: bool,
     ) -> Result<u64, WriteError> {
         let known = self.symbols.lua(proto);
         let same = known.is_some_and(|known| *known.chunk == *chunk && known.first_line == first_line);
@@ -162,7 +166,7 @@ impl<W: Write> SysprofWriter<W> {
         if !same {
             names.clear();
         }
-        if let Some(index) = names.iter().position(|known| known.as_deref() == name) {
+        if let Some(index) = names.iter().position(|known| (known.0.as_deref(), known.1) == (name, compiled)) {
             return Ok(proto.wrapping_add(index as u64));
         }
         if names.len() >= MAX_NAMES {
@@ -170,12 +174,27 @@ impl<W: Write> SysprofWriter<W> {
         }
         let address = proto.wrapping_add(names.len() as u64);
         let name: Option<Arc<str>> = name.map(Into::into);
-        names.push(name.clone());
+        names.push((name.clone(), compiled));
         self.symbol(Symbol::lua(address, chunk, first_line))?;
         if let Some(name) = name {
             self.annotate(&Annotation::FunctionName { proto: address, name })?;
         }
+        if compiled {
+            self.annotate(&Annotation::Compiled { proto: address })?;
+        }
         Ok(address)
+    }
+
+    /// Makes the stream say from here on that a prototype at `proto` is this function, whatever its name.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn define_prototype(&mut self, proto: u64, chunk: &[u8], first_line: u64) -> Result<(), WriteError> {
+        let known = self.symbols.lua(proto);
+        if known.is_some_and(|known| *known.chunk == *chunk && known.first_line == first_line) {
+            return Ok(());
+        }
+        self.define_lua(proto, chunk, first_line, None, false).map(drop)
     }
 
     /// Makes the stream give the code address `pc` this name from here on, by a symbol for the whole function

@@ -1,0 +1,27 @@
+//! Traces from inside: which functions were compiled into a trace, and which one a machine instruction belongs to.
+//!
+//! [`Body`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`path`] follows the bytecode that
+//! was recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.
+
+pub mod affinity;
+pub mod align;
+pub mod around;
+pub mod attribution;
+pub mod body;
+pub mod cast;
+pub mod copies;
+pub mod frames;
+pub mod ir;
+pub mod known;
+pub mod machine;
+pub mod path;
+pub mod resolve;
+pub mod stacks;
+
+pub use around::Around;
+pub use attribution::{Attribution, Attributor, Chain, Span};
+pub use body::{Body, BodyError, Snapshot};
+pub use cast::{Callee, Cast};
+pub use ir::Numbering;
+pub use known::{KnownTrace, Sought, Traces};
+pub use resolve::{Hit, NoTrace, OnTrace, is_on_trace, resolve};
