@@ -207,7 +207,15 @@ mod tests {
             unresolved: [("no reason".to_owned(), 1)].into(),
             ..Tally::default()
         };
-        Summary { pid: 7, rate: 100, duration: Duration::from_secs(2), tally, lost: Vec::new(), left_out: 0, traces: None }
+        Summary {
+            pid: 7,
+            rate: 100,
+            duration: Duration::from_secs(2),
+            tally,
+            lost: Vec::new(),
+            left_out: 0,
+            traces: None,
+        }
     }
 
     #[test]
