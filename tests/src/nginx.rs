@@ -1,14 +1,13 @@
 //! nginx with Lua inside: a master, which only looks after its workers, and workers that run `tests/lua/worker.lua`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::programs::{NGINX, Program};
-use crate::target_folder;
+use crate::programs::{NGINX, Program, folder as package_folder};
 
 /// A running nginx. It and its workers are ended when this is dropped.
 #[derive(Debug)]
@@ -30,10 +29,9 @@ impl Nginx {
         let Some(program) = Program::find(NGINX) else { return Ok(None) };
         let folder = tempfile::tempdir()?;
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/worker.lua");
-        let packages = std::path::absolute(target_folder().join("programs"))?;
         let module =
-            |package: &str, file: &str| format!("{}/{package}/usr/lib/nginx/modules/{file}", packages.display());
-        let lua = |package: &str| format!("{}/{package}/usr/share/lua/5.1/?.lua;", packages.display());
+            |package, file| package_folder(package).join("usr/lib/nginx/modules").join(file).display().to_string();
+        let lua = |package| package_folder(package).join("usr/share/lua/5.1/?.lua").display().to_string();
         let configuration = format!(
             "load_module {ndk}; load_module {http_lua};
              user root; daemon off; worker_processes {workers}; pid nginx.pid; error_log error.log;
@@ -42,7 +40,7 @@ impl Nginx {
                  access_log off;
                  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi;
                  scgi_temp_path scgi;
-                 lua_package_path \"{core}{cache};\";
+                 lua_package_path \"{core};{cache};;\";
                  init_worker_by_lua_file {script};
              }}",
             ndk = module("libnginx-mod-http-ndk", "ndk_http_module.so"),
@@ -52,15 +50,10 @@ impl Nginx {
             script = script.display(),
         );
         std::fs::write(folder.path().join("nginx.conf"), configuration)?;
-        let library = |package: &str, path: &str| packages.join(package).join(path);
-        let libraries: Vec<PathBuf> = vec![
-            library("libluajit2-5.1-2", "usr/lib/x86_64-linux-gnu"),
-            library("libpcre3", "lib/x86_64-linux-gnu"),
-            library("libpcre3", "usr/lib/x86_64-linux-gnu"),
-        ];
         let mut command = Command::new(&program.path);
         command.arg("-p").arg(folder.path()).args(["-c", "nginx.conf", "-e", "error.log"]);
-        command.env("LD_LIBRARY_PATH", std::env::join_paths(libraries)?).stdin(Stdio::null());
+        let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu");
+        command.env("LD_LIBRARY_PATH", library).stdin(Stdio::null());
         let master = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut nginx = Self { master, workers: Vec::new(), _folder: folder };
         nginx.wait_for(workers)?;

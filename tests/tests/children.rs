@@ -51,10 +51,11 @@ fn all_children_are_recorded_at_once() -> Result<()> {
         let root = format!("nginx (pid {worker})");
         let own = common.samples_where(|stack| stack.frames.first() == Some(&root));
         ensure!(own > 50, "{own} samples of {root} in {common:#?}");
+        // The rest is asking for the time.
         let computing = common.samples_where(|stack| {
             stack.frames.first() == Some(&root) && stack.frames.iter().any(|frame| frame.starts_with(&compute))
         });
-        ensure!(computing * 10 > own * 9, "{computing} of {own} samples of {root} compute");
+        ensure!(computing * 4 > own * 3, "{computing} of {own} samples of {root} compute");
         // Its own stream has the same samples.
         let file = path(&format!("cpu-{worker}.bin"));
         let report = run(["report", &file, "--format", "folded"])?;
