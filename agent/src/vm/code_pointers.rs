@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use lj_trace_common::memory::ReadMemory;
+
 use super::object::read_some;
 use super::prove::GG_STATE;
 use super::scan::Candidate;
-use lj_trace_common::memory::ReadMemory;
 
 /// The shortest dispatch table: LuaJIT 2.0 has 240 entries.
 const MIN_DISPATCH: usize = 200;
@@ -29,4 +30,17 @@ fn longest_run(words: &[u64], is_one: impl Fn(&u64) -> bool) -> Range<usize> {
         }
     }
     longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_longest_run() {
+        let is_one = |word: &u64| *word == 1;
+        assert_eq!(longest_run(&[1, 0, 1, 1, 0, 1, 1], is_one), 2..4);
+        assert_eq!(longest_run(&[0, 0], is_one), 0..0);
+        assert_eq!(longest_run(&[1, 1, 1], is_one), 0..3);
+    }
 }

@@ -55,14 +55,7 @@ fn layouts(image: &Image) -> Option<Vec<lj_trace_common::layout::VmLayout>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finds_the_longest_run() {
-        let is_one = |word: &u64| *word == 1;
-        assert_eq!(longest_run(&[1, 0, 1, 1, 0, 1, 1], is_one), 2..4);
-        assert_eq!(longest_run(&[0, 0], is_one), 0..0);
-        assert_eq!(longest_run(&[1, 1, 1], is_one), 0..3);
-    }
+    use crate::vm::prove::GG_STATE;
 
     #[test]
     fn a_program_without_luajit_tells_nothing() {

@@ -201,6 +201,32 @@ mod tests {
         assert_eq!(found, []);
     }
 
+    /// Words of memory from an address on.
+    struct Words(u64, Vec<u64>);
+
+    impl ReadMemory for Words {
+        fn read<T: lj_trace_common::memory::Plain>(
+            &self,
+            address: u64,
+        ) -> Result<T, lj_trace_common::memory::Unreadable> {
+            let offset = address.checked_sub(self.0).ok_or(lj_trace_common::memory::Unreadable)?;
+            super::super::overlay::plain_at(&words(&self.1), offset).ok_or(lj_trace_common::memory::Unreadable)
+        }
+    }
+
+    #[test]
+    fn only_a_main_thread_has_itself_at_the_bottom_of_its_stack() {
+        const AT: u64 = 0x7f00_0000_0000;
+        // GC64: the stack is the eighth word, and here it begins right behind; the slot has the tag of a thread.
+        let memory = |stack, slot| Words(AT, vec![0, 0, 0, 0, 0, 0, 0, stack, slot]);
+        let candidate = Candidate { thread: AT, global: AT + 96, gc64: true };
+        assert!(owns_its_stack(&memory(AT + 64, !6 << 47 | AT), candidate));
+        assert!(!owns_its_stack(&memory(AT + 64, !6 << 47 | (AT + 8)), candidate), "a copy of a VM's memory");
+        assert!(!owns_its_stack(&memory(8, 0), candidate), "the remains of a closed VM");
+        let narrow = Words(0x1000, vec![0, 0, 0, 0, 0x1028 << 32, 0xffff_fff9_0000_1000]);
+        assert!(owns_its_stack(&narrow, Candidate { thread: 0x1000, global: 0x1040, gc64: false }));
+    }
+
     #[test]
     fn knows_its_own_resident_pages() {
         let maps = Maps::read(std::process::id()).unwrap();
