@@ -13,7 +13,7 @@ local function deep(depth)
 end
 
 local function grow()
-  for depth = 50, 1500, 50 do coroutine.wrap(deep)(depth) end
+  for depth = 50, 900, 50 do coroutine.wrap(deep)(depth) end
   collectgarbage("step", 200)
 end
 
