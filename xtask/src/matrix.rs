@@ -106,7 +106,8 @@ fn cells(output: &str) -> BTreeMap<String, Cell> {
         }
     }
     // The list at the end: elsewhere a program's standard error may stand between a test's name and its verdict.
-    let failed: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+    let failed = output.rsplit_once("\nfailures:\n").map_or("", |(_, names)| names);
+    let failed: Vec<&str> = failed.lines().filter_map(|line| line.strip_prefix("    ")).collect();
     for (name, cell) in &mut cells {
         cell.passed = !cell.title.is_empty() && !failed.contains(&name.as_str());
     }
@@ -164,6 +165,10 @@ successes:
 cell: title: Some `a`
 cell: build: LuaJIT like 2.1: new
 cell: figures: 12 samples
+
+
+successes:
+    a::sysprof
 
 failures:
 

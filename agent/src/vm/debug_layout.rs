@@ -1,21 +1,15 @@
 //! The layout that debug information tells: of builds that the table does not know.
 
-use std::ops::Range;
-
-use lj_trace_common::memory::ReadMemory as _;
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, ReadRef};
 
+use super::code_pointers::dispatch_table;
 use super::layouts::{KnownLayout, dwarf};
-use super::prove::GG_STATE;
 use super::scan::Candidate;
 use crate::symbols::debug_file;
 use crate::symbols::elf::debug_links;
 use crate::target::{Maps, Process};
 use crate::unwind::module::{Image, Module, WithReader};
-
-/// The shortest dispatch table: LuaJIT 2.0 has 240 entries.
-const MIN_DISPATCH: usize = 200;
 
 /// What the debug information of the file with the candidate's interpreter says, be it in the file itself or in a
 /// file that belongs to it. None if there is none.
@@ -40,25 +34,8 @@ pub fn read(process: &Process, maps: &Maps, candidate: Candidate) -> Vec<KnownLa
 /// Some address in the interpreter: where the dispatch table points to, the longest run of pointers to code in
 /// `GG_State`.
 fn interpreter(process: &Process, maps: &Maps, candidate: Candidate) -> Option<u64> {
-    let memory = process.memory();
-    let words = (0..GG_STATE as u64 / 8).map(|index| memory.read::<u64>(candidate.thread.wrapping_add(8 * index)));
-    let words: Vec<u64> = words.map_while(Result::ok).collect();
-    let is_code = |word: &u64| maps.find(*word).is_some_and(|mapping| mapping.exec && mapping.is_file());
-    let run = longest_run(&words, is_code);
-    (run.len() >= MIN_DISPATCH).then(|| words[run.start])
-}
-
-/// The longest run of words that satisfy `is_one`.
-fn longest_run(words: &[u64], is_one: impl Fn(&u64) -> bool) -> Range<usize> {
-    let (mut longest, mut start) = (0..0, 0);
-    for (index, word) in words.iter().enumerate() {
-        if !is_one(word) {
-            start = index + 1;
-        } else if index + 1 - start > longest.len() {
-            longest = start..index + 1;
-        }
-    }
-    longest
+    let is_code = |word| maps.find(word).is_some_and(|mapping| mapping.exec && mapping.is_file());
+    dispatch_table(&process.memory(), candidate, is_code)
 }
 
 fn layouts(image: &Image) -> Option<Vec<lj_trace_common::layout::VmLayout>> {
@@ -78,14 +55,7 @@ fn layouts(image: &Image) -> Option<Vec<lj_trace_common::layout::VmLayout>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn finds_the_longest_run() {
-        let is_one = |word: &u64| *word == 1;
-        assert_eq!(longest_run(&[1, 0, 1, 1, 0, 1, 1], is_one), 2..4);
-        assert_eq!(longest_run(&[0, 0], is_one), 0..0);
-        assert_eq!(longest_run(&[1, 1, 1], is_one), 0..3);
-    }
+    use crate::vm::prove::GG_STATE;
 
     #[test]
     fn a_program_without_luajit_tells_nothing() {

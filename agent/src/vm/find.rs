@@ -1,5 +1,7 @@
 //! All VMs of a process.
 
+use std::collections::HashMap;
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -69,23 +71,60 @@ const LOOKS: u32 = 12;
 /// Time between two looks: a running VM leaves any transient state within it.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
+/// The most candidates that are looked at more than in passing: more than one process can have VMs that are recorded.
+/// Only memory that is made to mislead has more.
+const MAX_CANDIDATES: usize = 1024;
+
+/// Candidates that no layout fits and that are looked at still more closely, to say why.
+const MAX_REFUSALS: usize = 8;
+
 /// Finds all VMs of `process`, in the order of their addresses, and proves the layout of each.
 ///
-/// VMs that have been closed are not reported. `maps` are the mappings of `process` at this moment.
+/// VMs that have been closed are not reported. `maps` are the mappings of `process` at this moment. It takes a bounded
+/// time whatever the process has in its memory.
 ///
 /// # Errors
 /// [`FindError`] if there is no VM whose layout can be proven.
 pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
     let mut vms: Vec<Vm> = Vec::new();
-    let mut refusal = None;
-    for candidate in candidates(process.pid(), &process.memory(), maps) {
+    let mut pending = Vec::new();
+    let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
+    let shared_maps = Rc::new(maps.clone());
+    for candidate in stable_candidates(process, maps) {
         if let Some(vm) = vms.iter().find_map(|vm| sibling(process, maps, vm, candidate)) {
             vms.push(vm);
             continue;
         }
-        match prove(process, maps, candidate) {
-            Ok(Some(vm)) => vms.push(vm),
-            Ok(None) => {}
+        let size = candidate.global.wrapping_sub(candidate.thread);
+        let table = tables.entry((candidate.gc64, size));
+        let table = table.or_insert_with(|| layouts::candidates(candidate.gc64, size).into());
+        let mut examined = Examined::with(process, shared_maps.clone(), candidate, table.clone());
+        examined.look();
+        examined.look();
+        match examined.fits().then(|| examined.decide()) {
+            Some(Ok(vm)) => vms.push(vm),
+            _ => pending.push(examined),
+        }
+    }
+    // The others in turns, so that they wait together.
+    for look_number in 2..LOOKS {
+        pending.retain(|examined| examined.may_be_a_vm() || look_number < 3);
+        if pending.is_empty() || !pending.iter().any(|examined| !examined.fits()) {
+            break;
+        }
+        sleep(BETWEEN_LOOKS);
+        // The target may have mapped memory since.
+        let maps = Rc::new(process.maps()?);
+        for examined in pending.iter_mut().filter(|examined| !examined.fits()) {
+            examined.maps = maps.clone();
+            examined.look();
+        }
+    }
+    let mut refusal = None;
+    let (fitting, strange): (Vec<_>, Vec<_>) = pending.into_iter().partition(Examined::fits);
+    for examined in fitting.into_iter().chain(strange.into_iter().take(MAX_REFUSALS)) {
+        match examined.settle() {
+            Ok(vm) => vms.push(vm),
             Err(error) => refusal = Some(error),
         }
     }
@@ -101,13 +140,38 @@ pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
     Err(refusal.unwrap_or(FindError::NoVm { pid: process.pid() }))
 }
 
+/// The candidates; where there are none, it may be that their stacks were just being moved.
+fn stable_candidates(process: &Process, maps: &Maps) -> Vec<Candidate> {
+    for _ in 0..3 {
+        let found = candidates(process.pid(), &process.memory(), maps, MAX_CANDIDATES);
+        if !found.missed || !found.candidates.is_empty() {
+            return found.candidates;
+        }
+        sleep(BETWEEN_LOOKS);
+    }
+    Vec::new()
+}
+
 /// Proves a VM again that was found earlier: its undecided fields may be decided now.
 ///
 /// # Errors
 /// [`FindError`] if it is not there any more.
 pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindError> {
     let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
-    prove(process, maps, candidate)?.ok_or(FindError::NoVm { pid: process.pid() })
+    let table = layouts::candidates(candidate.gc64, candidate.global.wrapping_sub(candidate.thread)).into();
+    let mut examined = Examined::with(process, Rc::new(maps.clone()), candidate, table);
+    for look_number in 0..LOOKS {
+        examined.look();
+        if look_number > 0 && examined.fits() {
+            break;
+        }
+        if look_number == 2 && !examined.may_be_a_vm() {
+            return Err(FindError::NoVm { pid: process.pid() });
+        }
+        sleep(BETWEEN_LOOKS);
+        examined.maps = Rc::new(process.maps()?);
+    }
+    examined.settle()
 }
 
 /// The VM of a candidate that runs the same interpreter as `vm` does, so that it is laid out the same: a process with
@@ -125,70 +189,71 @@ fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Opt
     (same_code && look.failures(&vm.layout) == Failures::NONE && sibling.still_valid(&memory)).then_some(sibling)
 }
 
-/// Proves the layout of one candidate; `None` if it is no VM at all.
-fn prove(process: &Process, maps: &Maps, candidate: Candidate) -> Result<Option<Vm>, FindError> {
-    let size = candidate.global.wrapping_sub(candidate.thread);
-    let known = layouts::candidates(candidate.gc64, size);
-    let Some(mut examined) = Examined::new(process, maps, candidate, known)? else { return Ok(None) };
-    if examined.decide().is_err() {
-        // The table does not know the build, or cannot tell it from others. Its debug information may.
-        let described = debug_layout::read(process, &examined.maps, candidate);
-        if !described.is_empty()
-            && let Some(described) = Examined::new(process, maps, candidate, described)?
-            && described.decide().is_ok()
-        {
-            examined = described;
-        }
-    }
-    examined.decide().map(Some)
-}
-
 /// A candidate, and how some layouts fit it.
 struct Examined<'a> {
     process: &'a Process,
-    maps: Maps,
+    maps: Rc<Maps>,
     candidate: Candidate,
-    layouts: Vec<(KnownLayout, Failures)>,
+    layouts: Rc<[KnownLayout]>,
+    /// By layout: what every look has found violated.
+    failures: Vec<Failures>,
 }
 
 impl<'a> Examined<'a> {
-    /// Looks at the candidate until a layout fits or none can be expected to; `None` if it is no VM at all.
-    fn new(
-        process: &'a Process,
-        maps: &Maps,
-        candidate: Candidate,
-        layouts: Vec<KnownLayout>,
-    ) -> Result<Option<Self>, FindError> {
-        let memory = process.memory();
-        let layouts = layouts.into_iter().map(|layout| (layout, Failures::ALL)).collect();
-        let mut examined = Self { process, maps: maps.clone(), candidate, layouts };
-        for look_number in 0..LOOKS {
-            let look = Look::new(&memory, &examined.maps, candidate);
-            for (known, failures) in &mut examined.layouts {
-                *failures = look.still_violated(&known.layout, *failures);
-            }
-            let has_stack = examined.layouts.iter().any(|(_, failures)| !failures.lacks_stack());
-            if look_number > 0 && examined.layouts.iter().any(|(_, failures)| *failures == Failures::NONE) {
-                break;
-            }
-            if has_stack {
-                sleep(BETWEEN_LOOKS);
-                // The target may have mapped memory since.
-                examined.maps = process.maps()?;
-            } else if look_number == 2 {
-                // Chance finds and remains of closed VMs have no stack: no reason to go on looking at them.
-                return Ok(None);
+    /// A candidate that is to be held against certain layouts.
+    fn with(process: &'a Process, maps: Rc<Maps>, candidate: Candidate, layouts: Rc<[KnownLayout]>) -> Self {
+        let failures = vec![Failures::ALL; layouts.len()];
+        Self { process, maps, candidate, layouts, failures }
+    }
+
+    /// Looks once more.
+    fn look(&mut self) {
+        let memory = self.process.memory();
+        let look = Look::new(&memory, &self.maps, self.candidate);
+        for (known, failures) in self.layouts.iter().zip(&mut self.failures) {
+            *failures = look.still_violated(&known.layout, *failures);
+        }
+    }
+
+    /// Whether some layout fits.
+    fn fits(&self) -> bool {
+        self.failures.contains(&Failures::NONE)
+    }
+
+    /// Whether it has a Lua stack, as chance finds and the remains of closed VMs do not.
+    fn may_be_a_vm(&self) -> bool {
+        self.failures.iter().any(|failures| !failures.lacks_stack())
+    }
+
+    /// The VM, if the table or debug information has its layout.
+    fn settle(self) -> Result<Vm, FindError> {
+        let decided = self.decide();
+        if decided.is_err() {
+            // The table does not know the build, or cannot tell it from others. Its debug information may.
+            let described = debug_layout::read(self.process, &self.maps, self.candidate);
+            if !described.is_empty() {
+                let mut examined = Self::with(self.process, self.maps.clone(), self.candidate, described.into());
+                for look_number in 0..LOOKS {
+                    examined.look();
+                    if look_number > 0 && examined.fits() {
+                        break;
+                    }
+                    sleep(BETWEEN_LOOKS);
+                }
+                if let Ok(vm) = examined.decide() {
+                    return Ok(vm);
+                }
             }
         }
-        Ok(Some(examined))
+        decided
     }
 
     /// The VM, if one layout fits, or several that agree about what matters.
     fn decide(&self) -> Result<Vm, FindError> {
         let (pid, global) = (self.process.pid(), self.candidate.global);
-        let fits =
-            |(known, failures): &'_ (KnownLayout, Failures)| (*failures == Failures::NONE).then(|| known.clone());
-        let mut fitting: Vec<KnownLayout> = self.layouts.iter().filter_map(fits).collect();
+        let judged = self.layouts.iter().zip(&self.failures);
+        let mut fitting: Vec<KnownLayout> =
+            judged.filter(|(_, failures)| **failures == Failures::NONE).map(|(known, _)| known.clone()).collect();
         // Those come first that need the fewest options to fit: they are the most likely ones.
         fitting.sort_by_key(|known| known.options.len());
         let Some(first) = fitting.first() else { return Err(self.nothing_fits()) };
@@ -223,12 +288,12 @@ impl<'a> Examined<'a> {
         let mut failures = vec![Failures::ALL; self.layouts.len()];
         for _ in 0..3 {
             let look = Look::new(&memory, &self.maps, self.candidate);
-            for (failures, (known, _)) in failures.iter_mut().zip(&self.layouts) {
+            for (failures, known) in failures.iter_mut().zip(self.layouts.iter()) {
                 *failures = failures.and(look.failures(&known.layout));
             }
             sleep(BETWEEN_LOOKS);
         }
-        let ranked = self.layouts.iter().map(|(known, _)| known).zip(failures);
+        let ranked = self.layouts.iter().zip(failures);
         match ranked.min_by_key(|(_, failures)| failures.count()) {
             Some((known, failures)) => FindError::UnknownLayout {
                 pid: self.process.pid(),

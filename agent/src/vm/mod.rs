@@ -6,6 +6,7 @@
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
 
 pub mod bytecode;
+mod code_pointers;
 mod debug_layout;
 pub mod fast_functions;
 pub mod find;

@@ -8,8 +8,11 @@ use std::fs::File;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt as _;
 
+use lj_trace_common::frame::GC64_ADDRESS_MASK;
 use lj_trace_common::layout::gct;
+use lj_trace_common::memory::ReadMemory;
 
+use super::code_pointers::dispatch_table;
 use super::object::marked_offset;
 use crate::target::{Mapping, Maps, ProcessMemory};
 
@@ -30,17 +33,51 @@ const CHUNK: usize = 1 << 20;
 /// `sizeof(lua_State)` over all builds: upstream, and OpenResty with one or two more words.
 const THREAD_SIZES: [RangeInclusive<u64>; 2] = [64..=80, 96..=112];
 
-/// All candidates in the target's private writable memory, its heap, `.bss` and anonymous memory.
-pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps) -> Vec<Candidate> {
+/// What a search has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// The candidates, in the order of their addresses.
+    pub candidates: Vec<Candidate>,
+    /// Whether there were more, be it that there were too many of them, or that they have no stack of their own
+    /// or no dispatch table.
+    pub missed: bool,
+}
+
+/// The candidates in the target's private writable memory, its heap, `.bss` and anonymous memory; at most `limit`.
+pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -> Found {
     let pages = ResidentPages::open(pid);
-    let mut found = Vec::new();
+    let is_code = |address| maps.find(address).is_some_and(|mapping| mapping.exec);
+    let mut found = Found::default();
+    let mut seen = Vec::new();
     let mut buffer = vec![0; CHUNK];
     for mapping in maps.iter().filter(|mapping| may_hold_objects(mapping)) {
         for run in pages.runs(mapping.start..mapping.end) {
-            scan_run(memory, run, &mut buffer, &mut found);
+            scan_run(memory, run, &mut buffer, |start, bytes| {
+                scan_bytes(start, bytes, &mut seen);
+                for candidate in seen.drain(..) {
+                    if found.candidates.len() < limit
+                        && owns_its_stack(memory, candidate)
+                        && dispatch_table(memory, candidate, is_code).is_some()
+                    {
+                        found.candidates.push(candidate);
+                    } else {
+                        found.missed = true;
+                    }
+                }
+            });
         }
     }
     found
+}
+
+/// Whether a candidate's stack begins with the candidate itself, as `stack_init` (`lj_state.c`) writes it and nothing
+/// ever changes it. That is not so in the remains of closed VMs, nor in copies of a VM's memory.
+pub fn owns_its_stack(memory: &impl ReadMemory, candidate: Candidate) -> bool {
+    // `lua_State.stack` (`lj_obj.h`), the same in every build.
+    let stack = candidate.thread + if candidate.gc64 { 56 } else { 36 };
+    let Ok(stack) = memory.read_ref(candidate.gc64, stack) else { return false };
+    let Ok(slot) = memory.read_ref(candidate.gc64, stack) else { return false };
+    (if candidate.gc64 { slot & GC64_ADDRESS_MASK } else { slot }) == candidate.thread
 }
 
 fn may_hold_objects(mapping: &Mapping) -> bool {
@@ -48,12 +85,13 @@ fn may_hold_objects(mapping: &Mapping) -> bool {
     mapping.read && mapping.write && !mapping.shared && !mapping.path.starts_with("/dev/")
 }
 
-fn scan_run(memory: &ProcessMemory, run: Range<u64>, buffer: &mut [u8], found: &mut Vec<Candidate>) {
+/// Reads a run of pages, piece by piece.
+fn scan_run(memory: &ProcessMemory, run: Range<u64>, buffer: &mut [u8], mut piece: impl FnMut(u64, &[u8])) {
     let mut address = run.start;
     while address < run.end {
         let length = usize::try_from(run.end - address).map_or(buffer.len(), |rest| rest.min(buffer.len()));
         let read = memory.read_some(address, &mut buffer[..length]).unwrap_or(0);
-        scan_bytes(address, &buffer[..read], found);
+        piece(address, &buffer[..read]);
         // The pieces overlap by one word, since a candidate shows in two neighbours. After memory that
         // cannot be read (unmapped meanwhile), go on with the next page.
         let whole = read as u64 & !7;
@@ -161,6 +199,32 @@ mod tests {
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0000, 0x7f00_0000_0378 + 96, 0]), &mut found);
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0663, 0x7f00_0000_0378 + 200, 0]), &mut found);
         assert_eq!(found, []);
+    }
+
+    /// Words of memory from an address on.
+    struct Words(u64, Vec<u64>);
+
+    impl ReadMemory for Words {
+        fn read<T: lj_trace_common::memory::Plain>(
+            &self,
+            address: u64,
+        ) -> Result<T, lj_trace_common::memory::Unreadable> {
+            let offset = address.checked_sub(self.0).ok_or(lj_trace_common::memory::Unreadable)?;
+            super::super::overlay::plain_at(&words(&self.1), offset).ok_or(lj_trace_common::memory::Unreadable)
+        }
+    }
+
+    #[test]
+    fn only_a_main_thread_has_itself_at_the_bottom_of_its_stack() {
+        const AT: u64 = 0x7f00_0000_0000;
+        // GC64: the stack is the eighth word, and here it begins right behind; the slot has the tag of a thread.
+        let memory = |stack, slot| Words(AT, vec![0, 0, 0, 0, 0, 0, 0, stack, slot]);
+        let candidate = Candidate { thread: AT, global: AT + 96, gc64: true };
+        assert!(owns_its_stack(&memory(AT + 64, !6 << 47 | AT), candidate));
+        assert!(!owns_its_stack(&memory(AT + 64, !6 << 47 | (AT + 8)), candidate), "a copy of a VM's memory");
+        assert!(!owns_its_stack(&memory(8, 0), candidate), "the remains of a closed VM");
+        let narrow = Words(0x1000, vec![0, 0, 0, 0, 0x1028 << 32, 0xffff_fff9_0000_1000]);
+        assert!(owns_its_stack(&narrow, Candidate { thread: 0x1000, global: 0x1040, gc64: false }));
     }
 
     #[test]
