@@ -7,14 +7,22 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use memchr::memmem::Finder;
 
 use crate::target::{Mapping, Maps, Process, ProcessMemory};
 
-/// The names that all builds have, in their order; those behind them depend on the version and its flags.
-const METAMETHODS: &[u8] = b"__index__newindex__gc__mode__eq__len";
+/// The names that all builds have, in their order; those behind them depend on the version and its flags. They are put
+/// together when they are needed, so that this program does not look like LuaJIT itself.
+const METAMETHODS: [&str; 6] = ["index", "newindex", "gc", "mode", "eq", "len"];
+
+/// What is searched for.
+static SIGNATURE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    // Hidden from the optimizer, which would store the result.
+    let names = std::hint::black_box(METAMETHODS);
+    names.iter().flat_map(|name| [b"__", name.as_bytes()].concat()).collect()
+});
 
 /// Data is read in pieces of this size.
 const CHUNK: usize = 1 << 20;
@@ -82,7 +90,7 @@ fn in_memory(memory: &ProcessMemory, mapping: &Mapping) -> bool {
 
 /// Searches data of `length` bytes, which `read` fetches from an offset on, as far as there are any.
 fn search(length: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
-    let finder = Finder::new(METAMETHODS);
+    let finder = Finder::new(&*SIGNATURE);
     let mut buffer = vec![0; CHUNK.min(usize::try_from(length).unwrap_or(CHUNK))];
     let mut at = 0;
     while at < length {
@@ -95,7 +103,7 @@ fn search(length: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> bool {
             return false;
         }
         // It may lie across two pieces.
-        at += (count - METAMETHODS.len().min(count - 1)) as u64;
+        at += (count - SIGNATURE.len().min(count - 1)) as u64;
     }
     false
 }
@@ -114,13 +122,25 @@ mod tests {
     }
 
     #[test]
+    fn is_what_every_luajit_has() {
+        assert_eq!(SIGNATURE.len(), 36);
+        assert!(SIGNATURE.starts_with(b"__index__new") && SIGNATURE.ends_with(b"__eq__len"));
+    }
+
+    #[test]
+    fn this_program_is_no_luajit() {
+        let process = Process::open(std::process::id()).unwrap();
+        assert!(!CodeFiles::default().any_in(&process, &process.maps().unwrap()));
+    }
+
+    #[test]
     fn finds_it_anywhere_and_across_pieces() {
-        for at in [0, 1, CHUNK - METAMETHODS.len(), CHUNK - 10, CHUNK - 1, CHUNK, 2 * CHUNK - 40, 2 * CHUNK + 7] {
+        for at in [0, 1, CHUNK - SIGNATURE.len(), CHUNK - 10, CHUNK - 1, CHUNK, 2 * CHUNK - 40, 2 * CHUNK + 7] {
             let mut data = vec![b'_'; 3 * CHUNK];
             assert!(!found(&data));
-            data[at..at + METAMETHODS.len()].copy_from_slice(METAMETHODS);
+            data[at..at + SIGNATURE.len()].copy_from_slice(&SIGNATURE);
             assert!(found(&data), "{at}");
-            data.truncate(at + METAMETHODS.len());
+            data.truncate(at + SIGNATURE.len());
             assert!(found(&data), "{at} at the end");
             data.pop();
             assert!(!found(&data), "{at} cut off");

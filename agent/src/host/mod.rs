@@ -7,9 +7,10 @@ mod code;
 mod doing;
 pub mod text;
 
-use std::sync::Mutex;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -29,6 +30,8 @@ pub struct Listing {
     pub looked_at: usize,
     /// How many could not be looked at, for lack of privileges.
     pub not_permitted: usize,
+    /// Those that were not done with when the time was over.
+    pub too_slow: Vec<u32>,
     /// How long all of it took, in milliseconds.
     pub milliseconds: f64,
 }
@@ -74,32 +77,37 @@ pub struct ListedVm {
     pub doing: Option<Doing>,
 }
 
+/// Nobody waits longer for a list: a process may keep another that reads it waiting, or have memory full of what looks
+/// like VMs.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+
 /// Lists all processes of this host that have a LuaJIT VM.
 pub fn list() -> Listing {
     let started = Instant::now();
     let own = std::process::id();
-    let pids: Vec<u32> = std::fs::read_dir("/proc")
-        .map(|entries| entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
-        .unwrap_or_default();
-    let files = CodeFiles::default();
-    let next = AtomicUsize::new(0);
-    let outcomes = Mutex::new(Vec::new());
-    let work = || {
-        while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if pid != own {
-                let outcome = look(pid, &files);
-                // Nothing panics while it holds the lock.
-                outcomes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(outcome);
-            }
-        }
-    };
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids: Vec<u32> =
+        pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|pid| *pid != own).collect();
+    let mut left: BTreeSet<u32> = pids.iter().copied().collect();
     let workers = std::thread::available_parallelism().map_or(1, usize::from).min(pids.len().max(1));
-    std::thread::scope(|scope| {
-        (0..workers).for_each(|_| drop(scope.spawn(work)));
-    });
-    let outcomes = outcomes.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let work = Arc::new((pids, AtomicUsize::new(0), CodeFiles::default()));
+    let (sender, outcomes) = mpsc::channel();
+    for _ in 0..workers {
+        let (work, sender) = (Arc::clone(&work), sender.clone());
+        // Not waited for: what takes too long ends with this program.
+        std::thread::spawn(move || {
+            let (pids, next, files) = &*work;
+            while let Some(&pid) = pids.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if sender.send((pid, look(pid, files))).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    drop(sender);
     let (mut processes, mut looked_at, mut not_permitted) = (Vec::new(), 0, 0);
-    for outcome in outcomes {
+    while let Ok((pid, outcome)) = outcomes.recv_timeout(TIME_LIMIT.saturating_sub(started.elapsed())) {
+        left.remove(&pid);
         match outcome {
             Outcome::LuaJit(process) => {
                 looked_at += 1;
@@ -111,7 +119,8 @@ pub fn list() -> Listing {
         }
     }
     processes.sort_by_key(|process| process.pid);
-    Listing { processes, looked_at, not_permitted, milliseconds: started.elapsed().as_secs_f64() * 1000.0 }
+    let milliseconds = started.elapsed().as_secs_f64() * 1000.0;
+    Listing { processes, looked_at, not_permitted, too_slow: left.into_iter().collect(), milliseconds }
 }
 
 /// What a process is.

@@ -36,6 +36,14 @@ impl fmt::Display for Listing {
             count => format!("{count} processes have LuaJIT VMs"),
         };
         writeln!(f, "{found}, of {} looked at in {:.0} ms", self.looked_at, self.milliseconds)?;
+        if !self.too_slow.is_empty() {
+            let pids: Vec<String> = self.too_slow.iter().map(u32::to_string).collect();
+            writeln!(
+                f,
+                "not done with in time: {}; `lj-trace dump --pid PID` takes all the time it needs",
+                pids.join(", ")
+            )?;
+        }
         if self.not_permitted != 0 {
             let count = self.not_permitted;
             writeln!(
@@ -138,7 +146,13 @@ mod tests {
             vms: vec![vm(Some(doing)), vm(None)],
             error: None,
         };
-        let listing = Listing { processes: vec![process], looked_at: 9, not_permitted: 3, milliseconds: 12.4 };
+        let listing = Listing {
+            processes: vec![process],
+            looked_at: 9,
+            not_permitted: 3,
+            too_slow: vec![7, 8],
+            milliseconds: 12.4,
+        };
         let text = listing.to_string();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "PID  COMMAND    VM        LUAJIT                 GC64  JIT       HEAP     RSS  DOING");
@@ -148,6 +162,7 @@ mod tests {
         );
         assert!(lines[2].ends_with("  idle"), "{text}");
         assert_eq!(lines[3], "1 process has a LuaJIT VM, of 9 looked at in 12 ms");
-        assert!(lines[4].starts_with("3 more could not be looked at"), "{text}");
+        assert!(lines[4].starts_with("not done with in time: 7, 8"), "{text}");
+        assert!(lines[5].starts_with("3 more could not be looked at"), "{text}");
     }
 }
