@@ -179,6 +179,14 @@ impl Programs {
         self.change_config(|config| config.vms += 1)
     }
 
+    /// Tells the programs more of a VM that they know already.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn update_vm(&mut self, index: u32, vm: &VmConfig) -> Result<(), ProbeError> {
+        self.set_vm(index, vm).map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))
+    }
+
     fn set_vm(&mut self, index: u32, vm: &VmConfig) -> anyhow::Result<()> {
         let mut list: Array<_, VmConfig> = map_mut(&mut self.ebpf, "VMS")?.try_into()?;
         list.set(index, vm, 0)?;

@@ -107,6 +107,8 @@ pub struct Pipeline {
     traces: Vec<Traces>,
     /// When a VM's layout was proven again.
     proven: Option<Instant>,
+    /// Those of which more was decided.
+    decided: Vec<usize>,
     codes: Vec<VmCode>,
     unwinder: Unwinder,
     namer: Namer,
@@ -125,6 +127,7 @@ impl Pipeline {
             vms: vms.to_vec(),
             traces: vms.iter().map(|_| Traces::default()).collect(),
             proven: None,
+            decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),
             namer: Namer::new(process, vms),
@@ -168,8 +171,13 @@ impl Pipeline {
 
     /// Resolves one sample.
     pub fn resolve(&mut self, mut sample: Sample<'_>) -> Resolved {
-        let mut native = self.unwind(&sample);
         let vm = (sample.header.vm != NO_VM).then_some(sample.header.vm as usize).filter(|&vm| vm < self.vms.len());
+        if let Some(vm) = vm.filter(|&vm| !self.vms[vm].undecided.is_empty())
+            && sample.header.flags & SAMPLE_ON_TRACE != 0
+        {
+            self.prove_again(vm);
+        }
+        let mut native = self.unwind(&sample);
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
             self.strangers += u32::from(native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc))));
@@ -219,9 +227,6 @@ impl Pipeline {
             stack: StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack },
         };
         let on_trace = trace::resolve(&mut self.traces[index], &self.memory, vm, hit, || self.process.maps().ok());
-        if on_trace.as_ref().is_err_and(|reason| *reason == NoTrace::Undecided) {
-            self.prove_again(index);
-        }
         if let Ok(on_trace) = &on_trace {
             sample.header.inner_frames += on_trace.frames.len() as u32 - 1;
             sample.frames.splice(..1, on_trace.frames.iter().copied());
@@ -232,15 +237,22 @@ impl Pipeline {
     /// Decides what the layout of a VM has left open, now that it has traces.
     fn prove_again(&mut self, index: usize) {
         /// Proving takes some milliseconds.
-        const BETWEEN: Duration = Duration::from_millis(500);
+        const BETWEEN: Duration = Duration::from_millis(100);
         if self.proven.is_some_and(|proven| proven.elapsed() < BETWEEN) {
             return;
         }
         self.proven = Some(Instant::now());
         let Ok(maps) = self.process.maps() else { return };
         if let Ok(vm) = prove_again(&self.process, &maps, &self.vms[index]) {
+            self.codes[index] = machine_code(&self.memory, &vm);
             self.vms[index] = vm;
+            self.decided.push(index);
         }
+    }
+
+    /// The VMs of whose layout more was decided since the last time it was asked: the probes are to know it too.
+    pub fn take_decided(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.decided)
     }
 
     fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {

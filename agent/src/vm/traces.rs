@@ -56,7 +56,7 @@ pub struct Trace {
 /// Each is checked: it has the number of its place, and its code is mapped as code in `maps`, which must be
 /// recent. Traces that change while they are read are left out. A VM without JIT compiler has none.
 pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace> {
-    let Some(jit_state) = vm.jit_state() else { return Vec::new() };
+    let Some(jit_state) = vm.jit_state().filter(|_| vm.layout.j_trace != ABSENT) else { return Vec::new() };
     let array = memory.read::<u64>(field(jit_state, vm.layout.j_trace));
     let size = memory.read::<u32>(field(jit_state, vm.layout.j_sizetrace));
     let (Ok(array), Ok(size)) = (array, size) else { return Vec::new() };
@@ -86,7 +86,7 @@ pub fn read_traces<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Vec<Trace
 /// The trace of this number, if there is one now. What was read may be out of date at once: a running VM
 /// flushes its traces, so check it against what else is known of the trace.
 pub fn trace_by_number<M: ReadMemory>(memory: &M, vm: &Vm, number: u16) -> Option<Trace> {
-    let jit_state = vm.jit_state()?;
+    let jit_state = vm.jit_state().filter(|_| vm.layout.j_trace != ABSENT)?;
     let array: u64 = memory.read(field(jit_state, vm.layout.j_trace)).ok()?;
     let size: u32 = memory.read(field(jit_state, vm.layout.j_sizetrace)).ok()?;
     if u32::from(number) >= size {

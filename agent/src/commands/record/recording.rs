@@ -159,6 +159,9 @@ impl Recording {
                 _ => {}
             }
         });
+        for index in pipeline.take_decided() {
+            programs.update_vm(index as u32, &pipeline.vms()[index].config())?;
+        }
         outcome.map(|()| taken < SAMPLE_BATCH)
     }
 
