@@ -16,6 +16,7 @@ use super::body::Body;
 use super::cast::{Callee, Cast, object};
 use super::copies::originals;
 use super::frames::{SnapshotFrame, snapshot_frames};
+use super::hidden::Hidden;
 use super::ir::{BIAS, FIRST, Ins, Numbering, Op as Ir, Opcode, Operand};
 use super::machine::{self, Action, Machine};
 use super::path::{Aim, Origin, Place, Search, Step, Surroundings, Walker, Way};
@@ -142,6 +143,8 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             begin: aims.first().copied().flatten(),
         };
         let mut candidates = HashMap::new();
+        let entries = (0..snapshots.len()).filter_map(|index| Some(self.body.snapshot_words(index)?.0)).flatten();
+        let mut hidden = Hidden::new(frames, entries.filter_map(|entry| self.cast.function(*entry as u16)));
         let mut place: Option<Place> = None;
         let mut returned = 0;
         for index in 0..recorded.saturating_sub(1) {
@@ -168,11 +171,14 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
                 })
                 .collect();
             scored.sort_by(|a, b| b.2.total_cmp(&a.2));
-            let best = scored.first().map(|(_, _, score)| *score);
-            for (way, fits, score) in &scored {
-                if best.is_some_and(|best| *score < best - MARGIN) {
-                    break;
-                }
+            if let Some(&(_, _, best)) = scored.first() {
+                scored.retain(|(_, _, score)| *score >= best - MARGIN);
+            }
+            let steps = scored.iter().flat_map(|(way, _, _)| &way.steps);
+            hidden.pass(stacks, &recorded, steps, |step| {
+                step.instruction.opcode(walker.set).map(|opcode| opcode.metamethod)
+            });
+            for (way, fits, _) in &scored {
                 for (&at, fit) in recorded.iter().zip(fits) {
                     let of_step = |step: usize| (way.steps[step].stack, way.steps[step].position);
                     let entry: &mut Vec<Candidate> = candidates.entry(at).or_default();
@@ -187,6 +193,9 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
                 returned = way.end.returns();
                 place = Some(way.end);
             }
+        }
+        for (at, candidate) in hidden.possible(stacks, &self.cast.functions()) {
+            candidates.entry(at).or_default().push(candidate);
         }
         if let Some(loop_at) = loop_at {
             let slots = self.body.snapshot_words(recorded.saturating_sub(1)).map_or(&[][..], |(slots, _)| slots);

@@ -11,6 +11,7 @@ pub mod body;
 pub mod cast;
 pub mod copies;
 pub mod frames;
+pub mod hidden;
 pub mod ir;
 pub mod known;
 pub mod machine;
