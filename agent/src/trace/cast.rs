@@ -65,6 +65,25 @@ pub struct Cast {
 const MAX_NAME: usize = 16;
 
 impl Cast {
+    /// A cast made by hand.
+    #[cfg(test)]
+    pub(super) fn made(
+        numbering: Numbering,
+        constants: &[(u16, Callee)],
+        prototypes: HashMap<u64, Arc<Prototype>>,
+        sizeof_pt: u64,
+    ) -> Self {
+        Self {
+            numbering,
+            constants: constants.iter().copied().collect(),
+            prototypes,
+            specialized: HashMap::new(),
+            by_key: HashMap::new(),
+            metamethods: HashMap::new(),
+            sizeof_pt,
+        }
+    }
+
     /// Looks through the constants and guards of a trace.
     pub fn read<M: ReadMemory>(
         memory: &M,

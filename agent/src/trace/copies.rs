@@ -88,3 +88,78 @@ impl Copies<'_> {
         other == op && copied.kind_of_result() == ins.kind_of_result() && (straight || swapped)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::ir::BIAS;
+    use super::*;
+
+    fn ins(op: Op, op1: u16, op2: u16) -> u64 {
+        let is_it = |number: &u8| Numbering::TmpRef.opcode(*number).is_some_and(|opcode| opcode.op == op);
+        let number = (0..=u8::MAX).find(is_it).unwrap();
+        u64::from(op1) | u64::from(op2) << 16 | u64::from(number) << 40
+    }
+
+    fn at(index: u16) -> u16 {
+        BIAS + index
+    }
+
+    /// The originals of a code that begins with `BASE`.
+    fn found(code: &[u64], loop_at: u16, slots: &[u32]) -> Vec<(u16, Vec<u16>)> {
+        let words = [&[ins(Op::BASE, 0, 0)], code].concat();
+        let found = originals(&Code::new(BIAS, words), Numbering::TmpRef, at(loop_at), slots);
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort();
+        found
+    }
+
+    /// A constant.
+    const K: u16 = BIAS - 2;
+
+    #[test]
+    fn what_a_slot_holds_takes_the_place_of_its_load() {
+        let code = [
+            ins(Op::SLOAD, 1, 0),
+            ins(Op::ADD, at(1), K),
+            ins(Op::LOOP, 0, 0),
+            ins(Op::ADD, at(2), K),
+            ins(Op::PHI, at(2), at(4)),
+        ];
+        // Slot 1 holds the sum when the loop begins anew.
+        assert_eq!(found(&code, 3, &[1 << 24 | u32::from(at(2))]), [(at(4), vec![at(2)])]);
+    }
+
+    #[test]
+    fn what_does_not_change_has_no_copy_and_what_is_new_may_be_of_all_before() {
+        let code = [
+            ins(Op::SLOAD, 1, 0),
+            ins(Op::SLOAD, 2, 0),
+            ins(Op::MUL, at(2), at(2)),
+            ins(Op::ADD, at(1), at(3)),
+            ins(Op::LOOP, 0, 0),
+            ins(Op::ABS, at(4), K),
+            ins(Op::ADD, at(4), at(3)),
+            ins(Op::PHI, at(4), at(7)),
+        ];
+        let before = (1..=4).map(at).collect();
+        assert_eq!(found(&code, 5, &[1 << 24 | u32::from(at(4))]), [(at(6), before), (at(7), vec![at(4)])]);
+    }
+
+    #[test]
+    fn operands_may_be_swapped_but_not_others() {
+        let code = |first, second| {
+            [
+                ins(Op::SLOAD, 1, 0),
+                ins(Op::SLOAD, 2, 0),
+                ins(Op::MUL, at(1), at(2)),
+                ins(Op::ADD, at(3), K),
+                ins(Op::LOOP, 0, 0),
+                ins(Op::MUL, first, second),
+            ]
+        };
+        let slots = [1 << 24 | u32::from(at(4))];
+        assert_eq!(found(&code(at(2), at(4)), 5, &slots), [(at(6), vec![at(3)])]);
+        let all = (1..=4).map(at).collect();
+        assert_eq!(found(&code(at(2), at(3)), 5, &slots), [(at(6), all)], "it is no copy of the product");
+    }
+}

@@ -176,3 +176,125 @@ fn narrow<M: ReadMemory>(
     }
     Err(BadLinks)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{abc, ad, body, cast, constant, layout, lua, memory, native, pc};
+    use super::*;
+    use crate::vm::bytecode::Op;
+
+    /// Two functions; the first calls with `A` of 5 and of 1, and adds.
+    fn functions() -> Vec<Vec<u32>> {
+        vec![
+            vec![
+                ad(Op::FUNCF, 8, 0),
+                abc(Op::CALL, 5, 2, 1),
+                abc(Op::CALL, 1, 2, 2),
+                abc(Op::ADDVV, 4, 2, 3),
+                ad(Op::RET0, 0, 1),
+            ],
+            vec![ad(Op::FUNCF, 2, 0), ad(Op::KSHORT, 0, 7), ad(Op::RET1, 0, 2)],
+        ]
+    }
+
+    type Known = (Option<Callee>, u64, usize);
+
+    /// The frames of a snapshot with these constants in slots of frames of two slots.
+    fn wide(slots: &[(u32, u64, Option<Callee>)], pc: u64, base: u64) -> Result<Vec<Known>, BadLinks> {
+        let values: Vec<u64> = slots.iter().map(|(_, value, _)| *value).collect();
+        let at = |index: usize| constant(index);
+        let entries: Vec<u32> =
+            slots.iter().enumerate().map(|(index, (slot, ..))| slot << 24 | u32::from(at(index))).collect();
+        let callees: Vec<(u16, Callee)> =
+            slots.iter().enumerate().filter_map(|(index, (_, _, callee))| Some((at(index), (*callee)?))).collect();
+        let packed = pc << 8 | (base - 2);
+        let body = body(&values, &entries, &[packed as u32, (packed >> 32) as u32]);
+        read(true, &body, &callees)
+    }
+
+    /// The same in frames of one slot: each slot with its flag and function, and the links behind them.
+    fn narrow(slots: &[(u32, u32, Option<Callee>)], tail: &[u64]) -> Result<Vec<Known>, BadLinks> {
+        let entries: Vec<u32> = slots
+            .iter()
+            .enumerate()
+            .map(|(index, (slot, flag, _))| slot << 24 | flag | u32::from(constant(index)))
+            .collect();
+        let callees: Vec<(u16, Callee)> = slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, (_, _, callee))| Some((constant(index), (*callee)?)))
+            .collect();
+        let tail: Vec<u32> = tail.iter().map(|word| *word as u32).collect();
+        read(false, &body(&vec![0; slots.len()], &entries, &tail), &callees)
+    }
+
+    fn read(fr2: bool, body: &Body, callees: &[(u16, Callee)]) -> Result<Vec<Known>, BadLinks> {
+        let functions = functions();
+        let frames = snapshot_frames(&memory(&functions), &layout(fr2), body, &cast(&functions, callees), 0)?;
+        Ok(frames.into_iter().map(|frame| (frame.callee, frame.pc, frame.base)).collect())
+    }
+
+    /// A function of which the constants show no closure.
+    fn without_closure(callee: Callee) -> Option<Callee> {
+        callee.prototype().map(|prototype| Callee::Lua { prototype, function: None })
+    }
+
+    #[test]
+    fn a_call_takes_its_slot_off_in_both_widths() {
+        let caller = without_closure(lua(0));
+        let found = wide(&[(7, 0, Some(lua(1))), (8, pc(0, 2), None)], pc(1, 1), 9);
+        assert_eq!(found, Ok(vec![(Some(lua(1)), pc(1, 1), 9), (caller, pc(0, 2), 2)]));
+        let found = narrow(&[(6, FRAME, Some(lua(1)))], &[pc(1, 1), pc(0, 2)]);
+        assert_eq!(found, Ok(vec![(Some(lua(1)), pc(1, 1), 7), (caller, pc(0, 2), 1)]));
+    }
+
+    #[test]
+    fn a_protected_call_has_a_frame_without_pc() {
+        /// `FRAME_PCALL`.
+        const PCALL: u64 = 6;
+        let caller = without_closure(lua(0));
+        let slots = [(3, 0, Some(native())), (4, pc(0, 3), None), (5, 0, Some(lua(1))), (6, 2 << 3 | PCALL, None)];
+        let expected = |bases: [usize; 3]| {
+            Ok(vec![(Some(lua(1)), pc(1, 2), bases[0]), (Some(native()), 0, bases[1]), (caller, pc(0, 3), bases[2])])
+        };
+        assert_eq!(wide(&slots, pc(1, 2), 7), expected([7, 5, 2]));
+        let slots = [(2, FRAME, Some(native())), (3, FRAME, Some(lua(1)))];
+        assert_eq!(narrow(&slots, &[pc(1, 2), 1 << 3 | PCALL, pc(0, 3)]), expected([4, 3, 1]));
+    }
+
+    #[test]
+    fn a_continuation_keeps_the_pc_of_the_operation() {
+        /// `FRAME_CONT`.
+        const LINK: u64 = 2;
+        let caller = without_closure(lua(0));
+        let slots = [(10, 0x7777, None), (11, pc(0, 4), None), (12, 0, Some(lua(1))), (13, 12 << 3 | LINK, None)];
+        let found = wide(&slots, pc(1, 1), 14);
+        assert_eq!(found, Ok(vec![(Some(lua(1)), pc(1, 1), 14), (caller, pc(0, 4), 2)]));
+        let slots = [(9, CONT, None), (10, FRAME, Some(lua(1)))];
+        let found = narrow(&slots, &[pc(1, 1), 10 << 3 | LINK, pc(0, 4)]);
+        assert_eq!(found, Ok(vec![(Some(lua(1)), pc(1, 1), 11), (caller, pc(0, 4), 1)]));
+    }
+
+    #[test]
+    fn the_two_halves_of_a_vararg_frame_are_one() {
+        /// `FRAME_VARG`.
+        const VARG: u64 = 3;
+        let caller = without_closure(lua(0));
+        let slots = [(3, 0, Some(lua(1))), (4, pc(0, 3), None), (6, 0, Some(lua(1))), (7, 3 << 3 | VARG, None)];
+        assert_eq!(wide(&slots, pc(1, 1), 8), Ok(vec![(Some(lua(1)), pc(1, 1), 8), (caller, pc(0, 3), 2)]));
+        let slots = [(2, FRAME, Some(lua(1))), (4, FRAME, Some(lua(1)))];
+        let found = narrow(&slots, &[pc(1, 1), 2 << 3 | VARG, pc(0, 3)]);
+        assert_eq!(found, Ok(vec![(Some(lua(1)), pc(1, 1), 5), (caller, pc(0, 3), 1)]));
+    }
+
+    #[test]
+    fn links_that_lead_nowhere_are_no_frames() {
+        assert_eq!(wide(&[(7, 0, Some(lua(1)))], pc(1, 1), 9), Err(BadLinks), "no link");
+        assert_eq!(wide(&[(8, 0x9_0000, None)], pc(1, 1), 9), Err(BadLinks), "to no function");
+        assert_eq!(wide(&[(8, 20 << 3 | 6, None)], pc(1, 1), 9), Err(BadLinks), "below the first frame");
+        assert_eq!(wide(&[(8, 6, None)], pc(1, 1), 9), Err(BadLinks), "to itself");
+        assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[]), Err(BadLinks), "no PC");
+        assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[pc(1, 1), 6]), Err(BadLinks), "to itself");
+        assert_eq!(narrow(&[(6, FRAME, Some(lua(1)))], &[pc(1, 1), 7 << 3 | 6]), Err(BadLinks), "below the first");
+    }
+}

@@ -79,3 +79,42 @@ fn may_hide(step: &Step, metamethod: Option<Metamethod>) -> bool {
     // Calls that are not native go into the function that they call, which the way shows.
     step.is_native || matches!(metamethod, Some(Metamethod::Named(_)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{SET, abc, ad, lua};
+    use super::*;
+    use crate::vm::bytecode::{Instruction, Op};
+
+    fn metamethod(step: &Step) -> Option<Metamethod> {
+        step.instruction.opcode(SET).map(|opcode| opcode.metamethod)
+    }
+
+    fn step(stack: StackId, position: u32, word: u32, op: Op, is_native: bool) -> Step {
+        let instruction = Instruction(word);
+        Step { stack, position, instruction, op, operands: Default::default(), is_native }
+    }
+
+    #[test]
+    fn only_what_may_call_hides_a_function_that_nothing_shows() {
+        let mut stacks = Stacks::default();
+        let stack = stacks.intern(None, lua(0), NOWHERE);
+        let mut hidden = Hidden::new(&[], std::iter::once(lua(2)));
+        let plain = step(stack, 1, ad(Op::KSHORT, 0, 7), Op::KSHORT, false);
+        let add = step(stack, 2, abc(Op::ADDVV, 0, 1, 2), Op::ADDVV, false);
+        let call = step(stack, 3, abc(Op::CALL, 0, 1, 1), Op::CALL, false);
+        let native = Step { is_native: true, ..call };
+        hidden.pass(&stacks, &[1, 2], [plain, call].iter(), metamethod);
+        hidden.pass(&stacks, &[3], [plain, add].iter(), metamethod);
+        hidden.pass(&stacks, &[4], [call, native].iter(), metamethod);
+
+        assert_eq!(hidden.possible(&mut stacks, &[lua(0), lua(2)]), [], "the one runs, the other is a value");
+        let possible = hidden.possible(&mut stacks, &[lua(0), lua(1), lua(2)]);
+        let calls: Vec<(u16, u32)> = possible.iter().map(|(at, (stack, _))| (*at, stacks.get(*stack).call)).collect();
+        assert_eq!(calls, [(3, 2), (4, 3)]);
+        for (_, (inner, position)) in possible {
+            assert_eq!((stacks.get(inner).caller, stacks.get(inner).callee), (Some(stack), lua(1)));
+            assert_eq!(position, NOWHERE);
+        }
+    }
+}

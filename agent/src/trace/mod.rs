@@ -15,6 +15,8 @@ pub mod hidden;
 pub mod ir;
 pub mod known;
 pub mod machine;
+#[cfg(test)]
+mod made;
 pub mod path;
 pub mod resolve;
 pub mod stacks;

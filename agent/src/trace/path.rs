@@ -759,3 +759,145 @@ fn guard(place: &Place, callee: Callee, guards: &[Callee]) -> Option<u64> {
 fn is_call(op: Op) -> bool {
     matches!(op, Op::CALL | Op::CALLM | Op::CALLT | Op::CALLMT | Op::ITERC | Op::ITERN)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{SET, abc, ad, cast, constant, lua, native};
+    use super::*;
+
+    /// Upvalue `n` of any closure is function `n`, but the library function is upvalue 9.
+    struct Upvalues;
+
+    impl Surroundings for Upvalues {
+        fn upvalue(&self, _: u64, index: u16) -> Option<Callee> {
+            match index {
+                8 => None,
+                9 => Some(native()),
+                _ => Some(lua(u64::from(index))),
+            }
+        }
+        fn string(&self, _: &Prototype, _: u16) -> Option<u64> {
+            None
+        }
+        fn number(&self, _: &Prototype, _: u16) -> Option<f64> {
+            None
+        }
+        fn start_instruction(&self, _: u16) -> Option<Instruction> {
+            None
+        }
+    }
+
+    /// A function that calls the one in upvalue `callee`.
+    fn caller(callee: u16) -> Vec<u32> {
+        vec![
+            ad(Op::FUNCF, 6, 0),
+            ad(Op::UGET, 1, callee),
+            ad(Op::KSHORT, 3, 5),
+            abc(Op::CALL, 1, 2, 2),
+            ad(Op::KSHORT, 2, 6),
+            ad(Op::RET0, 0, 1),
+        ]
+    }
+
+    /// A function that returns 7.
+    fn seven() -> Vec<u32> {
+        vec![ad(Op::FUNCF, 2, 0), ad(Op::KSHORT, 0, 7), ad(Op::RET1, 0, 2)]
+    }
+
+    /// The one way from a snapshot to another: the functions and positions, and where it is native.
+    fn way(functions: &[Vec<u32>], stacks: &mut Stacks, from: Aim, to: Aim) -> (Vec<(u64, u32, bool)>, Way) {
+        let constants: Vec<(u16, Callee)> =
+            (0..functions.len()).map(|index| (constant(index), lua(index as u64))).collect();
+        let cast = cast(functions, &constants);
+        let walker = Walker { cast: &cast, surroundings: &Upvalues, set: SET, fr2: true, returns: &[], begin: None };
+        let start = Place::at(stacks, from, 0);
+        let mut ways = walker.ways(stacks, &start, Search { aim: to, not_empty: true, guards: &[] });
+        assert_eq!(ways.len(), 1, "{ways:?}");
+        let way = ways.remove(0);
+        let index = |stack| match stacks.get(stack).callee {
+            Callee::Lua { prototype, .. } => (prototype - super::super::made::START) / 0x1000,
+            Callee::Native { .. } => u64::MAX,
+        };
+        (way.steps.iter().map(|step| (index(step.stack), step.position, step.is_native)).collect(), way)
+    }
+
+    fn outermost(stacks: &mut Stacks) -> StackId {
+        stacks.intern(None, lua(0), NOWHERE)
+    }
+
+    #[test]
+    fn a_call_of_a_known_function_goes_through_it() {
+        let mut stacks = Stacks::default();
+        let stack = outermost(&mut stacks);
+        stacks.are_shown();
+        let at = |position| Aim { stack, position };
+        let (steps, way) = way(&[caller(1), seven()], &mut stacks, at(1), at(4));
+        let called = [(1, 0, false), (1, 1, false), (1, 2, false)];
+        assert_eq!(steps, [&[(0, 1, false), (0, 2, false), (0, 3, false)][..], &called].concat());
+        assert_eq!(way.end.slot_of(0, 1).origin, Origin::Number(7.0), "the result is in the call's slot");
+    }
+
+    #[test]
+    fn a_tail_call_takes_the_place_of_its_caller() {
+        let mut stacks = Stacks::default();
+        let stack = outermost(&mut stacks);
+        stacks.are_shown();
+        let at = |position| Aim { stack, position };
+        let tail = vec![ad(Op::FUNCF, 4, 0), ad(Op::UGET, 0, 2), ad(Op::CALLT, 0, 1)];
+        let (steps, way) = way(&[caller(1), tail, seven()], &mut stacks, at(1), at(4));
+        assert_eq!(steps.iter().map(|step| step.0).collect::<Vec<_>>(), [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+        let inner = stacks.get(way.steps[8].stack);
+        assert_eq!((inner.callee, inner.caller, inner.call), (lua(2), Some(stack), 3));
+    }
+
+    #[test]
+    fn varargs_are_not_known_to_the_function() {
+        let mut stacks = Stacks::default();
+        let stack = outermost(&mut stacks);
+        stacks.are_shown();
+        let at = |position| Aim { stack, position };
+        let vararg = vec![ad(Op::FUNCV, 4, 0), abc(Op::VARG, 0, 0, 0), ad(Op::RETM, 0, 0)];
+        let (steps, way) = way(&[caller(1), vararg], &mut stacks, at(1), at(4));
+        assert_eq!(steps[3..], [(1, 0, false), (1, 1, false), (1, 2, false)]);
+        assert_eq!(way.end.slot_of(0, 1), Slot::default(), "what it returns is not known");
+    }
+
+    #[test]
+    fn what_is_called_under_protection_is_what_a_snapshot_shows_there() {
+        let mut stacks = Stacks::default();
+        let stack = outermost(&mut stacks);
+        let protected = stacks.intern(Some(stack), native(), 3);
+        let inside = stacks.intern(Some(protected), lua(1), NOWHERE);
+        stacks.are_shown();
+        let functions = [caller(9), seven()];
+        let (steps, _) = way(&functions, &mut stacks, Aim { stack, position: 1 }, Aim { stack: inside, position: 1 });
+        assert_eq!(steps, [(0, 1, false), (0, 2, false), (0, 3, false), (1, 0, false)]);
+        let (steps, way) = way(&functions, &mut stacks, Aim { stack: inside, position: 1 }, Aim { stack, position: 4 });
+        assert_eq!(steps, [(1, 1, false), (1, 2, false)]);
+        assert_eq!(way.end.stack(), Some(stack), "out of the protected call as well");
+    }
+
+    #[test]
+    fn a_metamethod_returns_into_the_slot_of_its_operation() {
+        let mut stacks = Stacks::default();
+        let stack = outermost(&mut stacks);
+        let inside = stacks.intern(Some(stack), lua(1), 1);
+        stacks.are_shown();
+        let add = vec![ad(Op::FUNCF, 6, 0), abc(Op::ADDVV, 4, 2, 3), ad(Op::RET0, 0, 1)];
+        let (steps, way) =
+            way(&[add, seven()], &mut stacks, Aim { stack: inside, position: 1 }, Aim { stack, position: 2 });
+        assert_eq!(steps, [(1, 1, false), (1, 2, false)]);
+        assert_eq!(way.end.slot_of(0, 4).origin, Origin::Number(7.0));
+    }
+
+    #[test]
+    fn a_library_function_is_a_native_step_of_its_caller() {
+        let mut stacks = Stacks::default();
+        let stack = outermost(&mut stacks);
+        stacks.are_shown();
+        let at = |position| Aim { stack, position };
+        let (steps, way) = way(&[caller(9), seven()], &mut stacks, at(1), at(5));
+        assert_eq!(steps[2..], [(0, 3, false), (0, 3, true), (0, 4, false)]);
+        assert_eq!(way.doubts, 0);
+    }
+}

@@ -135,7 +135,7 @@ fn append<M: ReadMemory, const STEP: usize>(memory: &M, address: u64, length: us
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use lj_trace_common::memory::Plain;
 
     use super::*;

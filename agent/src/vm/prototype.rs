@@ -343,7 +343,7 @@ impl Prototypes {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A prototype made by hand, for tests of what is read out of it.
