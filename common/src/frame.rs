@@ -122,15 +122,15 @@ impl Coroutine {
     /// [`Unreadable`] if the `lua_State` is.
     #[inline(always)]
     pub fn read(memory: &impl ReadMemory, layout: &VmLayout, thread: u64) -> Result<Self, Unreadable> {
-        let stack = memory.read_ref(layout.is_gc64(), thread + u64::from(layout.l_stack))?;
-        let slots = memory.read::<u32>(thread + u64::from(layout.l_stacksize))?;
-        Ok(Self { thread, stack, stack_end: stack + u64::from(slots) * 8 })
+        let stack = memory.read_ref(layout.is_gc64(), thread.wrapping_add(u64::from(layout.l_stack)))?;
+        let slots = memory.read::<u32>(thread.wrapping_add(u64::from(layout.l_stacksize)))?;
+        Ok(Self { thread, stack, stack_end: stack.wrapping_add(u64::from(slots) * 8) })
     }
 
     /// Whether a frame may begin at `base`.
     #[inline(always)]
     pub fn holds(&self, base: u64) -> bool {
-        base & 7 == 0 && base >= self.stack + 16 && base <= self.stack_end
+        base & 7 == 0 && base >= self.stack.wrapping_add(16) && base <= self.stack_end
     }
 }
 
@@ -176,7 +176,7 @@ impl Walk {
         self.thread = coroutine.thread;
         self.base = base;
         self.pc = pc;
-        self.bottom = coroutine.stack + if layout.is_gc64() { 16 } else { 8 };
+        self.bottom = coroutine.stack.wrapping_add(if layout.is_gc64() { 16 } else { 8 });
         self.pseudo = 0;
         self.crossing = 0;
         if base & 7 != 0 || base < self.bottom || base > coroutine.stack_end {
@@ -197,7 +197,7 @@ impl Walk {
         record: &mut FrameRecord,
     ) -> Result<Step, WalkEnd> {
         // The position of a frame is where lj_debug.c has it: one slot below BASE.
-        let frameless = self.frameless_limit != 0 && self.base - 8 < self.frameless_limit;
+        let frameless = self.frameless_limit != 0 && self.base.wrapping_sub(8) < self.frameless_limit;
         if self.crossing != 0 || frameless || self.base <= self.bottom {
             if self.cframe == 0 {
                 return Err(if self.crossing != 0 { WalkEnd::CFrameMissing } else { WalkEnd::Complete });
@@ -228,9 +228,9 @@ impl Walk {
             if link == 0 {
                 return Err(WalkEnd::BadLink);
             }
-            let call = memory.read::<u32>(link - 4)?;
+            let call = memory.read::<u32>(link.wrapping_sub(4))?;
             let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
-            self.base = base - slots * 8;
+            self.base = base.wrapping_sub(slots * 8);
             self.pc = link;
         } else {
             self.base = base.wrapping_sub(link & !7);
@@ -241,10 +241,10 @@ impl Walk {
                 // FRAME_CONT
                 2 => {
                     let (id, pc) = if gc64 {
-                        let words = memory.read::<[u64; 2]>(base - 32)?;
+                        let words = memory.read::<[u64; 2]>(base.wrapping_sub(32))?;
                         (words[0], words[1])
                     } else {
-                        let words = memory.read::<[u32; 2]>(base - 16)?;
+                        let words = memory.read::<[u32; 2]>(base.wrapping_sub(16))?;
                         (u64::from(words[0]), u64::from(words[1]))
                     };
                     self.pc = pc;
@@ -289,7 +289,7 @@ impl Walk {
             }
             // A Lua function below a C frame (called back by a hook, a finalizer or an error handler) keeps
             // its PC in the C frame it runs in.
-            self.pc = memory.read_ref(layout.is_gc64(), outer + u64::from(layout.cframe_pc))?;
+            self.pc = memory.read_ref(layout.is_gc64(), outer.wrapping_add(u64::from(layout.cframe_pc)))?;
         }
         self.load_cframe(memory, layout, outer)?;
         Ok(Step::Emitted)
@@ -304,15 +304,15 @@ impl Walk {
             return Ok(());
         }
         let gc64 = layout.is_gc64();
-        if memory.read_ref(gc64, cframe + u64::from(layout.cframe_l))? != self.thread {
+        if memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_l)))? != self.thread {
             return Err(WalkEnd::CFrameMismatch);
         }
-        self.cframe_prev = memory.read::<u64>(cframe + u64::from(layout.cframe_prev))? & !CFRAME_FLAGS;
-        let results = memory.read::<i32>(cframe + u64::from(layout.cframe_nres))?;
+        self.cframe_prev = memory.read::<u64>(cframe.wrapping_add(u64::from(layout.cframe_prev)))? & !CFRAME_FLAGS;
+        let results = memory.read::<i32>(cframe.wrapping_add(u64::from(layout.cframe_nres)))?;
         if results < 0 {
             // A C function run by lj_vm_cpcall without a frame: SAVE_NRES holds the stack's top then, negated.
             let offset = if gc64 { 16 } else { 8 };
-            self.frameless_limit = self.bottom - offset + u64::from(results.unsigned_abs());
+            self.frameless_limit = self.bottom.wrapping_sub(offset).wrapping_add(u64::from(results.unsigned_abs()));
         }
         Ok(())
     }

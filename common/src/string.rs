@@ -15,21 +15,21 @@ use crate::memory::{ReadMemory, Unreadable};
 #[inline(always)]
 pub fn identity(memory: &impl ReadMemory, layout: &VmLayout, string: u64) -> Result<u64, Unreadable> {
     // `sid` and `hash`, or `hash` and `len`: after the header with its 4 bytes of types and flags.
-    let numbers = string + gct_offset(layout.is_gc64()) + 3;
-    let length_at = string + u64::from(layout.str_len);
+    let numbers = string.wrapping_add(gct_offset(layout.is_gc64()) + 3);
+    let length_at = string.wrapping_add(u64::from(layout.str_len));
     let first = memory.read::<u64>(numbers)?;
-    if length_at >= numbers + 8 {
+    if length_at >= numbers.wrapping_add(8) {
         return Ok(first);
     }
     let length = first >> 32;
-    let text = string + u64::from(layout.sizeof_str);
+    let text = string.wrapping_add(u64::from(layout.sizeof_str));
     let mut identity = mix(0, first);
     if length >= 16 {
         let head = memory.read::<[u64; 2]>(text)?;
-        let tail = memory.read::<[u64; 2]>(text + length - 16)?;
+        let tail = memory.read::<[u64; 2]>(text.wrapping_add(length - 16))?;
         identity = mix(mix(mix(mix(identity, head[0]), head[1]), tail[0]), tail[1]);
     } else if length >= 8 {
-        identity = mix(mix(identity, memory.read::<u64>(text)?), memory.read::<u64>(text + length - 8)?);
+        identity = mix(mix(identity, memory.read::<u64>(text)?), memory.read::<u64>(text.wrapping_add(length - 8))?);
     }
     // The hash of a shorter string has all of its bytes (`lj_str_new`).
     Ok(identity)

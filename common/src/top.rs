@@ -48,11 +48,11 @@ pub fn find(
 ) -> Result<Top, Unreadable> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let vmstate = memory.read::<i32>(vm.global + u64::from(layout.g_vmstate))?;
+    let vmstate = memory.read::<i32>(vm.global.wrapping_add(u64::from(layout.g_vmstate)))?;
     let mut top = Top {
         vmstate,
         jit_base: jit_base(memory, vm)?,
-        thread_base: memory.read::<u64>(coroutine.thread + u64::from(layout.l_base))?,
+        thread_base: memory.read::<u64>(coroutine.thread.wrapping_add(u64::from(layout.l_base)))?,
         ..Top::default()
     };
     top.base = top.thread_base;
@@ -67,9 +67,9 @@ pub fn find(
         return Ok(top);
     }
     if state == VmState::Exit && layout.g_to_j != ABSENT && layout.j_exitno != ABSENT {
-        let jit_state = vm.global + u64::from(layout.g_to_j);
-        let trace = memory.read::<u32>(jit_state + u64::from(layout.j_parent))?;
-        let exit = memory.read::<u32>(jit_state + u64::from(layout.j_exitno))?;
+        let jit_state = vm.global.wrapping_add(u64::from(layout.g_to_j));
+        let trace = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_parent)))?;
+        let exit = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_exitno)))?;
         top.trace_exit = trace & 0xffff | exit << 16;
     }
     let rip = registers[reg::RIP];
@@ -89,7 +89,7 @@ pub fn find(
         top.flags = SAMPLE_BASE_UNCERTAIN;
     }
     // Accepted later only if it points into the bytecode of the function at BASE.
-    top.pc = memory.read_ref(gc64, cframe + u64::from(layout.cframe_pc))?;
+    top.pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc)))?;
     Ok(top)
 }
 
@@ -117,9 +117,9 @@ fn from_registers(
             return Some((base, pc));
         }
         // BC_CALL* fetched the callee's PC, but has not moved it past the function's header yet.
-        let header = memory.read_ref(gc64, function + u64::from(layout.fn_pc)).ok()?;
+        let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc))).ok()?;
         if pc == header {
-            return Some((base, pc + 4));
+            return Some((base, pc.wrapping_add(4)));
         }
         // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC
         // yet: the frame is whole, its position is not known.
@@ -128,7 +128,7 @@ fn from_registers(
             return Some((base, 0));
         }
         is_function = record.kind != FrameKind::Lua as u8;
-        if is_function && pc == header + 4 {
+        if is_function && pc == header.wrapping_add(4) {
             return Some((base, 0));
         }
     }

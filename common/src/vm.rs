@@ -173,7 +173,7 @@ pub fn jit_base(memory: &impl ReadMemory, vm: &VmConfig) -> Result<u64, Unreadab
     if vm.layout.g_jit_base == ABSENT {
         return Ok(0);
     }
-    memory.read_ref(vm.layout.is_gc64(), vm.global + u64::from(vm.layout.g_jit_base))
+    memory.read_ref(vm.layout.is_gc64(), vm.global.wrapping_add(u64::from(vm.layout.g_jit_base)))
 }
 
 /// The coroutine that `cur_L` names and its innermost C frame, if it is running at all.
@@ -183,11 +183,11 @@ pub fn current_cframe(memory: &impl ReadMemory, vm: &VmConfig) -> Option<(u64, u
         return None;
     }
     let gc64 = vm.layout.is_gc64();
-    let thread = memory.read_ref(gc64, vm.global + u64::from(vm.layout.g_cur_l)).ok()?;
+    let thread = memory.read_ref(gc64, vm.global.wrapping_add(u64::from(vm.layout.g_cur_l))).ok()?;
     if thread == 0 {
         return None;
     }
-    let cframe = memory.read::<u64>(thread + u64::from(vm.layout.l_cframe)).ok()? & !CFRAME_FLAGS;
+    let cframe = memory.read::<u64>(thread.wrapping_add(u64::from(vm.layout.l_cframe))).ok()? & !CFRAME_FLAGS;
     (cframe != 0).then_some((thread, cframe))
 }
 
@@ -196,8 +196,9 @@ pub fn current_cframe(memory: &impl ReadMemory, vm: &VmConfig) -> Option<(u64, u
 pub fn runs_at(memory: &impl ReadMemory, vm: &VmConfig, thread: u64, cframe: u64) -> bool {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    memory.read_ref(gc64, thread + u64::from(layout.l_glref)) == Ok(vm.global)
-        && memory.read::<u64>(thread + u64::from(layout.l_cframe)).map(|raw| raw & !CFRAME_FLAGS) == Ok(cframe)
-        && memory.read::<u8>(thread + crate::frame::gct_offset(gc64)) == Ok(gct::THREAD)
-        && memory.read_ref(gc64, cframe + u64::from(layout.cframe_l)) == Ok(thread)
+    memory.read_ref(gc64, thread.wrapping_add(u64::from(layout.l_glref))) == Ok(vm.global)
+        && memory.read::<u64>(thread.wrapping_add(u64::from(layout.l_cframe))).map(|raw| raw & !CFRAME_FLAGS)
+            == Ok(cframe)
+        && memory.read::<u8>(thread.wrapping_add(crate::frame::gct_offset(gc64))) == Ok(gct::THREAD)
+        && memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_l))) == Ok(thread)
 }

@@ -73,7 +73,7 @@ impl Snapshot {
     /// What it is doing, after `coroutine.status` (`lib_base.c`): [`Status::Running`] stands for `running` and
     /// `normal`, which the caller tells apart.
     pub fn status(&self, gc64: bool) -> Status {
-        let first = self.coroutine.stack + if gc64 { 16 } else { 8 };
+        let first = self.coroutine.stack.wrapping_add(if gc64 { 16 } else { 8 });
         match self.status {
             YIELD => Status::Suspended,
             0 if self.cframe != 0 => Status::Running,
@@ -168,7 +168,7 @@ impl LuaStack {
             self.end = end;
             return;
         }
-        let bottom = snapshot.coroutine.stack + if layout.is_gc64() { 16 } else { 8 };
+        let bottom = snapshot.coroutine.stack.wrapping_add(if layout.is_gc64() { 16 } else { 8 });
         // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
         for _ in 0..2 * MAX_SLOTS {
             let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };

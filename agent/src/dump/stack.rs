@@ -187,7 +187,7 @@ fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)>
     let end = native.start + native.bytes.len() as u64;
     for cframe in (first..end).step_by(16) {
         for (index, (vm, config)) in target.vms.iter().zip(&target.configs).enumerate() {
-            let slot = cframe + u64::from(vm.layout.cframe_l);
+            let slot = cframe.wrapping_add(u64::from(vm.layout.cframe_l));
             let Ok(thread) = view.read_ref(vm.layout.is_gc64(), slot) else { continue };
             // Cheap tests first: nearly nothing on a stack is the address of a coroutine.
             let own = thread >= native.start && thread < end;

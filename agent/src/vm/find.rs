@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
+use lj_trace_common::memory::ReadMemory;
 
 use super::debug_layout;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
@@ -250,36 +251,9 @@ impl<'a> Examined<'a> {
 
     /// The VM, if one layout fits, or several that agree about what matters.
     fn decide(&self) -> Result<Vm, FindError> {
-        let (pid, global) = (self.process.pid(), self.candidate.global);
-        let judged = self.layouts.iter().zip(&self.failures);
-        let mut fitting: Vec<KnownLayout> =
-            judged.filter(|(_, failures)| **failures == Failures::NONE).map(|(known, _)| known.clone()).collect();
-        // Those come first that need the fewest options to fit: they are the most likely ones.
-        fitting.sort_by_key(|known| known.options.len());
-        let Some(first) = fitting.first() else { return Err(self.nothing_fits()) };
-        let memory = self.process.memory();
-        let targets = Look::new(&memory, &self.maps, self.candidate).dispatch_targets(&first.layout);
-        let (text, frame_size) = interpreter_text(&memory, &self.maps, &targets);
-        if let Some(frame_size) = frame_size {
-            let nearest = fitting[0].clone();
-            fitting.retain(|known| u64::from(known.layout.cframe_size) == frame_size);
-            if fitting.is_empty() {
-                return Err(FindError::UnknownLayout {
-                    pid,
-                    global,
-                    nearest: format!("{nearest} ({})", nearest.mode),
-                    violated: vec!["the C frame has the size that the interpreter's code tells"],
-                });
-            }
-        }
-        let names = |layouts: &[KnownLayout]| layouts.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let (layout, undecided) = match agree(&fitting) {
-            Ok(agreed) => agreed,
-            Err(fields) => return Err(FindError::AmbiguousLayout { pid, global, builds: names(&fitting), fields }),
-        };
-        let fewest = fitting.first().map_or(0, |known| known.options.len());
-        let builds = names(&fitting[..fitting.partition_point(|known| known.options.len() == fewest)]);
-        Ok(Vm { global, main_thread: self.candidate.thread, layout, builds, undecided, text })
+        let (memory, pid) = (self.process.memory(), self.process.pid());
+        decide(&memory, &self.maps, pid, self.candidate, None, &self.layouts, &self.failures)
+            .unwrap_or_else(|| Err(self.nothing_fits()))
     }
 
     /// Why no layout fits: what the nearest of all violates.
@@ -293,17 +267,83 @@ impl<'a> Examined<'a> {
             }
             sleep(BETWEEN_LOOKS);
         }
-        let ranked = self.layouts.iter().zip(failures);
-        match ranked.min_by_key(|(_, failures)| failures.count()) {
-            Some((known, failures)) => FindError::UnknownLayout {
-                pid: self.process.pid(),
-                global: self.candidate.global,
-                nearest: format!("{known} ({})", known.mode),
-                violated: failures.names(),
-            },
-            None => FindError::NoVm { pid: self.process.pid() },
+        unknown_layout(self.process.pid(), self.candidate, &self.layouts, &failures)
+    }
+}
+
+/// That no layout fits, and what the nearest one violates.
+fn unknown_layout(pid: u32, candidate: Candidate, layouts: &[KnownLayout], failures: &[Failures]) -> FindError {
+    let ranked = layouts.iter().zip(failures);
+    match ranked.min_by_key(|(_, failures)| failures.count()) {
+        Some((known, failures)) => FindError::UnknownLayout {
+            pid,
+            global: candidate.global,
+            nearest: format!("{known} ({})", known.mode),
+            violated: failures.names(),
+        },
+        None => FindError::NoVm { pid },
+    }
+}
+
+/// The VM of a candidate, if one of `layouts` fits, or several that agree about what matters; [`None`] if none fits.
+/// `failures` has what each of them violates, `cframe_size` what is known besides.
+fn decide<M: ReadMemory + 'static>(
+    memory: &M,
+    maps: &Maps,
+    pid: u32,
+    candidate: Candidate,
+    cframe_size: Option<u64>,
+    layouts: &[KnownLayout],
+    failures: &[Failures],
+) -> Option<Result<Vm, FindError>> {
+    let global = candidate.global;
+    let judged = layouts.iter().zip(failures);
+    let mut fitting: Vec<KnownLayout> =
+        judged.filter(|(_, failures)| **failures == Failures::NONE).map(|(known, _)| known.clone()).collect();
+    // Those come first that need the fewest options to fit: they are the most likely ones.
+    fitting.sort_by_key(|known| known.options.len());
+    let targets = Look::new(memory, maps, candidate).dispatch_targets(&fitting.first()?.layout);
+    let (text, frame_size) = interpreter_text(memory, maps, &targets);
+    if let Some(frame_size) = frame_size.or(cframe_size) {
+        let nearest = fitting.first()?.clone();
+        fitting.retain(|known| u64::from(known.layout.cframe_size) == frame_size);
+        if fitting.is_empty() {
+            return Some(Err(FindError::UnknownLayout {
+                pid,
+                global,
+                nearest: format!("{nearest} ({})", nearest.mode),
+                violated: vec!["the C frame has the size that the interpreter's code tells"],
+            }));
         }
     }
+    let names = |layouts: &[KnownLayout]| layouts.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let (layout, undecided) = match agree(&fitting) {
+        Ok(agreed) => agreed,
+        Err(fields) => return Some(Err(FindError::AmbiguousLayout { pid, global, builds: names(&fitting), fields })),
+    };
+    let fewest = fitting.first().map_or(0, |known| known.options.len());
+    let builds = names(&fitting[..fitting.partition_point(|known| known.options.len() == fewest)]);
+    Some(Ok(Vm { global, main_thread: candidate.thread, layout, builds, undecided, text }))
+}
+
+/// Proves the layout of the VM that may be at `candidate`, in memory that stands still, as saved memory does: one look
+/// tells all there is to see. `pid` is what errors call the process. `cframe_size` is the size of the interpreter's C
+/// frames in bytes, if it is known although neither its unwind information nor its code can be read in `memory`.
+///
+/// # Errors
+/// [`FindError`] if no layout of the table fits, or several that disagree.
+pub fn prove_still<M: ReadMemory + 'static>(
+    memory: &M,
+    maps: &Maps,
+    pid: u32,
+    candidate: Candidate,
+    cframe_size: Option<u64>,
+) -> Result<Vm, FindError> {
+    let table = layouts::candidates(candidate.gc64, candidate.global.wrapping_sub(candidate.thread));
+    let look = Look::new(memory, maps, candidate);
+    let failures: Vec<_> = table.iter().map(|known| look.failures(&known.layout)).collect();
+    decide(memory, maps, pid, candidate, cframe_size, &table, &failures)
+        .unwrap_or_else(|| Err(unknown_layout(pid, candidate, &table, &failures)))
 }
 
 /// What all of `fitting` agree about, with the fields marked [`ABSENT`] in which they differ and may.

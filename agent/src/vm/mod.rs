@@ -27,12 +27,13 @@ pub mod traces;
 pub(crate) mod value;
 
 pub use fast_functions::FunctionNames;
-pub use find::{FindError, find_vms, prove_again};
+pub use find::{FindError, find_vms, prove_again, prove_still};
 pub use function_name::{FunctionName, NameKind, function_name};
 pub use lj_trace_layouts as layouts;
 pub use lua_value::LuaValue;
 pub use machine::{InterpreterText, Vm};
 pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
 pub use prove::bytecode_set;
+pub use scan::Candidate;
 pub use status::{Jit, VmStatus};
 pub use traces::{Trace, read_traces, trace_at, trace_by_number};

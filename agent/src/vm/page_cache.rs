@@ -12,7 +12,7 @@ const PAGE: usize = 4096;
 /// Reads each page of a memory at most once. Only for short walks: what changes meanwhile is not seen.
 pub struct PageCache<'a, M> {
     memory: &'a M,
-    /// Pages by their number; `None` for those that cannot be read.
+    /// Pages by their number; `None` for those that cannot be read as a whole.
     pages: RefCell<HashMap<u64, Option<Box<[u8; PAGE]>>>>,
 }
 
@@ -37,7 +37,11 @@ impl<M: ReadMemory> ReadMemory for PageCache<'_, M> {
         }
         let mut pages = self.pages.borrow_mut();
         let page = pages.entry(page).or_insert_with(|| self.memory.read(page * PAGE as u64).map(Box::new).ok());
-        page.as_ref().and_then(|page| plain_at(&page[..], offset)).ok_or(Unreadable)
+        match page {
+            Some(page) => plain_at(&page[..], offset).ok_or(Unreadable),
+            // Saved memory may have a part of it.
+            None => self.memory.read(address),
+        }
     }
 }
 
@@ -55,6 +59,8 @@ mod tests {
         assert_eq!(cache.read::<u32>(0x1fff), Ok(0x0201_00ff));
         assert_eq!(cache.read::<u8>(0x3000), Err(Unreadable));
         assert_eq!(cache.pages.borrow().len(), 2);
+        let part = Saved::new(0x1008, vec![1; 8]);
+        assert_eq!(PageCache::new(&part).read::<u16>(0x100e), Ok(0x0101), "a page of which only a part was saved");
         cache.clear();
         assert_eq!(cache.pages.borrow().len(), 0);
     }

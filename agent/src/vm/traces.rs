@@ -93,7 +93,7 @@ pub fn trace_by_number<M: ReadMemory>(memory: &M, vm: &Vm, number: u16) -> Optio
         return None;
     }
     let gc64 = vm.layout.is_gc64();
-    let address = memory.read_ref(gc64, array + u64::from(number) * if gc64 { 8 } else { 4 }).ok()?;
+    let address = memory.read_ref(gc64, array.wrapping_add(u64::from(number) * if gc64 { 8 } else { 4 })).ok()?;
     if address == 0 || address == jit_state {
         return None;
     }

@@ -33,7 +33,7 @@ impl Room {
     #[inline(always)]
     fn read_global(&mut self, memory: &impl ReadMemory, vm: &VmConfig) -> Result<i32, Unreadable> {
         let start = vm.layout.g_vmstate & !7;
-        memory.read_words(vm.global + u64::from(start), &mut self.window[..WINDOW])?;
+        memory.read_words(vm.global.wrapping_add(u64::from(start)), &mut self.window[..WINDOW])?;
         Ok((self.window[0] >> (u32::from(vm.layout.g_vmstate & 4) * 8)) as i32)
     }
 
@@ -190,7 +190,7 @@ fn caller(memory: &impl ReadMemory, layout: &VmLayout, base: u64, link: u64) -> 
     let (caller, pc) = match link & 7 {
         // FRAME_LUA: frame_prevl, lj_frame.h.
         0 | 4 if link != 0 => {
-            let call = memory.read::<u32>(link - 4)?;
+            let call = memory.read::<u32>(link.wrapping_sub(4))?;
             let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
             (base.wrapping_sub(slots * 8), link)
         }

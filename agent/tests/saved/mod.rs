@@ -1,0 +1,103 @@
+//! Saved memory of a VM: what reading it has touched, in a small file.
+//!
+//! The file is an xz stream of lines of text, then bytes:
+//! 1. `lj-trace saved memory 1`
+//! 2. the address of the main thread, that of the `global_State` (both hexadecimal), `true` with GC64, else `false`;
+//!    then the size of the interpreter's C frames as its unwind information tells it, or `-` where the VM shows it
+//!    itself: it does not where the main thread has no C frame, as in a program that runs Lua in fibers
+//! 3. the process's mappings, as in `/proc/PID/maps`, and an empty line
+//! 4. until the end, by address: the start of a range and its length (two little-endian `u64`), and its bytes.
+//!
+//! Only writable memory is in it: no machine code, and nothing out of files.
+
+pub mod recorder;
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use lj_trace::target::Maps;
+use lj_trace::vm::Candidate;
+use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+
+const FIRST_LINE: &str = "lj-trace saved memory 1";
+
+/// Where the files are, and the script that was running.
+pub fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/saved")
+}
+
+/// Saved memory.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// The VM in it.
+    pub place: Candidate,
+    /// Size of the interpreter's C frames, where it is needed for the proof.
+    pub cframe_size: Option<u64>,
+    /// The process's mappings.
+    pub maps: Maps,
+    /// Ranges by their start: none touches another one.
+    ranges: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Saved {
+    /// Loads the file of this name.
+    pub fn load(name: &str) -> Self {
+        let packed = std::fs::read(folder().join(format!("{name}.xz"))).unwrap();
+        let mut bytes = Vec::new();
+        liblzma::read::XzDecoder::new(packed.as_slice()).read_to_end(&mut bytes).unwrap();
+        let text_end = bytes.windows(2).position(|pair| pair == b"\n\n").unwrap() + 2;
+        let text = std::str::from_utf8(&bytes[..text_end]).unwrap();
+        let mut lines = text.splitn(3, '\n');
+        assert_eq!(lines.next(), Some(FIRST_LINE));
+        let words: Vec<&str> = lines.next().unwrap().split(' ').collect();
+        let address = |word: &str| u64::from_str_radix(word, 16).unwrap();
+        let place = Candidate { thread: address(words[0]), global: address(words[1]), gc64: words[2].parse().unwrap() };
+        let cframe_size = words[3].parse().ok();
+        let maps = Maps::parse(lines.next().unwrap());
+        let (mut ranges, mut rest) = (BTreeMap::new(), &bytes[text_end..]);
+        while let Some((head, tail)) = rest.split_at_checked(16) {
+            let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
+            let (range, next) = tail.split_at(number(8) as usize);
+            ranges.insert(number(0), range.to_vec());
+            rest = next;
+        }
+        Self { place, cframe_size, maps, ranges }
+    }
+
+    /// The saved bytes from `address` on.
+    fn at(&self, address: u64) -> Option<&[u8]> {
+        let (start, bytes) = self.ranges.range(..=address).next_back()?;
+        bytes.get(usize::try_from(address - start).ok()?..)
+    }
+
+    /// Changes bytes that were saved.
+    pub fn put(&mut self, address: u64, new: &[u8]) {
+        let (start, bytes) = self.ranges.range_mut(..=address).next_back().unwrap();
+        bytes[(address - start) as usize..][..new.len()].copy_from_slice(new);
+    }
+
+    /// Changes a reference of the VM.
+    pub fn put_ref(&mut self, address: u64, new: u64) {
+        let width = if self.place.gc64 { 8 } else { 4 };
+        self.put(address, &new.to_le_bytes()[..width]);
+    }
+
+    /// Addresses of all saved bytes: the start and the length of each range.
+    pub fn ranges(&self) -> Vec<(u64, usize)> {
+        self.ranges.iter().map(|(start, bytes)| (*start, bytes.len())).collect()
+    }
+}
+
+impl ReadMemory for Saved {
+    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+        self.at(address).and_then(plain).ok_or(Unreadable)
+    }
+}
+
+/// The value at the beginning of `bytes`.
+fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
+    let bytes = bytes.get(..size_of::<T>())?;
+    // SAFETY: there are as many bytes as `T` has, `Plain` accepts any of them, and the read is unaligned.
+    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}

@@ -1,0 +1,302 @@
+//! The walkers and decoders, on saved memory of several builds of LuaJIT: each must show what `saved/standstill.lua`
+//! was doing there. It takes no root, no kernel and no LuaJIT, so that a change that breaks one fork is seen at once.
+//!
+//! `record` makes these files: `saved/README.md` tells how.
+
+mod saved;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lj_trace::target::{Maps, Process};
+use lj_trace::vm::object::field;
+use lj_trace::vm::{
+    Candidate, FindError, FunctionNames, Prototype, PrototypeKey, Vm, VmStatus, find_vms, heap, prove_still,
+    read_traces,
+};
+use lj_trace_common::event::{FrameKind, FrameRecord};
+use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::layout::ABSENT;
+use lj_trace_common::memory::ReadMemory;
+use saved::Saved;
+use saved::recorder::Recorder;
+
+/// A saved VM, and what must be found out about it.
+struct Build {
+    /// The file's name.
+    name: &'static str,
+    /// A build that must be among those that fit.
+    fits: &'static str,
+    fork: &'static str,
+    gc64: bool,
+    /// Whether it has a JIT compiler, and so a trace of the script's loop.
+    jit: bool,
+}
+
+const BUILDS: [Build; 5] = [
+    Build { name: "luajit-debian", fits: "2021-03-23, 2022-03(Debian)", fork: "LuaJIT", gc64: true, jit: true },
+    Build { name: "luajit2-debian", fits: "or2021-06-07", fork: "OpenResty's LuaJIT", gc64: true, jit: true },
+    Build { name: "tarantool-2.6.0", fits: "tt2.6.0+smart", fork: "Tarantool's LuaJIT", gc64: false, jit: true },
+    Build { name: "luajit-2.0-lupa", fits: "2.0-head", fork: "LuaJIT", gc64: false, jit: true },
+    Build {
+        name: "luajit-src-jit-off",
+        fits: "2026-08 with LUAJIT_DISABLE_JIT",
+        fork: "LuaJIT",
+        gc64: true,
+        jit: false,
+    },
+];
+
+/// All that is read of a VM.
+struct Seen {
+    vm: Vm,
+    prototypes: Vec<Prototype>,
+    /// Each coroutine's stack, innermost frame first, and how it ended.
+    stacks: Vec<(Vec<String>, WalkEnd)>,
+    complete: bool,
+    traces: Vec<lj_trace::vm::Trace>,
+    names: FunctionNames,
+}
+
+/// Reads everything.
+fn see(saved: &Saved) -> Result<Seen, FindError> {
+    let vm = prove_still(saved, &saved.maps, 1, saved.place, saved.cframe_size)?;
+    Ok(see_with(saved, &saved.maps, vm))
+}
+
+fn see_with<M: ReadMemory + 'static>(memory: &M, maps: &Maps, vm: Vm) -> Seen {
+    let layout = &vm.layout;
+    let names = FunctionNames::read(memory, &vm);
+    let keys = heap::prototypes(memory, &vm);
+    let keys = keys.into_iter().filter_map(|address| Prototype::key_at(memory, layout, address).ok());
+    let prototypes = keys.filter_map(|key| Prototype::read(memory, layout, key).ok()).collect();
+    let coroutines = heap::coroutines(memory, &vm);
+    let stacks = coroutines.threads.iter().map(|thread| stack(memory, &vm, &names, *thread)).collect();
+    let traces = read_traces(memory, maps, &vm);
+    // What cannot be read is an error, never a panic.
+    let _ = VmStatus::read(memory, &vm);
+    Seen { prototypes, stacks, complete: coroutines.complete, traces, names, vm }
+}
+
+/// The stack of a coroutine that waits.
+fn stack<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, thread: u64) -> (Vec<String>, WalkEnd) {
+    let layout = &vm.layout;
+    let mut frames = Vec::new();
+    let mut walk = Walk::default();
+    let coroutine = Coroutine::read(memory, layout, thread);
+    let base: Result<u64, _> = memory.read(field(thread, layout.l_base));
+    let cframe: Result<u64, _> = memory.read(field(thread, layout.l_cframe));
+    let (Ok(coroutine), Ok(base), Ok(cframe)) = (coroutine, base, cframe) else { return (frames, WalkEnd::NoLua) };
+    let mut end = walk.start(memory, layout, &coroutine, cframe & !CFRAME_FLAGS, base, 0).err();
+    // As many as the stack in the largest of builds has.
+    for _ in 0..1 << 20 {
+        if let Some(end) = end {
+            return (frames, end);
+        }
+        let mut record = FrameRecord::EMPTY;
+        match walk.step(memory, layout, &mut record) {
+            Ok(Step::Emitted) if frames.len() < 1000 => frames.push(describe(memory, vm, names, &record)),
+            Ok(_) => {}
+            Err(reason) => end = Some(reason),
+        }
+    }
+    (frames, WalkEnd::TooDeep)
+}
+
+fn describe<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, record: &FrameRecord) -> String {
+    if record.kind == FrameKind::CFrame as u8 {
+        return "|".to_owned();
+    }
+    if record.kind == FrameKind::Fast as u8 {
+        return names.builtin(record.ffid).unwrap_or("?").to_owned();
+    }
+    if record.kind == FrameKind::C as u8 {
+        return "C".to_owned();
+    }
+    match Prototype::read(memory, &vm.layout, PrototypeKey::of(record)) {
+        Ok(prototype) => {
+            let line = prototype.line_at(record.position).unwrap_or(0);
+            format!("{}:{}:{line}", prototype.chunkname, prototype.key.firstline)
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+/// The innermost frames of `stack` that are a part of the script.
+fn of_script((frames, end): &(Vec<String>, WalkEnd)) -> (String, WalkEnd) {
+    let last = frames.iter().rposition(|frame| frame.starts_with("@standstill.lua")).map_or(0, |last| last + 1);
+    (frames[..last].join(" "), *end)
+}
+
+#[test]
+fn every_fork_shows_what_its_script_does() {
+    for build in BUILDS {
+        let saved = Saved::load(build.name);
+        let seen = see(&saved).unwrap_or_else(|error| panic!("{}: {error}", build.name));
+        let name = build.name;
+        let builds = seen.vm.builds.join("; ");
+        assert!(builds.contains(build.fits), "{name}: {builds}");
+        assert!(seen.vm.fork().contains(build.fork), "{name}: {}", seen.vm.fork());
+        assert_eq!(seen.vm.layout.is_gc64(), build.gc64, "{name}");
+        assert_eq!(seen.vm.layout.g_to_j != ABSENT, build.jit, "{name}");
+        assert!(seen.vm.still_valid(&saved), "{name}");
+
+        let mut prototypes: Vec<_> = seen
+            .prototypes
+            .iter()
+            .filter(|prototype| prototype.chunkname == "@standstill.lua")
+            .map(|prototype| {
+                let first = prototype.key.firstline;
+                (first, first + prototype.numline, prototype.numparams)
+            })
+            .collect();
+        prototypes.sort_unstable();
+        assert_eq!(prototypes, [(0, 29, 0), (2, 7, 1), (9, 12, 0), (15, 20, 0)], "{name}");
+
+        assert!(seen.complete, "{name}");
+        let stacks: Vec<_> = seen.stacks.iter().map(of_script).collect();
+        let suspended = "coroutine.yield @standstill.lua:2:5 @standstill.lua:9:10";
+        assert!(stacks.iter().any(|(stack, _)| stack == suspended), "{name}: {stacks:?}");
+        let running = "io.read @standstill.lua:15:18 @standstill.lua:0:27";
+        assert!(stacks.contains(&(running.to_owned(), WalkEnd::Complete)), "{name}: {stacks:?}");
+
+        for function in ["pcall", "string.gsub", "coroutine.resume", "table.concat"] {
+            assert!((2..=255).any(|ffid| seen.names.builtin(ffid) == Some(function)), "{name}: {function}");
+        }
+        let hot = seen.prototypes.iter().find(|p| p.chunkname == "@standstill.lua" && p.key.firstline == 2).unwrap();
+        let on_loop = seen.traces.iter().any(|trace| trace.startpt == hot.key.address && trace.link == trace.number);
+        assert_eq!(on_loop, build.jit, "{name}: {:?}", seen.traces);
+    }
+}
+
+/// Makes a file: the program's words are in `$SAVE_PROGRAM`, the file's name in `$SAVE_AS`.
+#[test]
+#[ignore = "makes the files"]
+fn record() {
+    let program = std::env::var("SAVE_PROGRAM").expect("SAVE_PROGRAM is what to run, and its arguments");
+    let name = std::env::var("SAVE_AS").expect("SAVE_AS is the name of the file to make");
+    let words: Vec<&str> = program.split_whitespace().collect();
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
+        .current_dir(saved::folder())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(output.any(|line| line.unwrap() == "ready"));
+    // From here to the read that it waits in.
+    std::thread::sleep(Duration::from_millis(300));
+    let process = Process::open(child.id()).unwrap();
+    let maps = process.maps().unwrap();
+    let vms = find_vms(&process, &maps).unwrap();
+    assert_eq!(vms.len(), 1);
+    let (vm, place) =
+        (&vms[0], Candidate { thread: vms[0].main_thread, global: vms[0].global, gc64: vms[0].layout.is_gc64() });
+    let recorder = Recorder::new(&process, maps.clone(), vm);
+    let mut cframe_size = None;
+    let mut proven = prove_still(&recorder, &maps, child.id(), place, None);
+    if let Err(FindError::AmbiguousLayout { .. }) = proven {
+        cframe_size = Some(u64::from(vm.layout.cframe_size));
+        proven = prove_still(&recorder, &maps, child.id(), place, cframe_size);
+    }
+    let seen = see_with(&recorder, &maps, proven.unwrap());
+    let size = recorder.save(place, cframe_size, &name);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    eprintln!("{name}: {size} bytes; {}; traces {:?}; {:#?}", seen.vm.describe(), seen.traces.len(), seen.stacks);
+}
+
+#[test]
+fn a_ring_of_objects_is_left() {
+    let mut saved = Saved::load("luajit-debian");
+    let vm = see(&saved).unwrap().vm;
+    let first = saved.read_ref(true, field(vm.global, vm.layout.g_gc_root)).unwrap();
+    let second = saved.read_ref(true, first).unwrap();
+    saved.put_ref(second, first);
+    let started = Instant::now();
+    assert!(!heap::coroutines(&saved, &vm).complete);
+    heap::prototypes(&saved, &vm);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
+#[test]
+fn references_into_nothing_end_a_walk() {
+    for dangling in [0, 1, 0x1000, 0x7fff_ffff_f000, u64::MAX - 3, u64::MAX] {
+        let mut saved = Saved::load("luajit-debian");
+        let vm = see(&saved).unwrap().vm;
+        let layout = vm.layout;
+        let prototype = *heap::prototypes(&saved, &vm).iter().next().unwrap();
+        let key = Prototype::key_at(&saved, &layout, prototype).unwrap();
+        for offset in [layout.pt_chunkname, layout.pt_k, layout.pt_lineinfo, layout.pt_varinfo, layout.pt_uvinfo] {
+            let mut damaged = saved.clone();
+            damaged.put_ref(field(prototype, offset), dangling);
+            // It may have no such part anyway; no error is fine, a panic is not.
+            let _ = Prototype::read(&damaged, &layout, key);
+        }
+        saved.put_ref(field(vm.global, layout.g_gc_root), dangling);
+        assert_eq!(heap::prototypes(&saved, &vm), BTreeSet::new());
+        assert_eq!(heap::coroutines(&saved, &vm).threads, [vm.main_thread]);
+        saved.put_ref(field(vm.main_thread, layout.l_stack), dangling);
+        let (frames, end) = stack(&saved, &vm, &FunctionNames::default(), vm.main_thread);
+        assert!(frames.is_empty() && end == WalkEnd::BadBase, "{dangling:x}: {frames:?} {end:?}");
+    }
+}
+
+#[test]
+fn prototypes_of_absurd_sizes_are_refused() {
+    let saved = Saved::load("luajit-debian");
+    let vm = see(&saved).unwrap().vm;
+    for address in heap::prototypes(&saved, &vm) {
+        for absurd in [0, 1, 0x1000_0000, 0x7fff_ffff, u32::MAX] {
+            for offset in [vm.layout.pt_sizebc, vm.layout.pt_sizept, vm.layout.pt_numline, vm.layout.pt_sizekgc] {
+                let mut damaged = saved.clone();
+                damaged.put(field(address, offset), &absurd.to_le_bytes());
+                let Ok(key) = Prototype::key_at(&damaged, &vm.layout, address) else { continue };
+                let read = Prototype::read(&damaged, &vm.layout, key);
+                if [vm.layout.pt_sizebc, vm.layout.pt_sizept].contains(&offset) && absurd > 1 {
+                    assert!(read.is_err(), "{address:x}");
+                }
+            }
+        }
+    }
+}
+
+/// Damage without a plan: whatever a VM's memory holds, reading it ends, without a panic.
+#[test]
+fn no_damage_matters() {
+    /// Numbers that look random, and are the same every time (xorshift64).
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % limit as u64) as usize
+        }
+    }
+
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for build in BUILDS {
+        let saved = Saved::load(build.name);
+        let vm = see(&saved).unwrap().vm;
+        let ranges = saved.ranges();
+        let bytes: usize = ranges.iter().map(|(_, length)| length).sum();
+        for _ in 0..30 {
+            let mut damaged = saved.clone();
+            for _ in 0..bytes / 200 {
+                let (start, length) = ranges[random.below(ranges.len())];
+                let value = [0, 1, 0x7f, 0x80, 0xff, random.below(256) as u8][random.below(6)];
+                damaged.put(start + random.below(length) as u64, &[value]);
+            }
+            let started = Instant::now();
+            // Whether it is still a VM or not, what was known as one is read.
+            drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
+            see_with(&damaged, &damaged.maps, vm.clone());
+            assert!(started.elapsed() < Duration::from_secs(5), "{}: {:?}", build.name, started.elapsed());
+        }
+    }
+}
