@@ -285,7 +285,7 @@ fn no_damage_matters() {
         let vm = see(&saved).unwrap().vm;
         let ranges = saved.ranges();
         let bytes: usize = ranges.iter().map(|(_, length)| length).sum();
-        for _ in 0..30 {
+        for _ in 0..12 {
             let mut damaged = saved.clone();
             for _ in 0..bytes / 200 {
                 let (start, length) = ranges[random.below(ranges.len())];
