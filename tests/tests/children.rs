@@ -112,18 +112,23 @@ fn what_has_no_children_with_lua_is_refused() -> Result<()> {
 #[test]
 fn list_and_dump_know_masters_from_workers() -> Result<()> {
     let Some(nginx) = Nginx::start(1)? else { return Ok(()) };
-    let outcome = run(["list", "--json"])?;
-    outcome.expect(0, &[]);
-    let listing: Value = serde_json::from_str(&outcome.stdout)?;
-    let all = listing["processes"].as_array().context("no processes")?;
-    let vm = |pid: u32| {
-        let process = all.iter().find(|process| process["pid"] == pid);
-        process.map(|process| &process["vms"][0]).with_context(|| format!("no {pid} in {listing:#}"))
-    };
-    ensure!(vm(nginx.pid())?["doing"].is_null(), "{listing:#}");
     let worker = nginx.workers()[0];
-    let doing = vm(worker)?["doing"]["function"].as_str().unwrap_or_default();
-    ensure!(doing.contains(SCRIPT), "{listing:#}");
+    // The worker runs all the time: a look may catch it where no function can be told, but not each of ten.
+    let mut is_told = false;
+    for _ in 0..10 {
+        let outcome = run(["list", "--json"])?;
+        outcome.expect(0, &[]);
+        let listing: Value = serde_json::from_str(&outcome.stdout)?;
+        let all = listing["processes"].as_array().context("no processes")?;
+        let vm = |pid: u32| {
+            let process = all.iter().find(|process| process["pid"] == pid);
+            process.map(|process| &process["vms"][0]).with_context(|| format!("no {pid} in {listing:#}"))
+        };
+        ensure!(vm(nginx.pid())?["doing"].is_null(), "{listing:#}");
+        let function = vm(worker)?["doing"]["function"].as_str().unwrap_or_default();
+        is_told |= function.contains(SCRIPT);
+    }
+    ensure!(is_told, "no look has told what the worker does");
     let outcome = run(["dump", "--pid", &worker.to_string()])?;
     outcome.expect(0, &[]);
     let work = format!("@{}:{}", lua_file(), definition_of(SCRIPT, "work"));
