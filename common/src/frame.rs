@@ -333,7 +333,7 @@ pub fn read_frame(memory: &impl ReadMemory, layout: &VmLayout, base: u64) -> Res
 /// Fills `record` with what `function` is, and the bytecode position of `pc` in it.
 ///
 /// # Errors
-/// As [`read_function`].
+/// [`WalkEnd::NotAFunction`], [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
 #[inline(always)]
 pub fn describe(
     memory: &impl ReadMemory,
@@ -343,66 +343,106 @@ pub fn describe(
     record: &mut FrameRecord,
 ) -> Result<(), WalkEnd> {
     let mut head = Head::EMPTY;
-    if let Some(prototype) = read_function(memory, layout, function, &mut head, record)? {
-        // Without it the function is not told by its name, but is on the stack all the same.
-        record.chunkname = string::identity(memory, layout, record.chunkname).unwrap_or(0);
-        record.position = position(memory, layout, prototype.bytecode, record.size_bc, pc);
-    }
-    Ok(())
-}
-
-/// What of a Lua function's prototype does not go into a [`FrameRecord`].
-pub struct Prototype {
-    /// Address of its first bytecode.
-    pub bytecode: u64,
-    /// Address of its bytecodes' lines; 0 if it is stripped.
-    pub lines: u64,
-    /// How many lines it has.
-    pub line_count: u32,
-}
-
-/// Fills `record` with what `function` is, as far as it says itself: its position stays unknown, and in place of
-/// the chunkname's identity stands its address.
-///
-/// # Errors
-/// [`WalkEnd::NotAFunction`], [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
-#[inline(always)]
-pub fn read_function(
-    memory: &impl ReadMemory,
-    layout: &VmLayout,
-    function: u64,
-    fields: &mut Head,
-    record: &mut FrameRecord,
-) -> Result<Option<Prototype>, WalkEnd> {
-    let gc64 = layout.is_gc64();
-    fields.read::<5, 3>(memory, gc64, function)?;
-    if fields.u8(gct_offset(gc64) as u16)? != gct::FUNC {
-        return Err(WalkEnd::NotAFunction);
-    }
+    let Code { ffid, address } = read_code(memory, layout, function, &mut head)?;
     record.function = function;
-    record.ffid = fields.u8(layout.fn_ffid)?;
+    record.code = address;
+    record.ffid = ffid;
+    record.kind = Code::kind_of(ffid) as u8;
     record.position = NO_POSITION;
     record.chunkname = 0;
     record.first_line = 0;
     record.size_bc = 0;
-    if record.ffid != 0 {
-        record.kind = if record.ffid == 1 { FrameKind::C } else { FrameKind::Fast } as u8;
-        record.code = memory.read::<u64>(function.wrapping_add(u64::from(layout.fn_c)))?;
-        return Ok(None);
+    if ffid == 0 {
+        let prototype = read_prototype(memory, layout, address, &mut head)?;
+        record.first_line = prototype.first_line;
+        record.size_bc = prototype.size_bc;
+        // Without it the function is not told by its name, but is on the stack all the same.
+        record.chunkname = string::identity(memory, layout, prototype.chunkname).unwrap_or(0);
+        record.position = position(memory, layout, prototype.bytecode, prototype.size_bc, pc);
     }
-    let bytecode = fields.reference(gc64, layout.fn_pc)?;
-    let prototype = bytecode.wrapping_sub(u64::from(layout.sizeof_pt));
-    fields.read::<11, 7>(memory, gc64, prototype)?;
-    if fields.u8(gct_offset(gc64) as u16)? != gct::PROTO {
+    Ok(())
+}
+
+/// What a function runs (`GCfunc`, `lj_obj.h`).
+pub struct Code {
+    /// Its fast-function id: 0 Lua, 1 C, else a built-in.
+    pub ffid: u8,
+    /// Address of its `GCproto`, or of the C function.
+    pub address: u64,
+}
+
+impl Code {
+    /// The kind of a function with this id.
+    #[inline(always)]
+    pub const fn kind_of(ffid: u8) -> FrameKind {
+        match ffid {
+            0 => FrameKind::Lua,
+            1 => FrameKind::C,
+            _ => FrameKind::Fast,
+        }
+    }
+}
+
+/// Reads what `function` runs. `head` is to work in.
+///
+/// # Errors
+/// [`WalkEnd::NotAFunction`], [`WalkEnd::Unreadable`].
+#[inline(always)]
+pub fn read_code(memory: &impl ReadMemory, layout: &VmLayout, function: u64, head: &mut Head) -> Result<Code, WalkEnd> {
+    let gc64 = layout.is_gc64();
+    head.read::<5, 3>(memory, gc64, function)?;
+    if head.u8(gct_offset(gc64) as u16)? != gct::FUNC {
+        return Err(WalkEnd::NotAFunction);
+    }
+    let ffid = head.u8(layout.fn_ffid)?;
+    let address = if ffid == 0 {
+        head.reference(gc64, layout.fn_pc)?.wrapping_sub(u64::from(layout.sizeof_pt))
+    } else {
+        memory.read::<u64>(function.wrapping_add(u64::from(layout.fn_c)))?
+    };
+    Ok(Code { ffid, address })
+}
+
+/// What a prototype says of itself (`GCproto`, `lj_obj.h`).
+pub struct Prototype {
+    /// Address of its first bytecode.
+    pub bytecode: u64,
+    /// Number of its bytecodes.
+    pub size_bc: u32,
+    /// Line where it is defined.
+    pub first_line: u32,
+    /// How many lines it has.
+    pub line_count: u32,
+    /// Address of its bytecodes' lines; 0 if it is stripped.
+    pub lines: u64,
+    /// Address of its chunkname, a `GCstr`.
+    pub chunkname: u64,
+}
+
+/// Reads the prototype at `address`. `head` is to work in.
+///
+/// # Errors
+/// [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
+#[inline(always)]
+pub fn read_prototype(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    address: u64,
+    head: &mut Head,
+) -> Result<Prototype, WalkEnd> {
+    let gc64 = layout.is_gc64();
+    head.read::<11, 7>(memory, gc64, address)?;
+    if head.u8(gct_offset(gc64) as u16)? != gct::PROTO {
         return Err(WalkEnd::NotAPrototype);
     }
-    record.kind = FrameKind::Lua as u8;
-    record.code = prototype;
-    record.chunkname = fields.reference(gc64, layout.pt_chunkname)?;
-    record.first_line = fields.u32(layout.pt_firstline)?;
-    record.size_bc = fields.u32(layout.pt_sizebc)?;
-    let lines = fields.reference(gc64, layout.pt_lineinfo)?;
-    Ok(Some(Prototype { bytecode, lines, line_count: fields.u32(layout.pt_numline)? }))
+    Ok(Prototype {
+        bytecode: address.wrapping_add(u64::from(layout.sizeof_pt)),
+        size_bc: head.u32(layout.pt_sizebc)?,
+        first_line: head.u32(layout.pt_firstline)?,
+        line_count: head.u32(layout.pt_numline)?,
+        lines: head.reference(gc64, layout.pt_lineinfo)?,
+        chunkname: head.reference(gc64, layout.pt_chunkname)?,
+    })
 }
 
 /// The source line of the bytecode at `position` of a prototype with the given lines, their count, its first line and

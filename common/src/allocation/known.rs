@@ -2,9 +2,9 @@
 
 use super::event::{AllocationEvent, NAMELESS};
 use crate::event::{FrameKind, NO_POSITION};
-use crate::frame::{gct_offset, line, position};
+use crate::frame::{Code, WalkEnd, line, position, read_code, read_prototype};
 use crate::head::Head;
-use crate::layout::{VmLayout, gct};
+use crate::layout::VmLayout;
 use crate::memory::{Plain, ReadMemory, Unreadable};
 
 /// How many functions, and how many prototypes, of a VM are remembered. A power of two.
@@ -101,6 +101,13 @@ impl From<Unreadable> for NoFunction {
     }
 }
 
+impl From<WalkEnd> for NoFunction {
+    #[inline(always)]
+    fn from(_: WalkEnd) -> Self {
+        Self
+    }
+}
+
 impl KnownFunction {
     /// Sees to it that this is `function`; reads it if it is not.
     ///
@@ -119,20 +126,9 @@ impl KnownFunction {
         }
         // What fails halfway is not known.
         self.function = 0;
-        let gc64 = layout.is_gc64();
-        head.read::<5, 3>(memory, gc64, function)?;
-        if head.u8(gct_offset(gc64) as u16)? != gct::FUNC {
-            return Err(NoFunction);
-        }
-        let (kind, code) = match head.u8(layout.fn_ffid)? {
-            0 => (FrameKind::Lua, head.reference(gc64, layout.fn_pc)?.wrapping_sub(u64::from(layout.sizeof_pt))),
-            ffid => {
-                let code = memory.read::<u64>(function.wrapping_add(u64::from(layout.fn_c)))?;
-                (if ffid == 1 { FrameKind::C } else { FrameKind::Fast }, code)
-            }
-        };
-        self.code = code;
-        self.kind = kind as u64;
+        let Code { ffid, address } = read_code(memory, layout, function, head)?;
+        self.code = address;
+        self.kind = Code::kind_of(ffid) as u64;
         self.function = function;
         Ok(())
     }
@@ -188,19 +184,15 @@ impl KnownPrototype {
         head: &mut Head,
     ) -> Result<u64, NoFunction> {
         self.prototype = 0;
-        let gc64 = layout.is_gc64();
-        head.read::<11, 7>(memory, gc64, prototype)?;
-        if head.u8(gct_offset(gc64) as u16)? != gct::PROTO {
-            return Err(NoFunction);
-        }
-        self.bytecode = prototype.wrapping_add(u64::from(layout.sizeof_pt));
-        self.lines = head.reference(gc64, layout.pt_lineinfo)?;
-        self.line_count = head.u32(layout.pt_numline)?;
-        self.first_line = head.u32(layout.pt_firstline)?;
-        self.size_bc = head.u32(layout.pt_sizebc)?;
+        let read = read_prototype(memory, layout, prototype, head)?;
+        self.bytecode = read.bytecode;
+        self.lines = read.lines;
+        self.line_count = read.line_count;
+        self.first_line = read.first_line;
+        self.size_bc = read.size_bc;
         self.positions = [[0; 2]; LINES];
         self.prototype = prototype;
-        Ok(head.reference(gc64, layout.pt_chunkname)?)
+        Ok(read.chunkname)
     }
 
     /// The line of `pc`; [`None`] if that is no position in it.
