@@ -112,7 +112,10 @@ fn no_breakpoint_stays_behind() -> Result<()> {
         ensure!(left.is_empty(), "left behind: {left:?}");
         let after = fastest_turn(&mut storm.workload)?;
         println!("{}: a turn took {before} s, {during} s recorded, {after} s afterwards", program.name);
-        ensure!(after < before * 1.3, "a turn took {before} s before and takes {after} s now");
+        // A breakpoint alone is more than half of what recording costs (`cargo xtask bench memprof`), and other work on
+        // this machine is less than that.
+        let half_way = (before + during) / 2.0;
+        ensure!(after < half_way, "a turn took {before} s before, {during} s recorded, and takes {after} s now");
     }
     Ok(())
 }

@@ -51,7 +51,7 @@ fn by_duration() -> Result<()> {
     let start = Instant::now();
     expect_complete(&recording.finish()?)?;
     let took = start.elapsed().as_secs_f64();
-    assert!((1.5..4.0).contains(&took), "2 s took {took:.2} s");
+    assert!((1.5..10.0).contains(&took), "2 s took {took:.2} s");
     Ok(())
 }
 
