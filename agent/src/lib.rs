@@ -13,6 +13,7 @@ pub mod stack;
 pub mod stream;
 pub mod symbols;
 pub mod target;
+pub mod top;
 pub mod trace;
 pub mod unwind;
 pub mod vm;

@@ -12,6 +12,7 @@ pub mod memory_truth;
 pub mod nginx;
 pub mod programs;
 pub mod recording;
+pub mod screen;
 pub mod shares;
 pub mod source;
 pub mod tracer;

@@ -64,6 +64,7 @@ impl Missing {
             ("ldd", "libc-bin"),
             ("cc", "gcc"),
             ("make", "make"),
+            ("tmux", "tmux"),
         ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
         // A host of the tests opens VMs of its own with the library.

@@ -1,11 +1,14 @@
 //! The command line: one file a subcommand.
 
+pub mod completions;
 pub mod doctor;
 pub mod dump;
 pub mod exit;
 pub mod list;
+pub mod man;
 pub mod record;
 pub mod report;
+pub mod top;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -30,6 +33,7 @@ Examples:
   sudo lj-trace --pid 1234                            where its CPU time goes, until Ctrl-C
   sudo lj-trace --pid 1234 --duration 30s -o cpu.svg  30 seconds of it, as a flame graph
   lj-trace report lj-trace-1234.sysprof.bin           what a recording says
+  sudo lj-trace top --pid 1234                        the same live, in the terminal
   sudo lj-trace list                                  which processes have LuaJIT in them
   sudo lj-trace dump --pid 1234                       what one of them executes right now
   sudo lj-trace doctor --pid 1234                     what can be seen of it, and what is missing for more";
@@ -40,12 +44,18 @@ enum Command {
     Record(record::RecordArgs),
     /// Show what a recorded stream says
     Report(report::ReportArgs),
+    /// Watch a running process in the terminal
+    Top(top::TopArgs),
     /// Show what a process executes right now: every coroutine and thread
     Dump(dump::DumpArgs),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
     /// Check what works here and with a process, and say how to get what does not
     Doctor(doctor::DoctorArgs),
+    /// Print what a shell needs to complete this command line
+    Completions(completions::CompletionsArgs),
+    /// Write the manual, a page for each command
+    Man(man::ManArgs),
 }
 
 /// Runs the command line of this process.
@@ -61,9 +71,15 @@ pub fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Record(args) => record::run(&args).map(|()| exit::ExitCode::OK),
         Command::Report(args) => report::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Top(args) => top::run(&args).map(|()| exit::ExitCode::OK),
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
         Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Completions(args) => {
+            completions::run(&args);
+            Ok(exit::ExitCode::OK)
+        }
+        Command::Man(args) => man::run(&args).map(|()| exit::ExitCode::OK),
     };
     match outcome {
         Ok(code) => code.into(),

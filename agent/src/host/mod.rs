@@ -153,7 +153,7 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
         pid,
         command: process.command(),
         arguments: arguments(pid),
-        rss: rss(pid),
+        rss: process.rss(),
         vms: vms.iter().filter_map(|vm| listed(&process, &maps, vm)).collect(),
         error,
     }))
@@ -180,12 +180,4 @@ fn arguments(pid: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
-}
-
-fn rss(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
-    let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
-    // SAFETY: sysconf takes a plain integer.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
 }

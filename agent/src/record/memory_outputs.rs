@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::allocation_stacks::AllocationStacks;
+use super::listener::SharedListener;
 use super::outputs::{Format, ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
@@ -12,7 +13,7 @@ use crate::stream::memprof::{Event, MemprofWriter};
 use crate::stream::{Symbol, WriteError};
 
 /// What a recording of allocations is to become.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct MemoryOutputOptions {
     /// The outputs as the command line has them: `FILE`, `FORMAT:FILE` or `-`.
     pub outputs: Vec<String>,
@@ -28,6 +29,8 @@ pub struct MemoryOutputOptions {
     pub weight: Weight,
     /// If reports are of the whole stacks of every Nth allocation: that N.
     pub stack_every: Option<u32>,
+    /// If there are no outputs, but somebody who looks on.
+    pub live: Option<SharedListener>,
 }
 
 /// All outputs of a recording of allocations.
@@ -38,6 +41,7 @@ pub struct MemoryOutputs {
     /// The streams that have been started.
     started: Vec<StreamFile>,
     reports: Reports,
+    live: Option<SharedListener>,
 }
 
 /// What the reports are of.
@@ -76,7 +80,7 @@ impl MemoryOutputs {
         if options.vms > 1 && streams.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
         }
-        if options.outputs.is_empty() {
+        if options.outputs.is_empty() && options.live.is_none() {
             streams.push(options.default.clone());
         }
         let reports = match options.stack_every {
@@ -93,7 +97,14 @@ impl MemoryOutputs {
                 Reports::Sources { profile: Box::new(MemoryProfile::new(options.weight, &options.title)), outputs }
             }
         };
-        Ok(Self { streams, version: options.version, vms: options.vms, started: Vec::new(), reports })
+        Ok(Self {
+            streams,
+            version: options.version,
+            vms: options.vms,
+            started: Vec::new(),
+            reports,
+            live: options.live.clone(),
+        })
     }
 
     /// Starts what is written of a VM, with the symbols that it has by now. VMs are numbered from zero.
@@ -112,6 +123,9 @@ impl MemoryOutputs {
         if let Reports::Sources { profile, .. } = &mut self.reports {
             symbols.iter().for_each(|symbol| profile.add(vm, &Event::Symbol(symbol.clone())));
         }
+        if let Some(live) = &self.live {
+            symbols.iter().for_each(|symbol| live.borrow_mut().event(vm, &Event::Symbol(symbol.clone())));
+        }
         Ok(())
     }
 
@@ -123,6 +137,9 @@ impl MemoryOutputs {
     pub fn event(&mut self, vm: usize, event: &Event) -> Result<(), CommandError> {
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.add(vm, event);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().event(vm, event);
         }
         let mut streams = self.started.iter_mut().filter(|stream| stream.vm == vm);
         streams.try_for_each(|stream| stream.write(|writer| writer.event(event)))
@@ -205,6 +222,7 @@ mod tests {
             title: "luajit (pid 7)".to_owned(),
             weight: Weight::Held,
             stack_every: None,
+            live: None,
         }
     }
 

@@ -3,6 +3,7 @@
 //! named and goes into the stream of its VM and the memory profile for reports.
 
 mod allocation_stacks;
+mod listener;
 mod machine_code;
 mod memory;
 mod memory_outputs;
@@ -13,6 +14,7 @@ mod reports;
 mod summary;
 mod trace_table;
 
+pub use listener::{AllocationListener, SampleListener, SharedListener};
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};
 pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
@@ -20,5 +22,5 @@ pub use naming::Namer;
 pub use outputs::{JitSamples, Outputs};
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub use reports::CpuReports;
-pub use summary::{CallAccounts, MemorySummary, Summary};
+pub use summary::{CallAccounts, MemorySummary, Summary, describe_state};
 pub use trace_table::{SampledTrace, TraceTable};

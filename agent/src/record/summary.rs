@@ -59,7 +59,7 @@ impl Summary {
             writeln!(out, "  native complete    {}", share(*native_complete, *samples))?;
             for state in VmState::ALL {
                 if let Some(count) = states.get(&state) {
-                    writeln!(out, "  {:<18} {}", describe(state), share(*count, *samples))?;
+                    writeln!(out, "  {:<18} {}", describe_state(state), share(*count, *samples))?;
                 }
             }
             for (reason, count) in unresolved {
@@ -163,7 +163,7 @@ impl MemorySummary {
 }
 
 /// What a state is, for people who do not know the VM's names.
-fn describe(state: VmState) -> &'static str {
+pub fn describe_state(state: VmState) -> &'static str {
     match state {
         VmState::Interp => "interpreter",
         VmState::Lfunc => "Lua, interpreted",

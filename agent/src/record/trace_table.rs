@@ -50,8 +50,11 @@ impl SampledTrace {
         (trace.number, trace.mcode.start, trace.startpc)
     }
 
-    /// `TRACE 7   root   @a.lua:3 -> loop, 512 bytes, 9 exits`, in columns.
-    fn describe(&self) -> String {
+    /// The columns of [`describe`](Self::describe).
+    pub const COLUMNS: &str = "trace  side of  goes on to   bytes  exits  starts at";
+
+    /// What it is and where it goes on, in columns.
+    pub fn describe(&self) -> String {
         let trace = &self.trace.body.trace;
         let start = self.start.as_ref().map_or_else(
             || "[unknown]".to_owned(),
@@ -93,7 +96,7 @@ impl TraceTable {
     pub fn text(&self, samples: u64) -> String {
         let mut rows: Vec<_> = self.rows.values().collect();
         rows.sort_by_key(|(trace, count)| (std::cmp::Reverse(*count), trace.key()));
-        let mut text = String::from("  samples       %  trace  side of  goes on to   bytes  exits  starts at\n");
+        let mut text = format!("  samples       %  {}\n", SampledTrace::COLUMNS);
         for (trace, count) in rows.iter().take(TOP) {
             let percent = 100.0 * *count as f64 / samples.max(1) as f64;
             // Writing to a string cannot fail.

@@ -6,7 +6,7 @@
 pub mod folded;
 pub mod frame;
 pub mod memory;
-mod memory_sources;
+pub(crate) mod memory_sources;
 pub mod memprof;
 pub mod profile;
 pub mod reference;

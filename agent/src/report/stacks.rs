@@ -74,6 +74,11 @@ impl Stacks {
         }
     }
 
+    /// The frames of a stack, root first, as far as it is shown.
+    pub fn frames_of(&self, stack: StackId) -> &[FrameId] {
+        self.stacks.get(stack.0 as usize).map_or(&[], |stack| self.shown(&stack.frames))
+    }
+
     /// The frame of this number, if it is one of these.
     pub fn frame(&self, id: FrameId) -> Option<&Frame> {
         self.frames.get(id.0 as usize)

@@ -118,6 +118,15 @@ impl Process {
         String::from_utf8_lossy(&bytes).trim_end().to_owned()
     }
 
+    /// Its resident memory in bytes (`/proc/PID/statm`), or 0 if it is gone.
+    pub fn rss(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap_or_default();
+        let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+        // SAFETY: sysconf takes a plain integer.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
+    }
+
     /// Its mappings at this moment.
     ///
     /// # Errors

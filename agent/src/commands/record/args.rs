@@ -116,6 +116,27 @@ pub enum Mode {
 }
 
 impl RecordArgs {
+    /// What is recorded for somebody who only looks on.
+    pub(in crate::commands) fn live(pid: u32, vm: Option<u64>, mode: Mode, rate: u32) -> Self {
+        Self {
+            pid,
+            children: false,
+            vm,
+            mode,
+            duration: None,
+            rate,
+            output: Vec::new(),
+            jit_samples: JitSamples::default(),
+            traces: false,
+            weight: None,
+            stream_version: 3,
+            alloc_stacks: None,
+            empty_probes: false,
+            verbose: false,
+            quiet: true,
+        }
+    }
+
     /// What the kernel half has to do for one of so many processes.
     pub(super) fn wanted(&self, processes: usize) -> Wanted {
         let memory = self.mode != Mode::Sysprof;
@@ -173,7 +194,7 @@ pub(super) fn default_output(pid: u32, kind: &str) -> PathBuf {
 }
 
 /// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(in crate::commands) fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let seconds = match unit {
@@ -191,7 +212,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Reads an address as `lj-trace list` shows it.
-fn parse_address(text: &str) -> Result<u64, String> {
+pub(in crate::commands) fn parse_address(text: &str) -> Result<u64, String> {
     let digits = text.strip_prefix("0x").unwrap_or(text);
     u64::from_str_radix(digits, 16).map_err(|_| "expected an address such as 0x7f30c8a193f0".to_owned())
 }

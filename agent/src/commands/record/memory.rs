@@ -20,6 +20,10 @@ use crate::target::Process;
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;
 
+/// What counts events that never arrived, or not whole.
+pub const LOST: [Counter; 4] =
+    [Counter::AllocationsLost, Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy];
+
 /// Where the events of a memory profile go, before there are any.
 pub struct MemoryPreparation {
     /// By the VMs' indices; none for those that are not recorded.
@@ -33,7 +37,7 @@ impl MemoryPreparation {
     /// # Errors
     /// The options contradict each other, or an output cannot be written.
     pub fn new(target: &RecordTarget) -> Result<Self, CommandError> {
-        let RecordTarget { args, process, vms, only, .. } = target;
+        let RecordTarget { args, process, vms, only, live, .. } = target;
         if args.alloc_stacks.is_some() && args.weight.is_some_and(|weight| weight != Weight::Allocated) {
             let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
             return Err(CommandError::usage(message));
@@ -46,6 +50,7 @@ impl MemoryPreparation {
             title: target.name(),
             weight: args.weight.unwrap_or_default(),
             stack_every: args.alloc_stacks,
+            live: live.clone(),
         })?;
         let start = |(index, vm)| {
             // The only one that is recorded has no number.
@@ -62,7 +67,7 @@ impl MemoryPreparation {
     /// # Errors
     /// An allocator cannot be probed.
     pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, CommandError> {
-        let RecordTarget { args, process, maps, vms, only } = target;
+        let RecordTarget { args, process, maps, vms, only, .. } = target;
         let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
         let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
         let Self { events, outputs } = self;
@@ -198,12 +203,7 @@ impl MemoryRecording {
             duration,
             tally,
             accounts,
-            lost: programs.counted(&[
-                Counter::AllocationsLost,
-                Counter::PendingFull,
-                Counter::NamesLost,
-                Counter::ScratchBusy,
-            ]),
+            lost: programs.counted(&LOST),
             noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
         };
         let files = self.outputs.finish(&summary.lost)?;

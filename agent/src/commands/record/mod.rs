@@ -3,11 +3,11 @@
 mod args;
 mod memory;
 mod newcomers;
-mod priority;
+pub(super) mod priority;
 mod progress;
-mod recording;
-mod stopping;
-mod targets;
+pub(super) mod recording;
+pub(super) mod stopping;
+pub(super) mod targets;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use args::{Mode, RecordArgs};
+pub(super) use args::{parse_address, parse_duration};
 use progress::Progress;
 use recording::Recording;
 use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
-use crate::record::CpuReports;
 use crate::record::outputs::OutputFiles;
+use crate::record::{CpuReports, SampleListener};
 
 /// How often the ring buffers are looked at: often enough that a function is named before it can be collected, and
 /// that a burst of allocations does not fill the buffer.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
+pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs the command.
 ///
@@ -46,7 +47,9 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     recordings.iter_mut().for_each(Recording::detach);
     let duration = began.elapsed();
     // What was recorded is worth having, whatever has gone wrong meanwhile: the first error is told at the end.
-    let drained = all(&mut recordings, |recording| recording.drain_all(common.as_mut()));
+    let drained = all(&mut recordings, |recording| {
+        recording.drain_all(common.as_mut().map(|common| common as &mut dyn SampleListener))
+    });
     progress.finish();
     let names: Vec<String> = recordings.iter().map(|recording| recording.name().to_owned()).collect();
     let finished: Vec<_> = recordings
@@ -129,7 +132,7 @@ fn record(
                     common.as_ref().map_or(Ok(()), |common| common.write_interim())?;
                 }
                 _ = tick.tick() => {
-                    all(recordings, |recording| recording.drain(common.as_deref_mut()).map(drop))?;
+                    all(recordings, |recording| recording.drain(common.as_deref_mut().map(|common| common as &mut dyn SampleListener)).map(drop))?;
                     progress.update(recordings, began.elapsed());
                 }
             }

@@ -8,19 +8,23 @@ use lj_trace_common::event::NO_VM;
 use lj_trace_common::vm::VmConfig;
 
 use super::args::RecordArgs;
-use super::memory::{MemoryPreparation, MemoryRecording};
+use super::memory::{self, MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::probes::sampler::{SampleBuffer, Sampler};
-use crate::record::{CpuReports, MemorySummary, Outputs, Pipeline, Summary};
+use crate::record::outputs::OutputFiles;
+use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary};
 use crate::report::Frame;
 use crate::target::Process;
 use crate::vm::Vm;
 
 /// Samples that are taken at once before anything else is looked after: they cost much more than events.
 const SAMPLE_BATCH: usize = 1 << 10;
+
+/// What counts samples that never arrived.
+const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];
 
 /// What is being recorded.
 pub struct Recording {
@@ -74,7 +78,7 @@ impl Recording {
     /// # Errors
     /// Any of it fails.
     pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
-        let RecordTarget { args, process, vms, only, .. } = target;
+        let RecordTarget { args, process, vms, only, live, .. } = target;
         let wanted = args.wanted(processes);
         if args.weight.is_some() && !wanted.memory {
             return Err(CommandError::usage("--weight is for memory profiles: add --mode memprof, or all"));
@@ -82,7 +86,8 @@ impl Recording {
         // Outputs first: what cannot be written is not worth a single probe.
         let outputs = wanted.cpu.then(|| {
             let title = format!("{}, CPU time at {} Hz", target.name(), args.rate);
-            Outputs::open(args.cpu_files()?, &title, args.rate, only.map_or(vms.len(), |_| 1))
+            let files = if live.is_some() { OutputFiles::default() } else { args.cpu_files()? };
+            Outputs::open(files, &title, args.rate, only.map_or(vms.len(), |_| 1))
         });
         let mut outputs: Option<Outputs> = outputs.transpose()?;
         if let Some(outputs) = &mut outputs {
@@ -118,13 +123,12 @@ impl Recording {
         }
     }
 
-    /// Takes what is ready; false if there may be more already. `common` are the reports of all processes that are
-    /// recorded, where these are several.
+    /// Takes what is ready; false if there may be more already. `listener` hears of it, too.
     ///
     /// # Errors
     /// An output cannot take it.
-    pub fn drain(&mut self, common: Option<&mut CpuReports>) -> Result<bool, CommandError> {
-        let samples = self.drain_samples(common)?;
+    pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
+        let samples = self.drain_samples(listener)?;
         if let Some((_, pipeline)) = self.samples.as_mut().filter(|_| self.only.is_none()) {
             self.newcomers.search(&self.process, &mut self.programs, pipeline)?;
         }
@@ -133,7 +137,7 @@ impl Recording {
         Ok(memory && samples)
     }
 
-    fn drain_samples(&mut self, mut common: Option<&mut CpuReports>) -> Result<bool, CommandError> {
+    fn drain_samples(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
         let Self { programs, samples, cpu, memory, name, only, left_out, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
@@ -150,8 +154,8 @@ impl Recording {
             if only.is_some() {
                 resolved.vm = Some(0);
             }
-            if let Some(common) = common.as_mut().filter(|_| resolved.allocation.is_none()) {
-                common.add(&resolved, Some(root(name, resolved.vm, pipeline.vms().len())));
+            if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
+                listener.sample(&resolved, root(name, resolved.vm, pipeline.vms().len()));
             }
             match (resolved.allocation, &mut *cpu, &mut *memory) {
                 (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
@@ -169,8 +173,8 @@ impl Recording {
     ///
     /// # Errors
     /// An output cannot take it.
-    pub fn drain_all(&mut self, mut common: Option<&mut CpuReports>) -> Result<(), CommandError> {
-        while !self.drain(common.as_deref_mut())? {}
+    pub fn drain_all(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<(), CommandError> {
+        while !self.drain(listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener))? {}
         Ok(())
     }
 
@@ -183,6 +187,17 @@ impl Recording {
     pub fn samples(&self) -> Option<u64> {
         let (_, pipeline) = self.samples.as_ref().filter(|_| self.cpu.is_some())?;
         Some(pipeline.tally().samples)
+    }
+
+    /// The VMs that samples have shown by now; none if there are only allocation events.
+    pub fn vms(&self) -> Option<&[Vm]> {
+        self.samples.as_ref().map(|(_, pipeline)| pipeline.vms())
+    }
+
+    /// Samples and events that never arrived so far, by reason.
+    pub fn lost(&self) -> Vec<(&'static str, u64)> {
+        let counters = self.cpu.iter().flat_map(|_| LOST_SAMPLES).chain(self.memory.iter().flat_map(|_| memory::LOST));
+        self.programs.counted(&counters.collect::<Vec<_>>())
     }
 
     /// Writes what there is so far.
@@ -207,7 +222,7 @@ impl Recording {
         let Self { programs, samples, cpu, memory, left_out, .. } = self;
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
-            let lost = programs.counted(&[Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters]);
+            let lost = programs.counted(&LOST_SAMPLES);
             let traces = args.traces.then(|| outputs.traces().text(tally.samples));
             let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, left_out, traces };
             let files = outputs.finish(&summary)?;

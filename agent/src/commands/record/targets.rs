@@ -3,6 +3,7 @@
 use super::args::RecordArgs;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::dump::is_idle;
+use crate::record::SharedListener;
 use crate::target::family::descendants;
 use crate::target::{Maps, Process};
 use crate::vm::{FindError, Vm, find_vms};
@@ -19,6 +20,8 @@ pub struct RecordTarget {
     pub vms: Vec<Vm>,
     /// The index of the only VM that is recorded, if only one is.
     pub only: Option<usize>,
+    /// If it is only looked at: who hears of its allocations. There are no outputs then.
+    pub live: Option<SharedListener>,
 }
 
 impl RecordTarget {
@@ -27,7 +30,7 @@ impl RecordTarget {
         let maps = process.maps()?;
         let vms = find_vms(&process, &maps)?;
         let only = args.vm.map(|address| choose(&args, &vms, address)).transpose()?;
-        Ok(Self { args, process, maps, vms, only })
+        Ok(Self { args, process, maps, vms, only, live: None })
     }
 
     /// What people know it by: `nginx (pid 4242)`.
@@ -100,7 +103,9 @@ fn children(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
         let Ok(process) = Process::open(pid) else { continue };
         let Ok(maps) = process.maps() else { continue };
         match find_vms(&process, &maps) {
-            Ok(vms) => targets.push(RecordTarget { args: args.of_child(pid), process, maps, vms, only: None }),
+            Ok(vms) => {
+                targets.push(RecordTarget { args: args.of_child(pid), process, maps, vms, only: None, live: None })
+            }
             // A helper without Lua, or one that has just exited.
             Err(FindError::NoVm { .. } | FindError::Target(_)) => {}
             Err(error) => eprintln!("lj-trace: process {pid} is left out: {error}"),

@@ -1,0 +1,26 @@
+//! `lj-trace completions`: what a shell needs to complete the command line.
+
+use clap::{Args, CommandFactory as _};
+use clap_complete::Shell;
+
+use super::Cli;
+
+/// Options of `lj-trace completions`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lj-trace completions bash > /usr/share/bash-completion/completions/lj-trace
+  lj-trace completions zsh > /usr/share/zsh/site-functions/_lj-trace
+  lj-trace completions fish > /usr/share/fish/vendor_completions.d/lj-trace.fish";
+
+/// Prints the script.
+pub fn run(args: &CompletionsArgs) {
+    clap_complete::generate(args.shell, &mut Cli::command(), "lj-trace", &mut std::io::stdout());
+}

@@ -1,0 +1,152 @@
+//! `lj-trace top`: what a process does right now, in a terminal.
+
+use std::io::IsTerminal as _;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+
+use super::exit::CommandError;
+use super::record::recording::Recording;
+use super::record::stopping::{Stop, Stopping};
+use super::record::targets::{RecordTarget, targets};
+use super::record::{DRAIN_INTERVAL, Mode, RecordArgs, parse_address, parse_duration, priority};
+use crate::top::view::{self, Palette};
+use crate::top::{Action, App, Gauge, Target, action};
+
+/// Options of `lj-trace top`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct TopArgs {
+    /// The process to look at
+    #[arg(short, long, value_name = "PID")]
+    pid: u32,
+
+    /// Look only at the VM with this address, which `lj-trace list` shows [default: all VMs]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    vm: Option<u64>,
+
+    /// What to look at; allocations cost the process more than CPU time
+    #[arg(short, long, value_enum, default_value_t = Mode::Sysprof)]
+    mode: Mode,
+
+    /// Samples per second of CPU time of each thread
+    #[arg(short, long, value_name = "HZ", default_value_t = 99)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    rate: u32,
+
+    /// How often the picture changes, such as 1s or 500ms; sums go over the last ten times this
+    #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
+    interval: Duration,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace top --pid 1234                        functions by CPU time; h explains the keys
+  sudo lj-trace top --pid 1234 --mode all             and what allocates";
+
+/// Runs the command.
+///
+/// # Errors
+/// A [`CommandError`] with the exit code that belongs to its cause.
+pub fn run(args: &TopArgs) -> Result<(), CommandError> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        let message = "top draws on a terminal, and there is none: use `lj-trace record` to write to a file";
+        return Err(CommandError::usage(message));
+    }
+    priority::raise();
+    let record_args = RecordArgs::live(args.pid, args.vm, args.mode, args.rate);
+    let mut targets = targets(&record_args)?;
+    // There is one for each process that is named.
+    let target = &mut targets[0];
+    let mut app = App::new(Target {
+        name: target.name(),
+        vm: target.vms.first().map(|vm| vm.describe()).unwrap_or_default(),
+        rate: (args.mode != Mode::Memprof).then_some(args.rate),
+        memory: args.mode != Mode::Sysprof,
+        interval: args.interval,
+    });
+    target.live = Some(app.allocations.clone());
+    let mut recording = Recording::start(target, 1)?;
+    // It puts the terminal back in order if lj-trace panics.
+    let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
+    let outcome = look(args, target, &mut recording, &mut app, &mut terminal);
+    ratatui::restore();
+    recording.detach();
+    outcome
+}
+
+/// Shows the process until somebody has seen enough.
+fn look(
+    args: &TopArgs,
+    target: &RecordTarget,
+    recording: &mut Recording,
+    app: &mut App,
+    terminal: &mut DefaultTerminal,
+) -> Result<(), CommandError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CommandError::internal(&error))?;
+    let palette = Palette { colors: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
+    let began = Instant::now();
+    runtime.block_on(async {
+        let mut stopping = Stopping::new(std::iter::once(&target.process), None)?;
+        let mut tick = tokio::time::interval(DRAIN_INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut next = began;
+        while !app.quit {
+            tokio::select! {
+                stop = stopping.next(), if app.ended.is_none() => match stop {
+                    Stop::TargetExited => {
+                        recording.drain_all(Some(app))?;
+                        app.ended = Some(stop.describe());
+                    }
+                    Stop::Signal | Stop::Duration => break,
+                },
+                _ = tick.tick() => {}
+            }
+            if app.ended.is_none() {
+                recording.drain(Some(app))?;
+            }
+            let mut changed = act_on_keys(app)?;
+            if Instant::now() >= next {
+                next += args.interval.max(DRAIN_INTERVAL);
+                next = next.max(Instant::now());
+                if app.ended.is_none() {
+                    app.elapsed = began.elapsed();
+                    app.roll(Gauge::read(&target.process, recording.vms().unwrap_or(&target.vms), recording.lost()));
+                }
+                changed |= !app.paused;
+            }
+            if changed {
+                let drawn = terminal.draw(|frame| view::draw(frame, app, palette));
+                drawn.map_err(|error| CommandError::io("draw on the terminal", &error))?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Does what the keys say that were pressed since; whether the picture changes.
+fn act_on_keys(app: &mut App) -> Result<bool, CommandError> {
+    let failed = |error: std::io::Error| CommandError::io("read the keys", &error);
+    let mut changed = false;
+    while event::poll(Duration::ZERO).map_err(failed)? {
+        match event::read().map_err(failed)? {
+            Event::Key(key) => match action(key, app.typing) {
+                // Nothing comes any more that could be held back.
+                Some(Action::Pause) if app.ended.is_some() => {}
+                Some(action) => {
+                    app.act(action);
+                    changed = true;
+                }
+                None => {}
+            },
+            Event::Resize(..) => changed = true,
+            _ => {}
+        }
+    }
+    Ok(changed)
+}

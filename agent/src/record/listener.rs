@@ -1,0 +1,30 @@
+//! Who looks on while a process is recorded.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::pipeline::Resolved;
+use super::reports::CpuReports;
+use crate::report::Frame;
+use crate::stream::memprof::Event;
+
+/// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.
+pub trait SampleListener {
+    /// A sample. `root` is what its stack belongs to: the process, and its VM where it has several.
+    fn sample(&mut self, sample: &Resolved, root: Frame);
+}
+
+impl SampleListener for CpuReports {
+    fn sample(&mut self, sample: &Resolved, root: Frame) {
+        self.add(sample, Some(root));
+    }
+}
+
+/// Takes in allocation events beside the outputs of a recording.
+pub trait AllocationListener {
+    /// An event of the VM with this number. The symbols that its events need are events too, and come before them.
+    fn event(&mut self, vm: usize, event: &Event);
+}
+
+/// The live view's ear: it hears the symbols that a VM begins with, so it must be there before the probes are.
+pub type SharedListener = Rc<RefCell<dyn AllocationListener>>;

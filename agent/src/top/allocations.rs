@@ -1,0 +1,200 @@
+//! What allocates: the sources of allocation events, with what they allocate and what of it is still there.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::AddAssign;
+use std::sync::Arc;
+
+use super::window::{Span, Window};
+use crate::record::AllocationListener;
+use crate::report::Frame;
+use crate::report::memory_sources::Sources;
+use crate::report::stacks::{StackId, Stacks};
+use crate::stream::hash::HeapMap;
+use crate::stream::memprof::Event;
+
+/// What one source has allocated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Allocated {
+    bytes: u64,
+    count: u64,
+}
+
+impl AddAssign for Allocated {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.count += other.count;
+    }
+}
+
+/// A source of allocations: a line of Lua code, a C function, a trace, the VM itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocationRow {
+    /// Its name, as all outputs have it.
+    pub name: Arc<str>,
+    /// Bytes that were allocated; a reallocation counts with its new size.
+    pub bytes: u64,
+    /// How many allocations and reallocations there were.
+    pub count: u64,
+    /// Bytes of all that was allocated since the beginning and is not freed yet.
+    pub held: u64,
+}
+
+/// Everything that allocation events say.
+#[derive(Debug)]
+pub struct Allocations {
+    length: usize,
+    sources: Vec<Sources>,
+    stacks: Stacks,
+    allocated: Window<StackId, Allocated>,
+    held: HashMap<StackId, u64>,
+    blocks: HeapMap<(u64, StackId)>,
+    events: u64,
+}
+
+impl Allocations {
+    /// Nothing yet; `window` intervals are recent.
+    pub fn new(window: usize) -> Self {
+        Self {
+            length: window,
+            sources: Vec::new(),
+            stacks: Stacks::default(),
+            allocated: Window::new(window),
+            held: HashMap::new(),
+            blocks: HeapMap::default(),
+            events: 0,
+        }
+    }
+
+    fn add(&mut self, vm: usize, event: &Event) {
+        for new in self.sources.len()..=vm {
+            self.sources.push(Sources::of_vm(Frame::vm(new)));
+        }
+        match *event {
+            // Losses are shown by the gauges.
+            Event::Symbol(ref symbol) => return self.sources[vm].symbol(symbol, &mut BTreeMap::new()),
+            Event::Alloc { source, addr, size } => {
+                let stack = self.sources[vm].stack(source, &mut self.stacks);
+                self.allocate(stack, stack, addr, size);
+            }
+            Event::Realloc { source, old_addr, addr, size, .. } => {
+                let stack = self.sources[vm].stack(source, &mut self.stacks);
+                // A block that shrinks stays with whom it belonged to; see `MemoryProfile`.
+                let shrunk = self.release(old_addr).filter(|(old, _)| size <= *old);
+                self.allocate(stack, shrunk.map_or(stack, |(_, holder)| holder), addr, size);
+            }
+            Event::Free { addr, .. } => drop(self.release(addr)),
+        }
+        self.events += 1;
+    }
+
+    fn allocate(&mut self, source: StackId, holder: StackId, addr: u64, size: u64) {
+        self.allocated.add(&source, Allocated { bytes: size, count: 1 });
+        *self.held.entry(holder).or_default() += size;
+        if let Some((size, holder)) = self.blocks.insert(addr, (size, holder)) {
+            // Its free was lost.
+            self.let_go(holder, size);
+        }
+    }
+
+    fn release(&mut self, addr: u64) -> Option<(u64, StackId)> {
+        let (size, holder) = self.blocks.remove(&addr)?;
+        self.let_go(holder, size);
+        Some((size, holder))
+    }
+
+    fn let_go(&mut self, holder: StackId, size: u64) {
+        if let Some(held) = self.held.get_mut(&holder) {
+            *held = held.saturating_sub(size);
+        }
+    }
+
+    /// Ends an interval.
+    pub fn roll(&mut self) {
+        self.allocated.roll();
+    }
+
+    /// Forgets everything but what names mean, and what blocks there are: those that are held stay held.
+    pub fn clear(&mut self) {
+        self.allocated = Window::new(self.length);
+        self.events = 0;
+    }
+
+    /// How many intervals are recent by now.
+    pub fn intervals(&self) -> usize {
+        self.allocated.intervals()
+    }
+
+    /// How many events there were: allocations, reallocations and frees.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// All sources, in no order.
+    pub fn rows(&self, span: Span) -> Vec<AllocationRow> {
+        let mut sums = self.allocated.sums(span);
+        // What is held is shown even if nothing was added to it lately.
+        for (&stack, _) in self.held.iter().filter(|(_, held)| **held > 0) {
+            sums.entry(stack).or_default();
+        }
+        let row = |(stack, Allocated { bytes, count })| AllocationRow {
+            name: self.name(stack),
+            bytes,
+            count,
+            held: self.held.get(&stack).copied().unwrap_or(0),
+        };
+        sums.into_iter().map(row).collect()
+    }
+
+    /// The innermost frame, and the function that it belongs to.
+    fn name(&self, stack: StackId) -> Arc<str> {
+        let frames: Vec<&Frame> = self.stacks.frames_of(stack).iter().filter_map(|&id| self.stacks.frame(id)).collect();
+        match frames[..] {
+            [.., function @ Frame::Lua { .. }, line @ Frame::Line { .. }] => format!("{line}  in {function}").into(),
+            [.., last] => last.to_string().into(),
+            [] => "[unknown: no source]".into(),
+        }
+    }
+}
+
+impl AllocationListener for Allocations {
+    fn event(&mut self, vm: usize, event: &Event) {
+        self.add(vm, event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Symbol;
+    use crate::stream::memprof::Source;
+
+    const LINE: Source = Source::Lua { proto: 0x1000, line: 4 };
+
+    fn rows(allocations: &Allocations, span: Span) -> Vec<(String, u64, u64, u64)> {
+        let mut rows: Vec<_> = allocations
+            .rows(span)
+            .into_iter()
+            .map(|row| (row.name.to_string(), row.bytes, row.count, row.held))
+            .collect();
+        rows.sort();
+        rows
+    }
+
+    #[test]
+    fn what_is_held_outlives_the_window() {
+        let mut allocations = Allocations::new(1);
+        allocations.add(0, &Event::Symbol(Symbol::lua(0x1000, b"@a.lua", 3)));
+        allocations.add(0, &Event::Alloc { source: LINE, addr: 0x10, size: 100 });
+        allocations.add(0, &Event::Alloc { source: LINE, addr: 0x20, size: 7 });
+        allocations.add(0, &Event::Free { source: Source::Internal, addr: 0x20, size: 7 });
+        let name = "a.lua:4  in @a.lua:3".to_owned();
+        assert_eq!(rows(&allocations, Span::Recent), [(name.clone(), 107, 2, 100)]);
+        allocations.roll();
+        allocations.roll();
+        assert_eq!(rows(&allocations, Span::Recent), [(name.clone(), 0, 0, 100)]);
+        let grown = Event::Realloc { source: Source::Internal, old_addr: 0x10, old_size: 100, addr: 0x30, size: 300 };
+        allocations.add(0, &grown);
+        assert_eq!(rows(&allocations, Span::Recent), [("INTERNAL".to_owned(), 300, 1, 300)]);
+        assert_eq!(allocations.events(), 4);
+    }
+}

@@ -1,0 +1,311 @@
+//! What the live view shows, and how it changes with keys.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::allocations::{AllocationRow, Allocations};
+use super::functions::{FunctionRow, Functions, LineRow, TraceRow};
+use super::gauges::{Gauge, Gauges};
+use super::keys::Action;
+use super::window::Span;
+use crate::record::{Resolved, SampleListener};
+use crate::report::Frame;
+
+/// How many intervals are recent.
+const WINDOW: usize = 10;
+/// How many intervals graphs go back: enough for the widest terminal.
+const HISTORY: usize = 1000;
+
+/// A view.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tab {
+    /// Functions by CPU time.
+    #[default]
+    Functions,
+    /// Lines by CPU time.
+    Lines,
+    /// Sources of allocations.
+    Allocations,
+    /// Traces by CPU time.
+    Traces,
+}
+
+impl Tab {
+    /// All of them, in their order.
+    pub const ALL: [Self; 4] = [Self::Functions, Self::Lines, Self::Allocations, Self::Traces];
+
+    /// Its title.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Functions => "Functions",
+            Self::Lines => "Lines",
+            Self::Allocations => "Allocations",
+            Self::Traces => "Traces",
+        }
+    }
+
+    /// What its rows can be sorted by.
+    pub const fn sorts(self) -> &'static [Sort] {
+        match self {
+            Self::Functions => &[Sort::Own, Sort::Total, Sort::Name],
+            Self::Lines | Self::Traces => &[Sort::Own, Sort::Name],
+            Self::Allocations => &[Sort::Bytes, Sort::Count, Sort::Held, Sort::Name],
+        }
+    }
+}
+
+/// What rows are sorted by: the largest first, names in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// Samples in which it was innermost.
+    Own,
+    /// Samples in which it was on the stack.
+    Total,
+    /// Bytes allocated.
+    Bytes,
+    /// Number of allocations.
+    Count,
+    /// Bytes held.
+    Held,
+    /// Its name.
+    Name,
+}
+
+/// What is looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Target {
+    /// `luajit (pid 4242)`.
+    pub name: String,
+    /// What its first VM is.
+    pub vm: String,
+    /// CPU samples a second; none if there are none.
+    pub rate: Option<u32>,
+    /// Whether allocations are recorded.
+    pub memory: bool,
+    /// How long an interval is.
+    pub interval: Duration,
+}
+
+/// The live view's state.
+#[derive(Debug)]
+pub struct App {
+    /// What is looked at.
+    pub target: Target,
+    /// The CPU profile.
+    pub functions: Functions,
+    /// The memory profile, which the recording fills.
+    pub allocations: Rc<RefCell<Allocations>>,
+    /// The process's numbers.
+    pub gauges: Gauges,
+    /// The view.
+    pub tab: Tab,
+    /// What sums are over.
+    pub span: Span,
+    /// What rows must contain.
+    pub filter: String,
+    /// Whether the filter is being typed.
+    pub typing: bool,
+    /// Whether the picture is held.
+    pub paused: bool,
+    /// Whether keys are explained.
+    pub help: bool,
+    /// The first row shown.
+    pub offset: usize,
+    /// Why nothing comes any more.
+    pub ended: Option<&'static str>,
+    /// How long it has been looked at.
+    pub elapsed: Duration,
+    /// Whether the view is to end.
+    pub quit: bool,
+    /// By tab, the index of what its rows are sorted by.
+    sorts: [usize; Tab::ALL.len()],
+}
+
+impl App {
+    /// Nothing was seen yet.
+    pub fn new(target: Target) -> Self {
+        // What is not recorded is not shown first.
+        let tab = if target.rate.is_some() { Tab::Functions } else { Tab::Allocations };
+        Self {
+            target,
+            functions: Functions::new(WINDOW),
+            allocations: Rc::new(RefCell::new(Allocations::new(WINDOW))),
+            gauges: Gauges::new(HISTORY),
+            tab,
+            span: Span::default(),
+            filter: String::new(),
+            typing: false,
+            paused: false,
+            help: false,
+            offset: 0,
+            ended: None,
+            elapsed: Duration::ZERO,
+            quit: false,
+            sorts: [0; Tab::ALL.len()],
+        }
+    }
+
+    /// Ends an interval, with what was read of the process.
+    pub fn roll(&mut self, gauge: Gauge) {
+        self.functions.roll();
+        self.allocations.borrow_mut().roll();
+        self.gauges.push(gauge);
+    }
+
+    /// Does what a key means.
+    pub fn act(&mut self, action: Action) {
+        match action {
+            Action::Quit => self.quit = true,
+            Action::Pause => self.paused = !self.paused,
+            Action::Help => self.help = !self.help,
+            Action::Sort => {
+                let sort = &mut self.sorts[self.tab as usize];
+                *sort = (*sort + 1) % self.tab.sorts().len();
+                self.offset = 0;
+            }
+            Action::Span => self.span = if self.span == Span::Recent { Span::All } else { Span::Recent },
+            Action::Clear => {
+                self.functions.clear();
+                self.allocations.borrow_mut().clear();
+            }
+            Action::Next => self.show(self.tab as usize + 1),
+            Action::Previous => self.show(self.tab as usize + Tab::ALL.len() - 1),
+            Action::Show(tab) => self.show(tab as usize),
+            Action::Scroll(rows) => self.offset = self.offset.saturating_add_signed(rows as isize),
+            Action::Home => self.offset = 0,
+            Action::Filter => (self.typing, self.offset) = (true, 0),
+            Action::Type(letter) => self.filter.push(letter),
+            Action::Erase => drop(self.filter.pop()),
+            Action::Accept => self.typing = false,
+            Action::ShowAll => {
+                self.typing = false;
+                self.filter.clear();
+            }
+        }
+    }
+
+    fn show(&mut self, index: usize) {
+        self.tab = Tab::ALL[index % Tab::ALL.len()];
+        self.offset = 0;
+    }
+
+    /// What the rows of the view are sorted by.
+    pub fn sort(&self) -> Sort {
+        self.tab.sorts()[self.sorts[self.tab as usize]]
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        self.filter.is_empty() || name.to_lowercase().contains(&self.filter.to_lowercase())
+    }
+
+    /// The functions to show, in their order.
+    pub fn function_rows(&self) -> Vec<FunctionRow> {
+        let mut rows = self.functions.functions(self.span);
+        rows.retain(|row| self.matches(&row.name));
+        match self.sort() {
+            Sort::Name => rows.sort_by(|a, b| a.name.cmp(&b.name)),
+            Sort::Total => rows.sort_by(|a, b| (b.total, b.own, &a.name).cmp(&(a.total, a.own, &b.name))),
+            _ => rows.sort_by(|a, b| (b.own, b.total, &a.name).cmp(&(a.own, a.total, &b.name))),
+        }
+        rows
+    }
+
+    /// The lines to show, in their order.
+    pub fn line_rows(&self) -> Vec<LineRow> {
+        let mut rows = self.functions.lines(self.span);
+        rows.retain(|row| self.matches(&row.place) || self.matches(&row.function));
+        match self.sort() {
+            Sort::Name => rows.sort_by(|a, b| a.place.cmp(&b.place)),
+            _ => rows.sort_by(|a, b| (b.samples, &a.place).cmp(&(a.samples, &b.place))),
+        }
+        rows
+    }
+
+    /// The sources of allocations to show, in their order.
+    pub fn allocation_rows(&self) -> Vec<AllocationRow> {
+        let mut rows = self.allocations.borrow().rows(self.span);
+        rows.retain(|row| self.matches(&row.name));
+        let sort = self.sort();
+        let key = |row: &AllocationRow| match sort {
+            Sort::Count => row.count,
+            Sort::Held => row.held,
+            _ => row.bytes,
+        };
+        match sort {
+            Sort::Name => rows.sort_by(|a, b| a.name.cmp(&b.name)),
+            _ => rows.sort_by(|a, b| (key(b), &a.name).cmp(&(key(a), &b.name))),
+        }
+        rows
+    }
+
+    /// The traces to show, in their order.
+    pub fn trace_rows(&self) -> Vec<TraceRow> {
+        let mut rows = self.functions.traces(self.span);
+        rows.retain(|row| self.matches(&row.text));
+        match self.sort() {
+            Sort::Name => rows.sort_by(|a, b| (a.vm, &a.text).cmp(&(b.vm, &b.text))),
+            _ => rows.sort_by(|a, b| (b.samples, &a.text).cmp(&(a.samples, &b.text))),
+        }
+        rows
+    }
+
+    /// Over how many seconds sums of [`Span::Recent`] go by now.
+    pub fn recent(&self) -> Duration {
+        self.target.interval * u32::try_from(self.functions.intervals()).unwrap_or(u32::MAX)
+    }
+}
+
+impl SampleListener for App {
+    fn sample(&mut self, sample: &Resolved, _root: Frame) {
+        self.functions.add(sample);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn app() -> App {
+        App::new(Target { rate: Some(99), interval: Duration::from_secs(1), ..Target::default() })
+    }
+
+    #[test]
+    fn each_view_remembers_its_order() {
+        let mut app = app();
+        app.act(Action::Sort);
+        assert_eq!(app.sort(), Sort::Total);
+        app.act(Action::Show(Tab::Allocations));
+        assert_eq!(app.sort(), Sort::Bytes);
+        for expected in [Sort::Count, Sort::Held, Sort::Name, Sort::Bytes] {
+            app.act(Action::Sort);
+            assert_eq!(app.sort(), expected);
+        }
+        app.act(Action::Previous);
+        app.act(Action::Previous);
+        assert_eq!((app.tab, app.sort()), (Tab::Functions, Sort::Total));
+        app.act(Action::Previous);
+        assert_eq!(app.tab, Tab::Traces);
+    }
+
+    #[test]
+    fn a_filter_is_typed_accepted_and_dropped() {
+        let mut app = app();
+        app.act(Action::Filter);
+        for letter in "Fox".chars() {
+            app.act(Action::Type(letter));
+        }
+        app.act(Action::Erase);
+        assert!(app.typing && app.matches("afOo.lua") && !app.matches("f"));
+        app.act(Action::Accept);
+        assert_eq!((app.typing, &*app.filter), (false, "Fo"));
+        app.act(Action::ShowAll);
+        assert!(app.filter.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_recorded_is_not_shown_first() {
+        assert_eq!(app().tab, Tab::Functions);
+        assert_eq!(App::new(Target { memory: true, ..Target::default() }).tab, Tab::Allocations);
+    }
+}

@@ -1,0 +1,88 @@
+//! What is read of the process itself, once an interval.
+
+use std::collections::VecDeque;
+
+use crate::target::Process;
+use crate::vm::Vm;
+use crate::vm::status::{VmStatus, trace_count};
+
+/// A process at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gauge {
+    /// Size of all objects of all VMs (`gc.total`), in bytes.
+    pub heap: u64,
+    /// The process's resident memory, in bytes.
+    pub rss: u64,
+    /// How many traces its VMs have.
+    pub traces: usize,
+    /// How many VMs it has.
+    pub vms: usize,
+    /// Samples and events that never arrived, by reason.
+    pub lost: Vec<(&'static str, u64)>,
+}
+
+impl Gauge {
+    /// Reads the numbers of a process and of its VMs. What cannot be read any more counts as nothing.
+    pub fn read(process: &Process, vms: &[Vm], lost: Vec<(&'static str, u64)>) -> Self {
+        let memory = process.memory();
+        let status = |vm| VmStatus::read(&memory, vm).ok();
+        let traces = process.maps().map_or(0, |maps| vms.iter().map(|vm| trace_count(&memory, &maps, vm)).sum());
+        Self {
+            heap: vms.iter().filter_map(status).map(|status| status.heap).sum(),
+            rss: process.rss(),
+            traces,
+            vms: vms.len(),
+            lost,
+        }
+    }
+}
+
+/// The last of them, newest last.
+#[derive(Clone, Debug)]
+pub struct Gauges {
+    length: usize,
+    history: VecDeque<Gauge>,
+}
+
+impl Gauges {
+    /// None yet, and never more than `length`.
+    pub fn new(length: usize) -> Self {
+        Self { length, history: VecDeque::new() }
+    }
+
+    /// Adds the newest.
+    pub fn push(&mut self, gauge: Gauge) {
+        self.history.push_back(gauge);
+        while self.history.len() > self.length {
+            self.history.pop_front();
+        }
+    }
+
+    /// The newest.
+    pub fn last(&self) -> Option<&Gauge> {
+        self.history.back()
+    }
+
+    /// The newest `count` of a number, oldest first, as points of a graph: seconds before now, and the number.
+    pub fn series(&self, count: usize, number: impl Fn(&Gauge) -> u64) -> Vec<(f64, f64)> {
+        let newest = self.history.iter().rev().take(count).enumerate();
+        let mut points: Vec<_> = newest.map(|(age, gauge)| (-(age as f64), number(gauge) as f64)).collect();
+        points.reverse();
+        points
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_the_newest() {
+        let mut gauges = Gauges::new(2);
+        for heap in 1..=3 {
+            gauges.push(Gauge { heap, ..Gauge::default() });
+        }
+        assert_eq!(gauges.series(10, |gauge| gauge.heap), [(-1.0, 2.0), (0.0, 3.0)]);
+        assert_eq!(gauges.last().map(|gauge| gauge.heap), Some(3));
+    }
+}

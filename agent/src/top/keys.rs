@@ -1,0 +1,113 @@
+//! What keys mean.
+
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::app::Tab;
+
+/// What somebody wants who has pressed a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// End the live view.
+    Quit,
+    /// Hold the picture, or let it go on.
+    Pause,
+    /// Sort by the next column.
+    Sort,
+    /// Sums of the last seconds, or since the beginning.
+    Span,
+    /// Forget what was summed up.
+    Clear,
+    /// The next or the previous view.
+    Next,
+    /// See [`Next`](Self::Next).
+    Previous,
+    /// This view.
+    Show(Tab),
+    /// Explain the keys, or stop it.
+    Help,
+    /// Move by so many rows.
+    Scroll(i32),
+    /// To the first row.
+    Home,
+    /// Begin to type what rows must contain.
+    Filter,
+    /// A letter of it.
+    Type(char),
+    /// Take the last letter back.
+    Erase,
+    /// It is complete.
+    Accept,
+    /// Show all rows again.
+    ShowAll,
+}
+
+/// The keys, for people.
+pub const KEYS: [(&str, &str); 10] = [
+    ("q, Esc, Ctrl-C", "quit"),
+    ("Tab, 1 2 3 4", "switch between functions, lines, allocations and traces"),
+    ("s", "sort by the next column"),
+    ("/", "show only rows that contain a text; Enter accepts it, Esc shows all again"),
+    ("p, Space", "pause and go on; recording goes on meanwhile"),
+    ("a", "sum up the last seconds, or everything since the beginning"),
+    ("c", "clear: begin to sum up anew"),
+    ("Up, Down, PgUp, PgDn", "scroll"),
+    ("Home", "back to the first row"),
+    ("h, ?", "this help"),
+];
+
+/// What a key means. `typing` is whether a filter is being typed.
+pub fn action(key: KeyEvent, typing: bool) -> Option<Action> {
+    if key.kind == KeyEventKind::Release {
+        return None;
+    }
+    if key.modifiers.contains(KeyModifiers::CONTROL) {
+        return (key.code == KeyCode::Char('c')).then_some(Action::Quit);
+    }
+    if typing {
+        return Some(match key.code {
+            KeyCode::Char(letter) => Action::Type(letter),
+            KeyCode::Backspace => Action::Erase,
+            KeyCode::Enter => Action::Accept,
+            KeyCode::Esc => Action::ShowAll,
+            _ => return None,
+        });
+    }
+    Some(match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => Action::Quit,
+        KeyCode::Char('p' | ' ') => Action::Pause,
+        KeyCode::Char('s') => Action::Sort,
+        KeyCode::Char('a') => Action::Span,
+        KeyCode::Char('c') => Action::Clear,
+        KeyCode::Char('/') => Action::Filter,
+        KeyCode::Char('h' | '?') => Action::Help,
+        KeyCode::Char(digit @ '1'..='4') => Action::Show(Tab::ALL[digit as usize - '1' as usize]),
+        KeyCode::Tab | KeyCode::Right => Action::Next,
+        KeyCode::BackTab | KeyCode::Left => Action::Previous,
+        KeyCode::Up => Action::Scroll(-1),
+        KeyCode::Down => Action::Scroll(1),
+        KeyCode::PageUp => Action::Scroll(-10),
+        KeyCode::PageDown => Action::Scroll(10),
+        KeyCode::Home => Action::Home,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pressed(code: KeyCode, typing: bool) -> Option<Action> {
+        action(KeyEvent::from(code), typing)
+    }
+
+    #[test]
+    fn letters_are_text_while_a_filter_is_typed() {
+        assert_eq!(pressed(KeyCode::Char('q'), false), Some(Action::Quit));
+        assert_eq!(pressed(KeyCode::Char('q'), true), Some(Action::Type('q')));
+        assert_eq!(pressed(KeyCode::Esc, true), Some(Action::ShowAll));
+        assert_eq!(pressed(KeyCode::Char('3'), false), Some(Action::Show(Tab::Allocations)));
+        assert_eq!(pressed(KeyCode::F(9), false), None);
+        let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
+        assert_eq!(action(control_c, true), Some(Action::Quit));
+    }
+}

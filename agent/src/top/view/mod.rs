@@ -1,0 +1,201 @@
+//! Draws the live view.
+
+mod graph;
+mod header;
+mod help;
+mod rows;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+
+use super::app::App;
+use crate::report::frame::FrameKind;
+
+/// Colours, where there are any (<https://no-color.org>).
+#[derive(Clone, Copy, Debug)]
+pub struct Palette {
+    /// Whether there are.
+    pub colors: bool,
+}
+
+impl Palette {
+    /// Text of this colour.
+    fn style(self, color: Color) -> Style {
+        if self.colors { Style::new().fg(color) } else { Style::new() }
+    }
+
+    /// The colour of code, as pictures have it.
+    fn kind(self, kind: FrameKind) -> Style {
+        self.style(match kind {
+            FrameKind::Lua => Color::Green,
+            FrameKind::Jit => Color::LightBlue,
+            FrameKind::C => Color::Yellow,
+            FrameKind::Kernel => Color::Magenta,
+            FrameKind::Gc | FrameKind::JitCompiler | FrameKind::Vm => Color::LightRed,
+            FrameKind::Root | FrameKind::Unresolved => Color::Gray,
+        })
+    }
+}
+
+/// How high the graph is on a terminal of so many rows: rows of the table matter more.
+const fn graph_height(rows: u16) -> u16 {
+    match rows {
+        0..20 => 0,
+        20..40 => 6,
+        _ => 12,
+    }
+}
+
+/// Draws everything.
+pub fn draw(frame: &mut Frame<'_>, app: &App, palette: Palette) {
+    let height = graph_height(frame.area().height);
+    let areas = Layout::vertical([
+        Constraint::Length(3),
+        Constraint::Length(height),
+        Constraint::Length(1),
+        Constraint::Min(1),
+        Constraint::Length(1),
+    ]);
+    let [top, middle, tabs, table, bottom] = areas.areas(frame.area());
+    header::draw(frame, top, app, palette);
+    if height > 0 {
+        graph::draw(frame, middle, app, palette);
+    }
+    header::draw_tabs(frame, tabs, app, palette);
+    rows::draw(frame, table, app, palette);
+    frame.render_widget(footer(app), bottom);
+    if app.help {
+        help::draw(frame);
+    }
+}
+
+fn footer(app: &App) -> Line<'static> {
+    if app.typing {
+        return Line::from(format!("filter: {}_   Enter accepts, Esc shows all", app.filter));
+    }
+    let filter = if app.filter.is_empty() { String::new() } else { format!("only rows with \"{}\"  ", app.filter) };
+    Line::from(vec![
+        Span::styled(filter, Style::new().add_modifier(Modifier::REVERSED)),
+        Span::raw("q quit  Tab view  s sort  / filter  p pause  a span  c clear  h help"),
+    ])
+}
+
+/// An amount of memory, in few letters.
+fn amount(bytes: f64) -> String {
+    let mut amount = bytes;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if amount < 1000.0 {
+            return if unit == "B" { format!("{amount:.0} B") } else { format!("{amount:.1} {unit}") };
+        }
+        amount /= 1024.0;
+    }
+    format!("{amount:.1} TiB")
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::*;
+    use crate::record::{AllocationListener as _, Code, Resolved, ResolvedFrame, SampleListener as _};
+    use crate::report::Frame as Named;
+    use crate::stream::memprof::{Event, Source};
+    use crate::stream::{Symbol, VmState};
+    use crate::top::{Action, Gauge, Tab, Target};
+
+    fn app() -> App {
+        let target = Target {
+            name: "luajit (pid 7)".to_owned(),
+            vm: "LuaJIT 2.1".to_owned(),
+            rate: Some(100),
+            memory: true,
+            interval: Duration::from_secs(1),
+        };
+        let mut app = App::new(target);
+        let frame = |named| ResolvedFrame { named: std::sync::Arc::new(named), code: Code::Name, chunkname: None };
+        let lua = |name: &str| Named::lua(Some(name.into()), b"@a.lua", 3, Some(5));
+        for name in ["busy", "busy", "busy", "lazy"] {
+            let frames = vec![frame(lua(name)), frame(Named::lua(None, b"@a.lua", 0, Some(9)))];
+            let sample = Resolved {
+                state: Some(VmState::Lfunc),
+                vm: Some(0),
+                tid: 1,
+                time: 0,
+                allocation: None,
+                trace: None,
+                frames,
+            };
+            app.sample(&sample, Named::vm(0));
+        }
+        let memory = app.allocations.clone();
+        memory.borrow_mut().event(0, &Event::Symbol(Symbol::lua(0x1000, b"@a.lua", 3)));
+        memory
+            .borrow_mut()
+            .event(0, &Event::Alloc { source: Source::Lua { proto: 0x1000, line: 4 }, addr: 0x10, size: 1 << 20 });
+        app.roll(Gauge { heap: 5 << 20, rss: 12 << 20, traces: 3, vms: 1, lost: vec![("samples lost", 2)] });
+        app
+    }
+
+    fn screen(app: &App, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        terminal.draw(|frame| draw(frame, app, Palette { colors: false })).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn expect(screen: &str, texts: &[&str]) {
+        for text in texts {
+            assert!(screen.contains(text), "no {text:?} in\n{screen}");
+        }
+    }
+
+    #[test]
+    fn a_small_and_a_large_terminal_show_the_same() {
+        for (width, height) in [(80, 24), (200, 60)] {
+            let mut app = app();
+            let seen = screen(&app, width, height);
+            let texts =
+                ["luajit (pid 7)", "GC heap 5.0 MiB", "RSS 12.0 MiB", "traces 3", "75.0", "busy@a.lua:3", "LOST 2"];
+            expect(&seen, &texts);
+            expect(&seen, &["Lua, interpreted 100%", "main chunk@a.lua:0"]);
+            app.act(Action::Show(Tab::Allocations));
+            expect(&screen(&app, width, height), &["1.0 MiB", "a.lua:4  in @a.lua:3"]);
+            app.act(Action::Show(Tab::Lines));
+            expect(&screen(&app, width, height), &["a.lua:5", "busy@a.lua:3"]);
+            app.act(Action::Help);
+            expect(&screen(&app, width, height), &["switch between functions, lines"]);
+        }
+    }
+
+    #[test]
+    fn nothing_and_no_room_are_no_reason_to_panic() {
+        for (width, height) in [(1, 1), (10, 3), (30, 12), (80, 5), (300, 200)] {
+            screen(&App::new(Target::default()), width, height);
+            screen(&app(), width, height);
+        }
+    }
+
+    #[test]
+    fn a_filter_hides_rows_and_says_so() {
+        let mut app = app();
+        app.act(Action::Filter);
+        "LAZY".chars().for_each(|letter| app.act(Action::Type(letter)));
+        let seen = screen(&app, 80, 24);
+        expect(&seen, &["filter: LAZY_", "lazy@a.lua:3"]);
+        assert!(!seen.contains("busy"), "{seen}");
+    }
+
+    #[test]
+    fn amounts_are_short() {
+        assert_eq!([amount(0.0), amount(999.0), amount(1000.0)], ["0 B", "999 B", "1.0 KiB"]);
+        assert_eq!(amount(3.5 * 1024.0 * 1024.0 * 1024.0), "3.5 GiB");
+    }
+}

@@ -1,0 +1,108 @@
+//! The table: functions, lines, allocations or traces.
+
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Rect};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::Text;
+use ratatui::widgets::{Cell, Paragraph, Row, Table};
+
+use super::{Palette, amount, percent};
+use crate::record::SampledTrace;
+use crate::report::frame::{FrameKind, printable};
+use crate::top::app::{App, Sort, Tab};
+use crate::top::window::Span;
+
+/// Draws the rows of the view.
+pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
+    if let Some(why) = nothing(app) {
+        frame.render_widget(Paragraph::new(why), area);
+        return;
+    }
+    let all = app.functions.samples(app.span);
+    match app.tab {
+        Tab::Functions => {
+            let columns = [("self %", 7), ("total %", 8), ("in traces", 9), ("samples", 9)];
+            let rows = app.function_rows().into_iter().map(|row| {
+                let compiled = if row.own == 0 { String::new() } else { share(row.compiled, row.own) };
+                let numbers = [share(row.own, all), share(row.total, all), compiled, row.own.to_string()];
+                (numbers, row.name.to_string(), row.kind)
+            });
+            table(frame, area, app, palette, columns, "function", rows.collect());
+        }
+        Tab::Lines => {
+            let rows = app.line_rows().into_iter().map(|row| {
+                let name = format!("{}  in {}", row.place, row.function);
+                ([share(row.samples, all), row.samples.to_string()], name, FrameKind::Lua)
+            });
+            table(frame, area, app, palette, [("%", 7), ("samples", 9)], "line", rows.collect());
+        }
+        Tab::Allocations => {
+            let columns = [("bytes/s", 11), ("count/s", 9), ("held", 11)];
+            let seconds = match app.span {
+                Span::Recent => app.recent().as_secs_f64().max(0.001),
+                Span::All => 1.0,
+            };
+            let columns = if app.span == Span::All { [("bytes", 11), ("count", 9), columns[2]] } else { columns };
+            let rows = app.allocation_rows().into_iter().map(|row| {
+                let count = format!("{:.0}", row.count as f64 / seconds);
+                let kind = if row.name.contains(".lua:") { FrameKind::Lua } else { FrameKind::C };
+                ([amount(row.bytes as f64 / seconds), count, amount(row.held as f64)], row.name.to_string(), kind)
+            });
+            table(frame, area, app, palette, columns, "allocated by", rows.collect());
+        }
+        Tab::Traces => {
+            let rows = app
+                .trace_rows()
+                .into_iter()
+                .map(|row| ([share(row.samples, all), row.samples.to_string()], row.text.to_string(), FrameKind::Jit));
+            table(frame, area, app, palette, [("%", 7), ("samples", 9)], SampledTrace::COLUMNS, rows.collect());
+        }
+    }
+}
+
+/// Why there is nothing to show.
+fn nothing(app: &App) -> Option<&'static str> {
+    match app.tab {
+        Tab::Allocations if !app.target.memory => {
+            Some("allocations are not recorded: start with --mode memprof, or --mode all for both")
+        }
+        Tab::Allocations => None,
+        _ if app.target.rate.is_none() => Some("CPU time is not recorded: start with --mode sysprof, or --mode all"),
+        _ if app.functions.samples(app.span) == 0 => Some("no samples: the process does not use the CPU"),
+        Tab::Traces if app.functions.traces(app.span).is_empty() => Some("no sample was in JIT-compiled code"),
+        _ => None,
+    }
+}
+
+fn share(part: u64, whole: u64) -> String {
+    format!("{:.1}", percent(part, whole))
+}
+
+/// Rows of numbers, and a name in the colour of its kind at the end.
+type Rows<const N: usize> = Vec<([String; N], String, FrameKind)>;
+
+fn table<const N: usize>(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    app: &App,
+    palette: Palette,
+    columns: [(&'static str, u16); N],
+    last: &'static str,
+    rows: Rows<N>,
+) {
+    let right = |text: String| Cell::from(Text::from(text).alignment(Alignment::Right));
+    let offset = app.offset.min(rows.len().saturating_sub(1));
+    let sorted = app.tab.sorts().iter().position(|sort| *sort == app.sort()).unwrap_or(0);
+    let sorted = if app.sort() == Sort::Name { None } else { Some(sorted) };
+    let mark = |index: usize, name: &str| if sorted == Some(index) { format!("{name}*") } else { name.to_owned() };
+    let mut titles: Vec<Cell<'_>> =
+        columns.iter().enumerate().map(|(index, (name, _))| right(mark(index, name))).collect();
+    titles.push(Cell::from(if sorted.is_none() { format!("{last}*") } else { last.to_owned() }));
+    let shown = rows.into_iter().skip(offset).take(usize::from(area.height)).map(|(numbers, name, kind)| {
+        let name = Cell::from(printable(&name).into_owned()).style(palette.kind(kind));
+        Row::new(numbers.into_iter().map(right).chain([name]).collect::<Vec<_>>())
+    });
+    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Min(10)]);
+    let header = Row::new(titles).style(Style::new().add_modifier(Modifier::UNDERLINED));
+    frame.render_widget(Table::new(shown, widths).header(header).column_spacing(1), area);
+}

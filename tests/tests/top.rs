@@ -1,0 +1,130 @@
+//! `lj-trace top` in a real terminal.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::screen::{ENDED, Screen};
+use lj_trace_tests::tracer::{exit_code, run};
+use lj_trace_tests::workload::Workload;
+
+/// The smallest terminal that people use, and a large one.
+const SIZES: [(u16, u16); 2] = [(80, 24), (200, 60)];
+
+fn demo() -> Result<Workload> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    Workload::start(&program, "demo.lua", &[])
+}
+
+fn top(workload: &Workload, (width, height): (u16, u16), more: &[&str]) -> Result<Screen> {
+    let pid = workload.pid().to_string();
+    let arguments = [&["top", "--pid", &pid, "--interval", "200ms"], more].concat();
+    Screen::start(width, height, &arguments)
+}
+
+/// The number in the first column of the row that ends with `name`.
+fn first_column(screen: &str, name: &str) -> Result<f64> {
+    let row = screen.lines().find(|line| line.trim_end().ends_with(name));
+    let row = row.with_context(|| format!("no row of {name} in\n{screen}"))?;
+    row.split_whitespace().next().context("an empty row")?.parse().with_context(|| row.to_owned())
+}
+
+#[test]
+fn shows_functions_lines_and_traces_in_any_size() -> Result<()> {
+    for size in SIZES {
+        let workload = demo()?;
+        let screen = top(&workload, size, &["--rate", "999"])?;
+        let name = format!("luajit (pid {})", workload.pid());
+        let seen = screen.wait_for(&[&name, "GC heap ", "RSS ", "lost 0", "self %", "score@demo.lua:53"])?;
+        ensure!(seen.lines().count() == usize::from(size.1), "{seen}");
+        // Everything is below the main chunk, which does little itself.
+        screen.press(&["s"])?;
+        let seen = screen.wait_for(&["total %*", "main chunk@demo.lua:0"])?;
+        let row = seen.lines().find(|line| line.contains("main chunk@")).context("no main chunk")?;
+        let total: f64 = row.split_whitespace().nth(1).context("no total")?.parse()?;
+        ensure!(total > 90.0, "{total}% below the main chunk:\n{seen}");
+        screen.press(&["2"])?;
+        let seen = screen.wait_for(&["samples line", "in normalize@demo.lua:24"])?;
+        ensure!(first_column(&seen, "in normalize@demo.lua:24")? > 1.0, "{seen}");
+        screen.press(&["4"])?;
+        screen.wait_for(&["side of", "root", "demo.lua:"])?;
+        screen.press(&["q"])?;
+        screen.wait_for(&[&format!("{ENDED} 0")])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn shows_what_allocates() -> Result<()> {
+    for size in SIZES {
+        let workload = demo()?;
+        let screen = top(&workload, size, &["--mode", "all"])?;
+        screen.press(&["3"])?;
+        let seen = screen.wait_for(&["bytes/s*", "held", "demo.lua:", "allocation events"])?;
+        ensure!(seen.contains("KiB") || seen.contains("MiB"), "{seen}");
+        screen.press(&["a"])?;
+        screen.wait_for(&["since the beginning", "bytes*"])?;
+        screen.press(&["C-c"])?;
+        screen.wait_for(&[&format!("{ENDED} 0")])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn obeys_its_keys() -> Result<()> {
+    let workload = demo()?;
+    let screen = top(&workload, SIZES[0], &["--rate", "999"])?;
+    screen.wait_for(&["score@demo.lua:53"])?;
+    screen.press(&["h"])?;
+    screen.wait_for(&["quit", "switch between functions"])?;
+    screen.press(&["h", "/"])?;
+    screen.wait_for(&["filter: _"])?;
+    // q is a letter now.
+    screen.press(&["Q", "q", "BSpace", "BSpace", "S", "C", "O", "R", "E"])?;
+    screen.wait_until("only functions with that text", |text| {
+        text.contains("filter: SCORE_") && text.contains("score@demo.lua:53") && !text.contains("round@demo.lua")
+    })?;
+    screen.press(&["Enter"])?;
+    screen.wait_for(&["only rows with"])?;
+    screen.press(&["/", "Escape"])?;
+    screen.wait_until("all rows again", |text| !text.contains("only rows") && !text.contains("filter:"))?;
+
+    screen.press(&["p"])?;
+    screen.wait_for(&["PAUSED"])?;
+    // The terminal may still be drawing.
+    sleep(Duration::from_millis(300));
+    let held = screen.text()?;
+    // Three times as long as a picture stands otherwise.
+    sleep(Duration::from_millis(600));
+    ensure!(screen.text()? == held, "it moves while it is paused:\n{held}\n{}", screen.text()?);
+    screen.press(&["p"])?;
+    screen.wait_until("going on", |text| !text.contains("PAUSED") && text != held)?;
+    screen.press(&["q"])?;
+    screen.wait_for(&[&format!("{ENDED} 0")])?;
+    Ok(())
+}
+
+#[test]
+fn stays_when_the_process_goes() -> Result<()> {
+    let mut workload = demo()?;
+    let screen = top(&workload, SIZES[0], &[])?;
+    screen.wait_for(&["demo.lua:"])?;
+    workload.kill()?;
+    // What it has seen can still be looked at.
+    screen.wait_for(&["THE PROCESS HAS EXITED", "demo.lua:"])?;
+    screen.press(&["2"])?;
+    screen.wait_for(&["samples line", "demo.lua:"])?;
+    screen.press(&["q"])?;
+    screen.wait_for(&[&format!("{ENDED} 0")])?;
+    Ok(())
+}
+
+#[test]
+fn needs_a_terminal_and_a_process() -> Result<()> {
+    let workload = demo()?;
+    run(["top", "--pid", &workload.pid().to_string()])?.expect(exit_code::USAGE, &["terminal", "lj-trace record"]);
+    let screen = Screen::start(80, 24, &["top", "--pid", "4000000"])?;
+    screen.wait_for(&["no process 4000000", &format!("{ENDED} {}", exit_code::NO_PROCESS)])?;
+    Ok(())
+}
