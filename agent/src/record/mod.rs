@@ -11,6 +11,7 @@ pub mod outputs;
 mod pipeline;
 mod reports;
 mod summary;
+mod thread_names;
 mod trace_table;
 
 pub use machine_code::machine_code;

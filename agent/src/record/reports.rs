@@ -2,10 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::outputs::{Format, ReportOutput};
+use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
-use crate::report::{CpuProfile, Frame as Named};
+use crate::report::model::{Labels, labels::Thread};
+use crate::report::profile::SampleInfo;
+use crate::report::{CpuProfile, Format, Frame as Named};
 use crate::stream::VmState;
 
 /// Files that are written at the end, and the profile that goes into them.
@@ -22,6 +24,9 @@ impl CpuReports {
     pub fn open(files: &[(Format, PathBuf)], title: &str, rate: u32) -> Result<Self, CommandError> {
         let mut profile = CpuProfile::new(title);
         profile.rate = Some(rate);
+        if files.iter().any(|(format, _)| format.shows_time()) {
+            profile.keep_times();
+        }
         let files = files.iter().map(|(format, path)| ReportOutput::open(*format, path));
         Ok(Self { profile, files: files.collect::<Result<_, _>>()? })
     }
@@ -31,9 +36,12 @@ impl CpuReports {
         if self.files.is_empty() {
             return;
         }
-        // Code outside of any VM counts as C, in the streams' terms.
-        let state = sample.state.unwrap_or(VmState::Cfunc);
-        self.profile.add(state, rooted(sample, root));
+        self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
+    }
+
+    /// The profile, for what is known besides the samples.
+    pub fn profile(&mut self) -> &mut CpuProfile {
+        &mut self.profile
     }
 
     /// Writes what there is so far, but on standard output.
@@ -54,6 +62,19 @@ impl CpuReports {
         let written: Vec<_> = self.files.iter().map(|file| file.write(&self.profile)).collect();
         written.into_iter().collect::<Result<(), _>>()?;
         Ok(self.files.into_iter().map(|file| file.path).collect())
+    }
+}
+
+/// What is known of a sample besides its frames.
+pub(super) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
+    let thread = Thread { tid: sample.tid, name: sample.thread_name.clone() };
+    let trace = sample.trace.as_ref().map(|trace| u64::from(trace.number()));
+    SampleInfo {
+        // Code outside of any VM counts as C, in the streams' terms.
+        state: sample.state.unwrap_or(VmState::Cfunc),
+        labels: Labels { thread: Some(thread), state: None, trace },
+        time: Some(sample.time),
+        weights,
     }
 }
 

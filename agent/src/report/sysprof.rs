@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 
-use super::stacks::FrameId;
+use super::model::FrameId;
 use super::{CpuProfile, Frame, frame};
 use crate::stream::hash::AddrMap;
 use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
@@ -178,7 +178,8 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::folded;
+    use crate::report::Profile as _;
+    use crate::report::formats::folded;
     use crate::stream::sysprof::splice::StackFrame;
     use crate::stream::{Body, Stream, SysprofWriter};
 
