@@ -153,7 +153,7 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
         pid,
         command: process.command(),
         arguments: arguments(pid),
-        rss: rss(pid),
+        rss: resident(pid),
         vms: vms.iter().filter_map(|vm| listed(&process, &maps, vm)).collect(),
         error,
     }))
@@ -182,7 +182,8 @@ fn arguments(pid: u32) -> Vec<String> {
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }
 
-fn rss(pid: u32) -> u64 {
+/// The bytes of a process that are in memory; 0 if it has gone.
+pub fn resident(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
     // SAFETY: sysconf takes a plain integer.

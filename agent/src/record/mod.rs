@@ -2,6 +2,7 @@
 //! and it goes to whoever wants it: the profile for reports, the stream on disk. An allocation event is
 //! named and goes into the stream of its VM and the memory profile for reports.
 
+pub mod about_process;
 mod allocation_stacks;
 mod machine_code;
 mod memory;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::about_process;
 use super::pipeline::{Code, Resolved};
 use super::reports::CpuReports;
 use super::summary::Summary;
@@ -13,6 +14,7 @@ use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::sysprof::{SysprofWriter, TraceSample};
 use crate::stream::{Annotation, SymbolTable, VmState};
+use crate::target::Process;
 
 /// The files that a CPU profile is to be written to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub struct Outputs {
     vms: usize,
     streams: Vec<StreamOutput>,
     reports: CpuReports,
+    /// The folder that the target works in.
+    folder: Option<PathBuf>,
 }
 
 /// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
@@ -93,6 +97,7 @@ impl Outputs {
             vms: 0,
             streams: Vec::new(),
             reports,
+            folder: None,
         };
         if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
@@ -137,6 +142,17 @@ impl Outputs {
         Ok(())
     }
 
+    /// The reports among them.
+    pub fn reports(&mut self) -> &mut CpuReports {
+        &mut self.reports
+    }
+
+    /// Looks at the process that is recorded.
+    pub fn describe(&mut self, process: &Process) {
+        self.folder = about_process::folder(process);
+        self.reports.describe(process);
+    }
+
     /// Chooses what streams say of samples in JIT-compiled code.
     pub fn show_jit_samples(&mut self, jit_samples: JitSamples) {
         self.jit_samples = jit_samples;
@@ -165,8 +181,9 @@ impl Outputs {
     pub fn finish(self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
         let mut paths = Vec::new();
         let mut outcome = Ok(());
+        let properties = properties(summary, self.folder.as_deref());
         for StreamOutput { path, mut writer, .. } in self.streams {
-            let written = properties(summary)
+            let written = properties
                 .iter()
                 .try_for_each(|property| writer.annotate(property))
                 .and_then(|()| writer.finish().map(drop))
@@ -241,9 +258,10 @@ impl ReportOutput {
 }
 
 /// The numbers of the run, for whoever reads the stream later.
-fn properties(summary: &Summary) -> Vec<Annotation> {
+fn properties(summary: &Summary, folder: Option<&Path>) -> Vec<Annotation> {
     let property = |key: &str, value: String| Annotation::Property { key: key.to_owned(), value };
     let mut properties = vec![property("rate", summary.rate.to_string())];
+    properties.extend(folder.map(|folder| property("folder", folder.display().to_string())));
     properties.extend(summary.lost.iter().map(|(reason, count)| property(reason, count.to_string())));
     properties
 }

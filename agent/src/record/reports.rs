@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use super::about_process;
 use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
 use crate::report::model::{Labels, labels::Thread};
 use crate::report::profile::SampleInfo;
-use crate::report::{CpuProfile, Format, Frame as Named};
+use crate::report::{CpuProfile, Format, Frame as Named, Profile as _};
 use crate::stream::VmState;
+use crate::target::Process;
 
 /// Files that are written at the end, and the profile that goes into them.
 pub struct CpuReports {
@@ -31,17 +33,45 @@ impl CpuReports {
         Ok(Self { profile, files: files.collect::<Result<_, _>>()? })
     }
 
+    /// Looks at the process that is recorded, or at the first of several.
+    pub fn describe(&mut self, process: &Process) {
+        if self.files.is_empty() || self.profile.pid.is_some() {
+            return;
+        }
+        self.profile.pid = Some(process.pid());
+        self.profile.sources = about_process::source_code(process);
+        self.profile.modules = about_process::native_modules(process);
+        self.profile.started_now();
+    }
+
+    /// Looks again at the libraries of a process: some may have been loaded since.
+    pub fn add_modules(&mut self, process: &Process) {
+        if !self.files.is_empty() {
+            self.profile.modules.extend(about_process::native_modules(process));
+        }
+    }
+
+    /// Whether some format shows how memory changes over time.
+    pub fn shows_time(&self) -> bool {
+        self.profile.timeline().is_some()
+    }
+
+    /// Adds the sizes of the heap and of the process, in bytes, as they are now.
+    pub fn measure_memory(&mut self, heap: Option<u64>, resident: Option<u64>) {
+        let now = about_process::now();
+        for (name, bytes) in [("GC heap", heap), ("Resident memory", resident)] {
+            if let Some(bytes) = bytes {
+                self.profile.count_bytes(name, now, bytes);
+            }
+        }
+    }
+
     /// Adds a sample. `root` is what it belongs to, where there may be several of that.
     pub fn add(&mut self, sample: &Resolved, root: Option<Named>) {
         if self.files.is_empty() {
             return;
         }
         self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
-    }
-
-    /// The profile, for what is known besides the samples.
-    pub fn profile(&mut self) -> &mut CpuProfile {
-        &mut self.profile
     }
 
     /// Writes what there is so far, but on standard output.

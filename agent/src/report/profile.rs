@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::frame::FrameKind;
 use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Stacks, Timeline, Unit};
@@ -24,6 +25,8 @@ pub struct CpuProfile {
     pub modules: Modules,
     /// What was measured, as a title: a command line, a pid, a file.
     pub title: String,
+    /// The process, where it is known.
+    pub pid: Option<u32>,
     /// Samples a second, where known.
     pub rate: Option<u32>,
     /// What is counted: samples, or bytes of memory.
@@ -85,6 +88,13 @@ impl CpuProfile {
     /// Keeps the order of samples from now on, for formats that show it.
     pub fn keep_times(&mut self) {
         self.timeline.get_or_insert_default();
+    }
+
+    /// Notes that the recording begins now.
+    pub fn started_now(&mut self) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.started = Some(SystemTime::now());
+        }
     }
 
     /// Adds a value of something else that changes over time, in bytes, if times are kept.
@@ -232,6 +242,10 @@ impl Profile for CpuProfile {
 
     fn timeline(&self) -> Option<&Timeline> {
         self.timeline.as_ref()
+    }
+
+    fn process(&self) -> Option<u32> {
+        self.pid
     }
 
     fn modules(&self) -> Option<&Modules> {

@@ -19,6 +19,11 @@ pub struct SourceCode {
 const MAX_SIZE: u64 = 8 << 20;
 
 impl SourceCode {
+    /// The files of a target with this root and working folder.
+    pub fn new(root: Option<PathBuf>, folder: Option<PathBuf>) -> Self {
+        Self { root, folder, files: RefCell::default() }
+    }
+
     /// A line of a chunk's file, without the spaces around it; `None` if it cannot be read.
     pub fn line(&self, chunk: &str, line: u32) -> Option<String> {
         let mut files = self.files.borrow_mut();

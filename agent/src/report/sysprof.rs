@@ -97,6 +97,7 @@ impl Builder {
     fn property(&mut self, key: &str, value: &str) {
         match (key, key.strip_prefix("lost ")) {
             ("rate", _) => self.profile.rate = value.parse().ok(),
+            ("folder", _) => self.profile.sources.folder = Some(value.into()),
             ("title", _) => self.profile.title = value.to_owned(),
             (_, Some(reason)) => self.profile.lose(reason, value.parse().unwrap_or(0)),
             _ => {}

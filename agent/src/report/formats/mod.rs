@@ -1,7 +1,11 @@
 //! The formats that a profile can be written in: a writer for each, all from the same [model](super::model).
 
+mod firefox;
 pub mod folded;
+mod functions;
 pub mod output;
+mod pprof;
+mod speedscope;
 pub mod svg;
 
 use std::io::{self, Write};
@@ -25,14 +29,25 @@ pub enum Format {
     Folded,
     /// A flame graph for the browser
     Svg,
+    /// A profile for `go tool pprof`, Pyroscope, Parca
+    #[value(alias = "pb.gz", alias = "pb")]
+    Pprof,
+    /// A profile for <https://www.speedscope.app>
+    Speedscope,
+    /// A processed profile for <https://profiler.firefox.com>
+    #[value(alias = "gecko")]
+    Firefox,
     /// What Tarantool's own parser prints, sorted
     Tarantool,
 }
 
 impl Format {
     /// The endings of file names, longer ones before those that they end in.
-    const ENDINGS: [(&str, Self); 6] = [
+    const ENDINGS: [(&str, Self); 9] = [
         (".bin", Self::Stream),
+        (".pb.gz", Self::Pprof),
+        (".speedscope.json", Self::Speedscope),
+        (".json.gz", Self::Firefox),
         (".folded", Self::Folded),
         (".collapsed", Self::Folded),
         (".svg", Self::Svg),
@@ -63,12 +78,12 @@ impl Format {
 
     /// Whether it shows what was when.
     pub const fn shows_time(self) -> bool {
-        false
+        matches!(self, Self::Firefox | Self::Speedscope)
     }
 
     /// Whether it shows all measures of a memory profile, also those of what is held.
     pub const fn shows_all_measures(self) -> bool {
-        matches!(self, Self::Text)
+        matches!(self, Self::Text | Self::Pprof | Self::Speedscope)
     }
 }
 
@@ -80,6 +95,9 @@ pub fn write(format: Format, profile: &dyn Profile, mut out: impl Write) -> io::
     match format {
         Format::Folded => folded::write(profile, out),
         Format::Svg => svg::write(profile, out),
+        Format::Pprof => pprof::write(profile, out),
+        Format::Speedscope => speedscope::write(profile, out),
+        Format::Firefox => firefox::write(profile, out),
         Format::Text => {
             profile.write_text(&mut out)?;
             out.flush()

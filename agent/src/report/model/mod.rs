@@ -39,6 +39,11 @@ pub trait Profile {
         None
     }
 
+    /// The process, where it is known.
+    fn process(&self) -> Option<u32> {
+        None
+    }
+
     /// The files that native code is in, where they are known.
     fn modules(&self) -> Option<&Modules> {
         None

@@ -1,5 +1,7 @@
 //! What was recorded when.
 
+use std::time::SystemTime;
+
 use super::StackId;
 
 /// Samples in the order of time, and numbers that change over time.
@@ -8,6 +10,8 @@ pub struct Timeline {
     points: Vec<Point>,
     /// More samples than are kept in order.
     overflow: bool,
+    /// When it begins, by the wall clock, where that is known.
+    pub started: Option<SystemTime>,
     /// What else was measured.
     pub counters: Vec<CounterSeries>,
 }
@@ -54,6 +58,12 @@ impl Timeline {
             self.counters.len() - 1
         });
         self.counters[index].values.push((time, value));
+    }
+
+    /// When the first thing was recorded, in nanoseconds of `CLOCK_MONOTONIC`; 0 if nothing was.
+    pub fn start(&self) -> u64 {
+        let counters = self.counters.iter().filter_map(|series| series.values.first()).map(|value| value.0);
+        self.points.iter().map(|point| point.time).chain(counters).min().unwrap_or(0)
     }
 
     /// All samples, in the order in which they came; `None` if they were too many to keep.
