@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::outputs::{Format, ReportOutput};
+use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
-use super::reports::rooted;
+use super::reports::{info, rooted};
 use crate::commands::exit::CommandError;
-use crate::report::profile::Unit;
-use crate::report::{CpuProfile, Frame as Named};
-use crate::stream::VmState;
+use crate::report::model::Unit;
+use crate::report::{CpuProfile, Format, Frame as Named};
 
 /// The stacks of allocations, and where they are written to.
 pub struct AllocationStacks {
@@ -34,11 +33,8 @@ impl AllocationStacks {
 
     /// Adds the stack of an allocation of `size` bytes, which stands for the others in between.
     pub fn add(&mut self, stack: &Resolved, size: u64) {
-        self.profile.add_weighted(
-            stack.state.unwrap_or(VmState::Cfunc),
-            rooted(stack, stack.vm.map(Named::vm)),
-            size.saturating_mul(self.every),
-        );
+        let weights = [self.every, size.saturating_mul(self.every)];
+        self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.map(Named::vm)));
     }
 
     /// Writes what there is so far.

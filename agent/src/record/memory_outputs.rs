@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::allocation_stacks::AllocationStacks;
 use super::listener::SharedListener;
-use super::outputs::{Format, ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
+use super::outputs::{ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
-use crate::report::{MemoryProfile, Weight};
+use crate::report::{Format, MemoryProfile, Weight};
 use crate::stream::memprof::{Event, MemprofWriter};
 use crate::stream::{Symbol, WriteError};
 
@@ -69,11 +69,6 @@ impl MemoryOutputs {
     /// A usage error for a format that a memory profile does not have; an I/O error for what cannot be written.
     pub fn open(options: &MemoryOutputOptions) -> Result<Self, CommandError> {
         let wanted = options.outputs.iter().map(|output| parse_output(output)).collect::<Result<Vec<_>, _>>()?;
-        if wanted.iter().any(|(format, _)| *format == Format::Text) {
-            let message = "the text of a memory profile comes from its stream: record into FILE.bin, and see \
-                           `lj-trace report FILE.bin`";
-            return Err(CommandError::usage(message));
-        }
         let (streams, reports): (Vec<_>, Vec<_>) =
             wanted.into_iter().partition(|(format, _)| *format == Format::Stream);
         let mut streams: Vec<PathBuf> = streams.into_iter().map(|(_, path)| path).collect();
@@ -92,9 +87,13 @@ impl MemoryOutputs {
             None if reports.is_empty() => Reports::None,
             Some(every) => Reports::Stacks(Box::new(AllocationStacks::open(reports, &options.title, every)?)),
             None => {
+                let mut profile = Box::new(MemoryProfile::new(options.weight, &options.title));
+                if reports.iter().any(|(format, _)| format.shows_all_measures()) {
+                    profile.follow_blocks();
+                }
                 let open = |(format, path): (Format, PathBuf)| ReportOutput::open(format, &path);
                 let outputs = reports.into_iter().map(open).collect::<Result<_, _>>()?;
-                Reports::Sources { profile: Box::new(MemoryProfile::new(options.weight, &options.title)), outputs }
+                Reports::Sources { profile, outputs }
             }
         };
         Ok(Self {
@@ -161,7 +160,7 @@ impl MemoryOutputs {
         match &self.reports {
             Reports::Sources { profile, outputs } => {
                 let mut files = outputs.iter().filter(|report| report.path != Path::new("-"));
-                files.try_for_each(|report| report.draw(&**profile))
+                files.try_for_each(|report| report.write(&**profile))
             }
             Reports::Stacks(stacks) => stacks.write_interim(),
             Reports::None => Ok(()),
@@ -183,7 +182,7 @@ impl MemoryOutputs {
             Reports::Sources { mut profile, outputs } => {
                 lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
                 for report in outputs {
-                    outcome = outcome.and(report.draw(&*profile));
+                    outcome = outcome.and(report.write(&*profile));
                     paths.push(report.path);
                 }
             }
@@ -256,8 +255,21 @@ mod tests {
     }
 
     #[test]
-    fn text_is_left_to_the_report_command() {
-        let refused = MemoryOutputs::open(&options(&["a.txt".to_owned()], 1)).err().unwrap();
+    fn text_says_what_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt").display().to_string();
+        let mut outputs = MemoryOutputs::open(&options(std::slice::from_ref(&path), 1)).unwrap();
+        outputs.start(0, &[Symbol::lua(0x1000, b"@a.lua", 1)]).unwrap();
+        let source = Source::Lua { proto: 0x1000, line: 2 };
+        outputs.event(0, &Event::Alloc { source, addr: 0x10, size: 40 }).unwrap();
+        outputs.finish(&[]).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("40 bytes          1 100.00%  a.lua:2 in @a.lua:1"), "{text}");
+    }
+
+    #[test]
+    fn the_reference_text_is_left_to_the_report_command() {
+        let refused = MemoryOutputs::open(&options(&["tarantool:a.txt".to_owned()], 1)).err().unwrap();
         assert_eq!(refused.code, ExitCode::USAGE);
     }
 }

@@ -2,6 +2,7 @@
 //! and it goes to whoever wants it: the profile for reports, the stream on disk. An allocation event is
 //! named and goes into the stream of its VM and the memory profile for reports.
 
+pub mod about_process;
 mod allocation_stacks;
 mod listener;
 mod machine_code;
@@ -12,6 +13,7 @@ pub mod outputs;
 mod pipeline;
 mod reports;
 mod summary;
+mod thread_names;
 mod trace_table;
 
 pub use listener::{AllocationListener, SampleListener, SharedListener};

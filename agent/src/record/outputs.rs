@@ -4,38 +4,17 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use super::about_process;
 use super::pipeline::{Code, Resolved};
 use super::reports::CpuReports;
 use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
-use crate::report::{CpuProfile, Frame as Named, Profile, folded, svg, text};
+use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::sysprof::{SysprofWriter, TraceSample};
 use crate::stream::{Annotation, SymbolTable, VmState};
-
-/// A format that a profile can be written in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// A sysprof stream.
-    Stream,
-    /// Folded stacks.
-    Folded,
-    /// A flame graph.
-    Svg,
-    /// A summary.
-    Text,
-}
-
-impl Format {
-    const NAMES: [(&'static str, Self); 4] =
-        [("bin", Self::Stream), ("folded", Self::Folded), ("svg", Self::Svg), ("txt", Self::Text)];
-
-    /// The format of this name.
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
-    }
-}
+use crate::target::Process;
 
 /// The files that a CPU profile is to be written to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +65,8 @@ pub struct Outputs {
     vms: usize,
     streams: Vec<StreamOutput>,
     reports: CpuReports,
+    /// The folder that the target works in.
+    folder: Option<PathBuf>,
 }
 
 /// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
@@ -116,6 +97,7 @@ impl Outputs {
             vms: 0,
             streams: Vec::new(),
             reports,
+            folder: None,
         };
         if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
@@ -160,6 +142,17 @@ impl Outputs {
         Ok(())
     }
 
+    /// The reports among them.
+    pub fn reports(&mut self) -> &mut CpuReports {
+        &mut self.reports
+    }
+
+    /// Looks at the process that is recorded.
+    pub fn describe(&mut self, process: &Process) {
+        self.folder = about_process::folder(process);
+        self.reports.describe(process);
+    }
+
     /// Chooses what streams say of samples in JIT-compiled code.
     pub fn show_jit_samples(&mut self, jit_samples: JitSamples) {
         self.jit_samples = jit_samples;
@@ -188,8 +181,9 @@ impl Outputs {
     pub fn finish(self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
         let mut paths = Vec::new();
         let mut outcome = Ok(());
+        let properties = properties(summary, self.folder.as_deref());
         for StreamOutput { path, mut writer, .. } in self.streams {
-            let written = properties(summary)
+            let written = properties
                 .iter()
                 .try_for_each(|property| writer.annotate(property))
                 .and_then(|()| writer.finish().map(drop))
@@ -258,54 +252,43 @@ impl ReportOutput {
         Ok(Self { path: path.to_owned(), format })
     }
 
-    pub(super) fn write(&self, profile: &CpuProfile) -> Result<(), CommandError> {
-        match self.format {
-            Format::Text => text::write(profile, create(&self.path)?).map_err(|error| failed(&self.path, &error)),
-            _ => self.draw(profile),
-        }
-    }
-
-    /// Writes what shows stacks.
-    pub(super) fn draw(&self, profile: &impl Profile) -> Result<(), CommandError> {
-        let out = create(&self.path)?;
-        let written = match self.format {
-            Format::Folded => folded::write(profile, out),
-            Format::Svg => svg::write(profile, out),
-            Format::Stream | Format::Text => Ok(()),
-        };
-        written.map_err(|error| failed(&self.path, &error))
+    pub(super) fn write(&self, profile: &dyn Profile) -> Result<(), CommandError> {
+        formats::write(self.format, profile, create(&self.path)?).map_err(|error| failed(&self.path, &error))
     }
 }
 
 /// The numbers of the run, for whoever reads the stream later.
-fn properties(summary: &Summary) -> Vec<Annotation> {
+fn properties(summary: &Summary, folder: Option<&Path>) -> Vec<Annotation> {
     let property = |key: &str, value: String| Annotation::Property { key: key.to_owned(), value };
     let mut properties = vec![property("rate", summary.rate.to_string())];
+    properties.extend(folder.map(|folder| property("folder", folder.display().to_string())));
     properties.extend(summary.lost.iter().map(|(reason, count)| property(reason, count.to_string())));
     properties
 }
 
-/// Takes `FORMAT:FILE`, `FILE.ending` or `-` apart.
+/// Takes `FORMAT:FILE`, `FILE.ending` or `-` apart, which is a stream on standard output.
 ///
 /// # Errors
 /// A usage error for an unknown format.
 pub fn parse_output(text: &str) -> Result<(Format, PathBuf), CommandError> {
-    if let Some((name, path)) = text.split_once(':')
-        && let Some(format) = Format::of_name(name)
-    {
-        return Ok((format, path.into()));
-    }
-    if text == "-" {
-        return Ok((Format::Stream, text.into()));
-    }
-    let ending = Path::new(text).extension().and_then(|ending| ending.to_str());
-    let format = ending.and_then(Format::of_name).ok_or_else(|| {
-        let names = Format::NAMES.map(|(name, _)| format!(".{name}")).join(", ");
-        let message =
-            format!("cannot tell the format of the output {text:?}: end its name in {names}, or write FORMAT:{text}");
-        CommandError::usage(message)
-    })?;
-    Ok((format, text.into()))
+    let Output { format, file } = text.parse::<Output>().map_err(|error| CommandError::usage(error.to_string()))?;
+    let format = match (format, &file) {
+        (Some(Format::Tarantool), _) => {
+            let message = "what Tarantool's parser prints comes from the stream: record into FILE.bin, and see \
+                           `lj-trace report FILE.bin --format tarantool`";
+            return Err(CommandError::usage(message));
+        }
+        (Some(format), _) => format,
+        (None, None) => Format::Stream,
+        (None, Some(_)) => {
+            let message = format!(
+                "cannot tell the format of the output {text:?}: end its name in {}, or write FORMAT:{text}",
+                Format::endings()
+            );
+            return Err(CommandError::usage(message));
+        }
+    };
+    Ok((format, file.unwrap_or_else(|| "-".into())))
 }
 
 /// Opens an output for writing; `-` is standard output.
@@ -335,11 +318,7 @@ pub(super) fn several_vms_on_standard_output() -> CommandError {
 
 /// `a/b.bin` becomes `a/b-2.bin`.
 pub fn numbered(path: &Path, number: usize) -> PathBuf {
-    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    match path.extension() {
-        Some(extension) => path.with_file_name(format!("{stem}-{number}.{}", extension.to_string_lossy())),
-        None => path.with_file_name(format!("{stem}-{number}")),
-    }
+    formats::insert_before_ending(path, &format!("-{number}"))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use lj_trace_common::vm::VmState;
 
 use super::machine_code::machine_code;
 use super::naming::Namer;
+use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
@@ -32,6 +33,8 @@ pub struct Resolved {
     pub vm: Option<usize>,
     /// The thread.
     pub tid: u32,
+    /// Its name, where it can be read.
+    pub thread_name: Option<Arc<str>>,
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// If it is an allocation's stack and no tick of the clock: how many bytes were allocated.
@@ -113,6 +116,7 @@ pub struct Pipeline {
     unwinder: Unwinder,
     namer: Namer,
     tally: Tally,
+    threads: ThreadNames,
     /// See [`Self::strangers`].
     strangers: u32,
 }
@@ -132,6 +136,7 @@ impl Pipeline {
             unwinder: Unwinder::new(process.clone()),
             namer: Namer::new(process, vms),
             tally: Tally::default(),
+            threads: ThreadNames::new(process),
             strangers: 0,
         }
     }
@@ -205,7 +210,9 @@ impl Pipeline {
         let frames = self.name(&sample, &merged);
         let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
         let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));
-        Resolved { state, vm, tid: sample.header.tid, time: sample.header.time, allocation, trace, frames }
+        let (tid, time) = (sample.header.tid, sample.header.time);
+        let thread_name = self.threads.name(tid);
+        Resolved { state, vm, tid, thread_name, time, allocation, trace, frames }
     }
 
     /// Puts the frames within the trace that the sample hit on top of its Lua stack.

@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::outputs::{Format, ReportOutput};
+use super::about_process;
+use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
-use crate::report::{CpuProfile, Frame as Named};
+use crate::report::model::{Labels, labels::Thread};
+use crate::report::profile::SampleInfo;
+use crate::report::{CpuProfile, Format, Frame as Named, Profile as _};
 use crate::stream::VmState;
+use crate::target::Process;
 
 /// Files that are written at the end, and the profile that goes into them.
 pub struct CpuReports {
@@ -22,8 +26,44 @@ impl CpuReports {
     pub fn open(files: &[(Format, PathBuf)], title: &str, rate: u32) -> Result<Self, CommandError> {
         let mut profile = CpuProfile::new(title);
         profile.rate = Some(rate);
+        if files.iter().any(|(format, _)| format.shows_time()) {
+            profile.keep_times();
+        }
         let files = files.iter().map(|(format, path)| ReportOutput::open(*format, path));
         Ok(Self { profile, files: files.collect::<Result<_, _>>()? })
+    }
+
+    /// Looks at the process that is recorded, or at the first of several.
+    pub fn describe(&mut self, process: &Process) {
+        if self.files.is_empty() || self.profile.pid.is_some() {
+            return;
+        }
+        self.profile.pid = Some(process.pid());
+        self.profile.sources = about_process::source_code(process);
+        self.profile.modules = about_process::native_modules(process);
+        self.profile.started_now();
+    }
+
+    /// Looks again at the libraries of a process: some may have been loaded since.
+    pub fn add_modules(&mut self, process: &Process) {
+        if !self.files.is_empty() {
+            self.profile.modules.extend(about_process::native_modules(process));
+        }
+    }
+
+    /// Whether some format shows how memory changes over time.
+    pub fn shows_time(&self) -> bool {
+        self.profile.timeline().is_some()
+    }
+
+    /// Adds the sizes of the heap and of the process, in bytes, as they are now.
+    pub fn measure_memory(&mut self, heap: Option<u64>, resident: Option<u64>) {
+        let now = about_process::now();
+        for (name, bytes) in [("GC heap", heap), ("Resident memory", resident)] {
+            if let Some(bytes) = bytes {
+                self.profile.count_bytes(name, now, bytes);
+            }
+        }
     }
 
     /// Adds a sample. `root` is what it belongs to, where there may be several of that.
@@ -31,9 +71,7 @@ impl CpuReports {
         if self.files.is_empty() {
             return;
         }
-        // Code outside of any VM counts as C, in the streams' terms.
-        let state = sample.state.unwrap_or(VmState::Cfunc);
-        self.profile.add(state, rooted(sample, root));
+        self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
     }
 
     /// Writes what there is so far, but on standard output.
@@ -54,6 +92,19 @@ impl CpuReports {
         let written: Vec<_> = self.files.iter().map(|file| file.write(&self.profile)).collect();
         written.into_iter().collect::<Result<(), _>>()?;
         Ok(self.files.into_iter().map(|file| file.path).collect())
+    }
+}
+
+/// What is known of a sample besides its frames.
+pub(super) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
+    let thread = Thread { tid: sample.tid, name: sample.thread_name.clone() };
+    let trace = sample.trace.as_ref().map(|trace| u64::from(trace.number()));
+    SampleInfo {
+        // Code outside of any VM counts as C, in the streams' terms.
+        state: sample.state.unwrap_or(VmState::Cfunc),
+        labels: Labels { thread: Some(thread), state: None, trace },
+        time: Some(sample.time),
+        weights,
     }
 }
 

@@ -137,6 +137,33 @@ impl Frame {
         Self::C { symbol: name.into(), module: None }
     }
 
+    /// The file that the code is in, where it is known: that of a Lua chunk, or of a native function.
+    pub fn file(&self) -> Option<&str> {
+        match self {
+            Self::Lua { chunk, .. } | Self::Chunk { chunk } | Self::Line { chunk, .. } => Some(chunk),
+            Self::C { module, .. } => module.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// The line where it begins.
+    pub fn first_line(&self) -> Option<u32> {
+        match self {
+            Self::Lua { first_line, .. } => Some(*first_line),
+            Self::Line { line, .. } => Some(*line),
+            _ => None,
+        }
+    }
+
+    /// The line that is being executed.
+    pub fn current_line(&self) -> Option<u32> {
+        match self {
+            Self::Lua { line, .. } => *line,
+            Self::Line { line, .. } => Some(*line),
+            _ => None,
+        }
+    }
+
     /// What kind of code it is.
     pub fn kind(&self) -> FrameKind {
         match self {

@@ -33,8 +33,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::report::formats::{folded, svg};
     use crate::report::reference::memprof::{Options, Summary};
-    use crate::report::{MemoryProfile, Profile, Weight, folded};
+    use crate::report::{MemoryProfile, Profile, Weight};
     use crate::stream::{Body, Stream};
 
     const GOLDEN: [(&str, &[u8]); 6] = [
@@ -205,8 +206,8 @@ mod tests {
     fn the_picture_and_the_folded_stacks_have_the_same_total() {
         let profile = profile(GOLDEN[0].1, Weight::Held);
         let mut svg = Vec::new();
-        crate::report::svg::write(&profile, &mut svg).unwrap();
+        svg::write(&profile, &mut svg).unwrap();
         assert!(String::from_utf8(svg).unwrap().contains(&format!("total_samples=\"{}\"", folded_total(&profile))));
-        assert_eq!(profile.weighted().total(), folded_total(&profile));
+        assert_eq!(profile.total(), folded_total(&profile));
     }
 }

@@ -1,34 +1,18 @@
 //! A CPU profile: stacks and how often they were seen.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
+use std::time::SystemTime;
 
-use super::Frame;
 use super::frame::FrameKind;
-use super::stacks::{FrameId, Profile, Stacks};
+use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Stacks, Timeline, Unit};
+use super::source_code::SourceCode;
+use super::{Frame, text};
 use crate::stream::VmState;
 
-/// What a profile counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unit {
-    /// Samples of CPU time.
-    #[default]
-    Samples,
-    /// Bytes of allocated memory.
-    Bytes,
-}
-
-impl Unit {
-    /// Its name, in the plural.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Samples => "samples",
-            Self::Bytes => "bytes",
-        }
-    }
-}
-
-/// Where CPU time went: samples by stack and by VM state, and what is missing.
+/// Where CPU time went: samples by stack and by VM state, and what is missing. Or where memory was allocated, by the
+/// stacks of samples of the allocations.
 #[derive(Clone, Debug, Default)]
 pub struct CpuProfile {
     stacks: Stacks,
@@ -36,12 +20,39 @@ pub struct CpuProfile {
     losses: BTreeMap<String, u64>,
     unresolved: BTreeMap<Arc<str>, u64>,
     scratch: Vec<FrameId>,
+    timeline: Option<Timeline>,
+    /// The files that native code is in, where they are known.
+    pub modules: Modules,
     /// What was measured, as a title: a command line, a pid, a file.
     pub title: String,
+    /// The process, where it is known.
+    pub pid: Option<u32>,
     /// Samples a second, where known.
     pub rate: Option<u32>,
-    /// What is counted.
+    /// What is counted: samples, or bytes of memory.
     pub unit: Unit,
+    /// Where the Lua code can be read.
+    pub sources: SourceCode,
+}
+
+/// What is known of a sample besides its frames.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SampleInfo {
+    /// What the VM was doing.
+    pub state: VmState,
+    /// The thread and the trace; the state is put in.
+    pub labels: Labels,
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: Option<u64>,
+    /// How much it counts: samples, or objects and bytes.
+    pub weights: [u64; 2],
+}
+
+impl SampleInfo {
+    /// A single sample, of which nothing is known but the state.
+    pub fn new(state: VmState) -> Self {
+        Self { state, labels: Labels::default(), time: None, weights: [1, 0] }
+    }
 }
 
 impl CpuProfile {
@@ -55,13 +66,13 @@ impl CpuProfile {
     /// What a state means is added as a frame of its own: `[GC]` or `[JIT compiler]` above the Lua frames in the
     /// states of these two, `TRACE` at the leaf of a sample in JIT-compiled code that does not say which trace.
     pub fn add(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>) {
-        self.add_weighted(vmstate, frames, 1);
+        self.add_sample(SampleInfo::new(vmstate), frames);
     }
 
-    /// Counts `weight` of the unit for one stack; otherwise as [`add`](Self::add).
-    pub fn add_weighted(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>, weight: u64) {
+    /// Counts a sample of which more is known; otherwise as [`add`](Self::add).
+    pub fn add_sample(&mut self, info: SampleInfo, frames: impl IntoIterator<Item = Frame>) {
         let stack: Vec<FrameId> = frames.into_iter().map(|frame| self.intern(frame)).collect();
-        self.count(vmstate, &stack, weight);
+        self.count(info, &stack);
     }
 
     /// The number of a frame, for [`add_interned`](Self::add_interned).
@@ -71,18 +82,45 @@ impl CpuProfile {
 
     /// Counts one sample of frames that have numbers already; otherwise as [`add`](Self::add).
     pub fn add_interned(&mut self, vmstate: VmState, stack: &[FrameId]) {
-        self.count(vmstate, stack, 1);
+        self.count(SampleInfo::new(vmstate), stack);
     }
 
-    fn count(&mut self, vmstate: VmState, stack: &[FrameId], weight: u64) {
+    /// Keeps the order of samples from now on, for formats that show it.
+    pub fn keep_times(&mut self) {
+        self.timeline.get_or_insert_default();
+    }
+
+    /// Notes that the recording begins now.
+    pub fn started_now(&mut self) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.started = Some(SystemTime::now());
+        }
+    }
+
+    /// Adds a value of something else that changes over time, in bytes, if times are kept.
+    pub fn count_bytes(&mut self, name: &str, time: u64, bytes: u64) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.count(name, time, bytes);
+        }
+    }
+
+    fn count(&mut self, info: SampleInfo, stack: &[FrameId]) {
+        let SampleInfo { state, mut labels, time, weights } = info;
         let mut marked = std::mem::take(&mut self.scratch);
         marked.clear();
         marked.extend_from_slice(stack);
-        self.mark(vmstate, &mut marked);
+        self.mark(state, &mut marked);
         self.count_unresolved(&marked);
-        let stack = self.stacks.stack(&marked);
-        self.stacks.add(stack, weight);
-        self.states[vmstate as usize] += weight;
+        labels.state = Some(state);
+        let stack = self.stacks.labelled(&labels, &marked);
+        for (index, weight) in weights.into_iter().enumerate() {
+            self.stacks.add(stack, index, weight);
+        }
+        let shown = &mut self.states[state as usize];
+        *shown = shown.saturating_add(weights[usize::from(self.unit == Unit::Bytes)]);
+        if let (Some(timeline), Some(time)) = (&mut self.timeline, time) {
+            timeline.add(Point { time, stack });
+        }
         self.scratch = marked;
     }
 
@@ -142,22 +180,17 @@ impl CpuProfile {
 
     /// The stacks, root first, and how often each was seen, in the order in which they were first seen.
     pub fn stacks(&self) -> impl Iterator<Item = (&[FrameId], u64)> {
-        self.stacks.iter()
+        self.stacks.iter(self.shown().index)
     }
 
-    /// How many samples there are.
+    /// How many samples there are, or bytes.
     pub fn samples(&self) -> u64 {
-        self.states.iter().sum()
+        self.states.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
     /// How many samples were taken in this state.
     pub fn in_state(&self, vmstate: VmState) -> u64 {
         self.states[vmstate as usize]
-    }
-
-    /// Samples that were lost, by reason.
-    pub fn losses(&self) -> &BTreeMap<String, u64> {
-        &self.losses
     }
 
     /// Samples that have at least one unresolved frame, by its reason.
@@ -181,10 +214,7 @@ impl Profile for CpuProfile {
             0 => String::new(),
             lost => format!(", {lost} lost"),
         };
-        let what = match self.unit {
-            Unit::Samples => "CPU time",
-            Unit::Bytes => "memory",
-        };
+        let what = if self.unit == Unit::Bytes { "memory" } else { "CPU time" };
         let unit = self.unit.name();
         format!(
             "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
@@ -192,8 +222,42 @@ impl Profile for CpuProfile {
         )
     }
 
-    fn unit(&self) -> &'static str {
-        self.unit.name()
+    fn measures(&self) -> Vec<Measure> {
+        if self.unit == Unit::Bytes {
+            let objects = Measure::new("alloc_objects", Unit::Objects, 0);
+            return vec![objects, Measure::new("alloc_space", Unit::Bytes, 1)];
+        }
+        let samples = Measure::new("samples", Unit::Samples, 0);
+        let period = self.rate.filter(|&rate| rate > 0).map(|rate| 1_000_000_000 / u64::from(rate));
+        let time = period.map(|period| Measure { name: "cpu", unit: Unit::Nanoseconds, index: 0, factor: period });
+        std::iter::once(samples).chain(time).collect()
+    }
+
+    fn shown(&self) -> Measure {
+        match self.unit {
+            Unit::Bytes => Measure::new("alloc_space", Unit::Bytes, 1),
+            _ => Measure::new("samples", Unit::Samples, 0),
+        }
+    }
+
+    fn timeline(&self) -> Option<&Timeline> {
+        self.timeline.as_ref()
+    }
+
+    fn process(&self) -> Option<u32> {
+        self.pid
+    }
+
+    fn modules(&self) -> Option<&Modules> {
+        Some(&self.modules)
+    }
+
+    fn losses(&self) -> &BTreeMap<String, u64> {
+        &self.losses
+    }
+
+    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        text::cpu::write(self, out)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 
-use super::stacks::FrameId;
+use super::model::FrameId;
 use super::{CpuProfile, Frame, frame};
 use crate::stream::hash::AddrMap;
 use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
@@ -97,6 +97,7 @@ impl Builder {
     fn property(&mut self, key: &str, value: &str) {
         match (key, key.strip_prefix("lost ")) {
             ("rate", _) => self.profile.rate = value.parse().ok(),
+            ("folder", _) => self.profile.sources.folder = Some(value.into()),
             ("title", _) => self.profile.title = value.to_owned(),
             (_, Some(reason)) => self.profile.lose(reason, value.parse().unwrap_or(0)),
             _ => {}
@@ -178,7 +179,8 @@ impl Builder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::folded;
+    use crate::report::Profile as _;
+    use crate::report::formats::folded;
     use crate::stream::sysprof::splice::StackFrame;
     use crate::stream::{Body, Stream, SysprofWriter};
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::window::{Span, Window};
 use crate::record::AllocationListener;
 use crate::report::Frame;
-use crate::report::memory_sources::Sources;
-use crate::report::stacks::{StackId, Stacks};
+use crate::report::memory::sources::Sources;
+use crate::report::model::{StackId, Stacks};
 use crate::stream::hash::HeapMap;
 use crate::stream::memprof::Event;
 
@@ -147,7 +147,13 @@ impl Allocations {
 
     /// The innermost frame, and the function that it belongs to.
     fn name(&self, stack: StackId) -> Arc<str> {
-        let frames: Vec<&Frame> = self.stacks.frames_of(stack).iter().filter_map(|&id| self.stacks.frame(id)).collect();
+        let frames: Vec<&Frame> = self
+            .stacks
+            .row(stack)
+            .map_or(&[][..], |row| row.frames)
+            .iter()
+            .filter_map(|&id| self.stacks.frame(id))
+            .collect();
         match frames[..] {
             [.., function @ Frame::Lua { .. }, line @ Frame::Line { .. }] => format!("{line}  in {function}").into(),
             [.., last] => last.to_string().into(),

@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 
+use crate::record::about_process;
 use crate::target::Process;
 use crate::vm::Vm;
-use crate::vm::status::{VmStatus, trace_count};
+use crate::vm::status::trace_count;
 
 /// A process at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,15 +26,9 @@ impl Gauge {
     /// Reads the numbers of a process and of its VMs. What cannot be read any more counts as nothing.
     pub fn read(process: &Process, vms: &[Vm], lost: Vec<(&'static str, u64)>) -> Self {
         let memory = process.memory();
-        let status = |vm| VmStatus::read(&memory, vm).ok();
+        let (heap, rss) = about_process::memory(process, vms);
         let traces = process.maps().map_or(0, |maps| vms.iter().map(|vm| trace_count(&memory, &maps, vm)).sum());
-        Self {
-            heap: vms.iter().filter_map(status).map(|status| status.heap).sum(),
-            rss: process.rss(),
-            traces,
-            vms: vms.len(),
-            lost,
-        }
+        Self { heap: heap.unwrap_or(0), rss: rss.unwrap_or(0), traces, vms: vms.len(), lost }
     }
 }
 

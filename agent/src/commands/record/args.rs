@@ -8,8 +8,9 @@ use clap::Args;
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Wanted;
 use crate::record::JitSamples;
-use crate::record::outputs::{Format, OutputFiles, numbered};
-use crate::report::Weight;
+use crate::record::outputs::{OutputFiles, numbered};
+use crate::report::formats::insert_before_ending;
+use crate::report::{Format, Weight};
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]
@@ -166,21 +167,24 @@ impl RecordArgs {
 
     /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
     pub(super) fn outputs(&self, kind: &str) -> Vec<String> {
-        let named = |output: &String| match output.rsplit_once('.') {
-            Some((stem, ending)) => format!("{stem}.{kind}.{ending}"),
-            None => format!("{output}.{kind}"),
-        };
+        let named = |output: &String| with_path(output, |path| insert_before_ending(path, &format!(".{kind}")));
         if self.mode == Mode::All { self.output.iter().map(named).collect() } else { self.output.clone() }
     }
 }
 
 /// `cpu.bin` becomes `cpu-4242.bin`, `svg:x` becomes `svg:x-4242`.
 fn of_process(output: &str, pid: u32) -> String {
-    let named = |path: &str| numbered(Path::new(path), pid as usize).to_string_lossy().into_owned();
-    match output.split_once(':') {
-        Some((format, path)) if Format::of_name(format).is_some() => format!("{format}:{}", named(path)),
-        _ => named(output),
-    }
+    with_path(output, |path| numbered(path, pid as usize))
+}
+
+/// An output with another path. Standard output stays what it is.
+fn with_path(output: &str, change: impl FnOnce(&Path) -> PathBuf) -> String {
+    let (format, path) = match output.split_once(':') {
+        Some((format, path)) if Format::of_name(format).is_some() => (Some(format), path),
+        _ => (None, output),
+    };
+    let path = if path == "-" { PathBuf::from(path) } else { change(Path::new(path)) };
+    format.map_or_else(String::new, |format| format!("{format}:")) + &path.to_string_lossy()
 }
 
 /// The stream's name if none is given: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.

@@ -38,6 +38,9 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     priority::raise();
     let targets = targets(args)?;
     let mut common = common_reports(args)?;
+    if let Some(common) = &mut common {
+        targets.iter().for_each(|target| common.describe(&target.process));
+    }
     let mut recordings =
         targets.iter().map(|target| Recording::start(target, targets.len())).collect::<Result<Vec<_>, _>>()?;
     let progress = Progress::new(args, &targets, &recordings, started.elapsed());

@@ -1,7 +1,7 @@
 //! A recording: from the first probe to the last line of its summary.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::config::Counter;
 use lj_trace_common::event::NO_VM;
@@ -15,7 +15,7 @@ use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::outputs::OutputFiles;
-use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary};
+use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
 use crate::report::Frame;
 use crate::target::Process;
 use crate::vm::Vm;
@@ -25,6 +25,9 @@ const SAMPLE_BATCH: usize = 1 << 10;
 
 /// What counts samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];
+
+/// How often the target's memory is measured, if that is shown.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What is being recorded.
 pub struct Recording {
@@ -43,6 +46,8 @@ pub struct Recording {
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
     newcomers: Newcomers,
+    /// When the target's memory was measured.
+    memory_measured: Option<Instant>,
 }
 
 /// A CPU profile that is being recorded.
@@ -92,6 +97,7 @@ impl Recording {
         let mut outputs: Option<Outputs> = outputs.transpose()?;
         if let Some(outputs) = &mut outputs {
             outputs.show_jit_samples(args.jit_samples);
+            outputs.describe(process);
         }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
@@ -110,13 +116,14 @@ impl Recording {
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
         let newcomers = Newcomers::new();
         let (process, name, only) = (process.clone(), target.name(), *only);
-        Ok(Self { process, programs, samples, cpu, memory, newcomers, name, only, left_out: 0 })
+        Ok(Self { process, programs, samples, cpu, memory, newcomers, name, only, left_out: 0, memory_measured: None })
     }
 
     /// Takes the probes out. What they have recorded can still be drained.
     pub fn detach(&mut self) {
         if let Some(cpu) = &mut self.cpu {
             cpu.sampler.detach();
+            cpu.outputs.reports().add_modules(&self.process);
         }
         if let Some(memory) = &mut self.memory {
             memory.probes.detach(&mut self.programs);
@@ -129,12 +136,24 @@ impl Recording {
     /// An output cannot take it.
     pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
         let samples = self.drain_samples(listener)?;
+        self.measure_memory();
         if let Some((_, pipeline)) = self.samples.as_mut().filter(|_| self.only.is_none()) {
             self.newcomers.search(&self.process, &mut self.programs, pipeline)?;
         }
         let Self { programs, process, memory, .. } = self;
         let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process))?;
         Ok(memory && samples)
+    }
+
+    /// Measures the heap and the process now and then, for what shows how they change.
+    fn measure_memory(&mut self) {
+        let (Some(cpu), Some((_, pipeline))) = (&mut self.cpu, &self.samples) else { return };
+        let is_due = self.memory_measured.is_none_or(|last| last.elapsed() >= MEMORY_INTERVAL);
+        if is_due && cpu.outputs.reports().shows_time() {
+            let (heap, resident) = about_process::memory(&self.process, pipeline.vms());
+            cpu.outputs.reports().measure_memory(heap, resident);
+            self.memory_measured = Some(Instant::now());
+        }
     }
 
     fn drain_samples(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {

@@ -1,33 +1,36 @@
-//! A CPU profile as text, in at most 100 columns.
+//! A CPU profile as text.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use super::{CpuProfile, Frame};
+use super::table::{COLUMNS, fit, fit_end, percent};
+use crate::report::{CpuProfile, Frame, Profile as _};
 use crate::stream::VmState;
 
-const COLUMNS: usize = 100;
 const TOP: usize = 20;
+/// Room for a file and line, beside its code.
+const PLACE_COLUMNS: usize = 40;
 
 /// Writes what a profile says: its VM states, its top functions, and what is missing from it.
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &CpuProfile, mut out: impl Write) -> io::Result<()> {
+pub fn write(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     let samples = profile.samples();
     if !profile.title.is_empty() {
         writeln!(out, "{}", fit(&profile.title, COLUMNS))?;
     }
     let rate = profile.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
-    writeln!(out, "{samples} samples{rate}, {} different stacks", profile.stacks().count())?;
+    writeln!(out, "{samples} {}{rate}, {} different stacks", profile.unit.name(), profile.stacks().count())?;
     if samples > 0 {
         writeln!(out)?;
-        write_states(profile, &mut out)?;
+        write_states(profile, out)?;
         writeln!(out)?;
-        write_functions(profile, &mut out)?;
+        write_functions(profile, out)?;
+        write_lines(profile, out)?;
     }
-    write_missing(profile, &mut out)?;
-    out.flush()
+    write_missing(profile, out)?;
+    Ok(())
 }
 
 /// States that mean the same to a reader, and what they mean.
@@ -45,7 +48,7 @@ const STATES: [(&str, &[VmState], &str); 7] = [
     ("trace exits", &[VmState::Exit], "leaving compiled code: high means traces that do not fit the data"),
 ];
 
-fn write_states(profile: &CpuProfile, out: &mut impl Write) -> io::Result<()> {
+fn write_states(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "VM state       samples       %  where the time goes")?;
     for (name, states, meaning) in STATES {
         let count = states.iter().map(|&state| profile.in_state(state)).sum();
@@ -63,7 +66,7 @@ struct Cost {
     total: u64,
 }
 
-fn write_functions(profile: &CpuProfile, out: &mut impl Write) -> io::Result<()> {
+fn write_functions(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     let mut functions: Vec<(String, Cost)> = costs(profile).into_iter().collect();
     functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
         (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a_name.cmp(b_name))
@@ -100,7 +103,37 @@ fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
     costs
 }
 
-fn table(out: &mut impl Write, title: &str, functions: &[(String, Cost)], samples: u64) -> io::Result<()> {
+/// The hottest lines: each sample counts for the line that its innermost Lua function was at.
+fn write_lines(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+    let mut lines: HashMap<(&str, u32), u64> = HashMap::new();
+    for (stack, count) in profile.stacks() {
+        let innermost = stack.iter().rev().filter_map(|&id| profile.frame(id));
+        let place = innermost.into_iter().find_map(|frame| match frame {
+            Frame::Lua { chunk, line, .. } => Some(line.map(|line| (&**chunk, line))),
+            _ => None,
+        });
+        if let Some(Some(place)) = place {
+            *lines.entry(place).or_default() += count;
+        }
+    }
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    lines.sort_unstable_by(|(a_line, a), (b_line, b)| b.cmp(a).then_with(|| a_line.cmp(b_line)));
+    writeln!(out, "\nHottest lines, with all that they call that is not Lua")?;
+    writeln!(out, "{:>8}       %  line", profile.unit.name())?;
+    for ((chunk, line), count) in lines.iter().take(TOP) {
+        let place = fit(&format!("{chunk}:{line}"), PLACE_COLUMNS);
+        let code = profile.sources.line(chunk, *line).map_or(String::new(), |code| format!("  {code}"));
+        let text =
+            fit_end(&format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 }), COLUMNS - 18);
+        writeln!(out, "{count:>8} {:>7}  {text}", percent(*count, profile.samples()))?;
+    }
+    Ok(())
+}
+
+fn table(out: &mut dyn Write, title: &str, functions: &[(String, Cost)], samples: u64) -> io::Result<()> {
     writeln!(out, "{title}")?;
     writeln!(out, "     own       %    total       %  function")?;
     for (name, Cost { own, total }) in functions.iter().take(TOP) {
@@ -115,7 +148,7 @@ fn table(out: &mut impl Write, title: &str, functions: &[(String, Cost)], sample
     Ok(())
 }
 
-fn write_missing(profile: &CpuProfile, out: &mut impl Write) -> io::Result<()> {
+fn write_missing(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     let unresolved: Vec<(&str, u64)> = profile.unresolved().iter().map(|(reason, &count)| (&**reason, count)).collect();
     let losses: Vec<(&str, u64)> = profile.losses().iter().map(|(reason, &count)| (reason.as_str(), count)).collect();
     for (title, counts) in [("Samples lost", losses), ("Samples with frames that could not be resolved", unresolved)] {
@@ -127,22 +160,6 @@ fn write_missing(profile: &CpuProfile, out: &mut impl Write) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// A share with two decimals.
-pub fn percent(part: u64, whole: u64) -> String {
-    if whole == 0 { "-".to_owned() } else { format!("{:.2}%", part as f64 * 100.0 / whole as f64) }
-}
-
-/// A name on one line, cut in the middle to at most so many characters: its end, with file and line, matters too.
-pub fn fit(name: &str, width: usize) -> String {
-    let chars: Vec<char> = name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    if chars.len() <= width {
-        return chars.into_iter().collect();
-    }
-    let head = (width - 3) / 2;
-    let tail = width - 3 - head;
-    chars[..head].iter().chain(&['.'; 3]).chain(&chars[chars.len() - tail..]).collect()
 }
 
 #[cfg(test)]
@@ -171,6 +188,23 @@ mod tests {
         assert!(out.contains("       0   0.00%        4 100.00%  main@a.lua:1"), "{out}");
         assert!(out.contains("       7  ring buffer full"), "{out}");
         assert!(out.contains("       1  no symbol"), "{out}");
+    }
+
+    #[test]
+    fn hot_lines_have_their_code() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.lua"), "\n\n  for i = 1, 10 do end\n").unwrap();
+        let mut profile = CpuProfile::new("");
+        profile.sources.folder = Some(folder.path().to_owned());
+        let at = |line| Frame::lua(None, b"@a.lua", 1, Some(line));
+        profile.add(VmState::Lfunc, [at(1), at(3)]);
+        profile.add(VmState::Cfunc, [at(1), at(3), Frame::C { symbol: "memcpy".into(), module: None }]);
+        profile.add(VmState::Lfunc, [at(2), at(9)]);
+        let mut out = Vec::new();
+        write(&profile, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("       2  66.67%  a.lua:3                   for i = 1, 10 do end\n"), "{out}");
+        assert!(out.contains("       1  33.33%  a.lua:9\n"), "{out}");
     }
 
     #[test]

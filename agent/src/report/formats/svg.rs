@@ -6,9 +6,9 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 use inferno::flamegraph::{self, Options};
 
 use super::folded;
-use super::frame::FrameKind;
-use super::stacks::Profile;
-use super::text::fit;
+use crate::report::frame::FrameKind;
+use crate::report::model::Profile;
+use crate::report::text::fit;
 
 /// Characters of the title, and of the line below it, that fit into the picture beside its search field.
 const TITLE_COLUMNS: usize = 100;
@@ -24,7 +24,7 @@ const ROOT: Color = Color { r: 235, g: 235, b: 225 };
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
+pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
     let mut palette = PaletteMap::default();
     for frame in profile.weighted().frames() {
         let name = folded::escape(&frame.to_string());
@@ -36,13 +36,13 @@ pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
     let mut options = Options::default();
     options.title = fit(&profile.title(), TITLE_COLUMNS);
     options.subtitle = Some(fit(&profile.subtitle(), SUBTITLE_COLUMNS));
-    options.count_name = profile.unit().to_owned();
+    options.count_name = profile.shown().unit.name().to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
     let mut lines = folded::lines(profile);
     if lines.is_empty() {
         // The library refuses an empty graph; an empty profile is a result too.
-        lines.push(format!("no {} 1", profile.unit()));
+        lines.push(format!("no {} 1", profile.shown().unit.name()));
     }
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)?;
     out.flush()
@@ -69,8 +69,8 @@ fn color(kind: FrameKind, name: &str) -> Color {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CpuProfile, Frame};
     use super::*;
+    use crate::report::{CpuProfile, Frame};
     use crate::stream::VmState;
 
     #[test]

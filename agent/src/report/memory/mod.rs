@@ -1,12 +1,18 @@
-//! A memory profile: who allocates, by one of three measures.
+//! A memory profile: who allocates, who holds what, and what was garbage.
+
+pub mod growth;
+pub(crate) mod sources;
 
 use std::collections::BTreeMap;
+use std::io;
 
 use clap::ValueEnum;
+use growth::Growth;
+use sources::Sources;
 
 use super::Frame;
-use super::memory_sources::Sources;
-use super::stacks::{Profile, StackId, Stacks};
+use super::model::{Measure, Profile, StackId, Stacks, Unit};
+use super::text;
 use crate::stream::hash::HeapMap;
 use crate::stream::memprof::Event;
 
@@ -23,6 +29,15 @@ pub enum Weight {
 }
 
 impl Weight {
+    /// What the stacks have of it.
+    pub const fn measure(self) -> Measure {
+        match self {
+            Self::Allocated => ALLOC_SPACE,
+            Self::Events => EVENTS,
+            Self::Held => INUSE_SPACE,
+        }
+    }
+
     /// What the weight is of: `bytes allocated`.
     pub fn describe(self) -> &'static str {
         match self {
@@ -33,11 +48,18 @@ impl Weight {
     }
 }
 
-/// Who allocates, by [`Weight`]. An event has one source and no callers, so a stack is what the source belongs to:
+/// Allocations, and reallocations, which make a new block too.
+const ALLOC_OBJECTS: Measure = Measure::new("alloc_objects", Unit::Objects, 0);
+const ALLOC_SPACE: Measure = Measure::new("alloc_space", Unit::Bytes, 1);
+const INUSE_OBJECTS: Measure = Measure::new("inuse_objects", Unit::Objects, 2);
+const INUSE_SPACE: Measure = Measure::new("inuse_space", Unit::Bytes, 3);
+const EVENTS: Measure = Measure::new("events", Unit::Events, 4);
+
+/// Who allocates, by every measure. An event has one source and no callers, so a stack is what the source belongs to:
 /// the file, the function, and the line; or a C function, a trace, or the VM itself.
 ///
-/// A live recording and a stream fill it with the same events. It needs memory for each source, and for
-/// [`Weight::Held`] for each block that is allocated at the time.
+/// A live recording and a stream fill it with the same events. It needs memory for each source, and if blocks are
+/// [followed](MemoryProfile::follow_blocks), for each that is allocated at the time: only then it is known what is held.
 ///
 /// What is held belongs to whoever made it that large: a block that grows, whether it moves or not, changes over to
 /// the source of the reallocation; one that shrinks stays with its source, for it is the garbage collector that
@@ -50,10 +72,16 @@ pub struct MemoryProfile {
     stacks: Stacks,
     /// By VM: each has its own addresses of prototypes and its own numbers of traces.
     sources: Vec<Sources>,
-    /// What is allocated, for [`Weight::Held`] only. The VMs of a process share its addresses.
+    /// What is allocated, if that is followed. The VMs of a process share its addresses.
     heap: HeapMap<Block>,
+    follows_blocks: bool,
+    /// By stack.
+    garbage: Vec<Garbage>,
+    growth: Growth,
     losses: BTreeMap<String, u64>,
     events: u64,
+    /// Bytes of all allocations so far: the clock by which blocks age.
+    allocated: u64,
     /// Of which program, as a title: a command line, a pid, a file.
     pub title: String,
 }
@@ -62,12 +90,36 @@ pub struct MemoryProfile {
 struct Block {
     size: u64,
     holder: StackId,
+    /// How many KiB had been allocated before it.
+    birth: u32,
+}
+
+/// Blocks that were allocated during the recording, and freed again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Garbage {
+    /// How many.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The KiB that were allocated between the birth and the end of each, all together.
+    pub age: u64,
 }
 
 impl MemoryProfile {
-    /// An empty profile.
+    /// An empty profile, of which formats with room for one measure show `weight`.
     pub fn new(weight: Weight, title: impl Into<String>) -> Self {
-        Self { weight, title: title.into(), ..Self::default() }
+        let follows_blocks = weight == Weight::Held;
+        Self { weight, title: title.into(), follows_blocks, ..Self::default() }
+    }
+
+    /// Has it follow each block from now on, so that it knows what is held.
+    pub fn follow_blocks(&mut self) {
+        self.follows_blocks = true;
+    }
+
+    /// Whether it knows what is held.
+    pub fn follows_blocks(&self) -> bool {
+        self.follows_blocks
     }
 
     /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events too.
@@ -81,42 +133,89 @@ impl MemoryProfile {
             Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. } => *source,
         };
         self.events += 1;
-        let stack = |this: &mut Self| this.sources[vm].stack(source, &mut this.stacks);
-        match (self.weight, event) {
-            (Weight::Events, _) => {
-                let stack = stack(self);
-                self.stacks.add(stack, 1);
+        let stack = self.sources[vm].stack(source, &mut self.stacks);
+        self.stacks.add(stack, EVENTS.index, 1);
+        match *event {
+            Event::Alloc { addr, size, .. } => {
+                self.allocate(stack, size);
+                self.growth.add(size, 0);
+                if self.follows_blocks {
+                    self.hold(addr, Block { size, holder: stack, birth: self.clock() });
+                }
             }
-            (Weight::Allocated, Event::Alloc { size, .. } | Event::Realloc { size, .. }) => {
-                let stack = stack(self);
-                self.stacks.add(stack, *size);
+            Event::Realloc { old_addr, old_size, addr, size, .. } => {
+                self.allocate(stack, size);
+                self.growth.add(size, old_size);
+                if self.follows_blocks {
+                    let old = self.release(old_addr);
+                    // It is the same block in the eyes of whoever has it: it keeps its age.
+                    let birth = old.map_or_else(|| self.clock(), |old| old.birth);
+                    let holder = old.filter(|old| size <= old.size).map_or(stack, |old| old.holder);
+                    self.hold(addr, Block { size, holder, birth });
+                }
             }
-            (Weight::Held, &Event::Alloc { addr, size, .. }) => {
-                let holder = stack(self);
-                self.hold(addr, Block { size, holder });
+            Event::Free { addr, size, .. } => {
+                self.growth.add(0, size);
+                if self.follows_blocks
+                    && let Some(block) = self.release(addr)
+                {
+                    self.bury(block);
+                }
             }
-            (Weight::Held, &Event::Realloc { old_addr, addr, size, .. }) => {
-                let holder = stack(self);
-                let shrunk = self.release(old_addr).filter(|old| size <= old.size);
-                self.hold(addr, Block { size, holder: shrunk.map_or(holder, |old| old.holder) });
-            }
-            (Weight::Held, Event::Free { addr, .. }) => drop(self.release(*addr)),
-            _ => {}
+            Event::Symbol(_) => {}
         }
     }
 
+    fn allocate(&mut self, stack: StackId, size: u64) {
+        self.stacks.add(stack, ALLOC_OBJECTS.index, 1);
+        self.stacks.add(stack, ALLOC_SPACE.index, size);
+        self.allocated = self.allocated.saturating_add(size);
+    }
+
+    fn clock(&self) -> u32 {
+        u32::try_from(self.allocated >> 10).unwrap_or(u32::MAX)
+    }
+
     fn hold(&mut self, addr: u64, block: Block) {
-        self.stacks.add(block.holder, block.size);
+        self.stacks.add(block.holder, INUSE_OBJECTS.index, 1);
+        self.stacks.add(block.holder, INUSE_SPACE.index, block.size);
         if let Some(old) = self.heap.insert(addr, block) {
             // Its free was lost.
-            self.stacks.take(old.holder, old.size);
+            self.let_go(old);
         }
     }
 
     fn release(&mut self, addr: u64) -> Option<Block> {
         let block = self.heap.remove(&addr)?;
-        self.stacks.take(block.holder, block.size);
+        self.let_go(block);
         Some(block)
+    }
+
+    fn let_go(&mut self, block: Block) {
+        self.stacks.take(block.holder, INUSE_OBJECTS.index, 1);
+        self.stacks.take(block.holder, INUSE_SPACE.index, block.size);
+    }
+
+    fn bury(&mut self, block: Block) {
+        let index = block.holder.index();
+        if self.garbage.len() <= index {
+            self.garbage.resize_with(index + 1, Garbage::default);
+        }
+        let age = self.clock().saturating_sub(block.birth);
+        let garbage = &mut self.garbage[index];
+        garbage.objects += 1;
+        garbage.bytes = garbage.bytes.saturating_add(block.size);
+        garbage.age = garbage.age.saturating_add(u64::from(age));
+    }
+
+    /// What of a stack's blocks was freed again.
+    pub fn garbage(&self, stack: StackId) -> Garbage {
+        self.garbage.get(stack.index()).copied().unwrap_or_default()
+    }
+
+    /// How the heap grew, event by event.
+    pub fn growth(&self) -> &Growth {
+        &self.growth
     }
 
     /// Counts events that were lost, by reason.
@@ -151,7 +250,7 @@ impl Profile for MemoryProfile {
     }
 
     fn subtitle(&self) -> String {
-        let total = self.stacks.total();
+        let total = self.total();
         let measured = match self.weight {
             Weight::Allocated => format!("{} allocated in {} events", amount(total), self.events),
             Weight::Events => format!("{} allocations, reallocations and frees", self.events),
@@ -164,16 +263,29 @@ impl Profile for MemoryProfile {
         format!("{measured}{lost}: green Lua, blue compiled Lua, orange C, red the VM itself")
     }
 
-    fn unit(&self) -> &'static str {
-        match self.weight {
-            Weight::Allocated | Weight::Held => "bytes",
-            Weight::Events => "events",
+    fn measures(&self) -> Vec<Measure> {
+        let mut measures = vec![ALLOC_OBJECTS, ALLOC_SPACE];
+        if self.follows_blocks {
+            measures.extend([INUSE_OBJECTS, INUSE_SPACE]);
         }
+        measures
+    }
+
+    fn shown(&self) -> Measure {
+        self.weight.measure()
+    }
+
+    fn losses(&self) -> &BTreeMap<String, u64> {
+        &self.losses
+    }
+
+    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        text::memory::write(self, text::memory::Options::default(), out)
     }
 }
 
 /// An amount of memory, for people.
-fn amount(bytes: u64) -> String {
+pub(super) fn amount(bytes: u64) -> String {
     let mut amount = bytes as f64;
     let mut unit = "bytes";
     for larger in ["KiB", "MiB", "GiB", "TiB"] {
@@ -189,7 +301,7 @@ fn amount(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::folded;
+    use crate::report::formats::folded;
     use crate::stream::Symbol;
     use crate::stream::memprof::Source;
 

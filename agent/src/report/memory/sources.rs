@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::frame::{Frame, chunk_name};
-use super::stacks::{StackId, Stacks};
+use crate::report::frame::{Frame, chunk_name};
+use crate::report::model::{StackId, Stacks};
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::Source;
 use crate::stream::{Annotation, Symbol, SymbolTable};
@@ -171,7 +171,7 @@ mod tests {
 
         fn of(&mut self, source: Source) -> String {
             let stack = self.sources.stack(source, &mut self.stacks);
-            self.stacks.add(stack, 1);
+            self.stacks.add(stack, 0, 1);
             let frames = self.sources.frames(source);
             // What is remembered for the source is what a fresh look says.
             let ids: Vec<_> = frames.iter().map(|frame| self.stacks.intern(frame.clone())).collect();

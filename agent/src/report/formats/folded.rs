@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use super::stacks::Profile;
+use crate::report::model::Profile;
 
 /// The lines of a profile, in bytewise order, without line ends. Stacks that read the same are one line.
-pub fn lines(profile: &impl Profile) -> Vec<String> {
+pub fn lines(profile: &dyn Profile) -> Vec<String> {
     let stacks = profile.weighted();
     let names: Vec<String> = stacks.frames().iter().map(|frame| escape(&frame.to_string())).collect();
-    let ids: BTreeMap<_, _> = stacks.frame_ids().zip(&names).collect();
+    let measure = profile.shown();
     let mut weights: BTreeMap<String, u64> = BTreeMap::new();
-    for (stack, weight) in stacks.iter() {
-        let names: Vec<&str> = stack.iter().filter_map(|id| ids.get(id)).map(|name| name.as_str()).collect();
+    for row in stacks.rows() {
+        let weight = measure.value(row.weights);
+        if weight == 0 {
+            continue;
+        }
+        let names: Vec<&str> = row.frames.iter().map(|id| names[id.index()].as_str()).collect();
         let sum = weights.entry(names.join(";")).or_insert(0);
         *sum = sum.saturating_add(weight);
     }
@@ -23,7 +27,7 @@ pub fn lines(profile: &impl Profile) -> Vec<String> {
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &impl Profile, mut out: impl Write) -> io::Result<()> {
+pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
     for line in lines(profile) {
         writeln!(out, "{line}")?;
     }
@@ -44,8 +48,8 @@ pub fn escape(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CpuProfile, Frame};
     use super::*;
+    use crate::report::{CpuProfile, Frame};
     use crate::stream::VmState;
 
     #[test]

@@ -1,0 +1,151 @@
+//! `lj-trace report`: renders a stream.
+
+mod rendering;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use rendering::Rendering;
+
+use super::exit::CommandError;
+use crate::report::{Format, Output, Weight};
+use crate::stream::Stream;
+
+const EXAMPLES: &str = "\
+Examples:
+  lj-trace report lj-trace-42.sysprof.bin                 where the CPU time went, as text
+  lj-trace report lj-trace-42.sysprof.bin -o cpu.svg      a flame graph
+  lj-trace report cpu.bin -o cpu.folded -o cpu.svg        both from one reading
+  lj-trace report cpu.bin --format folded | grep work     folded stacks to standard output
+  lj-trace report memprof.bin --leak-only                 what is still held, and by which line
+  lj-trace report memprof.bin -o mem.svg                  a flame graph of the bytes allocated
+  lj-trace report memprof.bin --weight held -o leak.svg   a flame graph of the bytes still held";
+
+/// Render a sysprof or memprof stream, written by lj-trace or by Tarantool.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ReportArgs {
+    /// The stream; `-` is standard input
+    pub file: PathBuf,
+
+    /// Write to this file, or to standard output for `-`; may be repeated
+    ///
+    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text. `FORMAT:FILE` forces one.
+    #[arg(short, long, value_name = "[FORMAT:]FILE")]
+    pub output: Vec<Output>,
+
+    /// The format for standard output and for files whose ending says nothing [default: text for a CPU profile,
+    /// tarantool for a memory profile]
+    #[arg(short, long, value_enum)]
+    pub format: Option<Format>,
+
+    /// Memory profiles, as text: only what is still held
+    #[arg(long)]
+    pub leak_only: bool,
+
+    /// Memory profiles, as Tarantool's parser prints them: KiB, MiB and GiB in place of bytes
+    #[arg(long)]
+    pub human_readable: bool,
+
+    /// Memory profiles: what .folded and .svg weigh by [default: allocated]
+    #[arg(long, value_enum)]
+    pub weight: Option<Weight>,
+}
+
+/// Renders the stream as `args` say.
+///
+/// # Errors
+/// Exit code 74 for a file that cannot be read or written or is no stream, 64 for options that do not fit it.
+pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
+    let name = args.file.display().to_string();
+    let input: Box<dyn Read> = if args.file == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(&args.file).map_err(|error| CommandError::io(&format!("open {name}"), &error))?)
+    };
+    let stream = Stream::open(input).map_err(|error| CommandError::stream(&name, &error))?;
+    let standard_output = [Output { format: None, file: None }];
+    let outputs = if args.output.is_empty() { &standard_output[..] } else { &args.output };
+    let (rendering, cut) = Rendering::read(stream, outputs, args, &name)?;
+    for output in outputs {
+        rendering.write(output, args)?;
+    }
+    if let Some(cut) = cut {
+        eprintln!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+    }
+    Ok(())
+}
+
+/// The name of the stream, for titles, without its folders.
+fn file_name(args: &ReportArgs) -> String {
+    args.file.file_name().unwrap_or(args.file.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::exit::ExitCode;
+
+    fn golden(name: &str) -> ReportArgs {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        ReportArgs { file, output: Vec::new(), format: None, leak_only: false, human_readable: false, weight: None }
+    }
+
+    #[test]
+    fn one_reading_makes_all_outputs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut args = golden("sysprof-C-jit.bin");
+        args.output = ["a.svg", "a.folded", "a.txt"].map(|name| path(name).parse().unwrap()).to_vec();
+        run(&args).unwrap();
+        let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
+        let folded = read("a.folded");
+        let samples: u64 = folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+        assert!(read("a.txt").contains(&format!("{samples} samples")));
+        assert!(read("a.svg").contains(&format!("{samples} samples")));
+    }
+
+    #[test]
+    fn a_memory_profile_is_text_and_pictures_from_one_reading() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut args = golden("memprof-jit.bin");
+        args.weight = Some(Weight::Held);
+        args.leak_only = true;
+        args.output = ["a.svg", "a.folded", "a.out"].map(|name| path(name).parse().unwrap()).to_vec();
+        run(&args).unwrap();
+        let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
+        assert_eq!(read("a.out"), include_str!("../../../tests/golden/memprof-jit.leak.txt"));
+        let bytes: u64 =
+            read("a.folded").lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
+        let svg = read("a.svg");
+        assert!(
+            svg.contains(&format!("total_samples=\"{bytes}\"")) && svg.contains("memprof-jit.bin: bytes still held")
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_done_has_its_exit_code() {
+        let code = |args: &ReportArgs| run(args).unwrap_err().code;
+        assert_eq!(code(&golden("missing.bin")), ExitCode::IO);
+        assert_eq!(code(&golden("memprof-jit.txt")), ExitCode::IO);
+        let mut args = golden("sysprof-C-jit.bin");
+        args.leak_only = true;
+        assert_eq!(code(&args), ExitCode::USAGE);
+        let mut args = golden("memprof-jit.bin");
+        for format in [Format::Svg, Format::Folded] {
+            args.format = Some(format);
+            args.leak_only = true;
+            assert_eq!(code(&args), ExitCode::USAGE);
+            args.leak_only = false;
+        }
+        args.format = None;
+        args.weight = Some(Weight::Held);
+        assert_eq!(code(&args), ExitCode::USAGE);
+        args.weight = None;
+        args.output = vec!["/dev/full".parse().unwrap()];
+        assert_eq!(code(&args), ExitCode::IO);
+    }
+}

@@ -1,0 +1,163 @@
+//! One reading of a stream, for all outputs.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+
+use super::{ReportArgs, file_name};
+use crate::commands::exit::CommandError;
+use crate::report::{self, CpuProfile, Format, MemoryProfile, Output, formats, reference, text};
+use crate::stream::{Body, Stream, StreamError};
+
+/// What is read of a stream to render it.
+pub enum Rendering {
+    /// What parse-sysprof prints.
+    Lines(reference::sysprof::Lines),
+    /// A CPU profile.
+    Cpu(Box<CpuProfile>),
+    /// A memory profile, and what parse-memprof prints, as far as they are asked for.
+    Memory { summary: Option<Box<reference::memprof::Summary>>, profile: Option<Box<MemoryProfile>> },
+}
+
+/// What the formats of all outputs need of a memory profile.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// Events as Tarantool's parser counts them.
+    summary: bool,
+    profile: bool,
+    blocks: bool,
+}
+
+impl Rendering {
+    /// Reads the stream once for all outputs; gives the place where it is cut off too, if it is.
+    ///
+    /// # Errors
+    /// It is damaged, or the options do not fit it.
+    pub fn read<R: Read>(
+        stream: Stream<R>,
+        outputs: &[Output],
+        args: &ReportArgs,
+        name: &str,
+    ) -> Result<(Self, Option<StreamError>), CommandError> {
+        let failed = |error: StreamError| CommandError::stream(name, &error);
+        let is_memory = matches!(stream.body, Body::Memprof(_));
+        let formats: Vec<Format> = outputs.iter().map(|output| format_of(output, args, is_memory)).collect();
+        if formats.contains(&Format::Stream) {
+            return Err(CommandError::usage("a report cannot be a stream: that is what it is made from"));
+        }
+        let Stream { symbols, body, .. } = stream;
+        match body {
+            Body::Memprof(mut reader) => {
+                check_memory_options(args, &formats)?;
+                let needs = Needs {
+                    summary: formats.contains(&Format::Tarantool),
+                    profile: formats.iter().any(|format| format.is_of_profile()),
+                    blocks: formats.iter().any(|format| format.shows_all_measures()),
+                };
+                let mut summary = needs.summary.then(|| Box::new(reference::memprof::Summary::new(reader.version())));
+                let mut profile = needs.profile.then(|| {
+                    let title = format!("Memory profile {}", file_name(args));
+                    let mut profile = MemoryProfile::new(args.weight.unwrap_or_default(), title);
+                    if needs.blocks {
+                        profile.follow_blocks();
+                    }
+                    Box::new(profile)
+                });
+                let cut = report::memprof::read(symbols, &mut reader, |event| {
+                    if let Some(profile) = &mut profile {
+                        profile.add(0, &event);
+                    }
+                    if let Some(summary) = &mut summary {
+                        summary.add(event);
+                    }
+                });
+                Ok((Self::Memory { summary, profile }, cut.map_err(failed)?))
+            }
+            Body::Sysprof(mut reader) => {
+                check_cpu_options(args, name)?;
+                if formats.iter().all(|&format| format == Format::Tarantool) {
+                    let (lines, cut) = reference::sysprof::read(symbols, &mut reader).map_err(failed)?;
+                    return Ok((Self::Lines(lines), cut));
+                }
+                if formats.contains(&Format::Tarantool) {
+                    return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
+                }
+                let title = format!("CPU profile {}", file_name(args));
+                let (profile, cut) = report::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
+                Ok((Self::Cpu(Box::new(profile)), cut))
+            }
+        }
+    }
+
+    /// Writes an output.
+    ///
+    /// # Errors
+    /// It cannot take the bytes.
+    pub fn write(&self, output: &Output, args: &ReportArgs) -> Result<(), CommandError> {
+        let format = format_of(output, args, matches!(self, Self::Memory { .. }));
+        match &output.file {
+            None => match self.render(format, args, BufWriter::new(io::stdout().lock())) {
+                // Who reads has seen enough: `lj-trace report ... | head`.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                result => result.map_err(|error| CommandError::io("write to standard output", &error)),
+            },
+            Some(path) => File::create(path)
+                .and_then(|file| self.render(format, args, BufWriter::new(file)))
+                .map_err(|error| CommandError::io(&format!("write {}", path.display()), &error)),
+        }
+    }
+
+    fn render(&self, format: Format, args: &ReportArgs, mut out: impl Write) -> io::Result<()> {
+        match self {
+            Self::Lines(lines) => reference::sysprof::write(lines, out),
+            Self::Cpu(profile) => formats::write(format, &**profile, out),
+            Self::Memory { summary: Some(summary), .. } if format == Format::Tarantool => {
+                let options =
+                    reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
+                summary.write(options, out)
+            }
+            Self::Memory { profile: Some(profile), .. } if format == Format::Text => {
+                text::memory::write(profile, text::memory::Options { leak_only: args.leak_only }, &mut out)?;
+                out.flush()
+            }
+            Self::Memory { profile: Some(profile), .. } => formats::write(format, &**profile, out),
+            // What an output asks for has been read.
+            Self::Memory { .. } => Ok(()),
+        }
+    }
+}
+
+/// Without any wish, a memory profile looks as Tarantool's users know it.
+fn format_of(output: &Output, args: &ReportArgs, is_memory: bool) -> Format {
+    let default = if is_memory { Format::Tarantool } else { Format::Text };
+    output.format.or(args.format).unwrap_or(default)
+}
+
+/// Refuses options of memory profiles.
+fn check_cpu_options(args: &ReportArgs, name: &str) -> Result<(), CommandError> {
+    let refuse = |message: &str| Err(CommandError::usage(format!("{message}, but {name} is a CPU profile")));
+    if args.leak_only || args.human_readable {
+        return refuse("--leak-only and --human-readable are for memory profiles");
+    }
+    if args.weight.is_some() {
+        return refuse("--weight is for memory profiles");
+    }
+    Ok(())
+}
+
+/// Refuses options that no output would heed.
+fn check_memory_options(args: &ReportArgs, formats: &[Format]) -> Result<(), CommandError> {
+    let refuse = |message: &str| Err(CommandError::usage(message));
+    let has = |some: &[Format]| formats.iter().any(|format| some.contains(format));
+    match args {
+        ReportArgs { weight: Some(_), .. } if !has(&[Format::Folded, Format::Svg]) => {
+            refuse("--weight is for folded stacks and flame graphs: add -o FILE.svg, -o FILE.folded or --format folded")
+        }
+        ReportArgs { leak_only: true, .. } if !has(&[Format::Text, Format::Tarantool]) => {
+            refuse("--leak-only is for text; for folded stacks and flame graphs use --weight held")
+        }
+        ReportArgs { human_readable: true, .. } if !has(&[Format::Tarantool]) => {
+            refuse("--human-readable is for what Tarantool's parser prints (--format tarantool)")
+        }
+        _ => Ok(()),
+    }
+}

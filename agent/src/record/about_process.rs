@@ -1,0 +1,75 @@
+//! What reports show of a process besides its samples: the files it runs, where its source code is, its memory.
+
+use std::path::PathBuf;
+
+use crate::report::model::{Modules, NativeModule};
+use crate::report::source_code::SourceCode;
+use crate::symbols::elf::debug_links;
+use crate::target::Process;
+use crate::unwind;
+use crate::vm::{Vm, VmStatus};
+
+/// The files with native code that are mapped now.
+pub fn native_modules(process: &Process) -> Modules {
+    let mut modules = Modules::new();
+    let Ok(maps) = process.maps() else { return modules };
+    for located in unwind::Modules::new(process.clone()).open_all() {
+        let module = &located.module;
+        let path = module.path().display().to_string();
+        let mapping = maps.iter().find(|mapping| mapping.exec && mapping.path == path);
+        let build_id = debug_links(module.image()).and_then(|links| links.build_id);
+        let hexadecimal = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let native = NativeModule {
+            path,
+            start: mapping.map_or(0, |mapping| mapping.start),
+            end: mapping.map_or(0, |mapping| mapping.end),
+            offset: mapping.map_or(0, |mapping| mapping.offset),
+            build_id: build_id.map(hexadecimal),
+        };
+        modules.insert(module.name().clone(), native);
+    }
+    modules
+}
+
+/// The folder that a process works in.
+pub fn folder(process: &Process) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{}/cwd", process.pid())).ok()
+}
+
+/// Where the files of a process's chunks can be read.
+pub fn source_code(process: &Process) -> SourceCode {
+    let root = Some(PathBuf::from(format!("/proc/{}/root", process.pid())));
+    SourceCode::new(root, folder(process))
+}
+
+/// The bytes that the objects of all VMs take, and those of the process that are in memory.
+pub fn memory(process: &Process, vms: &[Vm]) -> (Option<u64>, Option<u64>) {
+    let memory = process.memory();
+    let heaps = vms.iter().filter_map(|vm| VmStatus::read(&memory, vm).ok()).map(|status| status.heap);
+    let heap = heaps.fold(None, |sum: Option<u64>, heap| Some(sum.unwrap_or(0).saturating_add(heap)));
+    (heap, Some(process.rss()).filter(|&bytes| bytes > 0))
+}
+
+/// The time as samples have it: nanoseconds of `CLOCK_MONOTONIC`.
+pub fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_modules_of_this_process_are_known() {
+        let process = Process::open(std::process::id()).unwrap();
+        let modules = native_modules(&process);
+        let libc = modules.iter().find(|(name, _)| name.starts_with("libc.so")).unwrap().1;
+        assert!(libc.start < libc.end && libc.path.starts_with('/'), "{libc:?}");
+        assert!(libc.build_id.as_ref().is_some_and(|id| id.len() == 40), "{libc:?}");
+        assert!(memory(&process, &[]).1.is_some_and(|bytes| bytes > 1 << 20));
+        assert!(now() > 0 && now() <= now());
+    }
+}

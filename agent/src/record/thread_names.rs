@@ -1,0 +1,36 @@
+//! Names of the target's threads.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::target::Process;
+
+/// The names of a process's threads, as the kernel has them (`pthread_setname_np(3)`).
+pub struct ThreadNames {
+    pid: u32,
+    names: HashMap<u32, Option<Arc<str>>>,
+}
+
+/// Threads that are remembered: more than most processes have at a time.
+const MAX_KNOWN: usize = 1 << 14;
+
+impl ThreadNames {
+    /// Those of `process`.
+    pub fn new(process: &Process) -> Self {
+        Self { pid: process.pid(), names: HashMap::new() }
+    }
+
+    /// The name of a thread; `None` if it has gone, or is known by another id here.
+    pub fn name(&mut self, tid: u32) -> Option<Arc<str>> {
+        if let Some(known) = self.names.get(&tid) {
+            return known.clone();
+        }
+        if self.names.len() >= MAX_KNOWN {
+            self.names.clear();
+        }
+        let read = std::fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid));
+        let name = read.ok().map(|name| Arc::from(name.trim_end_matches('\n')));
+        self.names.insert(tid, name.clone());
+        name
+    }
+}

@@ -1,0 +1,25 @@
+//! What a stack was seen in.
+
+use std::sync::Arc;
+
+use crate::stream::VmState;
+
+/// What is known of the samples of a stack besides their frames.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Labels {
+    /// The thread.
+    pub thread: Option<Thread>,
+    /// What the VM was doing.
+    pub state: Option<VmState>,
+    /// The number of the trace that was running.
+    pub trace: Option<u64>,
+}
+
+/// A thread of the target.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Thread {
+    /// Its id.
+    pub tid: u32,
+    /// Its name, where it could be read.
+    pub name: Option<Arc<str>>,
+}

@@ -1,0 +1,65 @@
+//! What all formats are written from: stacks of frames with labels, what they weigh by each measure, and when.
+//!
+//! A recording knows all of it. A stream holds less (no threads, no times), and such parts are then absent.
+
+pub mod labels;
+mod measure;
+mod module;
+pub mod stacks;
+mod timeline;
+
+use std::collections::BTreeMap;
+use std::io;
+
+pub use labels::Labels;
+pub use measure::{Measure, Unit};
+pub use module::{Modules, NativeModule};
+pub use stacks::{FrameId, Row, StackId, Stacks, Weights};
+pub use timeline::{CounterSeries, Point, Timeline};
+
+/// A profile that can be written in every format.
+pub trait Profile {
+    /// The stacks and their weights.
+    fn weighted(&self) -> &Stacks;
+
+    /// What was measured, and of which program.
+    fn title(&self) -> String;
+
+    /// What the total is, what is missing from it, and what the colours mean.
+    fn subtitle(&self) -> String;
+
+    /// All that the weights tell.
+    fn measures(&self) -> Vec<Measure>;
+
+    /// The one of them that formats with room for one show.
+    fn shown(&self) -> Measure;
+
+    /// What was recorded when, where that is known.
+    fn timeline(&self) -> Option<&Timeline> {
+        None
+    }
+
+    /// The process, where it is known.
+    fn process(&self) -> Option<u32> {
+        None
+    }
+
+    /// The files that native code is in, where they are known.
+    fn modules(&self) -> Option<&Modules> {
+        None
+    }
+
+    /// What was lost, by reason.
+    fn losses(&self) -> &BTreeMap<String, u64>;
+
+    /// Writes the profile as text for people.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()>;
+
+    /// The shown weight of all stacks together.
+    fn total(&self) -> u64 {
+        self.shown().value(&self.weighted().totals())
+    }
+}

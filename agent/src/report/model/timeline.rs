@@ -1,0 +1,73 @@
+//! What was recorded when.
+
+use std::time::SystemTime;
+
+use super::StackId;
+
+/// Samples in the order of time, and numbers that change over time.
+#[derive(Clone, Debug, Default)]
+pub struct Timeline {
+    points: Vec<Point>,
+    /// More samples than are kept in order.
+    overflow: bool,
+    /// When it begins, by the wall clock, where that is known.
+    pub started: Option<SystemTime>,
+    /// What else was measured.
+    pub counters: Vec<CounterSeries>,
+}
+
+/// A sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub time: u64,
+    /// Its stack, with its labels.
+    pub stack: StackId,
+}
+
+/// A number that changes over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CounterSeries {
+    /// What it is.
+    pub name: String,
+    /// When, in nanoseconds of `CLOCK_MONOTONIC`, and the number of bytes.
+    pub values: Vec<(u64, u64)>,
+}
+
+/// 64 MiB of samples; viewers of timelines give up earlier.
+const MAX_POINTS: usize = 1 << 22;
+
+impl Timeline {
+    /// Adds a sample.
+    pub fn add(&mut self, point: Point) {
+        if self.overflow {
+            return;
+        }
+        if self.points.len() >= MAX_POINTS {
+            self.overflow = true;
+            self.points = Vec::new();
+            return;
+        }
+        self.points.push(point);
+    }
+
+    /// Adds a value to the series of that name.
+    pub fn count(&mut self, name: &str, time: u64, value: u64) {
+        let index = self.counters.iter().position(|series| series.name == name).unwrap_or_else(|| {
+            self.counters.push(CounterSeries { name: name.to_owned(), values: Vec::new() });
+            self.counters.len() - 1
+        });
+        self.counters[index].values.push((time, value));
+    }
+
+    /// When the first thing was recorded, in nanoseconds of `CLOCK_MONOTONIC`; 0 if nothing was.
+    pub fn start(&self) -> u64 {
+        let counters = self.counters.iter().filter_map(|series| series.values.first()).map(|value| value.0);
+        self.points.iter().map(|point| point.time).chain(counters).min().unwrap_or(0)
+    }
+
+    /// All samples, in the order in which they came; `None` if they were too many to keep.
+    pub fn points(&self) -> Option<&[Point]> {
+        (!self.overflow).then_some(&self.points)
+    }
+}
