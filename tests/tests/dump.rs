@@ -219,6 +219,26 @@ fn shows_the_functions_inlined_into_a_trace() -> Result<()> {
     Ok(())
 }
 
+/// The event loop waits in a function that needs rbp, which the kernel does not tell.
+#[test]
+fn shows_all_of_an_event_loop() -> Result<()> {
+    let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
+    let workload = Workload::start(&program, "idle.lua", &[])?;
+    let start = Instant::now();
+    loop {
+        let dump = dump(&workload, &[])?;
+        let names = frames(&dump["threads"][0]);
+        if names.first().is_some_and(|name| name == "epoll_wait") && dump["threads"][0]["in_motion"] == false {
+            ensure!(
+                names.contains(&"ev_run".into()) && names.last().is_some_and(|name| name == "_start"),
+                "{names:#?}"
+            );
+            return Ok(());
+        }
+        ensure!(start.elapsed() < PATIENCE, "it does not wait: {dump:#}");
+    }
+}
+
 /// A stack is shown as it was at one moment, or said to have been in motion.
 #[test]
 fn stacks_without_the_mark_are_whole() -> Result<()> {
@@ -234,6 +254,8 @@ fn stacks_without_the_mark_are_whole() -> Result<()> {
             continue;
         }
         let all = thread["frames"].as_array().context("no frames")?;
+        // `lj_vm_ffi_call` needs rbp, which the kernel does not tell.
+        ensure!(all.iter().all(|frame| frame["kind"] != "unresolved"), "{thread:#}");
         let is_nap = |frame: &&Value| frame["function"].as_str().is_some_and(|name| name.starts_with("nap@"));
         let naps: Vec<&Value> = all.iter().filter(is_nap).collect();
         if naps.is_empty() {
