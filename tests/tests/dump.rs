@@ -1,5 +1,7 @@
 //! `lj-trace dump` shows what every coroutine and thread executes, and says so where that changes meanwhile.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::source::{definition_of, line_of};
@@ -8,6 +10,8 @@ use lj_trace_tests::workload::Workload;
 use serde_json::Value;
 
 const SCRIPT: &str = "standstill.lua";
+/// How long a workload may take to come to rest.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn dump(workload: &Workload, more: &[&str]) -> Result<Value> {
     let pid = workload.pid().to_string();
@@ -170,6 +174,104 @@ fn the_text_names_functions_lines_and_values() -> Result<()> {
     Ok(())
 }
 
+/// A thread that waits in a C function which compiled code has called.
+#[test]
+fn shows_the_functions_inlined_into_a_trace() -> Result<()> {
+    const SCRIPT: &str = "standstill_trace.lua";
+    let lua = |name: &str, function: &str, mark: &str| {
+        format!("{name}@{SCRIPT}:{}:{}", definition_of(SCRIPT, function), line_of(SCRIPT, mark))
+    };
+    let compiled = [lua("pause", "pause", "waits"), lua("step", "step", "calls pause"), lua("", "run", "calls step")];
+    let below = ["coroutine.wrap_aux".to_owned(), format!("main chunk@{SCRIPT}:0:{}", line_of(SCRIPT, "resumes"))];
+    for program in ALL.into_iter().filter_map(Program::find) {
+        let workload = Workload::start(&program, SCRIPT, &[])?;
+        // It says that it is ready before its loop runs.
+        let start = Instant::now();
+        let dump = loop {
+            let dump = dump(&workload, &["--locals"])?;
+            let waits = |thread: &Value| {
+                thread["state"] == "sleeping" && thread["in_motion"] == false && frames(thread).contains(&"poll".into())
+            };
+            let threads = dump["threads"].as_array().context("no threads")?;
+            if threads.iter().any(waits) && dump["vms"][0]["state"] == "TRACE" {
+                break dump;
+            }
+            ensure!(start.elapsed() < PATIENCE, "{}: it does not wait in a trace: {dump:#}", program.name);
+        };
+        let check = || -> Result<()> {
+            let threads = dump["threads"].as_array().context("no threads")?;
+            let thread = threads.iter().find(|thread| frames(thread).contains(&below[0])).context("no thread")?;
+            let names = frames(thread);
+            ensure!(names[0] == "poll" && names[1..4] == compiled && names[4..6] == below, "{names:#?}");
+            let all = thread["frames"].as_array().context("no frames")?;
+            let number = all[1]["trace"].as_u64().context("no trace")?;
+            ensure!(number > 0 && all[1..4].iter().all(|frame| frame["trace"] == number), "{all:#?}");
+            ensure!(all[1..4].iter().all(|frame| frame["locals"].is_null()), "{all:#?}");
+            ensure!(local(&all[5], "timeouts").starts_with("table: 0x"), "{all:#?}");
+            // The coroutine itself shows the same.
+            let coroutines = dump["vms"][0]["coroutines"].as_array().context("no coroutines")?;
+            let running = coroutines.iter().find(|coroutine| coroutine["status"] == "running").context("none runs")?;
+            ensure!(frames(running) == compiled, "{running:#}");
+            Ok(())
+        };
+        check().with_context(|| format!("{} with {dump:#}", program.name))?;
+    }
+    Ok(())
+}
+
+/// The event loop waits in a function that needs rbp, which the kernel does not tell.
+#[test]
+fn shows_all_of_an_event_loop() -> Result<()> {
+    let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
+    let workload = Workload::start(&program, "idle.lua", &[])?;
+    let start = Instant::now();
+    loop {
+        let dump = dump(&workload, &[])?;
+        let names = frames(&dump["threads"][0]);
+        if names.first().is_some_and(|name| name == "epoll_wait") && dump["threads"][0]["in_motion"] == false {
+            ensure!(
+                names.contains(&"ev_run".into()) && names.last().is_some_and(|name| name == "_start"),
+                "{names:#?}"
+            );
+            return Ok(());
+        }
+        ensure!(start.elapsed() < PATIENCE, "it does not wait: {dump:#}");
+    }
+}
+
+/// A stack is shown as it was at one moment, or said to have been in motion.
+#[test]
+fn stacks_without_the_mark_are_whole() -> Result<()> {
+    const SCRIPT: &str = "napping.lua";
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let mut whole = 0;
+    // Naps that are over while it is looked at, and naps that are not.
+    for milliseconds in ["1", "1", "1", "1", "1", "200", "200", "200", "200", "200"] {
+        let workload = Workload::start(&program, SCRIPT, &[milliseconds])?;
+        let dump = dump(&workload, &["--locals"])?;
+        let thread = &dump["threads"][0];
+        if thread["state"] != "sleeping" || thread["in_motion"] == true {
+            continue;
+        }
+        let all = thread["frames"].as_array().context("no frames")?;
+        // `lj_vm_ffi_call` needs rbp, which the kernel does not tell.
+        ensure!(all.iter().all(|frame| frame["kind"] != "unresolved"), "{thread:#}");
+        let is_nap = |frame: &&Value| frame["function"].as_str().is_some_and(|name| name.starts_with("nap@"));
+        let naps: Vec<&Value> = all.iter().filter(is_nap).collect();
+        if naps.is_empty() {
+            // It has just begun.
+            continue;
+        }
+        let depths: Vec<&str> = naps.iter().map(|nap| local(nap, "depth")).collect();
+        let expected: Vec<String> = (0..naps.len()).map(|depth| depth.to_string()).collect();
+        let deepest = (naps.len() - 1).to_string();
+        ensure!(depths == expected && naps.iter().all(|nap| local(nap, "deepest") == deepest), "{thread:#}");
+        whole += 1;
+    }
+    ensure!(whole > 0, "no thread was seen at rest");
+    Ok(())
+}
+
 #[test]
 fn says_that_a_busy_process_moves() -> Result<()> {
     for program in ALL.into_iter().filter_map(Program::find) {
@@ -185,6 +287,8 @@ fn says_that_a_busy_process_moves() -> Result<()> {
             let spins = format!("main chunk@{SCRIPT}:0:{}", line_of(SCRIPT, "spins"));
             with_spin += u32::from(frames(thread).contains(&spins));
         }
+        let text = run(["dump", "--pid", &workload.pid().to_string()])?.stdout;
+        ensure!(text.contains(": running [caught in motion"), "{}: {text}", program.name);
         ensure!(with_spin > 0, "{}: not once seen where it spins", program.name);
     }
     Ok(())

@@ -1,12 +1,13 @@
 //! One coroutine: what it is doing, and its Lua stack, as a copy shows them.
 
-use lj_trace_common::event::{FrameRecord, Registers};
+use lj_trace_common::event::{FrameRecord, Registers, SAMPLE_ON_TRACE, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
-use lj_trace_common::top;
+use lj_trace_common::top::{self, Top};
 
 use super::view::{Copied, View};
+use crate::stack::Innermost;
 use crate::target::ProcessMemory;
 use crate::vm::Vm;
 use crate::vm::object::{field, type_of};
@@ -63,6 +64,11 @@ impl Snapshot {
     /// The copies, for a [`View`].
     pub fn copies(&self) -> [&Copied; 2] {
         [&self.head, &self.stack]
+    }
+
+    /// The Lua stack as it was copied, and its address.
+    pub fn lua_stack(&self) -> (&[u8], u64) {
+        (&self.stack.bytes, self.stack.start)
     }
 
     /// The value in a slot of its stack.
@@ -127,11 +133,18 @@ pub struct LuaStack {
     pub frames: Vec<FrameRecord>,
     /// How it ends.
     pub end: WalkEnd,
-    /// Whether its innermost frame is a trace's: the functions that the trace has inlined are not on the stack.
-    pub on_trace: bool,
+    /// What is known of its innermost frames: those that are inlined into a trace are not on the stack.
+    pub innermost: Innermost,
+    /// Where its walk began, if it is that of the coroutine that runs in its VM.
+    pub top: Option<Top>,
 }
 
 impl LuaStack {
+    /// A stack of which nothing is known yet.
+    fn unknown() -> Self {
+        Self { frames: Vec::new(), end: WalkEnd::NoLua, innermost: Innermost::Known, top: None }
+    }
+
     /// The stack of a coroutine that is not the one that runs in its VM.
     pub fn of_waiting(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot) -> Self {
         let layout = &vm.layout;
@@ -139,7 +152,7 @@ impl LuaStack {
         // for something; it is accepted only if it points into that function.
         let saved_pc = || view.read_ref(layout.is_gc64(), field(snapshot.cframe, layout.cframe_pc)).unwrap_or(0);
         let pc = if snapshot.cframe == 0 { 0 } else { saved_pc() };
-        let mut stack = Self { frames: Vec::new(), end: WalkEnd::NoLua, on_trace: false };
+        let mut stack = Self::unknown();
         stack.walk(view, vm, index, snapshot, (snapshot.base, pc));
         stack
     }
@@ -147,13 +160,16 @@ impl LuaStack {
     /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
     pub fn of_running(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (rip, rsp): (u64, u64)) -> Self {
         let mut registers = Registers::default();
-        registers[lj_trace_common::event::reg::RIP] = rip;
-        registers[lj_trace_common::event::reg::RSP] = rsp;
+        registers[reg::RIP] = rip;
+        registers[reg::RSP] = rsp;
         let mut record = FrameRecord::EMPTY;
-        let mut stack = Self { frames: Vec::new(), end: WalkEnd::NoLua, on_trace: false };
+        let mut stack = Self::unknown();
         match top::find(view, &vm.config(), &registers, &snapshot.coroutine, snapshot.cframe, &mut record) {
             Ok(top) => {
-                stack.on_trace = top.flags & lj_trace_common::event::SAMPLE_ON_TRACE != 0;
+                if top.flags & SAMPLE_ON_TRACE != 0 {
+                    stack.innermost = Innermost::Trace(None);
+                }
+                stack.top = Some(top);
                 stack.walk(view, vm, index, snapshot, (top.base, top.pc));
             }
             Err(unreadable) => stack.end = unreadable.into(),

@@ -5,6 +5,7 @@
 //! what still differs is said to have been in motion.
 
 pub(crate) mod coroutine;
+mod inlined;
 mod names;
 mod stack;
 mod take;
@@ -120,7 +121,10 @@ pub struct FrameDump {
     /// Of a native function: its file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub module: Option<String>,
-    /// Of a Lua function: its local variables, if they were asked for and have names.
+    /// The trace that it was compiled into, if it runs there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<u16>,
+    /// Of a Lua function: its local variables, if they were asked for, have names and are not in a trace's registers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locals: Option<Vec<Local>>,
 }

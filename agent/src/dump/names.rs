@@ -3,11 +3,11 @@
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
 use lj_trace_common::frame::WalkEnd;
 
-use super::coroutine::Snapshot;
+use super::coroutine::{LuaStack, Snapshot};
 use super::{FrameDump, FrameKind, Local, Options};
 use crate::record::Namer;
 use crate::report::Frame as Named;
-use crate::stack::{Frame, Unresolved};
+use crate::stack::{Frame, INLINED, Innermost, Unresolved};
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{LuaValue, PrototypeKey, Prototypes, Vm};
 
@@ -52,36 +52,41 @@ impl<'a> Names<'a> {
                     named.push(FrameDump { module, ..frame_dump(FrameKind::Native, symbol.to_string()) });
                 }
                 Frame::Trace => named.push(self.trace(trace)),
-                Frame::Unresolved(reason) => named.push(unresolved(*reason)),
-                // What a trace has inlined is not looked for.
-                Frame::Inlined => {}
+                Frame::Unresolved(reason) => named.push(unresolved(&reason.to_string())),
+                Frame::Inlined => named.push(unresolved(INLINED)),
                 Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match frames.get(index + 1) {
-                        Some(Frame::Lua(caller)) if caller.kind == RecordKind::Lua as u8 => Some(caller),
+                        Some(Frame::Lua(caller) | Frame::Compiled(caller)) if caller.kind == RecordKind::Lua as u8 => {
+                            Some(caller)
+                        }
                         _ => None,
                     };
-                    named.push(self.lua(record, caller, snapshots));
+                    // What a trace has inlined keeps its variables in registers.
+                    let in_memory = if matches!(frame, Frame::Compiled(_)) { &[] } else { snapshots };
+                    let function = self.lua(record, caller, in_memory);
+                    named.push(FrameDump { trace: number_of(frame, trace), ..function });
                 }
                 Frame::Lua(record) | Frame::Compiled(record) => {
                     // The native frame of the same function says no more.
                     if record.code != 0 && start == Some(record.code) {
                         named.pop();
                     }
-                    named.push(self.c_function(record));
+                    let function = self.c_function(record);
+                    named.push(FrameDump { trace: number_of(frame, trace), ..function });
                 }
             }
         }
         named
     }
 
-    /// The frames of a Lua stack alone.
-    pub fn lua_frames(&mut self, records: &[FrameRecord], end: WalkEnd, snapshot: &Snapshot) -> Vec<FrameDump> {
-        let lua = records.iter().filter(|record| record.kind != RecordKind::CFrame as u8).copied().map(Frame::Lua);
-        let mut frames: Vec<Frame> = lua.collect();
-        if !matches!(end, WalkEnd::Complete | WalkEnd::NoLua) {
-            frames.push(Frame::Unresolved(Unresolved::Lua(end)));
-        }
-        self.frames(&frames, &[snapshot], None)
+    /// The frames of a Lua stack alone. `trace` is the VM and the number of the trace that runs in it.
+    pub fn lua_frames(
+        &mut self,
+        stack: &LuaStack,
+        snapshot: &Snapshot,
+        trace: Option<(usize, Option<u16>)>,
+    ) -> Vec<FrameDump> {
+        self.frames(&lua_frames(stack), &[snapshot], trace)
     }
 
     /// The function at a slot of a coroutine that was not started.
@@ -164,6 +169,31 @@ impl<'a> Names<'a> {
     }
 }
 
+/// The frames of a Lua stack, with marks where frames are missing or not certain.
+fn lua_frames(stack: &LuaStack) -> Vec<Frame> {
+    let lua = stack.frames.iter().filter(|record| record.kind != RecordKind::CFrame as u8).copied();
+    let (mut frames, compiled) = match stack.innermost {
+        Innermost::Known | Innermost::Interpreter => (Vec::new(), 0),
+        Innermost::Compiled { frames, certain: true } => (Vec::new(), frames),
+        Innermost::Compiled { frames, certain: false } => (vec![Frame::Inlined], frames),
+        Innermost::Trace(None) => (vec![Frame::Trace], 0),
+        Innermost::Trace(Some(reason)) => (vec![Frame::Unresolved(Unresolved::Trace(reason)), Frame::Trace], 0),
+    };
+    frames.extend(lua.enumerate().map(|(index, record)| match index < compiled {
+        true => Frame::Compiled(record),
+        false => Frame::Lua(record),
+    }));
+    if !matches!(stack.end, WalkEnd::Complete | WalkEnd::NoLua) {
+        frames.push(Frame::Unresolved(Unresolved::Lua(stack.end)));
+    }
+    frames
+}
+
+/// The trace that a frame was compiled into.
+fn number_of(frame: &Frame, trace: Option<(usize, Option<u16>)>) -> Option<u16> {
+    if matches!(frame, Frame::Compiled(_)) { trace?.1 } else { None }
+}
+
 /// The record of a C function or built-in function.
 fn c_record(vm: u16, ffid: u8, code: u64) -> FrameRecord {
     let kind = if ffid == 1 { RecordKind::C } else { RecordKind::Fast };
@@ -171,9 +201,9 @@ fn c_record(vm: u16, ffid: u8, code: u64) -> FrameRecord {
 }
 
 fn frame_dump(kind: FrameKind, function: String) -> FrameDump {
-    FrameDump { kind, function, source: None, line: None, module: None, locals: None }
+    FrameDump { kind, function, source: None, line: None, module: None, trace: None, locals: None }
 }
 
-fn unresolved(reason: Unresolved) -> FrameDump {
-    frame_dump(FrameKind::Unresolved, Named::Unresolved { reason: reason.to_string().into() }.to_string())
+fn unresolved(reason: &str) -> FrameDump {
+    frame_dump(FrameKind::Unresolved, Named::Unresolved { reason: reason.into() }.to_string())
 }

@@ -7,10 +7,12 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::vm::{VmConfig, runs_at};
 
 use super::coroutine::{LuaStack, Snapshot};
+use super::inlined::Inlined;
 use super::view::{Copied, View};
 use crate::stack::{Frame, Innermost, Unresolved, merge};
 use crate::target::{Maps, ProcessMemory};
-use crate::unwind::{CFrame, NativeStack, Registers, StackCopy, UnwindEnd, Unwinder, VmCode};
+use crate::trace::Traces;
+use crate::unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
 use crate::vm::page_cache::PageCache;
 use crate::vm::{Vm, VmStatus};
 
@@ -56,6 +58,14 @@ pub struct Target<'a> {
     pub stack_start: u64,
 }
 
+/// What reads code and unwind tables, and keeps what it has read.
+pub struct Readers {
+    /// For native code.
+    pub unwinder: Unwinder,
+    /// For traces: those of each VM.
+    pub traces: Vec<Traces>,
+}
+
 impl StackSnapshot {
     /// Copies the stack from `entry` on.
     pub fn read(target: &Target<'_>, entry: Entry) -> Self {
@@ -78,7 +88,8 @@ impl StackSnapshot {
     }
 
     /// Walks and unwinds it.
-    pub fn resolve(mut self, target: &Target<'_>, unwinder: &mut Unwinder) -> ResolvedStack {
+    pub fn resolve(mut self, target: &Target<'_>, readers: &mut Readers) -> ResolvedStack {
+        let Readers { unwinder, traces } = readers;
         let mut walks = self.walk(target);
         let mut native = self.unwind(target, unwinder, &walks);
         if matches!(self.entry, Entry::CFrame(_)) {
@@ -95,15 +106,21 @@ impl StackSnapshot {
             }
         }
         let mut trace = None;
-        if let (Some(first), Some((vm, _))) = (walks.first(), self.coroutines.first())
-            && first.on_trace
-        {
-            trace = Some((*vm, self.status(*vm).and_then(|status| status.trace)));
+        if let (Some(first), Some((vm, snapshot))) = (walks.first_mut(), self.coroutines.first()) {
+            // Where a thread runs is not known, and so not where in a trace.
+            if let (Entry::Registers { rip, rsp }, Some(traces)) = (self.entry, traces.get_mut(*vm)) {
+                let stack = self.native.as_stack();
+                let inlined = Inlined { target, vm: *vm, snapshot, native: &native, stack, registers: (rip, rsp) };
+                trace = inlined.enter(first, traces).map(|number| (*vm, Some(number)));
+            }
+            if first.innermost != Innermost::Known {
+                trace = trace.or_else(|| Some((*vm, self.status(*vm).and_then(|status| status.trace))));
+            }
         }
         let end = walks.iter().map(|walk| walk.end).find(|end| *end != WalkEnd::Complete);
         let end = end.unwrap_or(if walks.is_empty() { WalkEnd::NoLua } else { WalkEnd::Complete });
         let records: Vec<FrameRecord> = walks.iter().flat_map(|walk| walk.frames.iter().copied()).collect();
-        let innermost = if trace.is_some() { Innermost::Trace(None) } else { Innermost::Known };
+        let innermost = walks.first().map_or(Innermost::Known, |walk| walk.innermost);
         let merged = merge(&native, &records, end, innermost);
         let mut frames = merged.frames;
         if matches!(self.entry, Entry::CFrame(_)) {
@@ -156,8 +173,7 @@ impl StackSnapshot {
         }
         cframes.sort_by_key(|cframe| cframe.address);
         cframes.dedup_by_key(|cframe| cframe.address);
-        let stack = StackCopy { start: self.native.start, bytes: &self.native.bytes };
-        unwinder.unwind(&registers, &stack, &target.codes, &cframes)
+        unwinder.unwind(&registers, &self.native.as_stack(), &target.codes, &cframes)
     }
 }
 

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use super::coroutine::{LuaStack, Snapshot, Status};
 use super::names::Names;
-use super::stack::{Entry, StackSnapshot, Target};
+use super::stack::{Entry, Readers, StackSnapshot, Target};
 use super::threads::{Place, Thread};
 use super::view::View;
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
 use crate::record::machine_code;
 use crate::target::{Process, TargetError};
+use crate::trace::Traces;
 use crate::unwind::Unwinder;
 use crate::vm::page_cache::PageCache;
 use crate::vm::status::{trace_count, version};
@@ -37,7 +38,10 @@ pub fn take(process: &Process, vms: &[Vm], options: Options) -> Result<Dump, Tar
             stack_start: process.stack_start(),
         },
         pid: process.pid(),
-        unwinder: Unwinder::new(process.clone()),
+        readers: Readers {
+            unwinder: Unwinder::new(process.clone()),
+            traces: vms.iter().map(|_| Traces::default()).collect(),
+        },
         names: Names::new(process, vms, options),
         on_threads: BTreeMap::new(),
     };
@@ -55,7 +59,7 @@ pub fn take(process: &Process, vms: &[Vm], options: Options) -> Result<Dump, Tar
 struct Taking<'a> {
     target: Target<'a>,
     pid: u32,
-    unwinder: Unwinder,
+    readers: Readers,
     names: Names<'a>,
     /// The coroutines found on C stacks that threads run on, by address.
     on_threads: BTreeMap<u64, OnThread>,
@@ -96,14 +100,24 @@ impl Taking<'_> {
             let entry = Entry::Registers { rip, rsp };
             let snapshot = StackSnapshot::read(&self.target, entry);
             let again = StackSnapshot::read(&self.target, entry);
-            let now = Place::read(self.pid, thread.tid);
-            dump.in_motion = now != place || snapshot != again;
-            if !dump.in_motion || attempt == ATTEMPTS {
+            let is_torn = snapshot != again;
+            if !is_torn || attempt == ATTEMPTS {
+                // Some of what is read now is not in the snapshot: functions, traces.
                 self.resolve(again, &mut dump);
+            }
+            let now = Place::read(self.pid, thread.tid);
+            dump.in_motion = is_torn || now != place;
+            if !dump.in_motion || attempt == ATTEMPTS {
+                self.on_threads.values_mut().filter(|own| own.tid == Some(thread.tid)).for_each(|own| {
+                    own.in_motion = dump.in_motion;
+                });
                 return dump;
             }
             place = now;
         }
+        // What an attempt has seen is over.
+        self.on_threads.retain(|_, own| own.tid != Some(thread.tid));
+        (dump.frames, dump.coroutines) = Default::default();
         if place == Place::Refused {
             dump.note =
                 Some("the kernel does not say where it is: run as root, or give lj-trace CAP_SYS_PTRACE".to_owned());
@@ -115,14 +129,16 @@ impl Taking<'_> {
 
     /// Resolves a stack into the frames of `dump`, and keeps what it shows of coroutines.
     fn resolve(&mut self, snapshot: StackSnapshot, dump: &mut ThreadDump) {
-        let stack = snapshot.resolve(&self.target, &mut self.unwinder);
+        let stack = snapshot.resolve(&self.target, &mut self.readers);
         let snapshots: Vec<&Snapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
+        // What an attempt before has seen there.
+        self.on_threads.retain(|_, own| own.tid != Some(dump.tid));
         dump.frames = self.names.frames(&stack.frames, &snapshots, stack.trace);
         dump.coroutines = snapshots.iter().map(|snapshot| snapshot.coroutine.thread).collect();
         let mut seen = BTreeSet::new();
-        for ((vm, snapshot), walk) in stack.coroutines.iter().zip(&stack.walks) {
+        for (index, ((vm, snapshot), walk)) in stack.coroutines.iter().zip(&stack.walks).enumerate() {
             let status = if seen.insert(*vm) { Status::Running } else { Status::Normal };
-            let frames = self.names.lua_frames(&walk.frames, walk.end, snapshot);
+            let frames = self.names.lua_frames(walk, snapshot, stack.trace.filter(|_| index == 0));
             let on_thread = OnThread { tid: Some(dump.tid), status, in_motion: dump.in_motion, frames };
             self.on_threads.insert(snapshot.coroutine.thread, on_thread);
         }
@@ -224,7 +240,7 @@ impl Taking<'_> {
                 if !stack.coroutines.first().is_some_and(is_own) {
                     return (Status::Switched, self.lua_stack(index, snapshot));
                 }
-                let stack = stack.resolve(&self.target, &mut self.unwinder);
+                let stack = stack.resolve(&self.target, &mut self.readers);
                 let snapshots: Vec<&Snapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
                 return (Status::Switched, self.names.frames(&stack.frames, &snapshots, stack.trace));
             }
@@ -243,7 +259,7 @@ impl Taking<'_> {
         let live = PageCache::new(self.target.memory);
         let view = View { live: &live, copies: snapshot.copies().to_vec() };
         let walk = LuaStack::of_waiting(&view, vm, index, snapshot);
-        self.names.lua_frames(&walk.frames, walk.end, snapshot)
+        self.names.lua_frames(&walk, snapshot, None)
     }
 }
 

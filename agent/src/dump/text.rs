@@ -122,7 +122,8 @@ fn write_frame(f: &mut fmt::Formatter<'_>, frame: &FrameDump) -> fmt::Result {
         (FrameKind::Native, _, _, Some(module)) => format!("in {module}"),
         _ => String::new(),
     };
-    writeln!(f, "{}", format!("  {:COLUMN$} {place}", printable(&frame.function)).trim_end())?;
+    let trace = frame.trace.map_or_else(String::new, |number| format!(" [in trace {number}]"));
+    writeln!(f, "{}", format!("  {:COLUMN$} {place}{trace}", printable(&frame.function)).trim_end())?;
     for local in frame.locals.iter().flatten() {
         writeln!(f, "      {} = {}", printable(&local.name), printable(&local.value))?;
     }
@@ -165,6 +166,7 @@ mod tests {
             source: Some("x.lua".to_owned()),
             line: Some(3),
             module: None,
+            trace: None,
             locals: None,
         }
     }

@@ -28,7 +28,8 @@ pub enum Place {
         rip: u64,
         /// Its stack pointer.
         rsp: u64,
-        /// A mark of this very wait: it differs between system calls with other arguments.
+        /// A mark of this very wait: it differs between system calls with other arguments, and once the thread has run
+        /// in between.
         mark: u64,
     },
     /// It runs, or is about to: the kernel does not say where.
@@ -48,18 +49,21 @@ impl Place {
 
     /// Where thread `tid` of process `pid` is now.
     pub fn read(pid: u32, tid: u32) -> Self {
-        match fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
-            Ok(text) => Self::parse(&text).unwrap_or(Self::Running),
+        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{name}"));
+        match read("syscall") {
+            // Some kernels keep no account of how often a thread has run: then the arguments must do.
+            Ok(text) => Self::parse(&text, &read("schedstat").unwrap_or_default()).unwrap_or(Self::Running),
             Err(_) => Self::Refused,
         }
     }
 
-    /// `running`, or `NUMBER ARGUMENT... SP PC`, or `-1 SP PC` (proc(5)).
-    fn parse(text: &str) -> Option<Self> {
+    /// `running`, or `NUMBER ARGUMENT... SP PC`, or `-1 SP PC` (proc(5)); and how long and how often the thread has run
+    /// so far (`schedstat`).
+    fn parse(text: &str, runs: &str) -> Option<Self> {
         let mut words = text.split_whitespace().rev();
         let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
         let (rip, rsp) = (number()?, number()?);
-        let mark = words.fold(0_u64, |mark, word| {
+        let mark = words.chain([runs]).fold(0_u64, |mark, word| {
             word.bytes().fold(mark, |mark, byte| (mark.rotate_left(5) ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
         });
         Some(Self::Waiting { rip, rsp, mark })
@@ -108,14 +112,17 @@ mod tests {
 
     #[test]
     fn tells_where_a_thread_waits() {
-        let place = Place::parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
+        let parse = |text| Place::parse(text, "12345 678 9");
+        let place = parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
         let Place::Waiting { rip, rsp, mark } = place else { panic!("{place:?}") };
         assert_eq!((rip, rsp), (0x7f1234, 0x7ffc00));
-        let other = Place::parse("7 0x1 0x2 0x4 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
+        let other = parse("7 0x1 0x2 0x4 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
         assert!(matches!(other, Place::Waiting { mark: other, .. } if other != mark));
-        assert!(matches!(Place::parse("-1 0x7ffc00 0x7f1234"), Some(Place::Waiting { .. })));
-        assert_eq!(Place::parse("running\n"), None);
-        assert_eq!(Place::parse(""), None);
+        let again = Place::parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n", "12399 678 10");
+        assert_ne!(again, Some(place), "the same call again, after it has run");
+        assert!(matches!(parse("-1 0x7ffc00 0x7f1234"), Some(Place::Waiting { .. })));
+        assert_eq!(parse("running\n"), None);
+        assert_eq!(parse(""), None);
     }
 
     #[test]

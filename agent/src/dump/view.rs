@@ -3,6 +3,7 @@
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 use crate::target::ProcessMemory;
+use crate::unwind::StackCopy;
 use crate::vm::overlay::plain_at;
 use crate::vm::page_cache::PageCache;
 
@@ -29,6 +30,11 @@ impl Copied {
         }
         bytes.truncate(done);
         Self { start, bytes }
+    }
+
+    /// The same as a native stack, for unwinding.
+    pub fn as_stack(&self) -> StackCopy<'_> {
+        StackCopy { start: self.start, bytes: &self.bytes }
     }
 
     /// Whether it holds all of a value of this size at `address`.

@@ -18,7 +18,7 @@ use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
-use crate::stack::{Frame, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
+use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::target::{Process, ProcessMemory};
 use crate::trace::{self, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
@@ -97,9 +97,6 @@ pub struct Tally {
     /// Frames that could not be resolved, by reason.
     pub unresolved: BTreeMap<String, u64>,
 }
-
-/// Said of a compiled frame if something else may be inlined into it.
-const INLINED: &str = "inlined function not certain";
 
 /// Resolves the samples of one process.
 pub struct Pipeline {

@@ -33,6 +33,9 @@ pub enum Frame {
     Unresolved(Unresolved),
 }
 
+/// What [`Frame::Inlined`] means, in a few words.
+pub const INLINED: &str = "inlined function not certain";
+
 /// Why frames are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unresolved {

@@ -5,4 +5,4 @@ mod base;
 mod merge;
 
 pub use base::{Top, settle_top};
-pub use merge::{Frame, Innermost, MergedStack, Unresolved, merge};
+pub use merge::{Frame, INLINED, Innermost, MergedStack, Unresolved, merge};

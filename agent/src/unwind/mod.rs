@@ -5,6 +5,7 @@
 //! unwind tables are read from the target, which runs on meanwhile; the stack is the sample's copy.
 
 pub mod expression;
+mod lost_rbp;
 pub mod module;
 pub mod modules;
 pub mod registers;
@@ -237,7 +238,14 @@ impl Unwinder {
             let (kind, step) = self.step(&registers, is_return, stack, vms, cframes);
             frames.push(NativeFrame { pc: registers.rip(), is_return, sp: registers.rsp(), kind });
             let caller = step.and_then(|row| {
-                let caller = row.apply(&registers, stack)?;
+                let mut caller = row.apply(&registers, stack);
+                if let Err(UnwindEnd::RegisterLost { .. }) = caller
+                    && let Some(value) = self.find_frame_pointer(&registers, is_return, &row, stack, (vms, cframes))
+                {
+                    registers.set(Register::Rbp, Some(value));
+                    caller = row.apply(&registers, stack);
+                }
+                let caller = caller?;
                 // The stack of a signal handler may be another one, and a function's last instruction may
                 // have nothing left on it (libgcc, jumping to an exception's landing pad).
                 let increases =

@@ -1,0 +1,62 @@
+//! The functions inlined into the trace from which a waiting thread has called native code.
+
+use lj_trace_common::event::{SampleHeader, reg};
+
+use super::coroutine::{LuaStack, Snapshot};
+use super::stack::Target;
+use crate::stack::Innermost;
+use crate::trace::{self, Hit, Traces, is_on_trace};
+use crate::unwind::{NativeStack, StackCopy};
+
+/// A thread that waits, and the coroutine that runs on it.
+pub struct Inlined<'a> {
+    pub target: &'a Target<'a>,
+    /// The index of the coroutine's VM.
+    pub vm: usize,
+    pub snapshot: &'a Snapshot,
+    /// The thread's native stack, unwound,
+    pub native: &'a NativeStack,
+    /// and as it was copied.
+    pub stack: StackCopy<'a>,
+    /// Its instruction and stack pointer.
+    pub registers: (u64, u64),
+}
+
+impl Inlined<'_> {
+    /// Puts the frames within the trace on top of the coroutine's Lua stack, in place of the frame that the trace
+    /// runs in. Gives the number of the trace; none if it is not on one, or nothing is known of it.
+    pub fn enter(&self, lua: &mut LuaStack, traces: &mut Traces) -> Option<u16> {
+        let Self { target, vm: index, snapshot, native, stack, registers: (rip, rsp) } = *self;
+        let vm = target.vms.get(index)?;
+        let top = lua.top?;
+        let mut header = SampleHeader {
+            thread: snapshot.coroutine.thread,
+            thread_base: top.thread_base,
+            cframe: snapshot.cframe,
+            jit_base: top.jit_base,
+            flags: top.flags,
+            vmstate: top.vmstate,
+            trace_exit: top.trace_exit,
+            ..SampleHeader::default()
+        };
+        // No exit has this number: only registers that were really sampled can name one.
+        header.registers[reg::RAX] = u64::MAX;
+        (header.registers[reg::RIP], header.registers[reg::RSP]) = (rip, rsp);
+        if !is_on_trace(vm, &header, native) {
+            lua.innermost = Innermost::Known;
+            return None;
+        }
+        let hit = Hit { header: &header, native, frames: &lua.frames, lua_stack: snapshot.lua_stack(), stack };
+        match trace::resolve(traces, target.memory, vm, hit, || Some(target.maps.clone())) {
+            Ok(found) => {
+                lua.innermost = Innermost::Compiled { frames: found.frames.len(), certain: found.certain };
+                lua.frames.splice(..1, found.frames);
+                Some(found.trace.body.trace.number)
+            }
+            Err(reason) => {
+                lua.innermost = Innermost::Trace(Some(reason));
+                None
+            }
+        }
+    }
+}
