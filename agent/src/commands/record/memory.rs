@@ -203,6 +203,7 @@ impl MemoryRecording {
                 Counter::PendingFull,
                 Counter::NamesLost,
                 Counter::ScratchBusy,
+                Counter::StacksLost,
             ]),
             noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
         };
