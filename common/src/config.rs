@@ -110,6 +110,8 @@ counters! {
     NoRegisters => "samples lost: no user registers",
     /// The working memory of this CPU was in use by another thread's allocation.
     ScratchBusy => "allocation stacks lost: the CPU's working memory was in use",
+    /// The ring buffer was full.
+    StacksLost => "allocation stacks lost: the ring buffer was full",
     /// Not a byte of the C stack could be read.
     NoStack => "samples without a C stack",
     /// The allocator was called.

@@ -505,5 +505,11 @@ fn send(scratch: &mut Scratch) {
             BPF_RB_NO_WAKEUP,
         )
     };
-    count(if result == 0 { Counter::Written } else { Counter::RingBufferFull });
+    count(if result == 0 {
+        Counter::Written
+    } else if scratch.header.flags & SAMPLE_ALLOCATION != 0 {
+        Counter::StacksLost
+    } else {
+        Counter::RingBufferFull
+    });
 }

@@ -92,13 +92,13 @@ fn look(
     let palette = Palette { colors: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
     let began = Instant::now();
     runtime.block_on(async {
-        let mut stopping = Stopping::new(std::iter::once(&target.process), None)?;
+        let mut stopping = Stopping::new(std::iter::once(&target.process))?;
         let mut tick = tokio::time::interval(DRAIN_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut next = began;
         while !app.quit {
             tokio::select! {
-                stop = stopping.next(), if app.ended.is_none() => match stop {
+                stop = stopping.next(None), if app.ended.is_none() => match stop {
                     Stop::TargetExited => {
                         recording.drain_all(Some(app))?;
                         app.ended = Some(stop.describe());

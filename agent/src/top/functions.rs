@@ -201,6 +201,7 @@ mod tests {
             tid: 1,
             time: 0,
             allocation: None,
+            thread_name: None,
             trace: None,
             frames: frames.iter().map(frame).collect(),
         }

@@ -21,8 +21,8 @@ use crate::target::Process;
 const BATCH: usize = 1 << 16;
 
 /// What counts events that never arrived, or not whole.
-pub const LOST: [Counter; 4] =
-    [Counter::AllocationsLost, Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy];
+pub const LOST: [Counter; 5] =
+    [Counter::AllocationsLost, Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy, Counter::StacksLost];
 
 /// Where the events of a memory profile go, before there are any.
 pub struct MemoryPreparation {

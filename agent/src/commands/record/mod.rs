@@ -12,7 +12,8 @@ pub(super) mod targets;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use args::{Mode, RecordArgs};
 pub(super) use args::{parse_address, parse_duration};
@@ -37,6 +38,11 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
     priority::raise();
     let targets = targets(args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CommandError::internal(&error))?;
+    let signals = Signals::listen(&runtime, &targets)?;
     let mut common = common_reports(args)?;
     if let Some(common) = &mut common {
         targets.iter().for_each(|target| common.describe(&target.process));
@@ -46,13 +52,11 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let progress = Progress::new(args, &targets, &recordings, started.elapsed());
 
     let began = Instant::now();
-    let stop = record(args, &targets, &mut recordings, common.as_mut(), &progress);
+    let stop = runtime.block_on(record(args, signals, &mut recordings, common.as_mut(), &progress));
     recordings.iter_mut().for_each(Recording::detach);
     let duration = began.elapsed();
     // What was recorded is worth having, whatever has gone wrong meanwhile: the first error is told at the end.
-    let drained = all(&mut recordings, |recording| {
-        recording.drain_all(common.as_mut().map(|common| common as &mut dyn SampleListener))
-    });
+    let drained = all(&mut recordings, |recording| recording.drain_all(listener(&mut common.as_mut())));
     progress.finish();
     let names: Vec<String> = recordings.iter().map(|recording| recording.name().to_owned()).collect();
     let finished: Vec<_> = recordings
@@ -97,6 +101,11 @@ fn common_reports(args: &RecordArgs) -> Result<Option<CpuReports>, CommandError>
     CpuReports::open(&files.reports, &title, args.rate).map(Some)
 }
 
+/// The reports of all processes, as those who look on.
+fn listener<'a>(common: &'a mut Option<&mut CpuReports>) -> Option<&'a mut dyn SampleListener> {
+    common.as_deref_mut().map(|common| common as &mut dyn SampleListener)
+}
+
 /// Does something to all recordings, even if it fails for one of them.
 fn all(
     recordings: &mut [Recording],
@@ -109,36 +118,45 @@ fn all(
     outcome
 }
 
+/// What may happen while a recording runs.
+struct Signals {
+    stopping: Stopping,
+    /// Somebody wants to see what there is so far.
+    interim: Signal,
+}
+
+impl Signals {
+    fn listen(runtime: &Runtime, targets: &[RecordTarget]) -> Result<Self, CommandError> {
+        let _runtime = runtime.enter();
+        let stopping = Stopping::new(targets.iter().map(|target| &target.process))?;
+        let interim = signal(SignalKind::user_defined1()).map_err(|error| CommandError::internal(&error))?;
+        Ok(Self { stopping, interim })
+    }
+}
+
 /// Records until something ends it.
-fn record(
+async fn record(
     args: &RecordArgs,
-    targets: &[RecordTarget],
+    Signals { mut stopping, mut interim }: Signals,
     recordings: &mut [Recording],
     mut common: Option<&mut CpuReports>,
     progress: &Progress,
 ) -> Result<Stop, CommandError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| CommandError::internal(&error))?;
     let began = Instant::now();
-    runtime.block_on(async {
-        let mut stopping = Stopping::new(targets.iter().map(|target| &target.process), args.duration)?;
-        let mut interim = signal(SignalKind::user_defined1()).map_err(|error| CommandError::internal(&error))?;
-        let mut tick = tokio::time::interval(DRAIN_INTERVAL);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-        loop {
-            tokio::select! {
-                reason = stopping.next() => break Ok(reason),
-                _ = interim.recv() => {
-                    all(recordings, Recording::write_interim)?;
-                    common.as_ref().map_or(Ok(()), |common| common.write_interim())?;
-                }
-                _ = tick.tick() => {
-                    all(recordings, |recording| recording.drain(common.as_deref_mut().map(|common| common as &mut dyn SampleListener)).map(drop))?;
-                    progress.update(recordings, began.elapsed());
-                }
+    let deadline = args.duration.and_then(|duration| began.checked_add(duration));
+    let mut tick = tokio::time::interval(DRAIN_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    loop {
+        tokio::select! {
+            reason = stopping.next(deadline) => break Ok(reason),
+            _ = interim.recv() => {
+                all(recordings, Recording::write_interim)?;
+                common.as_ref().map_or(Ok(()), |common| common.write_interim())?;
+            }
+            _ = tick.tick() => {
+                all(recordings, |recording| recording.drain(listener(&mut common)).map(drop))?;
+                progress.update(recordings, began.elapsed());
             }
         }
-    })
+    }
 }

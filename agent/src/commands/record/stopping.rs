@@ -1,6 +1,6 @@
 //! What ends a recording.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -33,18 +33,15 @@ pub struct Stopping {
     terminate: Signal,
     /// The exits of the processes; none where the kernel does not tell.
     exits: Vec<Option<AsyncFd<std::os::fd::OwnedFd>>>,
-    deadline: Option<tokio::time::Instant>,
 }
 
 impl Stopping {
-    /// Ends when all of `processes` have exited, and after `duration`.
+    /// Begins to listen: from here on no signal ends lj-trace before its files are complete. All of `processes` have to
+    /// exit for that to end the recording. To be called within a runtime.
     ///
     /// # Errors
     /// Signals cannot be listened to.
-    pub fn new<'a>(
-        processes: impl Iterator<Item = &'a Process>,
-        duration: Option<Duration>,
-    ) -> Result<Self, CommandError> {
+    pub fn new<'a>(processes: impl Iterator<Item = &'a Process>) -> Result<Self, CommandError> {
         let listen = |kind| signal(kind).map_err(|error| CommandError::internal(&error));
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
@@ -53,12 +50,11 @@ impl Stopping {
                 // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
                 .map(|process| process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()))
                 .collect(),
-            deadline: duration.map(|duration| tokio::time::Instant::now() + duration),
         })
     }
 
-    /// Waits.
-    pub async fn next(&mut self) -> Stop {
+    /// Waits, no longer than until `deadline`.
+    pub async fn next(&mut self, deadline: Option<Instant>) -> Stop {
         let exit = async {
             for exit in &self.exits {
                 match exit {
@@ -68,8 +64,8 @@ impl Stopping {
             }
         };
         let deadline = async {
-            match self.deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
                 None => std::future::pending().await,
             }
         };

@@ -131,6 +131,7 @@ mod tests {
                 tid: 1,
                 time: 0,
                 allocation: None,
+                thread_name: None,
                 trace: None,
                 frames,
             };
