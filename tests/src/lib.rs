@@ -15,6 +15,7 @@ pub mod recording;
 pub mod screen;
 pub mod shares;
 pub mod source;
+pub mod stories;
 pub mod tracer;
 pub mod workload;
 

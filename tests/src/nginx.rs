@@ -1,11 +1,13 @@
-//! nginx with Lua inside: a master, which only looks after its workers, and workers that run `tests/lua/worker.lua`.
+//! nginx with Lua inside: a master, which only looks after its workers, and workers that run Lua code.
 
-use std::path::Path;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::programs::{NGINX, Program, folder as package_folder};
 
@@ -14,24 +16,65 @@ use crate::programs::{NGINX, Program, folder as package_folder};
 pub struct Nginx {
     master: Child,
     workers: Vec<u32>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
+/// The socket in its folder that it listens on, if it does.
+const SOCKET: &str = "socket";
 /// How long it may take to start: some 30 ms on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Nginx {
-    /// Starts it with so many workers, and waits until they are there; [`None`] where the system does not have it.
+    /// Starts it with so many workers, which run `tests/lua/worker.lua`, and waits until they are there; [`None`] where
+    /// the system does not have it.
     ///
     /// # Errors
     /// If it does not start.
     pub fn start(workers: usize) -> Result<Option<Self>> {
+        let script = lua().join("worker.lua");
+        Self::start_with(workers, |_| format!("init_worker_by_lua_file {};", script.display()))
+    }
+
+    /// The same with one worker, which answers requests for `/NAME` with what the function `NAME` of the Lua module
+    /// `tests/lua/MODULE.lua` returns.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn serving(module: &str) -> Result<Option<Self>> {
+        let answer = format!("ngx.print(require('{module}')[ngx.var.uri:sub(2)]())");
+        let server = |folder: &Path| {
+            let socket = folder.join(SOCKET);
+            let location = format!("location / {{ content_by_lua_block {{ {answer} }} }}");
+            format!("server {{ listen unix:{}; {location} }}", socket.display())
+        };
+        Self::start_with(1, server)
+    }
+
+    /// The body of the answer to a request for `path`, on a connection of its own.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn request(&self, path: &str) -> Result<String> {
+        let mut stream = UnixStream::connect(self.folder.path().join(SOCKET)).context("nginx does not listen")?;
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("nginx answered {answer:?}"))?;
+        ensure!(head.contains(" 200 "), "nginx answered {head}: {}", self.log());
+        Ok(body.to_owned())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("error.log")).unwrap_or_default()
+    }
+
+    /// Starts it with so many workers and these lines in the configuration's `http`, which may name its folder.
+    fn start_with(workers: usize, http: impl Fn(&Path) -> String) -> Result<Option<Self>> {
         let Some(program) = Program::find(NGINX) else { return Ok(None) };
         let folder = tempfile::tempdir()?;
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/worker.lua");
         let module =
             |package, file| package_folder(package).join("usr/lib/nginx/modules").join(file).display().to_string();
-        let lua = |package| package_folder(package).join("usr/share/lua/5.1/?.lua").display().to_string();
+        let library = |package| package_folder(package).join("usr/share/lua/5.1/?.lua").display().to_string();
         let configuration = format!(
             "load_module {ndk}; load_module {http_lua};
              user root; daemon off; worker_processes {workers}; pid nginx.pid; error_log error.log;
@@ -40,22 +83,24 @@ impl Nginx {
                  access_log off;
                  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi;
                  scgi_temp_path scgi;
-                 lua_package_path \"{core};{cache};;\";
-                 init_worker_by_lua_file {script};
+                 lua_package_path \"{core};{cache};?.lua;;\";
+                 {http}
              }}",
             ndk = module("libnginx-mod-http-ndk", "ndk_http_module.so"),
             http_lua = module("libnginx-mod-http-lua", "ngx_http_lua_module.so"),
-            core = lua("lua-resty-core"),
-            cache = lua("lua-resty-lrucache"),
-            script = script.display(),
+            core = library("lua-resty-core"),
+            cache = library("lua-resty-lrucache"),
+            http = http(folder.path()),
         );
         std::fs::write(folder.path().join("nginx.conf"), configuration)?;
+        // Lua modules are named as they are found, from here.
         let mut command = Command::new(&program.path);
+        command.current_dir(lua());
         command.arg("-p").arg(folder.path()).args(["-c", "nginx.conf", "-e", "error.log"]);
         let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu");
         command.env("LD_LIBRARY_PATH", library).stdin(Stdio::null());
         let master = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
-        let mut nginx = Self { master, workers: Vec::new(), _folder: folder };
+        let mut nginx = Self { master, workers: Vec::new(), folder };
         nginx.wait_for(workers)?;
         Ok(Some(nginx))
     }
@@ -64,8 +109,7 @@ impl Nginx {
         let started = Instant::now();
         while self.workers.len() < workers {
             if let Some(status) = self.master.try_wait()? {
-                let log = std::fs::read_to_string(self._folder.path().join("error.log")).unwrap_or_default();
-                bail!("nginx has ended ({status}): {log}");
+                bail!("nginx has ended ({status}): {}", self.log());
             }
             if started.elapsed() > PATIENCE {
                 bail!("nginx has not started {workers} workers");
@@ -101,6 +145,10 @@ impl Drop for Nginx {
             }
         }
     }
+}
+
+fn lua() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
 }
 
 /// The processes that `pid` has started, by id.

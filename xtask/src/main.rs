@@ -11,6 +11,7 @@ mod paths;
 mod programs;
 mod run;
 mod setup;
+mod story;
 mod test;
 mod toolchain;
 mod variants;
@@ -35,6 +36,8 @@ enum Task {
     Build(build::Options),
     /// Profile a real LuaJIT program and show where the flame graph is
     Demo(demo::Options),
+    /// Tell the stories of docs/guide.md, on real programs
+    Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
     /// Test every LuaJIT there is, and write docs/matrix.md from the results
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::setup(),
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
+        Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
         Task::Matrix => matrix::matrix(),
         Task::Bench(options) => bench::bench(&options),

@@ -34,5 +34,5 @@ while os.clock() < 300 do
   opened = opened + 1
   local session = open(opened)
   serve(session)
-  close(session, opened % 10 == 0)
+  close(session, opened % 4 == 0)
 end

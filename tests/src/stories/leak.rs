@@ -1,0 +1,23 @@
+//! Which line leaks: a server that keeps a note of every session that fails.
+
+use anyhow::{Context as _, Result};
+
+use super::Teller;
+use crate::programs::{LUAJIT, Program};
+use crate::workload::Workload;
+
+/// Tells it. Leaves `leak.svg`.
+///
+/// # Errors
+/// If something in it fails.
+pub fn leak(teller: &Teller) -> Result<Option<()>> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let workload = Workload::start(&program, "stories/leak.lua", &[])?;
+    let (pid, seconds) = (workload.pid(), teller.seconds);
+
+    teller.say("A server's memory grows and grows. What is allocated and never freed?");
+    teller.run(&format!("--pid {pid} --mode memprof --duration {seconds}s -o leak.bin --weight held -o leak.svg"))?;
+    teller.run("report leak.bin --format text")?;
+    teller.show(&["leak.svg"]);
+    Ok(Some(()))
+}
