@@ -9,6 +9,7 @@ pub mod host;
 pub mod probes;
 pub mod record;
 pub mod report;
+pub mod service;
 pub mod stack;
 pub mod stream;
 pub mod symbols;

@@ -16,6 +16,7 @@ pub mod screen;
 pub mod shares;
 pub mod source;
 pub mod stories;
+pub mod systemd;
 pub mod tracer;
 pub mod workload;
 

@@ -65,6 +65,7 @@ impl Missing {
             ("cc", "gcc"),
             ("make", "make"),
             ("tmux", "tmux"),
+            ("systemd-analyze", "systemd"),
         ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
         // A host of the tests opens VMs of its own with the library.

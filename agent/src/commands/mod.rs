@@ -9,6 +9,7 @@ pub mod man;
 pub mod record;
 pub mod report;
 pub mod top;
+pub mod unit;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -17,6 +18,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use exit::CommandError;
+
+use crate::service::journal::{Priority, say};
 
 /// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
 ///
@@ -52,6 +55,8 @@ enum Command {
     List(list::ListArgs),
     /// Check what works here and with a process, and say how to get what does not
     Doctor(doctor::DoctorArgs),
+    /// Print how to run a recording as a job of systemd
+    Unit(unit::UnitArgs),
     /// Print what a shell needs to complete this command line
     Completions(completions::CompletionsArgs),
     /// Write the manual, a page for each command
@@ -75,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
         Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Unit(args) => unit::run(&args).map(|()| exit::ExitCode::OK),
         Command::Completions(args) => {
             completions::run(&args);
             Ok(exit::ExitCode::OK)
@@ -84,7 +90,7 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(code) => code.into(),
         Err(CommandError { code, message }) => {
-            eprintln!("lj-trace: {message}");
+            say(Priority::Error, &format!("lj-trace: {message}"));
             code.into()
         }
     }

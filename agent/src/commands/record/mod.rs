@@ -25,6 +25,7 @@ use targets::{RecordTarget, targets};
 use super::exit::CommandError;
 use crate::record::outputs::OutputFiles;
 use crate::record::{CpuReports, SampleListener};
+use crate::service::journal::{Priority, say};
 
 /// How often the ring buffers are looked at: often enough that a function is named before it can be collected, and
 /// that a burst of allocations does not fill the buffer.
@@ -49,10 +50,13 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     }
     let mut recordings =
         targets.iter().map(|target| Recording::start(target, targets.len())).collect::<Result<Vec<_>, _>>()?;
-    let progress = Progress::new(args, &targets, &recordings, started.elapsed());
+    let mut progress = Progress::new(args, &targets, &recordings, started.elapsed());
 
     let began = Instant::now();
-    let stop = runtime.block_on(record(args, signals, &mut recordings, common.as_mut(), &progress));
+    let stop = runtime.block_on(record(args, signals, &mut recordings, common.as_mut(), &mut progress));
+    if let Ok(stop) = &stop {
+        progress.stopping(stop.describe());
+    }
     recordings.iter_mut().for_each(Recording::detach);
     let duration = began.elapsed();
     // What was recorded is worth having, whatever has gone wrong meanwhile: the first error is told at the end.
@@ -73,11 +77,16 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     if !args.quiet {
         for (name, summaries) in names.iter().zip(&summaries) {
             if args.children {
-                eprintln!("{name}:");
+                say(Priority::Info, &format!("{name}:"));
             }
-            eprint!("{}", summaries.text(stop.describe()));
+            for line in summaries.text(stop.describe()).lines() {
+                // What is missing comes first, in capitals.
+                let is_loss = line.starts_with("LOST") || line.starts_with("NOT ACCOUNTED FOR");
+                say(if is_loss { Priority::Warning } else { Priority::Info }, line);
+            }
         }
-        written.iter().filter(|path| *path != Path::new("-")).for_each(|path| eprintln!("wrote {}", path.display()));
+        let written = written.iter().filter(|path| *path != Path::new("-"));
+        written.for_each(|path| say(Priority::Info, &format!("wrote {}", path.display())));
     }
     Ok(())
 }
@@ -140,7 +149,7 @@ async fn record(
     Signals { mut stopping, mut interim }: Signals,
     recordings: &mut [Recording],
     mut common: Option<&mut CpuReports>,
-    progress: &Progress,
+    progress: &mut Progress,
 ) -> Result<Stop, CommandError> {
     let began = Instant::now();
     let deadline = args.duration.and_then(|duration| began.checked_add(duration));

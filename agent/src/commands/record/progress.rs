@@ -7,11 +7,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::RecordArgs;
 use super::recording::Recording;
 use super::targets::RecordTarget;
+use crate::service::journal::{Priority, say};
+use crate::service::notify::Notifier;
 
-/// A line that changes on a terminal, and plain lines at the start.
+/// A line that changes on a terminal, plain lines at the start, and what a service manager is told.
 pub struct Progress {
     bar: ProgressBar,
     rate: u32,
+    notifier: Notifier,
 }
 
 impl Progress {
@@ -30,45 +33,60 @@ impl Progress {
                 };
                 let memory = if recording.memory.is_some() { "with every allocation " } else { "" };
                 let (pid, command, attach) = (target.args.pid, target.process.command(), attach.as_millis());
-                eprintln!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
+                let text =
+                    format!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
+                say(Priority::Info, &text);
                 say_vms(target);
             }
         }
         if args.verbose {
             let memory = recordings.iter().filter_map(|recording| recording.memory.as_ref());
             for plan in memory.flat_map(|memory| memory.probes.plans()) {
-                eprintln!("{plan}");
+                say(Priority::Info, &plan.to_string());
             }
         }
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: args.rate }
+        let mut notifier = Notifier::new();
+        let names: Vec<&str> = recordings.iter().map(Recording::name).collect();
+        notifier.ready(&format!("recording {}", names.join(", ")));
+        Self { bar, rate: args.rate, notifier }
     }
 
     /// Says how far it is.
-    pub fn update(&self, recordings: &[Recording], elapsed: Duration) {
-        if self.bar.is_hidden() {
-            return;
+    pub fn update(&mut self, recordings: &[Recording], elapsed: Duration) {
+        let Self { bar, rate, notifier } = self;
+        notifier.progress(|| message(recordings, *rate, elapsed));
+        if !bar.is_hidden() {
+            bar.set_message(message(recordings, *rate, elapsed));
+            bar.tick();
         }
-        let mut message = format!("{:.0} s", elapsed.as_secs_f64());
-        if recordings.iter().any(|recording| recording.cpu.is_some()) {
-            let samples: u64 = recordings.iter().filter_map(Recording::samples).sum();
-            let seconds = samples as f64 / f64::from(self.rate);
-            message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
-        }
-        if recordings.iter().any(|recording| recording.memory.is_some()) {
-            let events =
-                recordings.iter().filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());
-            message.push_str(&format!(": {} allocation events", events.sum::<u64>()));
-        }
-        self.bar.set_message(message);
-        self.bar.tick();
     }
 
     /// Clears the line.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
+
+    /// Says that it is ending, and why.
+    pub fn stopping(&mut self, why: &str) {
+        self.notifier.stopping(&format!("{why}, writing the files"));
+    }
+}
+
+/// How far it is.
+fn message(recordings: &[Recording], rate: u32, elapsed: Duration) -> String {
+    let mut message = format!("{:.0} s", elapsed.as_secs_f64());
+    if recordings.iter().any(|recording| recording.cpu.is_some()) {
+        let samples: u64 = recordings.iter().filter_map(Recording::samples).sum();
+        let seconds = samples as f64 / f64::from(rate);
+        message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
+    }
+    if recordings.iter().any(|recording| recording.memory.is_some()) {
+        let events = recordings.iter().filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());
+        message.push_str(&format!(": {} allocation events", events.sum::<u64>()));
+    }
+    message
 }
 
 /// Names the VMs that are recorded, with their numbers if there are several.
@@ -76,6 +94,6 @@ fn say_vms(target: &RecordTarget) {
     let recorded = target.vms.iter().enumerate().filter(|(index, _)| target.only.is_none_or(|only| only == *index));
     for (index, vm) in recorded {
         let number = if target.vms.len() == 1 { String::new() } else { format!(" {}", index + 1) };
-        eprintln!("VM{number} at {:#x}: {}", vm.global, vm.describe());
+        say(Priority::Info, &format!("VM{number} at {:#x}: {}", vm.global, vm.describe()));
     }
 }

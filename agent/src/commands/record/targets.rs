@@ -4,6 +4,7 @@ use super::args::RecordArgs;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::dump::is_idle;
 use crate::record::SharedListener;
+use crate::service::journal::{Priority, say};
 use crate::target::family::descendants;
 use crate::target::{Maps, Process};
 use crate::vm::{FindError, Vm, find_vms};
@@ -63,7 +64,10 @@ pub fn targets(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
                 && let Some(workers) = workers(args.pid)
             {
                 let name = target.name();
-                eprintln!("lj-trace: {name} does not run any Lua now, and looks like the master of others: {workers}");
+                let text = format!(
+                    "lj-trace: {name} does not run any Lua now, and looks like the master of others: {workers}"
+                );
+                say(Priority::Warning, &text);
             }
             Ok(vec![target])
         }
@@ -108,7 +112,7 @@ fn children(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
             }
             // A helper without Lua, or one that has just exited.
             Err(FindError::NoVm { .. } | FindError::Target(_)) => {}
-            Err(error) => eprintln!("lj-trace: process {pid} is left out: {error}"),
+            Err(error) => say(Priority::Warning, &format!("lj-trace: process {pid} is left out: {error}")),
         }
     }
     if targets.is_empty() {

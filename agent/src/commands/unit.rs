@@ -1,0 +1,79 @@
+//! `lj-trace unit`: how to run a recording as a job of systemd.
+
+use std::ffi::OsString;
+
+use clap::Args;
+
+use super::exit::CommandError;
+use super::record::RecordArgs;
+use crate::service::unit;
+
+/// How long a recording may take to begin and to write its files before systemd ends it, in seconds.
+const SLACK: u64 = 120;
+
+/// Options of `lj-trace unit`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct UnitArgs {
+    /// Print the template of units that packages install, in place of a `systemd-run` line
+    #[arg(long)]
+    template: bool,
+
+    /// The options of `lj-trace record`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "RECORD OPTIONS")]
+    #[arg(required_unless_present = "template")]
+    record: Vec<String>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lj-trace unit --pid 1234 --duration 5m              prints the command that starts this recording
+  lj-trace unit --pid 1234 --duration 5m | sudo sh    starts it; its files are in /var/lib/lj-trace
+  lj-trace unit --template | sudo tee /etc/systemd/system/lj-trace@.service
+  sudo systemctl start lj-trace@1234                  with that template";
+
+/// Prints it.
+///
+/// # Errors
+/// A usage error for options that `record` does not have.
+pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
+    let program = std::env::current_exe().map_err(|error| CommandError::io("find lj-trace's own file", &error))?;
+    let program = program.to_string_lossy();
+    if args.template {
+        print!("{}", unit::template(&program));
+        return Ok(());
+    }
+    let record = parse(&args.record)?;
+    let name = format!("lj-trace-{}", record.pid);
+    let limit = record.duration.map(|duration| duration.as_secs().saturating_add(SLACK));
+    print!("{}", unit::command(&program, &name, &args.record, limit));
+    Ok(())
+}
+
+/// The options as `record` takes them.
+fn parse(arguments: &[String]) -> Result<RecordArgs, CommandError> {
+    #[derive(clap::Parser)]
+    #[command(name = "lj-trace record", no_binary_name = true)]
+    struct Record {
+        #[command(flatten)]
+        args: RecordArgs,
+    }
+    let arguments = arguments.iter().map(OsString::from);
+    let parsed = <Record as clap::Parser>::try_parse_from(arguments);
+    parsed.map(|record| record.args).map_err(|error| CommandError::usage(error.to_string().trim_end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::exit::ExitCode;
+
+    #[test]
+    fn options_are_those_of_a_recording() {
+        let parse = |words: &str| parse(&words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(parse("--pid 7 -d 5s").unwrap().pid, 7);
+        for wrong in ["--duration 5s", "--pid 7 --nonsense"] {
+            assert_eq!(parse(wrong).unwrap_err().code, ExitCode::USAGE, "{wrong}");
+        }
+    }
+}

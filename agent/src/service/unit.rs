@@ -1,0 +1,101 @@
+//! The sandbox that lj-trace runs in as a service of systemd: it may look at other processes, and do nothing else.
+
+/// What lj-trace needs of root's powers (Linux 6.6 and newer): to load its programs, to sample, to read the target.
+pub const CAPABILITIES: &str = "CAP_BPF CAP_PERFMON CAP_SYS_PTRACE";
+
+/// The settings, in the words of systemd.exec(5), systemd.service(5) and systemd.resource-control(5).
+///
+/// Left out on purpose: `PrivateUsers=`, which takes the power over other processes away; `ProtectProc=` and
+/// `ProcSubset=`, which hide them; `ProtectKernelTunables=`, which hides the kernel's symbols.
+pub const SANDBOX: [(&str, &str); 31] = [
+    // It says when recording has begun, and stops as people do it with Ctrl-C.
+    ("Type", "notify"),
+    ("TimeoutStopSec", "60"),
+    // Its files are in /var/lib/lj-trace, and belong to nobody else.
+    ("DynamicUser", "yes"),
+    ("StateDirectory", "lj-trace"),
+    ("StateDirectoryMode", "0700"),
+    ("WorkingDirectory", "/var/lib/lj-trace"),
+    ("UMask", "0077"),
+    ("AmbientCapabilities", CAPABILITIES),
+    ("CapabilityBoundingSet", CAPABILITIES),
+    // What is lost when these are too narrow is counted, and said.
+    ("MemoryMax", "512M"),
+    ("TasksMax", "32"),
+    ("PrivateNetwork", "yes"),
+    ("IPAddressDeny", "any"),
+    // The messages to the service manager.
+    ("RestrictAddressFamilies", "AF_UNIX"),
+    ("PrivateDevices", "yes"),
+    ("DevicePolicy", "closed"),
+    ("ProtectHome", "read-only"),
+    ("ProtectClock", "yes"),
+    ("ProtectHostname", "yes"),
+    ("ProtectControlGroups", "yes"),
+    ("ProtectKernelLogs", "yes"),
+    ("ProtectKernelModules", "yes"),
+    ("RestrictNamespaces", "yes"),
+    ("RestrictRealtime", "yes"),
+    ("RestrictSUIDSGID", "yes"),
+    ("LockPersonality", "yes"),
+    ("MemoryDenyWriteExecute", "yes"),
+    ("NoNewPrivileges", "yes"),
+    ("KeyringMode", "private"),
+    ("SystemCallArchitectures", "native"),
+    ("SystemCallFilter", "@system-service bpf perf_event_open process_vm_readv pidfd_open"),
+];
+
+/// A template of units: `systemctl start lj-trace@1234` records process 1234 until `systemctl stop lj-trace@1234`.
+pub fn template(program: &str) -> String {
+    let settings: String = SANDBOX.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
+    format!(
+        "[Unit]\nDescription=Profile of the LuaJIT process %i\nDocumentation=man:lj-trace(1)\n\n\
+         [Service]\nExecStart={program} record --pid %i --duration 1h\n{settings}"
+    )
+}
+
+/// The `systemd-run` line for a run of lj-trace with these arguments, as the unit `name`. `limit`, in seconds, is when
+/// systemd gives up on a run that should have ended by itself.
+pub fn command(program: &str, name: &str, arguments: &[String], limit: Option<u64>) -> String {
+    let mut line = format!("systemd-run --unit={name} --collect");
+    let limit = limit.map(|limit| ("RuntimeMaxSec", limit.to_string()));
+    let limit = limit.iter().map(|(key, value)| (*key, value.as_str()));
+    for (key, value) in SANDBOX.into_iter().chain(limit) {
+        line.push_str(&format!(" \\\n    --property={}", quoted(&format!("{key}={value}"))));
+    }
+    line.push_str(&format!(" \\\n    {} record", quoted(program)));
+    arguments.iter().for_each(|argument| line.push_str(&format!(" {}", quoted(argument))));
+    line.push('\n');
+    line
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_that_is_packaged_is_this_one() {
+        let packaged = include_str!("../../../packaging/systemd/lj-trace@.service");
+        assert_eq!(packaged, template("/usr/bin/lj-trace"), "run `lj-trace unit --template`");
+    }
+
+    #[test]
+    fn words_are_quoted_where_a_shell_would_take_them_apart() {
+        let line =
+            command("/usr/bin/lj-trace", "x", &["--pid".into(), "7".into(), "-o".into(), "it's.svg".into()], None);
+        assert!(line.ends_with("    /usr/bin/lj-trace record --pid 7 -o 'it'\\''s.svg'\n"), "{line}");
+        assert!(line.contains("--property='CapabilityBoundingSet=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE' \\\n"), "{line}");
+        assert!(!line.contains("RuntimeMaxSec"), "{line}");
+        assert!(command("x", "x", &[], Some(90)).contains(" --property=RuntimeMaxSec=90 \\\n"));
+    }
+}
