@@ -114,6 +114,8 @@ counters! {
     StacksLost => "allocation stacks lost: the ring buffer was full",
     /// Not a byte of the C stack could be read.
     NoStack => "samples without a C stack",
+    /// The ring buffer was full, or the trace could not be read.
+    TracesLost => "traces not copied when they were first seen",
     /// The allocator was called.
     AllocatorCalls => "calls of the allocator",
     /// It was called for no VM that is known.

@@ -1,9 +1,11 @@
 //! The records that the BPF programs send to user space: fixed width, `repr(C)`, no padding.
 //!
 //! A CPU sample is one ring-buffer record: a [`SampleHeader`], then `stack_size` bytes of the C stack from
-//! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack.
+//! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack. Pieces of traces
+//! ([`crate::trace::TraceCopy`]) come between them, those of a trace before the first sample that it is in.
 
 use crate::memory::Plain;
+use crate::trace::RunningTrace;
 
 /// The sample hit the kernel, on behalf of the thread: registers and stacks are those it entered with.
 pub const SAMPLE_IN_KERNEL: u32 = 1 << 0;
@@ -106,6 +108,8 @@ pub struct SampleHeader {
     /// Where the innermost VM is leaving a trace: the trace's number, and in the upper half the number of its exit.
     /// 0 unless its state is EXIT.
     pub trace_exit: u32,
+    /// The trace that the innermost VM was running or leaving.
+    pub trace: RunningTrace,
 }
 
 /// What a [`FrameRecord`] stands for.
@@ -188,6 +192,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 12 * 4);
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 12 * 4 + size_of::<RunningTrace>());
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -13,6 +13,7 @@ pub mod layout;
 pub mod memory;
 pub mod string;
 pub mod top;
+pub mod trace;
 pub mod vm;
 
 /// The map types may be handed to the kernel as bytes.

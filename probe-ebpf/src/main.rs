@@ -9,6 +9,7 @@ mod empty;
 mod maps;
 mod memory;
 mod sample;
+mod traces;
 
 /// The helpers for reading user memory and for BTF are GPL-only.
 #[unsafe(no_mangle)]

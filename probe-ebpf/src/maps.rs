@@ -5,6 +5,7 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
+use lj_trace_common::trace::TraceIdentity;
 use lj_trace_common::vm::VmConfig;
 
 use crate::sample::Scratch;
@@ -28,6 +29,10 @@ pub static INHERITED: LruHashMap<u32, u8> = LruHashMap::with_max_entries(16_384,
 /// Samples on their way to the agent.
 #[map]
 pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
+
+/// Traces of which the agent has a copy.
+#[map]
+pub static TRACES: LruHashMap<TraceIdentity, u8> = LruHashMap::with_max_entries(8192, 0);
 
 /// Events by [`lj_trace_common::config::Counter`].
 #[map]

@@ -22,12 +22,14 @@ use lj_trace_common::event::{
 use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::top;
+use lj_trace_common::trace::RunningTrace;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
 use crate::count::count;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
+use crate::traces;
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
 const PAYLOAD: usize = MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize;
@@ -129,6 +131,7 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64) {
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut area).cast(), 0) };
         copy_lua_stack(borrow());
+        traces::note(&mut borrow().header);
     }
     send(borrow());
 }
@@ -193,6 +196,7 @@ fn clear(header: &mut SampleHeader) {
     header.inner_frames = 0;
     header.outer_end = WalkEnd::NoLua as u32;
     header.trace_exit = 0;
+    header.trace = RunningTrace::default();
     header.lua_copy_start = 0;
     header.return_slot = 0;
     header.return_address = 0;

@@ -90,6 +90,10 @@ pub fn line_in(frame: &str, file: &str) -> Option<u32> {
 /// Whether a frame is the Lua function defined at `line` of `file`: `name@folder/file:line`, whatever its name.
 /// The main chunk's line is 0. Compiled or not does not matter.
 pub fn is_function(frame: &str, file: &str, line: u32) -> bool {
+    if frame.starts_with("TRACE ") {
+        // It tells where it starts, but is no function.
+        return false;
+    }
     let frame = frame.strip_suffix(COMPILED).unwrap_or(frame);
     let path = frame.strip_suffix(&format!(":{line}"));
     let Some(before) = path.and_then(|path| path.strip_suffix(file)) else { return false };
@@ -139,5 +143,6 @@ mod tests {
         assert!(is_lua("f@a.lua:3_[j]") && is_function("f@a.lua:3_[j]", "a.lua", 3));
         assert_eq!(line_in("f@/x/a.lua:3_[j]", "a.lua"), Some(3));
         assert_eq!(line_in("f@/x/b.lua:3", "a.lua"), None);
+        assert_eq!(line_in("TRACE [2] started at @a.lua:3", "a.lua"), None);
     }
 }

@@ -8,6 +8,7 @@ pub mod allocations;
 pub mod code;
 pub mod folded;
 pub mod hosts;
+pub mod inlined;
 pub mod memory_truth;
 pub mod nginx;
 pub mod programs;

@@ -1,7 +1,31 @@
-//! A CPU sample as it comes out of the ring buffer.
+//! A CPU sample as it comes out of the ring buffer, and what comes along with samples.
 
 use lj_trace_common::event::{FrameRecord, SampleHeader};
 use lj_trace_common::memory::Plain;
+use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
+
+/// What the sampler sends.
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, and most are samples")]
+#[derive(Clone, Debug)]
+pub enum Record<'a> {
+    /// A sample.
+    Sample(Sample<'a>),
+    /// A piece of a trace that the next samples are in, and its bytes.
+    Trace(TraceCopy, &'a [u8]),
+}
+
+impl<'a> Record<'a> {
+    /// Takes a record apart; [`None`] if its sizes do not add up.
+    pub fn parse(record: &'a [u8]) -> Option<Self> {
+        if record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TRACE_COPY) {
+            let (head, rest) = record.split_at_checked(size_of::<TraceCopy>())?;
+            let head: TraceCopy = plain(head)?;
+            // The record is larger than its piece.
+            return Some(Self::Trace(head, rest.get(..usize::try_from(head.piece.size).ok()?)?));
+        }
+        Sample::parse(record).map(Self::Sample)
+    }
+}
 
 /// One CPU sample. See [`SampleHeader`] for the shape of the record.
 #[derive(Clone, Debug)]
@@ -38,6 +62,8 @@ pub(super) fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_common::trace::Piece;
+
     use super::*;
 
     fn record(stack: u32, frames: u32, lua: u32, payload: usize) -> Vec<u8> {
@@ -54,6 +80,17 @@ mod tests {
         let bytes = record(16, 2, 8, 16 + 96 + 8);
         let sample = Sample::parse(&bytes).unwrap();
         assert_eq!((sample.stack.len(), sample.frames.len(), sample.lua_stack.len()), (16, 2, 8));
+    }
+
+    #[test]
+    fn tells_pieces_of_traces_from_samples() {
+        let head = TraceCopy { mark: TRACE_COPY, piece: Piece { address: 0x1000, size: 3 }, ..TraceCopy::default() };
+        let mut bytes = vec![7; size_of::<TraceCopy>() + 8];
+        // SAFETY: the vector is at least as long as the head.
+        unsafe { bytes.as_mut_ptr().cast::<TraceCopy>().write_unaligned(head) };
+        assert!(matches!(Record::parse(&bytes), Some(Record::Trace(copy, [7, 7, 7])) if copy == head));
+        assert!(Record::parse(&bytes[..size_of::<TraceCopy>() + 2]).is_none(), "it lacks a byte");
+        assert!(matches!(Record::parse(&record(16, 0, 0, 16)), Some(Record::Sample(_))));
     }
 
     #[test]

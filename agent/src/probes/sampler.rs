@@ -10,7 +10,7 @@ use lj_trace_common::config::LATE_EVENT;
 
 use super::perf_event::{self, Attached, Clock};
 use super::programs::{ProbeError, Programs, SAMPLER_KERNEL, take_map};
-use super::sample::Sample;
+use super::sample::Record;
 use crate::target::{Process, TargetError};
 
 /// The samples that the programs have taken.
@@ -26,12 +26,12 @@ impl SampleBuffer {
         buffer.map(Self).map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))
     }
 
-    /// Calls `take` for every sample that is ready, but for no more than `limit`; returns how many there were.
-    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(Sample<'_>)) -> usize {
+    /// Calls `take` for every record that is ready, but for no more than `limit`; returns how many there were.
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(Record<'_>)) -> usize {
         for count in 0..limit {
             let Some(record) = self.0.next() else { return count };
-            if let Some(sample) = Sample::parse(&record) {
-                take(sample);
+            if let Some(record) = Record::parse(&record) {
+                take(record);
             }
         }
         limit

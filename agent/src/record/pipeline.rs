@@ -10,6 +10,7 @@ use lj_trace_common::event::{
     FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
 
 use super::machine_code::machine_code;
@@ -179,6 +180,9 @@ impl Pipeline {
         {
             self.prove_again(vm);
         }
+        if let Some(vm) = vm {
+            self.know_code(vm, &sample.header.trace);
+        }
         let mut native = self.unwind(&sample);
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
@@ -212,6 +216,26 @@ impl Pipeline {
         Resolved { state, vm, tid, thread_name, time, allocation, trace, frames }
     }
 
+    /// Takes a piece of a trace that was copied.
+    pub fn add_trace(&mut self, copy: &TraceCopy, bytes: &[u8]) {
+        if let Some(traces) = self.traces.get_mut(copy.vm as usize) {
+            traces.add_copy(copy, bytes);
+        }
+    }
+
+    /// Machine code that was there at the sample, and may not be any more.
+    fn know_code(&mut self, vm: usize, running: &RunningTrace) {
+        let RunningTrace { identity, area, area_size } = *running;
+        let code = &mut self.codes[vm].mcode;
+        for (start, size) in [(area, area_size), (identity.mcode, u64::from(identity.szmcode))] {
+            let range = start..start.saturating_add(size);
+            let is_known = |area: &Range<u64>| area.contains(&start) && range.end <= area.end;
+            if size != 0 && !code.iter().any(is_known) {
+                code.push(range);
+            }
+        }
+    }
+
     /// Puts the frames within the trace that the sample hit on top of its Lua stack.
     fn enter_trace(
         &mut self,
@@ -241,7 +265,7 @@ impl Pipeline {
     /// Decides what the layout of a VM has left open, now that it has traces.
     fn prove_again(&mut self, index: usize) {
         /// Proving takes some milliseconds.
-        const BETWEEN: Duration = Duration::from_millis(100);
+        const BETWEEN: Duration = Duration::from_millis(50);
         if self.proven.is_some_and(|proven| proven.elapsed() < BETWEEN) {
             return;
         }

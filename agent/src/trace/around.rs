@@ -4,10 +4,10 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::cast::Callee;
 use super::path::Surroundings;
-use crate::vm::bytecode::Instruction;
+use crate::vm::bytecode::{Instruction, Op};
 use crate::vm::object::{Function, field, read_function};
 use crate::vm::value::{self, Value};
-use crate::vm::{Prototype, Vm, trace_by_number};
+use crate::vm::{Prototype, Trace, Vm, bytecode_set, trace_by_number};
 use lj_trace_common::layout::gct;
 
 /// A VM in the memory of its process.
@@ -16,6 +16,8 @@ pub struct Around<'a, M> {
     pub memory: &'a M,
     /// The VM.
     pub vm: &'a Vm,
+    /// The trace.
+    pub trace: &'a Trace,
 }
 
 impl<M: ReadMemory> Around<'_, M> {
@@ -72,7 +74,16 @@ impl<M: ReadMemory> Surroundings for Around<'_, M> {
         Some(if is_number { f64::from_bits(bits) } else { f64::from(bits as i32) })
     }
 
-    fn start_instruction(&self, trace: u16) -> Option<Instruction> {
-        trace_by_number(self.memory, self.vm, trace).map(|trace| Instruction(trace.startins))
+    fn start_instruction(&self, prototype: &Prototype, position: u32, trace: u16) -> Option<Instruction> {
+        let layout = &self.vm.layout;
+        let pc = field(prototype.key.address, layout.sizeof_pt).wrapping_add(4 * u64::from(position));
+        // The bytecode may have been read at another time than the trace: only one that starts here has replaced it.
+        let replaced = |trace: &Trace| (trace.startpc == pc && trace.root == 0).then_some(Instruction(trace.startins));
+        let by_number = |number: u16| replaced(&trace_by_number(self.memory, self.vm, number)?);
+        replaced(self.trace).or_else(|| by_number(trace)).or_else(|| {
+            let now = Instruction(self.memory.read(pc).ok()?);
+            let is_start = now.opcode(bytecode_set(layout))?.op == Op::JLOOP;
+            if is_start { by_number(now.d()) } else { Some(now) }
+        })
     }
 }

@@ -97,6 +97,12 @@ impl Body {
         if increasing && within { Ok(body) } else { Err(BodyError::Malformed) }
     }
 
+    /// The bytes that were read.
+    pub fn size(&self) -> usize {
+        let code = self.code.references();
+        8 * code.len() + size_of::<Snapshot>() * self.snapshots.len() + 4 * self.map.len() + self.mcode.len()
+    }
+
     /// The words of a snapshot: its entries, and what follows them.
     pub fn snapshot_words(&self, index: usize) -> Option<(&[u32], &[u32])> {
         let snapshot = self.snapshots.get(index)?;

@@ -1,22 +1,24 @@
 //! The traces of a VM that samples fell into, each read and attributed once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::trace::{TraceCopy, TraceIdentity};
 
 use super::around::Around;
 use super::attribution::{Attribution, Attributor, Chain};
 use super::body::{Body, BodyError};
-use super::cast::Cast;
+use super::cast::{Callee, Cast};
+use super::copied::{Copied, CopiedTrace, identity};
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::ir::{FIRST, Numbering, Op};
 use super::machine::base_stores;
 use super::stacks::NOWHERE;
 use crate::target::Maps;
-use crate::vm::{Prototype, Prototypes, Trace, Vm, read_traces, trace_by_number};
+use crate::vm::{Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 
 /// A trace and what its code belongs to.
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub struct KnownTrace {
     pub attribution: Attribution,
     /// From this offset on `jit_base` is that of the trace it goes on with, and all frames are on the Lua stack.
     pub moved: Option<u32>,
+    /// Where it returns to lower frames: the offset from which on `jit_base` is that frame's, its function, and the
+    /// position after the call there.
+    returns: Vec<(u32, Callee, u32)>,
     numbering: Numbering,
     /// The snapshot of its loop's beginning.
     loop_snapshot: Option<usize>,
@@ -36,9 +41,9 @@ pub struct KnownTrace {
 
 impl KnownTrace {
     fn read<M: ReadMemory>(memory: &M, vm: &Vm, prototypes: &mut Prototypes, body: Body, numbering: Numbering) -> Self {
-        let around = Around { memory, vm };
+        let around = Around { memory, vm, trace: &body.trace };
         let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering);
-        let attribution = Attributor {
+        let attributor = Attributor {
             memory,
             layout: &vm.layout,
             body: &body,
@@ -46,18 +51,20 @@ impl KnownTrace {
             cast: &cast,
             surroundings: &around,
             exit_at: &|address| around.exit_at(address),
-        }
-        .attribute();
+        };
+        let attribution = attributor.attribute();
         // Each return to a lower frame moves `jit_base` too; one more store is that of the trace's end.
         let is_return =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::RETF);
-        let returns = (FIRST..body.code.end()).filter(is_return).count();
+        let count = (FIRST..body.code.end()).filter(is_return).count();
         let stores = base_stores(&body.mcode, vm.global, &vm.layout);
-        let moved = stores.last().copied().filter(|_| stores.len() > returns);
+        let moved = stores.last().copied().filter(|_| stores.len() > count);
+        let returns = stores.into_iter().zip(attributor.returns());
+        let returns = returns.map(|(offset, (callee, position))| (offset, callee, position)).collect();
         let is_loop =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
-        Self { body, cast, attribution, moved, numbering, loop_snapshot }
+        Self { body, cast, attribution, moved, returns, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
@@ -81,6 +88,13 @@ impl KnownTrace {
         Some((prototype, line))
     }
 
+    /// The frame that the code at `offset` has returned to: its function, and the position after the call there. What
+    /// runs may still belong to the one above.
+    pub fn returned_to(&self, offset: u32) -> Option<(Callee, u32)> {
+        let last = self.returns.iter().rfind(|(from, ..)| *from <= offset);
+        last.map(|&(_, callee, position)| (callee, position))
+    }
+
     /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop
     /// (`asm_gc_check`, `lj_asm.c`).
     pub fn collecting_snapshot(&self, offset: u32) -> usize {
@@ -93,8 +107,9 @@ impl KnownTrace {
     }
 }
 
-/// Traces kept: more than `maxtrace` by default (1000), and than most raise it to.
+/// Traces kept, and the bytes of what was read of them. Those that live on are read again.
 const MAX_KNOWN: usize = 1 << 13;
+const MAX_BYTES: usize = 16 << 20;
 
 /// How often all traces are looked through for one that is not known.
 const BETWEEN_SCANS: Duration = Duration::from_millis(20);
@@ -102,7 +117,13 @@ const BETWEEN_SCANS: Duration = Duration::from_millis(20);
 /// The traces of one VM.
 #[derive(Debug, Default)]
 pub struct Traces {
-    known: HashMap<u16, Arc<KnownTrace>>,
+    known: HashMap<TraceIdentity, Arc<KnownTrace>>,
+    /// Those that were copied, and not looked at yet.
+    copies: HashMap<TraceIdentity, CopiedTrace>,
+    /// All of both, by the address of their machine code. Those whose place was taken by others are not among them.
+    by_code: BTreeMap<u64, TraceIdentity>,
+    /// The size of all that is known or copied.
+    bytes: usize,
     /// What the traces showed when they were last looked through.
     listed: Vec<Trace>,
     scanned: Option<Instant>,
@@ -120,8 +141,34 @@ pub enum Sought {
     Number(u16),
 }
 
+impl Sought {
+    /// Whether it is this trace.
+    fn is(self, identity: &TraceIdentity) -> bool {
+        match self {
+            Self::Address(address, _) => holds(identity, address),
+            Self::Number(number) => identity.number == u32::from(number),
+        }
+    }
+}
+
+fn holds(identity: &TraceIdentity, address: u64) -> bool {
+    address.checked_sub(identity.mcode).is_some_and(|offset| offset < u64::from(identity.szmcode))
+}
+
 impl Traces {
-    /// The trace that is sought, as it is now.
+    /// Takes a piece of a trace that the kernel half has copied.
+    pub fn add_copy(&mut self, copy: &TraceCopy, bytes: &[u8]) {
+        self.make_room();
+        let trace = self.copies.entry(copy.identity).or_default();
+        self.bytes -= trace.size();
+        trace.add(copy, bytes);
+        self.bytes += trace.size();
+        if trace.is_whole() {
+            self.register(copy.identity);
+        }
+    }
+
+    /// The trace that is sought, as it was at the sample; `running` is what the sample says of it.
     ///
     /// # Errors
     /// [`BodyError`]: there is none, or it cannot be read.
@@ -130,21 +177,58 @@ impl Traces {
         memory: &M,
         vm: &Vm,
         sought: Sought,
+        running: &TraceIdentity,
         maps: impl FnOnce() -> Option<Maps>,
     ) -> Result<Arc<KnownTrace>, BodyError> {
+        if running.address != 0 && sought.is(running) {
+            if let Some(found) = self.remembered(memory, vm, running)? {
+                return Ok(found);
+            }
+            let number = u16::try_from(running.number).map_err(|_| BodyError::Malformed)?;
+            let trace = trace_by_number(memory, vm, number).filter(|trace| identity(trace) == *running);
+            return self.read(memory, vm, trace.ok_or(BodyError::Gone)?);
+        }
         let address = match sought {
             Sought::Number(number) => {
                 let trace = trace_by_number(memory, vm, number).ok_or(BodyError::Gone)?;
                 return self.read(memory, vm, trace);
             }
-            Sought::Address(address, number) => {
-                let trace = number.and_then(|number| trace_by_number(memory, vm, number));
-                if let Some(trace) = trace.filter(|trace| trace.mcode.contains(&address)) {
-                    return self.read(memory, vm, trace);
-                }
-                address
-            }
+            Sought::Address(address, _) => address,
         };
+        if let Some(found) = self.by_address(memory, vm, address)? {
+            return Ok(found);
+        }
+        self.scan(memory, vm, address, maps)
+    }
+
+    /// A trace that is known, or was copied, by an address in its code.
+    fn by_address<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        address: u64,
+    ) -> Result<Option<Arc<KnownTrace>>, BodyError> {
+        let before = self.by_code.range(..=address).next_back();
+        let Some(candidate) = before.map(|(_, candidate)| *candidate).filter(|candidate| holds(candidate, address))
+        else {
+            return Ok(None);
+        };
+        // It may be gone, but nothing else may have come to its place: then nobody knows which one was hit.
+        let now = u16::try_from(candidate.number).ok().and_then(|number| trace_by_number(memory, vm, number));
+        if now.is_some_and(|now| now.mcode.contains(&address) && identity(&now) != candidate) {
+            return Ok(None);
+        }
+        self.remembered(memory, vm, &candidate)
+    }
+
+    /// Looks through all live traces for the one whose code is at `address`.
+    fn scan<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        address: u64,
+        maps: impl FnOnce() -> Option<Maps>,
+    ) -> Result<Arc<KnownTrace>, BodyError> {
         let listed = |traces: &[Trace]| traces.iter().find(|trace| trace.mcode.contains(&address)).map(|t| t.number);
         let is_it = |trace: &Trace| trace.mcode.contains(&address);
         if let Some(number) = listed(&self.listed)
@@ -163,16 +247,44 @@ impl Traces {
         self.read(memory, vm, trace)
     }
 
+    /// A trace that is known, or was copied.
+    fn remembered<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        identity: &TraceIdentity,
+    ) -> Result<Option<Arc<KnownTrace>>, BodyError> {
+        if let Some(known) = self.known.get(identity) {
+            if !self.excluded.contains(&known.numbering) {
+                return Ok(Some(known.clone()));
+            }
+            let body = known.body.clone();
+            return self.attribute(memory, vm, body).map(Some);
+        }
+        let Some(copy) = self.copies.get(identity).filter(|copy| copy.is_whole()).cloned() else { return Ok(None) };
+        let memory = Copied { memory, trace: &copy };
+        let trace = trace_at(&memory, vm, identity.address).ok_or(BodyError::Malformed)?;
+        let body = Body::read(&memory, vm, trace)?;
+        let known = self.attribute(&memory, vm, body)?;
+        self.copies.remove(identity);
+        self.bytes = self.bytes.saturating_sub(copy.size());
+        Ok(Some(known))
+    }
+
     /// The trace with this header, which was just read.
     fn read<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, trace: Trace) -> Result<Arc<KnownTrace>, BodyError> {
-        if let Some(known) = self.known.get(&trace.number)
+        if let Some(known) = self.known.get(&identity(&trace))
             && known.body.trace.is_same(&trace)
             && !self.excluded.contains(&known.numbering)
         {
             return Ok(known.clone());
         }
-        let number = trace.number;
         let body = Body::read(memory, vm, trace)?;
+        self.attribute(memory, vm, body)
+    }
+
+    /// Finds out what the code of a trace belongs to.
+    fn attribute<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, body: Body) -> Result<Arc<KnownTrace>, BodyError> {
         let unfit = Numbering::ALL.into_iter().filter(|numbering| !numbering.fits(&body.code));
         for numbering in unfit {
             if !self.excluded.contains(&numbering) {
@@ -181,11 +293,34 @@ impl Traces {
         }
         let fits = |numbering: &Numbering| !self.excluded.contains(numbering);
         let numbering = Numbering::ALL.into_iter().find(fits).ok_or(BodyError::Malformed)?;
+        self.make_room();
+        let identity = identity(&body.trace);
         let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, body, numbering));
-        if self.known.len() >= MAX_KNOWN {
-            self.known.clear();
+        self.bytes += known.body.size();
+        if let Some(before) = self.known.insert(identity, known.clone()) {
+            self.bytes = self.bytes.saturating_sub(before.body.size());
         }
-        self.known.insert(number, known.clone());
+        self.register(identity);
         Ok(known)
+    }
+
+    /// Notes where the code of a trace is. What was there is not there any more.
+    fn register(&mut self, identity: TraceIdentity) {
+        let end = identity.mcode.saturating_add(u64::from(identity.szmcode));
+        let reaches_into =
+            |(_, other): &(&u64, &TraceIdentity)| other.mcode.saturating_add(u64::from(other.szmcode)) > identity.mcode;
+        while let Some((&start, _)) = self.by_code.range(..end).next_back().filter(reaches_into) {
+            self.by_code.remove(&start);
+        }
+        self.by_code.insert(identity.mcode, identity);
+    }
+
+    fn make_room(&mut self) {
+        if self.known.len() + self.copies.len() >= MAX_KNOWN || self.bytes >= MAX_BYTES {
+            self.known.clear();
+            self.copies.clear();
+            self.by_code.clear();
+            self.bytes = 0;
+        }
     }
 }

@@ -9,6 +9,7 @@ pub mod around;
 pub mod attribution;
 pub mod body;
 pub mod cast;
+pub mod copied;
 pub mod copies;
 pub mod frames;
 pub mod hidden;

@@ -125,7 +125,7 @@ pub fn resolve<M: ReadMemory>(
     maps: impl FnOnce() -> Option<Maps>,
 ) -> Result<OnTrace, NoTrace> {
     let (sought, spot) = locate(&hit)?;
-    let trace = traces.find(memory, vm, sought, maps)?;
+    let trace = traces.find(memory, vm, sought, &hit.header.trace.identity, maps)?;
     let spot = match spot {
         Spot::Handler => Spot::Exit(exit_number(&hit, &trace).ok_or(NoTrace::Leaving)?),
         spot => spot,
@@ -146,6 +146,9 @@ pub fn resolve<M: ReadMemory>(
             }
             let span = trace.attribution.at(offset);
             let (chain, certain) = span.map_or((&[][..], false), |span| (&span.chain[..], span.certain));
+            if let Some(whole) = with_lower_frame(&trace, chain, offset, bottom) {
+                return fitting(memory, vm, &trace, &whole, certain, bottom);
+            }
             fitting(memory, vm, &trace, chain, certain, bottom)
         }
         Spot::End | Spot::Handler => at_end(memory, layout, trace, bottom),
@@ -196,6 +199,17 @@ fn exit_number(hit: &Hit<'_>, trace: &KnownTrace) -> Option<u16> {
         _ => hit.header.registers[reg::RAX] as u16,
     };
     (usize::from(exit) < trace.body.snapshots.len()).then_some(exit)
+}
+
+/// Behind a return to a lower frame, whose base is `jit_base` by then, the code may still belong to the frame above:
+/// then both are in the chain. [`None`] if it is as it should be.
+fn with_lower_frame(trace: &KnownTrace, chain: &[(Callee, u32)], offset: u32, bottom: &FrameRecord) -> Option<Chain> {
+    let (lower, after_call) = trace.returned_to(offset)?;
+    let is_bottom = |callee: Callee| callee.prototype() == Some(bottom.code);
+    if !is_bottom(lower) || chain.first().is_none_or(|(outermost, _)| is_bottom(*outermost)) {
+        return None;
+    }
+    Some([&[(lower, after_call.wrapping_sub(1))], chain].concat())
 }
 
 /// Frames within the trace, checked against the frame that the trace runs in.

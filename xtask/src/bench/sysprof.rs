@@ -31,6 +31,9 @@ pub struct Options {
     /// Leave JIT compilation on
     #[arg(long)]
     jit: bool,
+    /// Run a workload in some 4000 live traces instead
+    #[arg(long, conflicts_with = "jit")]
+    traces: bool,
     /// Measure this lj-trace instead of building one
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -125,7 +128,8 @@ pub fn bench(options: &Options) -> Result<()> {
 fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
     let scale = options.scale.to_string();
     let args: &[&str] = if options.jit { &[&scale, "jit"] } else { &[&scale] };
-    let mut workload = Workload::start(&[&options.program], "bench.lua", args)?;
+    let script = if options.traces { "many_traces.lua" } else { "bench.lua" };
+    let mut workload = Workload::start(&[&options.program], script, args)?;
     let start = Instant::now();
     let Some(mut command) = profiler.command(workload.pid(), binary, scratch) else {
         return Ok(Run { times: workload.work()?, profiler: None });
@@ -206,10 +210,14 @@ impl Figures {
 
 fn print_table(options: &Options, figures: &[Figures]) {
     println!(
-        "{} rounds on {}, JIT {}; median [quartiles]",
+        "{} rounds on {}, {}; median [quartiles]",
         options.rounds,
         options.program,
-        if options.jit { "on" } else { "off" }
+        match (options.traces, options.jit) {
+            (true, _) => "in 4000 traces",
+            (false, true) => "JIT on",
+            (false, false) => "JIT off",
+        }
     );
     let header =
         ["CPU time / bare", "elapsed / bare", "CPU, % of a core", "CPU in all, s", "peak memory, MiB", "attach, ms"];

@@ -13,6 +13,7 @@ use super::newcomers::Newcomers;
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
+use crate::probes::sample::Record;
 use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
@@ -161,7 +162,11 @@ impl Recording {
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
-        let taken = buffer.drain(SAMPLE_BATCH, |sample| {
+        let taken = buffer.drain(SAMPLE_BATCH, |record| {
+            let sample = match record {
+                Record::Sample(sample) => sample,
+                Record::Trace(copy, bytes) => return pipeline.add_trace(&copy, bytes),
+            };
             if only.is_some_and(|only| sample.header.vm as usize != only) {
                 *left_out += 1;
                 return;

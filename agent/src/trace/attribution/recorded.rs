@@ -132,7 +132,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
     }
 
     /// The frames that the trace returns to (`RETF`): a prototype and the address after the call.
-    pub(super) fn returns(&self) -> Vec<(Callee, u32)> {
+    pub(in crate::trace) fn returns(&self) -> Vec<(Callee, u32)> {
         let returns = (FIRST..self.body.code.end()).filter(|&at| self.op(at) == Some(Ir::RETF));
         let target = |at: u16| {
             let ins = self.body.code.ins(at);

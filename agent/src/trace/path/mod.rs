@@ -26,8 +26,8 @@ pub trait Surroundings {
     fn string(&self, prototype: &Prototype, index: u16) -> Option<u64>;
     /// The constant number `index` of a prototype.
     fn number(&self, prototype: &Prototype, index: u16) -> Option<f64>;
-    /// The instruction that a trace's start has replaced.
-    fn start_instruction(&self, trace: u16) -> Option<Instruction>;
+    /// The instruction of a prototype that the start of `trace` has replaced.
+    fn start_instruction(&self, prototype: &Prototype, position: u32, trace: u16) -> Option<Instruction>;
 }
 
 /// Where a value comes from.
@@ -138,7 +138,7 @@ mod tests {
         fn number(&self, _: &Prototype, _: u16) -> Option<f64> {
             None
         }
-        fn start_instruction(&self, _: u16) -> Option<Instruction> {
+        fn start_instruction(&self, _: &Prototype, _: u32, _: u16) -> Option<Instruction> {
             None
         }
     }

@@ -31,7 +31,7 @@ impl<S: Surroundings> Walker<'_, S> {
         let mut op = instruction.opcode(self.set)?.op;
         // The start of a trace: what it has replaced counts, but for loops, which say enough themselves.
         if op == Op::JLOOP
-            && let Some(original) = self.surroundings.start_instruction(instruction.d())
+            && let Some(original) = self.surroundings.start_instruction(prototype, place.position, instruction.d())
         {
             let original_op = original.opcode(self.set)?.op;
             if original_op != Op::LOOP {

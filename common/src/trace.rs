@@ -1,0 +1,168 @@
+//! Traces as they are at a sample: which one runs, and a copy of it when it is seen for the first time.
+//!
+//! A program may throw its traces away at any moment, and compile others to the same place. So what tells a trace
+//! from every other is read at the sample itself, and so is the trace: its header, intermediate code and snapshots
+//! are one block (`lj_trace_alloc`, `lj_trace.c`, LuaJIT 2.1; `trace_save` in 2.0), its machine code another.
+
+use crate::layout::{ABSENT, VmLayout};
+use crate::memory::{Plain, ReadMemory, Unreadable};
+use crate::vm::VmConfig;
+
+/// What tells a trace from every other one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TraceIdentity {
+    /// Address of its `GCtrace`; 0 for no trace.
+    pub address: u64,
+    /// Address of its machine code.
+    pub mcode: u64,
+    /// The prototype in which it starts.
+    pub startpt: u64,
+    /// Address of the bytecode instruction at which it starts.
+    pub startpc: u64,
+    /// Address of the entries of its snapshots.
+    pub snapmap: u64,
+    /// Bytes of its machine code.
+    pub szmcode: u32,
+    /// Reference after its last instruction.
+    pub nins: u32,
+    /// Reference of its first constant.
+    pub nk: u32,
+    /// Its number.
+    pub number: u32,
+}
+
+/// The trace that runs at a sample, and where machine code lies at that moment.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunningTrace {
+    /// Which one it is. What is inlined into C code or the garbage collector that it calls may not tell.
+    pub identity: TraceIdentity,
+    /// Address of the newest area of machine code (`J->mcarea`).
+    pub area: u64,
+    /// Its size.
+    pub area_size: u64,
+}
+
+/// A range of memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Address of its first byte.
+    pub address: u64,
+    /// Its size.
+    pub size: u64,
+}
+
+/// The pieces that a trace is copied in, in this order: the last one makes the copy whole.
+pub const PIECES: usize = 3;
+
+/// No piece is larger: a trace of that size is read later.
+pub const MAX_PIECE: u64 = 256 << 10;
+
+/// Where exit stubs are: at the beginning of an area of machine code, before which nothing else is allocated than
+/// constants (`asm_exitstub_gen`, `lj_asm_x86.h`).
+const EXIT_STUBS: u64 = 4096;
+
+/// Marks a [`TraceCopy`] among samples: no sample is taken at that time.
+pub const TRACE_COPY: u64 = u64::MAX;
+
+/// A piece of a trace that was seen for the first time; the bytes follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TraceCopy {
+    /// [`TRACE_COPY`].
+    pub mark: u64,
+    /// The trace.
+    pub identity: TraceIdentity,
+    /// What follows.
+    pub piece: Piece,
+    /// Index of the VM.
+    pub vm: u32,
+    /// Which of the trace's [`PIECES`] it is.
+    pub index: u32,
+}
+
+// SAFETY: the fields are integers laid out without padding, as the assertions below prove.
+unsafe impl Plain for TraceIdentity {}
+// SAFETY: as above.
+unsafe impl Plain for RunningTrace {}
+// SAFETY: as above.
+unsafe impl Plain for TraceCopy {}
+
+const _: () = {
+    assert!(size_of::<TraceIdentity>() == 5 * 8 + 4 * 4);
+    assert!(size_of::<RunningTrace>() == size_of::<TraceIdentity>() + 2 * 8);
+    assert!(size_of::<TraceCopy>() == 8 + size_of::<TraceIdentity>() + size_of::<Piece>() + 8);
+};
+
+/// Finds out which trace has `number` at this moment. Nothing is found while the VM's layout is not decided.
+///
+/// # Errors
+/// [`Unreadable`] if the state of the JIT compiler, or the trace, cannot be read.
+#[inline(always)]
+pub fn running(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    number: u32,
+    running: &mut RunningTrace,
+) -> Result<(), Unreadable> {
+    let layout = &vm.layout;
+    if layout.g_to_j == ABSENT || layout.j_trace == ABSENT || layout.j_mcarea == ABSENT {
+        return Ok(());
+    }
+    let jit_state = vm.global.wrapping_add(u64::from(layout.g_to_j));
+    running.area = memory.read(jit_state.wrapping_add(u64::from(layout.j_mcarea)))?;
+    running.area_size = memory.read(jit_state.wrapping_add(u64::from(layout.j_szmcarea)))?;
+    if number == 0 || layout.tr_nsnap == ABSENT || layout.tr_nsnapmap == ABSENT {
+        return Ok(());
+    }
+    let array = memory.read::<u64>(jit_state.wrapping_add(u64::from(layout.j_trace)))?;
+    if number >= memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_sizetrace)))? {
+        return Ok(());
+    }
+    let gc64 = layout.is_gc64();
+    let width = if gc64 { 8 } else { 4 };
+    let address = memory.read_ref(gc64, array.wrapping_add(u64::from(number) * width))?;
+    // The trace that is being recorded is a part of `jit_State` yet.
+    if address == 0 || address == jit_state {
+        return Ok(());
+    }
+    let at = |offset: u16| address.wrapping_add(u64::from(offset));
+    let identity = &mut running.identity;
+    identity.mcode = memory.read(at(layout.tr_mcode))?;
+    identity.startpt = memory.read_ref(gc64, at(layout.tr_startpt))?;
+    identity.startpc = memory.read_ref(gc64, at(layout.tr_startpc))?;
+    identity.snapmap = memory.read(at(layout.tr_snapmap))?;
+    identity.szmcode = memory.read(at(layout.tr_szmcode))?;
+    identity.nins = memory.read(at(layout.tr_nins))?;
+    identity.nk = memory.read(at(layout.tr_nk))?;
+    identity.number = number;
+    if u32::from(memory.read::<u16>(at(layout.tr_traceno))?) == number {
+        identity.address = address;
+    }
+    Ok(())
+}
+
+/// The ranges of memory that hold a trace. Those of a malformed one may be larger than [`MAX_PIECE`].
+///
+/// # Errors
+/// [`Unreadable`] if its header cannot be read.
+#[inline(always)]
+pub fn pieces(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    running: &RunningTrace,
+) -> Result<[Piece; PIECES], Unreadable> {
+    let identity = &running.identity;
+    let at = identity.address.wrapping_add(u64::from(layout.tr_nsnapmap));
+    // Snapshots of 8 bytes have 16-bit offsets into the map.
+    let entries = if layout.sizeof_snap == 8 { u32::from(memory.read::<u16>(at)?) } else { memory.read::<u32>(at)? };
+    let end = identity.snapmap.wrapping_add(4 * u64::from(entries));
+    let stubs = if running.area_size < EXIT_STUBS { running.area_size } else { EXIT_STUBS };
+    Ok([
+        Piece { address: running.area, size: stubs },
+        Piece { address: identity.mcode, size: u64::from(identity.szmcode) },
+        Piece { address: identity.address, size: end.wrapping_sub(identity.address) },
+    ])
+}

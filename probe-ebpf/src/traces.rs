@@ -1,0 +1,127 @@
+//! Traces: which one runs at a sample, and a copy of each the first time that it is seen.
+
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use lj_trace_common::config::Counter;
+use lj_trace_common::event::{SAMPLE_ON_TRACE, SampleHeader, reg};
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, TraceCopy};
+
+use crate::count::count;
+use crate::maps::{SAMPLES, TRACES, VMS};
+use crate::memory::UserMemory;
+
+/// The agent looks at the buffer at its own pace.
+const BPF_RB_NO_WAKEUP: u64 = 1;
+
+/// Traces that are looked at where the state does not say which one runs. A program that throws its traces away all
+/// the time numbers them from 1 again, and never has many.
+const LOOKED_AT: u32 = 64;
+
+/// Notes which trace the innermost VM runs or leaves; sends it ahead of the sample if the agent does not have it.
+#[inline(never)]
+pub fn note(header: &mut SampleHeader) -> u32 {
+    if header.flags & SAMPLE_ON_TRACE == 0 && header.trace_exit == 0 {
+        return 0;
+    }
+    let number = if header.vmstate > 0 { header.vmstate as u32 } else { header.trace_exit & 0xffff };
+    let mut index = header.vm;
+    let Some(vm) = VMS.get(index) else { return 0 };
+    // What could not be read stays zero.
+    let _ = trace::running(&UserMemory, vm, number, &mut header.trace);
+    offer(&header.trace, &vm.layout, index);
+    if !is_known(header) {
+        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
+        unsafe { bpf_loop(LOOKED_AT, look_at as *mut c_void, (&raw mut index).cast(), 0) };
+    }
+    0
+}
+
+/// Whether the state tells which trace runs: not while the garbage collector works for it, and not in the first
+/// instructions of a trace that another one goes on with.
+#[inline(always)]
+fn is_known(header: &SampleHeader) -> bool {
+    let RunningTrace { identity, area, area_size } = &header.trace;
+    let within = |start: u64, size: u64| header.registers[reg::RIP].wrapping_sub(start) < size;
+    identity.address != 0 && (!within(*area, *area_size) || within(identity.mcode, u64::from(identity.szmcode)))
+}
+
+/// Sends the trace of one number: 0 to go on, 1 to stop.
+extern "C" fn look_at(index: u64, vm: *mut c_void) -> i64 {
+    // SAFETY: `note` passes the index of the VM.
+    let vm_index = unsafe { *vm.cast::<u32>() };
+    let Some(vm) = VMS.get(vm_index) else { return 1 };
+    let mut running = RunningTrace::default();
+    if trace::running(&UserMemory, vm, index as u32 + 1, &mut running).is_err() {
+        return 1;
+    }
+    offer(&running, &vm.layout, vm_index);
+    0
+}
+
+/// Sends a trace if the agent does not have it.
+#[inline(always)]
+fn offer(running: &RunningTrace, layout: &VmLayout, vm: u32) {
+    // SAFETY: only whether there is an entry matters.
+    if running.identity.address == 0 || unsafe { TRACES.get(&running.identity) }.is_some() {
+        return;
+    }
+    if trace::pieces(&UserMemory, layout, running).is_ok_and(|pieces| send_all(running, vm, &pieces)) {
+        // If the map is full the oldest entry goes, and that trace is sent again.
+        let _ = TRACES.insert(&running.identity, &1, 0);
+    } else {
+        count(Counter::TracesLost);
+    }
+}
+
+/// The area may be gone already without harm: the trace is what matters.
+#[inline(always)]
+fn send_all(running: &RunningTrace, vm: u32, pieces: &[Piece; PIECES]) -> bool {
+    let [stubs, code, block] = pieces;
+    send(running, vm, 0, stubs);
+    send(running, vm, 1, code) && send(running, vm, 2, block)
+}
+
+/// Sends one piece, in a record that is large enough: the size of records must be known beforehand.
+#[inline(never)]
+fn send(running: &RunningTrace, vm: u32, index: u32, piece: &Piece) -> bool {
+    match piece.size {
+        0..=0x400 => send_as::<0x400>(running, vm, index, piece),
+        0x401..=0x1000 => send_as::<0x1000>(running, vm, index, piece),
+        0x1001..=0x4000 => send_as::<0x4000>(running, vm, index, piece),
+        0x4001..=0x1_0000 => send_as::<0x1_0000>(running, vm, index, piece),
+        0x1_0001..=trace::MAX_PIECE => send_as::<{ trace::MAX_PIECE as usize }>(running, vm, index, piece),
+        _ => false,
+    }
+}
+
+/// A piece with its bytes.
+#[repr(C)]
+struct Record<const SIZE: usize> {
+    head: TraceCopy,
+    bytes: [u8; SIZE],
+}
+
+#[inline(always)]
+fn send_as<const SIZE: usize>(running: &RunningTrace, vm: u32, index: u32, piece: &Piece) -> bool {
+    let size = piece.size;
+    if size > SIZE as u64 {
+        return false;
+    }
+    let Some(mut entry) = SAMPLES.reserve::<Record<SIZE>>(0) else { return false };
+    let record = entry.as_mut_ptr();
+    let head = TraceCopy { mark: TRACE_COPY, identity: running.identity, piece: *piece, vm, index };
+    // SAFETY: the record is reserved for this program, and has room for `size` bytes after its head; the helper
+    // checks the source.
+    let read = unsafe {
+        (&raw mut (*record).head).write(head);
+        bpf_probe_read_user((&raw mut (*record).bytes).cast(), size as u32, piece.address as *const c_void)
+    };
+    if read == 0 {
+        entry.submit(BPF_RB_NO_WAKEUP);
+    } else {
+        entry.discard(BPF_RB_NO_WAKEUP);
+    }
+    read == 0
+}
