@@ -16,6 +16,7 @@ pub mod screen;
 pub mod shares;
 pub mod source;
 pub mod tracer;
+pub mod vm_per_thread;
 pub mod workload;
 
 use std::env;
