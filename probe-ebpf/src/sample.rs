@@ -326,11 +326,11 @@ fn scan_step(scratch: &mut Scratch) -> i64 {
     };
     let mut thread = 0;
     let mut index = NO_VM;
-    if config.any_gc64 != 0 && plausible(wide, start) {
+    if config.any_gc64 != 0 && plausible(wide, start, cframe) {
         thread = wide;
         index = vm_of(wide + 16, true);
     }
-    if index == NO_VM && config.any_gc32 != 0 && plausible(u64::from(narrow), start) {
+    if index == NO_VM && config.any_gc32 != 0 && plausible(u64::from(narrow), start, cframe) {
         thread = u64::from(narrow);
         index = vm_of(thread + 8, false);
     }
@@ -341,10 +341,11 @@ fn scan_step(scratch: &mut Scratch) -> i64 {
     start_walk(scratch, vm, index, thread, cframe)
 }
 
-/// Whether a word on the C stack may be the address of a coroutine.
+/// Whether a word of what may be the C frame at `cframe` may be the address of a coroutine: one is not on the stack
+/// below. Above may lie the VM's own memory, right behind the stack of a thread.
 #[inline(always)]
-fn plausible(word: u64, stack: u64) -> bool {
-    word & 7 == 0 && word >= LOWEST_ADDRESS && word < 1 << 47 && !(word >= stack && word - stack < u64::from(MAX_STACK))
+fn plausible(word: u64, stack: u64, cframe: u64) -> bool {
+    word & 7 == 0 && word >= LOWEST_ADDRESS && word < 1 << 47 && !(word >= stack && word < cframe)
 }
 
 /// The VM whose address stands at `glref`.

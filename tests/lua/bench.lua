@@ -8,14 +8,8 @@
 local scale = tonumber(arg[1]) or 100
 if arg[2] ~= "jit" then jit.off() end
 
-local ffi = require("ffi")
-ffi.cdef("typedef struct { long seconds, nanoseconds; } bench_time; int clock_gettime(int clock, bench_time *time);")
-local time = ffi.new("bench_time")
-local MONOTONIC, PROCESS_CPUTIME = 1, 2
-local function now(clock)
-  ffi.C.clock_gettime(clock, time)
-  return tonumber(time.seconds) + tonumber(time.nanoseconds) / 1e9
-end
+local clock = dofile("clock.lua")
+local now, MONOTONIC, PROCESS_CPUTIME = clock.now, clock.MONOTONIC, clock.PROCESS_CPUTIME
 
 local function fibonacci(n)
   if n < 2 then return n end

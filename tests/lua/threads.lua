@@ -36,16 +36,10 @@ local C = ffi.C
 local body = [[
 jit.off()
 local ffi = require("ffi")
-ffi.cdef("typedef struct { long seconds, nanoseconds; } cpu_time;" ..
-         "int clock_gettime(int clock, cpu_time *time);" ..
-         "int pthread_mutex_lock(void *mutex); int pthread_mutex_unlock(void *mutex);")
+ffi.cdef("int pthread_mutex_lock(void *mutex); int pthread_mutex_unlock(void *mutex);")
+local clock = dofile("clock.lua")
 local start_signal, used = ffi.cast("void *", %d), ffi.cast("double *", %d)
-local time = ffi.new("cpu_time")
-local THREAD_CPUTIME = 3
-local function now()
-  ffi.C.clock_gettime(THREAD_CPUTIME, time)
-  return tonumber(time.seconds) + tonumber(time.nanoseconds) / 1e9
-end
+local function now() return clock.now(clock.THREAD_CPUTIME) end
 
 local function burn(stop)
   local x = 1

@@ -55,7 +55,7 @@ impl Host {
 }
 
 /// The folder of the scripts.
-fn lua() -> PathBuf {
+pub fn lua() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
 }
 

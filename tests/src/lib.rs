@@ -19,6 +19,7 @@ pub mod source;
 pub mod stories;
 pub mod systemd;
 pub mod tracer;
+pub mod vm_per_thread;
 pub mod workload;
 
 use std::env;

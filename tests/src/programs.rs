@@ -29,6 +29,10 @@ pub const DNSDIST: &str = "dnsdist";
 pub const NGINX: &str = "nginx";
 /// Debian's `knot-resolver`, whose daemon is `kresd`, with LuaJIT as a library.
 pub const KNOT_RESOLVER: &str = "knot-resolver";
+/// Debian's `wrk`, with LuaJIT as a library: a VM for each thread.
+pub const WRK: &str = "wrk";
+/// Debian's `sysbench`, with LuaJIT as a library: a VM for each thread.
+pub const SYSBENCH: &str = "sysbench";
 /// The Python package `lupa`, with several LuaJITs linked into extension modules.
 pub const LUPA: &str = "lupa";
 
@@ -53,6 +57,8 @@ impl Program {
                 DNSDIST => "usr/bin/dnsdist",
                 NGINX => "usr/sbin/nginx",
                 KNOT_RESOLVER => "usr/sbin/kresd",
+                WRK => "usr/bin/wrk",
+                SYSBENCH => "usr/bin/sysbench",
                 LUPA => "lupa/__init__.py",
                 // Built from the crate luajit-src.
                 variant => return Self::find_variant(variant),

@@ -1,6 +1,6 @@
 //! Recordings of a workload, into a stream and folded stacks at once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -102,10 +102,18 @@ impl Recorded {
     /// # Panics
     /// If it fails.
     pub fn folded_of_stream(&self) -> Result<Folded> {
-        let stream = self.folder.path().join(STREAM);
-        let report = run(["report", &stream.to_string_lossy(), "--format", "folded"])?;
-        report.expect(0, &[]);
-        Folded::parse(&report.stdout)
+        folded_of(&self.folder.path().join(STREAM))
+    }
+
+    /// The samples of the VM with this number, of several, from its stream.
+    ///
+    /// # Errors
+    /// If it has none.
+    ///
+    /// # Panics
+    /// If it cannot be read.
+    pub fn folded_of_vm(&self, number: usize) -> Result<Folded> {
+        folded_of(&self.folder.path().join(STREAM.replace('.', &format!("-{number}."))))
     }
 
     /// The share, in percent, that the summary gives for `what`.
@@ -115,6 +123,13 @@ impl Recorded {
     pub fn share(&self, what: &str) -> Result<f64> {
         self.outcome.share(what)
     }
+}
+
+/// The samples of a stream, as `lj-trace report` reads them.
+fn folded_of(stream: &Path) -> Result<Folded> {
+    let report = run(["report", &stream.to_string_lossy(), "--format", "folded"])?;
+    report.expect(0, &[]);
+    Folded::parse(&report.stdout)
 }
 
 const STREAM: &str = "profile.bin";

@@ -53,17 +53,23 @@ impl Workload {
         Self::spawn(Command::new(binary).args(arguments)).with_context(|| source.to_owned())
     }
 
-    /// Starts the workload that a command runs, and waits until it says that it is ready.
+    /// Starts the workload that a command runs, and waits until it says that it is ready. Its host may say something of
+    /// its own before.
     ///
     /// # Errors
-    /// If it cannot be started or says something else first.
+    /// If it cannot be started or ends first.
     pub fn spawn(command: &mut Command) -> Result<Self> {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.with_context(|| format!("cannot start {command:?}"))?;
         let stdout = child.stdout.take().context("the workload's output is not piped")?;
         let mut workload = Self { child, stdout: BufReader::new(stdout) };
-        workload.expect("ready")?;
-        Ok(workload)
+        let mut said = String::new();
+        loop {
+            match workload.line().with_context(|| format!("it said {said:?}"))? {
+                line if line == "ready" => return Ok(workload),
+                line => said.push_str(&line),
+            }
+        }
     }
 
     /// Its process id.

@@ -11,7 +11,8 @@ use lj_trace_tests::memory_truth::MemoryRun;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, TARANTOOL};
 use lj_trace_tests::recording::Recording;
 use lj_trace_tests::shares::{compare, percent};
-use lj_trace_tests::workload::{MEMORY, TRUTH};
+use lj_trace_tests::vm_per_thread::{self, check_cpu, check_memory};
+use lj_trace_tests::workload::{MEMORY, TRUTH, Workload};
 
 /// CPU time of a cell's workload, in seconds, and samples a second.
 const SECONDS: u32 = 3;
@@ -38,6 +39,33 @@ macro_rules! rows {
             }
         })*
     };
+}
+
+/// The same for programs with a VM for each thread.
+macro_rules! rows_of_threads {
+    ($($(#[$attribute:meta])* $name:ident: $title:literal, $host:expr;)*) => {
+        $(mod $name {
+            use super::*;
+
+            $(#[$attribute])*
+            #[test]
+            fn sysprof() -> Result<()> {
+                super::of_threads($title, $host, |workload| check_cpu(workload, RATE))
+            }
+
+            $(#[$attribute])*
+            #[test]
+            fn memprof() -> Result<()> {
+                super::of_threads($title, $host, check_memory)
+            }
+        })*
+    };
+}
+
+rows_of_threads! {
+    wrk: "Debian `wrk` (`libluajit-5.1`), a VM for each of 4 threads", vm_per_thread::Host::Wrk;
+    #[ignore = "part of the whole matrix"]
+    sysbench: "Debian `sysbench` (`libluajit-5.1`), a VM for each of 4 threads", vm_per_thread::Host::Sysbench;
 }
 
 rows! {
@@ -93,13 +121,29 @@ fn tell(key: &str, value: impl std::fmt::Display) {
     println!("cell: {key}: {value}");
 }
 
-/// The builds that lj-trace has found, from the lines `VM at 0x...: BUILD`.
+/// The builds that lj-trace has found, from the lines `VM at 0x...: BUILD` or `VM 1 at 0x...: BUILD`.
 fn tell_builds(summary: &str) {
+    let mut told = Vec::new();
     for line in summary.lines() {
-        if let Some((_, build)) = line.strip_prefix("VM at ").and_then(|line| line.split_once(": ")) {
+        let Some((vm, build)) = line.strip_prefix("VM").and_then(|line| line.split_once(": ")) else { continue };
+        if vm.contains(" at 0x") && !told.contains(&build) {
+            told.push(build);
             tell("build", build);
         }
     }
+}
+
+fn of_threads(
+    title: &str,
+    host: vm_per_thread::Host,
+    check: impl Fn(&mut Workload) -> Result<(String, String)>,
+) -> Result<()> {
+    tell("title", title);
+    let Some(mut workload) = host.start()? else { return Ok(()) };
+    let (figures, summary) = check(&mut workload)?;
+    tell_builds(&summary);
+    tell("figures", figures);
+    Ok(())
 }
 
 fn sysprof(title: &str, host: Host) -> Result<()> {

@@ -27,6 +27,8 @@ share may be off by 0.3 percentage points and four standard deviations of what i
 least 99.5 % of the Lua stacks and 99 % of the native stacks must be complete.
 - *Memory profile*: every event of every line and C function of `tests/lua/memory.lua`, with its sizes; the heap must \
 balance to the byte.
+- *A VM for each of 4 threads*: every thread's samples are those of its own CPU time (four standard deviations), its \
+tables are all there, both below the root and in the stream of its own VM and nowhere else.
 
 `cargo xtask test` runs the cells that are marked with an asterisk.
 

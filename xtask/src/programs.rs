@@ -65,6 +65,15 @@ pub const UNPACKED: &[Program] = &[
         needs: &["libpcre3"],
         scope: Scope::Tests,
     },
+    Program { name: "wrk", package: "wrk", file: "usr/bin/wrk", beside: &[], needs: &[], scope: Scope::Tests },
+    Program {
+        name: "sysbench",
+        package: "sysbench",
+        file: "usr/bin/sysbench",
+        beside: &[],
+        needs: &[],
+        scope: Scope::Matrix,
+    },
     Program {
         name: "neovim",
         package: "neovim",

@@ -206,7 +206,8 @@ fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)>
             let slot = cframe.wrapping_add(u64::from(vm.layout.cframe_l));
             let Ok(thread) = view.read_ref(vm.layout.is_gc64(), slot) else { continue };
             // Cheap tests first: nearly nothing on a stack is the address of a coroutine.
-            let own = thread >= native.start && thread < end;
+            // Above the frame may lie the VM's own memory, right behind the stack of a thread.
+            let own = thread >= native.start && thread < cframe;
             if thread < LOWEST_ADDRESS || thread & 7 != 0 || thread >> 47 != 0 || own {
                 continue;
             }
