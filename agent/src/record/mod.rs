@@ -3,6 +3,7 @@
 //! named and goes into the stream of its VM and the memory profile for reports.
 
 mod allocation_stacks;
+mod c_symbols;
 mod machine_code;
 mod memory;
 mod memory_outputs;
@@ -13,6 +14,7 @@ mod reports;
 mod summary;
 mod trace_table;
 
+pub use c_symbols::CSymbols;
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};
 pub use memory_outputs::{MemoryOutputOptions, MemoryOutputs};
