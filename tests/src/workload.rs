@@ -42,14 +42,8 @@ impl Workload {
     /// # Errors
     /// If it cannot be compiled or started, or says something else first.
     pub fn start_host(source: &str, folder: &Path, arguments: &[&str]) -> Result<Self> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts").join(source);
         let binary = folder.join("host");
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-Wall", "-Werror", "-pthread", "-o"]).arg(&binary).arg(path).arg("-ldl");
-        let status = cc.status().context("cannot run cc: install a C compiler")?;
-        if !status.success() {
-            bail!("cc cannot compile {source}: {status}");
-        }
+        compile(source, &binary, &[])?;
         Self::spawn(Command::new(binary).args(arguments)).with_context(|| source.to_owned())
     }
 
@@ -146,6 +140,21 @@ impl Workload {
         }
         Ok(line.trim_end().to_owned())
     }
+}
+
+/// Compiles a file from `tests/hosts`.
+///
+/// # Errors
+/// If there is no C compiler, or it refuses.
+pub fn compile(source: &str, binary: &Path, options: &[&str]) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("hosts").join(source);
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-Wall", "-Werror", "-pthread"]).args(options).arg("-o").arg(binary).arg(path).arg("-ldl");
+    let status = cc.status().context("cannot run cc: install a C compiler")?;
+    if !status.success() {
+        bail!("cc cannot compile {source}: {status}");
+    }
+    Ok(())
 }
 
 impl Drop for Workload {

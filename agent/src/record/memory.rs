@@ -8,12 +8,12 @@ use std::hash::{DefaultHasher, Hasher as _};
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen};
 
+use super::c_symbols::{CSymbols, symbols};
 use super::memory_outputs::MemoryOutputs;
 use crate::commands::exit::CommandError;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
 use crate::stream::{Symbol, TraceSymbol};
-use crate::symbols::Symbolizer;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, trace_by_number};
 
@@ -26,11 +26,14 @@ pub struct MemoryEvents {
     memory: ProcessMemory,
     prototypes: Prototypes,
     functions: FunctionNames,
-    symbolizer: Symbolizer,
+    /// Those of the VM that there were at first, until they are written.
+    first_symbols: Vec<Symbol>,
     /// What the stream says that the addresses of prototypes mean.
     known: AddrMap<u64, Meaning>,
-    /// Addresses of C functions that the stream has a name for.
-    named: HashSet<u64>,
+    /// Addresses of C functions that were looked up.
+    c_functions: HashSet<u64>,
+    /// How many of the files of C functions the stream knows.
+    c_files: usize,
     /// Address and start of each trace that the stream knows.
     traces: HashMap<u64, (u64, u64)>,
     /// Traces that have been looked at since the last batch began.
@@ -89,39 +92,28 @@ impl Meaning {
 }
 
 impl MemoryEvents {
-    /// Starts to name the events of `vm`, and hands all that it has by now to `out`: prototypes and traces. `number`
-    /// is that of the VM there, `version` that of the streams.
-    ///
-    /// # Errors
-    /// The output cannot take the bytes.
-    pub fn start(
-        process: &Process,
-        vm: &Vm,
-        number: usize,
-        version: u8,
-        out: &mut MemoryOutputs,
-    ) -> Result<Self, CommandError> {
+    /// Prepares to name the events of `vm`: reads its prototypes and traces. `number` is that of the VM in the outputs,
+    /// `version` that of the streams.
+    pub fn read(process: &Process, vm: &Vm, number: usize, version: u8) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
         let mut events = Self::new(process, vm, number, version, functions);
-        let symbols = events.symbols(process);
-        out.start(number, &symbols)?;
-        Ok(events)
+        events.read_symbols(process);
+        events
     }
 
-    /// Starts to name the events of `vm`, which has just come into being, and is laid out as the VM of these events.
+    /// The same for a `vm` that has just come into being, and is laid out as the VM of these events.
+    pub fn of_another(&self, process: &Process, vm: &Vm, number: usize) -> Self {
+        // Both run the same machine code, and their libraries may not be there yet.
+        Self::new(process, vm, number, self.version, self.functions.clone())
+    }
+
+    /// Starts what is written of the VM, with all symbols that there are by now.
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    pub fn start_another(
-        &self,
-        process: &Process,
-        vm: &Vm,
-        number: usize,
-        out: &mut MemoryOutputs,
-    ) -> Result<Self, CommandError> {
-        out.start(number, &[])?;
-        // Both run the same machine code, and their libraries may not be there yet.
-        Ok(Self::new(process, vm, number, self.version, self.functions.clone()))
+    pub fn start(&mut self, c_symbols: &CSymbols, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+        self.c_files = c_symbols.files().len();
+        out.start(self.number, &std::mem::take(&mut self.first_symbols), c_symbols)
     }
 
     fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames) -> Self {
@@ -132,9 +124,10 @@ impl MemoryEvents {
             memory: process.memory(),
             prototypes: Prototypes::default(),
             functions,
-            symbolizer: Symbolizer::new(process.clone()),
+            first_symbols: Vec::new(),
             known: AddrMap::default(),
-            named: HashSet::new(),
+            c_functions: HashSet::new(),
+            c_files: 0,
             traces: HashMap::new(),
             traces_checked: HashSet::new(),
             tally: MemoryTally::default(),
@@ -142,9 +135,8 @@ impl MemoryEvents {
     }
 
     /// Reads what the VM has by now.
-    fn symbols(&mut self, process: &Process) -> Vec<Symbol> {
-        let Self { vm, memory, prototypes, .. } = self;
-        let mut symbols = Vec::new();
+    fn read_symbols(&mut self, process: &Process) {
+        let Self { vm, memory, prototypes, first_symbols: symbols, .. } = self;
         for address in heap::prototypes(memory, vm) {
             let Ok(key) = Prototype::key_at(memory, &vm.layout, address) else { continue };
             let Ok(prototype) = prototypes.get(memory, &vm.layout, key) else { continue };
@@ -157,7 +149,6 @@ impl MemoryEvents {
                 symbols.push(Symbol::Trace(symbol));
             }
         }
-        symbols
     }
 
     /// The VM whose events these are.
@@ -179,8 +170,13 @@ impl MemoryEvents {
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    pub fn add(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<(), CommandError> {
-        let source = self.source(event, out)?;
+    pub fn add(
+        &mut self,
+        event: &AllocationEvent,
+        c_symbols: &mut CSymbols,
+        out: &mut MemoryOutputs,
+    ) -> Result<(), CommandError> {
+        let source = self.source(event, c_symbols, out)?;
         self.tally.events += 1;
         let &AllocationEvent { pointer, result, old_size, size, .. } = event;
         let event = match AllocationKind::from_u8(event.kind) {
@@ -207,11 +203,16 @@ impl MemoryEvents {
     }
 
     /// Who caused the event, with the symbols that say so written before.
-    fn source(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
+    fn source(
+        &mut self,
+        event: &AllocationEvent,
+        c_symbols: &mut CSymbols,
+        out: &mut MemoryOutputs,
+    ) -> Result<Source, CommandError> {
         Ok(match AllocationSource::from_u8(event.source) {
             Some(AllocationSource::Lua) => self.lua(event, out)?,
             Some(AllocationSource::C) => {
-                self.name_c_function(event.place, out)?;
+                self.name_c_function(event.place, c_symbols, out)?;
                 Source::C { addr: event.place }
             }
             Some(AllocationSource::Trace) => {
@@ -260,18 +261,30 @@ impl MemoryEvents {
         }
     }
 
-    fn name_c_function(&mut self, address: u64, out: &mut MemoryOutputs) -> Result<(), CommandError> {
-        if !self.named.insert(address) {
+    fn name_c_function(
+        &mut self,
+        address: u64,
+        c_symbols: &mut CSymbols,
+        out: &mut MemoryOutputs,
+    ) -> Result<(), CommandError> {
+        // Libraries with C functions of Lua's stay where they are until their VM is closed (`gctm`, `lib_package.c`).
+        if !self.c_functions.insert(address) {
             return Ok(());
         }
-        let symbol = self.symbolizer.symbolize(address);
+        let (symbol, has_start) = c_symbols.find(address);
+        for file in &c_symbols.files()[self.c_files..] {
+            symbols(file).try_for_each(|symbol| out.symbol_of_stream(self.number, symbol))?;
+        }
+        self.c_files = c_symbols.files().len();
         let known = self.functions.c_function(address).or_else(|| self.functions.builtin_at(address));
         let name = match (&symbol.name, known) {
             (Some(name), _) => name.to_string(),
             (None, Some(name)) => name.to_owned(),
             (None, None) => symbol.to_string(),
         };
-        out.event(self.number, &Event::Symbol(Symbol::c(address, &name)))
+        out.symbol_of_reports(self.number, Symbol::c(address, &name));
+        // The stream has no sizes: without a symbol of its own, the function would get its neighbour's name.
+        if has_start { Ok(()) } else { out.symbol_of_stream(self.number, Symbol::c(address, &name)) }
     }
 
     fn describe_trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<(), CommandError> {

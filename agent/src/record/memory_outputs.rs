@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::allocation_stacks::AllocationStacks;
+use super::c_symbols::{CSymbols, symbols};
 use super::listener::SharedListener;
 use super::outputs::{ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
@@ -38,8 +39,7 @@ pub struct MemoryOutputs {
     streams: Vec<PathBuf>,
     version: u8,
     vms: usize,
-    /// The streams that have been started.
-    started: Vec<StreamFile>,
+    files: Vec<StreamFile>,
     reports: Reports,
     live: Option<SharedListener>,
 }
@@ -59,7 +59,20 @@ enum Reports {
 struct StreamFile {
     path: PathBuf,
     vm: usize,
-    writer: MemprofWriter<Box<dyn Write>>,
+    version: u8,
+    content: Content,
+}
+
+type Writer = MemprofWriter<Box<dyn Write>>;
+
+/// What is in the file of a stream.
+enum Content {
+    /// Nothing yet.
+    Nothing(Box<dyn Write>),
+    /// A stream.
+    Stream(Writer),
+    /// A stream that has ended, or cannot be written any more.
+    Ended,
 }
 
 impl MemoryOutputs {
@@ -100,32 +113,69 @@ impl MemoryOutputs {
             streams,
             version: options.version,
             vms: options.vms,
-            started: Vec::new(),
+            files: Vec::new(),
             reports,
             live: options.live.clone(),
         })
     }
 
-    /// Starts what is written of a VM, with the symbols that it has by now. VMs are numbered from zero.
+    /// Whether there are streams that have room for the symbols of C functions.
+    pub fn want_c_symbols(&self) -> bool {
+        !self.streams.is_empty() && self.version >= 3
+    }
+
+    /// Creates the files of a VM's streams. VMs are numbered from zero.
     ///
     /// # Errors
-    /// A stream cannot be written.
-    pub fn start(&mut self, vm: usize, symbols: &[Symbol]) -> Result<(), CommandError> {
+    /// One of them cannot be created.
+    pub fn create(&mut self, vm: usize) -> Result<(), CommandError> {
         // A stream is of one VM: on standard output that is the first.
         for path in self.streams.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             // A VM that comes into being later gets a number even if there was but one at first.
             let path = if self.vms == 1 && vm == 0 { path.clone() } else { numbered(path, vm + 1) };
-            let writer = MemprofWriter::new(create(&path)?, self.version, symbols.iter().cloned());
-            let writer = writer.map_err(|error| failed(&path, &error))?;
-            self.started.push(StreamFile { path, vm, writer });
-        }
-        if let Reports::Sources { profile, .. } = &mut self.reports {
-            symbols.iter().for_each(|symbol| profile.add(vm, &Event::Symbol(symbol.clone())));
-        }
-        if let Some(live) = &self.live {
-            symbols.iter().for_each(|symbol| live.borrow_mut().event(vm, &Event::Symbol(symbol.clone())));
+            let content = Content::Nothing(create(&path)?);
+            self.files.push(StreamFile { path, vm, version: self.version, content });
         }
         Ok(())
+    }
+
+    /// Starts what is written of a VM, with the symbols that it has by now.
+    ///
+    /// # Errors
+    /// A stream cannot be written.
+    pub fn start(&mut self, vm: usize, own: &[Symbol], c_symbols: &CSymbols) -> Result<(), CommandError> {
+        for stream in self.files.iter_mut().filter(|stream| stream.vm == vm) {
+            let all = own.iter().cloned().chain(c_symbols.files().iter().flat_map(symbols));
+            stream.start(all)?;
+        }
+        own.iter().for_each(|symbol| self.report(vm, &Event::Symbol(symbol.clone())));
+        Ok(())
+    }
+
+    /// Adds a symbol to a VM's streams alone.
+    ///
+    /// # Errors
+    /// A stream cannot be written any more.
+    pub fn symbol_of_stream(&mut self, vm: usize, symbol: Symbol) -> Result<(), CommandError> {
+        let event = Event::Symbol(symbol);
+        let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
+        streams.try_for_each(|stream| stream.write(|writer| writer.event(&event)))
+    }
+
+    /// Adds a symbol of a VM to the reports alone.
+    pub fn symbol_of_reports(&mut self, vm: usize, symbol: Symbol) {
+        self.report(vm, &Event::Symbol(symbol));
+    }
+
+    /// Adds an event of a VM to what people look at.
+    #[inline]
+    fn report(&mut self, vm: usize, event: &Event) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.add(vm, event);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().event(vm, event);
+        }
     }
 
     /// Adds an event of a VM to all outputs.
@@ -134,13 +184,8 @@ impl MemoryOutputs {
     /// A stream cannot be written any more.
     #[inline]
     pub fn event(&mut self, vm: usize, event: &Event) -> Result<(), CommandError> {
-        if let Reports::Sources { profile, .. } = &mut self.reports {
-            profile.add(vm, event);
-        }
-        if let Some(live) = &self.live {
-            live.borrow_mut().event(vm, event);
-        }
-        let mut streams = self.started.iter_mut().filter(|stream| stream.vm == vm);
+        self.report(vm, event);
+        let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
         streams.try_for_each(|stream| stream.write(|writer| writer.event(event)))
     }
 
@@ -156,7 +201,7 @@ impl MemoryOutputs {
     /// # Errors
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), CommandError> {
-        self.started.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))?;
+        self.files.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))?;
         match &self.reports {
             Reports::Sources { profile, outputs } => {
                 let mut files = outputs.iter().filter(|report| report.path != Path::new("-"));
@@ -174,9 +219,9 @@ impl MemoryOutputs {
     pub fn finish(self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, CommandError> {
         let mut paths = Vec::new();
         let mut outcome = Ok(());
-        for StreamFile { path, writer, .. } in self.started {
-            outcome = outcome.and(writer.finish().map(drop).map_err(|error| failed(&path, &error)));
-            paths.push(path);
+        for mut file in self.files {
+            outcome = outcome.and(file.finish());
+            paths.push(std::mem::take(&mut file.path));
         }
         match self.reports {
             Reports::Sources { mut profile, outputs } => {
@@ -198,11 +243,40 @@ impl MemoryOutputs {
 }
 
 impl StreamFile {
-    fn write(
-        &mut self,
-        write: impl FnOnce(&mut MemprofWriter<Box<dyn Write>>) -> Result<(), WriteError>,
-    ) -> Result<(), CommandError> {
-        write(&mut self.writer).map_err(|error| failed(&self.path, &error))
+    fn start(&mut self, symbols: impl IntoIterator<Item = Symbol>) -> Result<(), CommandError> {
+        match std::mem::replace(&mut self.content, Content::Ended) {
+            Content::Nothing(file) => {
+                let writer = MemprofWriter::new(file, self.version, symbols);
+                self.content = Content::Stream(writer.map_err(|error| failed(&self.path, &error))?);
+            }
+            other => self.content = other,
+        }
+        Ok(())
+    }
+
+    /// Writes to a stream that was started.
+    #[inline]
+    fn write(&mut self, write: impl FnOnce(&mut Writer) -> Result<(), WriteError>) -> Result<(), CommandError> {
+        match &mut self.content {
+            Content::Stream(writer) => write(writer).map_err(|error| failed(&self.path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the stream; what was not even started is one of nothing.
+    fn finish(&mut self) -> Result<(), CommandError> {
+        self.start([])?;
+        match std::mem::replace(&mut self.content, Content::Ended) {
+            Content::Stream(writer) => writer.finish().map(drop).map_err(|error| failed(&self.path, &error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whatever happens, there is a stream in the file.
+impl Drop for StreamFile {
+    fn drop(&mut self) {
+        let _ = self.finish();
     }
 }
 
@@ -211,6 +285,12 @@ mod tests {
     use super::*;
     use crate::commands::exit::ExitCode;
     use crate::stream::memprof::Source;
+    use crate::stream::{Body, Stream};
+    use crate::target::Process;
+
+    fn this_process() -> Process {
+        Process::open(std::process::id()).unwrap()
+    }
 
     fn options(outputs: &[String], vms: usize) -> MemoryOutputOptions {
         MemoryOutputOptions {
@@ -231,7 +311,9 @@ mod tests {
         let path = |name: &str| folder.path().join(name).display().to_string();
         let mut outputs = MemoryOutputs::open(&options(&["a.bin", "a.folded", "a.svg"].map(path), 2)).unwrap();
         for vm in 0..2 {
-            outputs.start(vm, &[Symbol::lua(0x1000, format!("@{vm}.lua").as_bytes(), 1)]).unwrap();
+            let own = Symbol::lua(0x1000, format!("@{vm}.lua").as_bytes(), 1);
+            outputs.create(vm).unwrap();
+            outputs.start(vm, &[own], &CSymbols::new(&this_process(), false)).unwrap();
             let source = Source::Lua { proto: 0x1000, line: 2 };
             let event = Event::Alloc { source, addr: 0x10 << vm, size: 40 + vm as u64 };
             outputs.event(vm, &event).unwrap();
@@ -246,11 +328,24 @@ mod tests {
     }
 
     #[test]
+    fn a_stream_that_is_never_started_is_one_of_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.bin");
+        let mut outputs = MemoryOutputs::open(&options(&[path.display().to_string()], 1)).unwrap();
+        outputs.create(0).unwrap();
+        drop(outputs);
+        let stream = Stream::open(std::fs::File::open(path).unwrap()).unwrap();
+        let Body::Memprof(mut events) = stream.body else { panic!("no events") };
+        assert_eq!((stream.symbols, events.next_event().unwrap()), (vec![], None));
+    }
+
+    #[test]
     fn a_report_needs_no_stream() {
         let folder = tempfile::tempdir().unwrap();
         let outputs = MemoryOutputs::open(&options(&[folder.path().join("a.svg").display().to_string()], 1));
         let mut outputs = outputs.unwrap();
-        outputs.start(0, &[]).unwrap();
+        outputs.create(0).unwrap();
+        outputs.start(0, &[], &CSymbols::new(&this_process(), false)).unwrap();
         assert_eq!(outputs.finish(&[]).unwrap(), [folder.path().join("a.svg")]);
     }
 

@@ -4,6 +4,7 @@
 
 pub mod about_process;
 mod allocation_stacks;
+mod c_symbols;
 mod listener;
 mod machine_code;
 mod memory;
@@ -16,6 +17,7 @@ mod summary;
 mod thread_names;
 mod trace_table;
 
+pub use c_symbols::CSymbols;
 pub use listener::{AllocationListener, SampleListener, SharedListener};
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};

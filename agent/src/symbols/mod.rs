@@ -42,6 +42,31 @@ impl fmt::Display for NativeSymbol {
     }
 }
 
+/// The function symbols of a file where the target has mapped it.
+#[derive(Clone, Debug)]
+pub struct FileSymbols {
+    located: Located,
+    table: Arc<SymbolTable>,
+}
+
+impl FileSymbols {
+    /// Whether both are the same file, mapped at the same place.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.located.bias == other.located.bias && Arc::ptr_eq(&self.located.module, &other.located.module)
+    }
+
+    /// The address and the name, as it is in the file, of each function.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.table.iter().map(|symbol| (symbol.address.wrapping_add(self.located.bias), symbol.name))
+    }
+
+    /// Whether a function of the file begins at `address`.
+    pub fn has(&self, address: u64) -> bool {
+        let own = address.wrapping_sub(self.located.bias);
+        self.table.lookup(own).is_some_and(|symbol| symbol.address == own)
+    }
+}
+
 /// Names the native code of one process.
 #[derive(Debug)]
 pub struct Symbolizer {
@@ -90,21 +115,25 @@ impl Symbolizer {
         NativeSymbol { name: None, module: module.into(), address, size: 0, offset_in_module: offset }
     }
 
-    /// The named functions of all files that are mapped now. Several files may be read for this, so it
-    /// takes some milliseconds per megabyte of symbols.
-    pub fn functions(&mut self) -> Vec<NativeSymbol> {
-        let mut all = Vec::new();
-        for located in self.modules.open_all() {
-            let table = self.table(&located.module);
-            all.extend(table.iter().map(|symbol| NativeSymbol {
-                name: Some(demangle(symbol.name).into()),
-                module: Arc::clone(located.module.name()),
-                address: symbol.address.wrapping_add(located.bias),
-                size: symbol.size,
-                offset_in_module: symbol.address,
-            }));
+    /// Whether an address is in a file that is mapped, as far as is known: the maps are looked at again if it is not,
+    /// and every 50 ms.
+    pub fn is_mapped(&mut self, address: u64) -> bool {
+        if self.modules.refresh_if_due() {
+            self.cache.clear();
         }
-        all
+        let is_module = |modules: &mut Modules| matches!(modules.find(address).0, Place::Module(_));
+        if is_module(&mut self.modules) {
+            return true;
+        }
+        self.refresh();
+        is_module(&mut self.modules)
+    }
+
+    /// The symbols of all files that are mapped now. Those that were not asked for before are read: that takes some
+    /// milliseconds per megabyte of symbols.
+    pub fn files(&mut self) -> Vec<FileSymbols> {
+        let mapped = self.modules.open_all();
+        mapped.into_iter().map(|located| FileSymbols { table: self.table(&located.module), located }).collect()
     }
 
     fn in_module(&mut self, located: &Located, address: u64) -> NativeSymbol {
@@ -159,15 +188,19 @@ mod tests {
     #[test]
     fn names_functions_of_libraries_and_the_vdso() {
         let mut symbolizer = own();
-        let functions = symbolizer.functions();
-        let from = |module: &str, name: &str| {
-            let is_it = |symbol: &&NativeSymbol| &*symbol.module == module && symbol.name.as_deref() == Some(name);
-            functions.iter().find(is_it).cloned().unwrap_or_else(|| panic!("no {name} in {module}"))
+        let files = symbolizer.files();
+        let mut from = |module: &str, name: &str| {
+            let mut functions = files.iter().flat_map(FileSymbols::iter).filter(|&(_, found)| found == name);
+            let mut symbols = functions.by_ref().map(|(address, _)| symbolizer.symbolize(address));
+            symbols.find(|symbol| &*symbol.module == module).unwrap_or_else(|| panic!("no {name} in {module}"))
         };
         let qsort = from("libc.so.6", "qsort");
         assert_eq!(qsort.address, libc::qsort as *const () as u64);
-        assert_eq!(symbolizer.symbolize(qsort.address + qsort.size - 1), qsort);
         assert_ne!(from("[vdso]", "clock_gettime").size, 0);
+        assert_eq!(symbolizer.symbolize(qsort.address + qsort.size - 1), qsort);
+        assert!(files.iter().any(|file| file.has(qsort.address)));
+        assert!(!files.iter().any(|file| file.has(qsort.address + 1)));
+        assert!(symbolizer.is_mapped(qsort.address) && !symbolizer.is_mapped(0x10));
     }
 
     #[test]

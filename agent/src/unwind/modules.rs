@@ -115,7 +115,8 @@ impl Modules {
         self.mappings.get(index).is_some_and(|mapped| mapped.mapping.contains(address)).then_some(index)
     }
 
-    fn refresh_if_due(&mut self) -> bool {
+    /// Reads the maps again unless that was just done; returns whether anything executable has changed.
+    pub fn refresh_if_due(&mut self) -> bool {
         let due = self.last_refresh.is_none_or(|last| last.elapsed() >= REFRESH_INTERVAL);
         due && self.refresh()
     }

@@ -12,7 +12,7 @@ use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::programs::Programs;
 use crate::record::{
-    CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
+    CSymbols, CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
 };
 use crate::report::Weight;
 use crate::target::Process;
@@ -28,6 +28,7 @@ pub const LOST: [Counter; 5] =
 pub struct MemoryPreparation {
     /// By the VMs' indices; none for those that are not recorded.
     events: Vec<Option<MemoryEvents>>,
+    c_symbols: CSymbols,
     outputs: MemoryOutputs,
 }
 
@@ -52,14 +53,19 @@ impl MemoryPreparation {
             stack_every: args.alloc_stacks,
             live: live.clone(),
         })?;
-        let start = |(index, vm)| {
+        let read = |(index, vm)| {
             // The only one that is recorded has no number.
             let number = if only.is_some() { 0 } else { index };
             let is_recorded = only.is_none_or(|only| only == index);
-            is_recorded.then(|| MemoryEvents::start(process, vm, number, args.stream_version, &mut outputs)).transpose()
+            let read = || {
+                outputs.create(number)?;
+                Ok(MemoryEvents::read(process, vm, number, args.stream_version))
+            };
+            is_recorded.then(read).transpose()
         };
-        let events = vms.iter().enumerate().map(start).collect::<Result<_, _>>()?;
-        Ok(Self { events, outputs })
+        let events = vms.iter().enumerate().map(read).collect::<Result<_, CommandError>>()?;
+        let c_symbols = CSymbols::new(process, outputs.want_c_symbols());
+        Ok(Self { events, c_symbols, outputs })
     }
 
     /// Puts in the probes.
@@ -70,9 +76,9 @@ impl MemoryPreparation {
         let RecordTarget { args, process, maps, vms, only, .. } = target;
         let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
         let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
-        let Self { events, outputs } = self;
+        let Self { events, c_symbols, outputs } = self;
         let only = only.and_then(|only| u32::try_from(only).ok());
-        Ok(MemoryRecording { probes, events, outputs, vms: vms.len(), only, strays: 0 })
+        Ok(MemoryRecording { probes, started: false, events, c_symbols, outputs, vms: vms.len(), only, strays: 0 })
     }
 }
 
@@ -80,8 +86,12 @@ impl MemoryPreparation {
 pub struct MemoryRecording {
     /// The probes on the allocators.
     pub probes: AllocationProbes,
+    /// Whether the streams have their symbols: these are written while events wait in the buffer, so that attaching
+    /// does not have to wait for them.
+    started: bool,
     /// By the VMs' indices in the programs.
     events: Vec<Option<MemoryEvents>>,
+    c_symbols: CSymbols,
     outputs: MemoryOutputs,
     /// How many VMs there were so far.
     vms: usize,
@@ -93,9 +103,14 @@ pub struct MemoryRecording {
 
 /// Takes a record of a VM that is known.
 #[inline]
-fn add(events: &mut MemoryEvents, record: &AllocationRecord, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+fn add(
+    events: &mut MemoryEvents,
+    record: &AllocationRecord,
+    c_symbols: &mut CSymbols,
+    out: &mut MemoryOutputs,
+) -> Result<(), CommandError> {
     match record {
-        AllocationRecord::Event(event) => events.add(event, out),
+        AllocationRecord::Event(event) => events.add(event, c_symbols, out),
         AllocationRecord::Prototype(seen) => events.introduce(seen, out),
     }
 }
@@ -106,10 +121,13 @@ impl MemoryRecording {
     /// # Errors
     /// An output cannot take them.
     pub fn drain(&mut self, programs: &mut Programs, process: &Process) -> Result<bool, CommandError> {
+        if !std::mem::replace(&mut self.started, true) {
+            self.start()?;
+        }
         self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, outputs, only, strays, .. } = self;
+            let Self { probes, events, c_symbols, outputs, only, strays, .. } = self;
             let mut outcome = Ok(());
             let mut of_new_vm = None;
             let some = probes.drain(BATCH - taken, |record| match events.get_mut(record.vm() as usize) {
@@ -118,7 +136,7 @@ impl MemoryRecording {
                     ControlFlow::Continue(())
                 }
                 Some(Some(events)) => {
-                    outcome = add(events, &record, outputs);
+                    outcome = add(events, &record, c_symbols, outputs);
                     if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
                 }
                 _ => {
@@ -134,6 +152,13 @@ impl MemoryRecording {
             }
         }
         Ok(false)
+    }
+
+    /// Starts the streams.
+    fn start(&mut self) -> Result<(), CommandError> {
+        let Self { events, c_symbols, outputs, .. } = self;
+        c_symbols.read();
+        events.iter_mut().flatten().try_for_each(|events| events.start(c_symbols, outputs))
     }
 
     /// Takes the first record of a VM that has come into being since.
@@ -152,8 +177,10 @@ impl MemoryRecording {
             return Ok(());
         };
         let number = self.vms;
-        let mut events = template.start_another(process, &vm, number, &mut self.outputs)?;
-        let outcome = add(&mut events, record, &mut self.outputs);
+        let mut events = template.of_another(process, &vm, number);
+        self.outputs.create(number)?;
+        events.start(&self.c_symbols, &mut self.outputs)?;
+        let outcome = add(&mut events, record, &mut self.c_symbols, &mut self.outputs);
         self.vms += 1;
         let index = record.vm() as usize;
         if self.events.len() <= index {

@@ -8,6 +8,7 @@ use crate::report::model::{StackId, Stacks};
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::Source;
 use crate::stream::{Annotation, Symbol, SymbolTable};
+use crate::symbols::demangle::demangle;
 
 /// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
 ///
@@ -134,7 +135,7 @@ impl Sources {
 
     fn native(&self, addr: u64) -> Frame {
         match self.symbols.c_name(addr) {
-            Some(name) => Frame::of_symbol(&String::from_utf8_lossy(name)),
+            Some(name) => Frame::of_symbol(&demangle(&String::from_utf8_lossy(name))),
             None => no_symbol(),
         }
     }

@@ -1,0 +1,89 @@
+//! The C functions that memprof streams know: all of them, as in the process's own profiler (`lj_symtab_dump` and
+//! `lj_symtab_dump_newc`, `lj_symtab.c` of Tarantool's fork).
+
+use crate::stream::Symbol;
+use crate::symbols::{FileSymbols, NativeSymbol, Symbolizer};
+use crate::target::Process;
+
+/// The function symbols of all files that the target has mapped so far. They are read when they are first wanted:
+/// there may be a hundred thousand, and recording has to begin before.
+#[derive(Debug)]
+pub struct CSymbols {
+    symbolizer: Symbolizer,
+    wanted: bool,
+    files: Vec<FileSymbols>,
+}
+
+impl CSymbols {
+    /// Opens the files that are mapped by now. If not all symbols are `wanted`, single ones can still be looked up.
+    pub fn new(process: &Process, wanted: bool) -> Self {
+        Self { symbolizer: Symbolizer::new(process.clone()), wanted, files: Vec::new() }
+    }
+
+    /// Reads the symbols of the files that have been mapped since the last time.
+    pub fn read(&mut self) {
+        if !self.wanted {
+            return;
+        }
+        for file in self.symbolizer.files() {
+            if !self.files.iter().any(|known| known.is_same(&file)) {
+                self.files.push(file);
+            }
+        }
+    }
+
+    /// The files that were read, in the order in which they came.
+    pub fn files(&self) -> &[FileSymbols] {
+        &self.files
+    }
+
+    /// Finds the function at `address`, and whether it begins there. A library that it is in, and that has come since,
+    /// is among the [`files`](Self::files) afterwards.
+    pub fn find(&mut self, address: u64) -> (NativeSymbol, bool) {
+        let is_known = |files: &[FileSymbols]| files.iter().any(|file| file.has(address));
+        if self.symbolizer.is_mapped(address) && !is_known(&self.files) {
+            self.read();
+        }
+        (self.symbolizer.symbolize(address), is_known(&self.files))
+    }
+}
+
+/// The symbols of a file, as streams have them.
+pub fn symbols(file: &FileSymbols) -> impl Iterator<Item = Symbol> {
+    file.iter().map(|(address, name)| Symbol::c(address, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(wanted: bool) -> CSymbols {
+        CSymbols::new(&Process::open(std::process::id()).unwrap(), wanted)
+    }
+
+    #[test]
+    fn a_library_that_is_loaded_later_is_found_when_its_functions_are() {
+        let mut symbols = own(true);
+        symbols.read();
+        let before = symbols.files().len();
+        assert!(symbols.find(libc::qsort as *const () as u64).1);
+        assert_eq!(symbols.files().len(), before);
+        // SAFETY: the strings end with a NUL; the library is glibc's own, and nothing happens when it is loaded.
+        let function = unsafe {
+            let library = libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW);
+            libc::dlsym(library, c"ns_initparse".as_ptr()) as u64
+        };
+        let (symbol, has_start) = symbols.find(function);
+        assert_eq!((symbol.to_string().as_str(), has_start), ("ns_initparse", true));
+        assert!(symbols.files().len() > before);
+    }
+
+    #[test]
+    fn single_functions_are_found_without_all_the_others() {
+        let mut symbols = own(false);
+        let (symbol, has_start) = symbols.find(libc::qsort as *const () as u64);
+        assert_eq!((symbol.to_string().as_str(), has_start), ("qsort", false));
+        assert!(symbols.files().is_empty());
+        assert_eq!(symbols.find(0x10).0.name, None);
+    }
+}
