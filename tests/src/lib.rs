@@ -6,6 +6,7 @@
 
 pub mod allocations;
 pub mod code;
+pub mod consumers;
 pub mod folded;
 pub mod hosts;
 pub mod memory_truth;
@@ -16,6 +17,7 @@ pub mod shares;
 pub mod source;
 pub mod tracer;
 pub mod workload;
+pub mod written;
 
 use std::env;
 use std::path::{Path, PathBuf};
