@@ -1,4 +1,5 @@
-// speedscope.cjs PROFILE.speedscope.json SCREENSHOT.png: checks a profile against speedscope's schema, and opens it there.
+// speedscope.cjs SCREENSHOT.png PROFILE.speedscope.json,FUNCTION,FUNCTION...: checks profiles against speedscope's schema,
+// and opens them there, one after the other, until it shows these functions.
 'use strict';
 
 const fs = require('fs');
@@ -7,26 +8,42 @@ const { pathToFileURL } = require('url');
 const Ajv = require('ajv');
 const { look } = require('./browser.cjs');
 
-const [, , profile, screenshot] = process.argv;
+const [, , screenshot, ...profiles] = process.argv;
 const release = path.join(path.dirname(require.resolve('speedscope/package.json')), 'dist/release');
 
 const schema = JSON.parse(fs.readFileSync(path.join(release, 'file-format-schema.json')));
 const validate = new Ajv({ strict: false }).compile(schema);
-const valid = validate(JSON.parse(fs.readFileSync(profile)));
 
-// With a profile to come, it does not wait for one to be chosen.
-const url = `${pathToFileURL(path.join(release, 'index.html')).href}#localProfilePath=none.js`;
-look(url, async (page) => {
-  const text = fs.readFileSync(profile).toString('base64');
+// The rows of the table of all functions.
+const open = async (page, argument) => {
+  const [profile, ...names] = argument.split(',');
+  const file = fs.readFileSync(profile);
+  const valid = validate(JSON.parse(file));
+  const problems = validate.errors;
+  // With a profile to come, it does not wait for one to be chosen.
+  await page.goto(`${pathToFileURL(path.join(release, 'index.html')).href}?${path.basename(profile)}#localProfilePath=none.js`);
   await page.waitForFunction(() => window.speedscope);
-  await page.evaluate(([name, text]) => window.speedscope.loadFileFromBase64(name, text), [path.basename(profile), text]);
+  const load = ([name, text]) => window.speedscope.loadFileFromBase64(name, text);
+  await page.evaluate(load, [path.basename(profile), file.toString('base64')]);
   await page.waitForFunction(() => document.body.textContent.includes('Sandwich'));
-  // The table of all functions.
+  // The table has only those rows that are in the window.
   await page.keyboard.press('3');
-  await page.waitForSelector('table tr td');
+  await page.setViewportSize({ width: 1280, height: 4000 });
+  const shows = (names) => {
+    const rows = [...document.querySelectorAll('table tr')].map((row) => row.textContent);
+    return names.every((name) => rows.some((row) => row.endsWith(name)));
+  };
+  await page.waitForFunction(shows, names);
   const rows = await page.evaluate(() => [...document.querySelectorAll('table tr')].map((row) => row.textContent));
+  await page.setViewportSize({ width: 1280, height: 800 });
+  return { valid, problems, rows };
+};
+
+look('about:blank', async (page) => {
+  const shown = [];
+  for (const profile of profiles) shown.push(await open(page, profile));
   await page.keyboard.press('2');
-  await page.waitForTimeout(300);
+  await page.waitForSelector('canvas');
   await page.screenshot({ path: screenshot });
-  return { valid, problems: validate.errors, rows };
+  return { shown };
 });

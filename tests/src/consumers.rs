@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
@@ -103,7 +105,7 @@ impl Node {
     ///
     /// # Errors
     /// If it fails.
-    pub fn run(&self, script: &str, arguments: &[&str]) -> Result<Value> {
+    pub fn run(&self, script: &str, arguments: &[String]) -> Result<Value> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("consumers").join(script);
         let text = output(self.node().arg(path).args(arguments))?;
         serde_json::from_str(&text).with_context(|| format!("{script} printed {text}"))
@@ -123,36 +125,59 @@ impl Node {
     ///
     /// # Errors
     /// If it does not open the profile.
-    pub fn open_in_firefox_profiler(&self, profile: &Path) -> Result<FirefoxProfiler<'_>> {
-        let profiler = FirefoxProfiler { node: self, home: tempfile::tempdir()? };
-        profiler.print(&["load", &profile.to_string_lossy()])?;
-        Ok(profiler)
+    pub fn open_in_firefox_profiler(&self, profile: &Path) -> Result<FirefoxProfiler> {
+        let folder = tempfile::tempdir()?;
+        let script = self.modules.join("@firefox-devtools/profiler-cli/dist/profiler-cli.js");
+        let mut server = Command::new("node");
+        // Its own way to start the server gives up after half a second.
+        server.arg(&script).arg("--daemon").arg(profile).args(["--session", SESSION]);
+        let server = server.envs(environment(&folder)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let profiler = FirefoxProfiler { server: server.spawn().context("cannot run node")?, script, folder };
+        let start = Instant::now();
+        loop {
+            match profiler.print(&["profile", "info"]) {
+                Ok(_) => return Ok(profiler),
+                Err(error) if start.elapsed() > PATIENCE => return Err(error.context("it does not open the profile")),
+                Err(_) => sleep(Duration::from_millis(200)),
+            }
+        }
     }
 }
 
-/// A profile that is open in the Firefox profiler.
-#[derive(Debug)]
-pub struct FirefoxProfiler<'a> {
-    node: &'a Node,
-    home: tempfile::TempDir,
+const SESSION: &str = "test";
+/// It takes a second on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn environment(folder: &tempfile::TempDir) -> [(&'static str, &std::ffi::OsStr); 2] {
+    // All is named already: nothing is to be asked of any server.
+    [("PROFILER_CLI_SESSION_DIR", folder.path().as_os_str()), ("PROFILER_CLI_NO_SYMBOLICATE", "1".as_ref())]
 }
 
-impl FirefoxProfiler<'_> {
+/// A profile that is open in the Firefox profiler, which is ended when this is dropped.
+#[derive(Debug)]
+pub struct FirefoxProfiler {
+    server: Child,
+    script: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl FirefoxProfiler {
     /// What it answers.
     ///
     /// # Errors
     /// If it does not.
-    pub fn print(&self, arguments: &[&str]) -> Result<String> {
-        let script = self.node.modules.join("@firefox-devtools/profiler-cli/dist/profiler-cli.js");
-        // It keeps a server running, which is found by the home folder.
-        output(self.node.node().arg(script).args(arguments).env("HOME", self.home.path()))
+    pub fn print(&self, question: &[&str]) -> Result<String> {
+        let mut client = Command::new("timeout");
+        client.args(["--kill-after=5", "60", "node"]).arg(&self.script).args(question).args(["--session", SESSION]);
+        output(client.envs(environment(&self.folder)))
     }
 }
 
-impl Drop for FirefoxProfiler<'_> {
+impl Drop for FirefoxProfiler {
     fn drop(&mut self) {
-        // There is nobody to tell if it has ended already.
-        let _ = self.print(&["stop"]);
+        // It may have ended by itself: then there is nothing to end, only to collect.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
     }
 }
 

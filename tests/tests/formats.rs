@@ -145,20 +145,25 @@ fn pprof_lists_the_same_top_functions() -> Result<()> {
 fn speedscope_shows_the_functions() -> Result<()> {
     let Some(node) = Node::with_chromium() else { return Ok(()) };
     let run = recording();
-    for (profile, expected) in [
+    let profiles = [
         (run.cpu("speedscope.json"), ["interpreted@formats.lua:5", "main chunk@formats.lua:0"]),
-        (run.memory("speedscope.json"), ["formats.lua:34", "formats.lua"]),
-    ] {
-        let screenshot = run.folder.path().join("speedscope.png");
-        let shown = node.run("speedscope.cjs", &[&profile.to_string_lossy(), &screenshot.to_string_lossy()])?;
-        assert_eq!((&shown["valid"], &shown["errors"]), (&Value::Bool(true), &serde_json::json!([])), "{shown:#}");
+        (run.memory("speedscope.json"), ["formats.lua:33", "formats.lua"]),
+    ];
+    let screenshot = run.folder.path().join("speedscope.png");
+    let files = profiles.iter().map(|(profile, names)| format!("{},{}", profile.display(), names.join(",")));
+    let arguments: Vec<String> = std::iter::once(screenshot.display().to_string()).chain(files).collect();
+    let shown = node.run("speedscope.cjs", &arguments)?;
+    assert_eq!(shown["errors"], serde_json::json!([]));
+    for (index, (_, expected)) in profiles.iter().enumerate() {
+        let shown = &shown["shown"][index];
+        assert_eq!(shown["valid"], Value::Bool(true), "{shown:#}");
         let rows = shown["rows"].as_array().context("no rows")?;
         for name in expected {
             let has = |row: &Value| row.as_str().is_some_and(|row| row.ends_with(name));
             assert!(rows.iter().any(has), "no {name} in {rows:#?}");
         }
-        assert!(std::fs::metadata(&screenshot)?.len() > 10_000, "an empty picture");
     }
+    assert!(std::fs::metadata(&screenshot)?.len() > 10_000, "an empty picture");
     Ok(())
 }
 
@@ -174,7 +179,8 @@ fn the_flame_graph_zooms_and_searches_in_a_browser() -> Result<()> {
     };
     let frame = titled("interpreted@formats.lua:5").with_context(|| format!("no such frame in {text}"))?;
     let screenshot = run.folder.path().join("flame.png");
-    let arguments = [&*picture.to_string_lossy(), &frame, "compiled@formats", &screenshot.to_string_lossy()];
+    let path = |path: &Path| path.display().to_string();
+    let arguments = [path(&picture), frame.clone(), "compiled@formats".to_owned(), path(&screenshot)];
     let shown = node.run("svg.cjs", &arguments)?;
     assert_eq!(shown["errors"], serde_json::json!([]));
     let title = shown["title"].as_str().unwrap_or_default();
@@ -219,6 +225,6 @@ fn the_firefox_profiler_shows_threads_markers_and_memory() -> Result<()> {
     drop(profiler);
     let profiler = node.open_in_firefox_profiler(&run.memory("json.gz"))?;
     let shown = profiler.print(&["thread", "samples", "--include-idle"])?;
-    assert!(shown.contains("formats.lua:34"), "{shown}");
+    assert!(shown.contains("formats.lua:33"), "{shown}");
     Ok(())
 }
