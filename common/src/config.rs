@@ -45,8 +45,8 @@ pub struct Config {
     pub stack_every: u32,
     /// How many VMs the maps have room for.
     pub max_vms: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Whether ticks that hit the kernel take its frames along.
+    pub kernel_frames: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
@@ -64,6 +64,10 @@ pub const LATE_EVENT: u64 = 1;
 
 /// The C stack is copied in chunks of this many bytes.
 pub const STACK_CHUNK: u32 = 1024;
+
+/// The most bytes of the kernel's stack in a sample: 64 frames, half of what the kernel itself follows
+/// (`PERF_MAX_STACK_DEPTH`).
+pub const MAX_KERNEL_STACK: u32 = 64 * 8;
 
 /// The most of the C stack that fits into a sample.
 pub const MAX_STACK: u32 = 64 * STACK_CHUNK;

@@ -1,7 +1,8 @@
 //! The records that the BPF programs send to user space: fixed width, `repr(C)`, no padding.
 //!
 //! A CPU sample is one ring-buffer record: a [`SampleHeader`], then `stack_size` bytes of the C stack from
-//! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack. Pieces of traces
+//! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack,
+//! then `kernel_size` bytes of the kernel's stack: addresses of its frames, innermost first. Pieces of traces
 //! ([`crate::trace::TraceCopy`]) come between them, those of a trace before the first sample that it is in.
 
 use crate::memory::Plain;
@@ -99,6 +100,10 @@ pub struct SampleHeader {
     pub frame_count: u32,
     /// Bytes of the Lua stack that follow.
     pub lua_copy_size: u32,
+    /// Bytes of the kernel's stack that follow.
+    pub kernel_size: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
     /// How many of the frames belong to the innermost coroutine; the rest, to those that run it.
     pub inner_frames: u32,
     /// How the walk of the innermost coroutine ended: a [`crate::frame::WalkEnd`].
@@ -192,6 +197,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 12 * 4 + size_of::<RunningTrace>());
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 14 * 4 + size_of::<RunningTrace>());
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -6,6 +6,7 @@
 mod allocation;
 mod count;
 mod empty;
+mod kernel_stack;
 mod maps;
 mod memory;
 mod sample;

@@ -14,7 +14,9 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_probe_read_kernel};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
-use lj_trace_common::config::{Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK};
+use lj_trace_common::config::{
+    Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK,
+};
 use lj_trace_common::event::{
     FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL,
     SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
@@ -27,12 +29,14 @@ use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
 use crate::count::count;
+use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 use crate::traces;
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
-const PAYLOAD: usize = MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize;
+const PAYLOAD: usize =
+    MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize + MAX_KERNEL_STACK as usize;
 
 /// Chunks of the C stack that may be missing in between. LuaJIT's string functions have buffers of 8 KiB on the
 /// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may lie in pages that nothing was ever written to.
@@ -90,7 +94,8 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
-    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0);
+    let kernel = if in_kernel && config.kernel_frames != 0 { context.ctx.cast() } else { core::ptr::null_mut() };
+    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, kernel);
     0
 }
 
@@ -104,14 +109,15 @@ pub fn sample_allocation(config: &Config, size: u64) {
         count(Counter::ScratchBusy);
         return;
     }
-    take(config, area, SAMPLE_ALLOCATION, size);
+    take(config, area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }
 
-/// Takes a sample of the user code of this thread, in a working area of its own.
+/// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's, if `kernel` is the
+/// context of a program that may ask for it.
 #[inline(always)]
-fn take(config: &Config, area: u32, flags: u32, allocation_size: u64) {
+fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *mut c_void) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
         count(Counter::NoScratch);
         return;
@@ -132,6 +138,9 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64) {
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut area).cast(), 0) };
         copy_lua_stack(borrow());
         traces::note(&mut borrow().header);
+    }
+    if !kernel.is_null() {
+        copy_kernel_stack(borrow(), kernel);
     }
     send(borrow());
 }
@@ -202,6 +211,7 @@ fn clear(header: &mut SampleHeader) {
     header.return_address = 0;
     header.frame_count = 0;
     header.lua_copy_size = 0;
+    header.kernel_size = 0;
     header.walk_end = WalkEnd::NoLua as u32;
 }
 
@@ -489,13 +499,27 @@ fn copy_lua_stack(scratch: &mut Scratch) {
     }
 }
 
+/// Adds the kernel's stack behind all else.
+#[inline(always)]
+fn copy_kernel_stack(scratch: &mut Scratch, context: *mut c_void) {
+    let header = &scratch.header;
+    let offset = header.stack_size as usize + header.frame_count as usize * FRAME_SIZE + header.lua_copy_size as usize;
+    if offset > PAYLOAD - MAX_KERNEL_STACK as usize {
+        return;
+    }
+    // SAFETY: the place holds MAX_KERNEL_STACK bytes.
+    let place = unsafe { scratch.payload.as_mut_ptr().add(offset) };
+    scratch.header.kernel_size = kernel_stack::copy(context, place);
+}
+
 /// Hands the sample to user space.
 #[inline(always)]
 fn send(scratch: &mut Scratch) {
     let size = size_of::<SampleHeader>()
         + scratch.header.stack_size as usize
         + scratch.header.frame_count as usize * FRAME_SIZE
-        + scratch.header.lua_copy_size as usize;
+        + scratch.header.lua_copy_size as usize
+        + scratch.header.kernel_size as usize;
     if size > size_of::<SampleHeader>() + PAYLOAD {
         return;
     }

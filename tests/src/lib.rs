@@ -6,6 +6,7 @@
 
 pub mod allocations;
 pub mod code;
+pub mod consumers;
 pub mod folded;
 pub mod hosts;
 pub mod inlined;
@@ -21,6 +22,7 @@ pub mod systemd;
 pub mod tracer;
 pub mod vm_per_thread;
 pub mod workload;
+pub mod written;
 
 use std::env;
 use std::path::{Path, PathBuf};

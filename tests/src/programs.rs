@@ -36,6 +36,13 @@ pub const SYSBENCH: &str = "sysbench";
 /// The Python package `lupa`, with several LuaJITs linked into extension modules.
 pub const LUPA: &str = "lupa";
 
+/// Go, whose `go tool pprof` shows profiles.
+pub const GO: &str = "go";
+/// Debian's Chromium.
+pub const CHROMIUM: &str = "chromium";
+/// The packages of `tests/consumers/package.json`.
+pub const NPM_PACKAGES: &str = "npm-packages";
+
 /// The builds that every test of a LuaJIT's inside runs on.
 pub const ALL: [&str; 3] = [LUAJIT, LUAJIT2, TARANTOOL];
 
@@ -49,7 +56,8 @@ impl Program {
     /// If the program is missing otherwise: a test that quietly does not run would pass for the wrong reason.
     pub fn find(name: &'static str) -> Option<Self> {
         let path = match name {
-            LUAJIT => find_command(name),
+            LUAJIT | GO | CHROMIUM => find_command(name),
+            NPM_PACKAGES => Some(consumers_folder().join("package-lock.json")),
             _ => Some(folder(name).join(match name {
                 LUAJIT2 => "usr/bin/luajit",
                 TARANTOOL => "usr/bin/tarantool",
@@ -97,6 +105,15 @@ impl Program {
         std::fs::copy(&self.path, &path)?;
         Ok(Self { name: self.name, path })
     }
+}
+
+/// The folder that the packages of the npm registry are installed into: `LJ_TRACE_TEST_CONSUMERS`, or where
+/// `cargo xtask setup` puts them.
+pub fn consumers_folder() -> PathBuf {
+    let cache = || env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cache");
+    let default = || cache().unwrap_or_else(home).join("lj-trace/consumers");
+    env::var_os("LJ_TRACE_TEST_CONSUMERS").map_or_else(default, PathBuf::from)
 }
 
 /// The folder that a Debian package is unpacked into.

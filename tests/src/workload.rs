@@ -21,6 +21,8 @@ pub const TRUTH: &str = "truth.lua";
 pub const TRACES: &str = "traces.lua";
 /// The name of the workload whose allocations are known.
 pub const MEMORY: &str = "memory.lua";
+/// The name of the workload whose profiles are looked at.
+pub const FORMATS: &str = "formats.lua";
 /// The name of the workload that allocates as fast as it can.
 pub const STORM: &str = "storm.lua";
 

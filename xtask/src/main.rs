@@ -3,6 +3,7 @@
 mod apt;
 mod bench;
 mod build;
+mod consumers;
 mod demo;
 mod layouts;
 mod lupa;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::programs::{self, Program, Scope, UNPACKED};
 use crate::run::run;
 use crate::toolchain::{self, BpfCompiler, BpfToolchain};
-use crate::{apt, lupa, paths};
+use crate::{apt, consumers, lupa, paths};
 
 /// Packages with a Rust compiler, its cargo, and the sources of its library, newest kind first.
 const RUST_PACKAGES: [[&str; 3]; 2] = [["rustc-web", "cargo-web", "rust-web-src"], ["rustc", "cargo", "rust-src"]];
@@ -23,7 +23,8 @@ pub fn setup() -> Result<()> {
 /// The same for more than the tests need.
 pub fn setup_for(scope: Scope) -> Result<()> {
     let mut missing = Missing::find(scope);
-    if missing.is_nothing() {
+    let consumers = !consumers::missing().is_empty();
+    if missing.is_nothing() && !consumers {
         eprintln!("setup: everything is here");
         return Ok(());
     }
@@ -33,6 +34,9 @@ pub fn setup_for(scope: Scope) -> Result<()> {
     if apt::candidate("libc6").is_none() || missing.needs_newer_lists() {
         eprintln!("setup: fetching apt's lists of packages (apt-get update)");
         apt::update()?;
+    }
+    if consumers {
+        consumers::install();
     }
     missing.leave_out_unpackaged();
     let plan = Plan::new(&missing)?;

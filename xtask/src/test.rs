@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
-use crate::{build, programs, setup, variants};
+use crate::{build, consumers, programs, setup, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -55,6 +55,7 @@ pub fn test(options: &Options) -> Result<()> {
             cargo.env("RUST_LIB_BACKTRACE", "0");
             // One at a time: they measure shares of CPU time.
             cargo.args(["--", "--test-threads=1"]).env("LJ_TRACE_BIN", &binary);
+            cargo.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
             run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
         });
     }

@@ -13,12 +13,12 @@ pub fn checks() -> Vec<Check> {
     let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), clock()];
     checks.push(programs(
         "BPF sampler",
-        Wanted { cpu: true, memory: false, stack_every: 0, processes: 1 },
+        Wanted { cpu: true, memory: false, stack_every: 0, kernel_frames: false, processes: 1 },
         Mode::Sysprof,
     ));
     checks.push(programs(
         "BPF allocation probes",
-        Wanted { cpu: false, memory: true, stack_every: 0, processes: 1 },
+        Wanted { cpu: false, memory: true, stack_every: 0, kernel_frames: false, processes: 1 },
         Mode::Memprof,
     ));
     checks

@@ -79,6 +79,8 @@ pub struct Wanted {
     pub memory: bool,
     /// Every allocation of this number carries its stack; 0 for none.
     pub stack_every: u32,
+    /// Samples take the kernel's frames along.
+    pub kernel_frames: bool,
     /// How many processes are recorded at once: they share the memory for buffers.
     pub processes: u32,
 }
@@ -139,6 +141,7 @@ impl Programs {
             cpus: cpus.get(),
             stack_limit: MAX_STACK,
             max_vms,
+            kernel_frames: u32::from(wanted.kernel_frames),
             ..Config::default()
         };
         let mut programs = Self { ebpf, counts, config };

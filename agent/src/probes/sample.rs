@@ -38,6 +38,8 @@ pub struct Sample<'a> {
     pub frames: Vec<FrameRecord>,
     /// The Lua stack from `header.lua_copy_start`, where it was needed.
     pub lua_stack: &'a [u8],
+    /// The kernel's frames, innermost first, where they were asked for and it was in the kernel.
+    pub kernel: Vec<u64>,
 }
 
 impl<'a> Sample<'a> {
@@ -49,8 +51,10 @@ impl<'a> Sample<'a> {
         let frames_size = (header.frame_count as usize).checked_mul(size_of::<FrameRecord>())?;
         let (frames, rest) = rest.split_at_checked(frames_size)?;
         let frames = frames.chunks_exact(size_of::<FrameRecord>()).map(plain).collect::<Option<_>>()?;
-        let lua_stack = rest.get(..header.lua_copy_size as usize)?;
-        Some(Self { header, stack, frames, lua_stack })
+        let (lua_stack, rest) = rest.split_at_checked(header.lua_copy_size as usize)?;
+        let (kernel, _) = rest.get(..header.kernel_size as usize)?.as_chunks::<8>();
+        let kernel = kernel.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        Some(Self { header, stack, frames, lua_stack, kernel })
     }
 }
 

@@ -354,7 +354,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt").display().to_string();
         let mut outputs = MemoryOutputs::open(&options(std::slice::from_ref(&path), 1)).unwrap();
-        outputs.start(0, &[Symbol::lua(0x1000, b"@a.lua", 1)]).unwrap();
+        let own = Symbol::lua(0x1000, b"@a.lua", 1);
+        outputs.create(0).unwrap();
+        outputs.start(0, &[own], &CSymbols::new(&this_process(), false)).unwrap();
         let source = Source::Lua { proto: 0x1000, line: 2 };
         outputs.event(0, &Event::Alloc { source, addr: 0x10, size: 40 }).unwrap();
         outputs.finish(&[]).unwrap();

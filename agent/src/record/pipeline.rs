@@ -20,6 +20,7 @@ use super::trace_table::SampledTrace;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
+use crate::symbols::KernelSymbols;
 use crate::target::{Process, ProcessMemory};
 use crate::trace::{self, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
@@ -115,6 +116,7 @@ pub struct Pipeline {
     namer: Namer,
     tally: Tally,
     threads: ThreadNames,
+    kernel: KernelSymbols,
     /// See [`Self::strangers`].
     strangers: u32,
 }
@@ -135,6 +137,7 @@ impl Pipeline {
             namer: Namer::new(process, vms),
             tally: Tally::default(),
             threads: ThreadNames::new(process),
+            kernel: KernelSymbols::default(),
             strangers: 0,
         }
     }
@@ -328,7 +331,12 @@ impl Pipeline {
     fn name(&mut self, sample: &Sample<'_>, merged: &MergedStack) -> Vec<ResolvedFrame> {
         let mut frames: Vec<ResolvedFrame> = Vec::with_capacity(merged.frames.len() + 1);
         if sample.header.flags & SAMPLE_IN_KERNEL != 0 {
-            frames.push(mark(Named::Kernel { symbol: "kernel".into() }));
+            if sample.kernel.is_empty() {
+                frames.push(mark(Named::Kernel { symbol: "kernel".into() }));
+            }
+            for &address in &sample.kernel {
+                frames.push(mark(Named::Kernel { symbol: self.kernel.symbol(address) }));
+            }
         }
         for (index, frame) in merged.frames.iter().enumerate() {
             match frame {

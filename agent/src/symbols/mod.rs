@@ -3,6 +3,7 @@
 pub mod debug_file;
 pub mod demangle;
 pub mod elf;
+mod kernel;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,6 +14,7 @@ use crate::unwind::module::Module;
 use crate::unwind::modules::{Located, Modules, Place};
 use demangle::demangle;
 use elf::SymbolTable;
+pub use kernel::KernelSymbols;
 
 /// Symbols kept; a program rarely shows more than some thousand distinct addresses.
 const MAX_CACHED: usize = 1 << 17;

@@ -57,6 +57,10 @@ pub struct RecordArgs {
     #[arg(long, value_enum, default_value_t)]
     pub jit_samples: JitSamples,
 
+    /// Show what the kernel does for the process too, as frames such as `vfs_read_[k]`; otherwise all of it is one frame
+    #[arg(long)]
+    pub kernel: bool,
+
     /// List the traces of the JIT compiler that the samples hit: where each starts and goes on, its size and exits
     #[arg(long)]
     pub traces: bool,
@@ -132,6 +136,7 @@ impl RecordArgs {
             weight: None,
             stream_version: 3,
             alloc_stacks: None,
+            kernel: false,
             empty_probes: false,
             verbose: false,
             quiet: true,
@@ -143,7 +148,7 @@ impl RecordArgs {
         let memory = self.mode != Mode::Sysprof;
         let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
         let processes = u32::try_from(processes).unwrap_or(u32::MAX >> 1);
-        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every, processes }
+        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every, kernel_frames: self.kernel, processes }
     }
 
     /// The same for one of the children: its files have its process id in their names.

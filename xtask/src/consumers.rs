@@ -1,0 +1,75 @@
+//! The programs that people open profiles with, for the tests: Go's pprof, Chromium, speedscope, the Firefox profiler.
+//!
+//! Where one cannot be had, its tests say so and do not run: a registry that is out of reach is no fault of lj-trace.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::run::run;
+use crate::{apt, paths};
+
+/// What a command is called, and the package it is in. The names are those of `LJ_TRACE_TEST_WITHOUT`.
+const COMMANDS: [(&str, &str); 2] = [("go", "golang-go"), ("chromium", "chromium")];
+/// The packages of the npm registry, under one name.
+const NPM: &str = "npm-packages";
+/// They are listed there, with the versions of all that they need.
+const LISTS: [&str; 2] = ["package.json", "package-lock.json"];
+
+/// The folder of the npm packages, outside of the repository.
+pub fn npm_folder() -> PathBuf {
+    paths::cache().join("consumers")
+}
+
+/// The consumers that are not there.
+pub fn missing() -> Vec<&'static str> {
+    let commands = COMMANDS.iter().filter(|(command, _)| paths::find_command(command).is_none());
+    commands.map(|(command, _)| *command).chain((!has_npm_packages()).then_some(NPM)).collect()
+}
+
+fn has_npm_packages() -> bool {
+    let read = |folder: PathBuf| std::fs::read(folder.join(LISTS[1])).ok();
+    let wanted = read(paths::root().join("tests/consumers"));
+    npm_folder().join("node_modules").is_dir() && wanted.is_some() && read(npm_folder()) == wanted
+}
+
+/// Installs what is missing. What cannot be had is said, and done without.
+pub fn install() {
+    for name in missing() {
+        if let Err(error) = install_one(name) {
+            eprintln!("setup: {name} cannot be had, so the tests that need it do not run: {error:#}");
+        }
+    }
+}
+
+fn install_one(name: &str) -> Result<()> {
+    match COMMANDS.iter().find(|(command, _)| *command == name) {
+        Some((_, package)) => {
+            apt::candidate(package).with_context(|| format!("this system has no package {package}"))?;
+            eprintln!("setup: installing {package}");
+            apt::install(&[(*package).to_owned()])
+        }
+        None => install_npm_packages(),
+    }
+}
+
+fn install_npm_packages() -> Result<()> {
+    paths::find_command("npm").context("there is no npm")?;
+    let (folder, partial) = (npm_folder(), npm_folder().with_extension("partial"));
+    eprintln!("setup: installing what opens profiles in a browser into {}", folder.display());
+    for leftover in [&folder, &partial] {
+        if leftover.exists() {
+            std::fs::remove_dir_all(leftover).with_context(|| format!("cannot remove {}", leftover.display()))?;
+        }
+    }
+    std::fs::create_dir_all(&partial).with_context(|| format!("cannot make {}", partial.display()))?;
+    for list in LISTS {
+        std::fs::copy(paths::root().join("tests/consumers").join(list), partial.join(list))?;
+    }
+    let mut npm = Command::new("npm");
+    npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]).current_dir(&partial);
+    run(&mut npm)?;
+    // Under its name only once it is whole.
+    std::fs::rename(&partial, &folder).with_context(|| format!("cannot make {}", folder.display()))
+}
