@@ -8,11 +8,12 @@ use std::hash::{DefaultHasher, Hasher as _};
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen};
 
+use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
 use crate::commands::exit::CommandError;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
-use crate::stream::{Symbol, TraceSymbol};
+use crate::stream::{Annotation, Symbol, TraceSymbol};
 use crate::symbols::Symbolizer;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, trace_by_number};
@@ -29,6 +30,8 @@ pub struct MemoryEvents {
     symbolizer: Symbolizer,
     /// What the stream says that the addresses of prototypes mean.
     known: AddrMap<u64, Meaning>,
+    /// What functions are called.
+    definitions: Definitions,
     /// Addresses of C functions that the stream has a name for.
     named: HashSet<u64>,
     /// Address and start of each trace that the stream knows.
@@ -74,14 +77,14 @@ impl MemoryTally {
 
 /// What a stream says that the address of a prototype means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Meaning {
+pub(super) struct Meaning {
     first_line: u32,
     /// A hash of the chunkname.
     name: u64,
 }
 
 impl Meaning {
-    fn new(name: &[u8], first_line: u32) -> Self {
+    pub(super) fn new(name: &[u8], first_line: u32) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(name);
         Self { first_line, name: hasher.finish() }
@@ -134,6 +137,7 @@ impl MemoryEvents {
             functions,
             symbolizer: Symbolizer::new(process.clone()),
             known: AddrMap::default(),
+            definitions: Definitions::default(),
             named: HashSet::new(),
             traces: HashMap::new(),
             traces_checked: HashSet::new(),
@@ -143,14 +147,21 @@ impl MemoryEvents {
 
     /// Reads what the VM has by now.
     fn symbols(&mut self, process: &Process) -> Vec<Symbol> {
-        let Self { vm, memory, prototypes, .. } = self;
+        let Self { vm, memory, prototypes, definitions, .. } = self;
         let mut symbols = Vec::new();
         for address in heap::prototypes(memory, vm) {
             let Ok(key) = Prototype::key_at(memory, &vm.layout, address) else { continue };
             let Ok(prototype) = prototypes.get(memory, &vm.layout, key) else { continue };
             symbols.push(lua_symbol(&prototype));
+            definitions.add(memory, vm, &prototype);
             self.known.insert(address, Meaning::new(prototype.chunkname.as_bytes(), key.firstline));
         }
+        let names = self.known.iter().filter_map(|(&proto, &meaning)| {
+            let name = self.definitions.name(proto, meaning)?.into();
+            Some(Annotation::FunctionName { proto, name }.to_symbol())
+        });
+        symbols.extend(names);
+        let Self { vm, memory, prototypes, .. } = self;
         for trace in process.maps().map(|maps| read_traces(memory, &maps, vm)).unwrap_or_default() {
             if let Some(symbol) = trace_symbol(memory, vm, prototypes, &trace) {
                 self.traces.insert(u64::from(trace.number), (trace.address, trace.startpc));
@@ -173,6 +184,7 @@ impl MemoryEvents {
     /// Notes that time has passed: what can change meanwhile is looked at again.
     pub fn begin_batch(&mut self) {
         self.traces_checked.clear();
+        self.definitions.begin_batch();
     }
 
     /// Names an event, and hands it to `out`.
@@ -246,7 +258,15 @@ impl MemoryEvents {
         if self.known.insert(seen.prototype, meaning) == Some(meaning) {
             return Ok(());
         }
-        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))
+        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))?;
+        self.definitions.add_new(&self.memory, &self.vm, seen.prototype);
+        match self.definitions.name(seen.prototype, meaning) {
+            Some(name) => {
+                let name = Annotation::FunctionName { proto: seen.prototype, name: name.into() };
+                out.event(self.number, &Event::Symbol(name.to_symbol()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// A name that did not come along in full: it is read where it was, if it is there still.

@@ -4,6 +4,7 @@
 
 pub mod about_process;
 mod allocation_stacks;
+mod definitions;
 mod machine_code;
 mod memory;
 mod memory_outputs;
