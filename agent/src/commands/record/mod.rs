@@ -34,6 +34,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 /// A [`CommandError`] with the exit code that belongs to its cause.
 pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
+    args.check_standard_output()?;
     priority::raise();
     let targets = targets(args)?;
     let mut common = common_reports(args)?;
