@@ -15,15 +15,22 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Says what is being recorded; `attach` is how long it took to begin.
-    pub fn new(args: &RecordArgs, targets: &[RecordTarget], recordings: &[Recording], attach: Duration) -> Self {
+    /// Nothing is said yet.
+    pub fn new(args: &RecordArgs) -> Self {
         let bar = if args.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-        if !args.quiet {
-            let until = match args.duration {
-                Some(duration) => format!("for {duration:?}"),
-                None => "until Ctrl-C".to_owned(),
-            };
-            for (target, recording) in targets.iter().zip(recordings) {
+        let style = ProgressStyle::with_template("{spinner} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Self { bar, rate: args.rate }
+    }
+
+    /// Says what is being recorded; `attach` is how long it took to begin.
+    pub fn announce(&self, args: &RecordArgs, target: &RecordTarget, recording: &Recording, attach: Duration) {
+        self.bar.suspend(|| {
+            if !args.quiet {
+                let until = match args.duration {
+                    Some(duration) => format!("for {duration:?}"),
+                    None => "until Ctrl-C".to_owned(),
+                };
                 let what = match &recording.cpu {
                     Some(cpu) => format!("at {} Hz ({}) ", args.rate, cpu.sampler.clock().describe()),
                     None => String::new(),
@@ -33,32 +40,25 @@ impl Progress {
                 eprintln!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
                 say_vms(target);
             }
-        }
-        if args.verbose {
-            let memory = recordings.iter().filter_map(|recording| recording.memory.as_ref());
-            for plan in memory.flat_map(|memory| memory.probes.plans()) {
-                eprintln!("{plan}");
+            if args.verbose {
+                recording.memory.iter().flat_map(|memory| memory.probes.plans()).for_each(|plan| eprintln!("{plan}"));
             }
-        }
-        let style = ProgressStyle::with_template("{spinner} {msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: args.rate }
+        });
     }
 
     /// Says how far it is.
-    pub fn update(&self, recordings: &[Recording], elapsed: Duration) {
+    pub fn update<'a>(&self, recordings: impl Iterator<Item = &'a Recording> + Clone, elapsed: Duration) {
         if self.bar.is_hidden() {
             return;
         }
         let mut message = format!("{:.0} s", elapsed.as_secs_f64());
-        if recordings.iter().any(|recording| recording.cpu.is_some()) {
-            let samples: u64 = recordings.iter().filter_map(Recording::samples).sum();
+        if recordings.clone().any(|recording| recording.cpu.is_some()) {
+            let samples: u64 = recordings.clone().filter_map(Recording::samples).sum();
             let seconds = samples as f64 / f64::from(self.rate);
             message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
         }
-        if recordings.iter().any(|recording| recording.memory.is_some()) {
-            let events =
-                recordings.iter().filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());
+        if recordings.clone().any(|recording| recording.memory.is_some()) {
+            let events = recordings.filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());
             message.push_str(&format!(": {} allocation events", events.sum::<u64>()));
         }
         self.bar.set_message(message);
