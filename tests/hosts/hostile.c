@@ -9,13 +9,13 @@
 //
 // It prints `ready`, waits for a line on standard input, runs Lua code for a while, and prints `done`.
 
-#include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct lua_State lua_State;
+#include "library.h"
+
 static lua_State *(*newstate)(void);
 static void (*openlibs)(lua_State *);
 static int (*loadstring)(lua_State *, const char *);
@@ -37,25 +37,17 @@ static const char *const WORK =
     "function work() local t = {} for i = 1, 100 do t[i] = { i } end table.sort(t, function(a, b) return a[1] > b[1] end) end "
     "function run() stop = clock() + 2 while clock() < stop do work() end end";
 
-static void *need(void *library, const char *name)
-{
-  void *symbol = dlsym(library, name);
-  if (!symbol) { fprintf(stderr, "no %s\n", name); exit(1); }
-  return symbol;
-}
-
 static lua_State *vm(const char *path)
 {
-  void *library = dlopen(path, RTLD_NOW);
-  if (!library) { fprintf(stderr, "%s\n", dlerror()); exit(1); }
-  newstate = need(library, "luaL_newstate");
-  openlibs = need(library, "luaL_openlibs");
-  loadstring = need(library, "luaL_loadstring");
-  pcall = need(library, "lua_pcall");
-  getfield = need(library, "lua_getfield");
-  topointer = need(library, "lua_topointer");
-  settop = need(library, "lua_settop");
-  tolstring = need(library, "lua_tolstring");
+  void *library = load_library(path);
+  newstate = find_function(library, "luaL_newstate");
+  openlibs = find_function(library, "luaL_openlibs");
+  loadstring = find_function(library, "luaL_loadstring");
+  pcall = find_function(library, "lua_pcall");
+  getfield = find_function(library, "lua_getfield");
+  topointer = find_function(library, "lua_topointer");
+  settop = find_function(library, "lua_settop");
+  tolstring = find_function(library, "lua_tolstring");
   lua_State *L = newstate();
   openlibs(L);
   if (loadstring(L, WORK) || pcall(L, 0, 0, 0)) { fprintf(stderr, "%s\n", tolstring(L, -1, 0)); exit(1); }

@@ -13,16 +13,16 @@
 **
 ** and waits for another line before it exits.
 */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "library.h"
+
 enum { BEGIN = 50021, END = 60037, LIMIT = 4 << 20, LUA_GCSTOP = 0, LUA_GCCOUNT = 3, LUA_GCCOUNTB = 4 };
 
-typedef struct lua_State lua_State;
 typedef void *(*lua_Alloc)(void *, void *, size_t, size_t);
 
 static lua_State *(*newstate)(lua_Alloc, void *);
@@ -72,16 +72,6 @@ static lua_Alloc anonymous(void)
 	memcpy(code + 2, &target, sizeof(target));
 	memcpy(memory, code, sizeof(code));
 	return (lua_Alloc)memory;
-}
-
-static void *find(void *library, const char *name)
-{
-	void *symbol = dlsym(library, name);
-	if (!symbol) {
-		fprintf(stderr, "no %s: %s\n", name, dlerror());
-		exit(1);
-	}
-	return symbol;
 }
 
 static void run(lua_State *L, const char *name)
@@ -155,21 +145,17 @@ static void wait_for_line(void)
 
 int main(int count, char **arguments)
 {
-	void *library = dlopen(count > 1 ? arguments[1] : "libluajit-5.1.so.2", RTLD_NOW | RTLD_GLOBAL);
-	if (!library) {
-		fprintf(stderr, "%s\n", dlerror());
-		return 1;
-	}
-	newstate = find(library, "lua_newstate");
-	newstate_builtin = find(library, "luaL_newstate");
-	openlibs = find(library, "luaL_openlibs");
-	close_vm = find(library, "lua_close");
-	loadbuffer = find(library, "luaL_loadbuffer");
-	call = find(library, "lua_pcall");
-	pushlstring = find(library, "lua_pushlstring");
-	settop = find(library, "lua_settop");
-	gc = find(library, "lua_gc");
-	tolstring = find(library, "lua_tolstring");
+	void *library = load_library(count > 1 ? arguments[1] : "libluajit-5.1.so.2");
+	newstate = find_function(library, "lua_newstate");
+	newstate_builtin = find_function(library, "luaL_newstate");
+	openlibs = find_function(library, "luaL_openlibs");
+	close_vm = find_function(library, "lua_close");
+	loadbuffer = find_function(library, "luaL_loadbuffer");
+	call = find_function(library, "lua_pcall");
+	pushlstring = find_function(library, "lua_pushlstring");
+	settop = find_function(library, "lua_settop");
+	gc = find_function(library, "lua_gc");
+	tolstring = find_function(library, "lua_tolstring");
 
 	int same = count > 2 && !strcmp(arguments[2], "same-data");
 	static struct limited limits[2];

@@ -127,7 +127,53 @@ impl Nginx {
         self.master.id()
     }
 
-    /// The workers' process ids, in order.
+    /// Has the master read its configuration again: it starts a new worker for each old one, which is to exit once it
+    /// has nothing left to do. Gives the first new one.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn reload(&mut self) -> Result<u32> {
+        signal(self.pid(), libc::SIGHUP)?;
+        self.wait_for_new()
+    }
+
+    /// Waits until the master has started one more worker.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn wait_for_new(&mut self) -> Result<u32> {
+        let started = Instant::now();
+        loop {
+            if let Some(&new) = children(self.pid()).iter().find(|child| !self.workers.contains(child)) {
+                self.workers.push(new);
+                return Ok(new);
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("nginx has not started a new worker");
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Ends the master at once; the workers go on.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn kill_master(&mut self) -> Result<()> {
+        self.master.kill()?;
+        self.master.wait()?;
+        Ok(())
+    }
+
+    /// Ends a worker at once.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn kill(&self, worker: u32) -> Result<()> {
+        signal(worker, libc::SIGKILL)
+    }
+
+    /// The workers' process ids, in the order in which they were started.
     pub fn workers(&self) -> &[u32] {
         &self.workers
     }
@@ -139,16 +185,22 @@ impl Drop for Nginx {
         let _ = self.master.kill();
         let _ = self.master.wait();
         for &worker in &self.workers {
-            if let Ok(worker) = libc::pid_t::try_from(worker) {
-                // SAFETY: kill touches no memory. The worker computes for a minute, so its id is still its own.
-                unsafe { libc::kill(worker, libc::SIGKILL) };
-            }
+            // One that a test has ended is gone already.
+            let _ = signal(worker, libc::SIGKILL);
         }
     }
 }
 
 fn lua() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
+}
+
+fn signal(pid: u32, signal: libc::c_int) -> Result<()> {
+    // SAFETY: kill touches no memory. Workers compute for a minute, so their ids are still their own.
+    if unsafe { libc::kill(libc::pid_t::try_from(pid)?, signal) } != 0 {
+        return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot signal process {pid}"));
+    }
+    Ok(())
 }
 
 /// The processes that `pid` has started, by id.

@@ -1,15 +1,22 @@
 //! Servers with a master and workers: nginx.
 
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::allocations::Allocations;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::source::definition_of;
-use lj_trace_tests::tracer::{exit_code, run};
+use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use serde_json::Value;
 
 const SCRIPT: &str = "worker.lua";
+/// How long a process is recorded between two events.
+const WHILE: Duration = Duration::from_millis(500);
+/// How long something may take that takes some milliseconds on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 fn read(folder: &Path, name: &str) -> Result<Folded> {
     let path = folder.join(name);
@@ -92,6 +99,89 @@ fn memory_profiles_of_children_are_files_of_their_own() -> Result<()> {
         // The tables are made by compiled code, so by traces.
         ensure!(profile.samples() > 10_000, "worker {worker} makes no tables: {profile:#?}");
         run(["report", &path(&format!("mem-{worker}.bin"))])?.expect(0, &[]);
+    }
+    Ok(())
+}
+
+#[test]
+fn workers_of_a_reload_are_recorded_too() -> Result<()> {
+    let Some(mut nginx) = Nginx::start(1)? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (pid, stream, folded) = (nginx.pid().to_string(), path("cpu.bin"), path("cpu.folded"));
+    let arguments = ["--pid", &pid, "--children", "--rate", "199", "--output", &stream, "--output", &folded];
+    let mut tracer = Tracer::start(arguments)?;
+    tracer.wait_until_attached()?;
+    let old = nginx.workers()[0];
+    let new = nginx.reload()?;
+    // Each says so, when it is.
+    tracer.wait_until_attached()?;
+    sleep(WHILE);
+    // The old one would go on computing; its stream is complete when it ends, not only when lj-trace does.
+    nginx.kill(old)?;
+    let of_old = path(&format!("cpu-{old}.bin"));
+    let start = Instant::now();
+    while run(["report", &of_old])?.status.code() != Some(0) {
+        ensure!(start.elapsed() < PATIENCE, "the stream of the worker that has exited stays incomplete");
+        sleep(WHILE / 10);
+    }
+    sleep(WHILE);
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["the process has exited", "stopped by a signal", &new.to_string()]);
+    let common = read(folder.path(), "cpu.folded")?;
+    for worker in [old, new] {
+        let root = format!("nginx (pid {worker})");
+        let own = common.samples_where(|stack| stack.frames.first() == Some(&root));
+        let report = run(["report", &path(&format!("cpu-{worker}.bin")), "--format", "folded"])?;
+        report.expect(0, &[]);
+        let computing = Folded::parse(&report.stdout)?.samples();
+        ensure!(own > 20 && own == computing, "{own} samples of {root} in cpu.folded, {computing} in its stream");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_replaces_another_has_a_memory_profile() -> Result<()> {
+    let Some(mut nginx) = Nginx::start(1)? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (pid, stream) = (nginx.pid().to_string(), path("mem.bin"));
+    let mut tracer = Tracer::start(["--pid", &pid, "--children", "--mode", "memprof", "--output", &stream])?;
+    tracer.wait_until_attached()?;
+    let old = nginx.workers()[0];
+    nginx.kill(old)?;
+    let new = nginx.wait_for_new()?;
+    tracer.wait_until_attached()?;
+    sleep(WHILE);
+    tracer.signal(libc::SIGINT)?;
+    tracer.wait()?.expect(0, &["the process has exited", "stopped by a signal"]);
+    for worker in [old, new] {
+        let allocations = Allocations::read(&folder.path().join(format!("mem-{worker}.bin")))?;
+        ensure!(!allocations.events.is_empty(), "worker {worker} has no events");
+    }
+    Ok(())
+}
+
+/// The children may go on without their parent, and are recorded until they end.
+#[test]
+fn it_ends_with_the_last_of_the_family() -> Result<()> {
+    let Some(mut nginx) = Nginx::start(2)? else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let stream = folder.path().join("cpu.bin").to_string_lossy().into_owned();
+    let mut tracer = Tracer::start(["--pid", &nginx.pid().to_string(), "--children", "--output", &stream])?;
+    tracer.wait_until_attached()?;
+    tracer.wait_until_attached()?;
+    nginx.kill_master()?;
+    sleep(WHILE);
+    nginx.kill(nginx.workers()[0])?;
+    sleep(WHILE);
+    let start = Instant::now();
+    nginx.kill(nginx.workers()[1])?;
+    tracer.wait()?.expect(0, &["the process has exited"]);
+    ensure!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
+    for worker in nginx.workers() {
+        run(["report", &stream.replace(".bin", &format!("-{worker}.bin"))])?.expect(0, &[]);
     }
     Ok(())
 }

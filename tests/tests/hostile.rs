@@ -1,18 +1,19 @@
 //! Programs whose memory misleads, by accident or on purpose: bounded time and memory, no crash, no false VM.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use lj_trace_tests::folded::is_lua;
-use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::folded::{Stack, is_lua, line_in};
+use lj_trace_tests::programs::Program;
 use lj_trace_tests::recording::Recording;
+use lj_trace_tests::source::definition_of;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use lj_trace_tests::workload::Workload;
 
 /// The library with which the host makes its VM.
 const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
-/// How long it may take to look at 128 MiB that are full of what looks like VMs, on a busy machine.
+/// The CPU time that it may take to look at 128 MiB that are full of what looks like VMs, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The most memory that lj-trace may use for it, in KiB.
 const MEMORY: u64 = 200 << 10;
@@ -33,14 +34,27 @@ fn most_memory(pid: u32) -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
+/// The CPU time of all children of this process that have ended.
+fn used_by_children() -> Result<Duration> {
+    // SAFETY: all zeros are a valid value of this plain structure, which getrusage then fills in.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        anyhow::ensure!(libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) == 0, "getrusage failed");
+        usage
+    };
+    let time = |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    Ok(time(usage.ru_utime) + time(usage.ru_stime))
+}
+
 #[test]
 fn what_looks_like_vms_is_none() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let Some(host) = host(folder.path(), "nothing")? else { return Ok(()) };
-    let start = Instant::now();
+    let before = used_by_children()?;
     let outcome = run(["--pid", &host.pid().to_string(), "--duration", "1s", "--output", "folded:-"])?;
     outcome.expect(exit_code::NO_LUAJIT, &["no LuaJIT VM in process"]);
-    assert!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
+    let used = used_by_children()? - before;
+    assert!(used < PATIENCE, "it took {used:?}");
     Ok(())
 }
 
@@ -48,14 +62,15 @@ fn what_looks_like_vms_is_none() -> Result<()> {
 fn a_vm_is_found_among_its_imitations() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let Some(mut host) = host(folder.path(), "imitations")? else { return Ok(()) };
-    let start = Instant::now();
+    let before = used_by_children()?;
     let recording = Recording::attached(&host, &["--rate", "499"])?;
-    assert!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
     let memory = most_memory(recording.tracer.pid())?;
     assert!(memory < MEMORY, "{memory} KiB");
     host.go()?;
     host.report()?;
     let recorded = recording.stop()?;
+    let used = used_by_children()? - before;
+    assert!(used < PATIENCE, "it took {used:?}");
     let vms = recorded.outcome.stderr.lines().filter(|line| line.starts_with("VM at ")).count();
     assert_eq!(vms, 1, "{}", recorded.outcome.stderr);
     let named = recorded.folded.samples_where(|stack| stack.frames.iter().any(|frame| frame.starts_with("work@")));
@@ -84,20 +99,36 @@ fn absurd_prototypes_are_survived() -> Result<()> {
     Ok(())
 }
 
+/// The functions that move a Lua stack (`lj_state.c`): while they do, its old place may be gone and `L->base` still be
+/// that of the old place, which leads nowhere. Nothing else says where the frames are by then.
+const MOVE_STACKS: [&str; 3] = ["resizestack", "lj_state_growstack", "lj_state_shrinkstack"];
+
 #[test]
-fn stacks_that_move_give_no_foreign_frames() -> Result<()> {
-    let Some(program) = Program::find(LUAJIT) else { return Ok(()) };
-    let mut workload = Workload::start(&program, "growing.lua", &["3"])?;
+fn stacks_that_move_are_whole_or_marked() -> Result<()> {
+    const SCRIPT: &str = "growing.lua";
+    // A build with symbols.
+    let Some(program) = Program::find("defaults") else { return Ok(()) };
+    let mut workload = Workload::start(&program, SCRIPT, &["3"])?;
     let recording = Recording::attached(&workload, &["--rate", "999"])?;
     workload.go()?;
     workload.report()?;
     let recorded = recording.stop()?;
     let folded = &recorded.folded;
-    let foreign = |frame: &String| is_lua(frame) && !frame.contains("growing.lua:");
-    let strange = folded.stacks.iter().find(|stack| stack.frames.iter().any(foreign));
-    assert!(strange.is_none(), "{strange:?}");
-    // A stack that is just being copied cannot be walked: that is said. Here it takes a few percent of the time.
-    let complete = recorded.share("Lua complete")?;
-    assert!(complete > 85.0, "{complete}% of the Lua stacks are complete: {}", recorded.outcome.stderr);
+    let said = &recorded.outcome.stderr;
+    let [grow, deep] = ["grow", "deep"].map(|name| Some(definition_of(SCRIPT, name) as u32));
+    let is_marked = |stack: &Stack| stack.frames.iter().any(|frame| frame.starts_with("[unknown"));
+    for stack in &folded.stacks {
+        let frames = stack.frames.iter().filter(|frame| is_lua(frame));
+        let mut lines: Vec<Option<u32>> = frames.map(|frame| line_in(frame, SCRIPT)).collect();
+        // One call of `deep` stands for all.
+        lines.dedup();
+        assert!([Some(0), grow, deep].starts_with(&lines) || is_marked(stack) && lines == [deep], "{stack:?}");
+    }
+    let moves = |stack: &Stack| stack.frames.iter().any(|frame| MOVE_STACKS.contains(&frame.as_str()));
+    let others = folded.samples_where(|stack| !moves(stack));
+    let marked = folded.samples_where(|stack| !moves(stack) && is_marked(stack));
+    println!("{marked} of {others} samples are incomplete while no stack is moved");
+    // As everywhere: some samples hit the few instructions between two frames.
+    assert!(marked * 100 <= others, "{marked} of {others} are incomplete while no stack is moved: {said}");
     Ok(())
 }

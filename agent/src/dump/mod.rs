@@ -19,7 +19,7 @@ pub use coroutine::Status;
 pub use take::{is_idle, take};
 pub use threads::{Place, Thread};
 
-use crate::vm::Jit;
+use crate::vm::status::{VmSummary, hexadecimal};
 
 /// What a process executes.
 #[derive(Clone, Debug, Serialize)]
@@ -53,30 +53,16 @@ pub struct ThreadDump {
     /// Its frames, native and Lua, innermost first.
     pub frames: Vec<FrameDump>,
     /// The coroutines that are on its stack, innermost first: addresses of their `lua_State`s.
-    #[serde(serialize_with = "hexadecimal")]
+    #[serde(serialize_with = "hexadecimals")]
     pub coroutines: Vec<u64>,
 }
 
 /// A VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmDump {
-    /// Address of its `global_State`.
-    #[serde(serialize_with = "hexadecimal_one")]
-    pub address: u64,
-    /// `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`.
-    pub fork: String,
-    /// What it calls itself (`jit.version`).
-    pub version: Option<String>,
-    /// The builds that its layout was proven to be that of.
-    pub builds: Vec<String>,
-    /// Whether its references have 64 bits.
-    pub gc64: bool,
-    /// Its JIT compiler.
-    pub jit: Jit,
-    /// How many traces it has.
-    pub traces: usize,
-    /// Size of its heap in bytes.
-    pub heap: u64,
+    /// What it is and has.
+    #[serde(flatten)]
+    pub summary: VmSummary,
     /// Its state, as in sysprof's streams: `CFUNC`, `TRACE`.
     pub state: String,
     /// Its coroutines.
@@ -89,7 +75,7 @@ pub struct VmDump {
 #[derive(Clone, Debug, Serialize)]
 pub struct CoroutineDump {
     /// Address of its `lua_State`.
-    #[serde(serialize_with = "hexadecimal_one")]
+    #[serde(serialize_with = "hexadecimal")]
     pub address: u64,
     /// Whether it is its VM's main thread.
     pub main: bool,
@@ -164,11 +150,6 @@ pub struct Options {
     pub locals: bool,
 }
 
-fn hexadecimal<S: serde::Serializer>(addresses: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+fn hexadecimals<S: serde::Serializer>(addresses: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(addresses.iter().map(|address| format!("{address:#x}")))
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn hexadecimal_one<S: serde::Serializer>(address: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&format_args!("{address:#x}"))
 }

@@ -14,7 +14,7 @@ use crate::target::{Process, TargetError};
 use crate::trace::Traces;
 use crate::unwind::Unwinder;
 use crate::vm::page_cache::PageCache;
-use crate::vm::status::{trace_count, version};
+use crate::vm::status::VmSummary;
 use crate::vm::{Vm, VmStatus, heap};
 
 /// How often something is read before it is said to be in motion.
@@ -192,16 +192,8 @@ impl Taking<'_> {
         let running = self.on_threads.keys().copied().filter(|thread| !listed.contains(thread));
         let own = running.filter(|&thread| Snapshot::read(self.target.memory, vm, thread).is_some());
         coroutines.threads.extend(own.collect::<Vec<_>>());
-        let jit = status.map_or(crate::vm::Jit::Absent, |status| status.jit);
         VmDump {
-            address: vm.global,
-            fork: vm.fork(),
-            version: version(self.target.memory, vm),
-            builds: vm.builds.clone(),
-            gc64: vm.layout.is_gc64(),
-            jit,
-            traces: trace_count(self.target.memory, self.target.maps, vm),
-            heap: status.map_or(0, |status| status.heap),
+            summary: VmSummary::read(self.target.memory, self.target.maps, vm, status.as_ref()),
             state: status.map_or_else(String::new, |status| status.state.to_string()),
             complete: coroutines.complete,
             coroutines: coroutines.threads.into_iter().filter_map(|thread| self.coroutine(index, thread)).collect(),

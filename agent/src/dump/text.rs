@@ -5,6 +5,7 @@ use std::fmt::{self, Write as _};
 
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
 use crate::report::frame::printable;
+use crate::vm::status::VmSummary;
 
 /// Of a longer stack, so many innermost frames are shown,
 const INNERMOST: usize = 100;
@@ -39,10 +40,10 @@ fn write_thread(f: &mut fmt::Formatter<'_>, thread: &ThreadDump) -> fmt::Result 
 }
 
 fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
-    writeln!(f, "\nVM {:#x}: {}", vm.address, description(vm))?;
+    writeln!(f, "\nVM {:#x}: {}", vm.summary.address, description(&vm.summary))?;
     let coroutines = counted(vm.coroutines.len(), "coroutine");
     let more = if vm.complete { "" } else { " or more: its heap could not be looked through in time" };
-    writeln!(f, "  state {}, heap {}, {coroutines}{more}", vm.state, bytes(vm.heap))?;
+    writeln!(f, "  state {}, heap {}, {coroutines}{more}", vm.state, bytes(vm.summary.heap))?;
     for (heading, frames) in grouped(&vm.coroutines) {
         writeln!(f, "\n{heading}")?;
         write_frames(f, frames)?;
@@ -51,7 +52,7 @@ fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
 }
 
 /// What a VM is: `Tarantool's LuaJIT 2.1.0-beta3, no GC64, JIT on (12 traces)`.
-fn description(vm: &VmDump) -> String {
+fn description(vm: &VmSummary) -> String {
     let version = vm.version.as_deref().map_or("", |version| version.strip_prefix("LuaJIT").unwrap_or(version));
     let gc64 = if vm.gc64 { "GC64" } else { "no GC64" };
     let jit = vm.jit.describe();

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::target::{Maps, Process, TargetError};
-use crate::vm::status::{trace_count, version};
-use crate::vm::{FindError, Jit, Vm, VmStatus, find_vms};
+use crate::vm::status::VmSummary;
+use crate::vm::{FindError, Vm, VmStatus, find_vms};
 use code::CodeFiles;
 pub use doing::Doing;
 use doing::doing;
@@ -57,22 +57,9 @@ pub struct ListedProcess {
 /// A VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct ListedVm {
-    /// Address of its `global_State`, in hexadecimal.
-    pub address: String,
-    /// `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`.
-    pub fork: String,
-    /// What it calls itself (`jit.version`).
-    pub version: Option<String>,
-    /// The builds that its layout was proven to be that of.
-    pub builds: Vec<String>,
-    /// Whether its references have 64 bits.
-    pub gc64: bool,
-    /// Its JIT compiler.
-    pub jit: Jit,
-    /// How many traces it has.
-    pub traces: usize,
-    /// Size of its heap in bytes, what `collectgarbage("count")` shows in KB.
-    pub heap: u64,
+    /// What it is and has.
+    #[serde(flatten)]
+    pub summary: VmSummary,
     /// What it executes; [`None`] if its host does not call it at the moment.
     pub doing: Option<Doing>,
 }
@@ -163,17 +150,7 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
 fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
     let memory = process.memory();
     let status = VmStatus::read(&memory, vm).ok()?;
-    Some(ListedVm {
-        address: format!("{:#x}", vm.global),
-        fork: vm.fork(),
-        version: version(&memory, vm),
-        builds: vm.builds.clone(),
-        gc64: vm.layout.is_gc64(),
-        jit: status.jit,
-        traces: trace_count(&memory, maps, vm),
-        heap: status.heap,
-        doing: doing(&memory, vm, &status),
-    })
+    Some(ListedVm { summary: VmSummary::read(&memory, maps, vm, Some(&status)), doing: doing(&memory, vm, &status) })
 }
 
 fn arguments(pid: u32) -> Vec<String> {

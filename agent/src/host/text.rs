@@ -5,6 +5,7 @@ use std::fmt;
 use super::{Doing, ListedProcess, ListedVm, Listing};
 use crate::dump::text::bytes;
 use crate::report::frame::printable;
+use crate::vm::status::VmSummary;
 
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
@@ -56,23 +57,27 @@ impl fmt::Display for Listing {
 }
 
 fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
-    let jit =
-        if vm.traces == 0 { vm.jit.describe().to_owned() } else { format!("{}, {}", vm.jit.describe(), vm.traces) };
+    let summary = &vm.summary;
+    let jit = if summary.traces == 0 {
+        summary.jit.describe().to_owned()
+    } else {
+        format!("{}, {}", summary.jit.describe(), summary.traces)
+    };
     [
         process.pid.to_string(),
         printable(&process.command).into_owned(),
-        vm.address.clone(),
-        luajit(vm),
-        if vm.gc64 { "yes" } else { "no" }.to_owned(),
+        format!("{:#x}", summary.address),
+        luajit(summary),
+        if summary.gc64 { "yes" } else { "no" }.to_owned(),
         jit,
-        bytes(vm.heap),
+        bytes(summary.heap),
         bytes(process.rss),
         vm.doing.as_ref().map_or_else(|| "idle".to_owned(), Doing::to_string),
     ]
 }
 
 /// `Tarantool 2.1.0-beta3`: the fork's name alone, and the version without the name that all of them use.
-fn luajit(vm: &ListedVm) -> String {
+fn luajit(vm: &VmSummary) -> String {
     let fork = vm.fork.replace("'s LuaJIT", "");
     match &vm.version {
         Some(version) => format!("{fork} {}", version.strip_prefix("LuaJIT ").unwrap_or(version)),
@@ -117,8 +122,8 @@ mod tests {
     use crate::vm::Jit;
 
     fn vm(doing: Option<Doing>) -> ListedVm {
-        ListedVm {
-            address: "0x7f0000".into(),
+        let summary = VmSummary {
+            address: 0x7f_0000,
             fork: "Tarantool's LuaJIT".into(),
             version: Some("LuaJIT 2.1.0-beta3".into()),
             builds: vec!["tt2.5+smart".into()],
@@ -126,8 +131,8 @@ mod tests {
             jit: Jit::On,
             traces: 12,
             heap: 3 << 20,
-            doing,
-        }
+        };
+        ListedVm { summary, doing }
     }
 
     #[test]

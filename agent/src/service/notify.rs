@@ -1,5 +1,6 @@
 //! What a service manager hears while a recording runs (sd_notify(3)). Without one, nothing happens.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
@@ -12,35 +13,35 @@ const INTERVAL: Duration = Duration::from_secs(2);
 pub struct Notifier {
     /// Whether there is one.
     is_heard: bool,
-    last: Option<Instant>,
+    last: Cell<Option<Instant>>,
 }
 
 impl Notifier {
     /// For the manager that has started this process, if one has.
     pub fn new() -> Self {
-        Self { is_heard: std::env::var_os("NOTIFY_SOCKET").is_some(), last: None }
+        Self { is_heard: std::env::var_os("NOTIFY_SOCKET").is_some(), last: Cell::new(None) }
     }
 
     /// Recording has begun: whoever waits for the service goes on.
-    pub fn ready(&mut self, status: &str) {
+    pub fn ready(&self, status: &str) {
         self.tell(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
     /// Says how far it is, now and then. `status` is asked for only if it is told.
-    pub fn progress(&mut self, status: impl FnOnce() -> String) {
-        if self.is_heard && self.last.is_none_or(|last| last.elapsed() >= INTERVAL) {
+    pub fn progress(&self, status: impl FnOnce() -> String) {
+        if self.is_heard && self.last.get().is_none_or(|last| last.elapsed() >= INTERVAL) {
             self.tell(&[NotifyState::Status(&status())]);
         }
     }
 
     /// It is ending: the files are being written.
-    pub fn stopping(&mut self, status: &str) {
+    pub fn stopping(&self, status: &str) {
         self.tell(&[NotifyState::Stopping, NotifyState::Status(status)]);
     }
 
-    fn tell(&mut self, what: &[NotifyState<'_>]) {
+    fn tell(&self, what: &[NotifyState<'_>]) {
         if self.is_heard {
-            self.last = Some(Instant::now());
+            self.last.set(Some(Instant::now()));
             // A manager that does not listen any more is no reason to stop.
             let _ = sd_notify::notify(what);
         }

@@ -5,10 +5,48 @@ use std::fs;
 
 /// The processes that `pid` has started and that run now, and those that these have started, by process id.
 pub fn descendants(pid: u32) -> Vec<u32> {
+    descendants_of_all(&[pid])
+}
+
+/// The same of several processes, which are not among them unless another has started them.
+pub fn descendants_of_all(roots: &[u32]) -> Vec<u32> {
+    if let Some(descendants) = descendants_by_children(roots) {
+        return descendants;
+    }
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parents = pids.filter_map(|pid| Some((pid, parent(&fs::read(format!("/proc/{pid}/stat")).ok()?)?)));
-    descendants_of(pid, &parents.collect())
+    let parents = pids.filter_map(|pid| Some((pid, parent(&stat(pid)?)?))).collect();
+    let mut all: Vec<u32> = roots.iter().flat_map(|&root| descendants_of(root, &parents)).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// The same by asking the kernel for the children of each; [`None`] if it does not tell (`CONFIG_PROC_CHILDREN`).
+fn descendants_by_children(roots: &[u32]) -> Option<Vec<u32>> {
+    fs::metadata("/proc/thread-self/children").ok()?;
+    let mut open = roots.to_vec();
+    let mut found = Vec::new();
+    while let Some(pid) = open.pop() {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        for child in children.flat_map(|text| numbers(&text)) {
+            if !found.contains(&child) && stat(child).is_some_and(|stat| parent(&stat).is_some()) {
+                found.push(child);
+                open.push(child);
+            }
+        }
+    }
+    found.sort_unstable();
+    Some(found)
+}
+
+fn stat(pid: u32) -> Option<Vec<u8>> {
+    fs::read(format!("/proc/{pid}/stat")).ok()
+}
+
+fn numbers(text: &str) -> Vec<u32> {
+    text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
 }
 
 /// The descendants of `pid`, given the parent of each process.

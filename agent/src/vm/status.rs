@@ -77,6 +77,52 @@ impl VmStatus {
     }
 }
 
+/// What a VM is and has, as `list` and `dump` show it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct VmSummary {
+    /// Address of its `global_State`.
+    #[serde(serialize_with = "hexadecimal")]
+    pub address: u64,
+    /// `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`.
+    pub fork: String,
+    /// What it calls itself (`jit.version`).
+    pub version: Option<String>,
+    /// The builds that its layout was proven to be that of.
+    pub builds: Vec<String>,
+    /// Whether its references have 64 bits.
+    pub gc64: bool,
+    /// Its JIT compiler.
+    pub jit: Jit,
+    /// How many traces it has.
+    pub traces: usize,
+    /// Size of its heap in bytes, what `collectgarbage("count")` shows in KB.
+    pub heap: u64,
+}
+
+impl VmSummary {
+    /// Reads what there is of `vm`, whose `status` was just read; [`None`] if it could not be. `maps` must be recent.
+    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, status: Option<&VmStatus>) -> Self {
+        Self {
+            address: vm.global,
+            fork: vm.fork(),
+            version: version(memory, vm),
+            builds: vm.builds.clone(),
+            gc64: vm.layout.is_gc64(),
+            jit: status.map_or(Jit::Absent, |status| status.jit),
+            traces: trace_count(memory, maps, vm),
+            heap: status.map_or(0, |status| status.heap),
+        }
+    }
+}
+
+/// Serializes an address as `"0x7f30c8a193f0"`.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn hexadecimal<S: serde::Serializer>(address: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{address:#x}"))
+}
+
 fn jit(vm: &Vm, dispatchmode: u8) -> Jit {
     /// `DISPMODE_JIT` (`lj_dispatch.h`): set from `JIT_F_ON` in every build.
     const ON: u8 = 0x10;

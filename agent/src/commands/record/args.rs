@@ -23,7 +23,8 @@ pub struct RecordArgs {
     /// Profile the processes that this one has started and that have a VM, in its place: the workers of nginx's master
     ///
     /// Each gets streams (and reports of its memory) of its own, with its process id in their names; reports of CPU time
-    /// hold all of them, each as a root of the stacks. Those that are started later are not recorded.
+    /// hold all of them, each as a root of the stacks. Those that are started later are recorded from then on. It ends
+    /// when the process and all of them have exited.
     #[arg(long, conflicts_with = "vm")]
     pub children: bool,
 

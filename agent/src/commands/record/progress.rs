@@ -18,15 +18,22 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Says what is being recorded; `attach` is how long it took to begin.
-    pub fn new(args: &RecordArgs, targets: &[RecordTarget], recordings: &[Recording], attach: Duration) -> Self {
+    /// Nothing is said yet.
+    pub fn new(args: &RecordArgs) -> Self {
         let bar = if args.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-        if !args.quiet {
-            let until = match args.duration {
-                Some(duration) => format!("for {duration:?}"),
-                None => "until Ctrl-C".to_owned(),
-            };
-            for (target, recording) in targets.iter().zip(recordings) {
+        let style = ProgressStyle::with_template("{spinner} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Self { bar, rate: args.rate, notifier: Notifier::new() }
+    }
+
+    /// Says what is being recorded; `attach` is how long it took to begin.
+    pub fn announce(&self, args: &RecordArgs, target: &RecordTarget, recording: &Recording, attach: Duration) {
+        self.bar.suspend(|| {
+            if !args.quiet {
+                let until = match args.duration {
+                    Some(duration) => format!("for {duration:?}"),
+                    None => "until Ctrl-C".to_owned(),
+                };
                 let what = match &recording.cpu {
                     Some(cpu) => format!("at {} Hz ({}) ", args.rate, cpu.sampler.clock().describe()),
                     None => String::new(),
@@ -38,52 +45,52 @@ impl Progress {
                 say(Priority::Info, &text);
                 say_vms(target);
             }
-        }
-        if args.verbose {
-            let memory = recordings.iter().filter_map(|recording| recording.memory.as_ref());
-            for plan in memory.flat_map(|memory| memory.probes.plans()) {
-                say(Priority::Info, &plan.to_string());
+            if args.verbose {
+                recording
+                    .memory
+                    .iter()
+                    .flat_map(|memory| memory.probes.plans())
+                    .for_each(|plan| say(Priority::Info, &plan.to_string()));
             }
-        }
-        let style = ProgressStyle::with_template("{spinner} {msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        let mut notifier = Notifier::new();
-        let names: Vec<&str> = recordings.iter().map(Recording::name).collect();
-        notifier.ready(&format!("recording {}", names.join(", ")));
-        Self { bar, rate: args.rate, notifier }
+        });
     }
 
     /// Says how far it is.
-    pub fn update(&mut self, recordings: &[Recording], elapsed: Duration) {
-        let Self { bar, rate, notifier } = self;
-        notifier.progress(|| message(recordings, *rate, elapsed));
-        if !bar.is_hidden() {
-            bar.set_message(message(recordings, *rate, elapsed));
-            bar.tick();
+    pub fn update<'a>(&self, recordings: impl Iterator<Item = &'a Recording> + Clone, elapsed: Duration) {
+        self.notifier.progress(|| message(recordings.clone(), self.rate, elapsed));
+        if !self.bar.is_hidden() {
+            self.bar.set_message(message(recordings, self.rate, elapsed));
+            self.bar.tick();
         }
+    }
+
+    /// All processes that were named are being recorded.
+    pub fn ready<'a>(&self, recordings: impl Iterator<Item = &'a Recording>) {
+        let names: Vec<&str> = recordings.map(Recording::name).collect();
+        self.notifier.ready(&format!("recording {}", names.join(", ")));
+    }
+
+    /// Says that it is ending, and why.
+    pub fn stopping(&self, why: &str) {
+        self.notifier.stopping(&format!("{why}, writing the files"));
     }
 
     /// Clears the line.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
-
-    /// Says that it is ending, and why.
-    pub fn stopping(&mut self, why: &str) {
-        self.notifier.stopping(&format!("{why}, writing the files"));
-    }
 }
 
 /// How far it is.
-fn message(recordings: &[Recording], rate: u32, elapsed: Duration) -> String {
+fn message<'a>(recordings: impl Iterator<Item = &'a Recording> + Clone, rate: u32, elapsed: Duration) -> String {
     let mut message = format!("{:.0} s", elapsed.as_secs_f64());
-    if recordings.iter().any(|recording| recording.cpu.is_some()) {
-        let samples: u64 = recordings.iter().filter_map(Recording::samples).sum();
+    if recordings.clone().any(|recording| recording.cpu.is_some()) {
+        let samples: u64 = recordings.clone().filter_map(Recording::samples).sum();
         let seconds = samples as f64 / f64::from(rate);
         message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
     }
-    if recordings.iter().any(|recording| recording.memory.is_some()) {
-        let events = recordings.iter().filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());
+    if recordings.clone().any(|recording| recording.memory.is_some()) {
+        let events = recordings.filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());
         message.push_str(&format!(": {} allocation events", events.sum::<u64>()));
     }
     message

@@ -53,6 +53,11 @@ impl Stopping {
         })
     }
 
+    /// Exits do not end the recording any more.
+    pub fn ignore_exits(&mut self) {
+        self.exits = vec![None];
+    }
+
     /// Waits, no longer than until `deadline`.
     pub async fn next(&mut self, deadline: Option<Instant>) -> Stop {
         let exit = async {

@@ -14,6 +14,7 @@ use rendering::Rendering;
 
 use super::exit::CommandError;
 use crate::report::{Format, Output, Weight};
+use crate::service::journal::{Priority, say};
 use crate::stream::{Stream, StreamError};
 
 const EXAMPLES: &str = "\
@@ -109,7 +110,8 @@ fn open(file: &Path, quiet: bool) -> Result<(Stream<Box<dyn Read>>, String), Com
 /// Says that a stream is not complete.
 fn warn_of(cut: Option<StreamError>, name: &str) {
     if let Some(cut) = cut {
-        eprintln!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+        let text = format!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+        say(Priority::Warning, &text);
     }
 }
 

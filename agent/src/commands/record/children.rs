@@ -1,0 +1,164 @@
+//! Children that are started while a recording runs: nginx makes new workers when it reloads its configuration, and
+//! some servers fork whenever they need to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::args::RecordArgs;
+use super::targets::RecordTarget;
+use crate::commands::exit::CommandError;
+use crate::target::family::descendants_of_all;
+use crate::target::{Maps, Process};
+use crate::vm::{Vm, find_vms};
+
+/// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
+/// program.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// One without a VM may have one later: how soon it is looked at again, twice as long after each time.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Looks for new children, in a thread of its own.
+pub struct NewChildren {
+    found: Receiver<Found>,
+    is_wanted: Arc<AtomicBool>,
+}
+
+/// A child with VMs.
+struct Found {
+    process: Process,
+    maps: Maps,
+    vms: Vec<Vm>,
+}
+
+impl NewChildren {
+    /// Begins to look for children of process `parent` beside those that are `known`.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn watch(parent: u32, known: Vec<u32>) -> Result<Self, CommandError> {
+        let (sender, found) = mpsc::channel();
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let goes_on = Arc::clone(&is_wanted);
+        let watch = move || {
+            let mut watch = Watch { parent, recorded: known, seen: HashMap::new() };
+            while goes_on.load(Ordering::Relaxed) {
+                for found in watch.look(Instant::now()) {
+                    if sender.send(found).is_err() {
+                        return;
+                    }
+                }
+                thread::sleep(INTERVAL);
+            }
+        };
+        let started = thread::Builder::new().name("children".to_owned()).spawn(watch);
+        started.map_err(|error| CommandError::io("start a thread", &error))?;
+        Ok(Self { found, is_wanted })
+    }
+
+    /// Those that were found since.
+    pub fn take(&self, args: &RecordArgs) -> impl Iterator<Item = RecordTarget> {
+        self.found.try_iter().map(|Found { process, maps, vms }| RecordTarget {
+            args: args.of_child(process.pid()),
+            process,
+            maps,
+            vms,
+            only: None,
+            live: None,
+        })
+    }
+}
+
+impl Drop for NewChildren {
+    fn drop(&mut self) {
+        self.is_wanted.store(false, Ordering::Relaxed);
+    }
+}
+
+struct Watch {
+    parent: u32,
+    /// Those that are recorded. Their children count, too, even if the parent is gone.
+    recorded: Vec<u32>,
+    /// The others: when to look next, and how long to wait then.
+    seen: HashMap<u32, (Instant, Duration)>,
+}
+
+impl Watch {
+    fn look(&mut self, now: Instant) -> Vec<Found> {
+        let roots: Vec<u32> = [self.parent].into_iter().chain(self.recorded.iter().copied()).collect();
+        let family = descendants_of_all(&roots);
+        // Process ids are used again.
+        self.recorded.retain(|pid| family.contains(pid) || Process::open(*pid).is_ok());
+        self.seen.retain(|pid, _| family.contains(pid));
+        let mut found = Vec::new();
+        for pid in family {
+            if self.recorded.contains(&pid) || !self.is_due(pid, now) {
+                continue;
+            }
+            let Some(child) = find(pid) else { continue };
+            self.seen.remove(&pid);
+            self.recorded.push(pid);
+            found.push(child);
+        }
+        found
+    }
+
+    /// Whether it is time to look at a process.
+    fn is_due(&mut self, pid: u32, now: Instant) -> bool {
+        match self.seen.get_mut(&pid) {
+            None => {
+                self.seen.insert(pid, (now + INTERVAL / 2, FIRST_WAIT));
+                false
+            }
+            Some((next, _)) if *next > now => false,
+            Some((next, wait)) => {
+                *next = now + *wait;
+                *wait = LONGEST_WAIT.min(*wait * 2);
+                true
+            }
+        }
+    }
+}
+
+/// The VMs of a process; [`None`] if it has none, or cannot be looked at.
+fn find(pid: u32) -> Option<Found> {
+    let process = Process::open(pid).ok()?;
+    let maps = process.maps().ok()?;
+    let vms = find_vms(&process, &maps).ok()?;
+    Some(Found { process, maps, vms })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_looked_at_when_it_has_stayed_and_then_less_and_less_often() {
+        let mut watch = Watch { parent: 1, recorded: Vec::new(), seen: HashMap::new() };
+        let start = Instant::now();
+        let looked: Vec<u128> = (0..200)
+            .map(|round| start + INTERVAL * round)
+            .filter(|now| watch.is_due(7, *now))
+            .map(|now| (now - start).as_millis())
+            .collect();
+        assert_eq!(looked, [50, 250, 650, 1450, 3050, 6250]);
+    }
+
+    #[test]
+    fn children_without_a_vm_are_none() {
+        let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
+        let mut watch = Watch { parent: std::process::id(), recorded: Vec::new(), seen: HashMap::new() };
+        let now = Instant::now();
+        assert!(watch.look(now).is_empty() && watch.look(now + INTERVAL).is_empty());
+        assert!(watch.seen.contains_key(&child.id()) && watch.recorded.is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        watch.look(now);
+        assert!(!watch.seen.contains_key(&child.id()));
+    }
+}

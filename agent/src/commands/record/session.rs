@@ -1,0 +1,209 @@
+//! The processes that are being recorded, and those that were.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::args::{Mode, RecordArgs};
+use super::progress::Progress;
+use super::recording::{Recording, Summaries};
+use super::stopping::Stop;
+use super::targets::RecordTarget;
+use crate::commands::exit::CommandError;
+use crate::record::outputs::OutputFiles;
+use crate::record::{CpuReports, SampleListener};
+use crate::service::journal::{Priority, say};
+
+/// Everything that one run records.
+pub struct Session<'a> {
+    args: &'a RecordArgs,
+    running: Vec<Running>,
+    finished: Vec<Finished>,
+    /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
+    common: Option<CpuReports>,
+}
+
+/// A process that is being recorded.
+struct Running {
+    target: RecordTarget,
+    recording: Recording,
+    began: Instant,
+}
+
+/// A recording that is over.
+struct Finished {
+    name: String,
+    stop: Stop,
+    outcome: Result<Summaries, CommandError>,
+}
+
+impl<'a> Session<'a> {
+    /// Begins to record `targets`; `started` is when lj-trace began to look for them.
+    ///
+    /// # Errors
+    /// One of them cannot be recorded, or an output not be written.
+    pub fn start(
+        args: &'a RecordArgs,
+        targets: Vec<RecordTarget>,
+        progress: &Progress,
+        started: Instant,
+    ) -> Result<Self, CommandError> {
+        let mut session = Self { args, running: Vec::new(), finished: Vec::new(), common: common_reports(args)? };
+        let processes = targets.len();
+        for target in targets {
+            session.begin(target, processes)?;
+        }
+        let attach = started.elapsed();
+        session.running.iter().for_each(|own| progress.announce(args, &own.target, &own.recording, attach));
+        progress.ready(session.recordings());
+        Ok(session)
+    }
+
+    fn begin(&mut self, target: RecordTarget, processes: usize) -> Result<(), CommandError> {
+        if let Some(common) = &mut self.common {
+            common.describe(&target.process);
+        }
+        let recording = Recording::start(&target, processes)?;
+        self.running.push(Running { target, recording, began: Instant::now() });
+        Ok(())
+    }
+
+    /// Records one more process. If that is not possible it is said, and the others go on.
+    pub fn add(&mut self, target: RecordTarget, progress: &Progress) {
+        let (started, pid) = (Instant::now(), target.args.pid);
+        match self.begin(target, self.running.len() + 1) {
+            Ok(()) => {
+                let new = &self.running[self.running.len() - 1];
+                progress.announce(self.args, &new.target, &new.recording, started.elapsed());
+            }
+            Err(error) => {
+                let text = format!("lj-trace: process {pid} is left out: {}", error.message);
+                say(Priority::Warning, &text);
+            }
+        }
+    }
+
+    /// Whether any process is still recorded.
+    pub fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// What is being recorded.
+    pub fn recordings(&self) -> impl Iterator<Item = &Recording> + Clone {
+        self.running.iter().map(|own| &own.recording)
+    }
+
+    /// Takes what is ready of each.
+    ///
+    /// # Errors
+    /// An output cannot take it.
+    pub fn drain(&mut self) -> Result<(), CommandError> {
+        self.all(|recording, common| recording.drain(common).map(drop))
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), CommandError> {
+        self.all(|recording, _| recording.write_interim())?;
+        self.common.as_ref().map_or(Ok(()), |common| common.write_interim())
+    }
+
+    /// Ends the recordings of processes that have exited: their files are complete from here on.
+    pub fn end_exited(&mut self) {
+        let (running, exited) =
+            std::mem::take(&mut self.running).into_iter().partition(|own| own.target.process.is_alive());
+        self.running = running;
+        self.end(exited, Stop::TargetExited);
+    }
+
+    /// Ends all recordings, and says what was recorded, unless it is to be quiet.
+    ///
+    /// # Errors
+    /// The first thing that has gone wrong. What was recorded is worth having all the same: everything is written.
+    pub fn finish(mut self, stop: Result<Stop, CommandError>, progress: &Progress) -> Result<(), CommandError> {
+        if let Ok(stop) = &stop {
+            progress.stopping(stop.describe());
+        }
+        self.running.iter_mut().for_each(|own| own.recording.detach());
+        let running = std::mem::take(&mut self.running);
+        self.end(running, *stop.as_ref().unwrap_or(&Stop::Signal));
+        progress.finish();
+        let summaries = || self.finished.iter().flat_map(|finished| &finished.outcome);
+        let lost: Vec<_> = summaries().flat_map(Summaries::lost_samples).copied().collect();
+        let written = self.common.take().map_or(Ok(Vec::new()), |common| common.finish(&lost));
+        stop?;
+        let mut told = Vec::new();
+        for Finished { name, stop, outcome } in self.finished {
+            told.push((name, stop, outcome?));
+        }
+        let written: Vec<PathBuf> = written?;
+        if !self.args.quiet {
+            for (name, stop, summaries) in &told {
+                if self.args.children {
+                    say(Priority::Info, &format!("{name}:"));
+                }
+                say_summary(&summaries.text(stop.describe()));
+            }
+            let written = written.iter().filter(|path| *path != Path::new("-"));
+            written.for_each(|path| say(Priority::Info, &format!("wrote {}", path.display())));
+        }
+        Ok(())
+    }
+
+    /// Takes the last of what these have recorded, and ends their outputs.
+    fn end(&mut self, ended: Vec<Running>, stop: Stop) {
+        for Running { target, mut recording, began } in ended {
+            recording.detach();
+            let duration = began.elapsed();
+            let drained = recording.drain_all(listener(&mut self.common));
+            let name = recording.name().to_owned();
+            let finished = recording.finish(&target.args, duration);
+            self.finished.push(Finished { name, stop, outcome: drained.and(finished) });
+        }
+    }
+
+    /// Does something to all recordings, even if it fails for one of them.
+    fn all(
+        &mut self,
+        mut action: impl FnMut(&mut Recording, Option<&mut dyn SampleListener>) -> Result<(), CommandError>,
+    ) -> Result<(), CommandError> {
+        let mut outcome = Ok(());
+        for Running { recording, .. } in &mut self.running {
+            outcome = outcome.and(action(recording, listener(&mut self.common)));
+        }
+        outcome
+    }
+}
+
+/// What is missing comes first in a summary, in capitals.
+fn say_summary(text: &str) {
+    for line in text.lines() {
+        let is_loss = line.starts_with("LOST") || line.starts_with("NOT ACCOUNTED FOR");
+        say(if is_loss { Priority::Warning } else { Priority::Info }, line);
+    }
+}
+
+/// The reports of all processes, as those who look on.
+fn listener(common: &mut Option<CpuReports>) -> Option<&mut dyn SampleListener> {
+    common.as_mut().map(|common| common as &mut dyn SampleListener)
+}
+
+/// The reports of CPU time that hold all children; [`None`] if one process is recorded.
+fn common_reports(args: &RecordArgs) -> Result<Option<CpuReports>, CommandError> {
+    if !args.children {
+        return Ok(None);
+    }
+    let standard_output = |output: &String| output == "-" || output.ends_with(":-");
+    if args.output.iter().any(standard_output) && (args.mode != Mode::Sysprof || args.output.iter().any(|o| o == "-")) {
+        let message = "standard output cannot take the files of several processes: name a file with --output, and each \
+                       gets its process id";
+        return Err(CommandError::usage(message));
+    }
+    if args.mode == Mode::Memprof {
+        return Ok(None);
+    }
+    let files = OutputFiles::parse(&args.outputs("sysprof"), Path::new(""))?;
+    let title = format!("children of process {}, CPU time at {} Hz", args.pid, args.rate);
+    CpuReports::open(&files.reports, &title, args.rate).map(Some)
+}
