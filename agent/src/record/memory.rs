@@ -9,11 +9,12 @@ use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen};
 
 use super::c_symbols::{CSymbols, symbols};
+use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
 use crate::commands::exit::CommandError;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
-use crate::stream::{Symbol, TraceSymbol};
+use crate::stream::{Annotation, Symbol, TraceSymbol};
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, trace_by_number};
 
@@ -34,6 +35,8 @@ pub struct MemoryEvents {
     c_functions: HashSet<u64>,
     /// How many of the files of C functions the stream knows.
     c_files: usize,
+    /// What functions are called.
+    definitions: Definitions,
     /// Address and start of each trace that the stream knows.
     traces: HashMap<u64, (u64, u64)>,
     /// Traces that have been looked at since the last batch began.
@@ -77,14 +80,14 @@ impl MemoryTally {
 
 /// What a stream says that the address of a prototype means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Meaning {
+pub(super) struct Meaning {
     first_line: u32,
     /// A hash of the chunkname.
     name: u64,
 }
 
 impl Meaning {
-    fn new(name: &[u8], first_line: u32) -> Self {
+    pub(super) fn new(name: &[u8], first_line: u32) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(name);
         Self { first_line, name: hasher.finish() }
@@ -128,6 +131,7 @@ impl MemoryEvents {
             known: AddrMap::default(),
             c_functions: HashSet::new(),
             c_files: 0,
+            definitions: Definitions::default(),
             traces: HashMap::new(),
             traces_checked: HashSet::new(),
             tally: MemoryTally::default(),
@@ -136,13 +140,20 @@ impl MemoryEvents {
 
     /// Reads what the VM has by now.
     fn read_symbols(&mut self, process: &Process) {
-        let Self { vm, memory, prototypes, first_symbols: symbols, .. } = self;
+        let Self { vm, memory, prototypes, definitions, first_symbols: symbols, .. } = self;
         for address in heap::prototypes(memory, vm) {
             let Ok(key) = Prototype::key_at(memory, &vm.layout, address) else { continue };
             let Ok(prototype) = prototypes.get(memory, &vm.layout, key) else { continue };
             symbols.push(lua_symbol(&prototype));
+            definitions.add(memory, vm, &prototype);
             self.known.insert(address, Meaning::new(prototype.chunkname.as_bytes(), key.firstline));
         }
+        let names = self.known.iter().filter_map(|(&proto, &meaning)| {
+            let name = self.definitions.name(proto, meaning)?.into();
+            Some(Annotation::FunctionName { proto, name }.to_symbol())
+        });
+        symbols.extend(names);
+        let Self { vm, memory, prototypes, .. } = self;
         for trace in process.maps().map(|maps| read_traces(memory, &maps, vm)).unwrap_or_default() {
             if let Some(symbol) = trace_symbol(memory, vm, prototypes, &trace) {
                 self.traces.insert(u64::from(trace.number), (trace.address, trace.startpc));
@@ -164,6 +175,7 @@ impl MemoryEvents {
     /// Notes that time has passed: what can change meanwhile is looked at again.
     pub fn begin_batch(&mut self) {
         self.traces_checked.clear();
+        self.definitions.begin_batch();
     }
 
     /// Names an event, and hands it to `out`.
@@ -247,7 +259,15 @@ impl MemoryEvents {
         if self.known.insert(seen.prototype, meaning) == Some(meaning) {
             return Ok(());
         }
-        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))
+        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))?;
+        self.definitions.add_new(&self.memory, &self.vm, seen.prototype);
+        match self.definitions.name(seen.prototype, meaning) {
+            Some(name) => {
+                let name = Annotation::FunctionName { proto: seen.prototype, name: name.into() };
+                out.event(self.number, &Event::Symbol(name.to_symbol()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// A name that did not come along in full: it is read where it was, if it is there still.

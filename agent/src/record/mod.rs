@@ -5,6 +5,7 @@
 pub mod about_process;
 mod allocation_stacks;
 mod c_symbols;
+mod definitions;
 mod listener;
 mod machine_code;
 mod memory;

@@ -230,6 +230,9 @@ impl StreamOutput {
                 (_, named) => StackFrame::Host { addr: self.writer.address_of_name(&named.to_string())? },
             });
         }
+        if let Some(line) = innermost_line(sample) {
+            self.writer.annotate(&Annotation::Line(line))?;
+        }
         self.writer.stack(state, &frames)
     }
 }
@@ -255,6 +258,14 @@ impl ReportOutput {
     pub(super) fn write(&self, profile: &dyn Profile) -> Result<(), CommandError> {
         formats::write(self.format, profile, create(&self.path)?).map_err(|error| failed(&self.path, &error))
     }
+}
+
+/// The line that the innermost Lua function of a sample is at, if that is known.
+fn innermost_line(sample: &Resolved) -> Option<u32> {
+    sample.frames.iter().find_map(|frame| match &*frame.named {
+        Named::Lua { line, .. } => Some(*line),
+        _ => None,
+    })?
 }
 
 /// The numbers of the run, for whoever reads the stream later.

@@ -45,6 +45,10 @@ struct Builder {
     ours: bool,
     /// The state of the next sample, where its header cannot say it.
     state: Option<VmState>,
+    /// The line of the innermost Lua function of the next sample.
+    line: Option<u32>,
+    /// The frames of such functions, at these lines.
+    at_line: AddrMap<(FrameId, u32), FrameId>,
     /// What addresses mean until the next symbol.
     frames: AddrMap<MergedFrame, Option<FrameId>>,
     boundaries: AddrMap<u64, Boundary>,
@@ -61,6 +65,8 @@ impl Builder {
             compiled: HashSet::new(),
             ours: false,
             state: None,
+            line: None,
+            at_line: AddrMap::default(),
             frames: AddrMap::default(),
             boundaries: AddrMap::default(),
             merged: Vec::new(),
@@ -72,6 +78,10 @@ impl Builder {
         match Annotation::from_symbol(&symbol) {
             Some(Annotation::State(state)) => {
                 self.state = Some(state);
+                return;
+            }
+            Some(Annotation::Line(line)) => {
+                self.line = Some(line);
                 return;
             }
             Some(Annotation::Writer) => self.ours = true,
@@ -130,11 +140,32 @@ impl Builder {
             self.stack.extend(id);
         }
         self.merged = merged;
+        if let Some(line) = self.line.take() {
+            self.set_line(line);
+        }
         self.profile.add_interned(vmstate, &self.stack);
     }
 
+    /// Puts the innermost Lua function of the stack at a line.
+    fn set_line(&mut self, line: u32) {
+        let Self { stack, profile, at_line, .. } = self;
+        let innermost = stack.iter_mut().rev().find(|id| matches!(profile.frame(**id), Some(Frame::Lua { .. })));
+        let Some(id) = innermost else { return };
+        *id = match at_line.get(&(*id, line)) {
+            Some(&known) => known,
+            None => {
+                let Some(Frame::Lua { name, chunk, first_line, compiled, .. }) = profile.frame(*id).cloned() else {
+                    return;
+                };
+                let at = profile.intern(Frame::Lua { name, chunk, first_line, line: Some(line), compiled });
+                at_line.insert((*id, line), at);
+                at
+            }
+        };
+    }
+
     fn trace_sample(&mut self, sample: TraceSample) {
-        self.state = None;
+        (self.state, self.line) = (None, None);
         let start = self.symbols.trace(sample.number).copied();
         let start = start.and_then(|trace| {
             let chunk = frame::chunk_name(&self.symbols.lua(trace.proto)?.chunk);
@@ -213,6 +244,7 @@ mod tests {
         let sort = StackFrame::Fast { name: "table.sort" };
         let buffer = StackFrame::Fast { name: "string.buffer.put" };
         writer.stack(VmState::Lfunc, &[main, chunk, sort, main, call, work, buffer]).unwrap();
+        writer.annotate(&Annotation::Line(5)).unwrap();
         writer.stack(VmState::Gc, &[main, chunk, work, unknown]).unwrap();
         writer.stack(VmState::Trace, &[chunk, work]).unwrap();
         writer.stack(VmState::Trace, &[]).unwrap();
@@ -231,6 +263,8 @@ mod tests {
         );
         let states = [VmState::Lfunc, VmState::Gc, VmState::Trace].map(|state| profile.in_state(state));
         assert_eq!(states, [1, 1, 3]);
+        let lines: Vec<_> = profile.frames().iter().filter_map(Frame::current_line).collect();
+        assert_eq!(lines, [5]);
         assert_eq!(profile.losses()["ring buffer full"], 5);
         assert_eq!(profile.unresolved()["no symbol"], 1);
     }

@@ -17,6 +17,8 @@ pub mod reserved {
     pub const NO_STACK: u64 = 2;
     /// A symbol here carries a text annotation as its name.
     pub const TEXT: u64 = 3;
+    /// A symbol here has the line that the next sample was at as its name.
+    pub const LINE: u64 = 4;
     /// A symbol at `STATE + n` says that the next sample was taken in the VM state of number `n`.
     pub const STATE: u64 = 0x10;
     /// First address for functions that have a name but no address.
@@ -44,6 +46,8 @@ pub enum Annotation {
     },
     /// The state in which the next sample was taken.
     State(VmState),
+    /// The line that the innermost Lua function of the next sample was at.
+    Line(u32),
     /// A fact about the run, such as the rate or a number of lost samples.
     Property {
         /// What it is about; no `=` in it.
@@ -65,6 +69,7 @@ impl Annotation {
             Self::Writer => Symbol::c(reserved::TEXT, WRITER),
             Self::FunctionName { proto, name } => Symbol::c(reserved::TEXT, &format!("{FUNCTION}{proto:x}={name}")),
             Self::Compiled { proto } => Symbol::c(reserved::TEXT, &format!("{COMPILED}{proto:x}")),
+            Self::Line(line) => Symbol::c(reserved::LINE, &line.to_string()),
             Self::State(state) => Symbol::c(reserved::STATE + *state as u64, ""),
             Self::Property { key, value } => Symbol::c(reserved::TEXT, &format!("{PROPERTY}{key}={value}")),
         }
@@ -75,6 +80,7 @@ impl Annotation {
         let Symbol::C { addr, name } = symbol else { return None };
         match *addr {
             reserved::TEXT => Self::from_text(std::str::from_utf8(name).ok()?),
+            reserved::LINE => std::str::from_utf8(name).ok()?.parse().ok().map(Self::Line),
             reserved::STATE.. if name.is_empty() => {
                 u8::try_from(addr - reserved::STATE).ok().and_then(VmState::from_number).map(Self::State)
             }
@@ -108,6 +114,7 @@ mod tests {
             Annotation::FunctionName { proto: 0x7f00_dead_bee8, name: "a=b".into() },
             Annotation::Compiled { proto: 0x7f00_dead_beea },
             Annotation::State(VmState::Trace),
+            Annotation::Line(4321),
             Annotation::Property { key: "rate".to_owned(), value: "99".to_owned() },
         ] {
             assert_eq!(Annotation::from_symbol(&annotation.to_symbol()), Some(annotation));

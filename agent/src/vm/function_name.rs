@@ -53,6 +53,31 @@ pub fn function_name(caller: &Prototype, position: u32, set: BytecodeSet, fr2: b
 }
 
 impl Prototype {
+    /// The functions that it defines, by the addresses of their prototypes, with the variables or fields that each is
+    /// assigned to at once: `local function f`, `function M.f`, `f = function`.
+    pub fn definitions(&self, set: BytecodeSet) -> Vec<(u64, String)> {
+        let definition = |position: u32| {
+            let instruction = self.instruction(position)?;
+            if instruction.opcode(set)?.op != Op::FNEW {
+                return None;
+            }
+            let (child, slot) = (self.child(instruction.d())?, instruction.a());
+            let next = self.instruction(position + 1);
+            let stored = next.and_then(|next| {
+                let name = match next.opcode(set)?.op {
+                    Op::GSET if next.a() == slot => self.name_constant(next.d())?,
+                    Op::TSETS if next.a() == slot => self.name_constant(u16::from(next.c()))?,
+                    Op::USETV if next.d() == u16::from(slot) => self.upvalues.get(usize::from(next.a()))?,
+                    _ => return None,
+                };
+                Some(name.to_owned())
+            });
+            let name = stored.or_else(|| variable_name(self.varinfo(), position + 1, slot))?;
+            (!name.starts_with('(')).then_some((child, name))
+        };
+        (0..self.bytecode.len() as u32).filter_map(definition).collect()
+    }
+
     /// The local variables that live at `position`, each with its slot, as `debug.getlocal` shows them; none if the
     /// function is stripped. Without the variables that loops keep for themselves.
     pub fn locals_at(&self, position: u32) -> Vec<(u8, String)> {
@@ -180,6 +205,31 @@ mod tests {
 
     fn abc(op: Op, a: u32, b: u32, c: u32) -> u32 {
         ad(op, a, c | b << 8)
+    }
+
+    #[test]
+    fn functions_are_named_by_what_they_are_assigned_to() {
+        let prototype = prototype(
+            vec![
+                ad(Op::FUNCV, 9, 0),
+                ad(Op::FNEW, 0, 0),
+                ad(Op::FNEW, 1, 1),
+                ad(Op::GSET, 1, 5),
+                ad(Op::FNEW, 1, 2),
+                abc(Op::TSETS, 1, 0, 6),
+                ad(Op::FNEW, 1, 3),
+                ad(Op::USETV, 1, 1),
+                // Stored nowhere: an argument.
+                ad(Op::FNEW, 2, 0),
+                abc(Op::CALL, 1, 1, 2),
+            ],
+            b"helper\0\x02\x20\0",
+            &["up", "other"],
+            &[(5, "global"), (6, "field")],
+        );
+        let names = prototype.definitions(SET);
+        let expected = [(0x9000, "helper"), (0x9001, "global"), (0x9002, "field"), (0x9003, "other")];
+        assert_eq!(names, expected.map(|(child, name)| (child, name.to_owned())));
     }
 
     fn name_at(position: u32, prototype: &Prototype) -> Option<(String, NameKind)> {

@@ -90,6 +90,7 @@ pub struct Prototype {
     lineinfo: Vec<u32>,
     varinfo: Vec<u8>,
     names: HashMap<u16, String>,
+    children: HashMap<u16, u64>,
 }
 
 impl Prototype {
@@ -124,6 +125,7 @@ impl Prototype {
             lineinfo: block.lineinfo(key.sizebc)?,
             varinfo: block.tail(layout.pt_varinfo)?.to_vec(),
             names: block.names(memory, &bytecode)?,
+            children: block.children(&bytecode)?,
             bytecode,
         };
         // The strings were read later than the block: had it been collected meanwhile, they would be others.
@@ -174,6 +176,11 @@ impl Prototype {
     /// The string constant with index `index` that an instruction uses as a name.
     pub fn name_constant(&self, index: u16) -> Option<&str> {
         self.names.get(&index).map(String::as_str)
+    }
+
+    /// The address of the prototype with constant index `index`, of which an instruction makes a function.
+    pub fn child(&self, index: u16) -> Option<u64> {
+        self.children.get(&index).copied()
     }
 
     /// Names and extents of its local variables, packed (`lj_debug.c`, `debug_varname`).
@@ -267,26 +274,43 @@ impl Block<'_> {
         Ok(names.map(|name| text(name.to_vec())).collect())
     }
 
+    /// The prototypes that instructions make functions of, by their index.
+    fn children(&self, bytecode: &[u32]) -> Result<HashMap<u16, u64>, PrototypeError> {
+        let set = bytecode_set(self.layout);
+        let mut children = HashMap::new();
+        for instruction in bytecode.iter().map(|word| Instruction(*word)) {
+            if instruction.opcode(set).is_some_and(|opcode| opcode.op == Op::FNEW) {
+                children.insert(instruction.d(), self.constant(instruction.d())?);
+            }
+        }
+        Ok(children)
+    }
+
+    /// The address of a collectable constant.
+    fn constant(&self, index: u16) -> Result<u64, PrototypeError> {
+        let count: u32 = self.field(self.layout.pt_sizekgc)?;
+        if u32::from(index) >= count {
+            return Err(PrototypeError::Malformed);
+        }
+        let constants = self.reference(u64::from(self.layout.pt_k))?.wrapping_sub(self.start);
+        let width = if self.layout.is_gc64() { 8 } else { 4 };
+        // They lie below `k`, in reverse order.
+        self.reference(constants.wrapping_sub(width * (u64::from(index) + 1)))
+    }
+
     /// The string constants that instructions use as names of globals and fields, by their index.
     fn names<M: ReadMemory>(&self, memory: &M, bytecode: &[u32]) -> Result<HashMap<u16, String>, PrototypeError> {
         let set = bytecode_set(self.layout);
-        let constants = self.reference(u64::from(self.layout.pt_k))?.wrapping_sub(self.start);
-        let count: u32 = self.field(self.layout.pt_sizekgc)?;
-        let width = if self.layout.is_gc64() { 8 } else { 4 };
         let mut names = HashMap::new();
         for word in bytecode {
             let instruction = Instruction(*word);
             let index = match instruction.opcode(set).map(|opcode| opcode.op) {
-                Some(Op::GGET) => instruction.d(),
-                Some(Op::TGETS) => u16::from(instruction.c()),
+                Some(Op::GGET | Op::GSET) => instruction.d(),
+                Some(Op::TGETS | Op::TSETS) => u16::from(instruction.c()),
                 _ => continue,
             };
-            if u32::from(index) >= count {
-                return Err(PrototypeError::Malformed);
-            }
+            let string = self.constant(index)?;
             if let std::collections::hash_map::Entry::Vacant(entry) = names.entry(index) {
-                // Collectable constants lie below `k`, in reverse order.
-                let string = self.reference(constants.wrapping_sub(width * (u64::from(index) + 1)))?;
                 entry.insert(text(read_string(memory, self.layout, string, MAX_NAME)?));
             }
         }
@@ -361,6 +385,7 @@ pub(crate) mod tests {
             upvalues: upvalues.iter().map(|name| (*name).to_owned()).collect(),
             varinfo: varinfo.to_vec(),
             names: names.iter().map(|(index, name)| (*index, (*name).to_owned())).collect(),
+            children: (0..4).map(|index| (index, 0x9000 + u64::from(index))).collect(),
         }
     }
 

@@ -49,7 +49,9 @@ impl Sources {
                 }
                 return;
             }
-            Some(Annotation::Writer | Annotation::State(_) | Annotation::Compiled { .. }) => return,
+            Some(Annotation::Writer | Annotation::State(_) | Annotation::Line(_) | Annotation::Compiled { .. }) => {
+                return;
+            }
             None => {}
         }
         if !self.symbols.insert(symbol.clone()) {
