@@ -1,5 +1,6 @@
 //! `lj-trace report`: renders a stream.
 
+mod differences;
 mod rendering;
 
 use std::fs::File;
@@ -11,7 +12,7 @@ use rendering::Rendering;
 
 use super::exit::CommandError;
 use crate::report::{Format, Output, Weight};
-use crate::stream::Stream;
+use crate::stream::{Stream, StreamError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -19,7 +20,11 @@ Examples:
   lj-trace report lj-trace-42.sysprof.bin -o cpu.svg      a flame graph
   lj-trace report cpu.bin -o cpu.folded -o cpu.svg        both from one reading
   lj-trace report cpu.bin --format folded | grep work     folded stacks to standard output
+  lj-trace report cpu.bin -o cpu.pb.gz -o cpu.json.gz     for `go tool pprof`, and for the Firefox profiler
+  lj-trace report --diff old.bin new.bin                  what takes more time than it did
+  lj-trace report --diff old.bin new.bin -o diff.svg      a flame graph of that: red is more, blue is less
   lj-trace report memprof.bin --leak-only                 what is still held, and by which line
+  lj-trace report memprof.bin --format text               who allocates, who holds, what is garbage, how the heap grows
   lj-trace report memprof.bin -o mem.svg                  a flame graph of the bytes allocated
   lj-trace report memprof.bin --weight held -o leak.svg   a flame graph of the bytes still held";
 
@@ -30,9 +35,17 @@ pub struct ReportArgs {
     /// The stream; `-` is standard input
     pub file: PathBuf,
 
+    /// Compare with this older stream of the same kind: what has become more, and what less
+    ///
+    /// As text, as folded stacks with two numbers each (.folded), or as a flame graph (.svg), red where there is more
+    /// than before, blue where there is less. Time is compared by shares, memory in bytes.
+    #[arg(long, value_name = "OLD")]
+    pub diff: Option<PathBuf>,
+
     /// Write to this file, or to standard output for `-`; may be repeated
     ///
-    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text. `FORMAT:FILE` forces one.
+    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text, `.pb.gz` for pprof, `.speedscope.json`
+    /// for speedscope, `.json.gz` for the Firefox profiler. `FORMAT:FILE` forces one.
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<Output>,
 
@@ -59,28 +72,42 @@ pub struct ReportArgs {
 /// # Errors
 /// Exit code 74 for a file that cannot be read or written or is no stream, 64 for options that do not fit it.
 pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
-    let name = args.file.display().to_string();
-    let input: Box<dyn Read> = if args.file == Path::new("-") {
-        Box::new(io::stdin())
-    } else {
-        Box::new(File::open(&args.file).map_err(|error| CommandError::io(&format!("open {name}"), &error))?)
-    };
-    let stream = Stream::open(input).map_err(|error| CommandError::stream(&name, &error))?;
     let standard_output = [Output { format: None, file: None }];
     let outputs = if args.output.is_empty() { &standard_output[..] } else { &args.output };
+    if let Some(old) = &args.diff {
+        return differences::write(old, outputs, args);
+    }
+    let (stream, name) = open(&args.file)?;
     let (rendering, cut) = Rendering::read(stream, outputs, args, &name)?;
     for output in outputs {
         rendering.write(output, args)?;
     }
-    if let Some(cut) = cut {
-        eprintln!("lj-trace: warning: {name}: {cut}; the report is of what was before");
-    }
+    warn_of(cut, &name);
     Ok(())
 }
 
+/// Opens a stream; gives its name for messages too.
+fn open(file: &Path) -> Result<(Stream<Box<dyn Read>>, String), CommandError> {
+    let name = file.display().to_string();
+    let input: Box<dyn Read> = if file == Path::new("-") {
+        Box::new(io::stdin())
+    } else {
+        Box::new(File::open(file).map_err(|error| CommandError::io(&format!("open {name}"), &error))?)
+    };
+    let stream = Stream::open(input).map_err(|error| CommandError::stream(&name, &error))?;
+    Ok((stream, name))
+}
+
+/// Says that a stream is not complete.
+fn warn_of(cut: Option<StreamError>, name: &str) {
+    if let Some(cut) = cut {
+        eprintln!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+    }
+}
+
 /// The name of the stream, for titles, without its folders.
-fn file_name(args: &ReportArgs) -> String {
-    args.file.file_name().unwrap_or(args.file.as_os_str()).to_string_lossy().into_owned()
+fn file_name(file: &Path) -> String {
+    file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -90,7 +117,15 @@ mod tests {
 
     fn golden(name: &str) -> ReportArgs {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-        ReportArgs { file, output: Vec::new(), format: None, leak_only: false, human_readable: false, weight: None }
+        ReportArgs {
+            file,
+            output: Vec::new(),
+            format: None,
+            leak_only: false,
+            human_readable: false,
+            weight: None,
+            diff: None,
+        }
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
 
 use super::{ReportArgs, file_name};
 use crate::commands::exit::CommandError;
-use crate::report::{self, CpuProfile, Format, MemoryProfile, Output, formats, reference, text};
+use crate::report::{self, CpuProfile, Format, MemoryProfile, Output, Profile, formats, reference, text};
 use crate::stream::{Body, Stream, StreamError};
 
 /// What is read of a stream to render it.
@@ -39,6 +40,7 @@ impl Rendering {
         name: &str,
     ) -> Result<(Self, Option<StreamError>), CommandError> {
         let failed = |error: StreamError| CommandError::stream(name, &error);
+        let file = Path::new(name);
         let is_memory = matches!(stream.body, Body::Memprof(_));
         let formats: Vec<Format> = outputs.iter().map(|output| format_of(output, args, is_memory)).collect();
         if formats.contains(&Format::Stream) {
@@ -55,7 +57,7 @@ impl Rendering {
                 };
                 let mut summary = needs.summary.then(|| Box::new(reference::memprof::Summary::new(reader.version())));
                 let mut profile = needs.profile.then(|| {
-                    let title = format!("Memory profile {}", file_name(args));
+                    let title = format!("Memory profile {}", file_name(file));
                     let mut profile = MemoryProfile::new(args.weight.unwrap_or_default(), title);
                     if needs.blocks {
                         profile.follow_blocks();
@@ -81,7 +83,7 @@ impl Rendering {
                 if formats.contains(&Format::Tarantool) {
                     return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
                 }
-                let title = format!("CPU profile {}", file_name(args));
+                let title = format!("CPU profile {}", file_name(file));
                 let (profile, cut) = report::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
                 Ok((Self::Cpu(Box::new(profile)), cut))
             }
@@ -94,16 +96,21 @@ impl Rendering {
     /// It cannot take the bytes.
     pub fn write(&self, output: &Output, args: &ReportArgs) -> Result<(), CommandError> {
         let format = format_of(output, args, matches!(self, Self::Memory { .. }));
-        match &output.file {
-            None => match self.render(format, args, BufWriter::new(io::stdout().lock())) {
-                // Who reads has seen enough: `lj-trace report ... | head`.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-                result => result.map_err(|error| CommandError::io("write to standard output", &error)),
-            },
-            Some(path) => File::create(path)
-                .and_then(|file| self.render(format, args, BufWriter::new(file)))
-                .map_err(|error| CommandError::io(&format!("write {}", path.display()), &error)),
+        to(output, |out| self.render(format, args, out))
+    }
+
+    /// The profile, if one was asked for.
+    pub fn profile(&self) -> Option<&dyn Profile> {
+        match self {
+            Self::Cpu(profile) => Some(&**profile),
+            Self::Memory { profile: Some(profile), .. } => Some(&**profile),
+            Self::Memory { .. } | Self::Lines(_) => None,
         }
+    }
+
+    /// Whether it is of memory.
+    pub fn is_memory(&self) -> bool {
+        matches!(self, Self::Memory { .. })
     }
 
     fn render(&self, format: Format, args: &ReportArgs, mut out: impl Write) -> io::Result<()> {
@@ -123,6 +130,23 @@ impl Rendering {
             // What an output asks for has been read.
             Self::Memory { .. } => Ok(()),
         }
+    }
+}
+
+/// Has something written to an output.
+///
+/// # Errors
+/// It cannot take the bytes.
+pub fn to(output: &Output, write: impl FnOnce(Box<dyn Write>) -> io::Result<()>) -> Result<(), CommandError> {
+    match &output.file {
+        None => match write(Box::new(BufWriter::new(io::stdout().lock()))) {
+            // Who reads has seen enough: `lj-trace report ... | head`.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            result => result.map_err(|error| CommandError::io("write to standard output", &error)),
+        },
+        Some(path) => File::create(path)
+            .and_then(|file| write(Box::new(BufWriter::new(file))))
+            .map_err(|error| CommandError::io(&format!("write {}", path.display()), &error)),
     }
 }
 

@@ -7,6 +7,11 @@ use crate::report::model::Profile;
 
 /// The lines of a profile, in bytewise order, without line ends. Stacks that read the same are one line.
 pub fn lines(profile: &dyn Profile) -> Vec<String> {
+    weights(profile).into_iter().map(|(stack, weight)| format!("{stack} {weight}")).collect()
+}
+
+/// What each stack weighs, as it reads: `root;...;leaf`.
+pub fn weights(profile: &dyn Profile) -> BTreeMap<String, u64> {
     let stacks = profile.weighted();
     let names: Vec<String> = stacks.frames().iter().map(|frame| escape(&frame.to_string())).collect();
     let measure = profile.shown();
@@ -20,7 +25,7 @@ pub fn lines(profile: &dyn Profile) -> Vec<String> {
         let sum = weights.entry(names.join(";")).or_insert(0);
         *sum = sum.saturating_add(weight);
     }
-    weights.into_iter().map(|(stack, weight)| format!("{stack} {weight}")).collect()
+    weights
 }
 
 /// Writes a profile as folded stacks.

@@ -1,0 +1,44 @@
+//! `lj-trace report --diff`.
+
+use std::path::Path;
+
+use super::rendering::{Rendering, to};
+use super::{ReportArgs, open, warn_of};
+use crate::commands::exit::CommandError;
+use crate::report::diff::Diff;
+use crate::report::{Format, Output};
+
+/// Compares the stream with the `old` one, in all outputs.
+///
+/// # Errors
+/// As for a report of one of them; exit code 64 if they are of different kinds, or an output has no such format.
+pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), CommandError> {
+    if args.leak_only || args.human_readable {
+        let message = "--diff has no --leak-only and no --human-readable: use --weight held for what is still held";
+        return Err(CommandError::usage(message));
+    }
+    let format = |output: &Output| output.format.or(args.format).unwrap_or(Format::Text);
+    if outputs.iter().any(|output| !Diff::has_format(format(output))) {
+        let message = "differences can be shown as text, folded stacks (.folded) and flame graphs (.svg)";
+        return Err(CommandError::usage(message));
+    }
+    let (old, new) = (read(old, args)?, read(&args.file, args)?);
+    if old.is_memory() != new.is_memory() {
+        return Err(CommandError::usage("a CPU profile cannot be compared with a memory profile"));
+    }
+    if let (Some(old), Some(new)) = (old.profile(), new.profile()) {
+        let diff = Diff::new(old, new);
+        for output in outputs {
+            to(output, |out| diff.write(format(output), out))?;
+        }
+    }
+    Ok(())
+}
+
+fn read(file: &Path, args: &ReportArgs) -> Result<Rendering, CommandError> {
+    let (stream, name) = open(file)?;
+    let stacks = Output { format: Some(Format::Folded), file: None };
+    let (rendering, cut) = Rendering::read(stream, &[stacks], args, &name)?;
+    warn_of(cut, &name);
+    Ok(rendering)
+}

@@ -1,0 +1,243 @@
+//! Two profiles against each other: what has become more, and what less.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+
+use inferno::flamegraph::{self, Options};
+
+use super::Profile;
+use super::formats::{Format, folded};
+use super::memory::amount;
+use super::model::Unit;
+use super::text::{fit, percent};
+
+const COLUMNS: usize = 100;
+const TOP: usize = 20;
+
+/// An old and a new profile.
+pub struct Diff {
+    old: Side,
+    new: Side,
+    unit: Unit,
+}
+
+/// One of them.
+struct Side {
+    title: String,
+    total: u64,
+    /// By stacks, as they read.
+    stacks: BTreeMap<String, u64>,
+}
+
+impl Side {
+    fn new(profile: &dyn Profile) -> Self {
+        let stacks = folded::weights(profile);
+        let total = stacks.values().fold(0, |sum: u64, weight| sum.saturating_add(*weight));
+        Self { title: profile.title(), total, stacks }
+    }
+
+    /// What each function weighs by itself, or with all that it calls.
+    fn functions(&self, with_callees: bool) -> BTreeMap<&str, u64> {
+        let mut functions = BTreeMap::new();
+        for (stack, weight) in &self.stacks {
+            let names = stack.split(';');
+            let names: BTreeSet<&str> = if with_callees { names.collect() } else { names.last().into_iter().collect() };
+            for name in names {
+                let sum: &mut u64 = functions.entry(name).or_default();
+                *sum = sum.saturating_add(*weight);
+            }
+        }
+        functions
+    }
+}
+
+impl Diff {
+    /// Compares two profiles of the same kind.
+    pub fn new(old: &dyn Profile, new: &dyn Profile) -> Self {
+        Self { old: Side::new(old), new: Side::new(new), unit: new.shown().unit }
+    }
+
+    /// Whether a format can show differences.
+    pub const fn has_format(format: Format) -> bool {
+        matches!(format, Format::Text | Format::Folded | Format::Svg)
+    }
+
+    /// Writes it: as text; as folded stacks with two numbers each, old and new; as a flame graph of the new profile, red
+    /// where there is more of it than there was, blue where there is less.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes, or the format has no differences.
+    pub fn write(&self, format: Format, mut out: impl Write) -> io::Result<()> {
+        match format {
+            Format::Text => self.write_text(&mut out)?,
+            Format::Folded => self.lines(false).iter().try_for_each(|line| writeln!(out, "{line}"))?,
+            Format::Svg => self.write_svg(&mut out)?,
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "this format does not show differences")),
+        }
+        out.flush()
+    }
+
+    /// Time is compared by shares: recordings are of different lengths. Memory is what it is.
+    fn is_by_share(&self) -> bool {
+        self.unit == Unit::Samples
+    }
+
+    /// `stack OLD NEW`; the old numbers as they would be if there were as many as new ones, if `scaled`.
+    fn lines(&self, scaled: bool) -> Vec<String> {
+        let stacks: BTreeSet<&String> = self.old.stacks.keys().chain(self.new.stacks.keys()).collect();
+        let scale = |weight: u64| {
+            if !scaled || self.old.total == 0 {
+                return weight;
+            }
+            let product = u128::from(weight) * u128::from(self.new.total);
+            u64::try_from((product + u128::from(self.old.total) / 2) / u128::from(self.old.total)).unwrap_or(u64::MAX)
+        };
+        let weight = |side: &Side, stack: &String| side.stacks.get(stack).copied().unwrap_or(0);
+        let line = |stack| format!("{stack} {} {}", scale(weight(&self.old, stack)), weight(&self.new, stack));
+        stacks.into_iter().map(line).collect()
+    }
+
+    fn write_svg(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut options = Options::default();
+        options.title = fit(&self.new.title, COLUMNS);
+        let shares = if self.is_by_share() { " by share" } else { "" };
+        let subtitle = format!("compared{shares} with {}: red is more than before, blue is less", self.old.title);
+        options.subtitle = Some(fit(&subtitle, 160));
+        options.count_name = self.unit.name().to_owned();
+        options.notes = "lj-trace".to_owned();
+        let mut lines = self.lines(self.is_by_share());
+        // What is gone has no width in the picture of what there is now, and the library wants some line.
+        if self.new.total == 0 {
+            lines.push(format!("no {} 1 1", self.unit.name()));
+        }
+        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out)?;
+        Ok(())
+    }
+
+    fn write_text(&self, out: &mut impl Write) -> io::Result<()> {
+        for (name, side) in [("old", &self.old), ("new", &self.new)] {
+            let total = if self.unit == Unit::Bytes { amount(side.total) } else { side.total.to_string() };
+            let unit = if self.unit == Unit::Bytes { "" } else { self.unit.name() };
+            writeln!(out, "{name}  {}: {total} {unit}", fit(&side.title, COLUMNS - 40))?;
+        }
+        let what = if self.is_by_share() { "time" } else { self.unit.name() };
+        self.table(false, &format!("What changed most by its own {what}"), out)?;
+        self.table(true, &format!("What changed most with all that it calls or contains, by {what}"), out)
+    }
+
+    fn table(&self, with_callees: bool, title: &str, out: &mut impl Write) -> io::Result<()> {
+        let (old, new) = (self.old.functions(with_callees), self.new.functions(with_callees));
+        let names: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
+        let weight = |functions: &BTreeMap<&str, u64>, name: &str| functions.get(name).copied().unwrap_or(0);
+        let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
+        let changes = names.into_iter().map(|name| {
+            let (old, new) = (weight(&old, name), weight(&new, name));
+            let change = match self.is_by_share() {
+                true => share(new, self.new.total) - share(old, self.old.total),
+                false => new as f64 - old as f64,
+            };
+            (name, old, new, change)
+        });
+        let mut changes: Vec<_> = changes.filter(|(_, old, new, _)| old != new || self.is_by_share()).collect();
+        changes.retain(|(_, _, _, change)| *change != 0.0);
+        changes.sort_by(|a, b| b.3.abs().total_cmp(&a.3.abs()).then_with(|| a.0.cmp(b.0)));
+        writeln!(out, "\n{title}")?;
+        if changes.is_empty() {
+            return writeln!(out, "    nothing");
+        }
+        writeln!(
+            out,
+            "        old         new      change  {}",
+            if self.unit == Unit::Bytes { "place" } else { "function" }
+        )?;
+        for (name, old, new, change) in changes.iter().take(TOP) {
+            let (old, new, change) = self.columns(*old, *new, *change);
+            writeln!(out, "{old:>11} {new:>11} {change:>11}  {}", fit(name, COLUMNS - 37))?;
+        }
+        if changes.len() > TOP {
+            writeln!(out, "{:>37}{} more", "", changes.len() - TOP)?;
+        }
+        Ok(())
+    }
+
+    fn columns(&self, old: u64, new: u64, change: f64) -> (String, String, String) {
+        let sign = if change < 0.0 { "-" } else { "+" };
+        match self.unit {
+            Unit::Samples => {
+                let points = format!("{sign}{:.2}%", change.abs() * 100.0);
+                (percent(old, self.old.total), percent(new, self.new.total), points)
+            }
+            Unit::Bytes => (amount(old), amount(new), format!("{sign}{}", amount(old.abs_diff(new)))),
+            _ => (old.to_string(), new.to_string(), format!("{sign}{}", old.abs_diff(new))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{CpuProfile, Frame, MemoryProfile, Weight};
+    use crate::stream::VmState;
+    use crate::stream::memprof::{Event, Source};
+
+    fn cpu(samples: &[(u32, usize)]) -> CpuProfile {
+        let mut profile = CpuProfile::new("test");
+        for &(line, count) in samples {
+            let frames = || [Frame::lua(None, b"@a.lua", 0, None), Frame::lua(None, b"@a.lua", line, None)];
+            (0..count).for_each(|_| profile.add(VmState::Lfunc, frames()));
+        }
+        profile
+    }
+
+    fn written(diff: &Diff, format: Format) -> String {
+        let mut out = Vec::new();
+        diff.write(format, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn time_is_compared_by_shares() {
+        // The new recording is twice as long.
+        let diff = Diff::new(&cpu(&[(1, 6), (2, 4)]), &cpu(&[(1, 12), (3, 8)]));
+        let folded =
+            "main chunk@a.lua:0;@a.lua:1 6 12\nmain chunk@a.lua:0;@a.lua:2 4 0\nmain chunk@a.lua:0;@a.lua:3 0 8\n";
+        assert_eq!(written(&diff, Format::Folded), folded);
+        let text = written(&diff, Format::Text);
+        assert!(text.contains("     40.00%       0.00%     -40.00%  @a.lua:2\n"), "{text}");
+        assert!(text.contains("      0.00%      40.00%     +40.00%  @a.lua:3\n"), "{text}");
+        assert!(!text.contains("@a.lua:1\n"), "{text}");
+    }
+
+    #[test]
+    fn the_picture_is_red_where_there_is_more_and_blue_where_there_is_less() {
+        let svg = written(&Diff::new(&cpu(&[(1, 5), (2, 15)]), &cpu(&[(1, 15), (2, 5)])), Format::Svg);
+        let color = |name: &str| {
+            let (_, rest) = svg.split_once(&format!("<title>{name} (")).unwrap();
+            let numbers = rest.split_once("fill=\"rgb(").unwrap().1.split_once(')').unwrap().0;
+            numbers.split(',').map(|number| number.parse::<u8>().unwrap()).collect::<Vec<_>>()
+        };
+        let (more, less) = (color("@a.lua:1"), color("@a.lua:2"));
+        assert!(more[0] > more[2] && less[2] > less[0], "{more:?} {less:?}");
+    }
+
+    #[test]
+    fn memory_is_compared_in_bytes() {
+        let memory = |size| {
+            let mut profile = MemoryProfile::new(Weight::Held, "");
+            profile.add(0, &Event::Alloc { source: Source::Internal, addr: 0x10, size });
+            profile
+        };
+        let text = written(&Diff::new(&memory(1024), &memory(4096)), Format::Text);
+        assert!(text.contains("    1.0 KiB     4.0 KiB    +3.0 KiB  INTERNAL\n"), "{text}");
+        let same = written(&Diff::new(&memory(7), &memory(7)), Format::Text);
+        assert!(same.contains("    nothing\n"), "{same}");
+    }
+
+    #[test]
+    fn nothing_can_be_compared_too() {
+        for format in [Format::Text, Format::Folded, Format::Svg] {
+            written(&Diff::new(&cpu(&[(1, 3)]), &cpu(&[])), format);
+            written(&Diff::new(&cpu(&[]), &cpu(&[])), format);
+        }
+    }
+}
