@@ -111,6 +111,23 @@ fn memory_formats_agree_to_the_byte() -> Result<()> {
 }
 
 #[test]
+fn a_stream_does_not_differ_from_itself() -> Result<()> {
+    let written = recording();
+    for stream in [written.cpu("bin"), written.memory("bin")] {
+        let path = stream.to_string_lossy();
+        let text = written.report(&stream, &["--diff", &path])?;
+        assert_eq!(text.matches("\n    nothing\n").count(), 2, "{text}");
+        let picture = written.folder.path().join("diff.svg");
+        written.report(&stream, &["--diff", &path, "-o", &picture.to_string_lossy()])?;
+        assert_eq!(written::svg_total(&picture)?, total(&written.folded_report(&stream, &[])?));
+    }
+    let (cpu, memory) = (written.cpu("bin"), written.memory("bin"));
+    let outcome = run(["report", "--diff", &cpu.to_string_lossy(), &memory.to_string_lossy()])?;
+    outcome.expect(64, &["cannot be compared"]);
+    Ok(())
+}
+
+#[test]
 fn pprof_lists_the_same_top_functions() -> Result<()> {
     let Some(pprof) = Pprof::find() else { return Ok(()) };
     let run = recording();

@@ -10,7 +10,7 @@ use crate::probes::programs::Wanted;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
 use crate::report::formats::insert_before_ending;
-use crate::report::{Format, Weight};
+use crate::report::{Format, Output, Weight};
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]
@@ -46,10 +46,11 @@ pub struct RecordArgs {
 
     /// Where to write; may be given several times, `-` is standard output
     ///
-    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` a summary, `.bin` a stream,
-    /// from which `lj-trace report` makes all of these later. `svg:FILE` forces one. A process with several VMs gets a
-    /// stream for each, numbered. Default: lj-trace-PID.sysprof.bin or .memprof.bin in $STATE_DIRECTORY or the current
-    /// folder. SIGUSR1 writes what there is so far.
+    /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text, `.pb.gz` for pprof,
+    /// `.speedscope.json` for speedscope, `.json.gz` for the Firefox profiler, `.bin` a stream, from which
+    /// `lj-trace report` makes all of these later, without threads and times. `svg:FILE` forces one. A process with
+    /// several VMs gets a stream for each, numbered. Default: lj-trace-PID.sysprof.bin or .memprof.bin in
+    /// $STATE_DIRECTORY or the current folder. SIGUSR1 writes what there is so far.
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<String>,
 
@@ -170,6 +171,20 @@ impl RecordArgs {
         Ok(files)
     }
 
+    /// Refuses two kinds of profiles on one standard output.
+    ///
+    /// # Errors
+    /// A usage error.
+    pub(super) fn check_standard_output(&self) -> Result<(), CommandError> {
+        let is_standard = |output: &String| output.parse::<Output>().is_ok_and(|output| output.file.is_none());
+        if self.mode == Mode::All && self.output.iter().any(is_standard) {
+            let message =
+                "--mode all makes two profiles, and standard output has room for one: name a file with --output";
+            return Err(CommandError::usage(message));
+        }
+        Ok(())
+    }
+
     /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
     pub(super) fn outputs(&self, kind: &str) -> Vec<String> {
         let named = |output: &String| with_path(output, |path| insert_before_ending(path, &format!(".{kind}")));
@@ -235,6 +250,23 @@ mod tests {
         assert_eq!(of_process("a/cpu.bin", 42), "a/cpu-42.bin");
         assert_eq!(of_process("svg:cpu", 42), "svg:cpu-42");
         assert_eq!(of_process("a:b.svg", 42), "a:b-42.svg");
+    }
+
+    #[test]
+    fn both_kinds_at_once_have_names_of_their_own() {
+        let args = |output: &str| {
+            #[derive(clap::Parser)]
+            struct Cli {
+                #[command(flatten)]
+                record: RecordArgs,
+            }
+            use clap::Parser as _;
+            Cli::parse_from(["record", "--pid", "1", "--mode", "all", "-o", output]).record
+        };
+        assert_eq!(args("a/x.pb.gz").outputs("sysprof"), ["a/x.sysprof.pb.gz"]);
+        assert_eq!(args("svg:x").outputs("memprof"), ["svg:x.memprof"]);
+        assert!(args("folded:-").check_standard_output().is_err());
+        assert!(args("x.folded").check_standard_output().is_ok());
     }
 
     #[test]

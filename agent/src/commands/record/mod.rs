@@ -37,6 +37,7 @@ pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 /// A [`CommandError`] with the exit code that belongs to its cause.
 pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
+    args.check_standard_output()?;
     priority::raise();
     let targets = targets(args)?;
     let runtime = tokio::runtime::Builder::new_current_thread()

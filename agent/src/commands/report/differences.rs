@@ -36,7 +36,7 @@ pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), Co
 }
 
 fn read(file: &Path, args: &ReportArgs) -> Result<Rendering, CommandError> {
-    let (stream, name) = open(file)?;
+    let (stream, name) = open(file, args.quiet)?;
     let stacks = Output { format: Some(Format::Folded), file: None };
     let (rendering, cut) = Rendering::read(stream, &[stacks], args, &name)?;
     warn_of(cut, &name);

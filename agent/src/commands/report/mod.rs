@@ -1,6 +1,7 @@
 //! `lj-trace report`: renders a stream.
 
 mod differences;
+mod progress;
 mod rendering;
 
 use std::fs::File;
@@ -8,6 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use progress::WithProgress;
 use rendering::Rendering;
 
 use super::exit::CommandError;
@@ -62,7 +64,11 @@ pub struct ReportArgs {
     #[arg(long)]
     pub human_readable: bool,
 
-    /// Memory profiles: what .folded and .svg weigh by [default: allocated]
+    /// Show no progress
+    #[arg(short, long)]
+    pub quiet: bool,
+
+    /// Memory profiles: what pictures and stacks weigh by [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
 }
@@ -77,7 +83,7 @@ pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
     if let Some(old) = &args.diff {
         return differences::write(old, outputs, args);
     }
-    let (stream, name) = open(&args.file)?;
+    let (stream, name) = open(&args.file, args.quiet)?;
     let (rendering, cut) = Rendering::read(stream, outputs, args, &name)?;
     for output in outputs {
         rendering.write(output, args)?;
@@ -87,12 +93,14 @@ pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
 }
 
 /// Opens a stream; gives its name for messages too.
-fn open(file: &Path) -> Result<(Stream<Box<dyn Read>>, String), CommandError> {
+fn open(file: &Path, quiet: bool) -> Result<(Stream<Box<dyn Read>>, String), CommandError> {
     let name = file.display().to_string();
     let input: Box<dyn Read> = if file == Path::new("-") {
         Box::new(io::stdin())
     } else {
-        Box::new(File::open(file).map_err(|error| CommandError::io(&format!("open {name}"), &error))?)
+        let file = File::open(file).map_err(|error| CommandError::io(&format!("open {name}"), &error))?;
+        let length = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len());
+        Box::new(WithProgress::new(file, length, quiet))
     };
     let stream = Stream::open(input).map_err(|error| CommandError::stream(&name, &error))?;
     Ok((stream, name))
@@ -125,6 +133,7 @@ mod tests {
             human_readable: false,
             weight: None,
             diff: None,
+            quiet: true,
         }
     }
 

@@ -171,15 +171,15 @@ fn check_cpu_options(args: &ReportArgs, name: &str) -> Result<(), CommandError> 
 /// Refuses options that no output would heed.
 fn check_memory_options(args: &ReportArgs, formats: &[Format]) -> Result<(), CommandError> {
     let refuse = |message: &str| Err(CommandError::usage(message));
-    let has = |some: &[Format]| formats.iter().any(|format| some.contains(format));
+    let is_text = |format| matches!(format, Format::Text | Format::Tarantool);
     match args {
-        ReportArgs { weight: Some(_), .. } if !has(&[Format::Folded, Format::Svg]) => {
-            refuse("--weight is for folded stacks and flame graphs: add -o FILE.svg, -o FILE.folded or --format folded")
+        ReportArgs { weight: Some(_), .. } if formats.iter().all(|&format| is_text(format)) => {
+            refuse("--weight is for pictures and stacks: add -o FILE.svg, -o FILE.folded or --format folded")
         }
-        ReportArgs { leak_only: true, .. } if !has(&[Format::Text, Format::Tarantool]) => {
+        ReportArgs { leak_only: true, .. } if !formats.iter().any(|&format| is_text(format)) => {
             refuse("--leak-only is for text; for folded stacks and flame graphs use --weight held")
         }
-        ReportArgs { human_readable: true, .. } if !has(&[Format::Tarantool]) => {
+        ReportArgs { human_readable: true, .. } if !formats.contains(&Format::Tarantool) => {
             refuse("--human-readable is for what Tarantool's parser prints (--format tarantool)")
         }
         _ => Ok(()),
