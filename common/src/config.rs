@@ -45,8 +45,8 @@ pub struct Config {
     pub stack_every: u32,
     /// How many VMs the maps have room for.
     pub max_vms: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Whether the probes are about to be taken out: new calls of the allocator count no more.
+    pub stopping: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].

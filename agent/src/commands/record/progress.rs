@@ -36,8 +36,9 @@ impl Progress {
         }
         if args.verbose {
             let memory = recordings.iter().filter_map(|recording| recording.memory.as_ref());
-            for plan in memory.flat_map(|memory| memory.probes.plans()) {
-                eprintln!("{plan}");
+            for probes in memory.map(|memory| &memory.probes) {
+                probes.plans().iter().for_each(|plan| eprintln!("{plan}"));
+                eprintln!("{}", probes.programs());
             }
         }
         let style = ProgressStyle::with_template("{spinner} {msg}");
