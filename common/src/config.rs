@@ -47,17 +47,21 @@ pub struct Config {
     pub max_vms: u32,
     /// Whether ticks that hit the kernel take its frames along.
     pub kernel_frames: u32,
+    /// Whether the probes are about to be taken out: new calls of the allocator count no more.
+    pub stopping: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
+    /// Fills the word.
+    pub padding: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
     /// What VMs that come into being may look like.
     pub templates: [Template; TEMPLATES],
 }
 
-const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 16 * TEMPLATES);
+const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 16 * TEMPLATES);
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;

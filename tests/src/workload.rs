@@ -44,8 +44,16 @@ impl Workload {
     /// # Errors
     /// If it cannot be compiled or started, or says something else first.
     pub fn start_host(source: &str, folder: &Path, arguments: &[&str]) -> Result<Self> {
+        Self::start_host_with(&[], source, folder, arguments)
+    }
+
+    /// The same with options for the compiler.
+    ///
+    /// # Errors
+    /// As [`Self::start_host`].
+    pub fn start_host_with(options: &[&str], source: &str, folder: &Path, arguments: &[&str]) -> Result<Self> {
         let binary = folder.join("host");
-        compile(source, &binary, &[])?;
+        compile(source, &binary, options)?;
         Self::spawn(Command::new(binary).args(arguments)).with_context(|| source.to_owned())
     }
 

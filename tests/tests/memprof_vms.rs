@@ -20,18 +20,18 @@ const TABLE: u64 = 64;
 /// The streams by the name of the VM's chunk, how much each heap has grown, and the summary.
 type Recorded = (HashMap<String, Allocations>, HashMap<String, i64>, String);
 
-/// Records the host.
-fn record(arguments: &[&str]) -> Result<Option<Recorded>> {
+/// Records the host, compiled with options, with options for lj-trace.
+fn record(options: &[&str], arguments: &[&str], more: &[&str]) -> Result<Option<Recorded>> {
     if !Path::new(LIBRARY).exists() {
         println!("not tested: there is no {LIBRARY}");
         return Ok(None);
     }
     let folder = tempfile::tempdir()?;
     let arguments: Vec<&str> = [LIBRARY].iter().chain(arguments).copied().collect();
-    let mut host = Workload::start_host("vms.c", folder.path(), &arguments)?;
+    let mut host = Workload::start_host_with(options, "vms.c", folder.path(), &arguments)?;
     let (pid, output) = (host.pid().to_string(), folder.path().join("vms.bin"));
     let arguments = ["--pid", &pid, "--mode", "memprof", "--verbose", "--output", &output.to_string_lossy()];
-    let mut tracer = Tracer::start(arguments)?;
+    let mut tracer = Tracer::start(arguments.iter().chain(more))?;
     tracer.wait_until_attached()?;
     host.go()?;
     let mut heaps = HashMap::new();
@@ -59,8 +59,9 @@ fn record(arguments: &[&str]) -> Result<Option<Recorded>> {
     Ok(Some((streams, heaps, outcome.stderr)))
 }
 
-fn check(arguments: &[&str]) -> Result<()> {
-    let Some((streams, heaps, summary)) = record(arguments)? else { return Ok(()) };
+/// Records the host, and checks all that it does; gives what lj-trace said.
+fn check(options: &[&str], arguments: &[&str], more: &[&str]) -> Result<Option<String>> {
+    let Some((streams, heaps, summary)) = record(options, arguments, more)? else { return Ok(None) };
     // a and b run twice; e, f and g come and go while they are recorded.
     for (vm, runs) in [("=a", 2), ("=b", 2), ("=c", 1), ("=d", 1), ("=e", 1), ("=f", 1), ("=g", 1)] {
         let stream = streams.get(vm).with_context(|| format!("no stream of {vm}: {summary}"))?;
@@ -95,12 +96,31 @@ fn check(arguments: &[&str]) -> Result<()> {
     ensure!(streams.len() == 7, "{} streams", streams.len());
     ensure!(summary.contains("allocations that failed: "), "{summary}");
     ensure!(!summary.contains("NOT ACCOUNTED FOR"), "{summary}");
-    Ok(())
+    Ok(Some(summary))
 }
 
 #[test]
 fn vms_with_data_of_their_own() -> Result<()> {
-    check(&[])
+    check(&[], &[], &[]).map(drop)
+}
+
+/// Not optimized, the allocator begins with an instruction that all calls pass, and comes to no better one: frees pass the
+/// instruction that results are taken at.
+const FREES_PASS_RETURNS: &[&str] = &["-O0"];
+
+#[test]
+fn vms_whose_allocator_cannot_tell_frees_apart_early() -> Result<()> {
+    let Some(said) = check(FREES_PASS_RETURNS, &[], &[])? else { return Ok(()) };
+    ensure!(said.contains("all calls, "), "{said}");
+    Ok(())
+}
+
+/// As kernels before 6.13 need it.
+#[test]
+fn vms_with_separate_programs_for_calls_and_returns() -> Result<()> {
+    let Some(said) = check(FREES_PASS_RETURNS, &[], &["--no-uprobe-session"])? else { return Ok(()) };
+    ensure!(said.contains("one program sees calls and another returns"), "{said}");
+    Ok(())
 }
 
 #[test]
@@ -122,5 +142,5 @@ fn an_allocator_in_memory_of_no_file_is_refused() -> Result<()> {
 
 #[test]
 fn vms_whose_allocator_has_no_data() -> Result<()> {
-    check(&["same-data"])
+    check(&[], &["same-data"], &[]).map(drop)
 }

@@ -6,11 +6,12 @@ use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_mul
 use super::{Area, Check, Mode, Verdict, read};
 use crate::probes::perf_event::{self, Clock};
 use crate::probes::programs::{ProbeError, Programs, Wanted};
+use crate::probes::session;
 
 const BOTH: [Mode; 2] = [Mode::Sysprof, Mode::Memprof];
 
 pub fn checks() -> Vec<Check> {
-    let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), clock()];
+    let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), uprobe_session(), clock()];
     checks.push(programs(
         "BPF sampler",
         Wanted { cpu: true, memory: false, stack_every: 0, kernel_frames: false, processes: 1 },
@@ -89,6 +90,21 @@ fn uprobe_multi() -> Check {
                 .affects(&[Mode::Memprof])
         }
         Err(error) => untried(NAME, &error.to_string()),
+    }
+}
+
+fn uprobe_session() -> Check {
+    const NAME: &str = "uprobe_session";
+    match session::try_session() {
+        Ok(()) => check(NAME, Verdict::Ok, "there"),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
+            untried(NAME, &error.to_string())
+        }
+        Err(_) => check(
+            NAME,
+            Verdict::Ok,
+            "not there (Linux 6.13 has it): some hosts' allocators cost a little more to probe",
+        ),
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Duration;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::UProbe;
@@ -12,11 +13,13 @@ use lj_trace_common::allocation::event::PROTOTYPE_SEEN;
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
+use lj_trace_common::vm::NO_WORD;
 
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
 use super::programs::{PROBES_KERNEL, ProbeError, Programs, take_map};
 use super::sample::plain;
+use super::session::{SessionLink, SessionProgram};
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
 
@@ -42,6 +45,8 @@ pub enum AllocatorError {
 pub enum Handlers {
     /// Hand out events.
     Record,
+    /// The same, with separate programs for calls and returns even if one could see both.
+    RecordSeparately,
     /// Nothing: what is left is what probes at these instructions cost at least.
     Empty,
 }
@@ -50,7 +55,7 @@ impl Handlers {
     /// The programs for calls and for returns.
     fn programs(self) -> [&'static str; 2] {
         match self {
-            Self::Record => ["allocator_called", "allocator_returned"],
+            Self::Record | Self::RecordSeparately => ["allocator_called", "allocator_returned"],
             Self::Empty => ["empty_called", "empty_returned"],
         }
     }
@@ -94,6 +99,17 @@ pub struct AllocationProbes {
     plans: Vec<ProbePlan>,
     /// By the program that they run.
     links: Vec<(&'static str, UProbeLinkId)>,
+    session: Session,
+    session_links: Vec<SessionLink>,
+}
+
+/// Which programs see calls and returns.
+#[derive(Debug)]
+enum Session {
+    /// One, which takes returns only where they are needed.
+    Program(SessionProgram),
+    /// One each, since that program cannot be had.
+    Missing(anyhow::Error),
 }
 
 /// The program that takes stacks.
@@ -134,6 +150,15 @@ impl Allocator {
     }
 }
 
+impl Session {
+    fn load(programs: &Programs, vms: &[Vm]) -> Self {
+        if vms.iter().any(|vm| vm.config().thread_word == NO_WORD) {
+            return Self::Missing(anyhow::anyhow!("the VM does not name the coroutine that runs"));
+        }
+        SessionProgram::load(&programs.maps).map_or_else(Self::Missing, Self::Program)
+    }
+}
+
 impl AllocationProbes {
     /// Puts probes on the allocators of `vms`, in the order in which the programs know them, for this process
     /// alone.
@@ -163,12 +188,16 @@ impl AllocationProbes {
             programs.add_allocator(data, vm).map_err(refused)?;
         }
         programs.set_templates(templates(vms)).map_err(refused)?;
+        let session = match handlers {
+            Handlers::Record => Session::load(programs, vms),
+            Handlers::RecordSeparately | Handlers::Empty => Session::Missing(anyhow::anyhow!("not wanted")),
+        };
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
-        let mut probes = Self { handlers, events, plans: Vec::new(), links: Vec::new() };
-        let stacks = programs.wants_allocation_stacks().then_some(STACKS);
-        for name in handlers.programs().into_iter().chain(stacks) {
-            program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
+        let (plans, links, session_links) = (Vec::new(), Vec::new(), Vec::new());
+        let mut probes = Self { handlers, events, plans, links, session, session_links };
+        if programs.wants_allocation_stacks() {
+            program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
         for allocator in allocators {
             probes.attach_to(programs, process, &allocator).map_err(refused)?;
@@ -183,18 +212,36 @@ impl AllocationProbes {
         let scope = UProbeScope::OneProcess(NonZeroU32::new(process.pid()).ok_or_else(|| anyhow::anyhow!("pid 0"))?);
         let points = &allocator.plan.points;
         let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
-        // The return's probe is there first and gone last: a return without its call is ignored, but a call without
-        // its return would be an event less, for as long as the kernel takes to attach or detach a program.
+        // The return's probe is there first: a return without its call is ignored, but a call without its return would be
+        // an event less, for as long as the kernel takes to attach a program.
         let with_result = points.iter().filter(|point| point.return_probe);
-        let returns: Vec<_> = with_result.clone().map(|point| (offset(point), 0)).collect();
-        self.attach_program(programs, on_return, &returns, &path, scope)?;
         let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
-        self.attach_program(programs, on_call, &calls, &path, scope)?;
+        if !self.attach_session(&path, &calls, process.pid()) {
+            for name in [on_call, on_return] {
+                let program = program(programs, name)?;
+                if program.fd().is_err() {
+                    program.load()?;
+                }
+            }
+            let returns: Vec<_> = with_result.clone().map(|point| (offset(point), 0)).collect();
+            self.attach_program(programs, on_return, &returns, &path, scope)?;
+            self.attach_program(programs, on_call, &calls, &path, scope)?;
+        }
         if programs.wants_allocation_stacks() {
             let stacks: Vec<_> = with_result.map(|point| (offset(point), cookie(point))).collect();
             self.attach_program(programs, STACKS, &stacks, &path, scope)?;
         }
         Ok(())
+    }
+
+    /// Attaches the program for calls and returns in one, if there is one; whether that worked.
+    fn attach_session(&mut self, path: &Path, points: &[(u64, u64)], pid: u32) -> bool {
+        let Session::Program(program) = &self.session else { return false };
+        match program.attach(path, points, pid) {
+            Ok(link) => self.session_links.push(link),
+            Err(error) => self.session = Session::Missing(error.into()),
+        }
+        matches!(self.session, Session::Program(_))
     }
 
     /// Attaches a program to points, each a file offset and a cookie.
@@ -219,6 +266,13 @@ impl AllocationProbes {
 
     /// Takes the breakpoints out. Events that are already recorded can still be drained.
     pub fn detach(&mut self, programs: &mut Programs) {
+        /// Calls of the allocator take some microseconds at most, but where it asks the kernel for memory.
+        const CALL: Duration = Duration::from_millis(2);
+        // What has been called by now may still return: else its event would be missing.
+        if programs.change_config(|config| config.stopping = 1).is_ok() {
+            std::thread::sleep(CALL);
+        }
+        self.session_links.clear();
         for (name, link) in self.links.drain(..).rev() {
             // A link that is gone already is what we want.
             let _ = program(programs, name).map(|program| program.detach(link));
@@ -228,6 +282,18 @@ impl AllocationProbes {
     /// Where the probes are, and why there.
     pub fn plans(&self) -> &[ProbePlan] {
         &self.plans
+    }
+
+    /// Which programs see calls and returns, for people.
+    pub fn programs(&self) -> String {
+        match &self.session {
+            Session::Program(_) => {
+                "one program sees calls and the returns that are needed (a uprobe session)".to_owned()
+            }
+            Session::Missing(error) => {
+                format!("one program sees calls and another returns: no uprobe session ({error:#})")
+            }
+        }
     }
 
     /// Calls `take` for every record that is ready, but for no more than `limit`, and until it wants no more; returns how

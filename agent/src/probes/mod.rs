@@ -7,3 +7,4 @@ pub mod plan;
 pub mod programs;
 pub mod sample;
 pub mod sampler;
+pub mod session;

@@ -1,6 +1,7 @@
 //! The BPF programs: loaded into the kernel, told about the target's VMs, and asked what they have counted.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use aya::programs::{Program, ProgramError};
@@ -100,6 +101,8 @@ pub struct Programs {
     pub(super) ebpf: Ebpf,
     counts: PerCpuArray<MapData, u64>,
     config: Config,
+    /// The maps, for programs that aya cannot load.
+    pub(super) maps: Vec<(String, OwnedFd)>,
 }
 
 /// The kernel that has all that the CPU sampler uses: `bpf_loop`.
@@ -134,6 +137,7 @@ impl Programs {
             loader.map_max_entries("PROTOTYPES", max_vms * KNOWN_OBJECTS);
         }
         let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
+        let maps = if wanted.memory { descriptors(&ebpf).map_err(|error| refused(error.into()))? } else { Vec::new() };
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
         let config = Config {
             samples: u32::from(wanted.cpu || wanted.stack_every != 0),
@@ -144,7 +148,7 @@ impl Programs {
             kernel_frames: u32::from(wanted.kernel_frames),
             ..Config::default()
         };
-        let mut programs = Self { ebpf, counts, config };
+        let mut programs = Self { ebpf, counts, config, maps };
         programs.change_config(|new| *new = config).map_err(refused)?;
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;
@@ -279,6 +283,22 @@ impl Programs {
     pub fn count(&self, counter: Counter) -> u64 {
         self.counts.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())
     }
+}
+
+/// The names and descriptors of all maps.
+fn descriptors(ebpf: &Ebpf) -> io::Result<Vec<(String, OwnedFd)>> {
+    let of = |(name, map): (&str, &Map)| {
+        let (Map::Array(data)
+        | Map::PerCpuArray(data)
+        | Map::HashMap(data)
+        | Map::LruHashMap(data)
+        | Map::RingBuf(data)) = map
+        else {
+            return None;
+        };
+        Some(data.fd().as_fd().try_clone_to_owned().map(|fd| (name.to_owned(), fd)))
+    };
+    ebpf.maps().filter_map(of).collect()
 }
 
 pub(super) fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<Map> {

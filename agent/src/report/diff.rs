@@ -40,8 +40,8 @@ impl Side {
     fn functions(&self, with_callees: bool) -> BTreeMap<&str, u64> {
         let mut functions = BTreeMap::new();
         for (stack, weight) in &self.stacks {
-            let names = stack.split(';');
-            let names: BTreeSet<&str> = if with_callees { names.collect() } else { names.last().into_iter().collect() };
+            let mut names = stack.split(';');
+            let names: BTreeSet<&str> = if with_callees { names.collect() } else { names.next_back().into_iter().collect() };
             for name in names {
                 let sum: &mut u64 = functions.entry(name).or_default();
                 *sum = sum.saturating_add(*weight);

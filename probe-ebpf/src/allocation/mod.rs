@@ -8,7 +8,11 @@ mod objects;
 pub mod pending;
 mod send;
 
+use core::ffi::c_void;
+
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::bpf_get_func_ip;
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::event::Creation;
@@ -27,15 +31,51 @@ use caller::{calling_thread, calling_vm};
 use objects::ObjectsOf;
 use send::send;
 
-/// A call of the allocator. A free is complete; what gives memory waits for the result.
+/// A call of the allocator.
 #[uprobe(multi)]
 pub fn allocator_called(context: ProbeContext) -> u32 {
-    let [ud, pointer, old_size, size] = arguments(&context);
+    called::<true>(&context);
+    0
+}
+
+/// A return of the allocator with a result.
+#[uretprobe(multi)]
+pub fn allocator_returned(context: RetProbeContext) -> u32 {
+    returned(context.ret());
+    0
+}
+
+/// Both in one program, for a uprobe session (Linux 6.13): calls that need no result have no return probe, which the
+/// kernel learns from what the program returns. Written out, as aya's macro always returns 0.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe.multi")]
+pub extern "C" fn allocator_session(context: *mut c_void) -> u32 {
+    let context = ProbeContext::new(context);
+    // SAFETY: the context is valid for the whole program.
+    let probe = unsafe { bpf_get_func_ip(context.as_ptr()) };
+    let registers = arguments::registers(&context);
+    if registers.rip != probe {
+        returned(registers.rax);
+        return 0;
+    }
+    u32::from(!called::<false>(&context))
+}
+
+/// Takes a call of the allocator: whether its result is awaited. A free is complete; what gives memory is not.
+///
+/// Programs without `SEARCH` cannot record VMs whose `global_State` does not name the coroutine that runs
+/// ([`NO_WORD`]): the search for it has to be described to the kernel in a way that session programs are not.
+#[inline(always)]
+fn called<const SEARCH: bool>(context: &ProbeContext) -> bool {
+    let Some(settings) = CONFIG.get(0) else { return false };
+    if settings.stopping != 0 {
+        return false;
+    }
+    let [ud, pointer, old_size, size] = arguments(context);
     count(Counter::AllocatorCalls);
-    let Some(settings) = CONFIG.get(0) else { return 0 };
     let Some(pending) = pending::of_thread() else {
         count(Counter::PendingFull);
-        return 0;
+        return false;
     };
     if pending.creation >= Creation::HeldByNobody as u32 {
         creation::settle(pending, settings);
@@ -49,7 +89,7 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
     let vm = match found {
         Some(SHARED_USER_DATA) => match creation::closing_vm(settings, pointer, old_size, size) {
             Some(vm) => Some(vm),
-            None => calling_vm(&context),
+            None => calling_vm(context),
         },
         vm => vm,
     };
@@ -68,15 +108,15 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
         pending.template = u64::from(template);
     } else if vm.is_none() {
         count(Counter::UnknownVm);
-        return 0;
+        return false;
     }
     let kind = AllocationKind::of_call(pointer, size);
     event.kind = kind as u8;
     if let Some(vm) = vm {
-        let Some(config) = VMS.get(vm) else { return 0 };
+        let Some(config) = VMS.get(vm) else { return false };
         event.vm = vm as u16;
-        if config.thread_word == NO_WORD {
-            pending.room.note_thread(calling_thread(&context, vm));
+        if SEARCH && config.thread_word == NO_WORD {
+            pending.room.note_thread(calling_thread(context, vm));
         }
         let mut objects = ObjectsOf { vm };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
@@ -90,26 +130,26 @@ pub fn allocator_called(context: ProbeContext) -> u32 {
             } else {
                 count(Counter::NothingFreed);
             }
-            return 0;
+            return false;
         }
     }
-    pending.return_slot = stack_pointer(&context);
+    pending.return_slot = stack_pointer(context);
     // Only stacks need it.
     pending.return_address =
         if settings.samples != 0 { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };
     pending.returned = 0;
-    0
+    true
 }
 
-/// A return of the allocator with a result.
-#[uretprobe(multi)]
-pub fn allocator_returned(context: RetProbeContext) -> u32 {
-    let Some(pending) = pending::of_id(bpf_get_current_pid_tgid()) else { return 0 };
+/// Takes the result of a call.
+#[inline(always)]
+fn returned(result: u64) {
+    let Some(pending) = pending::of_id(bpf_get_current_pid_tgid()) else { return };
     if core::mem::replace(&mut pending.returned, 1) != 0 {
-        return 0;
+        return;
     }
     let event = &mut pending.event;
-    event.result = context.ret();
+    event.result = result;
     if event.result == 0 {
         pending.creation = Creation::No as u32;
         count(Counter::AllocationsFailed);
@@ -118,7 +158,6 @@ pub fn allocator_returned(context: RetProbeContext) -> u32 {
     } else {
         send(event);
     }
-    0
 }
 
 /// A call that wants memory: sends the stack of every Nth. A program of its own, for it needs most of the room

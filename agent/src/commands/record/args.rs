@@ -80,6 +80,10 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub alloc_stacks: Option<u32>,
 
+    /// Use separate programs for calls and returns of the allocator, as older kernels need: tests do
+    #[arg(long, hide = true)]
+    pub no_uprobe_session: bool,
+
     /// Put probes on the allocator that do nothing: the benchmark compares with them
     #[arg(long, hide = true)]
     pub empty_probes: bool,
@@ -140,6 +144,7 @@ impl RecordArgs {
             alloc_stacks: None,
             kernel: false,
             empty_probes: false,
+            no_uprobe_session: false,
             verbose: false,
             quiet: true,
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lj_trace_common::config::Counter;
 
-use super::args::default_output;
+use super::args::{RecordArgs, default_output};
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
@@ -74,7 +74,11 @@ impl MemoryPreparation {
     /// An allocator cannot be probed.
     pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, CommandError> {
         let RecordTarget { args, process, maps, vms, only, .. } = target;
-        let handlers = if args.empty_probes { Handlers::Empty } else { Handlers::Record };
+        let handlers = match args {
+            RecordArgs { empty_probes: true, .. } => Handlers::Empty,
+            RecordArgs { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
+            _ => Handlers::Record,
+        };
         let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
         let Self { events, c_symbols, outputs } = self;
         let only = only.and_then(|only| u32::try_from(only).ok());

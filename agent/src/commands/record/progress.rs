@@ -46,11 +46,10 @@ impl Progress {
                 say_vms(target);
             }
             if args.verbose {
-                recording
-                    .memory
-                    .iter()
-                    .flat_map(|memory| memory.probes.plans())
-                    .for_each(|plan| say(Priority::Info, &plan.to_string()));
+                for probes in recording.memory.iter().map(|memory| &memory.probes) {
+                    probes.plans().iter().for_each(|plan| say(Priority::Info, &plan.to_string()));
+                    say(Priority::Info, &probes.programs().to_string());
+                }
             }
         });
     }

@@ -1,0 +1,171 @@
+//! Uprobe sessions (Linux 6.13): one program at the call and at the return of a function, which says at the call
+//! whether it wants the return at all. aya can neither load nor attach such programs, so this does it with bpf(2).
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use aya_obj::Object;
+
+use super::object;
+
+/// The program, in the object file.
+const PROGRAM: &str = "allocator_session";
+
+/// `BPF_TRACE_UPROBE_SESSION` of linux/bpf.h.
+const ATTACH_TYPE: u32 = 57;
+
+/// An instruction (`struct bpf_insn`).
+type Instruction = [u8; 8];
+
+/// The loaded program.
+#[derive(Debug)]
+pub struct SessionProgram(OwnedFd);
+
+/// The program where it is attached: closing it detaches.
+#[derive(Debug)]
+pub struct SessionLink {
+    _link: OwnedFd,
+}
+
+impl SessionProgram {
+    /// Loads the program with these maps.
+    ///
+    /// # Errors
+    /// There are no programs in this binary, or the kernel refuses this one.
+    pub fn load(maps: &[(String, OwnedFd)]) -> anyhow::Result<Self> {
+        let mut object = Object::parse(object::object()?)?;
+        let text = object.functions.keys().map(|&(section, _)| section).collect::<HashSet<_>>();
+        let described = object.maps.clone();
+        let of = |(name, fd): &'_ (String, OwnedFd)| Some((described.get_key_value(name)?, fd.as_raw_fd()));
+        let maps = maps.iter().filter_map(of).map(|((name, map), fd)| (name.as_str(), fd, map));
+        object.relocate_maps(maps, &text)?;
+        object.relocate_calls(&text)?;
+        let program = object.programs.get(PROGRAM).with_context(|| format!("no program {PROGRAM}"))?;
+        let function =
+            object.functions.get(&program.function_key()).with_context(|| format!("no code of {PROGRAM}"))?;
+        // SAFETY: an instruction is 8 bytes without padding, of integers and bit fields only.
+        let instructions = unsafe {
+            std::slice::from_raw_parts(
+                function.instructions.as_ptr().cast::<Instruction>(),
+                function.instructions.len(),
+            )
+        };
+        Ok(Self(load(instructions, &program.license)?))
+    }
+
+    /// Attaches the program to instructions of a file, each given by its offset there and its cookie, in one process.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub fn attach(&self, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<SessionLink> {
+        Ok(SessionLink { _link: attach(&self.0, path, points, pid)? })
+    }
+}
+
+/// Whether the kernel has uprobe sessions.
+///
+/// # Errors
+/// What it said when they were tried: `EINVAL` if it has none.
+pub fn try_session() -> io::Result<()> {
+    /// `r0 = 0; exit`
+    const NOTHING: [Instruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    let program = load(&NOTHING, c"GPL")?;
+    // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
+    // that is none.
+    match attach(&program, Path::new("/"), &[(0, 0)], 0) {
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Ok(()),
+    }
+}
+
+/// `union bpf_attr` for `BPF_PROG_LOAD` (linux/bpf.h), as far as it is used.
+#[repr(C)]
+#[derive(Default)]
+struct LoadAttr {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    interface: u32,
+    attach_type: u32,
+}
+
+fn load(instructions: &[Instruction], license: &std::ffi::CStr) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: libc::c_long = 5;
+    const BPF_PROG_TYPE_KPROBE: u32 = 2;
+    let mut attr = LoadAttr {
+        kind: BPF_PROG_TYPE_KPROBE,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        attach_type: ATTACH_TYPE,
+        ..LoadAttr::default()
+    };
+    // The kernel keeps 15 characters.
+    attr.name[..15].copy_from_slice(&PROGRAM.as_bytes()[..15]);
+    // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
+    owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attr, size_of::<LoadAttr>()) })
+}
+
+/// The same for `BPF_LINK_CREATE` of uprobes.
+#[repr(C)]
+struct LinkAttr {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+    path: u64,
+    offsets: u64,
+    reference_counters: u64,
+    cookies: u64,
+    count: u32,
+    multi_flags: u32,
+    pid: u32,
+    reserved: u32,
+}
+
+fn attach(program: &OwnedFd, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_long = 28;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (offsets, cookies): (Vec<u64>, Vec<u64>) = points.iter().copied().unzip();
+    let attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        target: 0,
+        attach_type: ATTACH_TYPE,
+        flags: 0,
+        path: path.as_ptr() as u64,
+        offsets: offsets.as_ptr() as u64,
+        reference_counters: 0,
+        cookies: cookies.as_ptr() as u64,
+        count: points.len() as u32,
+        multi_flags: 0,
+        pid,
+        reserved: 0,
+    };
+    // SAFETY: as in `load`; the lists have as many elements as it says.
+    owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) })
+}
+
+/// Takes the descriptor that a system call has returned.
+fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(result) {
+        // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+const _: () = assert!(size_of::<LoadAttr>() == 72 && size_of::<LinkAttr>() == 64);
+const _: () = assert!(size_of::<Instruction>() == size_of::<aya_obj::generated::bpf_insn>());
