@@ -6,6 +6,7 @@
 mod allocation;
 mod count;
 mod empty;
+mod floor;
 mod kernel_stack;
 mod maps;
 mod memory;

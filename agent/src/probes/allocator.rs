@@ -47,6 +47,8 @@ pub enum Handlers {
     Record,
     /// The same, with separate programs for calls and returns even if one could see both.
     RecordSeparately,
+    /// No more than what an event cannot do without: nobody is found out to have caused it.
+    Floor,
     /// Nothing: what is left is what probes at these instructions cost at least.
     Empty,
 }
@@ -55,7 +57,7 @@ impl Handlers {
     /// The programs for calls and for returns.
     fn programs(self) -> [&'static str; 2] {
         match self {
-            Self::Record | Self::RecordSeparately => ["allocator_called", "allocator_returned"],
+            Self::Record | Self::RecordSeparately | Self::Floor => ["allocator_called", "allocator_returned"],
             Self::Empty => ["empty_called", "empty_returned"],
         }
     }
@@ -151,11 +153,11 @@ impl Allocator {
 }
 
 impl Session {
-    fn load(programs: &Programs, vms: &[Vm]) -> Self {
+    fn load(program: &str, programs: &Programs, vms: &[Vm]) -> Self {
         if vms.iter().any(|vm| vm.config().thread_word == NO_WORD) {
             return Self::Missing(anyhow::anyhow!("the VM does not name the coroutine that runs"));
         }
-        SessionProgram::load(&programs.maps).map_or_else(Self::Missing, Self::Program)
+        SessionProgram::load(program, &programs.maps).map_or_else(Self::Missing, Self::Program)
     }
 }
 
@@ -189,9 +191,13 @@ impl AllocationProbes {
         }
         programs.set_templates(templates(vms)).map_err(refused)?;
         let session = match handlers {
-            Handlers::Record => Session::load(programs, vms),
+            Handlers::Record => Session::load("allocator_session", programs, vms),
+            Handlers::Floor => Session::load("floor_session", programs, vms),
             Handlers::RecordSeparately | Handlers::Empty => Session::Missing(anyhow::anyhow!("not wanted")),
         };
+        if let (Handlers::Floor, Session::Missing(error)) = (handlers, &session) {
+            return Err(refused(anyhow::anyhow!("{error:#}")).into());
+        }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
         let (plans, links, session_links) = (Vec::new(), Vec::new(), Vec::new());

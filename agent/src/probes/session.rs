@@ -13,9 +13,6 @@ use aya_obj::Object;
 
 use super::object;
 
-/// The program, in the object file.
-const PROGRAM: &str = "allocator_session";
-
 /// `BPF_TRACE_UPROBE_SESSION` of linux/bpf.h.
 const ATTACH_TYPE: u32 = 57;
 
@@ -33,11 +30,11 @@ pub struct SessionLink {
 }
 
 impl SessionProgram {
-    /// Loads the program with these maps.
+    /// Loads the program of this name with these maps.
     ///
     /// # Errors
-    /// There are no programs in this binary, or the kernel refuses this one.
-    pub fn load(maps: &[(String, OwnedFd)]) -> anyhow::Result<Self> {
+    /// It is not in this binary, or the kernel refuses it.
+    pub fn load(program: &str, maps: &[(String, OwnedFd)]) -> anyhow::Result<Self> {
         let mut object = Object::parse(object::object()?)?;
         let text = object.functions.keys().map(|&(section, _)| section).collect::<HashSet<_>>();
         let described = object.maps.clone();
@@ -45,9 +42,8 @@ impl SessionProgram {
         let maps = maps.iter().filter_map(of).map(|((name, map), fd)| (name.as_str(), fd, map));
         object.relocate_maps(maps, &text)?;
         object.relocate_calls(&text)?;
-        let program = object.programs.get(PROGRAM).with_context(|| format!("no program {PROGRAM}"))?;
-        let function =
-            object.functions.get(&program.function_key()).with_context(|| format!("no code of {PROGRAM}"))?;
+        let found = object.programs.get(program).with_context(|| format!("no program {program}"))?;
+        let function = object.functions.get(&found.function_key()).with_context(|| format!("no code of {program}"))?;
         // SAFETY: an instruction is 8 bytes without padding, of integers and bit fields only.
         let instructions = unsafe {
             std::slice::from_raw_parts(
@@ -55,7 +51,7 @@ impl SessionProgram {
                 function.instructions.len(),
             )
         };
-        Ok(Self(load(instructions, &program.license)?))
+        Ok(Self(load(program, instructions, &found.license)?))
     }
 
     /// Attaches the program to instructions of a file, each given by its offset there and its cookie, in one process.
@@ -74,7 +70,7 @@ impl SessionProgram {
 pub fn try_session() -> io::Result<()> {
     /// `r0 = 0; exit`
     const NOTHING: [Instruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let program = load(&NOTHING, c"GPL")?;
+    let program = load("nothing", &NOTHING, c"GPL")?;
     // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
     // that is none.
     match attach(&program, Path::new("/"), &[(0, 0)], 0) {
@@ -102,7 +98,7 @@ struct LoadAttr {
     attach_type: u32,
 }
 
-fn load(instructions: &[Instruction], license: &std::ffi::CStr) -> io::Result<OwnedFd> {
+fn load(name: &str, instructions: &[Instruction], license: &std::ffi::CStr) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: libc::c_long = 5;
     const BPF_PROG_TYPE_KPROBE: u32 = 2;
     let mut attr = LoadAttr {
@@ -113,10 +109,26 @@ fn load(instructions: &[Instruction], license: &std::ffi::CStr) -> io::Result<Ow
         attach_type: ATTACH_TYPE,
         ..LoadAttr::default()
     };
-    // The kernel keeps 15 characters.
-    attr.name[..15].copy_from_slice(&PROGRAM.as_bytes()[..15]);
+    // The kernel keeps 15 characters, and a NUL behind them.
+    attr.name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
     // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
-    owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, &raw const attr, size_of::<LoadAttr>()) })
+    let try_to =
+        |attr: &LoadAttr| owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, attr, size_of::<LoadAttr>()) });
+    let error = match try_to(&attr) {
+        Err(error) => error,
+        loaded => return loaded,
+    };
+    // Once more, for what the verifier says.
+    let mut log = vec![0_u8; 1 << 20];
+    (attr.log_level, attr.log_size, attr.log) = (1, log.len() as u32, log.as_mut_ptr() as u64);
+    let _ = try_to(&attr);
+    let said = String::from_utf8_lossy(&log);
+    let said = said.trim_end_matches('\0').trim_end().lines().rev().take(3).collect::<Vec<_>>();
+    if said.is_empty() {
+        Err(error)
+    } else {
+        Err(io::Error::new(error.kind(), format!("{error}: {}", said.join(" / "))))
+    }
 }
 
 /// The same for `BPF_LINK_CREATE` of uprobes.

@@ -1,12 +1,12 @@
 //! The allocation probes: on the VM's allocator, `allocf(ud, pointer, old_size, size)`, and on its return
 //! where the result matters.
 
-mod arguments;
+pub mod arguments;
 mod caller;
 mod creation;
 mod objects;
 pub mod pending;
-mod send;
+pub mod send;
 
 use core::ffi::c_void;
 

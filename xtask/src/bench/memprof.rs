@@ -31,6 +31,9 @@ pub struct Options {
     /// The LuaJIT to run the workload on
     #[arg(long, default_value = programs::LUAJIT)]
     program: String,
+    /// A LuaJIT of Tarantool's fork, to measure its own profiler (`misc.memprof`) too
+    #[arg(long, value_name = "PATH")]
+    in_process: Option<String>,
     /// Measure this lj-trace instead of building one
     #[arg(long)]
     binary: Option<PathBuf>,
@@ -41,11 +44,19 @@ pub struct Options {
 enum Profiler {
     None,
     EmptyProbes,
+    /// The least that probes can do which record: note the call, read a word, hand over an event.
+    FloorProbes,
     LjTrace,
     Bpftrace,
+    /// Tarantool's own.
+    InProcess,
 }
 
-const PROFILERS: [Profiler; 4] = [Profiler::None, Profiler::EmptyProbes, Profiler::LjTrace, Profiler::Bpftrace];
+/// What is measured on any LuaJIT.
+const OUTSIDE: [Profiler; 5] =
+    [Profiler::None, Profiler::EmptyProbes, Profiler::FloorProbes, Profiler::LjTrace, Profiler::Bpftrace];
+/// What is measured on one that has a profiler of its own.
+const BOTH_SIDES: [Profiler; 4] = [Profiler::None, Profiler::EmptyProbes, Profiler::LjTrace, Profiler::InProcess];
 
 /// The cores of the target and of the profiler.
 const TARGET_CORE: &str = "0";
@@ -105,70 +116,125 @@ pub fn bench(options: &Options) -> Result<()> {
     let scratch = paths::target().join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
 
-    let mut figures: [Figures; PROFILERS.len()] = Default::default();
-    let (mut events, mut lost) = (0, 0);
-    for round in 0..options.rounds {
-        eprintln!("round {} of {}", round + 1, options.rounds);
-        let mut runs: [Option<Run>; PROFILERS.len()] = Default::default();
-        for turn in 0..PROFILERS.len() {
-            let which = (turn + round) % PROFILERS.len();
-            runs[which] = Some(profiled_run(PROFILERS[which], options, &binary, &scratch)?);
-        }
-        let [bare, empty, traced, bpftrace] = runs.map(|run| run.expect("every profiler has had its turn"));
-        let recorded = number_before(traced.said(), " allocation events").context("lj-trace told no events")?;
-        lost += number_after(traced.said(), "  lost ").context("lj-trace told no losses")?;
-        events += recorded;
-        let seen = number_after(bpftrace.said(), "@calls: ").context("bpftrace told no calls")?;
-        if seen * 100 < recorded * 99 {
-            bail!("bpftrace saw only {seen} of {recorded} calls: it attached too late");
-        }
-        let cost = |run: &Run| (run.times.cpu - bare.times.cpu) / recorded as f64 * 1e6;
-        let of_empty = cost(&empty);
-        for (run, figures) in [&bare, &empty, &traced, &bpftrace].into_iter().zip(&mut figures) {
-            figures.cost.push(cost(run));
-            figures.ratio.push(cost(run) / of_empty);
-            figures.rate.push(recorded as f64 / run.times.wall / 1e6);
-            if let Some(report) = &run.profiler {
-                figures.profiler_cpu.push(100.0 * report.cpu_during_work / run.times.wall);
-                figures.profiler_memory.push(report.usage.peak_memory);
-            }
+    let subjects = [(Some(&options.program), &OUTSIDE[..]), (options.in_process.as_ref(), &BOTH_SIDES[..])];
+    for (program, profilers) in subjects {
+        if let Some(program) = program {
+            Subject { program, profilers, options, binary: &binary, scratch: &scratch }.measure()?;
         }
     }
-    print_table(options, &figures);
-    println!("lj-trace recorded {events} events and lost {lost}");
     Ok(())
 }
 
-fn profiled_run(profiler: Profiler, options: &Options, binary: &Path, scratch: &Path) -> Result<Run> {
-    let command = ["taskset", "-c", TARGET_CORE, &options.program];
-    let mut workload = Workload::start(&command, "allocations.lua", &[&options.scale.to_string()])?;
-    let allocator = Allocator::find(workload.pid(), binary)?;
-    let Some(mut command) = profiler.command(workload.pid(), &allocator, binary, scratch) else {
-        return Ok(Run { times: workload.work()?, profiler: None });
-    };
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = Guarded(child.with_context(|| format!("cannot start {profiler:?}"))?);
-    let mut stderr = BufReader::new(child.0.stderr.take().context("the profiler's messages are not piped")?);
-    let stdout = BufReader::new(child.0.stdout.take().context("the profiler's output is not piped")?);
-    let printed = thread::spawn(move || std::io::read_to_string(stdout));
-    if profiler == Profiler::Bpftrace {
-        wait_for_breakpoint(workload.pid(), allocator.address)?;
-        thread::sleep(BPFTRACE_ATTACHES_WITHIN);
-    } else {
-        wait_until_attached(&mut stderr)?;
+/// A LuaJIT, and the profilers that it is measured under.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    program: &'a str,
+    profilers: &'a [Profiler],
+    options: &'a Options,
+    binary: &'a Path,
+    scratch: &'a Path,
+}
+
+impl Subject<'_> {
+    /// Measures and prints the table.
+    fn measure(self) -> Result<()> {
+        let Self { program, profilers, options, .. } = self;
+        let mut figures: Vec<Figures> = profilers.iter().map(|_| Figures::default()).collect();
+        let (mut events, mut lost) = (0, 0);
+        for round in 0..options.rounds {
+            eprintln!("{program}, round {} of {}", round + 1, options.rounds);
+            let mut runs = Vec::new();
+            for turn in 0..profilers.len() {
+                let profiler = profilers[(turn + round) % profilers.len()];
+                runs.push((profiler, self.run(profiler)?));
+            }
+            let of = |wanted| runs.iter().find(|(profiler, _)| *profiler == wanted).map(|(_, run)| run);
+            let [bare, empty, traced] = [Profiler::None, Profiler::EmptyProbes, Profiler::LjTrace]
+                .map(|profiler| of(profiler).expect("they are among all profilers"));
+            let recorded = number_before(traced.said(), " allocation events").context("lj-trace told no events")?;
+            lost += number_after(traced.said(), "  lost ").context("lj-trace told no losses")?;
+            events += recorded;
+            if let Some(bpftrace) = of(Profiler::Bpftrace) {
+                let seen = number_after(bpftrace.said(), "@calls: ").context("bpftrace told no calls")?;
+                if seen * 100 < recorded * 99 {
+                    bail!("bpftrace saw only {seen} of {recorded} calls: it attached too late");
+                }
+            }
+            let cost = |run: &Run| (run.times.cpu - bare.times.cpu) / recorded as f64 * 1e6;
+            for (profiler, figures) in profilers.iter().zip(&mut figures) {
+                let run = of(*profiler).expect("every profiler has had its turn");
+                figures.cost.push(cost(run));
+                figures.ratio.push(cost(run) / cost(empty));
+                figures.rate.push(recorded as f64 / run.times.wall / 1e6);
+                if let Some(report) = &run.profiler {
+                    figures.profiler_cpu.push(100.0 * report.cpu_during_work / run.times.wall);
+                    figures.profiler_memory.push(report.usage.peak_memory);
+                }
+            }
+        }
+        self.print(&figures);
+        println!("lj-trace recorded {events} events and lost {lost}");
+        Ok(())
     }
-    let said = thread::spawn(move || std::io::read_to_string(stderr));
-    let before = cpu_time_so_far(child.0.id());
-    let times = workload.work()?;
-    let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
-    // lj-trace ends with its target, and takes a signal after that for impatience.
-    if profiler == Profiler::Bpftrace {
-        signal(&child.0, libc::SIGINT)?;
+
+    fn run(self, profiler: Profiler) -> Result<Run> {
+        let own_profiler = format!("assert(misc.memprof.start({:?}))", self.scratch.join("in-process.bin"));
+        let mut command = vec!["taskset", "-c", TARGET_CORE, self.program];
+        if profiler == Profiler::InProcess {
+            command.extend(["-e", &own_profiler]);
+        }
+        let mut workload = Workload::start(&command, "allocations.lua", &[&self.options.scale.to_string()])?;
+        if matches!(profiler, Profiler::None | Profiler::InProcess) {
+            return Ok(Run { times: workload.work()?, profiler: None });
+        }
+        let allocator = Allocator::find(workload.pid(), self.binary)?;
+        let mut command = profiler.command(workload.pid(), &allocator, self.binary, self.scratch);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = Guarded(child.with_context(|| format!("cannot start {profiler:?}"))?);
+        let mut stderr = BufReader::new(child.0.stderr.take().context("the profiler's messages are not piped")?);
+        let stdout = BufReader::new(child.0.stdout.take().context("the profiler's output is not piped")?);
+        let printed = thread::spawn(move || std::io::read_to_string(stdout));
+        if profiler == Profiler::Bpftrace {
+            wait_for_breakpoint(workload.pid(), allocator.address)?;
+            thread::sleep(BPFTRACE_ATTACHES_WITHIN);
+        } else {
+            wait_until_attached(&mut stderr)?;
+        }
+        let said = thread::spawn(move || std::io::read_to_string(stderr));
+        let before = cpu_time_so_far(child.0.id());
+        let times = workload.work()?;
+        let cpu_during_work = cpu_time_so_far(child.0.id()) - before;
+        // lj-trace ends with its target, and takes a signal after that for impatience.
+        if profiler == Profiler::Bpftrace {
+            signal(&child.0, libc::SIGINT)?;
+        }
+        let usage = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
+        let said = [printed, said].map(|reader| reader.join().expect("reading a pipe does not panic"));
+        let said = said.into_iter().collect::<std::io::Result<String>>()?;
+        Ok(Run { times, profiler: Some(Report { usage, cpu_during_work, said }) })
     }
-    let usage = wait(&mut child.0).with_context(|| format!("{profiler:?}"))?;
-    let said = [printed, said].map(|reader| reader.join().expect("reading a pipe does not panic"));
-    let said = said.into_iter().collect::<std::io::Result<String>>()?;
-    Ok(Run { times, profiler: Some(Report { usage, cpu_during_work, said }) })
+
+    fn print(self, figures: &[Figures]) {
+        let (Options { rounds, scale, .. }, program) = (self.options, self.program);
+        println!("{rounds} rounds of {scale} thousand tables on {program}, JIT off; median [quartiles]");
+        let header = ["us an event", "of empty probes", "million events/s", "profiler, % of a core", "its memory, MiB"];
+        println!("{:26} {}", "", header.map(|title| format!("{title:26}")).concat().trim_end());
+        for (profiler, figures) in self.profilers.iter().zip(figures) {
+            let mut cells = Vec::new();
+            if *profiler == Profiler::None {
+                cells.extend([String::new(), String::new(), format!("{:.2}", figures.rate)]);
+            } else {
+                cells.extend([format!("{:.3}", figures.cost), format!("{:.2}", figures.ratio)]);
+                cells.push(format!("{:.2}", figures.rate));
+                if *profiler != Profiler::InProcess {
+                    cells.push(format!("{:.1}", figures.profiler_cpu));
+                    cells.push(format!("{:.1}", figures.profiler_memory));
+                }
+            }
+            let cells: String = cells.iter().map(|cell| format!("{cell:26}")).collect();
+            println!("{:26} {}", profiler.name(), cells.trim_end());
+        }
+    }
 }
 
 /// Reads until lj-trace says that it records from now on.
@@ -186,32 +252,32 @@ fn wait_until_attached(stderr: &mut BufReader<ChildStderr>) -> Result<()> {
 }
 
 impl Profiler {
-    fn command(self, pid: u32, allocator: &Allocator, binary: &Path, scratch: &Path) -> Option<Command> {
+    /// What profiles the target from outside.
+    fn command(self, pid: u32, allocator: &Allocator, binary: &Path, scratch: &Path) -> Command {
         let mut command = Command::new("taskset");
         command.args(["-c", PROFILER_CORE]);
-        match self {
-            Self::None => return None,
-            Self::EmptyProbes | Self::LjTrace => {
-                command.arg(binary).args(["record", "--mode", "memprof", "--pid", &pid.to_string()]);
-                command.arg("--output").arg(scratch.join("memprof.bin"));
-                command.args((self == Self::EmptyProbes).then_some("--empty-probes"));
-            }
-            Self::Bpftrace => {
-                let Allocator { file, offset, .. } = allocator;
-                let at = |probe: &str| format!("{probe}:{file}:{offset:#x}");
-                let script =
-                    format!("{} {{ @calls = count(); }} {} {{ @returns = count(); }}", at("uprobe"), at("uretprobe"));
-                // It refuses addresses in files without symbols otherwise.
-                command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
-            }
+        if self == Self::Bpftrace {
+            let Allocator { file, offset, .. } = allocator;
+            let at = |probe: &str| format!("{probe}:{file}:{offset:#x}");
+            let script =
+                format!("{} {{ @calls = count(); }} {} {{ @returns = count(); }}", at("uprobe"), at("uretprobe"));
+            // It refuses addresses in files without symbols otherwise.
+            command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
+            return command;
         }
-        Some(command)
+        command.arg(binary).args(["record", "--mode", "memprof", "--pid", &pid.to_string()]);
+        command.arg("--output").arg(scratch.join("memprof.bin"));
+        command.args((self == Self::EmptyProbes).then_some("--empty-probes"));
+        command.args((self == Self::FloorProbes).then_some("--floor-probes"));
+        command
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::None => "no profiler",
             Self::EmptyProbes => "empty probes, same places",
+            Self::FloorProbes => "least probes that record",
+            Self::InProcess => "in the process itself",
             Self::LjTrace => "lj-trace --mode memprof",
             Self::Bpftrace => "bpftrace at the entry",
         }
@@ -285,26 +351,6 @@ fn number_before(said: &str, text: &str) -> Option<u64> {
 /// The number after the first occurrence of `text`, spaces aside.
 fn number_after(said: &str, text: &str) -> Option<u64> {
     said.split(text).nth(1)?.trim_start().split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-}
-
-fn print_table(options: &Options, figures: &[Figures]) {
-    let Options { rounds, scale, program, .. } = options;
-    println!("{rounds} rounds of {scale} thousand tables on {program}, JIT off; median [quartiles]");
-    let header = ["us an event", "of empty probes", "million events/s", "profiler, % of a core", "its memory, MiB"];
-    println!("{:26} {}", "", header.map(|title| format!("{title:26}")).concat().trim_end());
-    for (profiler, figures) in PROFILERS.iter().zip(figures) {
-        let mut cells = Vec::new();
-        if *profiler == Profiler::None {
-            cells.extend([String::new(), String::new(), format!("{:.2}", figures.rate)]);
-        } else {
-            cells.extend([format!("{:.3}", figures.cost), format!("{:.2}", figures.ratio)]);
-            cells.push(format!("{:.2}", figures.rate));
-            cells.push(format!("{:.1}", figures.profiler_cpu));
-            cells.push(format!("{:.1}", figures.profiler_memory));
-        }
-        let cells: String = cells.iter().map(|cell| format!("{cell:26}")).collect();
-        println!("{:26} {}", profiler.name(), cells.trim_end());
-    }
 }
 
 #[cfg(test)]

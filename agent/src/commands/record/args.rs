@@ -84,6 +84,10 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_uprobe_session: bool,
 
+    /// Put probes on the allocator that do no more than each event needs: the benchmark compares with them
+    #[arg(long, hide = true)]
+    pub floor_probes: bool,
+
     /// Put probes on the allocator that do nothing: the benchmark compares with them
     #[arg(long, hide = true)]
     pub empty_probes: bool,

@@ -76,6 +76,7 @@ impl MemoryPreparation {
         let RecordTarget { args, process, maps, vms, only, .. } = target;
         let handlers = match args {
             RecordArgs { empty_probes: true, .. } => Handlers::Empty,
+            RecordArgs { floor_probes: true, .. } => Handlers::Floor,
             RecordArgs { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
             _ => Handlers::Record,
         };
