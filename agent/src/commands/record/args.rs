@@ -149,6 +149,7 @@ impl RecordArgs {
             kernel: false,
             empty_probes: false,
             no_uprobe_session: false,
+            floor_probes: false,
             verbose: false,
             quiet: true,
         }

@@ -26,6 +26,7 @@ pub fn write(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out)?;
         write_states(profile, out)?;
         writeln!(out)?;
+        write_lua_functions(profile, out)?;
         write_functions(profile, out)?;
         write_lines(profile, out)?;
     }
@@ -57,6 +58,36 @@ fn write_states(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The Lua functions, each with the C code that it calls: whoever wrote them knows no other.
+fn write_lua_functions(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+    // By name: all samples, and those in JIT-compiled code.
+    let mut functions: HashMap<String, (u64, u64)> = HashMap::new();
+    for (stack, count) in profile.stacks() {
+        let mut inwards = stack.iter().rev().filter_map(|&id| profile.frame(id));
+        let Some(function) = inwards.find(|frame| matches!(frame, Frame::Lua { .. })) else { continue };
+        let is_compiled = matches!(function, Frame::Lua { compiled: true, .. });
+        let name = function.to_string();
+        let own = functions.entry(name.trim_end_matches("_[j]").to_owned()).or_default();
+        own.0 += count;
+        own.1 += if is_compiled { count } else { 0 };
+    }
+    if functions.is_empty() {
+        return Ok(());
+    }
+    let mut functions: Vec<_> = functions.into_iter().collect();
+    functions.sort_unstable_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
+    writeln!(out, "Lua functions, each with the C code that it calls")?;
+    writeln!(out, "{:>8}       %  compiled  function", profile.unit.name())?;
+    for (name, (all, compiled)) in functions.iter().take(TOP) {
+        let (share, compiled) = (percent(*all, profile.samples()), percent(*compiled, *all));
+        writeln!(out, "{all:>8} {share:>7}   {compiled:>7}  {}", fit(name, COLUMNS - 28))?;
+    }
+    if functions.len() > TOP {
+        writeln!(out, "{:>28}{} more", "", functions.len() - TOP)?;
+    }
+    writeln!(out)
 }
 
 /// A function in the table: samples at whose leaf it is, and samples that have it anywhere.
@@ -175,7 +206,7 @@ mod tests {
         let mut profile = CpuProfile::new("pid 42: luajit a.lua");
         profile.rate = Some(99);
         for _ in 0..3 {
-            profile.add(VmState::Trace, [lua("main", 1), lua("hot", 5)]);
+            profile.add(VmState::Trace, [lua("main", 1), lua("hot", 5).compiled()]);
         }
         profile.add(VmState::Gc, [lua("main", 1), Frame::Unresolved { reason: "no symbol".into() }]);
         profile.lose("ring buffer full", 7);
@@ -184,7 +215,9 @@ mod tests {
         let out = String::from_utf8(out).unwrap();
         assert!(out.starts_with("pid 42: luajit a.lua\n4 samples at 99 Hz, 2 different stacks\n"), "{out}");
         assert!(out.contains("compiled             3  75.00%"), "{out}");
-        assert!(out.contains("       3  75.00%        3  75.00%  hot@a.lua:5"), "{out}");
+        assert!(out.contains("       3  75.00%   100.00%  hot@a.lua:5\n"), "{out}");
+        assert!(out.contains("       1  25.00%     0.00%  main@a.lua:1\n"), "{out}");
+        assert!(out.contains("       3  75.00%        3  75.00%  hot@a.lua:5_[j]"), "{out}");
         assert!(out.contains("       0   0.00%        4 100.00%  main@a.lua:1"), "{out}");
         assert!(out.contains("       7  ring buffer full"), "{out}");
         assert!(out.contains("       1  no symbol"), "{out}");
