@@ -41,7 +41,8 @@ impl Side {
         let mut functions = BTreeMap::new();
         for (stack, weight) in &self.stacks {
             let mut names = stack.split(';');
-            let names: BTreeSet<&str> = if with_callees { names.collect() } else { names.next_back().into_iter().collect() };
+            let names: BTreeSet<&str> =
+                if with_callees { names.collect() } else { names.next_back().into_iter().collect() };
             for name in names {
                 let sum: &mut u64 = functions.entry(name).or_default();
                 *sum = sum.saturating_add(*weight);
