@@ -6,8 +6,6 @@
 --
 --   function NAME LINE       a function, and the line it is defined at; `main` is the main chunk
 --   calls CALLER CALLEE      who may stand below whom on a stack: a tail call leaves its function out
---   share NAME PART PERCENT  the share of a part's time that a function uses itself: it is proportional to the number
---                            of divisions, each of which waits for the one before
 --   done
 --
 -- and waits for another line on standard input (or its end) before it exits. With `flush` all traces are thrown away
@@ -18,7 +16,7 @@ local flushes = arg[2] == "flush"
 local clock = os.clock
 
 local names, lines = { "main" }, { main = 0 }
-local calls, shares, parts = {}, {}, {}
+local calls, parts = {}, {}
 
 -- Declares a function and who may call it.
 local function declare(name, f, ...)
@@ -57,7 +55,6 @@ do -- Three levels of small functions without a snapshot of their own.
     for _ = 1, n do x = first(x) end
     return x
   end)
-  shares = { { "third", "levels", 4 / 7 }, { "second", "levels", 2 / 7 }, { "first", "levels", 1 / 7 } }
 end
 
 do -- Side traces, tail calls, a loop in one of them.
@@ -362,9 +359,6 @@ repeat
 until clock() >= stop
 for _, name in ipairs(names) do io.stdout:write(("function %s %d\n"):format(name, lines[name])) end
 for _, pair in ipairs(calls) do io.stdout:write(("calls %s %s\n"):format(pair[1], pair[2])) end
-for _, share in ipairs(shares) do
-  io.stdout:write(("share %s %s %.3f\n"):format(share[1], share[2], 100 * share[3]))
-end
 io.stdout:write("done\n")
 io.stdout:flush()
 io.stdin:read("*l")

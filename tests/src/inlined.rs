@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet};
 
 use anyhow::{Result, bail};
 
-use crate::folded::{COMPILED, Stack, line_in};
+use crate::folded::{COMPILED, Folded, Stack, line_in};
 use crate::programs::Program;
 use crate::recording::{Recorded, Recording};
-use crate::workload::{TRACES, Workload};
+use crate::workload::Workload;
 
 /// What is said where the innermost function is not certain.
 const UNCERTAIN: &str = "[unknown: inlined function not certain]";
@@ -15,12 +15,14 @@ const UNCERTAIN: &str = "[unknown: inlined function not certain]";
 /// What the workload says of its functions.
 #[derive(Debug, Default)]
 pub struct Functions {
+    /// The file that they are in.
+    script: String,
     /// Names by line.
     names: HashMap<u32, String>,
     /// Who calls whom.
     calls: HashSet<(String, String)>,
     /// Function, part of the workload, percent of the part's time.
-    pub shares: Vec<(String, String, f64)>,
+    shares: Vec<(String, String, f64)>,
 }
 
 impl Functions {
@@ -28,8 +30,8 @@ impl Functions {
     ///
     /// # Errors
     /// If it says something else.
-    pub fn read(lines: &[String]) -> Result<Self> {
-        let mut functions = Self::default();
+    pub fn read(script: &str, lines: &[String]) -> Result<Self> {
+        let mut functions = Self { script: script.to_owned(), ..Self::default() };
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
             match words[..] {
@@ -50,7 +52,7 @@ impl Functions {
 
     /// The names of the workload's functions on a stack, outermost first; `None` for those that it does not name.
     pub fn on(&self, stack: &Stack) -> Vec<Option<&str>> {
-        let lines = stack.frames.iter().filter_map(|frame| line_in(frame, TRACES));
+        let lines = stack.frames.iter().filter_map(|frame| line_in(frame, &self.script));
         lines.map(|line| self.names.get(&line).map(String::as_str)).collect()
     }
 
@@ -65,18 +67,46 @@ impl Functions {
         let linked = |pair: &[&str]| is_call(pair) || pair == ["coroutines", "generate"];
         names.first() == Some(&"main") && names.windows(2).all(linked)
     }
+
+    /// Functions whose share of their part is off by more than `points` percentage points, and what chance explains.
+    pub fn wrong_shares(&self, folded: &Folded, points: f64) -> Vec<String> {
+        let mut failures = Vec::new();
+        for (name, part, expected) in &self.shares {
+            let in_part = |stack: &Stack| {
+                is_compiled(stack) && is_certain(stack) && self.on(stack).contains(&Some(part.as_str()))
+            };
+            let all = folded.samples_where(in_part);
+            let is_own = |stack: &Stack| in_part(stack) && self.on(stack).last() == Some(&Some(name.as_str()));
+            let share = 100.0 * folded.samples_where(is_own) as f64 / all.max(1) as f64;
+            let expectation = expected / 100.0;
+            // Five standard deviations of a share of so many samples.
+            let tolerance = points + 500.0 * (expectation * (1.0 - expectation) / all.max(1) as f64).sqrt();
+            let verdict =
+                format!("{name}: {share:.1}% of {all} samples in {part}, expected {expected:.1}% ± {tolerance:.1}");
+            println!("{verdict}");
+            if (share - expected).abs() > tolerance {
+                failures.push(verdict);
+            }
+        }
+        failures
+    }
 }
 
-/// Records the workload on a program, with the arguments after its duration; [`None`] if the program is left out.
+/// Records such a workload on a program, with its arguments; [`None`] if the program is left out.
 ///
 /// # Errors
 /// The workload or lj-trace fails.
-pub fn record(program: &'static str, arguments: &[&str], options: &[&str]) -> Result<Option<(Functions, Recorded)>> {
+pub fn record(
+    program: &'static str,
+    script: &'static str,
+    arguments: &[&str],
+    options: &[&str],
+) -> Result<Option<(Functions, Recorded)>> {
     let Some(program) = Program::find(program) else { return Ok(None) };
-    let mut workload = Workload::start(&program, TRACES, arguments)?;
+    let mut workload = Workload::start(&program, script, arguments)?;
     let recording = Recording::attached(&workload, options)?;
     workload.go()?;
-    let functions = Functions::read(&workload.report()?)?;
+    let functions = Functions::read(script, &workload.report()?)?;
     let recorded = recording.stop()?;
     println!("{}: {}", program.name, recorded.outcome.stderr);
     Ok(Some((functions, recorded)))

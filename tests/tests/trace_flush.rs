@@ -21,7 +21,7 @@ fn is_unresolved(stack: &Stack) -> bool {
 /// All traces are thrown away a hundred times a second, and compiled anew.
 fn flush(program: &'static str) -> Result<()> {
     let arguments = [SECONDS, "flush"];
-    let Some((functions, recorded)) = record(program, &arguments, &["--rate", RATE])? else { return Ok(()) };
+    let Some((functions, recorded)) = record(program, TRACES, &arguments, &["--rate", RATE])? else { return Ok(()) };
     let folded = &recorded.folded;
     let in_traces = folded.samples_where(|stack| is_compiled(stack) || is_unresolved(stack));
     // Not only those in traces: what is interpreted must not be taken for a trace either.

@@ -6,11 +6,13 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
 
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
+use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen};
 
 use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
+use super::trace_lines::TraceLines;
 use crate::commands::exit::CommandError;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
@@ -41,6 +43,7 @@ pub struct MemoryEvents {
     traces: HashMap<u64, (u64, u64)>,
     /// Traces that have been looked at since the last batch began.
     traces_checked: HashSet<u64>,
+    trace_lines: TraceLines,
     tally: MemoryTally,
 }
 
@@ -134,6 +137,7 @@ impl MemoryEvents {
             definitions: Definitions::default(),
             traces: HashMap::new(),
             traces_checked: HashSet::new(),
+            trace_lines: TraceLines::default(),
             tally: MemoryTally::default(),
         }
     }
@@ -175,6 +179,7 @@ impl MemoryEvents {
     pub fn begin_batch(&mut self) {
         self.traces_checked.clear();
         self.definitions.begin_batch();
+        self.trace_lines.begin_batch();
     }
 
     /// Names an event, and hands it to `out`.
@@ -188,6 +193,7 @@ impl MemoryEvents {
         out: &mut MemoryOutputs,
     ) -> Result<(), CommandError> {
         let source = self.source(event, c_symbols, out)?;
+        let place = (event.source == AllocationSource::Trace as u8).then(|| TracePlace::of(event));
         self.tally.events += 1;
         let &AllocationEvent { pointer, result, old_size, size, .. } = event;
         let event = match AllocationKind::from_u8(event.kind) {
@@ -210,7 +216,20 @@ impl MemoryEvents {
                 Event::Alloc { source, addr: result, size }
             }
         };
-        out.event(self.number, &event)
+        match self.line_on_trace(place, out) {
+            Some(line) => out.event_shown(self.number, &event, &event.clone().caused_by(line)),
+            None => out.event(self.number, &event),
+        }
+    }
+
+    /// What reports show instead of the trace that caused an event: the Lua line, where that is certain.
+    fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
+        let place = place.filter(|_| out.shows_lines())?;
+        let (source, frames) = self.trace_lines.line(&self.memory, &self.vm, place)?;
+        if let Some(frames) = frames {
+            out.line(self.number, source, frames);
+        }
+        Some(source)
     }
 
     /// Who caused the event, with the symbols that say so written before.
@@ -227,8 +246,9 @@ impl MemoryEvents {
                 Source::C { addr: event.place }
             }
             Some(AllocationSource::Trace) => {
-                self.describe_trace(event.place, out)?;
-                Source::Trace { number: event.place, mcode: self.trace_mcode(event.place) }
+                let number = TracePlace::of(event).number;
+                self.describe_trace(number, out)?;
+                Source::Trace { number, mcode: self.trace_mcode(number) }
             }
             Some(AllocationSource::Internal) | None => Source::Internal,
         })

@@ -9,8 +9,8 @@ use super::listener::SharedListener;
 use super::outputs::{ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
-use crate::report::{Format, MemoryProfile, Weight};
-use crate::stream::memprof::{Event, MemprofWriter};
+use crate::report::{Format, Frame, MemoryProfile, Weight};
+use crate::stream::memprof::{Event, MemprofWriter, Source};
 use crate::stream::{Symbol, WriteError};
 
 /// What a recording of allocations is to become.
@@ -170,8 +170,14 @@ impl MemoryOutputs {
     /// Adds an event of a VM to what people look at.
     #[inline]
     fn report(&mut self, vm: usize, event: &Event) {
+        self.report_shown(vm, event, event);
+    }
+
+    /// The same; to reports as `shown`.
+    #[inline]
+    fn report_shown(&mut self, vm: usize, event: &Event, shown: &Event) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
-            profile.add(vm, event);
+            profile.add(vm, shown);
         }
         if let Some(live) = &self.live {
             live.borrow_mut().event(vm, event);
@@ -184,7 +190,28 @@ impl MemoryOutputs {
     /// A stream cannot be written any more.
     #[inline]
     pub fn event(&mut self, vm: usize, event: &Event) -> Result<(), CommandError> {
-        self.report(vm, event);
+        self.event_shown(vm, event, event)
+    }
+
+    /// Whether something shows where on a trace an allocation is made.
+    pub fn shows_lines(&self) -> bool {
+        matches!(self.reports, Reports::Sources { .. })
+    }
+
+    /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.
+    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.line(vm, source, frames);
+        }
+    }
+
+    /// Adds an event of a VM to all outputs; to reports as `shown`.
+    ///
+    /// # Errors
+    /// As [`Self::event`].
+    #[inline]
+    pub fn event_shown(&mut self, vm: usize, event: &Event, shown: &Event) -> Result<(), CommandError> {
+        self.report_shown(vm, event, shown);
         let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
         streams.try_for_each(|stream| stream.write(|writer| writer.event(event)))
     }
@@ -284,7 +311,6 @@ impl Drop for StreamFile {
 mod tests {
     use super::*;
     use crate::commands::exit::ExitCode;
-    use crate::stream::memprof::Source;
     use crate::stream::{Body, Stream};
     use crate::target::Process;
 

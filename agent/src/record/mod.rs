@@ -16,6 +16,7 @@ mod pipeline;
 mod reports;
 mod summary;
 mod thread_names;
+mod trace_lines;
 mod trace_table;
 
 pub use c_symbols::CSymbols;

@@ -93,6 +93,16 @@ pub enum Event {
     Symbol(Symbol),
 }
 
+impl Event {
+    /// The same event from another source.
+    pub fn caused_by(mut self, by: Source) -> Self {
+        if let Self::Alloc { source, .. } | Self::Free { source, .. } | Self::Realloc { source, .. } = &mut self {
+            *source = by;
+        }
+        self
+    }
+}
+
 /// The events of a stream, one after the other.
 #[derive(Debug)]
 pub struct MemprofReader<R> {

@@ -18,6 +18,7 @@ use super::ir::{FIRST, Numbering, Op};
 use super::machine::base_stores;
 use super::stacks::NOWHERE;
 use crate::target::Maps;
+use crate::vm::page_cache::PageCache;
 use crate::vm::{Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 
 /// A trace and what its code belongs to.
@@ -41,8 +42,10 @@ pub struct KnownTrace {
 
 impl KnownTrace {
     fn read<M: ReadMemory>(memory: &M, vm: &Vm, prototypes: &mut Prototypes, body: Body, numbering: Numbering) -> Self {
-        let around = Around { memory, vm, trace: &body.trace };
         let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering);
+        // The same bytecode and exit stubs are asked for again and again.
+        let memory = &PageCache::new(memory);
+        let around = Around { memory, vm, trace: &body.trace };
         let attributor = Attributor {
             memory,
             layout: &vm.layout,

@@ -3,6 +3,7 @@
 
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, NoFunction, locate};
+use super::on_trace;
 use crate::event::FrameKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
@@ -63,7 +64,7 @@ pub fn attribute(
     let Ok(raw) = room.read_global(memory, vm) else { return };
     let states = vm.layout.states();
     match VmState::from_raw(states, raw) {
-        VmState::Trace => trace(raw, event),
+        VmState::Trace => trace(memory, vm, room, raw, event),
         // Upstream builds are in this state in all Lua code, Tarantool's only between functions.
         VmState::Interp if states == VmStates::Tarantool => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
@@ -74,15 +75,17 @@ pub fn attribute(
         }
         // What is no state at all is a trace, too: an FFI callback of Tarantool's VM restores a state that it has
         // not saved (`memprof_write_caller` has the same condition).
-        VmState::Asm if states == VmStates::Tarantool && !raw != VmState::Asm as i32 => trace(raw, event),
+        VmState::Asm if states == VmStates::Tarantool && !raw != VmState::Asm as i32 => {
+            trace(memory, vm, room, raw, event);
+        }
         VmState::Gc | VmState::Exit | VmState::Record | VmState::Opt | VmState::Asm => {}
     }
 }
 
 #[inline(always)]
-fn trace(raw: i32, event: &mut AllocationEvent) {
+fn trace(memory: &impl ReadMemory, vm: &VmConfig, room: &Room, raw: i32, event: &mut AllocationEvent) {
     event.source = AllocationSource::Trace as u8;
-    event.place = u64::from(raw as u32);
+    on_trace::note(memory, vm, room.thread(vm), raw as u32, event);
 }
 
 /// There is no function that it could be attributed to.

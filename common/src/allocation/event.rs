@@ -50,7 +50,8 @@ pub enum AllocationSource {
     Lua = 1,
     /// A C function: `place` is its address.
     C = 2,
-    /// A trace: `place` is its number.
+    /// A trace: `place` is its number, with the address of its machine code above the lowest 16 bits if it is known
+    /// where in that it is ([`super::on_trace::TracePlace`]).
     Trace = 3,
 }
 
@@ -80,7 +81,8 @@ pub struct AllocationEvent {
     pub source: u8,
     /// Index of the VM.
     pub vm: u16,
-    /// The line that is being executed; 0 if the prototype has no line numbers.
+    /// The line that is being executed; 0 if the prototype has no line numbers. Of a trace: the offset of the call's
+    /// return address in its machine code, or 0.
     pub line: u32,
     /// Who: see [`AllocationSource`].
     pub place: u64,

@@ -3,6 +3,7 @@
 mod attribute;
 pub mod event;
 pub mod known;
+pub mod on_trace;
 
 pub use attribute::{Room, attribute};
 pub use event::{AllocationEvent, AllocationKind, AllocationSource, PendingAllocation, PrototypeSeen};

@@ -14,7 +14,7 @@ use super::Frame;
 use super::model::{Measure, Profile, StackId, Stacks, Unit};
 use super::text;
 use crate::stream::hash::HeapMap;
-use crate::stream::memprof::Event;
+use crate::stream::memprof::{Event, Source};
 
 /// What a memory profile weighs its stacks by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
@@ -125,9 +125,7 @@ impl MemoryProfile {
     /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events too.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) {
-        for new in self.sources.len()..=vm {
-            self.sources.push(Sources::of_vm(Frame::vm(new)));
-        }
+        self.meet(vm);
         let source = match event {
             Event::Symbol(symbol) => return self.sources[vm].symbol(symbol, &mut self.losses),
             Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. } => *source,
@@ -163,6 +161,19 @@ impl MemoryProfile {
                 }
             }
             Event::Symbol(_) => {}
+        }
+    }
+
+    /// Says which Lua line a source on a trace is: a stream has no room for it.
+    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+        self.meet(vm);
+        self.sources[vm].line(source, frames);
+    }
+
+    #[inline]
+    fn meet(&mut self, vm: usize) {
+        for new in self.sources.len()..=vm {
+            self.sources.push(Sources::of_vm(Frame::vm(new)));
         }
     }
 

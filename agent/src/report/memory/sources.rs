@@ -24,6 +24,8 @@ pub struct Sources {
     c: Vec<Source>,
     /// Those of traces, by number.
     traces: AddrMap<u64, Vec<Source>>,
+    /// The Lua lines behind the sources on traces that a recording knows more of than a stream says.
+    lines: HashMap<Source, Vec<Frame>>,
     /// What all of its stacks begin with: the VM.
     root: Option<Frame>,
 }
@@ -69,6 +71,12 @@ impl Sources {
         }
     }
 
+    /// Says which Lua line a source on a trace is.
+    pub fn line(&mut self, source: Source, frames: Vec<Frame>) {
+        self.stacks.remove(&source);
+        self.lines.insert(source, frames);
+    }
+
     fn forget(&mut self, proto: u64) {
         drop_all(&mut self.stacks, self.lua.remove(&proto).unwrap_or_default());
     }
@@ -99,6 +107,9 @@ impl Sources {
 
     /// What a source is, root first.
     fn frames(&self, source: Source) -> Vec<Frame> {
+        if let Some(line) = self.lines.get(&source) {
+            return line.clone();
+        }
         match source {
             Source::Internal => vec![Frame::Internal],
             Source::Lua { proto, line } => self.lua_frames(proto, line),

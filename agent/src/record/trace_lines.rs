@@ -1,0 +1,86 @@
+//! The Lua lines that allocate on traces, told from the machine code that calls the allocator.
+
+use std::collections::{HashMap, HashSet};
+
+use lj_trace_common::allocation::on_trace::TracePlace;
+use lj_trace_common::trace::TraceIdentity;
+
+use crate::report::Frame;
+use crate::report::frame::chunk_name;
+use crate::stream::memprof::Source;
+use crate::target::ProcessMemory;
+use crate::trace::attribution::Chain;
+use crate::trace::stacks::NOWHERE;
+use crate::trace::{KnownTrace, Sought, Traces};
+use crate::vm::{Vm, trace_by_number};
+
+/// The lines of a VM's traces that allocate.
+#[derive(Debug, Default)]
+pub struct TraceLines {
+    traces: Traces,
+    known: HashMap<TracePlace, Source>,
+    /// Places of which nothing could be told a moment ago.
+    missed: HashSet<TracePlace>,
+}
+
+/// Places kept: more than traces call the allocator from.
+const MAX_KNOWN: usize = 1 << 16;
+
+impl TraceLines {
+    /// Notes that time has passed: what could not be told may be told now.
+    pub fn begin_batch(&mut self) {
+        self.missed.clear();
+    }
+
+    /// What reports show instead of a trace, if its line is certain. The frames come along the first time.
+    pub fn line(&mut self, memory: &ProcessMemory, vm: &Vm, place: TracePlace) -> Option<(Source, Option<Vec<Frame>>)> {
+        let (mcode, offset) = place.at?;
+        if let Some(source) = self.known.get(&place) {
+            return Some((*source, None));
+        }
+        if self.missed.contains(&place) {
+            return None;
+        }
+        let Some(frames) = self.find(memory, vm, place.number, mcode, offset) else {
+            self.missed.insert(place);
+            return None;
+        };
+        if self.known.len() >= MAX_KNOWN {
+            self.known.clear();
+        }
+        let source = Source::Trace { number: place.number, mcode: Some(mcode.wrapping_add(u64::from(offset))) };
+        self.known.insert(place, source);
+        Some((source, Some(frames)))
+    }
+
+    fn find(&mut self, memory: &ProcessMemory, vm: &Vm, number: u64, mcode: u64, offset: u32) -> Option<Vec<Frame>> {
+        let number = u16::try_from(number).ok()?;
+        // Only the trace that is still there is the one that allocated.
+        trace_by_number(memory, vm, number).filter(|trace| trace.mcode.start == mcode)?;
+        let sought = Sought::Number(number);
+        let trace = self.traces.find(memory, vm, sought, &TraceIdentity::default(), || None).ok()?;
+        if trace.body.trace.mcode.start != mcode {
+            return None;
+        }
+        // The call is before its return address.
+        let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
+        frames(&trace, &span.chain)
+    }
+}
+
+/// The innermost Lua function of a chain: its file, the function, and the line.
+fn frames(trace: &KnownTrace, chain: &Chain) -> Option<Vec<Frame>> {
+    let lua = |(callee, position): &(crate::trace::Callee, u32)| {
+        Some((trace.cast.prototype(callee.prototype()?)?, *position))
+    };
+    let (prototype, position) = chain.iter().rev().find_map(lua)?;
+    let chunk: std::sync::Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
+    let first_line = prototype.key.firstline;
+    let mut frames = vec![
+        Frame::Chunk { chunk: chunk.clone() },
+        Frame::Lua { name: None, chunk: chunk.clone(), first_line, line: None, compiled: true },
+    ];
+    let line = (position != NOWHERE).then(|| prototype.line_at(position)).flatten();
+    frames.extend(line.map(|line| Frame::Line { chunk, line }));
+    Some(frames)
+}
