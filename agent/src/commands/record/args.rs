@@ -147,6 +147,8 @@ impl RecordArgs {
             stream_version: 3,
             alloc_stacks: None,
             kernel: false,
+            no_uprobe_session: false,
+            floor_probes: false,
             empty_probes: false,
             no_uprobe_session: false,
             floor_probes: false,
