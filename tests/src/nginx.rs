@@ -17,6 +17,8 @@ use crate::usage::cpu_time;
 pub struct Nginx {
     master: Child,
     workers: Vec<u32>,
+    /// Those of them that were ended.
+    ended: Vec<u32>,
     folder: tempfile::TempDir,
 }
 
@@ -101,7 +103,7 @@ impl Nginx {
         let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu");
         command.env("LD_LIBRARY_PATH", library).stdin(Stdio::null());
         let master = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
-        let mut nginx = Self { master, workers: Vec::new(), folder };
+        let mut nginx = Self { master, workers: Vec::new(), ended: Vec::new(), folder };
         nginx.wait_for(workers)?;
         Ok(Some(nginx))
     }
@@ -185,8 +187,10 @@ impl Nginx {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn kill(&self, worker: u32) -> Result<()> {
-        signal(worker, libc::SIGKILL)
+    pub fn kill(&mut self, worker: u32) -> Result<()> {
+        signal(worker, libc::SIGKILL)?;
+        self.ended.push(worker);
+        Ok(())
     }
 
     /// The workers' process ids, in the order in which they were started.
@@ -200,8 +204,8 @@ impl Drop for Nginx {
         // The master first: it would start new workers.
         let _ = self.master.kill();
         let _ = self.master.wait();
-        for &worker in &self.workers {
-            // One that a test has ended is gone already.
+        for &worker in self.workers.iter().filter(|worker| !self.ended.contains(worker)) {
+            // It may have exited by itself.
             let _ = signal(worker, libc::SIGKILL);
         }
     }

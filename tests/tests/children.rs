@@ -181,10 +181,11 @@ fn it_ends_with_the_last_of_the_family() -> Result<()> {
     tracer.wait_until_attached()?;
     nginx.kill_master()?;
     sleep(WHILE);
-    nginx.kill(nginx.workers()[0])?;
+    let [first, last] = nginx.workers()[..] else { anyhow::bail!("{:?}", nginx.workers()) };
+    nginx.kill(first)?;
     sleep(WHILE);
     let start = Instant::now();
-    nginx.kill(nginx.workers()[1])?;
+    nginx.kill(last)?;
     tracer.wait()?.expect(0, &["the process has exited"]);
     ensure!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
     for worker in nginx.workers() {

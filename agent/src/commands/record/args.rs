@@ -150,8 +150,6 @@ impl RecordArgs {
             no_uprobe_session: false,
             floor_probes: false,
             empty_probes: false,
-            no_uprobe_session: false,
-            floor_probes: false,
             verbose: false,
             quiet: true,
         }
