@@ -20,6 +20,7 @@ pub mod source;
 pub mod stories;
 pub mod systemd;
 pub mod tracer;
+pub mod usage;
 pub mod vm_per_thread;
 pub mod workload;
 pub mod written;

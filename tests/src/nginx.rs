@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::programs::{NGINX, Program, folder as package_folder};
+use crate::usage::cpu_time;
 
 /// A running nginx. It and its workers are ended when this is dropped.
 #[derive(Debug)]
 pub struct Nginx {
     master: Child,
     workers: Vec<u32>,
+    /// Those of them that were ended.
+    ended: Vec<u32>,
     folder: tempfile::TempDir,
 }
 
@@ -100,7 +103,7 @@ impl Nginx {
         let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu");
         command.env("LD_LIBRARY_PATH", library).stdin(Stdio::null());
         let master = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
-        let mut nginx = Self { master, workers: Vec::new(), folder };
+        let mut nginx = Self { master, workers: Vec::new(), ended: Vec::new(), folder };
         nginx.wait_for(workers)?;
         Ok(Some(nginx))
     }
@@ -155,6 +158,21 @@ impl Nginx {
         }
     }
 
+    /// Waits until a worker has used so much more CPU time, in seconds.
+    ///
+    /// # Errors
+    /// If it has exited, or does not get that far.
+    pub fn let_work(&self, worker: u32, seconds: f64) -> Result<()> {
+        let (begin, started) = (cpu_time(worker)?, Instant::now());
+        while cpu_time(worker)? < begin + seconds {
+            if started.elapsed() > 3 * PATIENCE {
+                bail!("worker {worker} does not work");
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     /// Ends the master at once; the workers go on.
     ///
     /// # Errors
@@ -169,8 +187,10 @@ impl Nginx {
     ///
     /// # Errors
     /// If the system refuses.
-    pub fn kill(&self, worker: u32) -> Result<()> {
-        signal(worker, libc::SIGKILL)
+    pub fn kill(&mut self, worker: u32) -> Result<()> {
+        signal(worker, libc::SIGKILL)?;
+        self.ended.push(worker);
+        Ok(())
     }
 
     /// The workers' process ids, in the order in which they were started.
@@ -184,8 +204,8 @@ impl Drop for Nginx {
         // The master first: it would start new workers.
         let _ = self.master.kill();
         let _ = self.master.wait();
-        for &worker in &self.workers {
-            // One that a test has ended is gone already.
+        for &worker in self.workers.iter().filter(|worker| !self.ended.contains(worker)) {
+            // It may have exited by itself.
             let _ = signal(worker, libc::SIGKILL);
         }
     }

@@ -13,6 +13,8 @@ use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use serde_json::Value;
 
 const SCRIPT: &str = "worker.lua";
+/// CPU time of a worker that is worth a profile, in seconds.
+const SECONDS: f64 = 0.6;
 /// How long a process is recorded between two events.
 const WHILE: Duration = Duration::from_millis(500);
 /// How long something may take that takes some milliseconds on an idle machine.
@@ -49,9 +51,14 @@ fn all_children_are_recorded_at_once() -> Result<()> {
     let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let (pid, stream, folded) = (nginx.pid().to_string(), path("cpu.bin"), path("cpu.folded"));
     let outputs = ["--output", &stream, "--output", &folded];
-    let arguments = ["--pid", &pid, "--children", "--duration", "2s", "--rate", "199"];
-    let outcome = run(arguments.into_iter().chain(outputs))?;
-    outcome.expect(0, &["the time is over"]);
+    let arguments = ["--pid", &pid, "--children", "--rate", "199"];
+    let mut tracer = Tracer::start(arguments.into_iter().chain(outputs))?;
+    for _ in nginx.workers() {
+        tracer.wait_until_attached()?;
+    }
+    nginx.workers().iter().try_for_each(|&worker| nginx.let_work(worker, SECONDS))?;
+    tracer.signal(libc::SIGINT)?;
+    tracer.wait()?.expect(0, &["stopped by a signal"]);
     let common = read(folder.path(), "cpu.folded")?;
     let compute = format!("compute@{}:", lua_file());
     for worker in nginx.workers() {
@@ -116,7 +123,7 @@ fn workers_of_a_reload_are_recorded_too() -> Result<()> {
     let new = nginx.reload()?;
     // Each says so, when it is.
     tracer.wait_until_attached()?;
-    sleep(WHILE);
+    [old, new].into_iter().try_for_each(|worker| nginx.let_work(worker, SECONDS))?;
     // The old one would go on computing; its stream is complete when it ends, not only when lj-trace does.
     nginx.kill(old)?;
     let of_old = path(&format!("cpu-{old}.bin"));
@@ -125,7 +132,6 @@ fn workers_of_a_reload_are_recorded_too() -> Result<()> {
         ensure!(start.elapsed() < PATIENCE, "the stream of the worker that has exited stays incomplete");
         sleep(WHILE / 10);
     }
-    sleep(WHILE);
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     outcome.expect(0, &["the process has exited", "stopped by a signal", &new.to_string()]);
@@ -150,10 +156,11 @@ fn a_worker_that_replaces_another_has_a_memory_profile() -> Result<()> {
     let mut tracer = Tracer::start(["--pid", &pid, "--children", "--mode", "memprof", "--output", &stream])?;
     tracer.wait_until_attached()?;
     let old = nginx.workers()[0];
+    nginx.let_work(old, SECONDS / 4.0)?;
     nginx.kill(old)?;
     let new = nginx.wait_for_new()?;
     tracer.wait_until_attached()?;
-    sleep(WHILE);
+    nginx.let_work(new, SECONDS / 4.0)?;
     tracer.signal(libc::SIGINT)?;
     tracer.wait()?.expect(0, &["the process has exited", "stopped by a signal"]);
     for worker in [old, new] {
@@ -174,10 +181,11 @@ fn it_ends_with_the_last_of_the_family() -> Result<()> {
     tracer.wait_until_attached()?;
     nginx.kill_master()?;
     sleep(WHILE);
-    nginx.kill(nginx.workers()[0])?;
+    let [first, last] = nginx.workers()[..] else { anyhow::bail!("{:?}", nginx.workers()) };
+    nginx.kill(first)?;
     sleep(WHILE);
     let start = Instant::now();
-    nginx.kill(nginx.workers()[1])?;
+    nginx.kill(last)?;
     tracer.wait()?.expect(0, &["the process has exited"]);
     ensure!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
     for worker in nginx.workers() {

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
+use lj_trace_tests::usage::cpu_time;
 use lj_trace_tests::workload::Workload;
 
 /// Every thread runs in a VM of its own and uses a known CPU time.
@@ -44,17 +45,6 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process_time: f64) -
         ensure!(share >= 99.0, "{what}: {share}%");
     }
     Ok(())
-}
-
-/// The CPU time of a process so far, its threads that have exited included, in seconds.
-fn cpu_time(pid: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // proc(5): utime and stime are the 14th and 15th field; the 2nd ends with the last parenthesis.
-    let fields: Vec<_> = stat.rsplit_once(')').context("no command in stat")?.1.split_whitespace().collect();
-    let ticks: f64 = [11, 12].iter().filter_map(|&index| fields.get(index)?.parse::<f64>().ok()).sum();
-    // SAFETY: sysconf takes a plain integer.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    Ok(ticks / per_second as f64)
 }
 
 #[test]
