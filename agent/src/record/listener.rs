@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::pipeline::Resolved;
 use super::reports::CpuReports;
 use crate::report::Frame;
-use crate::stream::memprof::Event;
+use crate::stream::memprof::{Event, Source};
 
 /// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.
 pub trait SampleListener {
@@ -24,6 +24,9 @@ impl SampleListener for CpuReports {
 pub trait AllocationListener {
     /// An event of the VM with this number. The symbols that its events need are events too, and come before them.
     fn event(&mut self, vm: usize, event: &Event);
+
+    /// Which Lua line a source on a trace is, before the first event that has it.
+    fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>);
 }
 
 /// The live view's ear: it hears the symbols that a VM begins with, so it must be there before the probes are.

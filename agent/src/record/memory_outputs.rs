@@ -170,14 +170,8 @@ impl MemoryOutputs {
     /// Adds an event of a VM to what people look at.
     #[inline]
     fn report(&mut self, vm: usize, event: &Event) {
-        self.report_shown(vm, event, event);
-    }
-
-    /// The same; to reports as `shown`.
-    #[inline]
-    fn report_shown(&mut self, vm: usize, event: &Event, shown: &Event) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
-            profile.add(vm, shown);
+            profile.add(vm, event);
         }
         if let Some(live) = &self.live {
             live.borrow_mut().event(vm, event);
@@ -195,11 +189,14 @@ impl MemoryOutputs {
 
     /// Whether something shows where on a trace an allocation is made.
     pub fn shows_lines(&self) -> bool {
-        matches!(self.reports, Reports::Sources { .. })
+        matches!(self.reports, Reports::Sources { .. }) || self.live.is_some()
     }
 
     /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.
     pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+        if let Some(live) = &self.live {
+            live.borrow_mut().line(vm, source, frames.clone());
+        }
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.line(vm, source, frames);
         }
@@ -211,7 +208,7 @@ impl MemoryOutputs {
     /// As [`Self::event`].
     #[inline]
     pub fn event_shown(&mut self, vm: usize, event: &Event, shown: &Event) -> Result<(), CommandError> {
-        self.report_shown(vm, event, shown);
+        self.report(vm, shown);
         let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
         streams.try_for_each(|stream| stream.write(|writer| writer.event(event)))
     }

@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::trace::TraceIdentity;
 
+use super::definitions::Definitions;
+use super::memory::Meaning;
 use crate::report::Frame;
 use crate::report::frame::chunk_name;
 use crate::stream::memprof::Source;
@@ -33,7 +35,14 @@ impl TraceLines {
     }
 
     /// What reports show instead of a trace, if its line is certain. The frames come along the first time.
-    pub fn line(&mut self, memory: &ProcessMemory, vm: &Vm, place: TracePlace) -> Option<(Source, Option<Vec<Frame>>)> {
+    /// `definitions` tell what functions are called.
+    pub fn line(
+        &mut self,
+        memory: &ProcessMemory,
+        vm: &Vm,
+        definitions: &Definitions,
+        place: TracePlace,
+    ) -> Option<(Source, Option<Vec<Frame>>)> {
         let (mcode, offset) = place.at?;
         if let Some(source) = self.known.get(&place) {
             return Some((*source, None));
@@ -41,7 +50,7 @@ impl TraceLines {
         if self.missed.contains(&place) {
             return None;
         }
-        let Some(frames) = self.find(memory, vm, place.number, mcode, offset) else {
+        let Some(frames) = self.find(memory, vm, definitions, place.number, (mcode, offset)) else {
             self.missed.insert(place);
             return None;
         };
@@ -53,7 +62,14 @@ impl TraceLines {
         Some((source, Some(frames)))
     }
 
-    fn find(&mut self, memory: &ProcessMemory, vm: &Vm, number: u64, mcode: u64, offset: u32) -> Option<Vec<Frame>> {
+    fn find(
+        &mut self,
+        memory: &ProcessMemory,
+        vm: &Vm,
+        definitions: &Definitions,
+        number: u64,
+        (mcode, offset): (u64, u32),
+    ) -> Option<Vec<Frame>> {
         let number = u16::try_from(number).ok()?;
         // Only the trace that is still there is the one that allocated.
         trace_by_number(memory, vm, number).filter(|trace| trace.mcode.start == mcode)?;
@@ -64,21 +80,23 @@ impl TraceLines {
         }
         // The call is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
-        frames(&trace, &span.chain)
+        frames(&trace, &span.chain, definitions)
     }
 }
 
 /// The innermost Lua function of a chain: its file, the function, and the line.
-fn frames(trace: &KnownTrace, chain: &Chain) -> Option<Vec<Frame>> {
+fn frames(trace: &KnownTrace, chain: &Chain, definitions: &Definitions) -> Option<Vec<Frame>> {
     let lua = |(callee, position): &(crate::trace::Callee, u32)| {
         Some((trace.cast.prototype(callee.prototype()?)?, *position))
     };
     let (prototype, position) = chain.iter().rev().find_map(lua)?;
     let chunk: std::sync::Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
     let first_line = prototype.key.firstline;
+    let meaning = Meaning::new(prototype.chunkname.as_bytes(), first_line);
+    let name = definitions.name(prototype.key.address, meaning).map(Into::into);
     let mut frames = vec![
         Frame::Chunk { chunk: chunk.clone() },
-        Frame::Lua { name: None, chunk: chunk.clone(), first_line, line: None, compiled: true },
+        Frame::Lua { name, chunk: chunk.clone(), first_line, line: None, compiled: true },
     ];
     let line = (position != NOWHERE).then(|| prototype.line_at(position)).flatten();
     frames.extend(line.map(|line| Frame::Line { chunk, line }));

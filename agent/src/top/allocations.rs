@@ -10,7 +10,7 @@ use crate::report::Frame;
 use crate::report::memory::sources::Sources;
 use crate::report::model::{StackId, Stacks};
 use crate::stream::hash::HeapMap;
-use crate::stream::memprof::Event;
+use crate::stream::memprof::{Event, Source};
 
 /// What one source has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,9 +66,7 @@ impl Allocations {
     }
 
     fn add(&mut self, vm: usize, event: &Event) {
-        for new in self.sources.len()..=vm {
-            self.sources.push(Sources::of_vm(Frame::vm(new)));
-        }
+        self.of_vm(vm);
         match *event {
             // Losses are shown by the gauges.
             Event::Symbol(ref symbol) => return self.sources[vm].symbol(symbol, &mut BTreeMap::new()),
@@ -85,6 +83,13 @@ impl Allocations {
             Event::Free { addr, .. } => drop(self.release(addr)),
         }
         self.events += 1;
+    }
+
+    fn of_vm(&mut self, vm: usize) -> &mut Sources {
+        for new in self.sources.len()..=vm {
+            self.sources.push(Sources::of_vm(Frame::vm(new)));
+        }
+        &mut self.sources[vm]
     }
 
     fn allocate(&mut self, source: StackId, holder: StackId, addr: u64, size: u64) {
@@ -166,13 +171,16 @@ impl AllocationListener for Allocations {
     fn event(&mut self, vm: usize, event: &Event) {
         self.add(vm, event);
     }
+
+    fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+        self.of_vm(vm).line(source, frames);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::stream::Symbol;
-    use crate::stream::memprof::Source;
 
     const LINE: Source = Source::Lua { proto: 0x1000, line: 4 };
 

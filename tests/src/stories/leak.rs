@@ -6,7 +6,7 @@ use super::Teller;
 use crate::programs::{LUAJIT, Program};
 use crate::workload::Workload;
 
-/// Tells it. Leaves `leak.svg`.
+/// Tells it. Leaves `leak.txt` and `leak.svg`.
 ///
 /// # Errors
 /// If something in it fails.
@@ -16,8 +16,10 @@ pub fn leak(teller: &Teller) -> Result<Option<()>> {
     let (pid, seconds) = (workload.pid(), teller.seconds);
 
     teller.say("A server's memory grows and grows. What is allocated and never freed?");
-    teller.run(&format!("--pid {pid} --mode memprof --duration {seconds}s -o leak.bin --weight held -o leak.svg"))?;
-    teller.run("report leak.bin --format text")?;
+    teller.run(&format!(
+        "--pid {pid} --mode memprof --duration {seconds}s --weight held -o leak.bin -o leak.txt -o leak.svg"
+    ))?;
+    teller.read("leak.txt")?;
     teller.show(&["leak.svg"]);
     Ok(Some(()))
 }

@@ -52,6 +52,16 @@ impl Teller {
         Ok(stdout)
     }
 
+    /// Shows a text of the folder.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(&self, name: &str) -> Result<String> {
+        let text = std::fs::read_to_string(self.file(name)).with_context(|| format!("cannot read {name}"))?;
+        println!("\n$ cat {name}\n{text}");
+        Ok(text)
+    }
+
     /// A file of the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
