@@ -91,11 +91,19 @@ impl KnownTrace {
         Some((prototype, line))
     }
 
-    /// The frame that the code at `offset` has returned to: its function, and the position after the call there. What
-    /// runs may still belong to the one above.
-    pub fn returned_to(&self, offset: u32) -> Option<(Callee, u32)> {
-        let last = self.returns.iter().rfind(|(from, ..)| *from <= offset);
-        last.map(|&(_, callee, position)| (callee, position))
+    /// The lower frames that the code before `offset` has returned to, the lowest one first: the function of each, the
+    /// position after the call there, and the prototype of the frame above it, which made this return. What runs may
+    /// still belong to any of those above.
+    pub fn returned(&self, offset: u32) -> Vec<(Callee, u32, Option<u64>)> {
+        let passed = self.returns.iter().take_while(|(from, ..)| *from <= offset);
+        let mut above = Some(self.body.trace.startpt);
+        let lower = passed.map(|&(_, callee, position)| {
+            let returning = std::mem::replace(&mut above, callee.prototype());
+            (callee, position, returning)
+        });
+        let mut lower: Vec<_> = lower.collect();
+        lower.reverse();
+        lower
     }
 
     /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop
