@@ -18,10 +18,26 @@ fn bytes_at(folded: &Folded, line: &str) -> u64 {
     folded.samples_where(|stack| is_there(&stack.frames))
 }
 
+/// The bytes that all lines allocate in compiled code.
+fn compiled(folded: &Folded) -> u64 {
+    folded.samples_where(|stack| stack.frames.iter().any(|frame| frame.ends_with(COMPILED)))
+}
+
+/// The bytes of all rows of the summary's table of traces: a number, and a share.
+fn in_table(summary: &str) -> u64 {
+    let rows = summary.lines().skip_while(|line| !line.trim_start().starts_with("bytes  ")).skip(1);
+    let numbers = rows.map_while(|row| {
+        let mut words = row.split_whitespace();
+        let bytes = words.next()?.parse::<u64>().ok()?;
+        words.next()?.ends_with('%').then_some(bytes)
+    });
+    numbers.sum()
+}
+
 fn check(program: &'static str) -> Result<()> {
     let Some(program) = Program::find(program) else { return Ok(()) };
     let mut workload = Workload::start(&program, SCRIPT, &[])?;
-    let recording = Recording::attached(&workload, &["--mode", "memprof"])?;
+    let recording = Recording::attached(&workload, &["--mode", "memprof", "--traces"])?;
     workload.go()?;
     let report = workload.report()?;
     let recorded = recording.stop()?;
@@ -35,6 +51,12 @@ fn check(program: &'static str) -> Result<()> {
         if !(least.parse()?..=most.parse()?).contains(&found) {
             failures.push(verdict);
         }
+    }
+    // The table of --traces has the same bytes, and more: some lines are not certain.
+    let [in_lines, in_table] = [compiled(&recorded.folded), in_table(&recorded.outcome.stderr)];
+    println!("{}: {in_lines} bytes in compiled lines, {in_table} in the table of traces", program.name);
+    if in_lines == 0 || in_table < in_lines {
+        failures.push(format!("{in_table} bytes in the table of traces, {in_lines} in compiled lines"));
     }
     if report.is_empty() || !failures.is_empty() {
         let stacks: Vec<_> = recorded

@@ -13,6 +13,7 @@ use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
 use super::trace_lines::TraceLines;
+use super::trace_table::TraceTable;
 use crate::commands::exit::CommandError;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
@@ -44,6 +45,8 @@ pub struct MemoryEvents {
     /// Traces that have been looked at since the last batch began.
     traces_checked: HashSet<u64>,
     trace_lines: TraceLines,
+    /// What each trace has allocated, if that is asked for.
+    by_trace: Option<TraceTable>,
     tally: MemoryTally,
 }
 
@@ -110,7 +113,8 @@ impl MemoryEvents {
     /// The same for a `vm` that has just come into being, and is laid out as the VM of these events.
     pub fn of_another(&self, process: &Process, vm: &Vm, number: usize) -> Self {
         // Both run the same machine code, and their libraries may not be there yet.
-        Self::new(process, vm, number, self.version, self.functions.clone())
+        let by_trace = self.by_trace.as_ref().map(|_| TraceTable::default());
+        Self { by_trace, ..Self::new(process, vm, number, self.version, self.functions.clone()) }
     }
 
     /// Starts what is written of the VM, with all symbols that there are by now.
@@ -138,6 +142,7 @@ impl MemoryEvents {
             traces: HashMap::new(),
             traces_checked: HashSet::new(),
             trace_lines: TraceLines::default(),
+            by_trace: None,
             tally: MemoryTally::default(),
         }
     }
@@ -216,9 +221,30 @@ impl MemoryEvents {
                 Event::Alloc { source, addr: result, size }
             }
         };
+        if let (Some(place), Event::Alloc { size, .. } | Event::Realloc { size, .. }) = (place, &event) {
+            self.count_for_trace(place, *size);
+        }
         match self.line_on_trace(place, out) {
             Some(line) => out.event_shown(self.number, &event, &event.clone().caused_by(line)),
             None => out.event(self.number, &event),
+        }
+    }
+
+    /// Counts the bytes that each trace allocates from now on.
+    pub fn group_by_trace(&mut self) {
+        self.by_trace = Some(TraceTable::default());
+    }
+
+    /// The bytes that each trace has allocated, if they were counted.
+    pub fn by_trace(&self) -> Option<&TraceTable> {
+        self.by_trace.as_ref()
+    }
+
+    fn count_for_trace(&mut self, place: TracePlace, bytes: u64) {
+        let Some(table) = &mut self.by_trace else { return };
+        match self.trace_lines.trace(&self.memory, &self.vm, place) {
+            Some(trace) => table.add(self.number, trace, bytes),
+            None => table.add_gone(bytes),
         }
     }
 

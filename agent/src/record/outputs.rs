@@ -130,7 +130,7 @@ impl Outputs {
         self.reports.add(sample, sample.vm.map(Named::vm));
         let vm = sample.vm.unwrap_or(0);
         if let Some(trace) = &sample.trace {
-            self.traces.add(vm, trace);
+            self.traces.add(vm, trace, 1);
         }
         // VMs may come into being while they are recorded.
         for new in self.vms..=vm {

@@ -121,6 +121,8 @@ pub struct MemorySummary {
     pub accounts: CallAccounts,
     /// What else was counted.
     pub noted: Vec<(&'static str, u64)>,
+    /// The table of traces, if it is wanted.
+    pub traces: Option<String>,
 }
 
 impl MemorySummary {
@@ -155,6 +157,7 @@ impl MemorySummary {
         for (what, count) in &self.noted {
             writeln!(out, "  {what}: {count}")?;
         }
+        out.push_str(self.traces.as_deref().unwrap_or_default());
         for file in files {
             writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
         }

@@ -1,12 +1,14 @@
 //! The Lua lines that allocate on traces, told from the machine code that calls the allocator.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::trace::TraceIdentity;
 
 use super::definitions::Definitions;
 use super::memory::Meaning;
+use super::trace_table::SampledTrace;
 use crate::report::Frame;
 use crate::report::frame::chunk_name;
 use crate::stream::memprof::Source;
@@ -23,6 +25,8 @@ pub struct TraceLines {
     known: HashMap<TracePlace, Source>,
     /// Places of which nothing could be told a moment ago.
     missed: HashSet<TracePlace>,
+    /// The traces themselves, by number and machine code; none for those that were gone.
+    sampled: HashMap<(u64, u64), Option<SampledTrace>>,
 }
 
 /// Places kept: more than traces call the allocator from.
@@ -62,6 +66,17 @@ impl TraceLines {
         Some((source, Some(frames)))
     }
 
+    /// The trace itself; [`None`] if it was gone when it was first asked for.
+    pub fn trace(&mut self, memory: &ProcessMemory, vm: &Vm, place: TracePlace) -> Option<&SampledTrace> {
+        let (mcode, _) = place.at?;
+        if self.sampled.len() >= MAX_KNOWN {
+            self.sampled.clear();
+        }
+        let Self { traces, sampled, .. } = self;
+        let read = || known(traces, memory, vm, place.number, mcode).map(SampledTrace::new);
+        sampled.entry((place.number, mcode)).or_insert_with(read).as_ref()
+    }
+
     fn find(
         &mut self,
         memory: &ProcessMemory,
@@ -70,18 +85,20 @@ impl TraceLines {
         number: u64,
         (mcode, offset): (u64, u32),
     ) -> Option<Vec<Frame>> {
-        let number = u16::try_from(number).ok()?;
-        // Only the trace that is still there is the one that allocated.
-        trace_by_number(memory, vm, number).filter(|trace| trace.mcode.start == mcode)?;
-        let sought = Sought::Number(number);
-        let trace = self.traces.find(memory, vm, sought, &TraceIdentity::default(), || None).ok()?;
-        if trace.body.trace.mcode.start != mcode {
-            return None;
-        }
+        let trace = known(&mut self.traces, memory, vm, number, mcode)?;
         // The call is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
         frames(&trace, &span.chain, definitions)
     }
+}
+
+/// The trace of this number with its machine code at `mcode`, if it is still the one that has allocated.
+fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, number: u64, mcode: u64) -> Option<Arc<KnownTrace>> {
+    let number = u16::try_from(number).ok()?;
+    trace_by_number(memory, vm, number).filter(|trace| trace.mcode.start == mcode)?;
+    let sought = Sought::Number(number);
+    let trace = traces.find(memory, vm, sought, &TraceIdentity::default(), || None).ok()?;
+    (trace.body.trace.mcode.start == mcode).then_some(trace)
 }
 
 /// The innermost Lua function of a chain: its file, the function, and the line.
@@ -90,7 +107,7 @@ fn frames(trace: &KnownTrace, chain: &Chain, definitions: &Definitions) -> Optio
         Some((trace.cast.prototype(callee.prototype()?)?, *position))
     };
     let (prototype, position) = chain.iter().rev().find_map(lua)?;
-    let chunk: std::sync::Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
+    let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
     let first_line = prototype.key.firstline;
     let meaning = Meaning::new(prototype.chunkname.as_bytes(), first_line);
     let name = definitions.name(prototype.key.address, meaning).map(Into::into);

@@ -1,4 +1,4 @@
-//! Samples by the trace that they hit.
+//! Samples by the trace that they hit, and bytes by the trace that allocates them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -77,33 +77,52 @@ impl SampledTrace {
 /// Number, address of the machine code, and of the bytecode at which it starts: together they tell traces apart.
 type TraceKey = (u16, u64, u64);
 
-/// The samples of each trace.
+/// The samples, or the bytes, of each trace.
 #[derive(Clone, Debug, Default)]
 pub struct TraceTable {
     rows: HashMap<(usize, TraceKey), (SampledTrace, u64)>,
+    /// Those of traces that were gone before they were read.
+    gone: u64,
 }
 
 /// Traces that are listed.
 const TOP: usize = 30;
 
 impl TraceTable {
-    /// Counts a sample.
-    pub fn add(&mut self, vm: usize, trace: &SampledTrace) {
-        self.rows.entry((vm, trace.key())).or_insert_with(|| (trace.clone(), 0)).1 += 1;
+    /// Counts samples or bytes.
+    pub fn add(&mut self, vm: usize, trace: &SampledTrace, weight: u64) {
+        self.rows.entry((vm, trace.key())).or_insert_with(|| (trace.clone(), 0)).1 += weight;
     }
 
-    /// The table, the most sampled trace first. `samples` are those of the whole recording.
-    pub fn text(&self, samples: u64) -> String {
+    /// Counts those of a trace that is gone.
+    pub fn add_gone(&mut self, weight: u64) {
+        self.gone += weight;
+    }
+
+    /// Adds all that another table has.
+    pub fn merge(&mut self, other: &Self) {
+        self.gone += other.gone;
+        for (&(vm, _), (trace, weight)) in &other.rows {
+            self.add(vm, trace, *weight);
+        }
+    }
+
+    /// The table, the heaviest trace first. `unit` is what is counted, `total` that of the whole recording.
+    pub fn text(&self, unit: &str, total: u64) -> String {
         let mut rows: Vec<_> = self.rows.values().collect();
         rows.sort_by_key(|(trace, count)| (std::cmp::Reverse(*count), trace.key()));
-        let mut text = format!("  samples       %  {}\n", SampledTrace::COLUMNS);
+        let mut text = format!("{unit:>9}       %  {}\n", SampledTrace::COLUMNS);
         for (trace, count) in rows.iter().take(TOP) {
-            let percent = 100.0 * *count as f64 / samples.max(1) as f64;
+            let percent = 100.0 * *count as f64 / total.max(1) as f64;
             // Writing to a string cannot fail.
             let _ = writeln!(text, "{count:>9} {percent:>6.2}% {}", trace.describe());
         }
         if rows.len() > TOP {
             let _ = writeln!(text, "{:>19}{} more", "", rows.len() - TOP);
+        }
+        if self.gone > 0 {
+            let percent = 100.0 * self.gone as f64 / total.max(1) as f64;
+            let _ = writeln!(text, "{:>9} {percent:>6.2}% of traces that were gone before they were read", self.gone);
         }
         text
     }

@@ -63,7 +63,8 @@ pub struct RecordArgs {
     #[arg(long)]
     pub kernel: bool,
 
-    /// List the traces of the JIT compiler that the samples hit: where each starts and goes on, its size and exits
+    /// List the traces of the JIT compiler, by the samples that hit them and by the bytes that they allocate: where each
+    /// starts and goes on, its size and exits
     #[arg(long)]
     pub traces: bool,
 

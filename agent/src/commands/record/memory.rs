@@ -13,6 +13,7 @@ use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::programs::Programs;
 use crate::record::{
     CSymbols, CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
+    TraceTable,
 };
 use crate::report::Weight;
 use crate::target::Process;
@@ -59,7 +60,11 @@ impl MemoryPreparation {
             let is_recorded = only.is_none_or(|only| only == index);
             let read = || {
                 outputs.create(number)?;
-                Ok(MemoryEvents::read(process, vm, number, args.stream_version))
+                let mut events = MemoryEvents::read(process, vm, number, args.stream_version);
+                if args.traces {
+                    events.group_by_trace();
+                }
+                Ok(events)
             };
             is_recorded.then(read).transpose()
         };
@@ -213,6 +218,16 @@ impl MemoryRecording {
         self.outputs.write_interim()
     }
 
+    /// The bytes that each trace of all VMs has allocated, if they were counted.
+    fn by_trace(&self) -> Option<TraceTable> {
+        let tables = self.events.iter().flatten().filter_map(MemoryEvents::by_trace);
+        tables.fold(None, |sum, table| {
+            let mut sum = sum.unwrap_or_else(TraceTable::default);
+            sum.merge(table);
+            Some(sum)
+        })
+    }
+
     /// Ends the outputs. Says what was recorded, and where it is.
     ///
     /// # Errors
@@ -237,6 +252,7 @@ impl MemoryRecording {
             accounts,
             lost: programs.counted(&LOST),
             noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
+            traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
         };
         let files = self.outputs.finish(&summary.lost)?;
         Ok((summary, files))

@@ -247,7 +247,7 @@ impl Recording {
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&LOST_SAMPLES);
-            let traces = args.traces.then(|| outputs.traces().text(tally.samples));
+            let traces = args.traces.then(|| outputs.traces().text("samples", tally.samples));
             let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, left_out, traces };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
