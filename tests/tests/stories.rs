@@ -35,7 +35,7 @@ fn a_worker_at_full_load() -> Result<()> {
     let [slow, fixed] = ["slow.bin", "fixed.bin"].map(|file| report(&teller, file, "text"));
     let (slow, fixed) = (state(&slow?, "GC"), state(&fixed?, "GC"));
     ensure!(slow > 10.0 && fixed < slow / 2.0, "{slow}% in the garbage collector before, {fixed}% after");
-    ensure!(std::fs::read_to_string(teller.file("worker-diff.svg"))?.contains("append_rows@"));
+    ensure!(std::fs::read_to_string(teller.file("worker-diff.svg"))?.contains("join_rows@"));
     Ok(())
 }
 
