@@ -66,4 +66,29 @@ mod tests {
         profile.add(VmState::Lfunc, [lua(b"@a.lua", 7), lua(b"@a.lua", 8)]);
         assert_eq!(lines(&profile), ["@a.lua:1;@a.lua:1 2", "@b, .lua:1 1"]);
     }
+    #[test]
+    fn flame_graph_tools_find_all_of_it() {
+        let mut profile = CpuProfile::new("test");
+        let c = Frame::C { symbol: "operator new(unsigned long)".into(), module: None };
+        let main = Frame::lua(None, b"@a b;c.lua", 0, Some(9));
+        for _ in 0..3 {
+            profile.add(VmState::Cfunc, [main.clone(), c.clone()]);
+        }
+        profile.add(VmState::Trace, [main, Frame::lua(Some("f".into()), b"@a b;c.lua", 2, Some(3)).compiled()]);
+        let mut folded = Vec::new();
+        write(&profile, &mut folded).unwrap();
+        let mut svg = Vec::new();
+        let mut options = inferno::flamegraph::Options::default();
+        inferno::flamegraph::from_reader(&mut options, folded.as_slice(), &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        for shown in [
+            "all (4 samples, 100%)",
+            "main chunk@a b,c.lua:0 (4 samples, 100.00%)",
+            "operator new(unsigned long) (3 samples, 75.00%)",
+            // They take the mark of compiled code for their own, and off the name.
+            "f@a b,c.lua:2 (1 samples, 25.00%)",
+        ] {
+            assert!(svg.contains(shown), "no {shown:?} in {svg}");
+        }
+    }
 }
