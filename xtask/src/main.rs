@@ -53,7 +53,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
-        Task::Setup => setup::setup(),
+        Task::Setup => setup::setup_for_tests(),
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
         Task::Story(options) => story::story(&options),

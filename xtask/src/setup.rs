@@ -20,11 +20,28 @@ pub fn setup() -> Result<()> {
     setup_for(Scope::Tests)
 }
 
-/// The same for more than the tests need.
+/// Installs, beside that, what the tests open profiles with. Where some of it cannot be had, the tests go without it.
+pub fn setup_for_tests() -> Result<()> {
+    setup()?;
+    if consumers::missing().is_empty() {
+        return Ok(());
+    }
+    if apt::is_here() && apt::candidate("libc6").is_none() {
+        fetch_lists()?;
+    }
+    consumers::install();
+    Ok(())
+}
+
+fn fetch_lists() -> Result<()> {
+    eprintln!("setup: fetching apt's lists of packages (apt-get update)");
+    apt::update()
+}
+
+/// Installs what is missing for `scope`.
 pub fn setup_for(scope: Scope) -> Result<()> {
     let mut missing = Missing::find(scope);
-    let consumers = !consumers::missing().is_empty();
-    if missing.is_nothing() && !consumers {
+    if missing.is_nothing() {
         eprintln!("setup: everything is here");
         return Ok(());
     }
@@ -32,11 +49,7 @@ pub fn setup_for(scope: Scope) -> Result<()> {
         bail!("{}", missing.by_hand());
     }
     if apt::candidate("libc6").is_none() || missing.needs_newer_lists() {
-        eprintln!("setup: fetching apt's lists of packages (apt-get update)");
-        apt::update()?;
-    }
-    if consumers {
-        consumers::install();
+        fetch_lists()?;
     }
     missing.leave_out_unpackaged();
     let plan = Plan::new(&missing)?;

@@ -27,7 +27,7 @@ pub const END_TO_END: &str = "lj-trace-tests";
 
 /// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
-    setup::setup()?;
+    setup::setup_for_tests()?;
     let mut steps = Steps::default();
     // Nothing after it means anything if the build fails.
     let binary = build::build(&build::Options { debug: false })?;
