@@ -58,9 +58,9 @@ pub fn compare(truth: &Truth, folded: &Folded, limit: f64) -> Vec<Compared> {
     compared.collect()
 }
 
-/// A part of a whole, in percent.
+/// A part of a whole, in percent; of nothing it is 0.
 pub fn percent(part: u64, whole: u64) -> f64 {
-    100.0 * part as f64 / whole as f64
+    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
 
 #[cfg(test)]

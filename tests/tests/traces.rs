@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use lj_trace_tests::inlined::{examples, is_certain, is_compiled, record};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, TARANTOOL};
+use lj_trace_tests::shares::percent;
 use lj_trace_tests::workload::TRACES;
 
 /// CPU time that the workload uses up, in seconds.
@@ -13,10 +14,6 @@ const RATE: &str = "999";
 const COMPLETE: f64 = 99.5;
 /// The least share of the samples in traces whose innermost function is certain, in percent.
 const CERTAIN: f64 = 80.0;
-
-fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
-}
 
 fn check(program: &'static str) -> Result<()> {
     let Some((functions, recorded)) = record(program, TRACES, &[SECONDS], &["--rate", RATE, "--traces"])? else {

@@ -9,9 +9,8 @@ use super::Profile;
 use super::formats::{Format, folded};
 use super::memory::amount;
 use super::model::Unit;
-use super::text::{fit, percent};
+use super::text::{COLUMNS, fit, percent};
 
-const COLUMNS: usize = 100;
 const TOP: usize = 20;
 
 /// An old and a new profile.

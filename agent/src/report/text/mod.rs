@@ -4,4 +4,4 @@ pub mod cpu;
 pub mod memory;
 mod table;
 
-pub use table::{fit, percent};
+pub use table::{COLUMNS, fit, percent};
