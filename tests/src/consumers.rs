@@ -132,15 +132,23 @@ impl Node {
         let mut server = Command::new("node");
         // Its own way to start the server gives up after half a second.
         server.arg(&script).arg("--daemon").arg(profile).args(["--session", SESSION]);
-        let server = server.envs(environment(&folder)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let profiler = FirefoxProfiler { server: server.spawn().context("cannot run node")?, script, folder };
+        server.envs(environment(&folder)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let [session, log] = ["json", "log"].map(|ending| folder.path().join(SESSION).with_extension(ending));
+        let mut profiler = FirefoxProfiler { server: server.spawn().context("cannot run node")?, script, folder };
         let start = Instant::now();
         loop {
-            match profiler.print(&["profile", "info"]) {
-                Ok(_) => return Ok(profiler),
-                Err(error) if start.elapsed() > PATIENCE => return Err(error.context("it does not open the profile")),
-                Err(_) => sleep(Duration::from_millis(200)),
+            // A client that comes before the server has written this removes it as a dead server's: then
+            // they never meet.
+            let open = session.exists() && profiler.print(&["profile", "info"]).is_ok();
+            if open {
+                return Ok(profiler);
             }
+            let ended = profiler.server.try_wait()?;
+            if ended.is_some() || start.elapsed() > PATIENCE {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                bail!("it does not open the profile ({ended:?}); it said:\n{said}");
+            }
+            sleep(Duration::from_millis(200));
         }
     }
 }
