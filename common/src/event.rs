@@ -188,6 +188,14 @@ impl FrameRecord {
         ffid: 0,
         vm: 0,
     };
+
+    /// Says of no prototype that it is the frame's: word by word, as [`clear`](crate::memory::clear) does.
+    #[inline(always)]
+    pub fn forget_prototype(&mut self) {
+        // SAFETY: a field.
+        unsafe { (&raw mut self.chunkname).write_volatile(0) };
+        (self.first_line, self.size_bc) = (0, 0);
+    }
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.

@@ -9,10 +9,12 @@
 //! The same source runs in the kernel and in user space. Nothing is believed: every object's type byte, every
 //! bytecode position and every step's direction is checked, so a torn stack ends the walk with a reason.
 
+use core::mem::MaybeUninit;
+
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};
 use crate::head::Head;
 use crate::layout::{VmLayout, gct};
-use crate::memory::{ReadMemory, Unreadable};
+use crate::memory::{ReadMemory, Unreadable, zeroed};
 use crate::string;
 
 /// Bits of an address in a tagged GC64 value (`LJ_GCVMASK`, `lj_obj.h`).
@@ -275,9 +277,7 @@ impl Walk {
         record.base = self.base;
         record.function = self.thread;
         record.code = self.cframe;
-        record.chunkname = 0;
-        record.first_line = 0;
-        record.size_bc = 0;
+        record.forget_prototype();
         record.position = NO_POSITION;
         record.kind = FrameKind::CFrame as u8;
         record.ffid = 0;
@@ -298,9 +298,8 @@ impl Walk {
     #[inline(always)]
     fn load_cframe(&mut self, memory: &impl ReadMemory, layout: &VmLayout, cframe: u64) -> Result<(), WalkEnd> {
         self.cframe = cframe;
-        self.cframe_prev = 0;
-        self.frameless_limit = 0;
         if cframe == 0 {
+            (self.cframe_prev, self.frameless_limit) = (0, 0);
             return Ok(());
         }
         let gc64 = layout.is_gc64();
@@ -309,11 +308,13 @@ impl Walk {
         }
         self.cframe_prev = memory.read::<u64>(cframe.wrapping_add(u64::from(layout.cframe_prev)))? & !CFRAME_FLAGS;
         let results = memory.read::<i32>(cframe.wrapping_add(u64::from(layout.cframe_nres)))?;
-        if results < 0 {
+        self.frameless_limit = if results < 0 {
             // A C function run by lj_vm_cpcall without a frame: SAVE_NRES holds the stack's top then, negated.
             let offset = if gc64 { 16 } else { 8 };
-            self.frameless_limit = self.bottom.wrapping_sub(offset).wrapping_add(u64::from(results.unsigned_abs()));
-        }
+            self.bottom.wrapping_sub(offset).wrapping_add(u64::from(results.unsigned_abs()))
+        } else {
+            0
+        };
         Ok(())
     }
 }
@@ -342,18 +343,17 @@ pub fn describe(
     pc: u64,
     record: &mut FrameRecord,
 ) -> Result<(), WalkEnd> {
-    let mut head = Head::EMPTY;
-    let Code { ffid, address } = read_code(memory, layout, function, &mut head)?;
+    let mut place = MaybeUninit::uninit();
+    let head = zeroed::<Head>(&mut place);
+    let Code { ffid, address } = read_code(memory, layout, function, head)?;
     record.function = function;
     record.code = address;
     record.ffid = ffid;
     record.kind = Code::kind_of(ffid) as u8;
     record.position = NO_POSITION;
-    record.chunkname = 0;
-    record.first_line = 0;
-    record.size_bc = 0;
+    record.forget_prototype();
     if ffid == 0 {
-        let prototype = read_prototype(memory, layout, address, &mut head)?;
+        let prototype = read_prototype(memory, layout, address, head)?;
         record.first_line = prototype.first_line;
         record.size_bc = prototype.size_bc;
         // Without it the function is not told by its name, but is on the stack all the same.

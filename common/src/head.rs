@@ -1,7 +1,7 @@
 //! The beginnings of objects, read in one piece: in the kernel, a read costs about as much for one field as for
 //! all of them.
 
-use crate::memory::{ReadMemory, Unreadable};
+use crate::memory::{Plain, ReadMemory, Unreadable};
 
 /// The most words of an object that are read.
 const WORDS: usize = 11;
@@ -16,6 +16,9 @@ pub struct Head {
     /// word to end up to 7 bytes later.
     words: [u64; WORDS + 1],
 }
+
+// SAFETY: an array of integers.
+unsafe impl Plain for Head {}
 
 impl Head {
     /// Nothing read yet.

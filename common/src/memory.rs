@@ -1,6 +1,8 @@
 //! How the walkers read a target's memory: one trait, implemented over BPF helpers in the kernel, over
 //! `process_vm_readv` and over saved memory in user space.
 
+use core::mem::MaybeUninit;
+
 /// Plain data that may be read from arbitrary bytes of another process.
 ///
 /// # Safety
@@ -20,6 +22,37 @@ unsafe impl Plain for u64 {}
 // SAFETY: arrays of plain values have neither padding nor invalid values.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
+/// Sets all of `value` to zero, word by word.
+///
+/// LLVM's BPF backend has no other way to clear memory than a loop over its bytes (`MaxStoresPerMemset` is 0,
+/// `BPFISelLowering.cpp`), which it also makes of neighbouring assignments of zero: slow to run, and slower to verify.
+#[inline(always)]
+pub fn clear<T: Plain>(value: &mut T) {
+    // SAFETY: it is valid for writes of its size.
+    unsafe { clear_words(value) };
+}
+
+/// A value that is all zeros, in a place that holds nothing yet: moving it there would be such a loop, too.
+#[inline(always)]
+pub fn zeroed<T: Plain>(place: &mut MaybeUninit<T>) -> &mut T {
+    // SAFETY: all of the value is written, with what is a valid one of plain data.
+    unsafe {
+        clear_words(place.as_mut_ptr());
+        place.assume_init_mut()
+    }
+}
+
+/// # Safety
+/// `value` must be valid for writes.
+#[inline(always)]
+unsafe fn clear_words<T: Plain>(value: *mut T) {
+    const { assert!(align_of::<T>() == 8 && size_of::<T>().is_multiple_of(8)) };
+    for index in 0..size_of::<T>() / 8 {
+        // SAFETY: the word lies within the value.
+        unsafe { value.cast::<u64>().add(index).write_volatile(0) };
+    }
+}
+
 /// The address could not be read: not mapped, paged out, or outside of what was saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreadable;
@@ -37,6 +70,16 @@ pub trait ReadMemory {
             *word = self.read(address.wrapping_add(offset))?;
         }
         Ok(())
+    }
+
+    /// Reads neighbouring words into memory that holds nothing yet.
+    #[inline(always)]
+    fn read_array<'m, const N: usize>(
+        &self,
+        address: u64,
+        into: &'m mut MaybeUninit<[u64; N]>,
+    ) -> Result<&'m mut [u64; N], Unreadable> {
+        Ok(into.write(self.read(address)?))
     }
 
     /// Reads a GC reference or a GC-width pointer: 8 bytes if `gc64`, else 4.

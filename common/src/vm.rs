@@ -32,8 +32,8 @@ pub struct VmConfig {
 /// there in all builds.
 pub const WINDOW: usize = 29;
 
-/// A word after the window, which no read changes.
-pub const NO_WORD: u32 = 31;
+/// No word of the window.
+pub const NO_WORD: u32 = u32::MAX;
 
 impl VmConfig {
     /// The VM at `global`, whose main thread is at `main_thread` and whose interpreter's code is in

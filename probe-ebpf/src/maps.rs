@@ -46,6 +46,10 @@ pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0)
 #[map]
 pub static VM_NUMBERS: HashMap<u32, u8> = HashMap::with_max_entries(MAX_VMS, 0);
 
+/// How many of these are taken, or a few less.
+#[map]
+pub static NEW_VMS: Array<u32> = Array::with_max_entries(1, 0);
+
 /// The last call of the allocator on each thread, which waits for a result, or did.
 #[map]
 pub static PENDING: Array<PendingAllocation> = Array::with_max_entries(PENDING_PLACES, 0);

@@ -1,5 +1,7 @@
 //! The target's memory, read from within the kernel.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
@@ -12,6 +14,20 @@ impl ReadMemory for UserMemory {
     fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
         // SAFETY: the helper checks the address; `T` is plain data, valid for every bit pattern.
         unsafe { bpf_probe_read_user(address as *const T) }.map_err(|_| Unreadable)
+    }
+
+    #[inline(always)]
+    fn read_array<'m, const N: usize>(
+        &self,
+        address: u64,
+        into: &'m mut MaybeUninit<[u64; N]>,
+    ) -> Result<&'m mut [u64; N], Unreadable> {
+        // SAFETY: the helper fills all of it, with zeros where it fails, and checks the address.
+        let outcome = unsafe {
+            generated::bpf_probe_read_user(into.as_mut_ptr().cast(), size_of::<[u64; N]>() as u32, address as *const _)
+        };
+        // SAFETY: as above.
+        if outcome == 0 { Ok(unsafe { into.assume_init_mut() }) } else { Err(Unreadable) }
     }
 
     #[inline(always)]

@@ -22,9 +22,8 @@ use lj_trace_common::event::{
     SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
 };
 use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
-use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::top;
-use lj_trace_common::trace::RunningTrace;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
@@ -75,6 +74,8 @@ struct Machine {
     vm: u32,
     /// Bytes of the C stack in the payload.
     stack_size: u32,
+    /// How far above `rsp` the main thread's first frame is: more than a stack can have on other threads.
+    stack_frames: u64,
 }
 
 /// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames.
@@ -130,12 +131,16 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
         count(Counter::NoRegisters);
         return;
     }
-    copy_stack(borrow(), config);
+    let mut area = area;
+    let context = (&raw mut area).cast();
+    prepare_copy(borrow(), config);
+    // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
+    unsafe { bpf_loop(MAX_STACK / STACK_CHUNK, copy_next_chunk as *mut c_void, context, 0) };
+    finish_copy(borrow(), config);
     if config.vms != 0 {
         prepare_walk(borrow(), config);
-        let mut area = area;
-        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
-        unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, (&raw mut area).cast(), 0) };
+        // SAFETY: as above.
+        unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
         copy_lua_stack(borrow());
         traces::note(&mut borrow().header);
     }
@@ -164,6 +169,9 @@ fn is_duplicate(context: &PerfEventContext) -> bool {
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted.
 #[inline(always)]
 fn read_registers(header: &mut SampleHeader, flags: u32, allocation_size: u64) -> bool {
+    clear(header);
+    header.vm = NO_VM;
+    (header.walk_end, header.outer_end) = (WalkEnd::NoLua as u32, WalkEnd::NoLua as u32);
     let id = bpf_get_current_pid_tgid();
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
@@ -174,7 +182,6 @@ fn read_registers(header: &mut SampleHeader, flags: u32, allocation_size: u64) -
     };
     header.time = time;
     let Ok(r) = registers else { return false };
-    clear(header);
     if let Some(pending) = pending::of_id(id) {
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
@@ -191,52 +198,21 @@ fn read_registers(header: &mut SampleHeader, flags: u32, allocation_size: u64) -
     true
 }
 
-/// Empties what the Lua part of the program fills in.
+/// Sets the state machine to where the C stack begins.
 #[inline(always)]
-fn clear(header: &mut SampleHeader) {
-    header.vm = NO_VM;
-    header.thread = 0;
-    header.vmstate = 0;
-    header.jit_base = 0;
-    header.thread_base = 0;
-    header.lua_stack = 0;
-    header.lua_stack_end = 0;
-    header.cframe = 0;
-    header.inner_frames = 0;
-    header.outer_end = WalkEnd::NoLua as u32;
-    header.trace_exit = 0;
-    header.trace = RunningTrace::default();
-    header.lua_copy_start = 0;
-    header.return_slot = 0;
-    header.return_address = 0;
-    header.frame_count = 0;
-    header.lua_copy_size = 0;
-    header.kernel_size = 0;
-    header.walk_end = WalkEnd::NoLua as u32;
+fn prepare_copy(scratch: &mut Scratch, config: &Config) {
+    scratch.machine.stack_size = 0;
+    // Above the main thread's first frame lie only the arguments and the environment.
+    scratch.machine.stack_frames = config.stack_start.wrapping_sub(scratch.header.registers[reg::RSP]);
 }
 
-/// Copies the C stack from `rsp` upward, in chunks, until the limit or the end of its mapping.
+/// Copies what is left of the C stack where its mapping ends within a chunk.
 #[inline(always)]
-fn copy_stack(scratch: &mut Scratch, config: &Config) {
+fn finish_copy(scratch: &mut Scratch, config: &Config) {
     let start = scratch.header.registers[reg::RSP];
+    let frames = scratch.machine.stack_frames;
     let payload = scratch.payload.as_mut_ptr();
     let copied = Copied(&raw mut scratch.machine.stack_size);
-    copied.set(0);
-    // Above the main thread's first frame lie only the arguments and the environment.
-    let frames = config.stack_start.wrapping_sub(start);
-    for index in 0..MAX_STACK / STACK_CHUNK {
-        let offset = index * STACK_CHUNK;
-        if offset >= config.stack_limit || u64::from(offset) > frames {
-            break;
-        }
-        // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
-        // part of a buffer in a C function's frame.
-        if copy_chunk(payload, offset, STACK_CHUNK, start) {
-            copied.set(offset + STACK_CHUNK);
-        } else if offset >= copied.get() + MAX_HOLE * STACK_CHUNK {
-            break;
-        }
-    }
     if copied.get() >= config.stack_limit {
         scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
     } else if u64::from(copied.get()) <= frames {
@@ -256,6 +232,28 @@ fn copy_stack(scratch: &mut Scratch, config: &Config) {
     }
     scratch.header.stack_size = size;
     scratch.machine.stack_end = start + u64::from(size);
+}
+
+/// Copies the chunk of the C stack with this number, counted from `rsp` upward: 0 to go on, 1 to stop.
+extern "C" fn copy_next_chunk(index: u64, area: *mut c_void) -> i64 {
+    // SAFETY: `take` passes the number of its working area.
+    let area = unsafe { *area.cast::<u32>() };
+    let (Some(config), Some(scratch)) = (CONFIG.get(0), SCRATCH.get_ptr_mut(area)) else { return 1 };
+    // SAFETY: as in `take`, whose own reference is not used while this runs.
+    let scratch = unsafe { &mut *scratch };
+    // The verifier does not know how often it is called.
+    let offset = index as u32 % (MAX_STACK / STACK_CHUNK) * STACK_CHUNK;
+    if offset >= config.stack_limit || u64::from(offset) > scratch.machine.stack_frames {
+        return 1;
+    }
+    let start = scratch.header.registers[reg::RSP];
+    // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
+    // part of a buffer in a C function's frame.
+    if copy_chunk(scratch.payload.as_mut_ptr(), offset, STACK_CHUNK, start) {
+        scratch.machine.stack_size = offset + STACK_CHUNK;
+        return 0;
+    }
+    i64::from(offset >= scratch.machine.stack_size + MAX_HOLE * STACK_CHUNK)
 }
 
 /// How much was copied so far: kept in memory, where the verifier does not follow its value. In a register it

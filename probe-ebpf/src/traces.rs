@@ -1,11 +1,13 @@
 //! Traces: which one runs at a sample, and a copy of each the first time that it is seen.
 
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use lj_trace_common::config::Counter;
 use lj_trace_common::event::{SAMPLE_ON_TRACE, SampleHeader, reg};
 use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::zeroed;
 use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, TraceCopy};
 
 use crate::count::count;
@@ -52,11 +54,12 @@ extern "C" fn look_at(index: u64, vm: *mut c_void) -> i64 {
     // SAFETY: `note` passes the index of the VM.
     let vm_index = unsafe { *vm.cast::<u32>() };
     let Some(vm) = VMS.get(vm_index) else { return 1 };
-    let mut running = RunningTrace::default();
-    if trace::running(&UserMemory, vm, index as u32 + 1, &mut running).is_err() {
+    let mut place = MaybeUninit::uninit();
+    let running = zeroed::<RunningTrace>(&mut place);
+    if trace::running(&UserMemory, vm, index as u32 + 1, running).is_err() {
         return 1;
     }
-    offer(&running, &vm.layout, vm_index);
+    offer(running, &vm.layout, vm_index);
     0
 }
 

@@ -1,6 +1,8 @@
 //! Who causes an allocation, in the terms of Tarantool's memprof (`memprof_write_func` and its neighbours,
 //! `lj_memprof.c` of the fork).
 
+use core::mem::MaybeUninit;
+
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, NoFunction, locate};
 use super::on_trace;
@@ -8,42 +10,81 @@ use crate::event::FrameKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
-use crate::memory::{ReadMemory, Unreadable};
-use crate::vm::{NO_WORD, VmConfig, VmState, WINDOW};
+use crate::memory::{Plain, ReadMemory, Unreadable, zeroed};
+use crate::vm::{VmConfig, VmState, WINDOW};
 
 /// Room to find out in who allocates: the stack of a BPF program is too small for it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Of the `global_State`, and the coroutine where that does not name it ([`crate::vm::NO_WORD`]).
-    window: [u64; 32],
+    /// The coroutine that allocates; 0 if it is not known.
+    thread: u64,
+    /// Its `L->base`.
+    base: u64,
+    /// Its innermost C frame.
+    cframe: u64,
+    /// The raw `vmstate`.
+    vmstate: i64,
+    /// Of functions and prototypes that were not known.
     head: Head,
 }
 
+// SAFETY: the fields are integers laid out without padding, as the assertion below proves.
+unsafe impl Plain for Room {}
+
+const _: () = assert!(size_of::<Room>() == 4 * 8 + size_of::<Head>());
+
 impl Room {
     /// Nothing in it.
-    pub const EMPTY: Self = Self { window: [0; 32], head: Head::EMPTY };
+    pub const EMPTY: Self = Self { thread: 0, base: 0, cframe: 0, vmstate: 0, head: Head::EMPTY };
 
     /// Says which coroutine allocates, for VMs whose `global_State` does not; 0 if that is not known.
     #[inline(always)]
     pub fn note_thread(&mut self, thread: u64) {
-        self.window[NO_WORD as usize] = thread;
+        self.thread = thread;
     }
+}
 
-    /// Reads what is needed of the `global_State`; returns the raw `vmstate`.
-    #[inline(always)]
-    fn read_global(&mut self, memory: &impl ReadMemory, vm: &VmConfig) -> Result<i32, Unreadable> {
-        let start = vm.layout.g_vmstate & !7;
-        memory.read_words(vm.global.wrapping_add(u64::from(start)), &mut self.window[..WINDOW])?;
-        Ok((self.window[0] >> (u32::from(vm.layout.g_vmstate & 4) * 8)) as i32)
+/// Reads what is needed of the `global_State`: the raw `vmstate`, and the coroutine that allocates if it names that.
+/// Whether it could be read.
+///
+/// A function of its own in the kernel, with a stack of its own: there the kernel checks the least when it copies user
+/// memory (`__check_object_size`, `mm/usercopy.c`), which else is a good part of what a read costs.
+#[inline(never)]
+fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> bool {
+    let start = vm.layout.g_vmstate & !7;
+    let mut window = MaybeUninit::uninit();
+    let Ok(window) = memory.read_array::<WINDOW>(vm.global.wrapping_add(u64::from(start)), &mut window) else {
+        return false;
+    };
+    room.vmstate = i64::from((window[0] >> (u32::from(vm.layout.g_vmstate & 4) * 8)) as i32);
+    let word = vm.thread_word as usize;
+    if word < WINDOW {
+        let word = window[word];
+        room.thread = if vm.layout.is_gc64() { word } else { word >> (vm.thread_shift & 32) & 0xffff_ffff };
     }
+    true
+}
 
-    /// The coroutine that the `global_State` names.
-    #[inline(always)]
-    fn thread(&self, vm: &VmConfig) -> u64 {
-        let word = self.window[vm.thread_word as usize % 32];
-        if vm.layout.is_gc64() { word } else { word >> (vm.thread_shift & 32) & 0xffff_ffff }
+/// Reads where the coroutine that allocates is, after a look whether it is one of the VM's. A function of its own as
+/// [`read_state`] is.
+#[inline(never)]
+fn read_thread(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> bool {
+    place_of(memory, vm, room.thread).map(|(base, cframe)| (room.base, room.cframe) = (base, cframe)).is_ok()
+}
+
+/// The base and the innermost C frame of a coroutine of `vm`.
+#[inline(always)]
+fn place_of(memory: &impl ReadMemory, vm: &VmConfig, thread: u64) -> Result<(u64, u64), Nobody> {
+    let layout = &vm.layout;
+    let gc64 = layout.is_gc64();
+    let mut place = MaybeUninit::uninit();
+    let head = zeroed::<Head>(&mut place);
+    head.read::<11, 7>(memory, gc64, thread)?;
+    if head.reference(gc64, layout.l_glref)? != vm.global || head.u8(gct_offset(gc64) as u16)? != gct::THREAD {
+        return Err(Nobody);
     }
+    Ok((head.u64(layout.l_base)?, head.u64(layout.l_cframe)? & !CFRAME_FLAGS))
 }
 
 /// Fills in who causes an allocation that `vm` is making.
@@ -61,7 +102,10 @@ pub fn attribute(
     event.source = AllocationSource::Internal as u8;
     event.place = 0;
     event.line = 0;
-    let Ok(raw) = room.read_global(memory, vm) else { return };
+    if !read_state(memory, vm, room) {
+        return;
+    }
+    let raw = room.vmstate as i32;
     let states = vm.layout.states();
     match VmState::from_raw(states, raw) {
         VmState::Trace => trace(memory, vm, room, raw, event),
@@ -85,7 +129,7 @@ pub fn attribute(
 #[inline(always)]
 fn trace(memory: &impl ReadMemory, vm: &VmConfig, room: &Room, raw: i32, event: &mut AllocationEvent) {
     event.source = AllocationSource::Trace as u8;
-    on_trace::note(memory, vm, room.thread(vm), raw as u32, event);
+    on_trace::note(memory, vm, room.thread, raw as u32, event);
 }
 
 /// There is no function that it could be attributed to.
@@ -117,10 +161,10 @@ fn function(
 ) -> Result<AllocationSource, Nobody> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let thread = running_thread(memory, vm, room)?;
-    let head = &mut room.head;
-    let base = head.u64(layout.l_base)?;
-    let cframe = head.u64(layout.l_cframe)? & !CFRAME_FLAGS;
+    if room.thread == 0 || !read_thread(memory, vm, room) {
+        return Err(Nobody);
+    }
+    let Room { thread, base, cframe, ref mut head, .. } = *room;
     if cframe == 0 && layout.g_mem_l == ABSENT {
         // cur_L is left over: that coroutine has yielded, and what runs is not known.
         return Err(Nobody);
@@ -166,24 +210,6 @@ fn lua(
 ) -> Result<AllocationSource, Nobody> {
     let is_known = locate(memory, layout, objects, head, prototype, pc, event)?;
     Ok(if is_known { AllocationSource::Lua } else { AllocationSource::Internal })
-}
-
-/// The coroutine that allocates, whose `lua_State` it leaves in the room: Tarantool's VM notes it, in others it is
-/// the one that runs.
-#[inline(always)]
-fn running_thread(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> Result<u64, Nobody> {
-    let layout = &vm.layout;
-    let gc64 = layout.is_gc64();
-    let thread = room.thread(vm);
-    if thread == 0 {
-        return Err(Nobody);
-    }
-    let head = &mut room.head;
-    head.read::<11, 7>(memory, gc64, thread)?;
-    if head.reference(gc64, layout.l_glref)? != vm.global || head.u8(gct_offset(gc64) as u16)? != gct::THREAD {
-        return Err(Nobody);
-    }
-    Ok(thread)
 }
 
 /// The function that called the one with `base`, if it called as Lua functions do, and the PC after its call.

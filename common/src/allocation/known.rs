@@ -5,7 +5,7 @@ use crate::event::{FrameKind, NO_POSITION};
 use crate::frame::{Code, WalkEnd, line, position, read_code, read_prototype};
 use crate::head::Head;
 use crate::layout::VmLayout;
-use crate::memory::{Plain, ReadMemory, Unreadable};
+use crate::memory::{Plain, ReadMemory, Unreadable, clear};
 
 /// How many functions, and how many prototypes, of a VM are remembered. A power of two.
 pub const KNOWN_OBJECTS: u32 = 1024;
@@ -43,14 +43,25 @@ pub struct KnownPrototype {
     pub size_bc: u32,
     /// Always 0: keeps the size a multiple of 8.
     reserved: u32,
-    /// Positions that have allocated, each one more than it is, and their lines.
-    positions: [[u32; 2]; LINES],
+    /// Positions that have allocated.
+    positions: [Located; LINES],
+}
+
+/// The line of a position.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Located {
+    /// One more than the position; 0 for none.
+    position: u32,
+    line: u32,
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
 unsafe impl Plain for KnownFunction {}
 // SAFETY: as above.
 unsafe impl Plain for KnownPrototype {}
+// SAFETY: as above.
+unsafe impl Plain for Located {}
 
 const _: () = {
     assert!(size_of::<KnownFunction>() == 24);
@@ -190,7 +201,7 @@ impl KnownPrototype {
         self.line_count = read.line_count;
         self.first_line = read.first_line;
         self.size_bc = read.size_bc;
-        self.positions = [[0; 2]; LINES];
+        clear(&mut self.positions);
         self.prototype = prototype;
         Ok(read.chunkname)
     }
@@ -202,12 +213,12 @@ impl KnownPrototype {
         if position == NO_POSITION {
             return Ok(None);
         }
-        let [remembered, line_of_it] = &mut self.positions[position as usize % LINES];
-        if *remembered == position.wrapping_add(1) {
-            return Ok(Some(*line_of_it));
+        let located = &mut self.positions[position as usize % LINES];
+        if located.position == position.wrapping_add(1) {
+            return Ok(Some(located.line));
         }
         let line = line(memory, (self.lines, self.line_count), (self.first_line, self.size_bc), position)?;
-        (*remembered, *line_of_it) = (position.wrapping_add(1), line);
+        *located = Located { position: position.wrapping_add(1), line };
         Ok(Some(line))
     }
 }

@@ -6,7 +6,7 @@
 //! itself, or is something else.
 
 use lj_trace_common::allocation::event::{AllocationSource, Creation, PendingAllocation};
-use lj_trace_common::config::{Config, Counter, MAX_VMS, SHARED_USER_DATA};
+use lj_trace_common::config::{Config, Counter, SHARED_USER_DATA};
 use lj_trace_common::frame::gct_offset;
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory as _;
@@ -14,7 +14,7 @@ use lj_trace_common::vm::VmConfig;
 
 use super::send::send;
 use crate::count::count;
-use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, VM_NUMBERS, VMS};
+use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, NEW_VMS, VM_NUMBERS, VMS};
 use crate::memory::UserMemory;
 
 /// The VM that one becomes a copy of, if its first block has this size.
@@ -81,13 +81,19 @@ fn is_vm(template: &VmConfig, block: u64) -> bool {
 fn new_vm(settings: &Config) -> Option<u32> {
     /// Fails if there is one (`BPF_NOEXIST`): so no two VMs get one number.
     const ONLY_NEW: u64 = 1;
-    let first = settings.vms;
-    for attempt in 0..MAX_VMS {
-        let vm = first + attempt;
+    /// More threads than this do not come here at the same moment.
+    const ATTEMPTS: u32 = 16;
+    let given = NEW_VMS.get_ptr_mut(0)?;
+    // SAFETY: the entry is there as long as the program. What others write to it meanwhile costs an attempt.
+    let first = settings.vms.wrapping_add(unsafe { *given });
+    for attempt in 0..ATTEMPTS {
+        let vm = first.wrapping_add(attempt);
         if vm >= settings.max_vms {
             return None;
         }
         if VM_NUMBERS.insert(&vm, &1, ONLY_NEW).is_ok() {
+            // SAFETY: as above.
+            unsafe { *given = vm.wrapping_add(1).wrapping_sub(settings.vms) };
             return Some(vm);
         }
     }
