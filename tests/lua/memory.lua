@@ -288,9 +288,6 @@ local function rounds(first)
     growth.source = growth.source + (middle - start) * 1024
     growth.chunk = growth.chunk + (collectgarbage("count") - middle) * 1024
     chunk()
-    -- Who collects functions at once leaves nothing to be read.
-    local now = os.time()
-    repeat until os.time() > now + 1
     chunk, source, name = nil, nil, nil
     collectgarbage()
     collectgarbage("stop")
