@@ -17,6 +17,12 @@ pub struct Workload {
 
 /// The name of the workload whose shares are known.
 pub const TRUTH: &str = "truth.lua";
+/// How much CPU time, in seconds, a workload uses up for a statistical test: those who want to know more exactly set
+/// `LJ_TRACE_TEST_SECONDS`.
+pub fn seconds(usual: u32) -> String {
+    std::env::var("LJ_TRACE_TEST_SECONDS").unwrap_or_else(|_| usual.to_string())
+}
+
 /// The name of the workload whose functions are inlined into traces.
 pub const TRACES: &str = "traces.lua";
 /// The name of the workload whose allocations are known.

@@ -3,11 +3,11 @@
 use anyhow::{Result, bail};
 use lj_trace_tests::folded::{Stack, line_in};
 use lj_trace_tests::inlined::{examples, is_compiled, record};
-use lj_trace_tests::programs::{LUAJIT, TARANTOOL};
-use lj_trace_tests::workload::TRACES;
+use lj_trace_tests::programs::{LUAJIT, LUAJIT2, TARANTOOL};
+use lj_trace_tests::workload::{TRACES, seconds};
 
 /// CPU time that the workload uses up, in seconds.
-const SECONDS: &str = "6";
+const SECONDS: u32 = 6;
 /// Samples a second: about ten of each trace.
 const RATE: &str = "999";
 /// The largest share of the samples in traces that may lack the functions inlined there, in percent.
@@ -20,7 +20,7 @@ fn is_unresolved(stack: &Stack) -> bool {
 
 /// All traces are thrown away a hundred times a second, and compiled anew.
 fn flush(program: &'static str) -> Result<()> {
-    let arguments = [SECONDS, "flush"];
+    let arguments = [&*seconds(SECONDS), "flush"];
     let Some((functions, recorded)) = record(program, TRACES, &arguments, &["--rate", RATE])? else { return Ok(()) };
     let folded = &recorded.folded;
     let in_traces = folded.samples_where(|stack| is_compiled(stack) || is_unresolved(stack));
@@ -42,6 +42,11 @@ fn flush(program: &'static str) -> Result<()> {
 #[test]
 fn on_luajit() -> Result<()> {
     flush(LUAJIT)
+}
+
+#[test]
+fn on_luajit2() -> Result<()> {
+    flush(LUAJIT2)
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
 use crate::report::{Format, Frame, MemoryProfile, Weight};
 use crate::stream::memprof::{Event, MemprofWriter, Source};
-use crate::stream::{Symbol, WriteError};
+use crate::stream::{Annotation, Symbol, WriteError};
 
 /// What a recording of allocations is to become.
 #[derive(Clone)]
@@ -244,7 +244,7 @@ impl MemoryOutputs {
         let mut paths = Vec::new();
         let mut outcome = Ok(());
         for mut file in self.files {
-            outcome = outcome.and(file.finish());
+            outcome = outcome.and(file.note_losses(lost)).and(file.finish());
             paths.push(std::mem::take(&mut file.path));
         }
         match self.reports {
@@ -287,6 +287,15 @@ impl StreamFile {
         }
     }
 
+    /// Says what never arrived, where symbols of C functions have room for it.
+    fn note_losses(&mut self, lost: &[(&'static str, u64)]) -> Result<(), CommandError> {
+        let lost = if self.version >= 3 { lost } else { &[] };
+        lost.iter().try_for_each(|(reason, count)| {
+            let note = Annotation::Property { key: format!("lost {reason}"), value: count.to_string() };
+            self.write(|writer| writer.event(&Event::Symbol(note.to_symbol())))
+        })
+    }
+
     /// Ends the stream; what was not even started is one of nothing.
     fn finish(&mut self) -> Result<(), CommandError> {
         self.start([])?;
@@ -308,6 +317,7 @@ impl Drop for StreamFile {
 mod tests {
     use super::*;
     use crate::commands::exit::ExitCode;
+    use crate::report::model::Profile as _;
     use crate::stream::{Body, Stream};
     use crate::target::Process;
 
@@ -348,6 +358,13 @@ mod tests {
         assert_eq!(folded, "VM 1;0.lua;@0.lua:1;0.lua:2 40\nVM 2;1.lua;@1.lua:1;1.lua:2 41\n");
         let svg = std::fs::read_to_string(path("a.svg")).unwrap();
         assert!(svg.contains("luajit (pid 7): bytes still held") && svg.contains("9 lost"), "{svg}");
+        let stream = Stream::open(std::fs::File::open(folder.path().join("a-2.bin")).unwrap()).unwrap();
+        let Body::Memprof(mut events) = stream.body else { panic!("no events") };
+        let mut profile = MemoryProfile::new(Weight::Held, "a");
+        while let Some(event) = events.next_event().unwrap() {
+            profile.add(0, &event);
+        }
+        assert_eq!(profile.losses()["ring buffer full"], 9);
     }
 
     #[test]

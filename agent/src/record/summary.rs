@@ -22,6 +22,8 @@ pub struct Summary {
     pub tally: Tally,
     /// Samples that never arrived, by reason.
     pub lost: Vec<(&'static str, u64)>,
+    /// What else was counted.
+    pub noted: Vec<(&'static str, u64)>,
     /// Samples that were left out, since only one VM is recorded: those of others, and of code outside of any.
     pub left_out: u64,
     /// The table of traces, if it is wanted.
@@ -64,6 +66,9 @@ impl Summary {
             }
             for (reason, count) in unresolved {
                 writeln!(out, "  [unknown: {reason}] {}", share(*count, *samples))?;
+            }
+            for (what, count) in &self.noted {
+                writeln!(out, "  {what}: {count}")?;
             }
         }
         if let Some(traces) = &self.traces {
@@ -216,6 +221,7 @@ mod tests {
             duration: Duration::from_secs(2),
             tally,
             lost: Vec::new(),
+            noted: Vec::new(),
             left_out: 0,
             traces: None,
         }

@@ -15,18 +15,22 @@ use crate::stream::memprof::Source;
 use crate::target::ProcessMemory;
 use crate::trace::attribution::Chain;
 use crate::trace::stacks::NOWHERE;
-use crate::trace::{KnownTrace, Sought, Traces};
+use crate::trace::{KnownTrace, Sought, Traces, identity};
 use crate::vm::{Vm, trace_by_number};
 
 /// The lines of a VM's traces that allocate.
 #[derive(Debug, Default)]
 pub struct TraceLines {
     traces: Traces,
-    known: HashMap<TracePlace, Source>,
+    /// What is known of places, and of which trace.
+    known: HashMap<TracePlace, (TraceIdentity, Source)>,
     /// Places of which nothing could be told a moment ago.
     missed: HashSet<TracePlace>,
+    /// Which traces have numbers and machine code now; none where they are gone. After a flush another trace may get
+    /// the number and the place of one.
+    now: HashMap<(u64, u64), Option<TraceIdentity>>,
     /// The traces themselves, by number and machine code; none for those that were gone.
-    sampled: HashMap<(u64, u64), Option<SampledTrace>>,
+    sampled: HashMap<(u64, u64), (Option<TraceIdentity>, Option<SampledTrace>)>,
 }
 
 /// Places kept: more than traces call the allocator from.
@@ -36,6 +40,7 @@ impl TraceLines {
     /// Notes that time has passed: what could not be told may be told now.
     pub fn begin_batch(&mut self) {
         self.missed.clear();
+        self.now.clear();
     }
 
     /// What reports show instead of a trace, if its line is certain. The frames come along the first time.
@@ -48,13 +53,14 @@ impl TraceLines {
         place: TracePlace,
     ) -> Option<(Source, Option<Vec<Frame>>)> {
         let (mcode, offset) = place.at?;
-        if let Some(source) = self.known.get(&place) {
+        let identity = self.identity(memory, vm, place.number, mcode)?;
+        if let Some((_, source)) = self.known.get(&place).filter(|(known, _)| *known == identity) {
             return Some((*source, None));
         }
         if self.missed.contains(&place) {
             return None;
         }
-        let Some(frames) = self.find(memory, vm, definitions, place.number, (mcode, offset)) else {
+        let Some(frames) = self.find(memory, vm, definitions, &identity, offset) else {
             self.missed.insert(place);
             return None;
         };
@@ -62,7 +68,7 @@ impl TraceLines {
             self.known.clear();
         }
         let source = Source::Trace { number: place.number, mcode: Some(mcode.wrapping_add(u64::from(offset))) };
-        self.known.insert(place, source);
+        self.known.insert(place, (identity, source));
         Some((source, Some(frames)))
     }
 
@@ -72,9 +78,25 @@ impl TraceLines {
         if self.sampled.len() >= MAX_KNOWN {
             self.sampled.clear();
         }
+        let identity = self.identity(memory, vm, place.number, mcode);
         let Self { traces, sampled, .. } = self;
-        let read = || known(traces, memory, vm, place.number, mcode).map(SampledTrace::new);
-        sampled.entry((place.number, mcode)).or_insert_with(read).as_ref()
+        let of = (place.number, mcode);
+        // Whoever is gone was the one that was there last.
+        let changed = |known: &(Option<TraceIdentity>, _)| identity.is_some() && known.0 != identity;
+        if sampled.get(&of).is_none_or(changed) {
+            let trace = identity.and_then(|identity| known(traces, memory, vm, &identity)).map(SampledTrace::new);
+            sampled.insert(of, (identity, trace));
+        }
+        sampled.get(&of)?.1.as_ref()
+    }
+
+    /// Which trace has this number and its machine code at `mcode` now.
+    fn identity(&mut self, memory: &ProcessMemory, vm: &Vm, number: u64, mcode: u64) -> Option<TraceIdentity> {
+        let read = || {
+            let trace = trace_by_number(memory, vm, u16::try_from(number).ok()?)?;
+            (trace.mcode.start == mcode).then(|| identity(&trace))
+        };
+        *self.now.entry((number, mcode)).or_insert_with(read)
     }
 
     fn find(
@@ -82,23 +104,20 @@ impl TraceLines {
         memory: &ProcessMemory,
         vm: &Vm,
         definitions: &Definitions,
-        number: u64,
-        (mcode, offset): (u64, u32),
+        identity: &TraceIdentity,
+        offset: u32,
     ) -> Option<Vec<Frame>> {
-        let trace = known(&mut self.traces, memory, vm, number, mcode)?;
+        let trace = known(&mut self.traces, memory, vm, identity)?;
         // The call is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
         frames(&trace, &span.chain, definitions)
     }
 }
 
-/// The trace of this number with its machine code at `mcode`, if it is still the one that has allocated.
-fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, number: u64, mcode: u64) -> Option<Arc<KnownTrace>> {
-    let number = u16::try_from(number).ok()?;
-    trace_by_number(memory, vm, number).filter(|trace| trace.mcode.start == mcode)?;
-    let sought = Sought::Number(number);
-    let trace = traces.find(memory, vm, sought, &TraceIdentity::default(), || None).ok()?;
-    (trace.body.trace.mcode.start == mcode).then_some(trace)
+/// This trace, if it is still there.
+fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, identity: &TraceIdentity) -> Option<Arc<KnownTrace>> {
+    let number = u16::try_from(identity.number).ok()?;
+    traces.find(memory, vm, Sought::Number(number), identity, || None).ok()
 }
 
 /// The innermost Lua function of a chain: its file, the function, and the line.

@@ -26,6 +26,7 @@ pub use around::Around;
 pub use attribution::{Attribution, Attributor, Chain, Span};
 pub use body::{Body, BodyError, Snapshot};
 pub use cast::{Callee, Cast};
+pub use copied::identity;
 pub use ir::Numbering;
 pub use known::{KnownTrace, Sought, Traces};
 pub use resolve::{Hit, NoTrace, OnTrace, is_on_trace, resolve};

@@ -27,6 +27,9 @@ const SAMPLE_BATCH: usize = 1 << 10;
 /// What counts samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];
 
+/// What counts what samples lack.
+const NOTED: [Counter; 2] = [Counter::NoStack, Counter::TracesLost];
+
 /// How often the target's memory is measured, if that is shown.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -248,7 +251,8 @@ impl Recording {
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&LOST_SAMPLES);
             let traces = args.traces.then(|| outputs.traces().text("samples", tally.samples));
-            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, left_out, traces };
+            let noted = programs.counted(&NOTED);
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, noted, left_out, traces };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });
