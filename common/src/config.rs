@@ -144,10 +144,33 @@ counters! {
     AllocationsFailed => "allocations that failed",
     /// A null pointer was freed.
     NothingFreed => "frees of nothing",
+    /// The allocator returned, and a probe saw it.
+    AllocatorReturns => "returns of the allocator",
+    /// Calls whose program was timed.
+    CallsTimed => "calls of the allocator that were timed",
+    /// How long the program took at those.
+    CallTime => "nanoseconds at calls that were timed",
+    /// Returns whose program was timed.
+    ReturnsTimed => "returns of the allocator that were timed",
+    /// How long the program took at those.
+    ReturnTime => "nanoseconds at returns that were timed",
+    /// How long the sampler took.
+    SampleTime => "nanoseconds for samples",
+    /// How long copying the stacks of allocations took.
+    StackTime => "nanoseconds for allocation stacks",
 }
 
 /// Number of counters.
 pub const COUNTERS: u32 = Counter::ALL.len() as u32;
+
+/// The probes on the allocator time every call of this number on a CPU.
+pub const TIMED_EVERY: u64 = 64;
+
+/// A probe on the allocator that took longer, in nanoseconds, was interrupted: its time says nothing of what it costs.
+pub const LONGEST_PROGRAM: u64 = 50_000;
+
+/// The same for a program that takes a sample, with all of its stack.
+pub const LONGEST_SAMPLE: u64 = 2_000_000;
 
 /// Set in an allocation probe's cookie if the arguments are not where a function gets them. Its lower half has
 /// a byte for each of them: the DWARF number of the register, [`ARGUMENT_ZERO`] or [`ARGUMENT_LOST`].

@@ -4,6 +4,7 @@
 #![no_main]
 
 mod allocation;
+mod clock;
 mod count;
 mod empty;
 mod floor;

@@ -15,7 +15,7 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::config::{
-    Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK,
+    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK,
 };
 use lj_trace_common::event::{
     FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL,
@@ -27,6 +27,7 @@ use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
+use crate::clock::Timer;
 use crate::count::count;
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
@@ -84,6 +85,7 @@ const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES;
 /// The sampler.
 #[perf_event]
 pub fn sample_cpu(context: PerfEventContext) -> u32 {
+    let timer = Timer::start();
     let Some(config) = CONFIG.get(0) else { return 0 };
     if config.late_events != 0 && is_duplicate(&context) {
         return 0;
@@ -97,6 +99,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
     let kernel = if in_kernel && config.kernel_frames != 0 { context.ctx.cast() } else { core::ptr::null_mut() };
     take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, kernel);
+    timer.stop(Counter::SampleTime, LONGEST_SAMPLE);
     0
 }
 
@@ -110,7 +113,9 @@ pub fn sample_allocation(config: &Config, size: u64) {
         count(Counter::ScratchBusy);
         return;
     }
+    let timer = Timer::start();
     take(config, area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
+    timer.stop(Counter::StackTime, LONGEST_SAMPLE);
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }

@@ -88,7 +88,7 @@ impl MemoryRun {
     pub fn of(workload: &mut Workload, mode: &str, more: &[&str], folder: &Path) -> Result<Self> {
         let (pid, output) = (workload.pid().to_string(), folder.join("memory.bin"));
         let output = output.to_string_lossy();
-        let arguments = ["--pid", &pid, "--mode", mode, "--output", &output];
+        let arguments = ["--pid", &pid, "--mode", mode, "--no-limit", "--output", &output];
         let mut tracer = Tracer::start(arguments.iter().chain(more))?;
         tracer.wait_until_attached()?;
         workload.go()?;

@@ -165,7 +165,8 @@ pub fn check_memory(workload: &mut Workload) -> Result<(String, String)> {
     let folder = tempfile::tempdir()?;
     let output = folder.path().join("memory.bin");
     let pid = workload.pid().to_string();
-    let mut tracer = Tracer::start(["--pid", &pid, "--mode", "memprof", "--output", &output.to_string_lossy()])?;
+    let mut tracer =
+        Tracer::start(["--pid", &pid, "--mode", "memprof", "--no-limit", "--output", &output.to_string_lossy()])?;
     tracer.wait_until_attached()?;
     let measured = work(workload)?;
     tracer.signal(libc::SIGINT)?;

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -31,6 +32,8 @@ pub const MEMORY: &str = "memory.lua";
 pub const FORMATS: &str = "formats.lua";
 /// The name of the workload that allocates as fast as it can.
 pub const STORM: &str = "storm.lua";
+/// The name of the workload that allocates at an even pace.
+pub const PACE: &str = "pace.lua";
 
 impl Workload {
     /// Starts `script` on a program, with arguments, and waits until it says that it is ready. It does nothing until
@@ -133,6 +136,24 @@ impl Workload {
             truth.add(&line).with_context(|| format!("the workload reported {line:?}"))?;
         }
         Ok(truth)
+    }
+
+    /// The CPU time of the fastest of the next turns of [`STORM`] or [`PACE`]: other work on this machine makes the others
+    /// slower. Turns that have begun before, which the pipe is still full of, do not count.
+    ///
+    /// # Errors
+    /// If it ends, or reports something that is not understood.
+    pub fn fastest_turn(&mut self) -> Result<f64> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+        let mut turns = Vec::new();
+        while turns.len() < 20 {
+            let line = self.line()?;
+            let (began, took) = line.split_once(' ').with_context(|| format!("the workload reported {line:?}"))?;
+            if began.parse::<u64>()? > now {
+                turns.push(took.parse()?);
+            }
+        }
+        Ok(turns.into_iter().fold(f64::INFINITY, f64::min))
     }
 
     /// Ends it at once.

@@ -23,7 +23,7 @@ fn record(program: &Program, rounds: u64, every: u64, hold_up: bool) -> Result<(
     let (folded, stream) = (folder.path().join("stacks.folded"), folder.path().join("stacks.bin"));
     let (pid, every) = (workload.pid().to_string(), every.to_string());
     let outputs = ["--output", &folded.to_string_lossy(), "--output", &stream.to_string_lossy()].map(str::to_owned);
-    let arguments = ["--pid", &pid, "--mode", "memprof", "--alloc-stacks", &every].map(str::to_owned);
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--no-limit", "--alloc-stacks", &every].map(str::to_owned);
     let mut tracer = Tracer::start(arguments.into_iter().chain(outputs))?;
     tracer.wait_until_attached()?;
     if hold_up {
@@ -116,7 +116,7 @@ fn stacks_need_an_output_that_shows_them() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let stream = folder.path().join("x.bin").to_string_lossy().into_owned();
     let pid = workload.pid().to_string();
-    let outcome = run(["--pid", &pid, "--mode", "memprof", "--alloc-stacks", "1", "--output", &stream])?;
+    let outcome = run(["--pid", &pid, "--mode", "memprof", "--no-limit", "--alloc-stacks", "1", "--output", &stream])?;
     outcome.expect(64, &["--output stacks.svg"]);
     Ok(())
 }

@@ -82,6 +82,7 @@ fn a_wrong_command_line() -> Result<()> {
         (vec!["--pid", &pid, "--duration", "soon"], "duration"),
         (vec!["--pid", &pid, "--duration", "0s"], "duration"),
         (vec!["--pid", &pid, "--mode", "guess"], "mode"),
+        (vec!["--pid", &pid, "--max-overhead", "0%"], "max-overhead"),
         (vec!["--pid", &pid, "--output", "profile.docx"], "profile.docx"),
         (vec!["--pid", "luajit"], "pid"),
         (vec!["record"], "--pid"),

@@ -98,7 +98,7 @@ fn memory_profiles_of_children_are_files_of_their_own() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let (pid, stream, folded) = (nginx.pid().to_string(), path("mem.bin"), path("mem.folded"));
-    let arguments = ["--pid", &pid, "--children", "--mode", "memprof", "--duration", "300ms"];
+    let arguments = ["--pid", &pid, "--children", "--mode", "memprof", "--no-limit", "--duration", "300ms"];
     let outcome = run(arguments.into_iter().chain(["--output", &stream, "--output", &folded]))?;
     outcome.expect(0, &["the time is over"]);
     for worker in nginx.workers() {
@@ -153,7 +153,8 @@ fn a_worker_that_replaces_another_has_a_memory_profile() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let (pid, stream) = (nginx.pid().to_string(), path("mem.bin"));
-    let mut tracer = Tracer::start(["--pid", &pid, "--children", "--mode", "memprof", "--output", &stream])?;
+    let mut tracer =
+        Tracer::start(["--pid", &pid, "--children", "--mode", "memprof", "--no-limit", "--output", &stream])?;
     tracer.wait_until_attached()?;
     let old = nginx.workers()[0];
     nginx.let_work(old, SECONDS / 4.0)?;

@@ -55,7 +55,8 @@ fn record() -> Result<Written> {
     let mut workload = Workload::start(&program, FORMATS, &["1.5"])?;
     let written = Written { folder: tempfile::tempdir()? };
     let (pid, rate) = (workload.pid().to_string(), RATE.to_string());
-    let mut arguments = vec!["--pid".to_owned(), pid, "--mode".into(), "all".into(), "--rate".into(), rate];
+    let mut arguments =
+        vec!["--pid".to_owned(), pid, "--mode".into(), "all".into(), "--no-limit".into(), "--rate".into(), rate];
     for ending in ENDINGS {
         arguments.extend(["-o".into(), written.folder.path().join(format!("run.{ending}")).display().to_string()]);
     }

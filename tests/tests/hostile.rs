@@ -85,7 +85,8 @@ fn absurd_prototypes_are_survived() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let Some(mut host) = host(folder.path(), "prototypes")? else { return Ok(()) };
         let output = folder.path().join("profile.bin");
-        let arguments = ["--pid", &host.pid().to_string(), "--mode", mode, "--output", &output.to_string_lossy()];
+        let arguments =
+            ["--pid", &host.pid().to_string(), "--mode", mode, "--no-limit", "--output", &output.to_string_lossy()];
         let mut tracer = Tracer::start(arguments)?;
         tracer.wait_until_attached()?;
         host.go()?;

@@ -1,8 +1,8 @@
 //! Recording allocations harms nobody, however it ends.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind};
 use lj_trace_tests::code;
 use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
@@ -27,26 +27,11 @@ impl Storm {
 
     fn record(workload: Workload, folder: tempfile::TempDir, mode: &str, more: &[&str]) -> Result<Self> {
         let (pid, output) = (workload.pid().to_string(), folder.path().join("storm.bin"));
-        let arguments = ["--pid", &pid, "--mode", mode, "--output", &output.to_string_lossy()];
+        let arguments = ["--pid", &pid, "--mode", mode, "--no-limit", "--output", &output.to_string_lossy()];
         let mut tracer = Tracer::start(arguments.iter().chain(more))?;
         tracer.wait_until_attached()?;
         Ok(Self { workload, tracer, folder })
     }
-}
-
-/// The CPU time of the fastest of the next turns: other work on this machine makes the others slower. Turns that have
-/// begun before, which the pipe is still full of, do not count.
-fn fastest_turn(workload: &mut Workload) -> Result<f64> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
-    let mut turns = Vec::new();
-    while turns.len() < 20 {
-        let line = workload.line()?;
-        let (began, took) = line.split_once(' ').with_context(|| format!("the workload reported {line:?}"))?;
-        if began.parse::<u64>()? > now {
-            turns.push(took.parse()?);
-        }
-    }
-    Ok(turns.into_iter().fold(f64::INFINITY, f64::min))
 }
 
 #[test]
@@ -94,11 +79,11 @@ fn no_breakpoint_stays_behind() -> Result<()> {
         let pid = workload.pid();
         ensure!(code::differences(pid)?.is_empty(), "the code differs before anybody looks at it");
         workload.go()?;
-        let before = fastest_turn(&mut workload)?;
+        let before = workload.fastest_turn()?;
 
         let mut storm = Storm::record(workload, folder, "memprof", &[])?;
         ensure!(!code::differences(pid)?.is_empty(), "there are no breakpoints while it is recorded");
-        let during = fastest_turn(&mut storm.workload)?;
+        let during = storm.workload.fastest_turn()?;
         storm.tracer.signal(signal)?;
         let outcome = storm.tracer.wait()?;
         ensure!(signal == libc::SIGKILL || outcome.status.success(), "{outcome:#?}");
@@ -110,7 +95,7 @@ fn no_breakpoint_stays_behind() -> Result<()> {
         }
         let left = code::differences(pid)?;
         ensure!(left.is_empty(), "left behind: {left:?}");
-        let after = fastest_turn(&mut storm.workload)?;
+        let after = storm.workload.fastest_turn()?;
         println!("{}: a turn took {before} s, {during} s recorded, {after} s afterwards", program.name);
         // A breakpoint alone is more than half of what recording costs (`cargo xtask bench memprof`), and other work on
         // this machine is less than that.

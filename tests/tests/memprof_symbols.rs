@@ -26,7 +26,8 @@ fn record(program: &Program, folder: &Path, version: &str) -> Result<Stream<File
     let stream = folder.join("module.bin");
     let mut workload = Workload::start(program, "module.lua", &[&library.to_string_lossy(), &ROUNDS.to_string()])?;
     let (pid, output) = (workload.pid().to_string(), stream.to_string_lossy());
-    let arguments = ["--pid", &pid, "--mode", "memprof", "--stream-version", version, "--output", &output];
+    let arguments =
+        ["--pid", &pid, "--mode", "memprof", "--no-limit", "--stream-version", version, "--output", &output];
     let mut tracer = Tracer::start(arguments)?;
     tracer.wait_until_attached()?;
     // Events wait until the symbol table is written: what is loaded meanwhile may be in it.

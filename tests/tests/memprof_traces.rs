@@ -37,7 +37,7 @@ fn in_table(summary: &str) -> u64 {
 fn check(program: &'static str) -> Result<()> {
     let Some(program) = Program::find(program) else { return Ok(()) };
     let mut workload = Workload::start(&program, SCRIPT, &[])?;
-    let recording = Recording::attached(&workload, &["--mode", "memprof", "--traces"])?;
+    let recording = Recording::attached(&workload, &["--mode", "memprof", "--no-limit", "--traces"])?;
     workload.go()?;
     let report = workload.report()?;
     let recorded = recording.stop()?;

@@ -30,7 +30,8 @@ fn record(options: &[&str], arguments: &[&str], more: &[&str]) -> Result<Option<
     let arguments: Vec<&str> = [LIBRARY].iter().chain(arguments).copied().collect();
     let mut host = Workload::start_host_with(options, "vms.c", folder.path(), &arguments)?;
     let (pid, output) = (host.pid().to_string(), folder.path().join("vms.bin"));
-    let arguments = ["--pid", &pid, "--mode", "memprof", "--verbose", "--output", &output.to_string_lossy()];
+    let arguments =
+        ["--pid", &pid, "--mode", "memprof", "--no-limit", "--verbose", "--output", &output.to_string_lossy()];
     let mut tracer = Tracer::start(arguments.iter().chain(more))?;
     tracer.wait_until_attached()?;
     host.go()?;

@@ -59,7 +59,7 @@ fn shows_functions_lines_and_traces_in_any_size() -> Result<()> {
 fn shows_what_allocates() -> Result<()> {
     for size in SIZES {
         let workload = demo()?;
-        let screen = top(&workload, size, &["--mode", "all"])?;
+        let screen = top(&workload, size, &["--mode", "all", "--no-limit"])?;
         screen.press(&["3"])?;
         let seen = screen.wait_for(&["bytes/s*", "held", "demo.lua:", "allocation events"])?;
         ensure!(seen.contains("KiB") || seen.contains("MiB"), "{seen}");

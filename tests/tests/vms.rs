@@ -109,7 +109,7 @@ fn memory_of_one_can_be_picked() -> Result<()> {
     let vms = listed(&workload)?;
     let (address, _) = vms.iter().find(|(_, source)| source == "thread3.lua").with_context(|| format!("{vms:?}"))?;
     let folder = tempfile::tempdir()?;
-    let (folded, said) = record(&mut workload, folder.path(), &["--mode", "memprof", "--vm", address])?;
+    let (folded, said) = record(&mut workload, folder.path(), &["--mode", "memprof", "--no-limit", "--vm", address])?;
     // It makes boxed numbers of the FFI's; the main VM, which prints, is left out.
     ensure!(chunks(folded.stacks.iter().flat_map(|stack| &stack.frames)).into_iter().eq(["3"]), "{folded:#?}: {said}");
     ensure!(!folded.stacks.iter().flat_map(|stack| &stack.frames).any(|frame| frame.contains("threads.lua")), "{said}");

@@ -8,6 +8,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
 use super::exit::CommandError;
+use super::record::cost::LimitArgs;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
@@ -36,6 +37,10 @@ pub struct TopArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
     rate: u32,
 
+    /// What watching allocations may cost.
+    #[command(flatten)]
+    limit: LimitArgs,
+
     /// How often the picture changes, such as 1s or 500ms; sums go over the last ten times this
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     interval: Duration,
@@ -56,7 +61,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         return Err(CommandError::usage(message));
     }
     priority::raise();
-    let record_args = RecordArgs::live(args.pid, args.vm, args.mode, args.rate);
+    let record_args = RecordArgs::live(args.pid, args.vm, args.mode, args.rate, args.limit.clone())?;
     let mut targets = targets(&record_args)?;
     // There is one for each process that is named.
     let target = &mut targets[0];
@@ -103,12 +108,15 @@ fn look(
                         recording.drain_all(Some(app))?;
                         app.ended = Some(stop.describe());
                     }
-                    Stop::Signal | Stop::Duration => break,
+                    Stop::Signal | Stop::Duration | Stop::TooDear => break,
                 },
                 _ = tick.tick() => {}
             }
             if app.ended.is_none() {
                 recording.drain(Some(app))?;
+                if recording.is_over() {
+                    app.ended = Some(Stop::TooDear.describe());
+                }
             }
             let mut changed = act_on_keys(app)?;
             if Instant::now() >= next {

@@ -1,7 +1,5 @@
 //! `lj-trace unit`: how to run a recording as a job of systemd.
 
-use std::ffi::OsString;
-
 use clap::Args;
 
 use super::exit::CommandError;
@@ -52,15 +50,7 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
 
 /// The options as `record` takes them.
 fn parse(arguments: &[String]) -> Result<RecordArgs, CommandError> {
-    #[derive(clap::Parser)]
-    #[command(name = "lj-trace record", no_binary_name = true)]
-    struct Record {
-        #[command(flatten)]
-        args: RecordArgs,
-    }
-    let arguments = arguments.iter().map(OsString::from);
-    let parsed = <Record as clap::Parser>::try_parse_from(arguments);
-    parsed.map(|record| record.args).map_err(|error| CommandError::usage(error.to_string().trim_end()))
+    RecordArgs::parse(arguments).map_err(|error| CommandError::usage(error.to_string().trim_end()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! What runs in the kernel on lj-trace's behalf: the BPF programs, loaded, attached, and read out.
 
 pub mod allocator;
+pub mod calibrate;
 pub mod object;
 pub mod perf_event;
 pub mod plan;
@@ -8,3 +9,4 @@ pub mod programs;
 pub mod sample;
 pub mod sampler;
 pub mod session;
+mod uprobe_multi;

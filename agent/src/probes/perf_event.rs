@@ -38,6 +38,59 @@ pub fn try_open(clock: Clock) -> io::Result<()> {
     open(&Attr::new(clock, 1), 0).map(drop)
 }
 
+/// An event on this thread that ticks and does nothing else.
+#[derive(Debug)]
+pub struct Ticking {
+    event: OwnedFd,
+    period: f64,
+}
+
+impl Ticking {
+    /// Prepares it for so many ticks a second of its clock, as if that counted nanoseconds.
+    ///
+    /// # Errors
+    /// Whatever `perf_event_open(2)` gives.
+    pub fn new(clock: Clock, rate: u32) -> io::Result<Self> {
+        let period = 1_000_000_000 / rate.max(1);
+        let attr = Attr { sample_period: period.into(), flags: DISABLED, ..Attr::new(clock, rate) };
+        Ok(Self { event: open(&attr, 0)?, period: period.into() })
+    }
+
+    /// Starts or stops it.
+    ///
+    /// # Errors
+    /// Whatever `ioctl(2)` gives.
+    pub fn enable(&self, on: bool) -> io::Result<()> {
+        enable(&self.event, on)
+    }
+
+    /// How often it has ticked so far.
+    ///
+    /// # Errors
+    /// Whatever `read(2)` gives.
+    pub fn ticks(&self) -> io::Result<f64> {
+        let mut count = [0; 8];
+        // SAFETY: `count` is writable for the length that is passed.
+        let read = unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        if read != 8 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(u64::from_ne_bytes(count) as f64 / self.period)
+    }
+}
+
+fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
+    /// `_IO('$', 0)` and `_IO('$', 1)` of linux/perf_event.h.
+    const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
+    const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
+    let request = if on { PERF_EVENT_IOC_ENABLE } else { PERF_EVENT_IOC_DISABLE };
+    // SAFETY: the requests take a plain integer, and the descriptor is a perf event that we own.
+    if unsafe { libc::ioctl(event.as_raw_fd(), request, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// A perf event and the link that makes it run a program: closing either stops it.
 #[derive(Debug)]
 pub struct Attached {
@@ -54,12 +107,7 @@ pub struct Attached {
 pub fn attach(clock: Clock, rate: u32, tid: u32, program: BorrowedFd<'_>, cookie: u64) -> io::Result<Attached> {
     let event = open(&Attr::new(clock, rate), tid as libc::pid_t)?;
     let link = link(program, &event, cookie)?;
-    /// `_IO('$', 0)` of linux/perf_event.h.
-    const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
-    // SAFETY: the request takes a plain integer, and the descriptor is a perf event that we own.
-    if unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_ENABLE, 0) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    enable(&event, true)?;
     Ok(Attached { _event: event, _link: link })
 }
 
@@ -102,13 +150,15 @@ struct Attr {
     rest: [u64; 8],
 }
 
+/// Does not run before it is told to.
+const DISABLED: u64 = 1 << 0;
+
 impl Attr {
     fn new(clock: Clock, rate: u32) -> Self {
         const PERF_TYPE_HARDWARE: u32 = 0;
         const PERF_COUNT_HW_CPU_CYCLES: u64 = 0;
         const PERF_TYPE_SOFTWARE: u32 = 1;
         const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
-        const DISABLED: u64 = 1 << 0;
         const INHERIT: u64 = 1 << 1;
         const FREQ: u64 = 1 << 10;
         // Children that are processes of their own are not followed (since Linux 5.13).

@@ -1,23 +1,16 @@
 //! Uprobe sessions (Linux 6.13): one program at the call and at the return of a function, which says at the call
-//! whether it wants the return at all. aya can neither load nor attach such programs, so this does it with bpf(2).
+//! whether it wants the return at all. aya can neither load nor attach such programs.
 
 use std::collections::HashSet;
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use anyhow::Context as _;
 use aya_obj::Object;
 
 use super::object;
-
-/// `BPF_TRACE_UPROBE_SESSION` of linux/bpf.h.
-const ATTACH_TYPE: u32 = 57;
-
-/// An instruction (`struct bpf_insn`).
-type Instruction = [u8; 8];
+use super::uprobe_multi::{Instruction, Kind, attach, load};
 
 /// The loaded program.
 #[derive(Debug)]
@@ -51,7 +44,7 @@ impl SessionProgram {
                 function.instructions.len(),
             )
         };
-        Ok(Self(load(program, instructions, &found.license)?))
+        Ok(Self(load(program, instructions, &found.license, Kind::Session)?))
     }
 
     /// Attaches the program to instructions of a file, each given by its offset there and its cookie, in one process.
@@ -59,7 +52,7 @@ impl SessionProgram {
     /// # Errors
     /// What bpf(2) says.
     pub fn attach(&self, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<SessionLink> {
-        Ok(SessionLink { _link: attach(&self.0, path, points, pid)? })
+        Ok(SessionLink { _link: attach(&self.0, path, points, pid, Kind::Session)? })
     }
 }
 
@@ -70,114 +63,12 @@ impl SessionProgram {
 pub fn try_session() -> io::Result<()> {
     /// `r0 = 0; exit`
     const NOTHING: [Instruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let program = load("nothing", &NOTHING, c"GPL")?;
+    let program = load("nothing", &NOTHING, c"GPL", Kind::Session)?;
     // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
     // that is none.
-    match attach(&program, Path::new("/"), &[(0, 0)], 0) {
+    match attach(&program, Path::new("/"), &[(0, 0)], 0, Kind::Session) {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Ok(()),
     }
 }
-
-/// `union bpf_attr` for `BPF_PROG_LOAD` (linux/bpf.h), as far as it is used.
-#[repr(C)]
-#[derive(Default)]
-struct LoadAttr {
-    kind: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    interface: u32,
-    attach_type: u32,
-}
-
-fn load(name: &str, instructions: &[Instruction], license: &std::ffi::CStr) -> io::Result<OwnedFd> {
-    const BPF_PROG_LOAD: libc::c_long = 5;
-    const BPF_PROG_TYPE_KPROBE: u32 = 2;
-    let mut attr = LoadAttr {
-        kind: BPF_PROG_TYPE_KPROBE,
-        instruction_count: instructions.len() as u32,
-        instructions: instructions.as_ptr() as u64,
-        license: license.as_ptr() as u64,
-        attach_type: ATTACH_TYPE,
-        ..LoadAttr::default()
-    };
-    // The kernel keeps 15 characters, and a NUL behind them.
-    attr.name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
-    // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
-    let try_to =
-        |attr: &LoadAttr| owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, attr, size_of::<LoadAttr>()) });
-    let error = match try_to(&attr) {
-        Err(error) => error,
-        loaded => return loaded,
-    };
-    // Once more, for what the verifier says.
-    let mut log = vec![0_u8; 1 << 20];
-    (attr.log_level, attr.log_size, attr.log) = (1, log.len() as u32, log.as_mut_ptr() as u64);
-    let _ = try_to(&attr);
-    let said = String::from_utf8_lossy(&log);
-    let said = said.trim_end_matches('\0').trim_end().lines().rev().take(3).collect::<Vec<_>>();
-    if said.is_empty() {
-        Err(error)
-    } else {
-        Err(io::Error::new(error.kind(), format!("{error}: {}", said.join(" / "))))
-    }
-}
-
-/// The same for `BPF_LINK_CREATE` of uprobes.
-#[repr(C)]
-struct LinkAttr {
-    program: u32,
-    target: u32,
-    attach_type: u32,
-    flags: u32,
-    path: u64,
-    offsets: u64,
-    reference_counters: u64,
-    cookies: u64,
-    count: u32,
-    multi_flags: u32,
-    pid: u32,
-    reserved: u32,
-}
-
-fn attach(program: &OwnedFd, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<OwnedFd> {
-    const BPF_LINK_CREATE: libc::c_long = 28;
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let (offsets, cookies): (Vec<u64>, Vec<u64>) = points.iter().copied().unzip();
-    let attr = LinkAttr {
-        program: program.as_raw_fd() as u32,
-        target: 0,
-        attach_type: ATTACH_TYPE,
-        flags: 0,
-        path: path.as_ptr() as u64,
-        offsets: offsets.as_ptr() as u64,
-        reference_counters: 0,
-        cookies: cookies.as_ptr() as u64,
-        count: points.len() as u32,
-        multi_flags: 0,
-        pid,
-        reserved: 0,
-    };
-    // SAFETY: as in `load`; the lists have as many elements as it says.
-    owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) })
-}
-
-/// Takes the descriptor that a system call has returned.
-fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
-    match i32::try_from(result) {
-        // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-const _: () = assert!(size_of::<LoadAttr>() == 72 && size_of::<LinkAttr>() == 64);
-const _: () = assert!(size_of::<Instruction>() == size_of::<aya_obj::generated::bpf_insn>());

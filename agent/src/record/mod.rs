@@ -5,6 +5,7 @@
 pub mod about_process;
 mod allocation_stacks;
 mod c_symbols;
+mod cost;
 mod definitions;
 mod listener;
 mod machine_code;
@@ -20,6 +21,7 @@ mod trace_lines;
 mod trace_table;
 
 pub use c_symbols::CSymbols;
+pub use cost::{Cost, Counted};
 pub use listener::{AllocationListener, SampleListener, SharedListener};
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};

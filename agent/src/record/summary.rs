@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
 
+use super::cost::Cost;
 use super::memory::MemoryTally;
 use super::pipeline::Tally;
 
@@ -26,6 +27,8 @@ pub struct Summary {
     pub noted: Vec<(&'static str, u64)>,
     /// Samples that were left out, since only one VM is recorded: those of others, and of code outside of any.
     pub left_out: u64,
+    /// What it has cost the process.
+    pub cost: Cost,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
 }
@@ -52,6 +55,7 @@ impl Summary {
         } else {
             let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
             writeln!(out, "  lost               {lost}")?;
+            writeln!(out, "  cost to it         {}", self.cost)?;
             if self.left_out != 0 {
                 writeln!(out, "  of other code      {} (left out)", self.left_out)?;
             }
@@ -126,6 +130,8 @@ pub struct MemorySummary {
     pub accounts: CallAccounts,
     /// What else was counted.
     pub noted: Vec<(&'static str, u64)>,
+    /// What it has cost the process.
+    pub cost: Cost,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
 }
@@ -150,6 +156,7 @@ impl MemorySummary {
         writeln!(out, "{end} after {:.1} s: {events} allocation events", self.duration.as_secs_f64())?;
         let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
         writeln!(out, "  lost               {lost}")?;
+        writeln!(out, "  cost to it         {}", self.cost)?;
         writeln!(out, "  allocations        {allocations}")?;
         writeln!(out, "  reallocations      {reallocations}")?;
         writeln!(out, "  frees              {frees}")?;
@@ -223,6 +230,7 @@ mod tests {
             lost: Vec::new(),
             noted: Vec::new(),
             left_out: 0,
+            cost: Cost { seconds: 0.001, share: Some(0.0005), events: 200, event: "sample", measured: true },
             traces: None,
         }
     }
@@ -232,6 +240,7 @@ mod tests {
         let text = summary().text("stopped", &["a.svg".into()]);
         for line in [
             "stopped after 2.0 s: 200 samples, 2.00 s of CPU time",
+            "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
             "  hit Lua            100 (50.00%)",
             "  Lua complete       99 (99.00%)",
             "  Lua, compiled      40 (20.00%)",

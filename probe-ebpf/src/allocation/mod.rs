@@ -18,10 +18,11 @@ use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::event::Creation;
 use lj_trace_common::allocation::known::KnownObjects as _;
 use lj_trace_common::allocation::{AllocationKind, attribute};
-use lj_trace_common::config::{Counter, SHARED_USER_DATA};
+use lj_trace_common::config::{Config, Counter, SHARED_USER_DATA};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::NO_WORD;
 
+use crate::clock::Timer;
 use crate::count::count;
 use crate::maps::{ALLOCATORS, CONFIG, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
@@ -61,18 +62,26 @@ pub extern "C" fn allocator_session(context: *mut c_void) -> u32 {
     u32::from(!called::<false>(&context))
 }
 
-/// Takes a call of the allocator: whether its result is awaited. A free is complete; what gives memory is not.
-///
-/// Programs without `SEARCH` cannot record VMs whose `global_State` does not name the coroutine that runs
-/// ([`NO_WORD`]): the search for it has to be described to the kernel in a way that session programs are not.
+/// Takes a call of the allocator: whether its result is awaited.
 #[inline(always)]
 fn called<const SEARCH: bool>(context: &ProbeContext) -> bool {
     let Some(settings) = CONFIG.get(0) else { return false };
     if settings.stopping != 0 {
         return false;
     }
+    let timer = Timer::some(Counter::AllocatorCalls);
+    let awaits_result = take_call::<SEARCH>(context, settings);
+    timer.end(Counter::CallsTimed, Counter::CallTime);
+    awaits_result
+}
+
+/// A free is complete; what gives memory is not: its result is awaited.
+///
+/// Programs without `SEARCH` cannot record VMs whose `global_State` does not name the coroutine that runs
+/// ([`NO_WORD`]): the search for it has to be described to the kernel in a way that session programs are not.
+#[inline(always)]
+fn take_call<const SEARCH: bool>(context: &ProbeContext, settings: &Config) -> bool {
     let [ud, pointer, old_size, size] = arguments(context);
-    count(Counter::AllocatorCalls);
     let Some(pending) = pending::of_thread() else {
         count(Counter::PendingFull);
         return false;
@@ -144,6 +153,13 @@ fn called<const SEARCH: bool>(context: &ProbeContext) -> bool {
 /// Takes the result of a call.
 #[inline(always)]
 fn returned(result: u64) {
+    let timer = Timer::some(Counter::AllocatorReturns);
+    take_result(result);
+    timer.end(Counter::ReturnsTimed, Counter::ReturnTime);
+}
+
+#[inline(always)]
+fn take_result(result: u64) {
     let Some(pending) = pending::of_id(bpf_get_current_pid_tgid()) else { return };
     if core::mem::replace(&mut pending.returned, 1) != 0 {
         return;

@@ -17,7 +17,7 @@ pub fn leak(teller: &Teller) -> Result<Option<()>> {
 
     teller.say("A server's memory grows and grows. What is allocated and never freed?");
     teller.run(&format!(
-        "--pid {pid} --mode memprof --duration {seconds}s --weight held -o leak.bin -o leak.txt -o leak.svg"
+        "--pid {pid} --mode memprof --no-limit --duration {seconds}s --weight held -o leak.bin -o leak.txt -o leak.svg"
     ))?;
     teller.read("leak.txt")?;
     teller.show(&["leak.svg"]);

@@ -265,7 +265,7 @@ impl Profiler {
             command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
             return command;
         }
-        command.arg(binary).args(["record", "--mode", "memprof", "--pid", &pid.to_string()]);
+        command.arg(binary).args(["record", "--mode", "memprof", "--no-limit", "--pid", &pid.to_string()]);
         command.arg("--output").arg(scratch.join("memprof.bin"));
         command.args((self == Self::EmptyProbes).then_some("--empty-probes"));
         command.args((self == Self::FloorProbes).then_some("--floor-probes"));
@@ -297,7 +297,7 @@ impl Allocator {
     /// Lets lj-trace find it in the target.
     fn find(pid: u32, binary: &Path) -> Result<Self> {
         let mut command = Command::new(binary);
-        command.args(["record", "--mode", "memprof", "--verbose", "--empty-probes", "--duration", "1ms"]);
+        command.args(["record", "--mode", "memprof", "--no-limit", "--verbose", "--empty-probes", "--duration", "1ms"]);
         command.args(["--pid", &pid.to_string(), "--output", "bin:/dev/null"]);
         let output = command.output().context("cannot run lj-trace")?;
         let said = String::from_utf8_lossy(&output.stderr);

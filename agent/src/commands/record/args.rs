@@ -1,10 +1,12 @@
 //! The options of `lj-trace record`.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 
+use super::cost::LimitArgs;
 use crate::commands::exit::CommandError;
 use crate::probes::programs::Wanted;
 use crate::record::JitSamples;
@@ -81,6 +83,10 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub alloc_stacks: Option<u32>,
 
+    /// What a memory profile may cost.
+    #[command(flatten)]
+    pub limit: LimitArgs,
+
     /// Use separate programs for calls and returns of the allocator, as older kernels need: tests do
     #[arg(long, hide = true)]
     pub no_uprobe_session: bool,
@@ -133,27 +139,33 @@ pub enum Mode {
 
 impl RecordArgs {
     /// What is recorded for somebody who only looks on.
-    pub(in crate::commands) fn live(pid: u32, vm: Option<u64>, mode: Mode, rate: u32) -> Self {
-        Self {
-            pid,
-            children: false,
-            vm,
-            mode,
-            duration: None,
-            rate,
-            output: Vec::new(),
-            jit_samples: JitSamples::default(),
-            traces: false,
-            weight: None,
-            stream_version: 3,
-            alloc_stacks: None,
-            kernel: false,
-            no_uprobe_session: false,
-            floor_probes: false,
-            empty_probes: false,
-            verbose: false,
-            quiet: true,
+    ///
+    /// # Errors
+    /// None: a process id is all that is needed.
+    pub(in crate::commands) fn live(
+        pid: u32,
+        vm: Option<u64>,
+        mode: Mode,
+        rate: u32,
+        limit: LimitArgs,
+    ) -> Result<Self, CommandError> {
+        let all_else = Self::parse(&["--pid", &pid.to_string()]);
+        let all_else = all_else.map_err(|error| CommandError::usage(error.to_string()))?;
+        Ok(Self { vm, mode, rate, limit, quiet: true, ..all_else })
+    }
+
+    /// Reads them from the words of a command line.
+    ///
+    /// # Errors
+    /// What clap says of them.
+    pub(in crate::commands) fn parse<S: AsRef<OsStr>>(words: &[S]) -> Result<Self, clap::Error> {
+        #[derive(clap::Parser)]
+        #[command(name = "lj-trace record", no_binary_name = true)]
+        struct Record {
+            #[command(flatten)]
+            args: RecordArgs,
         }
+        <Record as clap::Parser>::try_parse_from(words.iter().map(|word| word.as_ref())).map(|record| record.args)
     }
 
     /// What the kernel half has to do for one of so many processes.
@@ -266,15 +278,7 @@ mod tests {
 
     #[test]
     fn both_kinds_at_once_have_names_of_their_own() {
-        let args = |output: &str| {
-            #[derive(clap::Parser)]
-            struct Cli {
-                #[command(flatten)]
-                record: RecordArgs,
-            }
-            use clap::Parser as _;
-            Cli::parse_from(["record", "--pid", "1", "--mode", "all", "-o", output]).record
-        };
+        let args = |output| RecordArgs::parse(&["--pid", "1", "--mode", "all", "-o", output]).unwrap();
         assert_eq!(args("a/x.pb.gz").outputs("sysprof"), ["a/x.sysprof.pb.gz"]);
         assert_eq!(args("svg:x").outputs("memprof"), ["svg:x.memprof"]);
         assert!(args("folded:-").check_standard_output().is_err());

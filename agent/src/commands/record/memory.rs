@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::config::Counter;
 
@@ -12,8 +12,8 @@ use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::programs::Programs;
 use crate::record::{
-    CSymbols, CallAccounts, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally, Resolved,
-    TraceTable,
+    CSymbols, CallAccounts, Cost, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally,
+    Resolved, TraceTable,
 };
 use crate::report::Weight;
 use crate::target::Process;
@@ -88,7 +88,18 @@ impl MemoryPreparation {
         let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
         let Self { events, c_symbols, outputs } = self;
         let only = only.and_then(|only| u32::try_from(only).ok());
-        Ok(MemoryRecording { probes, started: false, events, c_symbols, outputs, vms: vms.len(), only, strays: 0 })
+        Ok(MemoryRecording {
+            probes,
+            stopped: None,
+            began: Instant::now(),
+            started: false,
+            events,
+            c_symbols,
+            outputs,
+            vms: vms.len(),
+            only,
+            strays: 0,
+        })
     }
 }
 
@@ -96,6 +107,9 @@ impl MemoryPreparation {
 pub struct MemoryRecording {
     /// The probes on the allocators.
     pub probes: AllocationProbes,
+    /// When it was stopped since it cost too much: how long after it had begun.
+    pub stopped: Option<Duration>,
+    began: Instant,
     /// Whether the streams have their symbols: these are written while events wait in the buffer, so that attaching
     /// does not have to wait for them.
     started: bool,
@@ -162,6 +176,12 @@ impl MemoryRecording {
             }
         }
         Ok(false)
+    }
+
+    /// Takes the probes out before the recording ends.
+    pub fn stop(&mut self, programs: &mut Programs) {
+        self.stopped = Some(self.began.elapsed());
+        self.probes.detach(programs);
     }
 
     /// Starts the streams.
@@ -236,6 +256,7 @@ impl MemoryRecording {
         self,
         programs: &Programs,
         duration: Duration,
+        cost: Cost,
     ) -> Result<(MemorySummary, Vec<PathBuf>), CommandError> {
         let tally = self.events.iter().flatten().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
         let sum = |counters: &[Counter]| counters.iter().map(|&counter| programs.count(counter)).sum();
@@ -247,8 +268,9 @@ impl MemoryRecording {
             received: tally.events + self.strays,
         };
         let summary = MemorySummary {
-            duration,
+            duration: self.stopped.unwrap_or(duration),
             tally,
+            cost,
             accounts,
             lost: programs.counted(&LOST),
             noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),

@@ -2,6 +2,7 @@
 
 mod args;
 mod children;
+pub(super) mod cost;
 mod memory;
 mod newcomers;
 pub(super) mod priority;
@@ -105,12 +106,15 @@ async fn record(
             _ = interim.recv() => session.write_interim()?,
             _ = tick.tick() => {
                 session.drain()?;
+                if session.is_over() && children.is_none() {
+                    break Ok(Stop::TooDear);
+                }
                 progress.update(session.recordings(), began.elapsed());
             }
         }
         if let Some(children) = children.filter(|_| Instant::now() >= next_look) {
             next_look = Instant::now() + CHILDREN_INTERVAL;
-            session.end_exited();
+            session.end_over();
             children.take(args).for_each(|target| session.add(target, progress));
             if !has_parent && !session.is_running() {
                 break Ok(Stop::TargetExited);

@@ -8,16 +8,20 @@ use lj_trace_common::event::NO_VM;
 use lj_trace_common::vm::VmConfig;
 
 use super::args::RecordArgs;
+use super::cost::CostMeter;
 use super::memory::{self, MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
+use super::stopping::Stop;
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
+use crate::probes::plan::ProbePlan;
 use crate::probes::programs::Programs;
 use crate::probes::sample::Record;
 use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
 use crate::report::Frame;
+use crate::service::journal::{Priority, say};
 use crate::target::Process;
 use crate::vm::Vm;
 
@@ -50,6 +54,7 @@ pub struct Recording {
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
     newcomers: Newcomers,
+    cost: CostMeter,
     /// When the target's memory was measured.
     memory_measured: Option<Instant>,
 }
@@ -65,13 +70,16 @@ pub struct CpuRecording {
 pub struct Summaries {
     cpu: Option<(Summary, Vec<PathBuf>)>,
     memory: Option<(MemorySummary, Vec<PathBuf>)>,
+    /// Whether the memory profile ended since it cost too much.
+    too_dear: bool,
 }
 
 impl Summaries {
     /// For people. `end` says why it ended.
     pub fn text(&self, end: &str) -> String {
         let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files));
-        let memory = self.memory.iter().map(|(summary, files)| summary.text(end, files));
+        let memory_end = if self.too_dear { Stop::TooDear.describe() } else { end };
+        let memory = self.memory.iter().map(|(summary, files)| summary.text(memory_end, files));
         cpu.chain(memory).collect()
     }
 
@@ -119,8 +127,12 @@ impl Recording {
         let cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
         let newcomers = Newcomers::new();
+        let is_cheap = memory.as_ref().map(|memory| memory.probes.plans().iter().all(ProbePlan::is_cheap));
+        let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
+        let cost = CostMeter::start(process, is_cheap, clock, args.limit.share())?;
         let (process, name, only) = (process.clone(), target.name(), *only);
-        Ok(Self { process, programs, samples, cpu, memory, newcomers, name, only, left_out: 0, memory_measured: None })
+        let (left_out, memory_measured) = (0, None);
+        Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })
     }
 
     /// Takes the probes out. What they have recorded can still be drained.
@@ -141,6 +153,7 @@ impl Recording {
     pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
         let samples = self.drain_samples(listener)?;
         self.measure_memory();
+        self.limit_cost();
         if let Some((_, pipeline)) = self.samples.as_mut().filter(|_| self.only.is_none()) {
             self.newcomers.search(&self.process, &mut self.programs, pipeline)?;
         }
@@ -158,6 +171,27 @@ impl Recording {
             cpu.outputs.reports().measure_memory(heap, resident);
             self.memory_measured = Some(Instant::now());
         }
+    }
+
+    /// Takes the probes on the allocators out once they cost the target more than they may. What they have recorded
+    /// stays.
+    fn limit_cost(&mut self) {
+        let Some(share) = self.cost.look(&self.programs) else { return };
+        if let Some(memory) = &mut self.memory {
+            memory.stop(&mut self.programs);
+            let text = format!(
+                "lj-trace: recording memory costs {} {:.0}% of its CPU time: stopped, what was recorded is kept \
+                 (--max-overhead allows more, --no-limit whatever it costs)",
+                self.name,
+                share * 100.0
+            );
+            say(Priority::Warning, &text);
+        }
+    }
+
+    /// Whether nothing is recorded any more, since that cost too much.
+    pub fn is_over(&self) -> bool {
+        self.cpu.is_none() && self.memory.as_ref().is_some_and(|memory| memory.stopped.is_some())
     }
 
     fn drain_samples(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
@@ -246,20 +280,22 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, left_out, .. } = self;
+        let Self { programs, samples, cpu, memory, cost, left_out, .. } = self;
+        let [cpu_cost, memory_cost] = cost.finish(&programs);
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&LOST_SAMPLES);
             let traces = args.traces.then(|| outputs.traces().text("samples", tally.samples));
             let noted = programs.counted(&NOTED);
-            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, noted, left_out, traces };
+            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, noted, left_out, cost: cpu_cost, traces };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });
-        let memory = memory.map(|memory| memory.finish(&programs, duration));
+        let too_dear = memory.as_ref().is_some_and(|memory| memory.stopped.is_some());
+        let memory = memory.map(|memory| memory.finish(&programs, duration, memory_cost));
         // Both are finished before either's error is reported.
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
-        Ok(Summaries { cpu: cpu?, memory: memory? })
+        Ok(Summaries { cpu: cpu?, memory: memory?, too_dear })
     }
 }
 

@@ -109,11 +109,20 @@ impl<'a> Session<'a> {
         self.common.as_ref().map_or(Ok(()), |common| common.write_interim())
     }
 
-    /// Ends the recordings of processes that have exited: their files are complete from here on.
-    pub fn end_exited(&mut self) {
-        let (running, exited) =
-            std::mem::take(&mut self.running).into_iter().partition(|own| own.target.process.is_alive());
+    /// Whether nothing records any more, since it cost too much.
+    pub fn is_over(&self) -> bool {
+        self.running.iter().all(|own| own.recording.is_over())
+    }
+
+    /// Ends the recordings of processes that have exited, and those that cost too much: their files are complete from
+    /// here on.
+    pub fn end_over(&mut self) {
+        let (running, over): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
+            .into_iter()
+            .partition(|own| own.target.process.is_alive() && !own.recording.is_over());
         self.running = running;
+        let (too_dear, exited) = over.into_iter().partition(|own| own.recording.is_over());
+        self.end(too_dear, Stop::TooDear);
         self.end(exited, Stop::TargetExited);
     }
 

@@ -14,6 +14,8 @@ pub enum Stop {
     Signal,
     Duration,
     TargetExited,
+    /// It cost the process more than it may.
+    TooDear,
 }
 
 impl Stop {
@@ -23,6 +25,7 @@ impl Stop {
             Self::Signal => "stopped by a signal",
             Self::Duration => "the time is over",
             Self::TargetExited => "the process has exited",
+            Self::TooDear => "stopped since it cost the process too much",
         }
     }
 }

@@ -1,0 +1,229 @@
+//! What a recording costs its target, watched while it runs: a limit to it ends a memory profile.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::commands::exit::CommandError;
+use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
+use crate::probes::perf_event::Clock;
+use crate::probes::programs::Programs;
+use crate::record::{Cost, Counted};
+use crate::target::Process;
+
+/// How much a memory profile may cost.
+#[derive(Clone, Debug, Args)]
+pub struct LimitArgs {
+    /// Stop recording memory once that costs more than this part of the process's CPU time; what was recorded is kept
+    ///
+    /// As measured over half a second or more. CPU profiles cost little and go on.
+    #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
+    pub max_overhead: f64,
+
+    /// Record memory whatever it costs the process: several times its CPU time where it does nothing but allocate
+    #[arg(long, conflicts_with = "max_overhead")]
+    pub no_limit: bool,
+}
+
+impl LimitArgs {
+    /// The share of CPU time, if there is a limit.
+    pub fn share(&self) -> Option<f64> {
+        (!self.no_limit).then_some(self.max_overhead)
+    }
+}
+
+/// Reads a share such as `30%`; the sign may be left out.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    match number.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("expected a share of its CPU time such as 30%".to_owned()),
+    }
+}
+
+/// How often the target's CPU time is read.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a verdict needs at least: less tells chance.
+const LEAST_TIME: Duration = Duration::from_millis(500);
+const LEAST_CPU: f64 = 0.1;
+
+/// Sums up what recording costs one process.
+pub struct CostMeter {
+    calibration: Calibration,
+    pid: u32,
+    limit: Option<f64>,
+    /// The first reading.
+    first: Option<Reading>,
+    /// The one with the verdict that it cost too much.
+    too_dear: Option<Reading>,
+    /// The last ones, from the one that a verdict compares with on.
+    window: VecDeque<Reading>,
+}
+
+/// The state at some moment.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    at: Instant,
+    /// CPU time of the process, in seconds.
+    cpu: f64,
+    counted: Counted,
+}
+
+impl CostMeter {
+    /// Begins; what probes cost is measured meanwhile, in a thread of its own. `allocation` says, if allocations are
+    /// recorded, whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn start(
+        process: &Process,
+        allocation: Option<bool>,
+        clock: Option<Clock>,
+        limit: Option<f64>,
+    ) -> Result<Self, CommandError> {
+        let calibration = Calibration::start(allocation, clock)?;
+        let limit = limit.filter(|_| allocation.is_some());
+        Ok(Self { calibration, pid: process.pid(), limit, first: None, too_dear: None, window: VecDeque::new() })
+    }
+
+    /// Has a look, if it is time to: the share of the target's CPU time that its memory profile costs, once that is more
+    /// than it may.
+    pub fn look(&mut self, programs: &Programs) -> Option<f64> {
+        let now = Instant::now();
+        if self.window.back().is_some_and(|last| now - last.at < INTERVAL) {
+            return None;
+        }
+        // A process that has exited has no clock any more.
+        let cpu = cpu_time(self.pid)?;
+        let reading = Reading { at: now, cpu, counted: Counted::read(programs) };
+        self.first.get_or_insert(reading);
+        self.window.push_back(reading);
+        let probes = self.calibration.result()?.0;
+        self.judge(probes)
+    }
+
+    fn judge(&mut self, probes: ProbeCost) -> Option<f64> {
+        let last = *self.window.back()?;
+        let enough = |from: &Reading| last.at - from.at >= LEAST_TIME && last.cpu - from.cpu >= LEAST_CPU;
+        while self.window.get(1).is_some_and(enough) {
+            self.window.pop_front();
+        }
+        let from = self.window.front().filter(|from| enough(from))?;
+        let cost = last.counted.memory_profile(probes) - from.counted.memory_profile(probes);
+        let share = (cost / (last.cpu - from.cpu)).min(1.0);
+        self.limit.take_if(|limit| share > *limit)?;
+        self.too_dear = Some(last);
+        Some(share)
+    }
+
+    /// What recording has cost altogether: the CPU profile, and the memory profile.
+    pub fn finish(mut self, programs: &Programs) -> [Cost; 2] {
+        let (probes, measured) = self.calibration.wait();
+        let counted = Counted::read(programs);
+        let last = match cpu_time(self.pid) {
+            Some(cpu) => Some((cpu, counted)),
+            // What it has used after the last look is not known.
+            None => self.window.back().map(|last| (last.cpu, last.counted)),
+        };
+        let memory_last = self.too_dear.map(|last| (last.cpu, last.counted)).or(last);
+        let of = |cost: &dyn Fn(&Counted) -> f64, last: Option<(f64, Counted)>, events, event| {
+            let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
+                let used = cpu - first.cpu;
+                (used > 0.0).then(|| ((cost(&counted) - cost(&first.counted)) / used).clamp(0.0, 1.0))
+            });
+            Cost { seconds: cost(&counted), share, events, event, measured }
+        };
+        [
+            of(&|counted| counted.cpu_profile(probes), last, counted.samples(), "sample"),
+            of(&|counted| counted.memory_profile(probes), memory_last, counted.calls(), "call of the allocator"),
+        ]
+    }
+}
+
+/// What probes cost here, once that is known.
+enum Calibration {
+    Running(Receiver<(ProbeCost, bool)>),
+    Done(ProbeCost, bool),
+}
+
+impl Calibration {
+    fn start(allocation: Option<bool>, clock: Option<Clock>) -> Result<Self, CommandError> {
+        /// By whether the instructions are emulated: it does not change while lj-trace runs, however many it records.
+        static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
+        static TICK: OnceLock<Option<f64>> = OnceLock::new();
+        let (sender, receiver) = mpsc::channel();
+        let measure = move || {
+            let probes = allocation.map(|is_cheap| {
+                *ALLOCATION[usize::from(is_cheap)].get_or_init(|| calibrate::allocation_probes(is_cheap).ok())
+            });
+            let tick = clock.map(|clock| *TICK.get_or_init(|| calibrate::tick(clock).ok()));
+            let measured = probes != Some(None) && tick != Some(None);
+            let probes = probes.flatten().unwrap_or(ASSUMED);
+            let tick = tick.flatten().unwrap_or(ASSUMED.tick);
+            // The recording may have ended before.
+            let _ = sender.send((ProbeCost { tick, ..probes }, measured));
+        };
+        let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
+        started.map_err(|error| CommandError::io("start a thread", &error))?;
+        Ok(Self::Running(receiver))
+    }
+
+    /// What is known by now.
+    fn result(&mut self) -> Option<(ProbeCost, bool)> {
+        if let Self::Running(receiver) = self {
+            let (probes, measured) = receiver.try_recv().ok()?;
+            *self = Self::Done(probes, measured);
+        }
+        match self {
+            Self::Done(probes, measured) => Some((*probes, *measured)),
+            Self::Running(_) => None,
+        }
+    }
+
+    fn wait(&mut self) -> (ProbeCost, bool) {
+        match self {
+            Self::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
+            Self::Done(probes, measured) => (*probes, *measured),
+        }
+    }
+}
+
+/// The CPU time of a process with all its threads, those that have ended included, in seconds.
+fn cpu_time(pid: u32) -> Option<f64> {
+    /// `CPUCLOCK_SCHED` of linux/posix-timers.h: what clock_getcpuclockid(3) makes of a process id.
+    const SCHED: i32 = 2;
+    let clock = (!i32::try_from(pid).ok()? << 3) | SCHED;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel checks the clock's number, and writes `time` alone.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    (result == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_percentages() {
+        assert_eq!(parse_share("30%"), Ok(0.3));
+        assert_eq!(parse_share("2.5"), Ok(0.025));
+        for wrong in ["", "%", "0%", "101%", "-3%", "much", "NaN"] {
+            assert!(parse_share(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn the_clock_of_a_process_runs_while_it_works() {
+        let before = cpu_time(std::process::id()).unwrap();
+        let began = Instant::now();
+        while cpu_time(std::process::id()).unwrap() - before < 0.02 {
+            assert!(began.elapsed() < Duration::from_secs(60), "it stands still");
+        }
+        assert_eq!(cpu_time(u32::MAX), None);
+    }
+}

@@ -1,0 +1,173 @@
+//! What a probe costs on this machine apart from its program: the way into the kernel and out again. It differs from
+//! machine to machine by an order of magnitude, so it is measured, on calls that lj-trace makes itself.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use super::perf_event::{self, Clock};
+use super::uprobe_multi::{Instruction, Kind, attach, load};
+use crate::target::Maps;
+
+/// What one of each costs whoever runs into it, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ProbeCost {
+    /// A probe on an instruction.
+    pub call: f64,
+    /// A probe on a return.
+    pub returned: f64,
+    /// A tick of the sampler.
+    pub tick: f64,
+}
+
+/// Where it cannot be measured: what it was on a virtual machine (Linux 6.18, 2 CPUs).
+pub const ASSUMED: ProbeCost = ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6 };
+
+/// Calls at once, and how often they are made.
+const CALLS: u32 = 500;
+const ROUNDS: usize = 7;
+
+/// Measures the probes on the allocator. `is_cheap` says whether the kernel emulates the instructions that they are on.
+///
+/// # Errors
+/// The kernel has no `uprobe_multi` links, or does not let us use them.
+pub fn allocation_probes(is_cheap: bool) -> io::Result<ProbeCost> {
+    let function = if is_cheap { Function::emulated() } else { Function::stepped() };
+    let (offset, plain) = (function.file_offset()?, function.time());
+    // A session that wants its return has both; where there are no sessions, two programs have.
+    let probed = |wants_return| match probe(Kind::Session, offset, wants_return) {
+        Ok(link) => Ok(vec![link]),
+        Err(_) => {
+            let returns = wants_return.then(|| probe(Kind::Return, offset, true)).transpose()?;
+            Ok::<_, io::Error>(returns.into_iter().chain([probe(Kind::Call, offset, true)?]).collect())
+        }
+    };
+    let called = {
+        let _links = probed(false)?;
+        function.time()
+    };
+    let both = {
+        let _links = probed(true)?;
+        function.time()
+    };
+    Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), tick: 0.0 })
+}
+
+/// Measures a tick of the sampler, in seconds.
+///
+/// # Errors
+/// What `perf_event_open(2)` says.
+pub fn tick(clock: Clock) -> io::Result<f64> {
+    /// Ticks a second: as many as the kernel allows to be seen in a few milliseconds.
+    const RATE: u32 = 20_000;
+    const TURNS: u64 = 2_000_000;
+    let event = perf_event::Ticking::new(clock, RATE)?;
+    let spin = || {
+        let began = thread_time();
+        for turn in 0..TURNS {
+            std::hint::black_box(turn);
+        }
+        thread_time().saturating_sub(began).as_secs_f64()
+    };
+    let mut costs = [0.0; ROUNDS];
+    for cost in &mut costs {
+        let (plain, before) = (spin(), event.ticks()?);
+        event.enable(true)?;
+        let ticking = spin();
+        event.enable(false)?;
+        *cost = (ticking - plain) / (event.ticks()? - before).max(1.0);
+    }
+    Ok(median(&mut costs).max(0.0))
+}
+
+/// Puts an empty program on an instruction of our own file, for this process alone.
+fn probe(kind: Kind, offset: u64, wants_return: bool) -> io::Result<std::os::fd::OwnedFd> {
+    // `r0 = 0` or `r0 = 1`, which tells a session to leave the return out; `exit`.
+    let answer = u8::from(!wants_return);
+    let program: [Instruction; 2] = [[0xb7, 0, 0, 0, answer, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    let program = load("calibrate", &program, c"GPL", kind)?;
+    attach(&program, Path::new("/proc/self/exe"), &[(offset, 0)], std::process::id(), kind)
+}
+
+/// Something to call.
+struct Function(extern "C" fn());
+
+impl Function {
+    /// It begins with an instruction that the kernel emulates, as the places do that are chosen in an allocator.
+    fn emulated() -> Self {
+        Self(emulated)
+    }
+
+    /// It begins with one that the kernel has to step through.
+    fn stepped() -> Self {
+        Self(stepped)
+    }
+
+    fn file_offset(&self) -> io::Result<u64> {
+        let address = self.0 as usize as u64;
+        let maps = Maps::read(std::process::id()).map_err(io::Error::other)?;
+        let mapping = maps.find(address).ok_or(io::ErrorKind::NotFound)?;
+        Ok(address - mapping.start + mapping.offset)
+    }
+
+    /// How long a call takes, in seconds.
+    fn time(&self) -> f64 {
+        let mut rounds = [0.0; ROUNDS];
+        for round in &mut rounds {
+            let began = thread_time();
+            (0..CALLS).for_each(|_| (self.0)());
+            *round = thread_time().saturating_sub(began).as_secs_f64() / f64::from(CALLS);
+        }
+        median(&mut rounds)
+    }
+}
+
+std::arch::global_asm!(
+    ".balign 16",
+    "lj_trace_calibrate_emulated:",
+    "nop",
+    "ret",
+    ".balign 16",
+    "lj_trace_calibrate_stepped:",
+    "test rcx, rcx",
+    "ret",
+);
+
+unsafe extern "C" {
+    #[link_name = "lj_trace_calibrate_emulated"]
+    safe fn emulated();
+    #[link_name = "lj_trace_calibrate_stepped"]
+    safe fn stepped();
+}
+
+/// The CPU time of this thread: others do not count.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock is there on every Linux, and `time` is written by the call alone.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_in_our_own_file() {
+        let of = |function: Function| function.file_offset().unwrap();
+        let bytes = std::fs::read("/proc/self/exe").unwrap();
+        assert_eq!(bytes[of(Function::emulated()) as usize..][..2], [0x90, 0xc3]);
+        assert_eq!(bytes[of(Function::stepped()) as usize..][..4], [0x48, 0x85, 0xc9, 0xc3]);
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(&mut [3.0, 1.0, 9.0]), 3.0);
+        assert_eq!(median(&mut []), 0.0);
+    }
+}

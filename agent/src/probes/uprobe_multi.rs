@@ -1,0 +1,143 @@
+//! Uprobes at many places at once (`uprobe_multi` links, Linux 6.6), by bpf(2) itself: for programs that aya can neither
+//! load nor attach.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+/// An instruction (`struct bpf_insn`).
+pub type Instruction = [u8; 8];
+
+/// What calls a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The instruction.
+    Call,
+    /// The return of the function that the instruction is the first of.
+    Return,
+    /// Both: at the call, the program says whether it wants the return (Linux 6.13).
+    Session,
+}
+
+impl Kind {
+    /// `BPF_TRACE_UPROBE_MULTI` and `BPF_TRACE_UPROBE_SESSION` of linux/bpf.h.
+    const fn attach_type(self) -> u32 {
+        match self {
+            Self::Call | Self::Return => 48,
+            Self::Session => 57,
+        }
+    }
+}
+
+/// `union bpf_attr` for `BPF_PROG_LOAD` (linux/bpf.h), as far as it is used.
+#[repr(C)]
+#[derive(Default)]
+struct LoadAttr {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    interface: u32,
+    attach_type: u32,
+}
+
+/// Loads a program for probes of this kind.
+///
+/// # Errors
+/// What bpf(2) says, with the last lines of the verifier.
+pub fn load(name: &str, instructions: &[Instruction], license: &CStr, kind: Kind) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: libc::c_long = 5;
+    const BPF_PROG_TYPE_KPROBE: u32 = 2;
+    let mut attr = LoadAttr {
+        kind: BPF_PROG_TYPE_KPROBE,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: license.as_ptr() as u64,
+        attach_type: kind.attach_type(),
+        ..LoadAttr::default()
+    };
+    // The kernel keeps 15 characters, and a NUL behind them.
+    attr.name.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
+    // SAFETY: `attr` has the size that is passed, and what it points to outlives the call.
+    let try_to =
+        |attr: &LoadAttr| owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_LOAD, attr, size_of::<LoadAttr>()) });
+    let error = match try_to(&attr) {
+        Err(error) => error,
+        loaded => return loaded,
+    };
+    // Once more, for what the verifier says.
+    let mut log = vec![0_u8; 1 << 20];
+    (attr.log_level, attr.log_size, attr.log) = (1, log.len() as u32, log.as_mut_ptr() as u64);
+    let _ = try_to(&attr);
+    let said = String::from_utf8_lossy(&log);
+    let said = said.trim_end_matches('\0').trim_end().lines().rev().take(3).collect::<Vec<_>>();
+    if said.is_empty() {
+        Err(error)
+    } else {
+        Err(io::Error::new(error.kind(), format!("{error}: {}", said.join(" / "))))
+    }
+}
+
+/// The same for `BPF_LINK_CREATE` of uprobes.
+#[repr(C)]
+struct LinkAttr {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+    path: u64,
+    offsets: u64,
+    reference_counters: u64,
+    cookies: u64,
+    count: u32,
+    multi_flags: u32,
+    pid: u32,
+    reserved: u32,
+}
+
+/// Attaches a program to instructions of a file, each given by its offset there and its cookie, in one process. Closing
+/// what is returned detaches it.
+///
+/// # Errors
+/// What bpf(2) says.
+pub fn attach(program: &OwnedFd, path: &Path, points: &[(u64, u64)], pid: u32, kind: Kind) -> io::Result<OwnedFd> {
+    const BPF_LINK_CREATE: libc::c_long = 28;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let (offsets, cookies): (Vec<u64>, Vec<u64>) = points.iter().copied().unzip();
+    let attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        target: 0,
+        attach_type: kind.attach_type(),
+        flags: 0,
+        path: path.as_ptr() as u64,
+        offsets: offsets.as_ptr() as u64,
+        reference_counters: 0,
+        cookies: cookies.as_ptr() as u64,
+        count: points.len() as u32,
+        multi_flags: u32::from(kind == Kind::Return),
+        pid,
+        reserved: 0,
+    };
+    // SAFETY: as in `load`; the lists have as many elements as it says.
+    owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) })
+}
+
+/// Takes the descriptor that a system call has returned.
+fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+    match i32::try_from(result) {
+        // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+const _: () = assert!(size_of::<LoadAttr>() == 72 && size_of::<LinkAttr>() == 64);
+const _: () = assert!(size_of::<Instruction>() == size_of::<aya_obj::generated::bpf_insn>());

@@ -1,0 +1,125 @@
+//! What recording costs the target: what the kernel has counted and timed, and what the way into the programs costs.
+
+use std::fmt;
+
+use lj_trace_common::config::Counter;
+
+use crate::probes::calibrate::ProbeCost;
+use crate::probes::programs::Programs;
+
+/// What recording has cost the target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// In seconds of CPU time.
+    pub seconds: f64,
+    /// What of the target's CPU time that was; [`None`] if that could not be read.
+    pub share: Option<f64>,
+    /// Samples, or calls of the allocator.
+    pub events: u64,
+    /// What one of them is.
+    pub event: &'static str,
+    /// Whether the way into the programs was measured here.
+    pub measured: bool,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seconds, share, events, event, measured } = self;
+        write!(f, "{seconds:.3} s")?;
+        if let Some(share) = share {
+            write!(f, ", {:.2}% of its CPU time", share * 100.0)?;
+        }
+        if *events != 0 {
+            write!(f, " ({:.2} us a {event}", seconds * 1e6 / *events as f64)?;
+            f.write_str(if *measured { ")" } else { ", partly assumed: probes could not be measured here)" })?;
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel has counted by some moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Ticks of the sampler, and nanoseconds in its program.
+    samples: (u64, u64),
+    /// Calls of the allocator; those that were timed, and their nanoseconds.
+    calls: (u64, u64, u64),
+    /// The same for its returns.
+    returns: (u64, u64, u64),
+    /// Nanoseconds in which stacks of allocations were copied.
+    stacks: u64,
+}
+
+impl Counted {
+    /// What these programs have counted so far.
+    pub fn read(programs: &Programs) -> Self {
+        let [calls, calls_timed, call_time] =
+            [Counter::AllocatorCalls, Counter::CallsTimed, Counter::CallTime].map(|counter| programs.count(counter));
+        let [returns, returns_timed, return_time] =
+            [Counter::AllocatorReturns, Counter::ReturnsTimed, Counter::ReturnTime]
+                .map(|counter| programs.count(counter));
+        Self {
+            samples: (programs.count(Counter::Sampled), programs.count(Counter::SampleTime)),
+            calls: (calls, calls_timed, call_time),
+            returns: (returns, returns_timed, return_time),
+            stacks: programs.count(Counter::StackTime),
+        }
+    }
+
+    /// Samples of the CPU profile.
+    pub fn samples(&self) -> u64 {
+        self.samples.0
+    }
+
+    /// Calls of the allocator.
+    pub fn calls(&self) -> u64 {
+        self.calls.0
+    }
+
+    /// Seconds that the CPU profile has cost.
+    pub fn cpu_profile(&self, probes: ProbeCost) -> f64 {
+        let (samples, nanoseconds) = self.samples;
+        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9
+    }
+
+    /// Seconds that the memory profile has cost.
+    pub fn memory_profile(&self, probes: ProbeCost) -> f64 {
+        let of = |(runs, timed, nanoseconds): (u64, u64, u64), probe: f64| {
+            let program = if timed == 0 { 0.0 } else { nanoseconds as f64 * 1e-9 / timed as f64 };
+            runs as f64 * (probe + program)
+        };
+        of(self.calls, probes.call) + of(self.returns, probes.returned) + self.stacks as f64 * 1e-9
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROBES: ProbeCost = ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6 };
+
+    #[test]
+    fn programs_are_timed_now_and_then_and_count_for_all() {
+        let counted = Counted {
+            samples: (100, 500_000),
+            calls: (1_000_000, 100, 30_000),
+            returns: (400_000, 50, 5_000),
+            stacks: 1_000_000,
+        };
+        let cpu = counted.cpu_profile(PROBES);
+        assert!((cpu - 0.0015).abs() < 1e-9, "{cpu}");
+        // 1 M x (0.5 + 0.3) us, 0.4 M x (0.25 + 0.1) us, and 1 ms.
+        let memory = counted.memory_profile(PROBES);
+        assert!((memory - (0.8 + 0.14 + 0.001)).abs() < 1e-9, "{memory}");
+        assert_eq!(Counted::default().memory_profile(PROBES), 0.0);
+    }
+
+    #[test]
+    fn is_told_in_one_line() {
+        let cost = Cost { seconds: 0.5, share: Some(0.25), events: 1_000_000, event: "call", measured: true };
+        assert_eq!(cost.to_string(), "0.500 s, 25.00% of its CPU time (0.50 us a call)");
+        let unknown = Cost { share: None, measured: false, ..cost };
+        assert_eq!(unknown.to_string(), "0.500 s (0.50 us a call, partly assumed: probes could not be measured here)");
+        assert_eq!(Cost { seconds: 0.0, events: 0, ..cost }.to_string(), "0.000 s, 25.00% of its CPU time");
+    }
+}
