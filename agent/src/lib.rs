@@ -6,6 +6,7 @@ pub mod commands;
 pub mod doctor;
 pub mod dump;
 pub mod host;
+pub mod privileges;
 pub mod probes;
 pub mod record;
 pub mod report;

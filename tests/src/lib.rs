@@ -5,6 +5,7 @@
 //! something is missing they fail and say what to run, so that a green run always means that they ran.
 
 pub mod allocations;
+pub mod capabilities;
 pub mod code;
 pub mod consumers;
 pub mod folded;

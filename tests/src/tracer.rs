@@ -2,7 +2,6 @@
 
 use std::env;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -11,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::capabilities::{self, Capability, NOBODY};
 use crate::target_folder;
 
 /// Exit codes of `lj-trace`, after sysexits.h.
@@ -109,12 +109,23 @@ impl Tracer {
     /// # Errors
     /// If it cannot be copied or started.
     pub fn start_as_nobody(folder: &Path, arguments: &[&str]) -> Result<Self> {
+        Self::start_as_nobody_with(&[], folder, arguments)
+    }
+
+    /// The same with capabilities, as systemd's `AmbientCapabilities=` gives them. The folder belongs to that user.
+    ///
+    /// # Errors
+    /// As [`Self::start_as_nobody`].
+    pub fn start_as_nobody_with(capabilities: &[Capability], folder: &Path, arguments: &[&str]) -> Result<Self> {
         use std::os::unix::fs::PermissionsExt;
-        const NOBODY: u32 = 65534;
         std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
+        std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY))?;
         let copy = folder.join("lj-trace");
         std::fs::copy(binary(), &copy)?;
-        Self::spawn(Command::new(copy).args(arguments).uid(NOBODY).gid(NOBODY).current_dir("/"))
+        let mut command = Command::new(copy);
+        command.args(arguments).current_dir("/");
+        capabilities::run_as(&mut command, NOBODY, capabilities);
+        Self::spawn(&mut command)
     }
 
     fn spawn(command: &mut Command) -> Result<Self> {

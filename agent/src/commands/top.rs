@@ -12,7 +12,7 @@ use super::record::cost::LimitArgs;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
-use super::record::{DRAIN_INTERVAL, Mode, RecordArgs, parse_address, parse_duration, priority};
+use super::record::{DRAIN_INTERVAL, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, priority};
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
 
@@ -74,6 +74,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     });
     target.live = Some(app.allocations.clone());
     let mut recording = Recording::start(target, 1)?;
+    give_up_privileges(&record_args, || recording.is_in_reach());
     // It puts the terminal back in order if lj-trace panics.
     let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
     let outcome = look(args, target, &mut recording, &mut app, &mut terminal);

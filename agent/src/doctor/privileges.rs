@@ -1,24 +1,17 @@
 //! What lj-trace may do.
 
-use super::{Area, Check, Mode, Verdict, read, status_field};
+use super::{Area, Check, Mode, Verdict, read};
+use crate::privileges::{Capabilities, Capability, HOW_TO_GET};
 
-/// Capabilities (`linux/capability.h`), what they are for, and the modes that need them.
-const CAPABILITIES: [(&str, u32, &str, &[Mode]); 3] = [
-    ("CAP_SYS_PTRACE", 19, "reading other users' processes", &Mode::ALL),
-    ("CAP_BPF", 39, "loading BPF programs", &[Mode::Sysprof, Mode::Memprof]),
-    ("CAP_PERFMON", 38, "sampling, and reading memory from BPF programs", &[Mode::Sysprof, Mode::Memprof]),
+/// Capabilities, what they are for, and the modes that need them.
+const CAPABILITIES: [(Capability, &str, &[Mode]); 3] = [
+    (Capability::SysPtrace, "reading other users' processes", &Mode::ALL),
+    (Capability::Bpf, "loading BPF programs", &[Mode::Sysprof, Mode::Memprof]),
+    (Capability::Perfmon, "sampling, and reading memory from BPF programs", &[Mode::Sysprof, Mode::Memprof]),
 ];
 
-const CAP_SYS_ADMIN: u32 = 21;
-const CAP_CHECKPOINT_RESTORE: u32 = 40;
-
-const HOW: &str = "run as root (`sudo lj-trace ...`), or `sudo setcap cap_bpf,cap_perfmon,cap_sys_ptrace+ep \
-                   $(command -v lj-trace)`; in a systemd unit `AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE`; in \
-                   a container `--cap-add` for each";
-
 pub fn checks() -> Vec<Check> {
-    let status = read("/proc/self/status").unwrap_or_default();
-    let effective = status_field(&status, "CapEff").and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0);
+    let effective = Capabilities::effective();
     let mut checks = capabilities(effective);
     checks.push(user_namespace(&read("/proc/self/uid_map").unwrap_or_default()));
     checks.extend(sysctls(effective, |name| read(&format!("/proc/sys/kernel/{name}"))));
@@ -29,29 +22,26 @@ fn check(name: &str, verdict: Verdict, found: impl Into<String>) -> Check {
     Check::new(Area::Privileges, name, verdict, found)
 }
 
-fn has(effective: u64, capability: u32) -> bool {
-    effective >> capability & 1 != 0
-}
-
-fn capabilities(effective: u64) -> Vec<Check> {
+fn capabilities(effective: Capabilities) -> Vec<Check> {
     // SAFETY: geteuid has no preconditions.
     let user = unsafe { libc::geteuid() };
     let mut checks =
         vec![check("user", Verdict::Ok, if user == 0 { "root".to_owned() } else { format!("uid {user}") })];
-    for (name, number, purpose, modes) in CAPABILITIES {
-        // CAP_SYS_ADMIN implies the two younger ones, not CAP_SYS_PTRACE.
-        let implied = number != 19 && has(effective, CAP_SYS_ADMIN);
-        checks.push(if has(effective, number) || implied {
-            check(name, Verdict::Ok, format!("there, for {purpose}"))
+    for (capability, purpose, modes) in CAPABILITIES {
+        checks.push(if effective.has(capability) {
+            check(capability.name(), Verdict::Ok, format!("there, for {purpose}"))
         } else {
-            check(name, Verdict::Problem, format!("missing: no {purpose}")).fix(HOW).affects(modes)
+            let found = format!("missing: no {purpose}");
+            check(capability.name(), Verdict::Problem, found).fix(HOW_TO_GET).affects(modes)
         });
     }
-    if !has(effective, CAP_CHECKPOINT_RESTORE) && !has(effective, CAP_SYS_ADMIN) {
+    if !effective.has(Capability::CheckpointRestore) {
         let found = "missing: programs that were replaced since they were started (upgrades) cannot be opened, and their \
                      native frames have no names";
-        checks
-            .push(check("CAP_CHECKPOINT_RESTORE", Verdict::Note, found).fix("add it where native frames stay unnamed"));
+        checks.push(
+            check(Capability::CheckpointRestore.name(), Verdict::Note, found)
+                .fix("add it where native frames stay unnamed"),
+        );
     }
     checks
 }
@@ -68,7 +58,7 @@ fn user_namespace(uid_map: &str) -> Check {
         .affects(&[Mode::Sysprof, Mode::Memprof])
 }
 
-fn sysctls(effective: u64, read: impl Fn(&str) -> Option<String>) -> Vec<Check> {
+fn sysctls(effective: Capabilities, read: impl Fn(&str) -> Option<String>) -> Vec<Check> {
     let number = |name: &str| read(name).and_then(|text| text.parse::<i32>().ok());
     let mut checks = Vec::new();
     if let Some(scope) = number("yama/ptrace_scope") {
@@ -77,19 +67,19 @@ fn sysctls(effective: u64, read: impl Fn(&str) -> Option<String>) -> Vec<Check> 
             3.. => check(name, Verdict::Problem, "3: nobody may read another process, not even root")
                 .fix("reboot, and do not set it to 3 (it cannot be lowered while the system runs)")
                 .affects(&Mode::ALL),
-            1 | 2 if !has(effective, 19) => {
+            1 | 2 if !effective.has(Capability::SysPtrace) => {
                 check(name, Verdict::Note, format!("{scope}: other processes can be read with CAP_SYS_PTRACE only"))
             }
             _ => check(name, Verdict::Ok, scope.to_string()),
         });
     }
     if let Some(paranoid) = number("perf_event_paranoid") {
-        let privileged = has(effective, 38) || has(effective, CAP_SYS_ADMIN);
+        let privileged = effective.has(Capability::Perfmon);
         let meaning = if privileged { "does not apply with CAP_PERFMON" } else { "sampling needs CAP_PERFMON" };
         checks.push(check("kernel.perf_event_paranoid", Verdict::Ok, format!("{paranoid}: {meaning}")));
     }
     if let Some(disabled) = number("unprivileged_bpf_disabled") {
-        let privileged = has(effective, 39) || has(effective, CAP_SYS_ADMIN);
+        let privileged = effective.has(Capability::Bpf);
         let meaning = if privileged { "does not apply with CAP_BPF" } else { "BPF needs CAP_BPF" };
         checks.push(check("kernel.unprivileged_bpf_disabled", Verdict::Ok, format!("{disabled}: {meaning}")));
     }
@@ -104,18 +94,22 @@ fn sysctls(effective: u64, read: impl Fn(&str) -> Option<String>) -> Vec<Check> 
 mod tests {
     use super::*;
 
+    fn all() -> Capabilities {
+        Capabilities::of_bits(u64::MAX)
+    }
+
     fn problems(checks: &[Check]) -> Vec<&str> {
         checks.iter().filter(|check| check.verdict == Verdict::Problem).map(|check| check.name.as_str()).collect()
     }
 
     #[test]
     fn each_missing_capability_has_its_fix() {
-        let none = capabilities(0);
+        let of = |names: &[Capability]| capabilities(Capabilities::of(names));
+        let none = of(&[]);
         assert_eq!(problems(&none), ["CAP_SYS_PTRACE", "CAP_BPF", "CAP_PERFMON"]);
         assert!(none.iter().filter(|check| check.verdict == Verdict::Problem).all(|check| check.fix.is_some()));
-        assert_eq!(problems(&capabilities(u64::MAX)), Vec::<&str>::new());
-        assert_eq!(problems(&capabilities(1 << CAP_SYS_ADMIN)), ["CAP_SYS_PTRACE"]);
-        assert_eq!(problems(&capabilities(1 << 19 | 1 << 38 | 1 << 39)), Vec::<&str>::new());
+        assert_eq!(problems(&of(&[Capability::SysAdmin])), ["CAP_SYS_PTRACE"]);
+        assert_eq!(problems(&of(&[Capability::SysPtrace, Capability::Perfmon, Capability::Bpf])), Vec::<&str>::new());
     }
 
     #[test]
@@ -126,11 +120,10 @@ mod tests {
 
     #[test]
     fn settings_that_forbid_everything_are_problems() {
-        let set = |scope: &'static str| {
-            sysctls(u64::MAX, move |name| (name == "yama/ptrace_scope").then(|| scope.to_owned()))
-        };
+        let set =
+            |scope: &'static str| sysctls(all(), move |name| (name == "yama/ptrace_scope").then(|| scope.to_owned()));
         assert_eq!(problems(&set("3")), ["kernel.yama.ptrace_scope"]);
         assert_eq!(problems(&set("2")), Vec::<&str>::new());
-        assert!(sysctls(0, |_| Some("garbage".to_owned())).is_empty());
+        assert!(sysctls(Capabilities::default(), |_| Some("garbage".to_owned())).is_empty());
     }
 }

@@ -11,6 +11,7 @@ use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Te
 use lj_trace_common::vm::VmConfig;
 
 use super::object;
+use crate::privileges::{Operation, Refusal};
 use crate::target::TargetError;
 
 /// Why probing cannot begin. Each message names the cause and the fix.
@@ -20,10 +21,12 @@ pub enum ProbeError {
     #[error(transparent)]
     Object(#[from] object::NoBpfPrograms),
     /// The kernel wants more privileges.
-    #[error("not permitted to use {what}: run as root (`sudo lj-trace ...`), or give lj-trace CAP_BPF and CAP_PERFMON")]
+    #[error("not permitted to use {what}: {why}")]
     NotPermitted {
         /// What was refused.
         what: &'static str,
+        /// What is missing, and how to get it.
+        why: String,
     },
     /// The kernel refused the BPF programs for another reason.
     #[error("the kernel refused the BPF programs (Linux {needed} or later is needed): {}", last_lines(.source))]
@@ -58,7 +61,17 @@ impl ProbeError {
         let verifier = source
             .chain()
             .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
-        if refused && !verifier { Self::NotPermitted { what: "BPF" } } else { Self::Refused { needed, source } }
+        if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused { needed, source } }
+    }
+
+    /// The kernel has refused something to whoever may not do it.
+    pub(super) fn not_permitted(operation: Operation) -> Self {
+        let what = match operation {
+            Operation::PerfEvents => "perf events",
+            Operation::ClassicProbes => "probes",
+            Operation::Bpf | Operation::ReadProcess => "BPF",
+        };
+        Self::NotPermitted { what, why: Refusal::now().explain(operation) }
     }
 }
 
@@ -277,6 +290,11 @@ impl Programs {
     pub fn counted(&self, counters: &[Counter]) -> Vec<(&'static str, u64)> {
         let counted = counters.iter().map(|&counter| (counter.describe(), self.count(counter)));
         counted.filter(|(_, count)| *count != 0).collect()
+    }
+
+    /// Whether the maps of the programs can be used: some kernels want `CAP_BPF` even for those that are open.
+    pub fn are_in_reach(&self) -> bool {
+        self.counts.get(&0, 0).is_ok()
     }
 
     /// How often `counter` was counted, on all CPUs.

@@ -11,6 +11,7 @@ use lj_trace_common::config::LATE_EVENT;
 use super::perf_event::{self, Attached, Clock};
 use super::programs::{ProbeError, Programs, SAMPLER_KERNEL, take_map};
 use super::sample::Record;
+use crate::privileges::Operation;
 use crate::target::{Process, TargetError};
 
 /// The samples that the programs have taken.
@@ -97,7 +98,7 @@ impl Sampler {
             }
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
             Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
-                Err(ProbeError::NotPermitted { what: "perf events" })
+                Err(ProbeError::not_permitted(Operation::PerfEvents))
             }
             Err(source) => Err(ProbeError::Thread { tid, source }),
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
+use crate::privileges::{Operation, Refusal};
 
 /// Why a target cannot be profiled. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]
@@ -15,15 +16,14 @@ pub enum TargetError {
     #[error("no process {0}: it does not exist or has exited (`ps` or `pgrep` shows running ones)")]
     NoSuchProcess(u32),
     /// The kernel refuses to show the process.
-    #[error(
-        "not permitted to look at process {pid} ({path}): run as root (`sudo lj-trace ...`), \
-         or give lj-trace CAP_SYS_PTRACE"
-    )]
+    #[error("not permitted to look at process {pid} ({path}): {why}")]
     NotPermitted {
         /// The process.
         pid: u32,
         /// What was refused.
         path: String,
+        /// What is missing, and how to get it.
+        why: String,
     },
     /// A kernel thread: it has no user memory at all.
     #[error("process {0} is a kernel thread: it runs no user code, so no LuaJIT either")]
@@ -46,7 +46,9 @@ impl TargetError {
     pub fn from_io(pid: u32, path: impl Into<String>, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ESRCH) => Self::NoSuchProcess(pid),
-            Some(libc::EACCES | libc::EPERM) => Self::NotPermitted { pid, path: path.into() },
+            Some(libc::EACCES | libc::EPERM) => {
+                Self::NotPermitted { pid, path: path.into(), why: Refusal::now().explain(Operation::ReadProcess) }
+            }
             _ => Self::Io { path: path.into(), source: error },
         }
     }

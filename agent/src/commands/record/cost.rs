@@ -201,7 +201,7 @@ fn cpu_time(pid: u32) -> Option<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel checks the clock's number, and writes `time` alone.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (result == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    (result == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 #[cfg(test)]

@@ -21,11 +21,14 @@ pub use args::{Mode, RecordArgs};
 pub(super) use args::{parse_address, parse_duration};
 use children::NewChildren;
 use progress::Progress;
+use recording::Recording;
 use session::Session;
 use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
+use crate::privileges::{self, Capability};
+use crate::service::journal::{Priority, say};
 use crate::target::Process;
 
 /// How often the ring buffers are looked at: often enough that a function is named before it can be collected, and
@@ -49,9 +52,22 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let known = targets.iter().map(|target| target.args.pid).collect();
     let progress = Progress::new(args);
     let mut session = Session::start(args, targets, &progress, started)?;
+    // Those that come later have to be attached to as well.
+    if !args.children {
+        give_up_privileges(args, || session.recordings().all(Recording::is_in_reach));
+    }
     let children = args.children.then(|| NewChildren::watch(args.pid, known)).transpose()?;
     let stop = runtime.block_on(record(args, signals, &mut session, children.as_ref(), &progress));
     session.finish(stop, &progress)
+}
+
+/// Gives up what nothing needs any more that is attached. `works` says whether it still does what it has to.
+pub(super) fn give_up_privileges(args: &RecordArgs, works: impl FnOnce() -> bool) {
+    // The kernel's symbols are read when the first one is asked for.
+    let more: &[Capability] = if args.kernel { &[Capability::Syslog] } else { &[] };
+    if let Err(error) = privileges::drop_unneeded(more, works) {
+        say(Priority::Warning, &format!("lj-trace: goes on with all privileges, they cannot be given up: {error}"));
+    }
 }
 
 /// What may happen while a recording runs.

@@ -135,6 +135,11 @@ impl Recording {
         Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })
     }
 
+    /// Whether it can still reach what its programs have counted.
+    pub fn is_in_reach(&self) -> bool {
+        self.programs.are_in_reach()
+    }
+
     /// Takes the probes out. What they have recorded can still be drained.
     pub fn detach(&mut self) {
         if let Some(cpu) = &mut self.cpu {

@@ -1,0 +1,130 @@
+//! With the least privileges everything works; with less, the message names what is missing; and what is not needed any
+//! more is given up.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::allocations::Allocations;
+use lj_trace_tests::capabilities::{BPF, Capability, PERFMON, SYS_ADMIN, SYS_PTRACE, of_threads};
+use lj_trace_tests::folded::Folded;
+use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::tracer::{Outcome, Tracer, exit_code};
+use lj_trace_tests::workload::{STORM, TRUTH, Workload};
+
+fn luajit() -> Result<Program> {
+    Program::find(LUAJIT).context("the demo's luajit is everywhere")
+}
+
+/// Runs lj-trace to its end as another user than the target's, with these capabilities.
+fn run_with(capabilities: &[Capability], arguments: &[&str]) -> Result<Outcome> {
+    let folder = tempfile::tempdir()?;
+    Tracer::start_as_nobody_with(capabilities, folder.path(), arguments)?.wait()
+}
+
+#[test]
+fn what_is_missing_is_named() -> Result<()> {
+    let workload = Workload::start(&luajit()?, TRUTH, &["60"])?;
+    let pid = workload.pid().to_string();
+    let cases: [(&[Capability], &str); 6] = [
+        (&[], "CAP_SYS_PTRACE is missing: run as root"),
+        (&[BPF, PERFMON], "CAP_SYS_PTRACE is missing: run as root"),
+        (&[SYS_ADMIN], "CAP_SYS_PTRACE is missing: run as root"),
+        (&[SYS_PTRACE], "CAP_BPF and CAP_PERFMON are missing: run as root"),
+        (&[SYS_PTRACE, PERFMON], "CAP_BPF is missing: run as root"),
+        (&[SYS_PTRACE, BPF], "CAP_PERFMON is missing: run as root"),
+    ];
+    for mode in ["sysprof", "memprof", "all"] {
+        for (capabilities, said) in cases {
+            println!("{mode} with {capabilities:?}");
+            let outcome = run_with(
+                capabilities,
+                &["--pid", &pid, "--mode", mode, "--duration", "1s", "-o", "/tmp/unwritten.bin"],
+            );
+            outcome?.expect(exit_code::PRIVILEGES, &[said, "AmbientCapabilities"]);
+        }
+    }
+    for command in ["dump", "doctor"] {
+        run_with(&[BPF, PERFMON], &[command, "--pid", &pid])?.expect(exit_code::PRIVILEGES, &[]);
+    }
+    Ok(())
+}
+
+#[test]
+fn looking_at_a_process_needs_no_bpf() -> Result<()> {
+    let workload = Workload::start(&luajit()?, TRUTH, &["60"])?;
+    let pid = workload.pid().to_string();
+    let dumped = run_with(&[SYS_PTRACE], &["dump", "--pid", &pid])?;
+    dumped.expect(0, &[]);
+    ensure!(dumped.stdout.contains("truth.lua"), "{}", dumped.stdout);
+    let listed = run_with(&[SYS_PTRACE], &["list"])?;
+    listed.expect(0, &[]);
+    ensure!(listed.stdout.lines().any(|line| line.trim_start().starts_with(&pid)), "{}", listed.stdout);
+    Ok(())
+}
+
+/// Records a busy program in both modes with these capabilities, or as root, and gives what it left and the
+/// capabilities of lj-trace's threads while it recorded.
+fn record(capabilities: Option<&[Capability]>) -> Result<(Outcome, Vec<(u64, u64)>)> {
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name);
+    let (output, folded) = (path("run.bin"), path("run.folded"));
+    let (output, folded) = (output.to_string_lossy(), folded.to_string_lossy());
+    let mut workload = Workload::start(&luajit()?, STORM, &[])?;
+    let pid = workload.pid().to_string();
+    let arguments = ["--pid", &pid, "--mode", "all", "--rate", "499", "--no-limit"];
+    let arguments = [&arguments[..], &["--output", &output, "--output", &folded]].concat();
+    let mut tracer = match capabilities {
+        Some(capabilities) => Tracer::start_as_nobody_with(capabilities, folder.path(), &arguments)?,
+        None => Tracer::start(&arguments)?,
+    };
+    tracer.wait_until_attached()?;
+    let attached = Instant::now();
+    workload.go()?;
+    // The thread that measures what probes cost ends by itself; what has attached gives up at once.
+    let few = |threads: &[(u64, u64)]| threads.iter().all(|(_, permitted)| permitted >> BPF & 1 == 0);
+    let mut threads = of_threads(tracer.pid())?;
+    while !few(&threads) && attached.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(20));
+        threads = of_threads(tracer.pid())?;
+    }
+    while attached.elapsed() < Duration::from_secs(3) {
+        workload.line()?;
+    }
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["Lua complete"]);
+    ensure!(!outcome.stderr.contains("LOST"), "{}", outcome.stderr);
+    let stacks = Folded::parse(&std::fs::read_to_string(path("run.sysprof.folded"))?)?;
+    ensure!(stacks.samples() > 100, "{} samples", stacks.samples());
+    let allocations = Allocations::read(&path("run.memprof.bin"))?;
+    allocations.check_addresses()?;
+    ensure!(allocations.events.len() > 10_000, "{} events", allocations.events.len());
+    for what in ["Lua complete", "native complete"] {
+        let share = outcome.share(what)?;
+        ensure!(share >= 99.0, "{what} {share}%: {}", outcome.stderr);
+    }
+    Ok((outcome, threads))
+}
+
+#[test]
+fn three_capabilities_are_enough_and_one_is_to_the_end() -> Result<()> {
+    let (_, threads) = record(Some(&[BPF, PERFMON, SYS_PTRACE]))?;
+    let expected = 1 << SYS_PTRACE;
+    ensure!(threads.iter().all(|sets| *sets == (expected, expected)), "{threads:x?}");
+    Ok(())
+}
+
+#[test]
+fn root_gives_up_its_powers_once_it_has_attached() -> Result<()> {
+    let own = of_threads(std::process::id())?;
+    let (_, threads) = record(None)?;
+    println!("{:x?} before, {threads:x?} while it records", own.first());
+    let given_up = [SYS_ADMIN, PERFMON, BPF, 0, 5, 6, 7, 12, 16, 17, 23, 25];
+    for (effective, permitted) in threads {
+        ensure!(effective >> SYS_PTRACE & 1 == 1, "{effective:x}");
+        for capability in given_up {
+            ensure!((effective | permitted) >> capability & 1 == 0, "{capability} is in {effective:x}, {permitted:x}");
+        }
+    }
+    Ok(())
+}
