@@ -15,7 +15,10 @@ fn in_workspace(path: &str) -> PathBuf {
 
 /// A systemd with a workload in it, and the workload's process id there.
 fn boot() -> Result<Option<(Systemd, String)>> {
-    let Some(systemd) = Systemd::boot(&[&in_workspace("tests/lua/demo.lua")])? else { return Ok(None) };
+    let Some(systemd) = Systemd::boot(&[&in_workspace("tests/lua/demo.lua"), &in_workspace("tests/lua/hoard.lua")])?
+    else {
+        return Ok(None);
+    };
     systemd.run("systemd-run --unit=demo --property=WorkingDirectory=/run/test luajit demo.lua")?;
     let pid = systemd.run("systemctl show --property=MainPID --value demo")?;
     Ok(Some((systemd, pid)))
@@ -78,6 +81,68 @@ fn a_job_that_is_stopped_leaves_complete_files() -> Result<()> {
     let journal = systemd.run(&format!("journalctl --unit {unit} --output cat"))?;
     ensure!(journal.contains("stopped by a signal") && journal.contains("Deactivated successfully"), "{journal}");
     ensure!(samples(&systemd, "stopped.bin")?.samples() > 0);
+    Ok(())
+}
+
+/// A program that allocates as fast as it can, and a memory profile of it, with memory held by whom as a report. Gives
+/// the unit's name.
+fn record_hoard(systemd: &Systemd, options: &str) -> Result<String> {
+    systemd.run("systemd-run --unit=hoard --property=WorkingDirectory=/run/test luajit hoard.lua 3000000")?;
+    let pid = show(systemd, "hoard", "MainPID")?;
+    start(systemd, &format!("--pid {pid} --mode memprof --no-limit {options}"))?;
+    Ok(format!("lj-trace-{pid}"))
+}
+
+/// Whether systemd has the controllers that limits need: within a control group of somebody else's it may not.
+fn limits_work(systemd: &Systemd, unit: &str) -> Result<bool> {
+    let works = show(systemd, unit, "MemoryCurrent")?.parse::<u64>().is_ok();
+    if !works {
+        println!("NOT RUN: this machine gives no memory and CPU controllers to a systemd in namespaces");
+    }
+    Ok(works)
+}
+
+/// What a job has said, once it has ended with success.
+fn journal(systemd: &Systemd, unit: &str) -> Result<String> {
+    systemd.wait_for(&format!("systemctl show --property=LoadState --value {unit}"), |state| state == "not-found")?;
+    let journal = systemd.run(&format!("journalctl --unit {unit} --output cat"))?;
+    ensure!(journal.contains("Deactivated successfully"), "{journal}");
+    Ok(journal)
+}
+
+#[test]
+fn a_job_with_too_little_cpu_time_counts_what_it_loses() -> Result<()> {
+    let Some((systemd, _)) = boot()? else { return Ok(()) };
+    let unit = record_hoard(&systemd, "--duration 4s --output slow.bin")?;
+    if !limits_work(&systemd, &unit)? {
+        return Ok(());
+    }
+    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota=5%"))?;
+    let journal = journal(&systemd, &unit)?;
+    ensure!(journal.contains("LOST: ") && journal.contains("allocation events lost"), "{journal}");
+    ensure!(!journal.contains("events were handed over"), "{journal}");
+    let stream = systemd.path("var/lib/lj-trace").join("slow.bin");
+    ensure!(Allocations::read(&stream)?.events.len() > 1000);
+    Ok(())
+}
+
+#[test]
+fn a_job_whose_memory_is_used_up_ends_with_complete_files() -> Result<()> {
+    let Some((systemd, _)) = boot()? else { return Ok(()) };
+    let unit = record_hoard(&systemd, "--duration 10m --output held.bin --output held.svg --weight held")?;
+    let status = format!("systemctl show --property=StatusText --value {unit}");
+    systemd.wait_for(&status, |status| status.contains("allocation events"))?;
+    // Room for what it has, and for its tables to grow a few times.
+    if !limits_work(&systemd, &unit)? {
+        return Ok(());
+    }
+    let used: u64 = show(&systemd, &unit, "MemoryCurrent")?.parse()?;
+    systemd.run(&format!("systemctl set-property --runtime {unit} MemoryMax={}", 2 * used))?;
+    let journal = journal(&systemd, &unit)?;
+    ensure!(journal.contains("stopped for want of memory") && journal.contains("MemoryMax"), "{journal}");
+    let folder = systemd.path("var/lib/lj-trace");
+    ensure!(Allocations::read(&folder.join("held.bin"))?.events.len() > 1000);
+    ensure!(std::fs::read_to_string(folder.join("held.svg"))?.contains("hoard.lua"));
     Ok(())
 }
 

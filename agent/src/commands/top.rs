@@ -109,7 +109,7 @@ fn look(
                         recording.drain_all(Some(app))?;
                         app.ended = Some(stop.describe());
                     }
-                    Stop::Signal | Stop::Duration | Stop::TooDear => break,
+                    Stop::Signal | Stop::Duration | Stop::TooDear | Stop::OutOfMemory => break,
                 },
                 _ = tick.tick() => {}
             }

@@ -76,6 +76,14 @@ enum Content {
 }
 
 impl MemoryOutputs {
+    /// As [`MemoryProfile::next_growth`].
+    pub fn next_growth(&self) -> u64 {
+        match &self.reports {
+            Reports::Sources { profile, .. } => profile.next_growth(),
+            Reports::None | Reports::Stacks(_) => 0,
+        }
+    }
+
     /// Opens the reports; [`start`](Self::start) opens the streams.
     ///
     /// # Errors

@@ -225,6 +225,11 @@ impl MemoryRecording {
         self.outputs.add_stack(sample, size);
     }
 
+    /// How many bytes its tables are going to need at once.
+    pub fn next_growth(&self) -> u64 {
+        self.outputs.next_growth()
+    }
+
     /// How many events there were.
     pub fn events(&self) -> u64 {
         self.events.iter().flatten().map(|events| events.tally().events).sum()

@@ -29,6 +29,7 @@ use targets::{RecordTarget, targets};
 use super::exit::CommandError;
 use crate::privileges::{self, Capability};
 use crate::service::journal::{Priority, say};
+use crate::service::memory::MemoryLimit;
 use crate::target::Process;
 
 /// How often the ring buffers are looked at: often enough that a function is named before it can be collected, and
@@ -95,6 +96,10 @@ impl Signals {
 /// How often it is looked for children that have exited, and for new ones.
 const CHILDREN_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often it is looked how much memory is left: tables grow by some 50 MB a second where everything that is
+/// allocated is kept.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Records until something ends it.
 async fn record(
     args: &RecordArgs,
@@ -108,6 +113,7 @@ async fn record(
     let mut tick = tokio::time::interval(DRAIN_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let mut next_look = began;
+    let mut next_memory = began;
     let mut has_parent = true;
     loop {
         tokio::select! {
@@ -126,6 +132,19 @@ async fn record(
                     break Ok(Stop::TooDear);
                 }
                 progress.update(session.recordings(), began.elapsed());
+            }
+        }
+        if Instant::now() >= next_memory {
+            next_memory = Instant::now() + MEMORY_INTERVAL;
+            // It may have been changed.
+            if let Some(memory) = MemoryLimit::of_this_process().filter(|limit| limit.is_near(session.next_growth())) {
+                let megabytes = memory.bytes() >> 20;
+                let text = format!(
+                    "lj-trace: nearly all of the {megabytes} MB that it may use (MemoryMax=, or the container's limit) \
+                     are in use: stopped, what was recorded is kept"
+                );
+                say(Priority::Warning, &text);
+                break Ok(Stop::OutOfMemory);
             }
         }
         if let Some(children) = children.filter(|_| Instant::now() >= next_look) {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::args::{Mode, RecordArgs};
+use super::memory::MemoryRecording;
 use super::progress::Progress;
 use super::recording::{Recording, Summaries};
 use super::stopping::Stop;
@@ -90,6 +91,12 @@ impl<'a> Session<'a> {
     /// What is being recorded.
     pub fn recordings(&self) -> impl Iterator<Item = &Recording> + Clone {
         self.running.iter().map(|own| &own.recording)
+    }
+
+    /// How many bytes the tables of all are going to need at once.
+    pub fn next_growth(&self) -> u64 {
+        let memory = self.recordings().filter_map(|recording| recording.memory.as_ref());
+        memory.map(MemoryRecording::next_growth).sum()
     }
 
     /// Takes what is ready of each.

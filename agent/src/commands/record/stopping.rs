@@ -16,6 +16,8 @@ pub enum Stop {
     TargetExited,
     /// It cost the process more than it may.
     TooDear,
+    /// The memory that lj-trace may use is used up.
+    OutOfMemory,
 }
 
 impl Stop {
@@ -26,6 +28,7 @@ impl Stop {
             Self::Duration => "the time is over",
             Self::TargetExited => "the process has exited",
             Self::TooDear => "stopped since it cost the process too much",
+            Self::OutOfMemory => "stopped for want of memory",
         }
     }
 }

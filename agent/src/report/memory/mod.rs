@@ -122,6 +122,14 @@ impl MemoryProfile {
         self.follows_blocks
     }
 
+    /// How many bytes it is going to need at once, since its largest table is nearly full; 0 as long as that has room.
+    pub fn next_growth(&self) -> u64 {
+        let (used, room) = (self.heap.len(), self.heap.capacity());
+        // A table that grows is twice as large, and is there beside the old one; 7 of 8 entries are in use at most.
+        let doubled = 2 * (room * 8 / 7) * (size_of::<(u64, Block)>() + 1);
+        if used >= room / 2 { doubled as u64 } else { 0 }
+    }
+
     /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events too.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) {
