@@ -11,6 +11,7 @@ pub mod consumers;
 pub mod folded;
 pub mod hosts;
 pub mod inlined;
+pub mod measured;
 pub mod memory_truth;
 pub mod nginx;
 pub mod programs;

@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io::BufWriter;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use lj_trace::stream::Symbol;
 use lj_trace::stream::memprof::{Event, MemprofWriter, Source};
+use lj_trace_tests::measured::{Measured, measure};
 use lj_trace_tests::tracer::binary;
 
 /// Events of the shorter stream, and how many times longer the other is.
@@ -40,18 +40,10 @@ fn report(stream: &Path, format: &str) -> Result<(i64, f64)> {
     let started = Instant::now();
     let mut command = Command::new(binary());
     command.args(["report", "--quiet", "--format", format]).arg(stream).stdout(Stdio::null());
-    let child = command.spawn().context("cannot run lj-trace")?;
-    let pid = libc::pid_t::try_from(child.id())?;
-    let mut status = 0;
-    // SAFETY: a rusage of zeros is a valid one.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: both pointers are to variables of ours; the child is nobody else's to wait for.
-    let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
-    ensure!(waited == pid && ExitStatus::from_raw(status).success(), "lj-trace report: status {status}");
-    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    let cpu = seconds(usage.ru_utime) + seconds(usage.ru_stime);
-    println!("{format}: {} KiB, {cpu:.2} s of CPU time, {:.2} s", usage.ru_maxrss, started.elapsed().as_secs_f64());
-    Ok((usage.ru_maxrss, cpu))
+    let Measured { status, memory, cpu } = measure(&mut command)?;
+    ensure!(status.success(), "lj-trace report: {status}");
+    println!("{format}: {memory} KiB, {cpu:.2} s of CPU time, {:.2} s", started.elapsed().as_secs_f64());
+    Ok((memory, cpu))
 }
 
 #[test]

@@ -56,9 +56,6 @@ fn looking_at_a_process_needs_no_bpf() -> Result<()> {
     let dumped = run_with(&[SYS_PTRACE], &["dump", "--pid", &pid])?;
     dumped.expect(0, &[]);
     ensure!(dumped.stdout.contains("truth.lua"), "{}", dumped.stdout);
-    let listed = run_with(&[SYS_PTRACE], &["list"])?;
-    listed.expect(0, &[]);
-    ensure!(listed.stdout.lines().any(|line| line.trim_start().starts_with(&pid)), "{}", listed.stdout);
     Ok(())
 }
 

@@ -70,7 +70,8 @@ impl Module {
         Self::new(name, Path::new(name), Image::Memory(bytes))
     }
 
-    fn new(name: &str, path: &Path, image: Image) -> Option<Self> {
+    /// A module of these bytes; none if they are no 64-bit ELF file.
+    pub fn new(name: &str, path: &Path, image: Image) -> Option<Self> {
         let (segments, entry) = image.with_reader(SegmentsAndEntry)?;
         Some(Self { name: name.into(), path: path.into(), image, segments, entry, table: OnceLock::new() })
     }

@@ -10,7 +10,10 @@
 //!
 //! Only writable memory is in it: no machine code, and nothing out of files.
 
+#![allow(dead_code, reason = "not every test uses all of it")]
+
 pub mod recorder;
+pub mod walk;
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -24,7 +27,10 @@ const FIRST_LINE: &str = "lj-trace saved memory 1";
 
 /// Where the files are, and the script that was running.
 pub fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/saved")
+    // In this package, or in that of the fuzz targets.
+    let folders = ["tests/saved", "../agent/tests/saved"].map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    let [here, there] = folders;
+    if here.is_dir() { here } else { there }
 }
 
 /// Saved memory.

@@ -52,7 +52,12 @@ struct Builder<'a> {
     categories: Categories,
     /// Nanoseconds between samples.
     period: u64,
+    /// How many samples may still be added for weights that are too large for one.
+    more: u32,
 }
+
+/// Of heavy stacks: enough for the allocations of weeks, and nothing that a damaged stream can fill the memory with.
+const MOST_PIECES: u32 = 1 << 16;
 
 impl<'a> Builder<'a> {
     fn new(source: &'a dyn Profile) -> Self {
@@ -65,7 +70,7 @@ impl<'a> Builder<'a> {
         target.set_symbolicated(true);
         let process = target.add_process(&source.title(), source.process().unwrap_or(0), at(0));
         let categories = Categories::new(&mut target);
-        Self { source, target, process, categories, period }
+        Self { source, target, process, categories, period, more: MOST_PIECES }
     }
 
     fn build(mut self) -> FirefoxProfile {
@@ -170,10 +175,14 @@ impl<'a> Builder<'a> {
                 self.target.add_sample(handle, at(sample.time), stack, cpu, weight);
                 left -= u64::from(weight.unsigned_abs());
                 cpu = CpuDelta::ZERO;
+                if left > 0 && self.more == 0 {
+                    break;
+                }
+                self.more -= u32::from(left > 0);
             }
         }
         if let Some(last) = samples.last() {
-            self.target.set_thread_end_time(handle, at(last.time + self.period));
+            self.target.set_thread_end_time(handle, at(last.time.saturating_add(self.period)));
         }
         self.add_markers(handle, samples);
     }
@@ -212,7 +221,8 @@ impl<'a> Builder<'a> {
         let state = |sample: &Sample| stacks.row(sample.stack).and_then(|row| row.labels.state);
         let (period, gap) = (self.period, self.period.saturating_mul(LONGEST_GAP));
         let is_same = |a: &Sample, b: &Sample| {
-            state(a) == state(b) && b.time.saturating_sub(a.time.saturating_add((a.weight - 1) * period)) <= gap
+            state(a) == state(b)
+                && b.time.saturating_sub(a.time.saturating_add((a.weight - 1).saturating_mul(period))) <= gap
         };
         if self.source.shown().unit != Unit::Samples {
             return;

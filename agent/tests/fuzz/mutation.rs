@@ -1,0 +1,98 @@
+//! Damage: what a disk, a network or somebody with bad intentions makes of a file.
+
+use lj_trace::target::Process;
+
+/// Numbers that look random, and are the same for the same seed (xorshift64*).
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// One of `0..limit`, which is not empty.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() >> 11) as usize % limit.max(1)
+    }
+}
+
+/// Numbers at which programs go wrong.
+const EDGES: [u64; 12] = [
+    0,
+    1,
+    0x7f,
+    0x80,
+    0xff,
+    0x7fff,
+    0xffff,
+    0x7fff_ffff,
+    0xffff_ffff,
+    0x7fff_ffff_ffff_ffff,
+    0xffff_ffff_ffff_fff0,
+    0xffff_ffff_ffff_ffff,
+];
+
+/// A copy of `good` with some damage; parts may come from the `others`.
+pub fn damaged(good: &[u8], others: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+    let mut bytes = good.to_vec();
+    for _ in 0..=random.below(6) {
+        if bytes.is_empty() {
+            break;
+        }
+        // Files begin with what says how to read the rest.
+        let reach = if random.below(3) == 0 { bytes.len().min(128) } else { bytes.len() };
+        let at = random.below(reach);
+        match random.below(8) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = random.next() as u8,
+            2 | 3 => {
+                let edge = EDGES[random.below(EDGES.len())].to_le_bytes();
+                let width = (1 << random.below(4)).min(bytes.len() - at);
+                bytes[at..at + width].copy_from_slice(&edge[..width]);
+            }
+            // A number of many bytes, as the streams write them.
+            4 => {
+                let length = 1 + random.below(12);
+                bytes.splice(at..at, std::iter::repeat_n(0xff, length));
+            }
+            5 => bytes.truncate(at),
+            6 => {
+                let end = at + random.below((bytes.len() - at).min(64));
+                bytes.drain(at..end);
+            }
+            _ => {
+                let other = &others[random.below(others.len())];
+                let from = random.below(other.len());
+                let to = from + random.below((other.len() - from).min(256));
+                bytes.splice(at..at, other[from..to].iter().copied());
+            }
+        }
+    }
+    bytes
+}
+
+/// A stream with fewer symbols of C functions, of which it has thousands: most damage would be there.
+pub fn shorter_stream(stream: &[u8]) -> Vec<u8> {
+    let body =
+        (0..stream.len()).rev().find(|&at| stream[at..].starts_with(b"ljp\x02") || stream[at..].starts_with(b"ljm"));
+    let body = &stream[body.unwrap()..];
+    // The header and two symbols of its table, whatever they are, and its end.
+    let mut short = b"ljs\x03\0\0\0\x00\x80\x20\x08@fuzz.lu\x03\x01\x80\x20\x04main\x80".to_vec();
+    short.extend_from_slice(&body[..body.len().min(6000)]);
+    short
+}
+
+/// The ELF file that the kernel maps into each process.
+pub fn vdso() -> Vec<u8> {
+    let process = Process::open(std::process::id()).unwrap();
+    let maps = process.maps().unwrap();
+    let mapping = maps.iter().find(|mapping| mapping.path == "[vdso]").unwrap();
+    process.memory().read_bytes(mapping.start, mapping.len() as usize).unwrap()
+}

@@ -1,0 +1,117 @@
+//! What is done with bytes that nobody has checked: a function for each kind. `cargo fuzz` calls them, and so does
+//! `agent/tests/fuzz.rs`, for a bounded time. They must come back, whatever they are given.
+
+use std::hint::black_box;
+use std::io;
+use std::path::Path;
+
+use lj_trace::report::{Format, MemoryProfile, Profile, Weight, formats, memprof, reference, sysprof, text};
+use lj_trace::stream::{Body, Stream};
+use lj_trace::symbols::elf::{SymbolTable, debug_links};
+use lj_trace::unwind::module::{Image, Module};
+use lj_trace::unwind::table::Context;
+use lj_trace::vm::{Vm, prove_still};
+
+use crate::saved::Saved;
+use crate::saved::walk::{see, see_with};
+
+/// A stream on its way to every report.
+pub fn stream(bytes: &[u8]) {
+    let Ok(opened) = Stream::open(bytes) else { return };
+    match opened.body {
+        Body::Memprof(mut reader) => {
+            let mut profile = MemoryProfile::new(Weight::Held, "fuzz");
+            let mut summary = reference::memprof::Summary::new(reader.version());
+            let read = memprof::read(opened.symbols, &mut reader, |event| {
+                profile.add(0, &event);
+                summary.add(event);
+            });
+            if read.is_ok() {
+                let options = reference::memprof::Options { leak_only: false, human_readable: true };
+                written(summary.write(options, io::sink()));
+                written(text::memory::write(&profile, text::memory::Options { leak_only: true }, &mut io::sink()));
+                all_formats(&profile);
+            }
+        }
+        Body::Sysprof(mut reader) => {
+            if let Ok((profile, _)) = sysprof::read(opened.symbols, &mut reader, "fuzz".to_owned()) {
+                all_formats(&profile);
+            }
+            let Ok(Stream { symbols, body: Body::Sysprof(mut reader), .. }) = Stream::open(bytes) else { return };
+            if let Ok((lines, _)) = reference::sysprof::read(symbols, &mut reader) {
+                written(reference::sysprof::write(&lines, io::sink()));
+            }
+        }
+    }
+}
+
+fn all_formats(profile: &dyn Profile) {
+    for format in [Format::Text, Format::Folded, Format::Svg, Format::Pprof, Format::Speedscope, Format::Firefox] {
+        written(formats::write(format, profile, io::sink()));
+    }
+}
+
+/// A sink takes everything; what a format refuses is refused with an error.
+fn written(result: io::Result<()>) {
+    let _ = black_box(result);
+}
+
+/// An ELF file: segments, symbols, unwind table, debug information.
+pub fn elf(bytes: &[u8]) {
+    let image = Image::Memory(bytes.to_vec());
+    let symbols = SymbolTable::read(&image, None);
+    black_box(symbols.iter().map(|symbol| symbol.name.len()).sum::<usize>());
+    black_box(debug_links(&image).is_some());
+    if let Ok(file) = object::File::parse(bytes) {
+        let _ = black_box(lj_trace_layouts::dwarf::read(&file));
+    }
+    let Some(module) = Module::new("fuzz", Path::new("fuzz"), image) else { return };
+    black_box(module.bias(0x5555_5555_0000, 0x1000));
+    let Some(table) = module.table() else { return };
+    let mut context = Context::new();
+    for function in table.functions().into_iter().take(1000) {
+        for address in [function.start, function.start.wrapping_add(5), function.end.wrapping_sub(1), function.end] {
+            black_box(table.row(address, &mut context).is_some());
+            black_box(table.function(address).is_some());
+            black_box(symbols.lookup(address).is_some());
+        }
+    }
+}
+
+/// A VM in memory, for [`vm`].
+pub struct SavedVm {
+    saved: Saved,
+    vm: Vm,
+}
+
+impl SavedVm {
+    /// The files of `agent/tests/saved` that are tried.
+    pub const NAMES: [&str; 3] = ["luajit-debian", "tarantool-2.6.0", "luajit-2.0-lupa"];
+
+    /// Loads one.
+    pub fn load(name: &str) -> Self {
+        let saved = Saved::load(name);
+        let vm = see(&saved).unwrap_or_else(|error| panic!("{name}: {error}")).vm;
+        Self { saved, vm }
+    }
+}
+
+/// The memory of a VM, changed as the bytes say: four for a place, one for what is put there, and so on.
+pub fn vm(base: &SavedVm, bytes: &[u8]) {
+    let mut damaged = base.saved.clone();
+    let ranges = damaged.ranges();
+    let all: usize = ranges.iter().map(|(_, length)| length).sum();
+    for change in bytes.chunks_exact(5).take(4096) {
+        let mut at = u32::from_le_bytes([change[0], change[1], change[2], change[3]]) as usize % all;
+        let range = ranges.iter().find(|(_, length)| {
+            let is_it = at < *length;
+            at -= if is_it { 0 } else { *length };
+            is_it
+        });
+        if let Some((start, _)) = range {
+            damaged.put(start + at as u64, &change[4..]);
+        }
+    }
+    drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
+    black_box(see_with(&damaged, &damaged.maps, base.vm.clone()).complete);
+}
