@@ -3,6 +3,19 @@
 use super::ir::{Ins, Op as Ir, irt};
 use crate::vm::bytecode::Op;
 
+/// Whether a bytecode makes this instruction at most once (`lj_opt_narrow_arith`, `lj_opt_narrow.c`): not so those of
+/// `POW`, which may be several multiplications, nor those of `MOD`.
+pub fn is_made_once(bytecode: Op, ir: Option<Ir>) -> bool {
+    let makes = match bytecode {
+        Op::ADDVN | Op::ADDNV | Op::ADDVV => [Ir::ADD, Ir::ADDOV],
+        Op::SUBVN | Op::SUBNV | Op::SUBVV => [Ir::SUB, Ir::SUBOV],
+        Op::MULVN | Op::MULNV | Op::MULVV => [Ir::MUL, Ir::MULOV],
+        Op::DIVVN | Op::DIVNV | Op::DIVVV => [Ir::DIV, Ir::MUL],
+        _ => return false,
+    };
+    ir.is_some_and(|ir| makes.contains(&ir))
+}
+
 /// What the recorder makes of a bytecode.
 fn makes(bytecode: Op, ir: Ir, ins: Ins) -> Making {
     use Making::{Never, Often, Own};

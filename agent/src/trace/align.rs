@@ -5,6 +5,9 @@
 /// are possible as well.
 pub const MARGIN: f32 = 1.5;
 
+/// What it costs if a place gets twice what it can only get once: more than what leaves an alignment uncertain.
+pub const TWICE: f32 = 2.0 * MARGIN;
+
 /// The possible places of one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
@@ -18,13 +21,14 @@ pub struct Fit {
 const MAX_CELLS: usize = 1 << 20;
 
 /// Aligns `items` items with `places` places: `score` tells how well an item fits a place, `skip` what it costs if
-/// a place gets no item. The result has the places of each item, and the
+/// a place gets no item, `stay` what it costs if an item gets the place of the one ahead of it. The result has the places of each item, and the
 /// score of all together; it is empty if there is nothing to align with.
 pub fn align(
     items: usize,
     places: usize,
     score: impl Fn(usize, usize) -> f32,
     skip: impl Fn(usize) -> f32,
+    stay: impl Fn(usize, usize) -> f32,
 ) -> (Vec<Fit>, f32) {
     if items == 0 || places == 0 || items.saturating_mul(places) > MAX_CELLS {
         return (Vec::new(), 0.0);
@@ -46,7 +50,7 @@ pub fn align(
                 if place > 0 {
                     best_before = best_before.max(forward[row + place - 1] + before[place]);
                 }
-                forward[row + place].max(best_before - before[place])
+                (forward[row + place] - stay(item, place)).max(best_before - before[place])
             };
             forward[item * places + place] = reached + scores[item * places + place];
         }
@@ -62,7 +66,7 @@ pub fn align(
                 if place + 1 < places {
                     best_after = best_after.max(backward[row + place + 1] - before[place + 1]);
                 }
-                backward[row + place].max(best_after + before[place + 1])
+                (backward[row + place] - stay(item + 1, place)).max(best_after + before[place + 1])
             };
             backward[item * places + place] = rest + scores[item * places + place];
         }
@@ -96,7 +100,7 @@ mod tests {
     fn aligned(items: &str, places: &str) -> Vec<Fit> {
         let (items, places) = (items.as_bytes(), places.as_bytes());
         let score = |item: usize, place: usize| if items[item] == places[place] { 3.0 } else { -3.0 };
-        align(items.len(), places.len(), score, |_| 0.5).0
+        align(items.len(), places.len(), score, |_| 0.5, |_, _| 0.0).0
     }
 
     #[test]
@@ -119,6 +123,17 @@ mod tests {
         let ranges = aligned("abc", "abbc");
         let possible: Vec<_> = ranges.iter().map(|fit| &fit.possible[..]).collect();
         assert_eq!(possible, [&[0][..], &[1, 2], &[3]]);
+    }
+
+    #[test]
+    fn what_may_not_stay_takes_the_places_one_by_one() {
+        let score = |_, _| 3.0;
+        let possible = |stay| {
+            let fits = align(2, 2, score, |_| 0.5, move |_, _| stay).0;
+            fits.into_iter().map(|fit| fit.possible).collect::<Vec<_>>()
+        };
+        assert_eq!(possible(0.0), [[0, 1], [0, 1]]);
+        assert_eq!(possible(2.0), [[0], [1]]);
     }
 
     #[test]

@@ -48,6 +48,14 @@ pub enum Action {
     Jump,
 }
 
+impl Machine {
+    /// Whether it is the operation of an arithmetic instruction on numbers, which is assembled to one
+    /// (`asm_fparith`, `lj_asm_x86.h`).
+    pub fn is_arithmetic(&self) -> bool {
+        matches!(self.mnemonic, Mnemonic::Addsd | Mnemonic::Subsd | Mnemonic::Mulsd | Mnemonic::Divsd)
+    }
+}
+
 /// Decodes the machine code of a trace that lies at `address`.
 pub fn decode(address: u64, code: &[u8]) -> Vec<Machine> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);

@@ -292,7 +292,17 @@ impl Recording {
             let lost = programs.counted(&LOST_SAMPLES);
             let traces = args.traces.then(|| outputs.traces().text("samples", tally.samples));
             let noted = programs.counted(&NOTED);
-            let summary = Summary { pid: args.pid, rate: args.rate, duration, tally, lost, noted, left_out, cost: cpu_cost, traces };
+            let summary = Summary {
+                pid: args.pid,
+                rate: args.rate,
+                duration,
+                tally,
+                lost,
+                noted,
+                left_out,
+                cost: cpu_cost,
+                traces,
+            };
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lj_trace_common::memory::ReadMemory;
 
 use super::{Attribution, Attributor, Candidate, Chain, Span};
-use crate::trace::align::align;
+use crate::trace::align::{TWICE, align};
 use crate::trace::ir::{BIAS, FIRST};
 use crate::trace::machine::{self, Action, Machine};
 use crate::trace::path::{Aim, Surroundings};
@@ -42,7 +42,12 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
                 let ins = self.body.code.ins(assembled[place]);
                 self.numbering.opcode(ins.number()).map_or(0.0, |opcode| machine::absence(opcode, ins))
             };
-            let (fits, _) = align(machine.len(), assembled.len(), score, skip);
+            // Two of a kind in a row come from two instructions.
+            let stay = |item: usize, _: usize| {
+                let (own, ahead): (&Machine, &Machine) = (&machine[item], &machine[item - 1]);
+                if own.mnemonic == ahead.mnemonic && own.is_arithmetic() { TWICE } else { 0.0 }
+            };
+            let (fits, _) = align(machine.len(), assembled.len(), score, skip, stay);
             for (index, instruction) in machine.iter().enumerate() {
                 let possible = fits.get(index).map(|fit| {
                     fit.possible.iter().map(|&place| assembled[place]).filter(|&at| self.is_recorded(at)).collect()

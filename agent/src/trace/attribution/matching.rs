@@ -6,7 +6,7 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::{Attributor, Candidate};
 use crate::trace::affinity;
-use crate::trace::align::{Fit, align};
+use crate::trace::align::{Fit, TWICE, align};
 use crate::trace::frames::SnapshotFrame;
 use crate::trace::ir::{BIAS, Ins, Op as Ir, Opcode, Operand};
 use crate::trace::path::{Origin, Place, Step, Surroundings, Way};
@@ -39,15 +39,21 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             score + self.operands(opcode, ins, step, candidates, likely)
         };
         let absent = |place: usize| if steps[place].is_native { 0.0 } else { affinity::absence(steps[place].op) };
+        // Two of a kind in a row come from two bytecodes.
+        let stay = |item: usize, place: usize| {
+            let op = |item: usize| self.op(recorded[item]);
+            let is_twice = op(item).is_some() && op(item) == op(item - 1);
+            if is_twice && affinity::is_made_once(steps[place].op, op(item)) { TWICE } else { 0.0 }
+        };
         // What an operand belongs to tells what its user belongs to: so first without, then with that.
         let mut likely = HashMap::new();
         let score = |item: usize, place: usize| fit(recorded[item], &steps[place], &likely);
-        let (first, _) = align(recorded.len(), steps.len(), score, absent);
+        let (first, _) = align(recorded.len(), steps.len(), score, absent, stay);
         for (&at, fit) in recorded.iter().zip(&first) {
             likely.insert(at, (steps[fit.best].stack, steps[fit.best].position));
         }
         let score = |item: usize, place: usize| fit(recorded[item], &steps[place], &likely);
-        align(recorded.len(), steps.len(), score, absent)
+        align(recorded.len(), steps.len(), score, absent, stay)
     }
 
     /// What a snapshot's slots say: the instruction whose result is in a slot belongs to the bytecode that wrote it.
