@@ -32,7 +32,8 @@ pub fn differences(pid: u32) -> Result<Vec<String>> {
         let mut original = vec![0; mapped.len()];
         // The last page reaches beyond the end of the file: there is nothing but zeros.
         let mut length = 0;
-        let file = File::open(path)?;
+        // The very file that is mapped, whatever has become of its name.
+        let file = File::open(format!("/proc/{pid}/map_files/{start:x}-{end:x}"))?;
         loop {
             match file.read_at(&mut original[length..], offset + length as u64)? {
                 0 => break,

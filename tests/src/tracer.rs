@@ -128,7 +128,11 @@ impl Tracer {
         Self::spawn(&mut command)
     }
 
-    fn spawn(command: &mut Command) -> Result<Self> {
+    /// Starts what a command runs: lj-trace, in whatever surroundings.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn spawn(command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut stdout = child.stdout.take().context("standard output is not piped")?;
@@ -160,14 +164,22 @@ impl Tracer {
     /// # Errors
     /// If it ends instead, or does not get there in time.
     pub fn wait_until_attached(&mut self) -> Result<()> {
+        self.wait_until(ATTACHED).context("lj-trace has not attached")
+    }
+
+    /// Waits until it says a line with this in it.
+    ///
+    /// # Errors
+    /// If it ends instead, or does not say so in time.
+    pub fn wait_until(&mut self, words: &str) -> Result<()> {
         let start = Instant::now();
         loop {
             let left = PATIENCE.saturating_sub(start.elapsed());
-            let line =
-                self.stderr.recv_timeout(left).with_context(|| format!("lj-trace has not attached: {}", self.said))?;
+            let line = self.stderr.recv_timeout(left);
+            let line = line.with_context(|| format!("it does not say {words:?}: {}", self.said))?;
             self.said.push_str(&line);
             self.said.push('\n');
-            if line.contains(ATTACHED) {
+            if line.contains(words) {
                 return Ok(());
             }
         }

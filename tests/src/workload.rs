@@ -30,6 +30,8 @@ pub const TRACES: &str = "traces.lua";
 pub const MEMORY: &str = "memory.lua";
 /// The name of the workload whose profiles are looked at.
 pub const FORMATS: &str = "formats.lua";
+/// The name of the workload that works part of the time, and does as it is told.
+pub const SERVICE: &str = "service.lua";
 /// The name of the workload that allocates as fast as it can.
 pub const STORM: &str = "storm.lua";
 /// The name of the workload that allocates at an even pace.
@@ -107,8 +109,16 @@ impl Workload {
     /// # Errors
     /// If it is gone.
     pub fn go(&mut self) -> Result<()> {
+        self.tell("go")
+    }
+
+    /// Gives it a line of input.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn tell(&mut self, line: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().context("the workload's input is not piped")?;
-        Ok(stdin.write_all(b"go\n")?)
+        Ok(stdin.write_all(format!("{line}\n").as_bytes())?)
     }
 
     /// Waits until it has done its work, and gives the lines of its report. It then waits for another

@@ -83,7 +83,7 @@ impl From<WriteError> for CommandError {
 impl From<TargetError> for CommandError {
     fn from(error: TargetError) -> Self {
         let code = match error {
-            TargetError::NoSuchProcess(_) | TargetError::Zombie(_) => ExitCode::NO_PROCESS,
+            TargetError::NoSuchProcess(_) | TargetError::Zombie(_) | TargetError::OtherProc(_) => ExitCode::NO_PROCESS,
             TargetError::NotPermitted { .. } => ExitCode::PRIVILEGES,
             TargetError::KernelThread(_) => ExitCode::NO_LUAJIT,
             TargetError::Io { .. } => ExitCode::IO,

@@ -9,6 +9,7 @@ use ratatui::crossterm::event::{self, Event};
 
 use super::exit::CommandError;
 use super::record::cost::LimitArgs;
+use super::record::interrupts::Interrupts;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
@@ -98,18 +99,16 @@ fn look(
     let palette = Palette { colors: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
     let began = Instant::now();
     runtime.block_on(async {
-        let mut stopping = Stopping::new(std::iter::once(&target.process))?;
+        let interrupts = Interrupts::listen()?;
+        let mut stopping = Stopping::new(&interrupts, std::iter::once(&target.process))?;
         let mut tick = tokio::time::interval(DRAIN_INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut next = began;
         while !app.quit {
             tokio::select! {
                 stop = stopping.next(None), if app.ended.is_none() => match stop {
-                    Stop::TargetExited => {
-                        recording.drain_all(Some(app))?;
-                        app.ended = Some(stop.describe());
-                    }
-                    Stop::Signal | Stop::Duration | Stop::TooDear | Stop::OutOfMemory => break,
+                    Stop::TargetExited => end(stop, recording, app)?,
+                    _ => break,
                 },
                 _ = tick.tick() => {}
             }
@@ -117,6 +116,8 @@ fn look(
                 recording.drain(Some(app))?;
                 if recording.is_over() {
                     app.ended = Some(Stop::TooDear.describe());
+                } else if target.process.has_become_another_program() {
+                    end(Stop::TargetReplaced, recording, app)?;
                 }
             }
             let mut changed = act_on_keys(app)?;
@@ -136,6 +137,14 @@ fn look(
         }
         Ok(())
     })
+}
+
+/// Takes the last of what there is of a process that is not there any more.
+fn end(why: Stop, recording: &mut Recording, app: &mut App) -> Result<(), CommandError> {
+    recording.detach();
+    recording.drain_all(Some(app))?;
+    app.ended = Some(why.describe());
+    Ok(())
 }
 
 /// Does what the keys say that were pressed since; whether the picture changes.

@@ -163,7 +163,9 @@ impl Attr {
         const FREQ: u64 = 1 << 10;
         // Children that are processes of their own are not followed (since Linux 5.13).
         const INHERIT_THREAD: u64 = 1 << 35;
-        let flags = DISABLED | INHERIT | INHERIT_THREAD;
+        // Another program that the process executes is none of those samples (since Linux 5.13).
+        const REMOVE_ON_EXEC: u64 = 1 << 36;
+        let flags = DISABLED | INHERIT | INHERIT_THREAD | REMOVE_ON_EXEC;
         let rate = u64::from(rate.max(1));
         let attr = Self { size: size_of::<Self>() as u32, ..Self::default() };
         match clock {

@@ -1,6 +1,7 @@
 //! What reports show of a process besides its samples: the files it runs, where its source code is, its memory.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use crate::report::model::{Modules, NativeModule};
 use crate::report::source_code::SourceCode;
@@ -50,17 +51,39 @@ pub fn memory(process: &Process, vms: &[Vm]) -> (Option<u64>, Option<u64>) {
     (heap, Some(process.rss()).filter(|&bytes| bytes > 0))
 }
 
-/// The time as samples have it: nanoseconds of `CLOCK_MONOTONIC`.
+/// The time as samples have it: nanoseconds of `CLOCK_MONOTONIC`, of the machine rather than of a time namespace that
+/// lj-trace may run in.
 pub fn now() -> u64 {
+    static OFFSET: LazyLock<i64> = LazyLock::new(|| {
+        let offsets = std::fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+        monotonic_offset(&offsets).unwrap_or(0)
+    });
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a timespec of ours.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+    (time.tv_sec * NANOSECONDS + time.tv_nsec - *OFFSET) as u64
+}
+
+const NANOSECONDS: i64 = 1_000_000_000;
+
+/// What a time namespace adds to `CLOCK_MONOTONIC`, in nanoseconds, by `/proc/PID/timens_offsets` (time_namespaces(7)).
+fn monotonic_offset(offsets: &str) -> Option<i64> {
+    let line = offsets.lines().find_map(|line| line.strip_prefix("monotonic"))?;
+    let mut numbers = line.split_whitespace().map(|number| number.parse::<i64>().ok());
+    numbers.next()??.checked_mul(NANOSECONDS)?.checked_add(numbers.next()??)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_time_namespace_has_an_offset() {
+        let offsets = "monotonic         100         5\nboottime            0         0\n";
+        assert_eq!(monotonic_offset(offsets), Some(100_000_000_005));
+        assert_eq!(monotonic_offset("monotonic -1 0\n"), Some(-1_000_000_000));
+        assert_eq!(monotonic_offset(""), None);
+    }
 
     #[test]
     fn the_modules_of_this_process_are_known() {

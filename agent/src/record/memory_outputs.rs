@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use super::allocation_stacks::AllocationStacks;
 use super::c_symbols::{CSymbols, symbols};
 use super::listener::SharedListener;
-use super::outputs::{ReportOutput, create, failed, numbered, parse_output, several_vms_on_standard_output};
+use super::outputs::{ReportOutput, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
+use super::stream_file;
 use crate::commands::exit::CommandError;
 use crate::report::{Format, Frame, MemoryProfile, Weight};
 use crate::stream::memprof::{Event, MemprofWriter, Source};
@@ -141,7 +142,7 @@ impl MemoryOutputs {
         for path in self.streams.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             // A VM that comes into being later gets a number even if there was but one at first.
             let path = if self.vms == 1 && vm == 0 { path.clone() } else { numbered(path, vm + 1) };
-            let content = Content::Nothing(create(&path)?);
+            let content = Content::Nothing(stream_file::create(&path)?);
             self.files.push(StreamFile { path, vm, version: self.version, content });
         }
         Ok(())
@@ -228,12 +229,20 @@ impl MemoryOutputs {
         }
     }
 
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), CommandError> {
+        self.files.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))
+    }
+
     /// Writes what there is so far: reports are rewritten at the end.
     ///
     /// # Errors
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), CommandError> {
-        self.files.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))?;
+        self.flush()?;
         match &self.reports {
             Reports::Sources { profile, outputs } => {
                 let mut files = outputs.iter().filter(|report| report.path != Path::new("-"));
@@ -279,7 +288,7 @@ impl StreamFile {
         match std::mem::replace(&mut self.content, Content::Ended) {
             Content::Nothing(file) => {
                 let writer = MemprofWriter::new(file, self.version, symbols);
-                self.content = Content::Stream(writer.map_err(|error| failed(&self.path, &error))?);
+                self.content = Content::Stream(writer.map_err(|error| stream_file::failed(&self.path, &error))?);
             }
             other => self.content = other,
         }
@@ -290,7 +299,7 @@ impl StreamFile {
     #[inline]
     fn write(&mut self, write: impl FnOnce(&mut Writer) -> Result<(), WriteError>) -> Result<(), CommandError> {
         match &mut self.content {
-            Content::Stream(writer) => write(writer).map_err(|error| failed(&self.path, &error)),
+            Content::Stream(writer) => write(writer).map_err(|error| stream_file::failed(&self.path, &error)),
             _ => Ok(()),
         }
     }
@@ -308,7 +317,9 @@ impl StreamFile {
     fn finish(&mut self) -> Result<(), CommandError> {
         self.start([])?;
         match std::mem::replace(&mut self.content, Content::Ended) {
-            Content::Stream(writer) => writer.finish().map(drop).map_err(|error| failed(&self.path, &error)),
+            Content::Stream(writer) => {
+                writer.finish().map(drop).map_err(|error| stream_file::failed(&self.path, &error))
+            }
             _ => Ok(()),
         }
     }

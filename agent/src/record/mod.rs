@@ -15,6 +15,7 @@ mod naming;
 pub mod outputs;
 mod pipeline;
 mod reports;
+mod stream_file;
 mod summary;
 mod thread_names;
 mod trace_lines;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::about_process;
 use super::pipeline::{Code, Resolved};
 use super::reports::CpuReports;
+use super::stream_file;
 use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
@@ -112,8 +113,8 @@ impl Outputs {
         // A stream is of one VM: on standard output that is the first.
         for path in self.stream_paths.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             let path = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
-            let writer =
-                SysprofWriter::new(create(&path)?, &SymbolTable::new()).map_err(|error| failed(&path, &error))?;
+            let writer = SysprofWriter::new(stream_file::create(&path)?, &SymbolTable::new());
+            let writer = writer.map_err(|error| stream_file::failed(&path, &error))?;
             self.streams.push(StreamOutput { path, vm, writer });
         }
         self.vms = vm + 1;
@@ -137,7 +138,7 @@ impl Outputs {
             self.start_vm(new, new + 1)?;
         }
         for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
-            stream.add(state, sample, self.jit_samples).map_err(|error| failed(&stream.path, &error))?;
+            stream.add(state, sample, self.jit_samples).map_err(|error| stream_file::failed(&stream.path, &error))?;
         }
         Ok(())
     }
@@ -168,10 +169,17 @@ impl Outputs {
     /// # Errors
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), CommandError> {
-        for stream in &mut self.streams {
-            stream.writer.flush().map_err(|error| failed(&stream.path, &error))?;
-        }
+        self.flush()?;
         self.reports.write_interim()
+    }
+
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), CommandError> {
+        let mut streams = self.streams.iter_mut();
+        streams.try_for_each(|stream| stream.writer.flush().map_err(|error| stream_file::failed(&stream.path, &error)))
     }
 
     /// Ends all outputs; returns their paths.
@@ -187,7 +195,7 @@ impl Outputs {
                 .iter()
                 .try_for_each(|property| writer.annotate(property))
                 .and_then(|()| writer.finish().map(drop))
-                .map_err(|error| failed(&path, &error));
+                .map_err(|error| stream_file::failed(&path, &error));
             outcome = outcome.and(written);
             paths.push(path);
         }

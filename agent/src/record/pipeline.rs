@@ -167,7 +167,15 @@ impl Pipeline {
 
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
     pub fn refresh(&mut self) {
-        self.codes = self.vms.iter().map(|vm| machine_code(&self.memory, vm)).collect();
+        let code = |(index, vm): (usize, &Vm)| {
+            let mut code = machine_code(&self.memory, vm);
+            // A VM that was closed may have left its address to another, to which the generated code there belongs.
+            if self.vms[index + 1..].iter().any(|later| later.global == vm.global) {
+                code.mcode.clear();
+            }
+            code
+        };
+        self.codes = self.vms.iter().enumerate().map(code).collect();
     }
 
     /// What became of the samples so far.

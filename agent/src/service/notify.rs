@@ -27,6 +27,12 @@ impl Notifier {
         self.tell(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
 
+    /// It still waits for something to record: the manager is not to give up on it. To be said every few seconds.
+    pub fn waiting(&self, status: &str) {
+        const MINUTE: u32 = 60_000_000;
+        self.tell(&[NotifyState::ExtendTimeoutUsec(MINUTE), NotifyState::Status(status)]);
+    }
+
     /// Says how far it is, now and then. `status` is asked for only if it is told.
     pub fn progress(&self, status: impl FnOnce() -> String) {
         if self.is_heard && self.last.get().is_none_or(|last| last.elapsed() >= INTERVAL) {

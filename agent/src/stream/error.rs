@@ -13,6 +13,11 @@ pub enum StreamError {
         /// The first three bytes (fewer in a shorter input), as text.
         start: String,
     },
+    /// The input is empty.
+    #[error(
+        "it is empty: whatever was to write it was ended before it had written anything, or has only just begun to"
+    )]
+    Empty,
     /// A part of the stream has a version this reader does not know.
     #[error("{part} has version {found}, but only versions up to {newest} are known; a newer lj-trace may read it")]
     UnsupportedVersion {

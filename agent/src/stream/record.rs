@@ -21,18 +21,19 @@ pub(super) struct RecordWriter<W: Write> {
     /// Ends of the records in `buffer`.
     ends: Vec<usize>,
     written: u64,
-    failed: bool,
+    /// How writing has failed, once it has.
+    failed: Option<io::ErrorKind>,
 }
 
 impl<W: Write> RecordWriter<W> {
     pub(super) fn new(out: W) -> Self {
-        Self { out: Some(out), buffer: Vec::with_capacity(BUFFER * 2), ends: Vec::new(), written: 0, failed: false }
+        Self { out: Some(out), buffer: Vec::with_capacity(BUFFER * 2), ends: Vec::new(), written: 0, failed: None }
     }
 
     /// Adds a record: `put` appends its bytes.
     #[inline]
     pub(super) fn record(&mut self, put: impl FnOnce(&mut Vec<u8>)) -> Result<(), WriteError> {
-        if self.failed {
+        if self.failed.is_some() {
             return self.write_out();
         }
         put(&mut self.buffer);
@@ -52,7 +53,7 @@ impl<W: Write> RecordWriter<W> {
         match self.out.as_mut().map_or(Ok(()), Write::flush) {
             Ok(()) => Ok(()),
             Err(source) => {
-                self.failed = true;
+                self.failed = Some(source.kind());
                 Err(WriteError { source, complete })
             }
         }
@@ -67,8 +68,8 @@ impl<W: Write> RecordWriter<W> {
     }
 
     fn write_out(&mut self) -> Result<(), WriteError> {
-        if self.failed {
-            return Err(WriteError { source: io::Error::other("writing failed before"), complete: self.written });
+        if let Some(kind) = self.failed {
+            return Err(WriteError { source: kind.into(), complete: self.written });
         }
         let Some(out) = self.out.as_mut() else { return Ok(()) };
         let mut done = 0;
@@ -82,7 +83,7 @@ impl<W: Write> RecordWriter<W> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => error,
             };
-            self.failed = true;
+            self.failed = Some(problem.kind());
             let whole = self.ends.iter().rev().find(|&&end| end <= done).copied().unwrap_or(0);
             self.written += whole as u64;
             return Err(WriteError { source: problem, complete: self.written });
@@ -97,7 +98,7 @@ impl<W: Write> RecordWriter<W> {
 /// A recorder that unwinds must not leave a stream without its end either.
 impl<W: Write> Drop for RecordWriter<W> {
     fn drop(&mut self) {
-        if self.out.is_some() && !self.failed {
+        if self.out.is_some() && self.failed.is_none() {
             let _ = self.record(|out| out.push(EPILOGUE)).and_then(|()| self.flush());
         }
     }

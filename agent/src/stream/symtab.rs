@@ -106,6 +106,9 @@ pub(super) fn read<R: Read>(bytes: &mut ByteReader<R>) -> Result<(u8, Vec<Symbol
 }
 
 fn not_a_stream(start: &[u8]) -> StreamError {
+    if start.is_empty() {
+        return StreamError::Empty;
+    }
     StreamError::NotAStream { start: String::from_utf8_lossy(start).into_owned() }
 }
 

@@ -5,8 +5,9 @@
 pub mod family;
 pub mod maps;
 pub mod memory;
+pub mod namespace;
 pub mod process;
 
 pub use maps::{Mapping, Maps};
 pub use memory::ProcessMemory;
-pub use process::{Process, TargetError};
+pub use process::{Halt, Process, TargetError};

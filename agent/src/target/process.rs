@@ -3,18 +3,28 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
+use super::namespace;
 use crate::privileges::{Operation, Refusal};
 
 /// Why a target cannot be profiled. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// There is no such process, or it has exited.
-    #[error("no process {0}: it does not exist or has exited (`ps` or `pgrep` shows running ones)")]
+    #[error("no process {0}: it does not exist or has exited (`ps` or `pgrep` shows running ones){hint}", hint = namespace::hint(*.0))]
     NoSuchProcess(u32),
+    /// Process ids in `/proc` are not those that system calls take.
+    #[error(
+        "/proc shows the processes of another PID namespace than the one that lj-trace runs in, so it cannot tell \
+         which process {0} is: mount its own (`unshare --mount-proc`, or `mount -t proc proc /proc`), or run it in the \
+         host's (`docker run --pid=host`, `hostPID: true`)"
+    )]
+    OtherProc(u32),
     /// The kernel refuses to show the process.
     #[error("not permitted to look at process {pid} ({path}): {why}")]
     NotPermitted {
@@ -60,6 +70,18 @@ pub struct Process {
     pid: u32,
     start_time: u64,
     stack_start: u64,
+    /// `/proc/PID/maps` of the program that runs in it now: the kernel binds an open one to that program's memory
+    /// (`proc_maps_open` in Linux's `fs/proc/task_mmu.c`), and shows nothing any more once that is gone.
+    program: Arc<File>,
+}
+
+/// What keeps a process from running, though it is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Halt {
+    /// A signal has stopped it, until it gets `SIGCONT`.
+    Signal,
+    /// The process that traces it, a debugger, has stopped it.
+    Tracer(u32),
 }
 
 impl Process {
@@ -68,6 +90,9 @@ impl Process {
     /// # Errors
     /// Any [`TargetError`]: no such process, a kernel thread, a zombie, not permitted.
     pub fn open(pid: u32) -> Result<Self, TargetError> {
+        if !namespace::is_of_proc() {
+            return Err(TargetError::OtherProc(pid));
+        }
         let stat = Stat::read(pid)?;
         const PF_KTHREAD: u64 = 0x0020_0000;
         if stat.flags & PF_KTHREAD != 0 {
@@ -76,7 +101,10 @@ impl Process {
         if stat.state == 'Z' || stat.state == 'X' {
             return Err(TargetError::Zombie(pid));
         }
-        let process = Self { pid, start_time: stat.start_time, stack_start: stat.stack_start };
+        let path = format!("/proc/{pid}/maps");
+        let program = File::open(&path).map_err(|error| TargetError::from_io(pid, path, error))?;
+        let program = Arc::new(program);
+        let process = Self { pid, start_time: stat.start_time, stack_start: stat.stack_start, program };
         // Readable maps do not yet mean readable memory (CAP_PERFMON shows only the former), so try one byte.
         let maps = process.maps()?;
         let probe = maps.iter().find(|mapping| mapping.read && mapping.is_file());
@@ -103,6 +131,32 @@ impl Process {
     pub fn is_alive(&self) -> bool {
         Stat::read(self.pid)
             .is_ok_and(|stat| stat.start_time == self.start_time && stat.state != 'Z' && stat.state != 'X')
+    }
+
+    /// Whether it still runs the program that it ran when it was opened: it has neither exited nor executed another
+    /// one (execve(2)), be it the same file.
+    pub fn runs_same_program(&self) -> bool {
+        self.program.read_at(&mut [0], 0).is_ok_and(|read| read == 1)
+    }
+
+    /// Whether it has executed another program since it was opened, and runs that now.
+    pub fn has_become_another_program(&self) -> bool {
+        // One that is just exiting has lost its memory, too.
+        let is_there = |now: Self| now.start_time == self.start_time && now.runs_same_program();
+        !self.runs_same_program() && Self::open(self.pid).is_ok_and(is_there)
+    }
+
+    /// What keeps it from running, if anything does.
+    pub fn halt(&self) -> Option<Halt> {
+        match Stat::read(self.pid).ok()?.state {
+            'T' => Some(Halt::Signal),
+            't' => {
+                // It is a thread that traces.
+                let thread = status(self.pid, "TracerPid:")?;
+                Some(Halt::Tracer(status(thread, "Tgid:").unwrap_or(thread)))
+            }
+            _ => None,
+        }
     }
 
     /// A descriptor that becomes readable when the process exits; none where the kernel has none to give.
@@ -171,11 +225,20 @@ impl Process {
             Ok(file) => return Ok(file),
             Err(error) => error,
         };
-        let Some(path) = mapping.file_path() else { return Err(error) };
-        let file = File::open(self.rooted(path))?;
-        // Another file may have taken the path since (an upgrade): never read that one for this one.
-        if file.metadata()?.ino() == mapping.inode { Ok(file) } else { Err(error) }
+        // Another file may have taken the path since (an upgrade): never read that one for this one. The link to the
+        // program itself leads to the old file even then.
+        let program = PathBuf::from(format!("/proc/{}/exe", self.pid));
+        let paths = mapping.file_path().map(|path| self.rooted(path)).into_iter().chain([program]);
+        let mut files = paths.filter_map(|path| File::open(path).ok());
+        let is_mapped = |file: &File| file.metadata().is_ok_and(|metadata| metadata.ino() == mapping.inode);
+        files.find(is_mapped).ok_or(error)
     }
+}
+
+/// The number in a line of `/proc/PID/status`.
+fn status(pid: u32, key: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
 }
 
 /// The fields of `/proc/PID/stat` that matter here (proc(5)).
@@ -218,6 +281,38 @@ mod tests {
         assert!(process.is_alive());
         assert!(process.threads().unwrap().contains(&process.pid()));
         assert_ne!(process.stack_start(), 0);
+        assert!(process.runs_same_program());
+        assert_eq!(process.halt(), None);
+    }
+
+    #[test]
+    fn sees_another_program_take_its_place() {
+        let script = "read line; exec sleep 9";
+        let mut shell = std::process::Command::new("sh");
+        let mut child = shell.args(["-c", script]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let process = loop {
+            // Until then it is this test.
+            let process = Process::open(child.id()).unwrap();
+            if process.command() == "sh" {
+                break process;
+            }
+        };
+        assert!(process.runs_same_program());
+        // It goes on when its input ends.
+        drop(child.stdin.take());
+        while process.command() != "sleep" {
+            std::thread::yield_now();
+        }
+        assert!(process.is_alive() && process.has_become_another_program());
+        // SAFETY: kill touches no memory, and the pid is our child's.
+        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGSTOP) };
+        let process = Process::open(child.id()).unwrap();
+        while process.halt() != Some(Halt::Signal) {
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.is_alive() && !process.runs_same_program() && !process.has_become_another_program());
     }
 
     #[test]

@@ -175,6 +175,14 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
     examined.settle()
 }
 
+/// Whether the interpreter that a VM uses is the one that `vm.text` describes: a library that is unloaded and loaded
+/// again may be somewhere else then.
+pub fn runs_its_text(process: &Process, maps: &Maps, vm: &Vm) -> bool {
+    let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
+    let targets = Look::new(&process.memory(), maps, candidate).dispatch_targets(&vm.layout);
+    !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target))
+}
+
 /// The VM of a candidate that runs the same interpreter as `vm` does, so that it is laid out the same: a process with
 /// hundreds of VMs has few builds. `None` if it does not, or if it has to be looked at more closely.
 fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Option<Vm> {
@@ -184,10 +192,11 @@ fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Opt
     }
     let memory = process.memory();
     let look = Look::new(&memory, maps, candidate);
-    let targets = look.dispatch_targets(&vm.layout);
-    let same_code = !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target));
     let sibling = Vm { global: candidate.global, main_thread: candidate.thread, ..vm.clone() };
-    (same_code && look.failures(&vm.layout) == Failures::NONE && sibling.still_valid(&memory)).then_some(sibling)
+    (runs_its_text(process, maps, &sibling)
+        && look.failures(&vm.layout) == Failures::NONE
+        && sibling.still_valid(&memory))
+    .then_some(sibling)
 }
 
 /// A candidate, and how some layouts fit it.

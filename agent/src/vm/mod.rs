@@ -27,7 +27,7 @@ pub mod traces;
 pub(crate) mod value;
 
 pub use fast_functions::FunctionNames;
-pub use find::{FindError, find_vms, prove_again, prove_still};
+pub use find::{FindError, find_vms, prove_again, prove_still, runs_its_text};
 pub use function_name::{FunctionName, NameKind, function_name};
 pub use lj_trace_layouts as layouts;
 pub use lua_value::LuaValue;

@@ -34,6 +34,13 @@ pub struct RecordArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
     pub vm: Option<u64>,
 
+    /// If the process has no VM yet, wait until it has one, no longer than TIME if that is given; so for --children
+    ///
+    /// For programs that load LuaJIT late. `--duration` counts from when recording begins.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "vm")]
+    #[arg(value_parser = parse_duration)]
+    pub wait: Option<Option<Duration>>,
+
     /// What to record
     #[arg(short, long, value_enum, default_value_t = Mode::Sysprof)]
     pub mode: Mode,
@@ -122,6 +129,7 @@ Examples:
   sudo lj-trace --pid 1234 -m all -d 10s              both, into two files
   sudo lj-trace --pid $(cat /run/nginx.pid) --children -d 30s -o cpu.svg
                                                       all workers of nginx, in one flame graph
+  sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
 /// What to record.

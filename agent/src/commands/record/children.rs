@@ -41,7 +41,7 @@ impl NewChildren {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn watch(parent: u32, known: Vec<u32>) -> Result<Self, CommandError> {
+    pub fn watch(parent: u32, known: Vec<Process>) -> Result<Self, CommandError> {
         let (sender, found) = mpsc::channel();
         let is_wanted = Arc::new(AtomicBool::new(true));
         let goes_on = Arc::clone(&is_wanted);
@@ -83,26 +83,26 @@ impl Drop for NewChildren {
 struct Watch {
     parent: u32,
     /// Those that are recorded. Their children count, too, even if the parent is gone.
-    recorded: Vec<u32>,
+    recorded: Vec<Process>,
     /// The others: when to look next, and how long to wait then.
     seen: HashMap<u32, (Instant, Duration)>,
 }
 
 impl Watch {
     fn look(&mut self, now: Instant) -> Vec<Found> {
-        let roots: Vec<u32> = [self.parent].into_iter().chain(self.recorded.iter().copied()).collect();
+        let roots: Vec<u32> = [self.parent].into_iter().chain(self.recorded.iter().map(Process::pid)).collect();
         let family = descendants_of_all(&roots);
-        // Process ids are used again.
-        self.recorded.retain(|pid| family.contains(pid) || Process::open(*pid).is_ok());
+        // Process ids are used again. One that executes another program is not recorded again: its files are there.
+        self.recorded.retain(Process::is_alive);
         self.seen.retain(|pid, _| family.contains(pid));
         let mut found = Vec::new();
         for pid in family {
-            if self.recorded.contains(&pid) || !self.is_due(pid, now) {
+            if self.recorded.iter().any(|process| process.pid() == pid) || !self.is_due(pid, now) {
                 continue;
             }
             let Some(child) = find(pid) else { continue };
             self.seen.remove(&pid);
-            self.recorded.push(pid);
+            self.recorded.push(child.process.clone());
             found.push(child);
         }
         found

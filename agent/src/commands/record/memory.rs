@@ -202,6 +202,8 @@ impl MemoryRecording {
             let template = self.events.get(template as usize)?.as_ref()?;
             Some((template.vm().copy_at(global), template))
         });
+        // One of a program that was executed since is none of this recording.
+        let template = template.filter(|_| process.runs_same_program());
         let Some((vm, template)) = template else {
             self.strays += 1;
             return Ok(());
@@ -241,6 +243,14 @@ impl MemoryRecording {
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), CommandError> {
         self.outputs.write_interim()
+    }
+
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), CommandError> {
+        self.outputs.flush()
     }
 
     /// The bytes that each trace of all VMs has allocated, if they were counted.

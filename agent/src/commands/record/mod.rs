@@ -3,6 +3,7 @@
 mod args;
 mod children;
 pub(super) mod cost;
+pub(super) mod interrupts;
 mod memory;
 mod newcomers;
 pub(super) mod priority;
@@ -11,6 +12,8 @@ pub(super) mod recording;
 mod session;
 pub(super) mod stopping;
 pub(super) mod targets;
+mod wait;
+mod watch;
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +23,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub use args::{Mode, RecordArgs};
 pub(super) use args::{parse_address, parse_duration};
 use children::NewChildren;
+use interrupts::Interrupts;
 use progress::Progress;
 use recording::Recording;
 use session::Session;
@@ -44,14 +48,16 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
     args.check_standard_output()?;
     priority::raise();
-    let targets = targets(args)?;
+    let interrupts = Interrupts::listen()?;
+    let progress = Progress::new(args);
+    let targets = if args.wait.is_some() { wait::targets(args, &interrupts, &progress)? } else { Some(targets(args)?) };
+    let Some(targets) = targets else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| CommandError::internal(&error))?;
-    let signals = Signals::listen(&runtime, args, &targets)?;
-    let known = targets.iter().map(|target| target.args.pid).collect();
-    let progress = Progress::new(args);
+    let signals = Signals::listen(&runtime, args, &targets, &interrupts)?;
+    let known = targets.iter().map(|target| target.process.clone()).collect();
     let mut session = Session::start(args, targets, &progress, started)?;
     // Those that come later have to be attached to as well.
     if !args.children {
@@ -79,7 +85,12 @@ struct Signals {
 }
 
 impl Signals {
-    fn listen(runtime: &Runtime, args: &RecordArgs, targets: &[RecordTarget]) -> Result<Self, CommandError> {
+    fn listen(
+        runtime: &Runtime,
+        args: &RecordArgs,
+        targets: &[RecordTarget],
+        interrupts: &Interrupts,
+    ) -> Result<Self, CommandError> {
         let _runtime = runtime.enter();
         // A parent makes new children as long as it is there.
         let parent = args.children.then(|| Process::open(args.pid)).transpose()?;
@@ -87,7 +98,7 @@ impl Signals {
             Some(parent) => vec![parent],
             None => targets.iter().map(|target| &target.process).collect(),
         };
-        let stopping = Stopping::new(processes.into_iter())?;
+        let stopping = Stopping::new(interrupts, processes.into_iter())?;
         let interim = signal(SignalKind::user_defined1()).map_err(|error| CommandError::internal(&error))?;
         Ok(Self { stopping, interim })
     }
@@ -132,6 +143,10 @@ async fn record(
                     break Ok(Stop::TooDear);
                 }
                 progress.update(session.recordings(), began.elapsed());
+                session.look_after_targets();
+                if children.is_none() && session.is_replaced() {
+                    break Ok(Stop::TargetReplaced);
+                }
             }
         }
         if Instant::now() >= next_memory {

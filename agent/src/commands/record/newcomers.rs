@@ -7,7 +7,7 @@ use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::record::Pipeline;
 use crate::target::Process;
-use crate::vm::{Vm, find_vms};
+use crate::vm::{Vm, find_vms, prove_again, runs_its_text};
 
 /// How soon memory is searched again. Twice as long after each search that has found nothing.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -33,13 +33,23 @@ impl Newcomers {
     }
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.
-    pub fn introduce(pipeline: &mut Pipeline, programs: &mut Programs, index: usize) {
+    pub fn introduce(process: &Process, pipeline: &mut Pipeline, programs: &mut Programs, index: usize) {
         while let Ok(next) = u32::try_from(pipeline.vms().len())
             && next as usize <= index
             && let Some((global, template)) = programs.new_vm(next)
             && let Some(template) = pipeline.vms().get(template as usize)
         {
-            pipeline.add_vm(template.copy_at(global));
+            let vm = template.copy_at(global);
+            let vm = match proven_anew(process, &vm) {
+                // What the programs copied from the template is not true of it. If they cannot be told, its native
+                // stacks are not whole, which is counted.
+                Some(vm) => {
+                    let _ = programs.update_vm(next, &vm.config());
+                    vm
+                }
+                None => vm,
+            };
+            pipeline.add_vm(vm);
         }
     }
 
@@ -69,6 +79,15 @@ impl Newcomers {
         }
         Ok(())
     }
+}
+
+/// A copy of a VM, if its interpreter is not where that of its template is.
+fn proven_anew(process: &Process, copy: &Vm) -> Option<Vm> {
+    let maps = process.maps().ok()?;
+    if runs_its_text(process, &maps, copy) {
+        return None;
+    }
+    prove_again(process, &maps, copy).ok()
 }
 
 /// Makes those VMs known that were not; whether there were any.

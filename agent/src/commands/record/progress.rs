@@ -14,6 +14,7 @@ use crate::service::notify::Notifier;
 pub struct Progress {
     bar: ProgressBar,
     rate: u32,
+    quiet: bool,
     notifier: Notifier,
 }
 
@@ -23,7 +24,7 @@ impl Progress {
         let bar = if args.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: args.rate, notifier: Notifier::new() }
+        Self { bar, rate: args.rate, quiet: args.quiet, notifier: Notifier::new() }
     }
 
     /// Says what is being recorded; `attach` is how long it took to begin.
@@ -52,6 +53,14 @@ impl Progress {
                 }
             }
         });
+    }
+
+    /// Says that it waits, and for people why, if that is news.
+    pub fn waiting(&self, news: Option<&str>) {
+        self.notifier.waiting("waiting for a VM");
+        if let Some(why) = news.filter(|_| !self.quiet) {
+            say(Priority::Info, &format!("waiting for a VM until Ctrl-C: {why}"));
+        }
     }
 
     /// Says how far it is.

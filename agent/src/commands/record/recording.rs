@@ -200,7 +200,7 @@ impl Recording {
     }
 
     fn drain_samples(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
-        let Self { programs, samples, cpu, memory, name, only, left_out, .. } = self;
+        let Self { process, programs, samples, cpu, memory, name, only, left_out, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
@@ -214,7 +214,7 @@ impl Recording {
                 return;
             }
             if sample.header.vm != NO_VM {
-                Newcomers::introduce(pipeline, programs, sample.header.vm as usize);
+                Newcomers::introduce(process, pipeline, programs, sample.header.vm as usize);
             }
             let mut resolved = pipeline.resolve(sample);
             if only.is_some() {
@@ -278,6 +278,15 @@ impl Recording {
             memory.write_interim()?;
         }
         Ok(())
+    }
+
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), CommandError> {
+        let cpu = self.cpu.as_mut().map_or(Ok(()), |cpu| cpu.outputs.flush());
+        cpu.and(self.memory.as_mut().map_or(Ok(()), MemoryRecording::flush))
     }
 
     /// Ends the outputs.

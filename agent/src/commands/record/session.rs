@@ -1,7 +1,7 @@
 //! The processes that are being recorded, and those that were.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::args::{Mode, RecordArgs};
 use super::memory::MemoryRecording;
@@ -9,7 +9,8 @@ use super::progress::Progress;
 use super::recording::{Recording, Summaries};
 use super::stopping::Stop;
 use super::targets::RecordTarget;
-use crate::commands::exit::CommandError;
+use super::watch::Watch;
+use crate::commands::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::{CpuReports, SampleListener};
 use crate::service::journal::{Priority, say};
@@ -21,13 +22,19 @@ pub struct Session<'a> {
     finished: Vec<Finished>,
     /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
     common: Option<CpuReports>,
+    /// When streams were last written out.
+    flushed: Option<Instant>,
 }
+
+/// How old what is not in the files yet may be: a run that is killed loses no more.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A process that is being recorded.
 struct Running {
     target: RecordTarget,
     recording: Recording,
     began: Instant,
+    watch: Watch,
 }
 
 /// A recording that is over.
@@ -48,13 +55,15 @@ impl<'a> Session<'a> {
         progress: &Progress,
         started: Instant,
     ) -> Result<Self, CommandError> {
-        let mut session = Self { args, running: Vec::new(), finished: Vec::new(), common: common_reports(args)? };
+        let common = common_reports(args)?;
+        let mut session = Self { args, running: Vec::new(), finished: Vec::new(), common, flushed: None };
         let processes = targets.len();
         for target in targets {
             session.begin(target, processes)?;
         }
         let attach = started.elapsed();
         session.running.iter().for_each(|own| progress.announce(args, &own.target, &own.recording, attach));
+        session.look_after_targets();
         progress.ready(session.recordings());
         Ok(session)
     }
@@ -64,7 +73,8 @@ impl<'a> Session<'a> {
             common.describe(&target.process);
         }
         let recording = Recording::start(&target, processes)?;
-        self.running.push(Running { target, recording, began: Instant::now() });
+        let watch = Watch::new(&target, self.args.quiet);
+        self.running.push(Running { target, recording, began: Instant::now(), watch });
         Ok(())
     }
 
@@ -104,7 +114,22 @@ impl<'a> Session<'a> {
     /// # Errors
     /// An output cannot take it.
     pub fn drain(&mut self) -> Result<(), CommandError> {
-        self.all(|recording, common| recording.drain(common).map(drop))
+        self.all(|recording, common| recording.drain(common).map(drop))?;
+        if self.flushed.is_none_or(|flushed| flushed.elapsed() >= FLUSH_INTERVAL) {
+            self.flushed = Some(Instant::now());
+            self.all(|recording, _| recording.flush())?;
+        }
+        Ok(())
+    }
+
+    /// Says what has happened to the processes that are recorded.
+    pub fn look_after_targets(&mut self) {
+        self.running.iter_mut().for_each(|own| own.watch.look());
+    }
+
+    /// Whether a process that was recorded runs another program now.
+    pub fn is_replaced(&self) -> bool {
+        self.running.iter().any(|own| own.target.process.has_become_another_program())
     }
 
     /// Writes what there is so far.
@@ -121,14 +146,17 @@ impl<'a> Session<'a> {
         self.running.iter().all(|own| own.recording.is_over())
     }
 
-    /// Ends the recordings of processes that have exited, and those that cost too much: their files are complete from
-    /// here on.
+    /// Ends the recordings of processes that have exited, or executed another program, and those that cost too much:
+    /// their files are complete from here on.
     pub fn end_over(&mut self) {
-        let (running, over): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
+        let (replaced, running): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
             .into_iter()
-            .partition(|own| own.target.process.is_alive() && !own.recording.is_over());
+            .partition(|own| own.target.process.has_become_another_program());
+        let (running, over): (Vec<_>, Vec<_>) =
+            running.into_iter().partition(|own| own.target.process.is_alive() && !own.recording.is_over());
         self.running = running;
         let (too_dear, exited) = over.into_iter().partition(|own| own.recording.is_over());
+        self.end(replaced, Stop::TargetReplaced);
         self.end(too_dear, Stop::TooDear);
         self.end(exited, Stop::TargetExited);
     }
@@ -138,6 +166,10 @@ impl<'a> Session<'a> {
     /// # Errors
     /// The first thing that has gone wrong. What was recorded is worth having all the same: everything is written.
     pub fn finish(mut self, stop: Result<Stop, CommandError>, progress: &Progress) -> Result<(), CommandError> {
+        let stop = match stop {
+            Err(error) if error.code == ExitCode::OK => Ok(Stop::ReaderGone),
+            other => other,
+        };
         if let Ok(stop) = &stop {
             progress.stopping(stop.describe());
         }
@@ -151,7 +183,10 @@ impl<'a> Session<'a> {
         stop?;
         let mut told = Vec::new();
         for Finished { name, stop, outcome } in self.finished {
-            told.push((name, stop, outcome?));
+            match outcome {
+                Err(error) if error.code == ExitCode::OK => say(Priority::Info, &error.message),
+                outcome => told.push((name, stop, outcome?)),
+            }
         }
         let written: Vec<PathBuf> = written?;
         if !self.args.quiet {
@@ -169,8 +204,9 @@ impl<'a> Session<'a> {
 
     /// Takes the last of what these have recorded, and ends their outputs.
     fn end(&mut self, ended: Vec<Running>, stop: Stop) {
-        for Running { target, mut recording, began } in ended {
+        for Running { target, mut recording, began, mut watch } in ended {
             recording.detach();
+            watch.end();
             let duration = began.elapsed();
             let drained = recording.drain_all(listener(&mut self.common));
             let name = recording.name().to_owned();

@@ -1,10 +1,11 @@
 //! What ends a recording.
 
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::interrupts::Interrupts;
 use crate::commands::exit::CommandError;
 use crate::target::Process;
 
@@ -18,6 +19,10 @@ pub enum Stop {
     TooDear,
     /// The memory that lj-trace may use is used up.
     OutOfMemory,
+    /// It has executed another program.
+    TargetReplaced,
+    /// Nobody reads the output any more.
+    ReaderGone,
 }
 
 impl Stop {
@@ -29,29 +34,33 @@ impl Stop {
             Self::TargetExited => "the process has exited",
             Self::TooDear => "stopped since it cost the process too much",
             Self::OutOfMemory => "stopped for want of memory",
+            Self::TargetReplaced => "the process has executed another program",
+            Self::ReaderGone => "nobody reads the output any more",
         }
     }
 }
 
 /// Waits for whatever ends a recording.
 pub struct Stopping {
-    interrupt: Signal,
-    terminate: Signal,
+    interrupt: AsyncFd<OwnedFd>,
     /// The exits of the processes; none where the kernel does not tell.
-    exits: Vec<Option<AsyncFd<std::os::fd::OwnedFd>>>,
+    exits: Vec<Option<AsyncFd<OwnedFd>>>,
 }
 
 impl Stopping {
-    /// Begins to listen: from here on no signal ends lj-trace before its files are complete. All of `processes` have to
-    /// exit for that to end the recording. To be called within a runtime.
+    /// All of `processes` have to exit for that to end the recording. To be called within a runtime.
     ///
     /// # Errors
     /// Signals cannot be listened to.
-    pub fn new<'a>(processes: impl Iterator<Item = &'a Process>) -> Result<Self, CommandError> {
-        let listen = |kind| signal(kind).map_err(|error| CommandError::internal(&error));
+    pub fn new<'a>(
+        interrupts: &Interrupts,
+        processes: impl Iterator<Item = &'a Process>,
+    ) -> Result<Self, CommandError> {
+        // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
+        let listen = |fd| unsafe { AsyncFd::register(fd) }.map_err(std::io::Error::from);
+        let event = interrupts.event().try_clone_to_owned();
         Ok(Self {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
+            interrupt: event.and_then(listen).map_err(|error| CommandError::internal(&error))?,
             exits: processes
                 // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
                 .map(|process| process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()))
@@ -80,24 +89,10 @@ impl Stopping {
                 None => std::future::pending().await,
             }
         };
-        let stop = tokio::select! {
-            _ = self.interrupt.recv() => Stop::Signal,
-            _ = self.terminate.recv() => Stop::Signal,
+        tokio::select! {
+            _ = self.interrupt.readable() => Stop::Signal,
             () = exit => Stop::TargetExited,
             () = deadline => Stop::Duration,
-        };
-        // After any other end, a signal that comes late is no second one: what was recorded is still written.
-        if stop == Stop::Signal {
-            exit_at_next_signal();
         }
-        stop
-    }
-}
-
-/// From here on a second SIGINT or SIGTERM ends lj-trace at once.
-fn exit_at_next_signal() {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the default action is a valid disposition, and nothing of ours waits for these signals any more.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
 }

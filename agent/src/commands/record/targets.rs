@@ -26,7 +26,11 @@ pub struct RecordTarget {
 }
 
 impl RecordTarget {
-    fn new(args: RecordArgs) -> Result<Self, CommandError> {
+    /// The process that is named.
+    ///
+    /// # Errors
+    /// It cannot be recorded.
+    pub(super) fn new(args: RecordArgs) -> Result<Self, CommandError> {
         let process = Process::open(args.pid)?;
         let maps = process.maps()?;
         let vms = find_vms(&process, &maps)?;
@@ -99,7 +103,10 @@ fn workers(pid: u32) -> Option<String> {
 }
 
 /// All processes with VMs that the named one has started.
-fn children(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
+///
+/// # Errors
+/// There are none.
+pub(super) fn children(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandError> {
     // If it is not there, that is what has to be said.
     let parent = Process::open(args.pid)?;
     let mut targets = Vec::new();

@@ -1,0 +1,100 @@
+//! SIGINT and SIGTERM: the first one asks lj-trace to end well, the second one ends it at once.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use crate::commands::exit::CommandError;
+
+/// The event that the handler makes readable; none before there is one.
+static EVENT: AtomicI32 = AtomicI32::new(-1);
+
+/// Listens for the signals that end a recording. That they are heard does not depend on what lj-trace is doing: an
+/// output that takes nothing may keep it from looking at anything else, but not from being ended.
+#[derive(Debug)]
+pub struct Interrupts(OwnedFd);
+
+impl Interrupts {
+    /// Begins to listen: from here on the first signal does not end lj-trace before its files are complete.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn listen() -> Result<Self, CommandError> {
+        let failed = || CommandError::internal(&io::Error::last_os_error());
+        // SAFETY: eventfd(2) takes two plain integers.
+        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if event < 0 {
+            return Err(failed());
+        }
+        // SAFETY: the kernel has just given us this descriptor, and nobody else closes it.
+        let event = unsafe { OwnedFd::from_raw_fd(event) };
+        EVENT.store(event.as_raw_fd(), Ordering::SeqCst);
+        for signal in [libc::SIGINT, libc::SIGTERM] {
+            // SAFETY: all zeros are a valid `sigaction`: no flags, no signals to block.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            action.sa_sigaction = heard as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            action.sa_flags = libc::SA_RESTART;
+            // SAFETY: `action` is initialized, and its handler does only what a signal handler may.
+            if unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } != 0 {
+                return Err(failed());
+            }
+        }
+        Ok(Self(event))
+    }
+
+    /// Waits so long for a signal; whether there was one, now or before.
+    pub fn heard_within(&self, time: Duration) -> bool {
+        let mut event = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: it is given one valid `pollfd`. The signal itself may interrupt it, and its handler has run then.
+        unsafe { libc::poll(&raw mut event, 1, milliseconds) };
+        // SAFETY: as above.
+        unsafe { libc::poll(&raw mut event, 1, 0) == 1 }
+    }
+
+    /// Becomes readable with the first signal, and stays so.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Interrupts {
+    fn drop(&mut self) {
+        EVENT.store(-1, Ordering::SeqCst);
+        default_actions();
+    }
+}
+
+/// The first signal. From here on the next one, whichever it is, ends lj-trace at once.
+extern "C" fn heard(_signal: libc::c_int) {
+    default_actions();
+    let one = 1_u64;
+    // SAFETY: write(2) is safe in a signal handler, and `one` is eight readable bytes. Without an event there is nobody
+    // to tell: the descriptor is -1.
+    unsafe { libc::write(EVENT.load(Ordering::SeqCst), (&raw const one).cast(), size_of::<u64>()) };
+}
+
+fn default_actions() {
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the default action is a valid disposition, and signal(2) is safe in a signal handler.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_signal_is_heard_and_stays_so() {
+        let interrupts = Interrupts::listen().unwrap();
+        assert!(!interrupts.heard_within(Duration::ZERO));
+        // SAFETY: the handler is in place.
+        unsafe { libc::raise(libc::SIGTERM) };
+        assert!(interrupts.heard_within(Duration::from_secs(5)) && interrupts.heard_within(Duration::ZERO));
+        // SAFETY: reads the disposition of a signal.
+        let next = unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        assert_eq!(next, libc::SIG_DFL);
+    }
+}

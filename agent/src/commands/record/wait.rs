@@ -1,0 +1,55 @@
+//! `--wait`: recording begins once the process has a VM. A host may load LuaJIT late, or execute another program first.
+
+use std::time::{Duration, Instant};
+
+use super::args::RecordArgs;
+use super::interrupts::Interrupts;
+use super::progress::Progress;
+use super::targets::{RecordTarget, children};
+use crate::commands::exit::{CommandError, ExitCode};
+use crate::service::journal::{Priority, say};
+
+/// How often the process is looked at, at most; and at least, where looking through its memory takes long.
+const SHORTEST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// Looking takes no more than one part of this many of the time, so that waiting costs little.
+const SHARE: u32 = 20;
+
+/// Waits until there is something to record, and gives that; [`None`] if a signal ends the waiting.
+///
+/// # Errors
+/// The process has exited, cannot be looked at, or the time that was given for waiting is over.
+pub fn targets(
+    args: &RecordArgs,
+    interrupts: &Interrupts,
+    progress: &Progress,
+) -> Result<Option<Vec<RecordTarget>>, CommandError> {
+    let began = Instant::now();
+    let limit = args.wait.flatten();
+    let mut said = String::new();
+    loop {
+        let look = Instant::now();
+        let found =
+            if args.children { children(args) } else { RecordTarget::new(args.clone()).map(|target| vec![target]) };
+        let refusal = match found {
+            Err(error) if error.code == ExitCode::NO_LUAJIT => error.message,
+            found => return found.map(Some),
+        };
+        if let Some(limit) = limit.filter(|limit| began.elapsed() >= *limit) {
+            let message = format!("waited for {limit:?}, and still {refusal}");
+            return Err(CommandError::new(ExitCode::NO_LUAJIT, message));
+        }
+        // What is wrong with it may change meanwhile.
+        progress.waiting((said != refusal).then_some(&refusal));
+        said = refusal;
+        let pause = (look.elapsed() * SHARE).clamp(SHORTEST, LONGEST);
+        let left = limit.map_or(pause, |limit| limit.saturating_sub(began.elapsed()));
+        if interrupts.heard_within(pause.min(left)) {
+            if !args.quiet {
+                say(Priority::Info, "stopped by a signal while it waited: nothing was recorded");
+            }
+            return Ok(None);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The files of streams: what was written of one is readable, however its writing ended.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd as _;
+use std::path::Path;
+
+use super::outputs::failed as cannot_write;
+use crate::commands::exit::{CommandError, ExitCode};
+use crate::stream::{WriteError, end_after};
+
+/// Opens a stream for writing; `-` is standard output. There is no buffer but the writer's own, which knows what is
+/// whole.
+///
+/// # Errors
+/// Exit code 74 if that is not possible.
+pub fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
+    if path == Path::new("-") {
+        return Ok(Box::new(StandardOutput));
+    }
+    let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
+    Ok(Box::new(file))
+}
+
+/// What to say of a stream that cannot be written any more. What is in the file becomes a whole stream, if it is a file.
+pub fn failed(path: &Path, error: &WriteError) -> CommandError {
+    if path == Path::new("-") && error.source.kind() == io::ErrorKind::BrokenPipe {
+        // Who reads has seen enough: `lj-trace --pid N -o - | head`.
+        return CommandError::new(ExitCode::OK, "nobody reads standard output any more: recording has ended");
+    }
+    if end(path, error.complete).is_ok() && error.complete > 0 {
+        let source = &error.source;
+        let message = format!(
+            "cannot write {} any further than {} bytes: {source}; what is in it is a complete stream of what was \
+             recorded up to there. Choose a place with more room with --output FILE",
+            path.display(),
+            error.complete
+        );
+        return CommandError::new(ExitCode::IO, message);
+    }
+    cannot_write(path, error)
+}
+
+/// Ends a file after what is whole of it. Anything but a file stays as it is.
+fn end(path: &Path, complete: u64) -> io::Result<()> {
+    if !path.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    end_after(&File::options().write(true).open(path)?, complete)
+}
+
+/// Standard output without the standard library's buffer, which looks for the ends of lines.
+struct StandardOutput;
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: standard output stays open as long as the process runs; the file is not dropped, so it is not closed.
+        ManuallyDrop::new(unsafe { File::from_raw_fd(libc::STDOUT_FILENO) }).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(kind: io::ErrorKind, complete: u64) -> WriteError {
+        WriteError { source: kind.into(), complete }
+    }
+
+    #[test]
+    fn a_file_is_cut_after_what_is_whole_and_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.bin");
+        std::fs::write(&path, b"wholecut").unwrap();
+        let said = failed(&path, &error(io::ErrorKind::StorageFull, 5));
+        assert_eq!(said.code, ExitCode::IO);
+        assert!(said.message.contains("a.bin any further than 5 bytes"), "{said}");
+        assert_eq!(std::fs::read(&path).unwrap(), b"whole\x80");
+    }
+
+    #[test]
+    fn a_reader_that_has_seen_enough_is_no_failure() {
+        let standard_output = Path::new("-");
+        assert_eq!(failed(standard_output, &error(io::ErrorKind::BrokenPipe, 9)).code, ExitCode::OK);
+        assert_eq!(failed(standard_output, &error(io::ErrorKind::StorageFull, 9)).code, ExitCode::IO);
+    }
+}

@@ -1,0 +1,262 @@
+//! What may happen to a program while it is recorded: it is noticed, it is said, and the streams are whole.
+
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::code;
+use lj_trace_tests::hosts::lua;
+use lj_trace_tests::profiles::{Profiles, Profiling};
+use lj_trace_tests::programs::{LUAJIT, Program, folder as package_folder};
+use lj_trace_tests::tracer::{Tracer, exit_code};
+use lj_trace_tests::workload::{SERVICE, Workload};
+
+/// Long enough for many samples and events, as little as the service works.
+const WHILE: Duration = Duration::from_millis(700);
+const RATE: [&str; 2] = ["--rate", "499"];
+
+fn luajit() -> Program {
+    Program::find(LUAJIT).expect("the demo's luajit is everywhere")
+}
+
+fn service() -> Result<Workload> {
+    Workload::start(&luajit(), SERVICE, &[])
+}
+
+fn signal(pid: u32, signal: libc::c_int) -> Result<()> {
+    // SAFETY: kill touches no memory, and the process is ours, not waited for yet.
+    let outcome = unsafe { libc::kill(libc::pid_t::try_from(pid)?, signal) };
+    ensure!(outcome == 0, "cannot signal {pid}: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+fn expect_said(profiles: &Profiles, what: &[&str]) {
+    profiles.outcome.expect(0, what);
+}
+
+/// Its code is what its files have: no breakpoint is left.
+fn expect_unharmed(pid: u32) -> Result<()> {
+    let left = code::differences(pid)?;
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    Ok(())
+}
+
+#[test]
+fn it_is_stopped_and_goes_on() -> Result<()> {
+    let workload = service()?;
+    signal(workload.pid(), libc::SIGSTOP)?;
+    let mut profiling = Profiling::attached(workload.pid(), &RATE)?;
+    profiling.tracer.wait_until("is stopped by a signal")?;
+    signal(workload.pid(), libc::SIGCONT)?;
+    profiling.tracer.wait_until("goes on after")?;
+    sleep(WHILE);
+    signal(workload.pid(), libc::SIGSTOP)?;
+    profiling.tracer.wait_until("is stopped by a signal")?;
+    // It stays so beyond the end.
+    let profiles = profiling.stop()?;
+    expect_said(&profiles, &["was stopped for", "stopped by a signal after"]);
+    profiles.show_service()?;
+    expect_unharmed(workload.pid())
+}
+
+/// Holds a process as a debugger does.
+fn ptrace(request: libc::c_uint, pid: u32) -> Result<()> {
+    // SAFETY: none of the requests used here takes an address.
+    let outcome = unsafe { libc::ptrace(request, libc::pid_t::try_from(pid)?, 0, 0) };
+    ensure!(outcome == 0, "ptrace {request:#x}: {}", std::io::Error::last_os_error());
+    Ok(())
+}
+
+#[test]
+fn it_is_being_debugged() -> Result<()> {
+    let workload = service()?;
+    ptrace(libc::PTRACE_SEIZE, workload.pid())?;
+    ptrace(libc::PTRACE_INTERRUPT, workload.pid())?;
+    let mut profiling = Profiling::attached(workload.pid(), &RATE)?;
+    profiling.tracer.wait_until("which debugs it")?;
+    ptrace(libc::PTRACE_CONT, workload.pid())?;
+    profiling.tracer.wait_until("goes on after")?;
+    sleep(WHILE);
+    let profiles = profiling.stop()?;
+    expect_said(&profiles, &[&format!("(pid {}), which debugs it", std::process::id()), "was stopped for"]);
+    profiles.show_service()?;
+    expect_unharmed(workload.pid())?;
+    // The debugger still has it.
+    ptrace(libc::PTRACE_INTERRUPT, workload.pid())?;
+    Ok(())
+}
+
+/// Records the service until it executes another program, then waits for its end.
+fn record_until_exec(mut workload: Workload, program: &str) -> Result<(Workload, Profiles)> {
+    let profiling = Profiling::attached(workload.pid(), &RATE)?;
+    sleep(WHILE);
+    workload.tell(&format!("exec {program}"))?;
+    let profiles = profiling.finish()?;
+    expect_said(&profiles, &["the process has executed another program after"]);
+    profiles.show_service()?;
+    Ok((workload, profiles))
+}
+
+#[test]
+fn it_executes_a_program_without_luajit() -> Result<()> {
+    let (workload, _) = record_until_exec(service()?, "sleep 60")?;
+    expect_unharmed(workload.pid())
+}
+
+#[test]
+fn it_executes_a_program_with_luajit() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let next = folder.path().join("next.lua");
+    std::fs::copy(lua().join(SERVICE), &next)?;
+    let program = format!("{} {}", luajit().path.display(), next.display());
+    // Everything is at the same addresses in both.
+    let mut command = std::process::Command::new("setarch");
+    command.args(["--addr-no-randomize"]).arg(luajit().path).arg(SERVICE).current_dir(lua());
+    let (mut workload, profiles) = record_until_exec(Workload::spawn(&mut command)?, &program)?;
+    workload.expect("ready")?;
+    let foreign = profiles.cpu()?.samples_where(|stack| stack.frames.iter().any(|frame| frame.contains("next.lua")));
+    ensure!(foreign == 0, "{foreign} samples of the next program");
+    let memory = format!("{:?}", profiles.memory()?.events);
+    ensure!(memory.contains("service.lua") && !memory.contains("next.lua"), "events of the next program");
+    expect_unharmed(workload.pid())?;
+    // It is a process to be recorded like any other.
+    Profiling::start(workload.pid(), &["--duration", "700ms", "--rate", "499"])?.finish()?.show_service()
+}
+
+/// A process that is ended with the test, though it is not a child of ours.
+struct Forked(u32);
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = signal(self.0, libc::SIGKILL);
+    }
+}
+
+#[test]
+fn it_forks() -> Result<()> {
+    let mut workload = service()?;
+    let profiling = Profiling::attached(workload.pid(), &RATE)?;
+    workload.tell("fork")?;
+    let child = Forked(workload.line()?.parse()?);
+    sleep(WHILE);
+    let profiles = profiling.stop()?;
+    profiles.show_service()?;
+    // The child has had a copy of everything, breakpoints too, and is none of the profile's.
+    expect_unharmed(child.0)?;
+    expect_unharmed(workload.pid())?;
+    ensure!(std::fs::read_to_string(format!("/proc/{}/stat", child.0))?.contains(" (luajit) "), "the child is gone");
+    Ok(())
+}
+
+/// A program without LuaJIT in it, which loads it when it is told to.
+struct Late {
+    workload: Workload,
+    _folder: tempfile::TempDir,
+}
+
+impl Late {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let library = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2");
+        let library = std::path::absolute(library)?;
+        ensure!(library.exists(), "no {}: run `cargo xtask setup`", library.display());
+        let workload = Workload::start_host("late.c", folder.path(), &[&library.to_string_lossy()])?;
+        Ok(Self { workload, _folder: folder })
+    }
+
+    fn next(&mut self, expected: &str) -> Result<()> {
+        self.workload.go()?;
+        self.workload.expect(expected)
+    }
+}
+
+#[test]
+fn it_loads_luajit_late() -> Result<()> {
+    let mut late = Late::start()?;
+    let mut profiling = Profiling::start(late.workload.pid(), &["--wait", "--duration", "700ms", "--rate", "499"])?;
+    profiling.tracer.wait_until("waiting for a VM")?;
+    sleep(WHILE);
+    late.next("loaded")?;
+    profiling.tracer.wait_until_attached()?;
+    let profiles = profiling.finish()?;
+    // Waiting is no part of the duration.
+    expect_said(&profiles, &["the time is over after"]);
+    profiles.show_service()
+}
+
+#[test]
+fn it_unloads_luajit_and_loads_it_again() -> Result<()> {
+    let mut late = Late::start()?;
+    late.next("loaded")?;
+    let mut profiling = Profiling::attached(late.workload.pid(), &RATE)?;
+    sleep(WHILE);
+    late.next("unloaded")?;
+    profiling.tracer.wait_until("has closed its VM")?;
+    late.next("loaded")?;
+    sleep(WHILE);
+    let again: PathBuf = profiling.streams()[1].with_file_name("run.memprof-2.bin");
+    let events = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+    // The new VM is recorded as well, into a stream of its own, which is written out every second.
+    let started = Instant::now();
+    while events(&again) < 10_000 {
+        ensure!(started.elapsed() < Duration::from_secs(20), "nothing of the second VM");
+        sleep(Duration::from_millis(50));
+    }
+    let profiles = profiling.stop()?;
+    expect_said(&profiles, &["has none of its VMs left"]);
+    profiles.show_service()?;
+    expect_unharmed(late.workload.pid())
+}
+
+#[test]
+fn waiting_ends_when_it_is_to() -> Result<()> {
+    let late = Late::start()?;
+    let pid = late.workload.pid().to_string();
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("nothing.bin");
+    let wait = |option: &str| Tracer::start(["--pid", &pid, option, "--output", &output.to_string_lossy()]);
+    wait("--wait=300ms")?.wait()?.expect(exit_code::NO_LUAJIT, &["waited for 300ms", "no LuaJIT VM"]);
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let mut tracer = wait("--wait")?;
+        tracer.wait_until("waiting for a VM")?;
+        tracer.signal(signal)?;
+        tracer.wait()?.expect(0, &["nothing was recorded"]);
+    }
+    let mut tracer = wait("--wait")?;
+    tracer.wait_until("waiting for a VM")?;
+    drop(late);
+    tracer.wait()?.expect(exit_code::NO_PROCESS, &[&pid]);
+    ensure!(!output.exists(), "there is a file of nothing");
+    Ok(())
+}
+
+#[test]
+fn a_child_executes_another_program() -> Result<()> {
+    // The shell has something to do afterwards, so it does not become luajit itself.
+    let mut command = std::process::Command::new("sh");
+    let program = luajit().path;
+    command.args(["-c", &format!("{} {SERVICE}; exit 0", program.display())]).current_dir(lua());
+    let mut workload = Workload::spawn(&mut command)?;
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("cpu.folded");
+    let mut tracer = Tracer::start([
+        "--pid",
+        &workload.pid().to_string(),
+        "--children",
+        "--rate",
+        "499",
+        "--output",
+        &output.to_string_lossy(),
+    ])?;
+    tracer.wait_until_attached()?;
+    sleep(WHILE);
+    workload.tell("exec sleep 1")?;
+    // It ends with the parent, which waits for that.
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["the process has executed another program after"]);
+    let folded = std::fs::read_to_string(&output).context("no profile")?;
+    ensure!(folded.contains("serve@") && !folded.contains("sleep"), "{folded}");
+    Ok(())
+}
