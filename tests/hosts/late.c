@@ -5,7 +5,7 @@
 ** LIBRARY is a libluajit-5.1.so. It prints `ready`, and without LuaJIT in it waits for a line on standard input. At
 ** each line it goes one step further, and says so:
 **
-**   loaded            it has loaded the library, and a thread runs Lua code in a VM, part of the time
+**   loaded            it has loaded the library, and a thread has begun to run Lua code in a VM, part of the time
 **   unloaded          it has closed the VM, and unloaded the library
 **
 ** and so on in turns, until its input ends.
@@ -16,7 +16,7 @@
 
 #include "library.h"
 
-static atomic_int stop;
+static atomic_int stop, works;
 
 static void *work(void *path)
 {
@@ -37,8 +37,10 @@ static void *work(void *path)
 			fprintf(stderr, "the Lua code fails\n");
 			exit(1);
 		}
+		works = 1;
 		usleep(500);
 	}
+	works = 0;
 	close_vm(L);
 	dlclose(library);
 	return NULL;
@@ -63,6 +65,8 @@ int main(int count, char **arguments)
 			pthread_join(thread, NULL);
 		else
 			pthread_create(&thread, NULL, work, count > 1 ? arguments[1] : "libluajit-5.1.so.2");
+		while (!loaded && !works)
+			usleep(1000);
 		say(loaded ? "unloaded" : "loaded");
 	}
 	return 0;

@@ -28,6 +28,7 @@ pub mod usage;
 pub mod vm_per_thread;
 pub mod workload;
 pub mod written;
+pub mod wrk;
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -44,13 +44,15 @@ impl Nginx {
     /// # Errors
     /// If it does not start.
     pub fn serving(module: &str) -> Result<Option<Self>> {
-        let answer = format!("ngx.print(require('{module}')[ngx.var.uri:sub(2)]())");
-        let server = |folder: &Path| {
-            let socket = folder.join(SOCKET);
-            let location = format!("location / {{ content_by_lua_block {{ {answer} }} }}");
-            format!("server {{ listen unix:{}; {location} }}", socket.display())
-        };
-        Self::start_with(1, server)
+        Self::start_with(1, |folder| server(module, &format!("unix:{}", folder.join(SOCKET).display())))
+    }
+
+    /// The same on a port of this machine's loopback, for clients that know no sockets of other kinds.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn serving_on(port: u16, module: &str) -> Result<Option<Self>> {
+        Self::start_with(1, |_| server(module, &format!("127.0.0.1:{port}")))
     }
 
     /// The body of the answer to a request for `path`, on a connection of its own.
@@ -209,6 +211,12 @@ impl Drop for Nginx {
             let _ = signal(worker, libc::SIGKILL);
         }
     }
+}
+
+/// A server in the configuration that answers with what the functions of a Lua module return.
+fn server(module: &str, listen: &str) -> String {
+    let answer = format!("ngx.print(require('{module}')[ngx.var.uri:sub(2)]())");
+    format!("server {{ listen {listen}; location / {{ content_by_lua_block {{ {answer} }} }} }}")
 }
 
 fn lua() -> PathBuf {

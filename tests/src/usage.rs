@@ -15,3 +15,16 @@ pub fn cpu_time(pid: u32) -> Result<f64> {
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     Ok(ticks / per_second as f64)
 }
+
+/// The most memory that a process has had so far, and what it has now, in KiB.
+///
+/// # Errors
+/// If it is gone.
+pub fn memory(pid: u32) -> Result<(u64, u64)> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = |key: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.parse().ok());
+        value.with_context(|| format!("no {key} in the status of {pid}"))
+    };
+    Ok((line("VmHWM:")?, line("VmRSS:")?))
+}

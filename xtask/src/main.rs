@@ -12,6 +12,7 @@ mod paths;
 mod programs;
 mod run;
 mod setup;
+mod soak;
 mod story;
 mod test;
 mod toolchain;
@@ -41,6 +42,8 @@ enum Task {
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
+    /// Let lj-trace come and go for long while nginx answers requests, and show what that does to it
+    Soak(soak::Options),
     /// Test every LuaJIT there is, and write docs/matrix.md from the results
     Matrix,
     /// Measure what profiling costs
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Task::Demo(options) => demo::demo(&options),
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
+        Task::Soak(options) => soak::soak(&options),
         Task::Matrix => matrix::matrix(),
         Task::Bench(options) => bench::bench(&options),
         Task::LayoutRow(options) => layouts::print_rows(&options),

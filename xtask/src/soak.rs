@@ -1,0 +1,32 @@
+//! `cargo xtask soak`: profiles nginx under load for long.
+
+use anyhow::{Result, bail};
+
+use crate::programs::{self, Scope};
+use crate::run::{is_root, run};
+use crate::test::END_TO_END;
+use crate::toolchain::host_cargo;
+use crate::{build, setup};
+
+/// Options of `cargo xtask soak`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How long it takes
+    #[arg(long, default_value_t = 30.0)]
+    minutes: f64,
+}
+
+/// Sets up, builds, and soaks; what it has found is printed.
+pub fn soak(options: &Options) -> Result<()> {
+    setup::setup_for(Scope::Tests)?;
+    let binary = build::build(&build::Options { debug: false })?;
+    if !is_root() {
+        bail!("profiling needs privileges: run the soak as root");
+    }
+    let mut cargo = host_cargo("test")?;
+    cargo.args(["--package", END_TO_END, "--test", "soak", "--", "--nocapture"]);
+    cargo.env("LJ_TRACE_SOAK_MINUTES", options.minutes.to_string()).env("LJ_TRACE_BIN", &binary);
+    // Errors say what went wrong; where in the test does not matter.
+    cargo.env("RUST_LIB_BACKTRACE", "0");
+    run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
+}
