@@ -157,37 +157,58 @@ fn the_reader_leaves() -> Result<()> {
     Ok(())
 }
 
+/// A program that allocates all the time, and lj-trace that records it into a pipe with a name, from which nobody reads.
+struct Unread {
+    workload: Workload,
+    tracer: Tracer,
+    reader: File,
+    _folder: tempfile::TempDir,
+}
+
+impl Unread {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let workload = start(STORM, folder.path())?;
+        let fifo = folder.path().join("run.fifo");
+        ensure!(Command::new("mkfifo").arg(&fifo).status()?.success(), "no FIFO");
+        // Opening it so does not wait for the other end.
+        let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
+        let output = format!("bin:{}", fifo.display());
+        let mut tracer =
+            Tracer::start(["--pid", &workload.pid().to_string(), "--mode", "memprof", "--output", &output])?;
+        tracer.wait_until_attached()?;
+        Ok(Self { workload, tracer, reader, _folder: folder })
+    }
+
+    /// Lets the program take some turns.
+    fn turns(&mut self, count: u32) -> Result<()> {
+        (0..count).try_for_each(|_| self.workload.line().map(drop))
+    }
+}
+
+/// Reads all that there is, up to its end, which has to come; gives the last byte.
+fn read_to_end(mut reader: File) -> Result<u8> {
+    let (mut last, mut bytes, started) = (0, vec![0; 1 << 16], Instant::now());
+    loop {
+        match reader.read(&mut bytes) {
+            Ok(0) => return Ok(last),
+            Ok(count) => last = bytes[count - 1],
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => sleep(Duration::from_millis(1)),
+            Err(error) => return Err(error.into()),
+        }
+        ensure!(started.elapsed() < Duration::from_secs(25), "no end");
+    }
+}
+
 #[test]
 fn the_output_is_slow() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let mut workload = start(STORM, folder.path())?;
-    let fifo = folder.path().join("run.fifo");
-    ensure!(Command::new("mkfifo").arg(&fifo).status()?.success(), "no FIFO");
-    // Opening does not wait for the other end.
-    let mut reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
-    let output = format!("bin:{}", fifo.display());
-    let mut tracer = Tracer::start(["--pid", &workload.pid().to_string(), "--mode", "memprof", "--output", &output])?;
-    tracer.wait_until_attached()?;
-    // Nobody reads: neither does lj-trace. The buffer holds some 300 000 events, and a turn has 80 000.
-    for _ in 0..10 {
-        workload.line()?;
-    }
-    tracer.signal(libc::SIGINT)?;
-    // Who reads again gets what there was, up to the end.
-    let last = thread::spawn(move || -> Result<u8> {
-        let mut last = 0;
-        let mut bytes = vec![0; 1 << 16];
-        let started = Instant::now();
-        loop {
-            match reader.read(&mut bytes) {
-                Ok(0) => return Ok(last),
-                Ok(count) => last = bytes[count - 1],
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => sleep(Duration::from_millis(1)),
-                Err(error) => return Err(error.into()),
-            }
-            ensure!(started.elapsed() < Duration::from_secs(25), "no end");
-        }
-    });
+    let mut unread = Unread::start()?;
+    // The ring buffer holds some 300 000 events, and each turn has 80 000 at least.
+    unread.turns(8)?;
+    unread.tracer.signal(libc::SIGINT)?;
+    let Unread { mut workload, tracer, reader, _folder } = unread;
+    // Who reads at last gets what there was.
+    let last = thread::spawn(move || read_to_end(reader));
     let outcome = tracer.wait()?;
     outcome.expect(0, &["LOST: ", "the ring buffer was full", "stopped by a signal"]);
     let last = last.join().expect("reading does not panic")?;
@@ -198,23 +219,16 @@ fn the_output_is_slow() -> Result<()> {
 
 #[test]
 fn an_output_that_takes_nothing_does_not_keep_it_from_being_ended() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let mut workload = start(STORM, folder.path())?;
-    let fifo = folder.path().join("run.fifo");
-    ensure!(Command::new("mkfifo").arg(&fifo).status()?.success(), "no FIFO");
-    let _reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
-    let output = format!("bin:{}", fifo.display());
-    let mut tracer = Tracer::start(["--pid", &workload.pid().to_string(), "--mode", "memprof", "--output", &output])?;
-    tracer.wait_until_attached()?;
-    for _ in 0..10 {
-        workload.line()?;
-    }
-    tracer.signal(libc::SIGINT)?;
-    sleep(Duration::from_millis(300));
+    let mut unread = Unread::start()?;
+    unread.turns(2)?;
+    unread.tracer.signal(libc::SIGINT)?;
     // The first one wants the files to be complete, which they cannot become. The second one does not.
-    tracer.signal(libc::SIGINT)?;
-    let outcome = tracer.wait_for(Duration::from_secs(10))?;
+    sleep(Duration::from_millis(300));
+    unread.tracer.signal(libc::SIGINT)?;
+    let Unread { mut workload, tracer, reader, _folder } = unread;
+    let outcome = tracer.wait()?;
     ensure!(!outcome.status.success(), "{outcome:#?}");
+    drop(reader);
     expect_unharmed(workload.pid())?;
     workload.line().map(drop)
 }
