@@ -114,7 +114,9 @@ impl Outputs {
         for path in self.stream_paths.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             let path = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
             let writer = SysprofWriter::new(stream_file::create(&path)?, &SymbolTable::new());
-            let writer = writer.map_err(|error| stream_file::failed(&path, &error))?;
+            // What makes it a stream is there from the beginning, whatever else finds room.
+            let begun = writer.and_then(|mut writer| writer.flush().map(|()| writer));
+            let writer = begun.map_err(|error| stream_file::failed(&path, &error))?;
             self.streams.push(StreamOutput { path, vm, writer });
         }
         self.vms = vm + 1;
