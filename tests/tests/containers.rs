@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::folded::Folded;
 use lj_trace_tests::hosts::lua;
 use lj_trace_tests::profiles::Profiling;
 use lj_trace_tests::programs::{LUAJIT, Program, folder as package_folder};
@@ -102,6 +103,33 @@ fn a_program_whose_file_is_another_now() -> Result<()> {
     // An upgrade: at its path there is a file, but not the one that runs.
     fs::copy("/bin/true", &program.path)?;
     record(workload.pid())
+}
+
+#[test]
+fn a_program_whose_file_is_another_now_without_root() -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    const NOBODY: &str = "65534";
+    // CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF: the kernel's links to mapped files (`map_files`) want more.
+    const CAPABILITIES: &str = "-all,+cap_19,+cap_38,+cap_39";
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777))?;
+    let program = Program::find(LUAJIT).expect("the demo's luajit is everywhere").copy_to(folder.path())?;
+    let workload = Workload::start(&program, SERVICE, &[])?;
+    fs::remove_file(&program.path)?;
+    fs::copy("/bin/true", &program.path)?;
+    let (copy, output) = (folder.path().join("lj-trace"), folder.path().join("cpu.folded"));
+    fs::copy(binary(), &copy)?;
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
+    for set in ["--inh-caps", "--ambient-caps", "--bounding-set"] {
+        command.args([set, CAPABILITIES]);
+    }
+    command.arg(copy).args(["--pid", &workload.pid().to_string(), "--duration", "700ms", "--rate", "499", "--output"]);
+    Tracer::spawn(command.arg(&output))?.wait()?.expect(0, &[]);
+    let folded = Folded::parse(&fs::read_to_string(&output)?)?;
+    let named = folded.samples_where(|stack| stack.frames.iter().any(|frame| frame == "lua_pcall"));
+    ensure!(named > 0, "no lua_pcall: {folded:#?}");
+    Ok(())
 }
 
 #[test]

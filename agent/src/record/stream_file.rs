@@ -29,7 +29,7 @@ pub fn failed(path: &Path, error: &WriteError) -> CommandError {
         // Who reads has seen enough: `lj-trace --pid N -o - | head`.
         return CommandError::new(ExitCode::OK, "nobody reads standard output any more: recording has ended");
     }
-    if end(path, error.complete).is_ok() && error.complete > 0 {
+    if end(path, error).is_ok() && error.complete > 0 {
         let source = &error.source;
         let message = format!(
             "cannot write {} any further than {} bytes: {source}; what is in it is a complete stream of what was \
@@ -43,11 +43,11 @@ pub fn failed(path: &Path, error: &WriteError) -> CommandError {
 }
 
 /// Ends a file after what is whole of it. Anything but a file stays as it is.
-fn end(path: &Path, complete: u64) -> io::Result<()> {
+fn end(path: &Path, error: &WriteError) -> io::Result<()> {
     if !path.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    end_after(&File::options().write(true).open(path)?, complete)
+    end_after(&File::options().write(true).open(path)?, error)
 }
 
 /// Standard output without the standard library's buffer, which looks for the ends of lines.
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     fn error(kind: io::ErrorKind, complete: u64) -> WriteError {
-        WriteError { source: kind.into(), complete }
+        WriteError { source: kind.into(), complete, last: 0 }
     }
 
     #[test]

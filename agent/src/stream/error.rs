@@ -68,4 +68,6 @@ pub struct WriteError {
     pub source: io::Error,
     /// Bytes of the output up to the end of the last record that was written whole; see [`super::end_after`].
     pub complete: u64,
+    /// Where that record begins; 0 if it is the first, or there is none.
+    pub last: u64,
 }

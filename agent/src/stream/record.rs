@@ -21,13 +21,22 @@ pub(super) struct RecordWriter<W: Write> {
     /// Ends of the records in `buffer`.
     ends: Vec<usize>,
     written: u64,
+    /// Where the last record of what is written begins.
+    last: u64,
     /// How writing has failed, once it has.
     failed: Option<io::ErrorKind>,
 }
 
 impl<W: Write> RecordWriter<W> {
     pub(super) fn new(out: W) -> Self {
-        Self { out: Some(out), buffer: Vec::with_capacity(BUFFER * 2), ends: Vec::new(), written: 0, failed: None }
+        Self {
+            out: Some(out),
+            buffer: Vec::with_capacity(BUFFER * 2),
+            ends: Vec::new(),
+            written: 0,
+            last: 0,
+            failed: None,
+        }
     }
 
     /// Adds a record: `put` appends its bytes.
@@ -41,20 +50,14 @@ impl<W: Write> RecordWriter<W> {
         if self.buffer.len() >= BUFFER { self.write_out() } else { Ok(()) }
     }
 
-    /// Bytes of the output known to be whole records.
-    pub(super) fn complete(&self) -> u64 {
-        self.written
-    }
-
     /// Passes on all that has been recorded.
     pub(super) fn flush(&mut self) -> Result<(), WriteError> {
         self.write_out()?;
-        let complete = self.written;
         match self.out.as_mut().map_or(Ok(()), Write::flush) {
             Ok(()) => Ok(()),
             Err(source) => {
                 self.failed = Some(source.kind());
-                Err(WriteError { source, complete })
+                Err(self.error(source))
             }
         }
     }
@@ -63,13 +66,27 @@ impl<W: Write> RecordWriter<W> {
     pub(super) fn finish(mut self) -> Result<W, WriteError> {
         self.record(|out| out.push(EPILOGUE))?;
         self.flush()?;
-        let complete = self.written;
-        self.out.take().ok_or_else(|| WriteError { source: io::Error::other("already finished"), complete })
+        self.out.take().ok_or_else(|| self.error(io::Error::other("already finished")))
+    }
+
+    /// An error, with what of the output is whole.
+    pub(super) fn error(&self, source: io::Error) -> WriteError {
+        WriteError { source, complete: self.written, last: self.last }
+    }
+
+    /// So many of the bytes in the buffer are written; those of them count that are whole records.
+    fn count(&mut self, done: usize) {
+        let whole = self.ends.partition_point(|&end| end <= done);
+        if let Some(&end) = self.ends[..whole].last() {
+            let start = whole.checked_sub(2).map_or(0, |before| self.ends[before]);
+            self.last = self.written + start as u64;
+            self.written += end as u64;
+        }
     }
 
     fn write_out(&mut self) -> Result<(), WriteError> {
         if let Some(kind) = self.failed {
-            return Err(WriteError { source: kind.into(), complete: self.written });
+            return Err(self.error(kind.into()));
         }
         let Some(out) = self.out.as_mut() else { return Ok(()) };
         let mut done = 0;
@@ -84,11 +101,10 @@ impl<W: Write> RecordWriter<W> {
                 Err(error) => error,
             };
             self.failed = Some(problem.kind());
-            let whole = self.ends.iter().rev().find(|&&end| end <= done).copied().unwrap_or(0);
-            self.written += whole as u64;
-            return Err(WriteError { source: problem, complete: self.written });
+            self.count(done);
+            return Err(self.error(problem));
         }
-        self.written += done as u64;
+        self.count(done);
         self.buffer.clear();
         self.ends.clear();
         Ok(())
@@ -104,19 +120,23 @@ impl<W: Write> Drop for RecordWriter<W> {
     }
 }
 
-/// Makes a valid stream of a file whose writing failed: cuts it after `complete` bytes ([`WriteError::complete`])
-/// and puts the epilogue there. On a full disk this works, for cutting frees at least the room it needs.
+/// Makes a valid stream of a file whose writing failed: cuts it after what is whole ([`WriteError::complete`]) and puts
+/// the epilogue there. On a full disk this works, for cutting frees the room that it needs; where what is whole fills
+/// its last block, without the last record.
 ///
 /// `complete` has to lie behind the symbol table and the prologue; writers make these their first record.
 ///
 /// # Errors
 /// What truncating or writing the file says.
-pub fn end_after(file: &File, complete: u64) -> io::Result<()> {
-    file.set_len(complete)?;
-    if complete > 0 {
-        file.write_all_at(&[EPILOGUE], complete)?;
+pub fn end_after(file: &File, WriteError { complete, last, .. }: &WriteError) -> io::Result<()> {
+    let end_at = |offset: u64| {
+        file.set_len(offset)?;
+        if offset > 0 { file.write_all_at(&[EPILOGUE], offset) } else { Ok(()) }
+    };
+    match end_at(*complete) {
+        Err(error) if error.kind() == io::ErrorKind::StorageFull && *last > 0 => end_at(*last),
+        outcome => outcome,
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -151,7 +171,20 @@ mod tests {
         let failure = failure.expect("more was written than fits");
         assert_eq!(failure.source.kind(), io::ErrorKind::StorageFull);
         assert_eq!(failure.complete, ((BUFFER + 25) / 10 * 10) as u64);
+        assert_eq!(failure.last, failure.complete - 10);
         assert_eq!(writer.record(|out| out.push(1)).unwrap_err().complete, failure.complete);
+    }
+
+    #[test]
+    fn the_last_record_is_known_across_buffers() {
+        let mut writer = RecordWriter::new(Full(BUFFER));
+        for length in [7, 10] {
+            writer.record(|out| out.extend_from_slice(&[7; 20][..length])).unwrap();
+            writer.flush().unwrap();
+        }
+        writer.record(|out| out.extend_from_slice(&[7; BUFFER - 1])).unwrap();
+        let failure = writer.flush().unwrap_err();
+        assert_eq!((failure.complete, failure.last), (17, 7));
     }
 
     #[test]

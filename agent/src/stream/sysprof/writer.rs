@@ -99,7 +99,7 @@ impl<W: Write> SysprofWriter<W> {
         };
         if let Some(problem) = problem {
             let source = io::Error::new(io::ErrorKind::InvalidInput, problem);
-            return Err(WriteError { source, complete: self.records.complete() });
+            return Err(self.records.error(source));
         }
         self.records.record(|out| put_sample(out, sample))
     }
