@@ -40,7 +40,9 @@ impl Profiling {
     /// As [`Self::start`].
     pub fn start_in(command: &mut Command, pid: u32, more: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        command.args(["--pid", &pid.to_string(), "--mode", "all", "--output"]).arg(folder.path().join("run.bin"));
+        command
+            .args(["--pid", &pid.to_string(), "--mode", "all", "--no-limit", "--output"])
+            .arg(folder.path().join("run.bin"));
         Ok(Self { tracer: Tracer::spawn(command.args(more))?, folder })
     }
 

@@ -102,6 +102,7 @@ fn it_runs_out_of_memory() -> Result<()> {
         &workload.pid().to_string(),
         "--mode",
         "memprof",
+        "--no-limit",
         "--output",
         &stream.to_string_lossy(),
         "--output",
@@ -125,7 +126,8 @@ fn the_disk_is_full() -> Result<()> {
     let stream = |kind: &str| disk.path().join(format!("run.{kind}.bin"));
     let output = disk.path().join("run.bin");
     let (pid, output) = (workload.pid().to_string(), output.to_string_lossy());
-    let outcome = Tracer::start(["--pid", &pid, "--mode", "all", "--rate", "999", "--output", &output])?.wait()?;
+    let outcome =
+        Tracer::start(["--pid", &pid, "--mode", "all", "--no-limit", "--rate", "999", "--output", &output])?.wait()?;
     // It does not go on for ever, writing nothing.
     outcome.expect(exit_code::IO, &["No space left on device", "is a complete stream", "--output"]);
     whole(&stream("memprof"))?;
@@ -138,7 +140,7 @@ fn the_disk_is_full() -> Result<()> {
 fn the_reader_leaves() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let workload = start(SERVICE, folder.path())?;
-    for options in [&["--mode", "memprof"][..], &["--mode", "sysprof", "--rate", "999"]] {
+    for options in [&["--mode", "memprof", "--no-limit"][..], &["--mode", "sysprof", "--rate", "999"]] {
         let mut head =
             Command::new("head").args(["--bytes", "1000"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let pipe = head.stdin.take().context("no pipe")?;
@@ -174,8 +176,15 @@ impl Unread {
         // Opening it so does not wait for the other end.
         let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
         let output = format!("bin:{}", fifo.display());
-        let mut tracer =
-            Tracer::start(["--pid", &workload.pid().to_string(), "--mode", "memprof", "--output", &output])?;
+        let mut tracer = Tracer::start([
+            "--pid",
+            &workload.pid().to_string(),
+            "--mode",
+            "memprof",
+            "--no-limit",
+            "--output",
+            &output,
+        ])?;
         tracer.wait_until_attached()?;
         Ok(Self { workload, tracer, reader, _folder: folder })
     }

@@ -59,7 +59,8 @@ impl Soak {
 
     /// Starts to record the worker.
     fn record(&self, mode: &str, output: &str) -> Result<Tracer> {
-        let mut tracer = Tracer::start(["--pid", &self.worker().to_string(), "--mode", mode, "--output", output])?;
+        let mut tracer =
+            Tracer::start(["--pid", &self.worker().to_string(), "--mode", mode, "--no-limit", "--output", output])?;
         tracer.wait_until_attached()?;
         Ok(tracer)
     }
