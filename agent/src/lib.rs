@@ -5,6 +5,7 @@
 pub mod commands;
 pub mod doctor;
 pub mod dump;
+pub mod heap;
 pub mod host;
 pub mod privileges;
 pub mod probes;

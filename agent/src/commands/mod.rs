@@ -4,6 +4,7 @@ pub mod completions;
 pub mod doctor;
 pub mod dump;
 pub mod exit;
+pub mod heap;
 pub mod list;
 pub mod man;
 pub mod record;
@@ -39,6 +40,7 @@ Examples:
   sudo lj-trace top --pid 1234                        the same live, in the terminal
   sudo lj-trace list                                  which processes have LuaJIT in them
   sudo lj-trace dump --pid 1234                       what one of them executes right now
+  sudo lj-trace heap --pid 1234                       what fills its Lua heap, and what keeps that alive
   sudo lj-trace doctor --pid 1234                     what can be seen of it, and what is missing for more";
 
 #[derive(Debug, Subcommand)]
@@ -51,6 +53,8 @@ enum Command {
     Top(top::TopArgs),
     /// Show what a process executes right now: every coroutine and thread
     Dump(dump::DumpArgs),
+    /// Show what is in a process' Lua heap, and what keeps it alive
+    Heap(heap::HeapArgs),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
     /// Check what works here and with a process, and say how to get what does not
@@ -78,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(&args).map(|()| exit::ExitCode::OK),
         Command::Top(args) => top::run(&args).map(|()| exit::ExitCode::OK),
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Heap(args) => heap::run(&args).map(|()| exit::ExitCode::OK),
         Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
         Command::Doctor(args) => doctor::run(&args),
         Command::Unit(args) => unit::run(&args).map(|()| exit::ExitCode::OK),

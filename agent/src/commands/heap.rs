@@ -1,0 +1,175 @@
+//! `lj-trace heap`: what is in a process' Lua heap, and what keeps it alive.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::exit::{CommandError, ExitCode};
+use super::record::parse_duration;
+use crate::heap::diff::Diff;
+use crate::heap::text::HeldOfType;
+use crate::heap::{Options, PauseError, Snapshot, Target, file, picture, take};
+use crate::target::Process;
+use crate::vm::find_vms;
+
+/// Options of `lj-trace heap`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct HeapArgs {
+    /// The process to look at
+    #[arg(short, long, value_name = "PID", required_unless_present = "file", conflicts_with = "file")]
+    pub pid: Option<u32>,
+
+    /// A saved snapshot to show instead (NAME.heap.gz)
+    pub file: Option<PathBuf>,
+
+    /// Stop the process while its heap is read, for this long at most
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "10s", value_parser = parse_duration)]
+    pub pause: Option<Duration>,
+
+    /// Show so many of the biggest strings and tables
+    #[arg(short, long, value_name = "N", default_value_t = 8)]
+    pub top: usize,
+
+    /// Show what keeps alive the object at this address, or all objects of this type
+    #[arg(long, value_name = "0xADDRESS|TYPE")]
+    pub path_to: Vec<Target>,
+
+    /// Show what has changed since this saved snapshot
+    #[arg(long, value_name = "FILE")]
+    pub diff: Option<PathBuf>,
+
+    /// Write it to a file: NAME.heap.gz saves the snapshot, NAME.svg a flame graph, NAME.folded its stacks, NAME.json,
+    /// NAME.txt
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Vec<PathBuf>,
+
+    /// Write JSON, for programs
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace heap --pid 1234                           what there is, and what keeps it alive
+  sudo lj-trace heap --pid 1234 --pause                   the same, exact to the byte: it is stopped meanwhile
+  sudo lj-trace heap --pid 1234 --path-to coroutine       who holds all these coroutines
+  sudo lj-trace heap --pid 1234 --path-to 0x7f00c0de1230  how exactly one object is held
+  sudo lj-trace heap --pid 1234 -o before.heap.gz         save it, and some time later:
+  sudo lj-trace heap --pid 1234 --diff before.heap.gz     what has grown since
+  sudo lj-trace heap --pid 1234 -o heap.svg               a flame graph of what holds how much
+
+Without --pause the process runs on while its heap is read, and how much moved meanwhile is said. With it, all its
+threads are stopped by ptrace, and go on as soon as the heap is read, or the given time (10s) is over, or lj-trace ends
+for whatever reason. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
+
+/// Runs the command.
+///
+/// # Errors
+/// A [`CommandError`] with the exit code that belongs to its cause.
+pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
+    if let Some(output) = args.output.iter().find(|output| format(output).is_none()) {
+        let message = format!("{}: its ending says no format (.heap.gz, .svg, .folded, .json, .txt)", output.display());
+        return Err(CommandError::usage(message));
+    }
+    let old = args.diff.as_deref().map(open).transpose()?;
+    let snapshot = match (&args.file, args.pid) {
+        (Some(file), _) => open(file)?,
+        (None, Some(pid)) => snapshot(pid, args)?,
+        (None, None) => return Err(CommandError::usage("give --pid or a saved snapshot")),
+    };
+    for output in &args.output {
+        write(&snapshot, output).map_err(|error| CommandError::io(&format!("write {}", output.display()), &error))?;
+    }
+    if let Some(old) = old {
+        return super::print(&Diff::new(&old, &snapshot), args.json);
+    }
+    if args.json || args.output.is_empty() {
+        super::print(&snapshot, args.json)?;
+    }
+    if !args.json {
+        for kind in args.path_to.iter().filter_map(|target| match target {
+            Target::Kind(kind) => Some(*kind),
+            Target::Address(_) => None,
+        }) {
+            print!("{}", HeldOfType { snapshot: &snapshot, kind, limit: args.top.max(1) });
+        }
+    }
+    Ok(())
+}
+
+fn snapshot(pid: u32, args: &HeapArgs) -> Result<Snapshot, CommandError> {
+    let process = Process::open(pid)?;
+    let maps = process.maps()?;
+    let vms = find_vms(&process, &maps)?;
+    let addresses = args.path_to.iter().filter_map(|target| match target {
+        Target::Address(address) => Some(*address),
+        Target::Kind(_) => None,
+    });
+    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect() };
+    Ok(take(&process, &vms, &options)?)
+}
+
+fn open(path: &Path) -> Result<Snapshot, CommandError> {
+    file::open(path).map_err(|error| CommandError::new(ExitCode::IO, format!("{}: {error}", path.display())))
+}
+
+/// What a snapshot is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Snapshot,
+    Svg,
+    Folded,
+    Json,
+    Text,
+}
+
+fn format(path: &Path) -> Option<Format> {
+    let name = path.file_name()?.to_str()?;
+    let endings = [
+        (file::ENDING, Format::Snapshot),
+        (".svg", Format::Svg),
+        (".folded", Format::Folded),
+        (".json", Format::Json),
+        (".txt", Format::Text),
+    ];
+    endings.into_iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| format)
+}
+
+fn write(snapshot: &Snapshot, path: &Path) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut out = std::io::BufWriter::new(File::create(path)?);
+    match format(path) {
+        Some(Format::Svg) => picture::write_svg(snapshot, &mut out),
+        Some(Format::Folded) => picture::write_folded(snapshot, &mut out),
+        Some(Format::Json) => serde_json::to_writer_pretty(&mut out, snapshot).map_err(Into::into),
+        Some(Format::Text) => write!(out, "{snapshot}"),
+        Some(Format::Snapshot) | None => file::write(snapshot, &mut out),
+    }?;
+    out.flush()
+}
+
+impl From<PauseError> for CommandError {
+    fn from(error: PauseError) -> Self {
+        match error {
+            PauseError::Target(error) => error.into(),
+            PauseError::Refused { .. } => Self::new(ExitCode::PRIVILEGES, error.to_string()),
+            PauseError::DoesNotStop { .. } => Self::new(ExitCode::UNAVAILABLE, error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endings_say_the_format() {
+        let of = |name: &str| format(Path::new(name));
+        assert_eq!(of("a/b.heap.gz"), Some(Format::Snapshot));
+        assert_eq!(of("b.svg"), Some(Format::Svg));
+        assert_eq!(of("b.bin"), None);
+    }
+}

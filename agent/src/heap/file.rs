@@ -1,0 +1,174 @@
+//! Snapshots in files: gzip of lines of JSON, so that `zcat FILE | jq` reads them too.
+//!
+//! The first line is the process, then comes a line for each VM, followed by a line for each step of the ways in it.
+
+use std::fs::File;
+use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write};
+use std::path::Path;
+
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use serde::{Deserialize, Serialize};
+
+use super::snapshot::{Heap, PathRow, Snapshot};
+
+/// The ending of such a file's name.
+pub const ENDING: &str = ".heap.gz";
+
+/// Of later versions, what this one does not know may be missing here.
+const VERSION: u32 = 1;
+
+/// Longer files are no snapshots: a line has some hundred bytes, and there are at most 65536 for each VM.
+const MAX_BYTES: u64 = 1 << 31;
+
+/// Why a file is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be opened or read.
+    #[error("cannot read it: {0}")]
+    Io(#[from] io::Error),
+    /// It is something else.
+    #[error("no snapshot of a heap (line {line}: {reason}); `lj-trace heap --pid N -o NAME{ENDING}` writes one")]
+    Malformed {
+        /// Where that shows.
+        line: usize,
+        /// How.
+        reason: String,
+    },
+    /// A later version has written it.
+    #[error("written by a later version of lj-trace (format {0})")]
+    Version(u32),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Line<'a> {
+    Process { version: u32, snapshot: std::borrow::Cow<'a, Snapshot> },
+    Vm(std::borrow::Cow<'a, Heap>),
+    Path(std::borrow::Cow<'a, PathRow>),
+}
+
+/// Writes a snapshot.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
+    use std::borrow::Cow;
+    let mut out = GzEncoder::new(BufWriter::new(out), Compression::default());
+    let mut line = |line: &Line<'_>| {
+        serde_json::to_writer(&mut out, line)?;
+        out.write_all(b"\n")
+    };
+    let process = Snapshot { vms: Vec::new(), command: snapshot.command.clone(), ..*snapshot };
+    line(&Line::Process { version: VERSION, snapshot: Cow::Owned(process) })?;
+    for heap in &snapshot.vms {
+        line(&Line::Vm(Cow::Owned(Heap { paths: Vec::new(), ..heap.clone() })))?;
+        for path in &heap.paths {
+            line(&Line::Path(Cow::Borrowed(path)))?;
+        }
+    }
+    out.finish()?.flush()
+}
+
+/// Reads the snapshot in a file.
+///
+/// # Errors
+/// [`FileError`].
+pub fn open(path: &Path) -> Result<Snapshot, FileError> {
+    read(File::open(path)?)
+}
+
+/// Reads a snapshot.
+///
+/// # Errors
+/// [`FileError`].
+pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
+    let lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES));
+    let mut snapshot: Option<Snapshot> = None;
+    for (index, text) in lines.lines().enumerate() {
+        let malformed = |reason: String| FileError::Malformed { line: index + 1, reason };
+        let text = match text {
+            Ok(text) => text,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+                ) =>
+            {
+                return Err(malformed(error.to_string()));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let line: Line<'_> = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+        match (line, &mut snapshot) {
+            (Line::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
+            (Line::Process { snapshot: process, .. }, none @ None) => *none = Some(process.into_owned()),
+            (Line::Vm(heap), Some(snapshot)) => snapshot.vms.push(heap.into_owned()),
+            (Line::Path(path), Some(Snapshot { vms, .. })) => {
+                let heap = vms.last_mut().ok_or_else(|| malformed("a path before its VM".to_owned()))?;
+                let path = path.into_owned();
+                if path.parent.is_some_and(|parent| parent >= heap.paths.len()) {
+                    return Err(malformed("a step before the one that it follows".to_owned()));
+                }
+                heap.paths.push(path);
+            }
+            _ => return Err(malformed("lines in another order".to_owned())),
+        }
+    }
+    snapshot.ok_or_else(|| FileError::Malformed { line: 1, reason: "it is empty".to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::tree::tests::heap;
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            pid: 7,
+            command: "lua\"jit\n".into(),
+            time: 1_700_000_000,
+            rss: 1 << 30,
+            milliseconds: 1.5,
+            paused: Some(0.3),
+            went_on: false,
+            bytes_read: 99,
+            vms: vec![heap(&[(None, "globals", 1, 10), (Some(0), ".a", 2, 20)]), heap(&[(None, "registry", 3, 30)])],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut bytes = Vec::new();
+        write(&snapshot(), &mut bytes).unwrap();
+        assert_eq!(read(bytes.as_slice()).unwrap(), snapshot());
+    }
+
+    fn packed(text: &str) -> Vec<u8> {
+        let mut out = GzEncoder::new(Vec::new(), Compression::default());
+        out.write_all(text.as_bytes()).unwrap();
+        out.finish().unwrap()
+    }
+
+    #[test]
+    fn other_files_are_refused_and_never_cause_a_panic() {
+        for bytes in [b"".as_slice(), b"ljm\x02 a stream", &packed(""), &packed("{}\n"), &packed("[1,2]\n")] {
+            let error = read(bytes).unwrap_err().to_string();
+            assert!(error.contains("no snapshot of a heap"), "{error}");
+        }
+        let mut bytes = Vec::new();
+        write(&snapshot(), &mut bytes).unwrap();
+        for length in 0..bytes.len() {
+            let _ = read(&bytes[..length]);
+        }
+        let mut text = String::new();
+        MultiGzDecoder::new(bytes.as_slice()).read_to_string(&mut text).unwrap();
+        let later = text.replacen("\"version\":1", "\"version\":9", 1);
+        assert!(matches!(read(packed(&later).as_slice()), Err(FileError::Version(9))));
+        let torn = text.replacen("\"parent\":0", "\"parent\":7", 1);
+        assert!(matches!(read(packed(&torn).as_slice()), Err(FileError::Malformed { .. })));
+        let unordered: String = text.lines().rev().map(|line| format!("{line}\n")).collect();
+        assert!(matches!(read(packed(&unordered).as_slice()), Err(FileError::Malformed { .. })));
+    }
+}

@@ -1,0 +1,182 @@
+//! Which objects were met, and through which other object each was reached first: eight bytes or so for each.
+
+use crate::stream::hash::AddrMap;
+use crate::target::Maps;
+
+/// Addresses are told apart in steps of this many bytes: every object is aligned so.
+const STEP: u64 = 8;
+
+/// Bits of a place within a range.
+const PLACE_BITS: u32 = 15;
+
+/// Size of a range of addresses that share their tables.
+const RANGE: u64 = STEP << PLACE_BITS;
+
+/// So many ranges have a number: 32 GB of heap.
+const MAX_RANGES: usize = (1 << (u32::BITS - PLACE_BITS)) - 1;
+
+/// Numbers from here on are those of no place.
+pub const NO_PLACE: u32 = (MAX_RANGES as u32) << PLACE_BITS;
+
+/// What stands for the parent of an object that nothing refers to.
+pub const UNREACHED: u32 = u32::MAX;
+
+/// An address that an object may have, as a number: its range, and the place within.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place(pub u32);
+
+/// What there is of a set of addresses.
+#[derive(Debug)]
+pub struct Index<'a> {
+    maps: &'a Maps,
+    ranges: Vec<Range>,
+    numbers: AddrMap<u64, usize>,
+    last: (u64, usize),
+    /// Addresses were left out since there are too many ranges.
+    pub overflowed: bool,
+}
+
+#[derive(Debug)]
+struct Range {
+    start: u64,
+    /// A bit for each object that was met.
+    met: Box<[u64]>,
+    /// A bit for each address that some list of objects leads to.
+    listed: Box<[u64]>,
+    /// Objects that were met, in the order in which they were, and what led to each.
+    places: Vec<u16>,
+    parents: Vec<u32>,
+}
+
+const WORDS: usize = 1 << (PLACE_BITS - u64::BITS.trailing_zeros());
+
+impl<'a> Index<'a> {
+    /// An empty index of addresses in `maps`.
+    pub fn new(maps: &'a Maps) -> Self {
+        let (ranges, numbers) = (Vec::new(), AddrMap::default());
+        Self { maps, ranges, numbers, last: (u64::MAX, 0), overflowed: false }
+    }
+
+    /// The number of an address; [`None`] if no object can be there.
+    pub fn place(&mut self, address: u64) -> Option<Place> {
+        let start = address & !(RANGE - 1);
+        if self.last.0 != start {
+            let known = self.numbers.get(&start).copied();
+            self.last = (start, known.or_else(|| self.add(start, address))?);
+        }
+        if !address.is_multiple_of(STEP) {
+            return None;
+        }
+        let place = ((address - start) / STEP) as u32;
+        Some(Place((self.last.1 as u32) << PLACE_BITS | place))
+    }
+
+    fn add(&mut self, start: u64, address: u64) -> Option<usize> {
+        // What was read wrongly leads anywhere.
+        if !self.maps.find(address).is_some_and(|mapping| mapping.read && mapping.write) {
+            return None;
+        }
+        if self.ranges.len() >= MAX_RANGES {
+            self.overflowed = true;
+            return None;
+        }
+        let bits = || vec![0; WORDS].into_boxed_slice();
+        self.ranges.push(Range { start, met: bits(), listed: bits(), places: Vec::new(), parents: Vec::new() });
+        self.numbers.insert(start, self.ranges.len() - 1);
+        Some(self.ranges.len() - 1)
+    }
+
+    /// The address of a place.
+    pub fn address(&self, place: Place) -> u64 {
+        let (range, within) = split(place);
+        self.ranges.get(range).map_or(0, |range| range.start + within as u64 * STEP)
+    }
+
+    /// Notes that an object was met, and through what; whether it was not before.
+    pub fn meet(&mut self, place: Place, parent: u32) -> bool {
+        let (range, within) = split(place);
+        let Some(range) = self.ranges.get_mut(range) else { return false };
+        let (word, bit) = (within / 64, 1 << (within % 64));
+        if range.met[word] & bit != 0 {
+            return false;
+        }
+        range.met[word] |= bit;
+        range.places.push(within as u16);
+        range.parents.push(parent);
+        true
+    }
+
+    /// Notes that a list of objects leads there.
+    pub fn list(&mut self, place: Place) {
+        let (range, within) = split(place);
+        if let Some(range) = self.ranges.get_mut(range) {
+            range.listed[within / 64] |= 1 << (within % 64);
+        }
+    }
+
+    /// Through what an object was reached.
+    pub fn parent(&self, place: Place) -> Option<u32> {
+        let (range, within) = split(place);
+        let range = self.ranges.get(range)?;
+        let at = range.places.iter().position(|&place| usize::from(place) == within)?;
+        range.parents.get(at).copied()
+    }
+
+    /// Places that a list leads to, and that were not met.
+    pub fn listed_only(&self) -> Vec<Place> {
+        let mut found = Vec::new();
+        for (number, range) in self.ranges.iter().enumerate() {
+            for (word, (listed, met)) in range.listed.iter().zip(&range.met).enumerate() {
+                let mut left = listed & !met;
+                while left != 0 {
+                    let place = word * 64 + left.trailing_zeros() as usize;
+                    found.push(Place((number << PLACE_BITS | place) as u32));
+                    left &= left - 1;
+                }
+            }
+        }
+        found
+    }
+
+    /// How many objects were met that no list of objects leads to.
+    pub fn met_only(&self) -> u64 {
+        let words = |range: &Range| {
+            range.met.iter().zip(&range.listed).map(|(met, listed)| (met & !listed).count_ones()).sum::<u32>()
+        };
+        self.ranges.iter().map(|range| u64::from(words(range))).sum()
+    }
+
+    /// How many objects were met.
+    pub fn len(&self) -> usize {
+        self.ranges.iter().map(|range| range.places.len()).sum()
+    }
+}
+
+fn split(place: Place) -> (usize, usize) {
+    ((place.0 >> PLACE_BITS) as usize, (place.0 & ((1 << PLACE_BITS) - 1)) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_met_once_and_knows_what_led_to_it() {
+        let maps = Maps::parse("100000-300000 rw-p 0 00:00 0\n400000-500000 r--p 0 00:00 0\n");
+        let mut index = Index::new(&maps);
+        let place = |index: &mut Index<'_>, address| index.place(address).unwrap();
+        let (first, last) = (place(&mut index, 0x10_0000), place(&mut index, 0x2f_fff8));
+        assert!(index.meet(first, 7) && index.meet(last, first.0));
+        assert!(!index.meet(first, 8));
+        assert_eq!(index.parent(first), Some(7));
+        assert_eq!(index.parent(last).map(|parent| index.address(Place(parent))), Some(0x10_0000));
+        assert_eq!((index.address(last), index.len()), (0x2f_fff8, 2));
+        // Not aligned; not writable; not mapped.
+        assert_eq!([0x10_0004, 0x40_0000, 0x90_0000].map(|address| index.place(address)), [None; 3]);
+        let other = place(&mut index, 0x1f_0008);
+        for listed in [first, other] {
+            index.list(listed);
+        }
+        assert_eq!((index.listed_only(), index.met_only()), (vec![other], 1));
+    }
+}

@@ -1,0 +1,120 @@
+//! What `gc.total` counts besides objects: the blocks that belong to the VM itself.
+
+use lj_trace_common::layout::ABSENT;
+use lj_trace_common::memory::ReadMemory;
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{Blocks, ReadSome};
+use super::shape::{Buffer, Shape};
+use crate::vm::Vm;
+use crate::vm::object::{field, type_of};
+
+/// Bytes that are not those of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overhead {
+    /// What they are.
+    pub name: String,
+    /// How many there are.
+    pub bytes: u64,
+}
+
+/// The blocks of `vm` that are no objects, as `lj_state.c`, `lj_str.c`, `lj_ctype.c` and `lj_trace.c` free them.
+pub fn read<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Vec<Overhead> {
+    let parts = [
+        ("global state", global_state(vm)),
+        ("string table", string_table(blocks, vm, shape)),
+        ("string buffer", temporary_buffer(blocks, vm, shape)),
+        ("C types", c_types(blocks, vm, shape)),
+        ("JIT compiler", jit_compiler(blocks, vm, shape)),
+        ("light userdata", light_userdata(blocks, vm, shape)),
+    ];
+    let there = parts.into_iter().filter_map(|(name, bytes)| Some((name, bytes?)));
+    there.filter(|(_, bytes)| *bytes > 0).map(|(name, bytes)| Overhead { name: name.to_owned(), bytes }).collect()
+}
+
+/// `GG_State`, without the main thread in it, which is an object.
+fn global_state(vm: &Vm) -> Option<u64> {
+    vm.first_block_size()?.checked_sub(vm.layout.sizeof_l.into())
+}
+
+fn string_table<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
+    let mask: u32 = blocks.read(field(vm.global, vm.layout.g_str_mask)).ok()?;
+    Some((u64::from(mask) + 1) * shape.reference)
+}
+
+fn temporary_buffer<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
+    match shape.temporary_buffer() {
+        Buffer::Sized { size } => blocks.read::<u32>(vm.global.wrapping_add(size)).ok().map(u64::from),
+        Buffer::Ends { start, pointer } => {
+            let read = |index: u64| blocks.read_ref(pointer == 8, vm.global.wrapping_add(start + index * pointer)).ok();
+            // The writing position lies between them.
+            let (at, end, begin) = (read(0)?, read(1)?, read(2)?);
+            (begin..=end).contains(&at).then(|| end - begin)
+        }
+    }
+}
+
+/// `CTState`, its table of types, and that of callbacks (`lj_ctype_freestate`).
+fn c_types<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
+    /// `CTypeID1 hash[CTHASH_SIZE]`.
+    const HASH: u64 = 2 * 128;
+    /// `CCallback`: 8 and 8 arguments, `stack`, `mcode`, `cbid`, three numbers and padding.
+    const CALLBACK: u64 = 168;
+    const CALLBACK_COUNT: u64 = 152;
+    let gc64 = shape.gc64();
+    let state = blocks.read_ref(gc64, vm.global.wrapping_add(shape.ctype_state())).ok()?;
+    if state == 0 {
+        return Some(0);
+    }
+    let types: u32 = blocks.read(state.wrapping_add(12)).ok()?;
+    // tab, top and sizetab, L, g; finalizer, which became a GC root of its own in 2023; miscmap.
+    let is_table = |at: u64| {
+        let table: u64 = blocks.read(state.wrapping_add(at)).unwrap_or(0);
+        table != 0 && type_of(blocks, &shape.layout, table) == Ok(lj_trace_common::layout::gct::TAB)
+    };
+    let callback = if is_table(32) && is_table(40) { 48 } else { 40 };
+    let callbacks: u32 = blocks.read(state.wrapping_add(callback + CALLBACK_COUNT)).ok()?;
+    let size = callback + CALLBACK + HASH;
+    Some(size + shape.ctype * u64::from(types) + 2 * u64::from(callbacks))
+}
+
+/// The buffers that traces are recorded into, and the table of traces (`lj_trace_freestate`).
+fn jit_compiler<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
+    let l = &vm.layout;
+    if l.j_trace == ABSENT || l.sizeof_snap == ABSENT {
+        return None;
+    }
+    let jit_state = vm.jit_state()?;
+    let traces: u32 = blocks.read(field(jit_state, l.j_sizetrace)).ok()?;
+    let table = field(jit_state, l.j_trace);
+    let buffers = [8, 0].into_iter().find_map(|gap| JitBuffers::read(blocks, table.wrapping_sub(gap)))?;
+    let JitBuffers { code, snapshots, map } = buffers;
+    Some(8 * code + snapshots * u64::from(l.sizeof_snap) + 4 * map + shape.reference * u64::from(traces))
+}
+
+/// Lengths of the buffers that traces are recorded into.
+struct JitBuffers {
+    code: u64,
+    snapshots: u64,
+    map: u64,
+}
+
+impl JitBuffers {
+    /// Reads them from `jit_State`: irbuf, irtoplim, irbotlim, loopref, sizesnap, snapbuf, snapmapbuf, sizesnapmap,
+    /// postproc (`lj_jit.h`) end at `end`. In 2.1, `retryrec` lies between them and the table of traces.
+    fn read<M: ReadSome>(blocks: &Blocks<M>, end: u64) -> Option<Self> {
+        let number = |distance: u64| blocks.read::<u32>(end.wrapping_sub(distance)).ok().map(u64::from);
+        let (top, bottom) = (number(40)?, number(36)?);
+        let found = Self { code: top.checked_sub(bottom)?, snapshots: number(28)?, map: number(8)? };
+        // References to intermediate code have 16 bits; traces have 500 snapshots at most, unless told otherwise.
+        (top <= 1 << 17 && found.snapshots < 1 << 17 && found.map < 1 << 24).then_some(found)
+    }
+}
+
+/// Upper halves of light userdata (`lj_lightud_intern`).
+fn light_userdata<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
+    let segments = blocks.read_ref(shape.gc64(), vm.global.wrapping_add(shape.light_userdata_segments()?)).ok()?;
+    let last: u8 = blocks.read(field(vm.global, vm.layout.g_gc_state).wrapping_add(2)).ok()?;
+    let room = if last == 0 { 2 } else { 2 << last.ilog2() };
+    Some(if segments == 0 { 0 } else { 4 * room })
+}

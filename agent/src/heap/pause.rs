@@ -1,0 +1,172 @@
+//! A process that stands still, for as long as somebody looks at it.
+//!
+//! It is stopped by ptrace (`PTRACE_SEIZE`, `PTRACE_INTERRUPT`), since of all ways to stop a process this is the only
+//! one that ends with whoever does it: when lj-trace exits, however that happens, the kernel detaches it, and the
+//! process goes on. After `SIGSTOP` or in a frozen cgroup, it would stand still until somebody else finds out. Nor does
+//! its parent notice anything. What it does notice, as with the other two: a system call that waits may return early,
+//! with `EINTR` where signal(7) says that it does (`epoll_wait`).
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::target::{Process, TargetError};
+
+/// Why a process cannot be stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum PauseError {
+    /// Somebody else traces it, or it is not permitted.
+    #[error(
+        "cannot stop process {pid}: {source} (a debugger, strace, or the setting kernel.yama.ptrace_scope may be in the \
+         way; without --pause it is not stopped)"
+    )]
+    Refused {
+        /// The process.
+        pid: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// A thread does not stop: it waits in the kernel for something that cannot be interrupted.
+    #[error("process {pid} did not stop within {} ms: thread {tid} waits for the kernel; try again, or leave out --pause", .patience.as_millis())]
+    DoesNotStop {
+        /// The process.
+        pid: u32,
+        /// The thread.
+        tid: u32,
+        /// How long it was waited for.
+        patience: Duration,
+    },
+    /// The process is gone.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+}
+
+/// A thread has so long to stop.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A process whose threads stand still. They go on when this is dropped, or lj-trace ends.
+#[derive(Debug)]
+pub struct Paused {
+    threads: Vec<libc::pid_t>,
+    since: Instant,
+}
+
+fn ptrace(request: libc::c_uint, tid: libc::pid_t) -> io::Result<()> {
+    let nothing = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: these requests take no address and no data that the kernel would read or write.
+    let outcome = unsafe { libc::ptrace(request, tid, nothing, nothing) };
+    if outcome == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl Paused {
+    /// Stops all threads of a process.
+    ///
+    /// # Errors
+    /// [`PauseError`]; the threads that were stopped by then go on.
+    pub fn new(process: &Process) -> Result<Self, PauseError> {
+        let pid = process.pid();
+        let mut paused = Self { threads: Vec::new(), since: Instant::now() };
+        // Threads that run may start others, until all of them are stopped.
+        loop {
+            let mut found_more = false;
+            for tid in process.threads()? {
+                let Ok(thread) = libc::pid_t::try_from(tid) else { continue };
+                if paused.threads.contains(&thread) {
+                    continue;
+                }
+                match ptrace(libc::PTRACE_SEIZE, thread) {
+                    Ok(()) => paused.threads.push(thread),
+                    // It has ended meanwhile.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+                    Err(source) => return Err(PauseError::Refused { pid, source }),
+                }
+                found_more = true;
+                if ptrace(libc::PTRACE_INTERRUPT, thread).is_ok() {
+                    paused.wait(pid, thread)?;
+                }
+            }
+            if !found_more {
+                return Ok(paused);
+            }
+        }
+    }
+
+    /// Waits until a thread has stopped, or ended.
+    fn wait(&mut self, pid: u32, thread: libc::pid_t) -> Result<(), PauseError> {
+        let start = Instant::now();
+        loop {
+            let mut status = 0;
+            // SAFETY: `status` is a place for the status, and outlives the call.
+            let changed = unsafe { libc::waitpid(thread, &mut status, libc::__WALL | libc::WNOHANG) };
+            if changed == thread {
+                if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
+                    self.threads.retain(|&other| other != thread);
+                }
+                return Ok(());
+            }
+            if changed == -1 {
+                self.threads.retain(|&other| other != thread);
+                return Ok(());
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(PauseError::DoesNotStop { pid, tid: thread.cast_unsigned(), patience: PATIENCE });
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Lets it go on; how long it stood still.
+    pub fn resume(mut self) -> Duration {
+        self.detach();
+        self.since.elapsed()
+    }
+
+    /// How long it has been standing still.
+    pub fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    fn detach(&mut self) {
+        for thread in self.threads.drain(..) {
+            // A thread that was killed meanwhile is not there any more. One that has not stopped yet cannot be detached
+            // from: that happens when this thread ends.
+            let _ = ptrace(libc::PTRACE_DETACH, thread);
+        }
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn state(pid: u32) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("State:"));
+        line.unwrap_or_default().trim().to_owned()
+    }
+
+    #[test]
+    fn a_process_stands_still_and_goes_on() {
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        match Paused::new(&process) {
+            Ok(paused) => {
+                assert!(state(child.id()).starts_with('t'), "{}", state(child.id()));
+                let stood = paused.resume();
+                assert!(stood > Duration::ZERO);
+                assert!(!state(child.id()).starts_with(['t', 'T']), "{}", state(child.id()));
+            }
+            // Where ptrace is not permitted, that is said.
+            Err(error) => assert!(error.to_string().contains("cannot stop process"), "{error}"),
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,243 @@
+//! A snapshot as text.
+
+use std::fmt;
+
+use super::object::Kind;
+use super::snapshot::{Big, Heap, Snapshot};
+use super::tree;
+use crate::dump::text::bytes;
+use crate::report::frame::printable;
+use crate::report::text::{COLUMNS, fit, percent};
+
+/// Lines of the tree of ways that hold less than one of so many parts of the heap are not shown,
+const SMALLEST_PART: u64 = 100;
+/// nor more than so many.
+const MOST_LINES: usize = 30;
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "process {} ({}): RSS {}, {}", self.pid, printable(&self.command), bytes(self.rss), self.how())?;
+        self.vms.iter().try_for_each(|heap| write_heap(f, heap, self.paused.is_some()))
+    }
+}
+
+impl Snapshot {
+    /// How it was taken.
+    pub fn how(&self) -> String {
+        let read = format!("{} read in {}", bytes(self.bytes_read), time(self.milliseconds));
+        match self.paused {
+            None => format!("{read}, not stopped"),
+            Some(paused) if self.went_on => format!("{read}, stopped for the first {} of it", time(paused)),
+            Some(paused) => format!("{read}, stopped for {}", time(paused)),
+        }
+    }
+}
+
+fn time(milliseconds: f64) -> String {
+    if milliseconds < 1000.0 { format!("{milliseconds:.1} ms") } else { format!("{:.2} s", milliseconds / 1000.0) }
+}
+
+fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fmt::Result {
+    writeln!(f, "\nVM {}: {}", heap.address, heap.description)?;
+    write_types(f, heap)?;
+    write_motion(f, heap, was_paused)?;
+    write_asked(f, heap)?;
+    write_paths(f, heap)?;
+    write_big(f, "Biggest tables", &heap.tables, heap.total_after)?;
+    write_big(f, "Biggest strings", &heap.strings, heap.total_after)
+}
+
+fn row(f: &mut fmt::Formatter<'_>, name: &str, count: &str, size: u64, share: &str, garbage: &str) -> fmt::Result {
+    let line = format!("{name:20} {count:>12} {size:>15} {share:>8}  {garbage}");
+    writeln!(f, "{}", line.trim_end())
+}
+
+/// What adds up to `gc.total`.
+fn write_types(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
+    let total = heap.total_after;
+    writeln!(f, "{:20} {:>12} {:>15} {:>8}  garbage in it", "type", "objects", "bytes", "%")?;
+    let mut types = heap.types.clone();
+    types.sort_by_key(|row| std::cmp::Reverse(row.bytes));
+    for it in &types {
+        let garbage = match it.garbage_count {
+            0 => String::new(),
+            count => format!("{count}, {}", bytes(it.garbage_bytes)),
+        };
+        row(f, it.kind.name(), &it.count.to_string(), it.bytes, &percent(it.bytes, total), &garbage)?;
+    }
+    let (objects, garbage) = (heap.objects(), heap.garbage());
+    let garbage = format!("{}, {}", garbage.count, bytes(garbage.bytes));
+    row(f, "all objects", &objects.count.to_string(), objects.bytes, &percent(objects.bytes, total), &garbage)?;
+    for part in &heap.overhead {
+        row(f, &part.name, "", part.bytes, &percent(part.bytes, total), "")?;
+    }
+    match heap.unaccounted() {
+        0 => {}
+        more if more > 0 => {
+            let more = more.unsigned_abs();
+            row(f, "not accounted for", "", more, &percent(more, total), "what parsers, recorders use at work")?;
+        }
+        less => writeln!(f, "{:20} {:>12} {less:>15}            freed while it was read", "", "")?,
+    }
+    row(f, "gc.total", "", total, "", "")
+}
+
+/// What has changed under the reading.
+fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fmt::Result {
+    let torn = heap.torn;
+    if heap.incomplete {
+        writeln!(f, "The heap is larger than can be looked through: what lies beyond 32 GB is not in here.")?;
+    }
+    if heap.stood_still() {
+        return Ok(());
+    }
+    let grown = heap.total_after.cast_signed() - heap.total.cast_signed();
+    writeln!(
+        f,
+        "The heap {} while it was read: gc.total by {grown:+} bytes; {} references and {} links led to no object (any \
+         more), {} objects were on no list (yet).{}",
+        if was_paused { "was changing" } else { "moved" },
+        torn.references,
+        torn.links,
+        torn.unlisted,
+        if was_paused { "" } else { " With --pause it stands still." },
+    )
+}
+
+fn write_asked(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
+    for asked in &heap.asked {
+        let kind = asked.kind.map_or("object", Kind::name);
+        writeln!(f, "\n{kind} {} ({}) {}", asked.address, bytes(asked.bytes), printable(&asked.preview))?;
+        writeln!(f, "  {}", printable(&asked.path))?;
+    }
+    Ok(())
+}
+
+fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
+    let sums = heap.inclusive();
+    let lines = tree::lines(heap, &sums, heap.objects().bytes / SMALLEST_PART);
+    if lines.is_empty() {
+        return Ok(());
+    }
+    writeln!(f, "\nWhat keeps it alive: each way with all that is held through it")?;
+    writeln!(f, "{:>10} {:>8} {:>12}  way", "held", "%", "objects")?;
+    for line in lines.iter().take(MOST_LINES) {
+        let indent = "  ".repeat(line.depth.min(12));
+        let text = fit(&format!("{indent}{}", line.text.trim_start()), COLUMNS - 34);
+        let share = percent(line.held.bytes, heap.total_after);
+        writeln!(f, "{:>10} {share:>8} {:>12}  {text}", bytes(line.held.bytes), line.held.count)?;
+    }
+    if lines.len() > MOST_LINES {
+        writeln!(f, "{:>33}  ... {} more (--json shows them)", "", lines.len() - MOST_LINES)?;
+    }
+    Ok(())
+}
+
+fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[Big], total: u64) -> fmt::Result {
+    if big.is_empty() {
+        return Ok(());
+    }
+    writeln!(f, "\n{title}")?;
+    for object in big {
+        let share = percent(object.bytes, total);
+        let preview = fit(&printable(&object.preview), 36);
+        writeln!(f, "{:>10} {share:>8}  {:14}  {preview}", bytes(object.bytes), object.address)?;
+        writeln!(f, "{:21}{}", "", fit(&printable(&object.path), COLUMNS - 21))?;
+    }
+    Ok(())
+}
+
+/// The ways that hold objects of one type, as a text for people.
+pub struct HeldOfType<'a> {
+    /// The snapshot.
+    pub snapshot: &'a Snapshot,
+    /// The type.
+    pub kind: Kind,
+    /// So many ways are shown.
+    pub limit: usize,
+}
+
+impl fmt::Display for HeldOfType<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.kind.name();
+        for heap in &self.snapshot.vms {
+            let texts = heap.path_texts();
+            let mut ways: Vec<(u64, u64, &str)> = Vec::new();
+            for (row, text) in heap.paths.iter().zip(&texts) {
+                let of_type = row.held.iter().find(|(kind, ..)| *kind == self.kind);
+                ways.extend(of_type.map(|&(_, count, bytes)| (bytes, count, text.as_str())));
+            }
+            ways.sort_by_key(|&(bytes, count, _)| std::cmp::Reverse((bytes, count)));
+            let all: u64 = ways.iter().map(|(bytes, ..)| bytes).sum();
+            writeln!(f, "\nWhat keeps alive each {name} of VM {}", heap.address)?;
+            writeln!(f, "{:>10} {:>8} {:>12}  way", "bytes", "%", "objects")?;
+            for (size, count, way) in ways.iter().take(self.limit) {
+                let way = fit(&printable(way), COLUMNS - 34);
+                writeln!(f, "{:>10} {:>8} {count:>12}  {way}", bytes(*size), percent(*size, all))?;
+            }
+            if ways.len() > self.limit {
+                writeln!(f, "{:>33}  ... {} more ways (--top N shows more)", "", ways.len() - self.limit)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::overhead::Overhead;
+    use crate::heap::snapshot::TypeRow;
+    use crate::heap::walk::Torn;
+
+    fn snapshot(total: u64) -> Snapshot {
+        let row = |kind, count, bytes, garbage_count, garbage_bytes| TypeRow {
+            kind,
+            count,
+            bytes,
+            garbage_count,
+            garbage_bytes,
+        };
+        let mut heap = tree::tests::heap(&[(None, "globals", 1, 64), (Some(0), ".cache", 9, 836)]);
+        heap.types = vec![row(Kind::String, 2, 50, 1, 25), row(Kind::Table, 10, 900, 0, 0)];
+        heap.overhead = vec![Overhead { name: "string table".into(), bytes: 50 }];
+        (heap.total, heap.total_after) = (total, total);
+        Snapshot {
+            pid: 7,
+            command: "luajit".into(),
+            time: 0,
+            rss: 1 << 20,
+            milliseconds: 1.5,
+            paused: None,
+            went_on: false,
+            bytes_read: 4096,
+            vms: vec![heap],
+        }
+    }
+
+    #[test]
+    fn what_adds_up_and_what_does_not_is_said() {
+        let text = snapshot(1000).to_string();
+        assert!(!text.contains("not accounted") && !text.contains("moved"), "{text}");
+        assert!(text.contains("not stopped"), "{text}");
+        let table = text.find("table  ").unwrap();
+        assert!(table < text.find("string  ").unwrap(), "{text}");
+        assert!(text.contains("globals.cache"), "{text}");
+        let text = snapshot(1200).to_string();
+        assert!(text.contains("not accounted for                             200"), "{text}");
+        let mut moved = snapshot(1000);
+        moved.vms[0].torn = Torn { references: 3, ..Torn::default() };
+        assert!(moved.to_string().contains("3 references and 0 links"), "{moved}");
+    }
+
+    #[test]
+    fn lines_are_not_too_long() {
+        let mut long = snapshot(1000);
+        long.vms[0].paths[1].step = ".x".repeat(200);
+        long.vms[0].strings =
+            vec![Big { address: "0x7f0012345678".into(), bytes: 9, preview: "y".repeat(99), path: "z".repeat(300) }];
+        for line in long.to_string().lines() {
+            assert!(line.chars().count() <= COLUMNS, "{line}");
+        }
+    }
+}

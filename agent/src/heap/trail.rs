@@ -1,0 +1,118 @@
+//! The exact way by which one object is kept alive.
+
+use super::blocks::{Blocks, ReadSome};
+use super::edges::{Edges, Step};
+use super::index::{NO_PLACE, UNREACHED};
+use super::labels::{Labels, Locals};
+use super::object::{Header, Kind};
+use super::shape::Shape;
+use super::walk::Walked;
+use crate::vm::Vm;
+
+/// Of a longer way, so many of the first and of the last steps are shown.
+const SHOWN: usize = 12;
+
+/// Longer ways are cut off: a list of a million elements has them.
+const MAX_STEPS: usize = 20_000;
+
+/// Why there is no way to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoTrail {
+    /// The walk has met no object there.
+    NoObject,
+    /// Nothing refers to it: it is garbage.
+    Garbage,
+}
+
+/// Shows ways in a heap that was walked.
+#[derive(Debug)]
+pub struct Trails<'a, M> {
+    blocks: &'a Blocks<M>,
+    shape: Shape,
+    edges: Edges<'a, M>,
+    labels: &'a Labels<'a, M>,
+}
+
+impl<'a, M: ReadSome> Trails<'a, M> {
+    /// For the heap of `vm`.
+    pub fn new(blocks: &'a Blocks<M>, vm: &Vm, labels: &'a Labels<'a, M>) -> Self {
+        let shape = Shape::new(vm.layout);
+        Self { blocks, shape, edges: Edges::new(blocks, shape, vm.global), labels }
+    }
+
+    /// What an object is, in a few words.
+    pub fn preview(&self, address: u64) -> String {
+        Header::read(self.blocks, &self.shape, address).map_or_else(String::new, |object| self.labels.preview(&object))
+    }
+
+    /// The way to the object at `address`: `globals.sessions[17].user`.
+    ///
+    /// # Errors
+    /// [`NoTrail`] if there is none.
+    pub fn to(&self, walked: &mut Walked<'_>, address: u64) -> Result<String, NoTrail> {
+        let mut place = walked.index.place(address).ok_or(NoTrail::NoObject)?;
+        let mut addresses = vec![address];
+        let root = loop {
+            match walked.index.parent(place).ok_or(NoTrail::NoObject)? {
+                UNREACHED => return Err(NoTrail::Garbage),
+                root if root >= NO_PLACE => {
+                    break walked.roots.get((root - NO_PLACE) as usize).map_or("VM", |root| root.name);
+                }
+                _ if addresses.len() >= MAX_STEPS => break "...",
+                parent => {
+                    place = super::index::Place(parent);
+                    addresses.push(walked.index.address(place));
+                }
+            }
+        };
+        addresses.reverse();
+        let mut text = root.to_owned();
+        let steps = addresses.len() - 1;
+        for (index, pair) in addresses.windows(2).enumerate() {
+            if steps > 2 * SHOWN + 1 && (SHOWN..steps - SHOWN).contains(&index) {
+                if index == SHOWN {
+                    text.push_str(&format!(" ... ({} more) ... ", steps - 2 * SHOWN));
+                }
+                continue;
+            }
+            text.push_str(&self.step(pair[0], pair[1]));
+        }
+        Ok(text)
+    }
+
+    /// How one object refers to another, in words.
+    fn step(&self, from: u64, to: u64) -> String {
+        let Some(object) = Header::read(self.blocks, &self.shape, from) else { return " ?".to_owned() };
+        let mut found: Option<Step> = None;
+        self.edges.of(&object, &mut |edge| {
+            // What is key and value of the same table is rather its value.
+            if edge.to == to && found.is_none_or(|step| step == Step::Key) {
+                found = Some(edge.step);
+            }
+        });
+        let is_thread = self.labels.is_thread(&object);
+        let locals = if is_thread { self.labels.locals(&object) } else { Locals::new() };
+        found.map_or_else(|| " ?".to_owned(), |step| self.labels.text(&step, &locals))
+    }
+}
+
+/// The type that somebody has asked about, or the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Every object of a type.
+    Kind(Kind),
+    /// The object at an address.
+    Address(u64),
+}
+
+impl std::str::FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address = text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        address.map(Self::Address).or_else(|| Kind::of_name(text).map(Self::Kind)).ok_or_else(|| {
+            let names = Kind::ALL.map(|kind| kind.name().replace(' ', "-").to_lowercase()).join(", ");
+            format!("neither an address (0x...) nor a type of objects ({names})")
+        })
+    }
+}

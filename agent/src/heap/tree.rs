@@ -1,0 +1,106 @@
+//! The ways through which objects are held, as a tree of the ones that matter.
+
+use super::paths::Sum;
+use super::snapshot::Heap;
+
+/// A line of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// How many lines above it are on its way.
+    pub depth: usize,
+    /// The steps from the line above it that is on its way.
+    pub text: String,
+    /// The whole way.
+    pub path: String,
+    /// What is held through it.
+    pub held: Sum,
+}
+
+/// A step with nearly all that the one before it has is shown in its place.
+const NEARLY_ALL: f64 = 0.95;
+
+/// The lines of a heap that hold at least `least` bytes, the largest first at each fork.
+///
+/// Where nearly all of what a step holds is held through one further step, the two are one line.
+pub fn lines(heap: &Heap, sums: &[Sum], least: u64) -> Vec<Line> {
+    let mut children: Vec<Vec<usize>> = vec![Vec::new(); heap.paths.len()];
+    let mut roots = Vec::new();
+    for (index, row) in heap.paths.iter().enumerate() {
+        if sums[index].bytes < least.max(1) {
+            continue;
+        }
+        match row.parent.filter(|&parent| parent < index) {
+            Some(parent) => children[parent].push(index),
+            None => roots.push(index),
+        }
+    }
+    let by_size = |list: &mut Vec<usize>| list.sort_by_key(|&index| std::cmp::Reverse(sums[index].bytes));
+    children.iter_mut().for_each(by_size);
+    by_size(&mut roots);
+    let mut lines = Vec::new();
+    // A stack of its own: ways may be long.
+    let start = |index: usize| (index, 0, String::new(), String::new());
+    let mut pending: Vec<_> = roots.into_iter().rev().map(start).collect();
+    while let Some((index, depth, before, path)) = pending.pop() {
+        let text = format!("{before}{}", heap.paths[index].step);
+        let path = format!("{path}{}", heap.paths[index].step);
+        let held = sums[index];
+        let most = children[index].first().map_or(0, |&child| sums[child].bytes);
+        if most as f64 >= NEARLY_ALL * held.bytes as f64 {
+            pending.push((children[index][0], depth, text, path));
+            continue;
+        }
+        for &child in children[index].iter().rev() {
+            pending.push((child, depth + 1, String::new(), path.clone()));
+        }
+        lines.push(Line { depth, text, path, held });
+    }
+    lines
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::heap::object::Kind;
+    use crate::heap::snapshot::PathRow;
+    use crate::heap::walk::Torn;
+
+    /// A heap with these steps: the one before, the name, how many tables it holds, and how many bytes.
+    pub(crate) fn heap(steps: &[(Option<usize>, &str, u64, u64)]) -> Heap {
+        let row = |&(parent, step, count, bytes): &(Option<usize>, &str, u64, u64)| PathRow {
+            parent,
+            step: step.to_owned(),
+            held: if count == 0 { Vec::new() } else { vec![(Kind::Table, count, bytes)] },
+        };
+        Heap {
+            address: "0x1000".into(),
+            description: "LuaJIT, GC64".into(),
+            total: 1000,
+            total_after: 1000,
+            types: Vec::new(),
+            overhead: Vec::new(),
+            torn: Torn::default(),
+            incomplete: false,
+            strings: Vec::new(),
+            tables: Vec::new(),
+            asked: Vec::new(),
+            paths: steps.iter().map(row).collect(),
+        }
+    }
+
+    #[test]
+    fn steps_that_hold_all_of_it_are_one_line() {
+        let heap = heap(&[
+            (None, "globals", 1, 10),
+            (Some(0), ".a", 1, 10),
+            (Some(1), "[*]", 90, 900),
+            (Some(2), ".x", 10, 500),
+            (Some(2), ".y", 10, 300),
+            (Some(0), ".small", 1, 1),
+        ]);
+        let lines = lines(&heap, &heap.inclusive(), 100);
+        let shown: Vec<_> = lines.iter().map(|line| (line.depth, line.text.as_str(), line.held.bytes)).collect();
+        assert_eq!(shown, [(0, "globals.a[*]", 1700), (1, ".x", 500), (1, ".y", 300)]);
+        assert_eq!(lines[1].path, "globals.a[*].x");
+    }
+}

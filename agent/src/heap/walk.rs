@@ -1,0 +1,347 @@
+//! The walk over a heap: from the roots to everything that they keep alive, and then along the lists of objects to what
+//! nothing keeps alive any more.
+//!
+//! It goes level by level, so that the way by which an object is reached first is a shortest one. The objects of a
+//! level are looked at in the order of their places, block by block: a heap is larger than what is kept of it.
+
+use lj_trace_common::layout::ABSENT;
+use lj_trace_common::memory::ReadMemory;
+
+use super::biggest::Biggest;
+use super::blocks::{BLOCK, Blocks, ReadSome};
+use super::edges::{Edge, Edges};
+use super::index::{Index, NO_PLACE, Place, UNREACHED};
+use super::labels::{Labels, Locals};
+use super::object::{Header, Kind, Scales};
+use super::paths::{PathId, Paths, Sum};
+use super::shape::Shape;
+use crate::target::Maps;
+use crate::vm::Vm;
+use crate::vm::object::field;
+use crate::vm::value::{self, Value};
+
+/// An object that was met, and is to be looked at: its place, the type that it must have, and the way to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Pending(u64);
+
+impl Pending {
+    fn new(place: Place, gct: u8, path: PathId) -> Self {
+        Self(u64::from(place.0) << 32 | u64::from(gct) << 24 | u64::from(path.0))
+    }
+
+    const fn place(self) -> Place {
+        Place((self.0 >> 32) as u32)
+    }
+
+    const fn gct(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+
+    const fn path(self) -> PathId {
+        PathId(self.0 as u32 & 0xff_ffff)
+    }
+}
+
+/// Reading all of a block pays for so many objects in it.
+const WORTH_A_BLOCK: usize = 6;
+
+/// The clock is looked at once for so many objects.
+const OBJECTS_PER_LOOK: u64 = 1 << 14;
+
+/// Where a walk starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// What it is called.
+    pub name: &'static str,
+    /// The object.
+    pub object: u64,
+}
+
+/// What did not add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Torn {
+    /// References to something that is no object, or one of another type.
+    pub references: u64,
+    /// Objects that are on none of the collector's lists.
+    pub unlisted: u64,
+    /// Links of those lists that lead to something that is no object.
+    pub links: u64,
+}
+
+/// Everything that is found in a heap.
+#[derive(Debug)]
+pub struct Walked<'a> {
+    /// What is kept alive, by [`Kind`].
+    pub live: [Sum; Kind::ALL.len()],
+    /// What nothing keeps alive: garbage that is not collected yet.
+    pub garbage: [Sum; Kind::ALL.len()],
+    /// The ways through which objects are held.
+    pub paths: Paths,
+    /// The largest strings and tables.
+    pub biggest: Biggest,
+    /// What did not add up.
+    pub torn: Torn,
+    /// Which objects were met.
+    pub index: Index<'a>,
+    /// Where it started.
+    pub roots: Vec<Root>,
+}
+
+/// A walk.
+pub struct Walker<'a, M> {
+    vm: &'a Vm,
+    shape: Shape,
+    blocks: &'a Blocks<M>,
+    scales: Scales<'a, M>,
+    edges: Edges<'a, M>,
+    labels: &'a Labels<'a, M>,
+    next: Vec<Pending>,
+    found: Walked<'a>,
+    tick: &'a mut dyn FnMut(),
+    looked_at: u64,
+}
+
+impl<'a, M: ReadSome> Walker<'a, M> {
+    /// A walk over the heap of `vm`. `tick` is called now and then.
+    pub fn new(
+        blocks: &'a Blocks<M>,
+        maps: &'a Maps,
+        vm: &'a Vm,
+        labels: &'a Labels<'a, M>,
+        top: usize,
+        tick: &'a mut dyn FnMut(),
+    ) -> Self {
+        let shape = Shape::new(vm.layout);
+        let found = Walked {
+            live: Default::default(),
+            garbage: Default::default(),
+            paths: Paths::default(),
+            biggest: Biggest::new(top),
+            torn: Torn::default(),
+            index: Index::new(maps),
+            roots: Vec::new(),
+        };
+        let (scales, edges) = (Scales::new(blocks, shape, vm.global), Edges::new(blocks, shape, vm.global));
+        Self { vm, shape, blocks, scales, edges, labels, next: Vec::new(), found, tick, looked_at: 0 }
+    }
+
+    /// Walks.
+    pub fn run(mut self) -> Walked<'a> {
+        self.roots();
+        while !self.next.is_empty() {
+            let mut level = std::mem::take(&mut self.next);
+            level.sort_unstable();
+            self.level(&level);
+        }
+        self.list_heads();
+        self.unreached();
+        self.found.torn.unlisted = self.found.index.met_only();
+        self.found
+    }
+
+    fn roots(&mut self) {
+        let s = self.shape;
+        let l = &self.vm.layout;
+        let global = self.vm.global;
+        let reference = |at: u64| self.blocks.read_ref(s.gc64(), at).unwrap_or(0);
+        let mut roots = Vec::new();
+        let mut root = |name, object| roots.push(Root { name, object });
+        root("globals", reference(self.vm.main_thread.wrapping_add(s.thread_env())));
+        if let Ok(Value::Object { address, .. }) = value::read(self.blocks, l, field(global, l.g_registrytv)) {
+            root("registry", address);
+        }
+        root("main coroutine", self.vm.main_thread);
+        if let Some(thread) = s.vm_thread() {
+            root("VM's coroutine", reference(global.wrapping_add(thread)));
+        }
+        // The names of metamethods, metatables of types, default files, the table of finalizers of cdata.
+        let end = if l.sizeof_g == ABSENT { l.g_gcroot.saturating_add(40 * s.reference as u16) } else { l.sizeof_g };
+        let end = if l.g_top_frame_info == ABSENT { end } else { end.min(l.g_top_frame_info) };
+        for at in (l.g_gcroot..end.saturating_sub(s.reference as u16 - 1)).step_by(s.reference as usize) {
+            root("VM", reference(field(global, at)));
+        }
+        // A ring of what awaits its finalizer.
+        let last = reference(global.wrapping_add(s.mmudata()));
+        let mut at = last;
+        for _ in 0..1 << 24 {
+            if at == 0 {
+                break;
+            }
+            at = reference(at);
+            root("awaiting finalization", at);
+            if at == last {
+                break;
+            }
+        }
+        roots.retain(|root: &Root| root.object != 0);
+        let mut paths: Vec<(&str, PathId)> = Vec::new();
+        for (number, root) in roots.iter().enumerate() {
+            let known = paths.iter().find(|(name, _)| *name == root.name).map(|(_, path)| *path);
+            let path = known.unwrap_or_else(|| {
+                let path = self.found.paths.root(root.name);
+                paths.push((root.name, path));
+                path
+            });
+            let parent = (NO_PLACE + number.min(1 << 14) as u32).min(UNREACHED - 1);
+            if let Some(place) = self.found.index.place(root.object)
+                && self.found.index.meet(place, parent)
+            {
+                self.next.push(Pending::new(place, 0, path));
+            }
+            if root.name == "awaiting finalization" {
+                self.list(root.object);
+            }
+        }
+        self.found.roots = roots;
+    }
+
+    /// Notes that a list of objects leads to `address`.
+    fn list(&mut self, address: u64) {
+        if address != 0
+            && let Some(place) = self.found.index.place(address)
+        {
+            self.found.index.list(place);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.looked_at += 1;
+        if self.looked_at.is_multiple_of(OBJECTS_PER_LOOK) {
+            (self.tick)();
+        }
+    }
+
+    fn level(&mut self, level: &[Pending]) {
+        let mut prepared = 0;
+        for (position, pending) in level.iter().enumerate() {
+            let address = self.found.index.address(pending.place());
+            if position >= prepared {
+                // How many of those that follow are in the same block.
+                let block = address / BLOCK;
+                let same = |pending: &&Pending| self.found.index.address(pending.place()) / BLOCK == block;
+                let count = level[position..].iter().take_while(same).count();
+                if count >= WORTH_A_BLOCK {
+                    self.blocks.expect_many(address);
+                }
+                prepared = position + count;
+            }
+            self.tick();
+            self.look_at(*pending, address);
+        }
+    }
+
+    /// Whether an address is within `GG_State`, whose parts are no objects of their own, but for the main thread.
+    fn is_of_state(&self, address: u64) -> bool {
+        let end = self.vm.first_block_size().unwrap_or(u64::from(self.vm.layout.g_to_bcff));
+        address != self.vm.main_thread
+            && (self.vm.main_thread..self.vm.main_thread.wrapping_add(end)).contains(&address)
+    }
+
+    fn look_at(&mut self, pending: Pending, address: u64) {
+        let shape = self.shape;
+        if self.is_of_state(address) {
+            // The empty string, the trace that is being recorded.
+            self.found.index.list(pending.place());
+            return;
+        }
+        let object = Header::read(self.blocks, &shape, address);
+        let object = object.filter(|it| pending.gct() == 0 || it.gct(&shape) == Some(pending.gct()));
+        let Some((object, measured)) = object.and_then(|object| Some((object, self.scales.measure(&object)?))) else {
+            self.found.torn.references += 1;
+            // It is no object, so that no list needs to have it.
+            self.found.index.list(pending.place());
+            return;
+        };
+        self.list(object.next(&shape));
+        self.list(self.edges.own_list(&object));
+        self.found.live[measured.kind as usize].add(measured.bytes);
+        self.found.paths.add(pending.path(), measured.kind, measured.bytes);
+        self.found.biggest.offer(measured.kind, measured.bytes, address, pending.path());
+        if Edges::<M>::is_leaf(object.gct(&shape).unwrap_or(0)) {
+            return;
+        }
+        let locals = if measured.kind == Kind::Thread { self.labels.locals(&object) } else { Locals::new() };
+        let Self { edges, labels, found, next, .. } = self;
+        let Walked { paths, index, .. } = found;
+        edges.of(&object, &mut |edge: Edge| {
+            let Some(place) = index.place(edge.to) else {
+                found.torn.references += 1;
+                return;
+            };
+            if index.meet(place, pending.place().0) {
+                let path = labels.follow(paths, pending.path(), &edge.step, &locals);
+                next.push(Pending::new(place, edge.gct, path));
+            }
+        });
+    }
+
+    /// Notes where the collector's lists begin.
+    fn list_heads(&mut self) {
+        let s = self.shape;
+        let l = self.vm.layout;
+        let first = self.blocks.read_ref(s.gc64(), field(self.vm.global, l.g_gc_root)).unwrap_or(0);
+        self.list(first);
+        self.list(self.vm.main_thread);
+        let table = self.blocks.read_ref(s.gc64(), field(self.vm.global, l.g_str_tab)).unwrap_or(0);
+        let mask: u32 = self.blocks.read(field(self.vm.global, l.g_str_mask)).unwrap_or(0);
+        let mut buffer = vec![0; 1 << 14];
+        let size = (u64::from(mask) + 1) * s.reference;
+        let mut done = 0;
+        while done < size {
+            let wanted = (size - done).min(buffer.len() as u64) as usize;
+            let read = self.blocks.copy(table.wrapping_add(done), &mut buffer[..wanted]);
+            for bytes in buffer[..read].chunks_exact(s.reference as usize) {
+                let word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+                // The lowest bit is set where a chain has strings with another hash (`lj_str.c`, since 2020).
+                self.list(word & !1);
+            }
+            if read < wanted {
+                self.found.torn.links += 1;
+                return;
+            }
+            done += wanted as u64;
+        }
+    }
+
+    /// Follows the lists to everything that was not reached.
+    fn unreached(&mut self) {
+        /// `LJ_GC_FIXED`, `LJ_GC_SFIXED`: never collected, although nothing refers to it.
+        const FIXED: u8 = 0x60;
+        let shape = self.shape;
+        let mut fixed = None;
+        let mut pending = self.found.index.listed_only();
+        // The last ones come first; they are in the order of their places.
+        pending.reverse();
+        while let Some(place) = pending.pop() {
+            if !self.found.index.meet(place, UNREACHED) {
+                continue;
+            }
+            self.tick();
+            let address = self.found.index.address(place);
+            if self.is_of_state(address) {
+                continue;
+            }
+            let object = Header::read(self.blocks, &shape, address);
+            let Some((object, measured)) = object.and_then(|object| Some((object, self.scales.measure(&object)?)))
+            else {
+                self.found.torn.links += 1;
+                continue;
+            };
+            if object.u8(shape.marked()).is_some_and(|marked| marked & FIXED != 0) {
+                let path = *fixed.get_or_insert_with(|| self.found.paths.root("VM (fixed)"));
+                self.found.live[measured.kind as usize].add(measured.bytes);
+                self.found.paths.add(path, measured.kind, measured.bytes);
+            } else {
+                self.found.garbage[measured.kind as usize].add(measured.bytes);
+            }
+            for next in [object.next(&shape), self.edges.own_list(&object)] {
+                if next != 0
+                    && let Some(place) = self.found.index.place(next)
+                {
+                    self.found.index.list(place);
+                    pending.push(place);
+                }
+            }
+        }
+    }
+}
