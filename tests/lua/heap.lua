@@ -13,13 +13,14 @@ jit.off()
 
 local count = tonumber(arg[1]) or 1000
 
+local null = io.open("/dev/null")
+
 local function wait()
   collectgarbage()
   collectgarbage()
-  -- Writing a number makes no string; the buffer for it was made the first time.
-  for step = 1, 2 do
-    if step == 2 then io.stdout:write(collectgarbage("count") * 1024, "\n") end
-  end
+  -- Reading needs a buffer, which the collector has made smaller. Writing a number makes no string.
+  null:read()
+  io.stdout:write(collectgarbage("count") * 1024, "\n")
   io.stdout:write("done\n")
   io.stdout:flush()
   io.read()
@@ -30,8 +31,10 @@ local function note(kind, number)
   made[#made + 1] = kind .. " " .. number
 end
 
+local aligned = ffi.typeof("struct { char text[12]; __attribute__((aligned(64))) int number; }")
+
 -- What the globals, a local variable and an upvalue keep alive.
-shelf = { tables = {}, strings = {}, functions = {}, coroutines = {}, userdata = {}, cdata = {}, chunks = {}, weak = {} }
+shelf = { tables = {}, strings = {}, functions = {}, coroutines = {}, userdata = {}, cdata = {}, chunks = {}, iterators = {}, traces = {} }
 local hidden = {}
 
 local function address(object)
@@ -50,10 +53,10 @@ local function make()
     shelf.userdata[index] = newproxy()
     shelf.cdata[3 * index] = ffi.new("int64_t", index)
     shelf.cdata[3 * index + 1] = ffi.new("char[?]", index % 500 + 1)
-    shelf.cdata[3 * index + 2] = ffi.new("struct { char text[12]; __attribute__((aligned(64))) int number; }")
+    shelf.cdata[3 * index + 2] = aligned()
     shelf.coroutines[index] = coroutine.create(counter)
     shelf.chunks[index] = loadstring("return 1", "=chunk")
-    shelf.weak[index] = ("x"):gmatch("x")
+    shelf.iterators[index] = ("x"):gmatch("x")
   end
   hidden.inside = { deep = { { ("the hidden string"):rep(2) } } }
   note("table", count + 3)
@@ -82,10 +85,6 @@ local function compiled(list)
   return sum
 end
 
--- Every string that is needed later is there from the start.
-note("table", 0)
-made = {}
-for _ = 1, 2 do io.stdout:write("") end
 local list = {}
 for index = 1, 10 do list[index] = { name = "item", size = index } end
 
@@ -102,7 +101,11 @@ wait()
 
 jit.on()
 compiled(list)
-for number = 1, 40 do loadstring("local sum = 0; for index = 1, 200 do sum = sum + index * " .. number .. " end return sum")() end
+for number = 1, 40 do
+  local sum = loadstring("local sum = 0; for index = 1, 200 do sum = sum + index * " .. number .. " end return sum")
+  sum()
+  shelf.traces[number] = sum
+end
 jit.off()
 local traces = 0
 for number = 1, 1000 do

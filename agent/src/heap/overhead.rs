@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::blocks::{Blocks, ReadSome};
 use super::shape::{Buffer, Shape};
 use crate::vm::Vm;
-use crate::vm::object::{field, type_of};
+use crate::vm::object::field;
 
 /// Bytes that are not those of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,26 +56,64 @@ fn temporary_buffer<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> 
 
 /// `CTState`, its table of types, and that of callbacks (`lj_ctype_freestate`).
 fn c_types<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
-    /// `CTypeID1 hash[CTHASH_SIZE]`.
-    const HASH: u64 = 2 * 128;
-    /// `CCallback`: 8 and 8 arguments, `stack`, `mcode`, `cbid`, three numbers and padding.
-    const CALLBACK: u64 = 168;
-    const CALLBACK_COUNT: u64 = 152;
-    let gc64 = shape.gc64();
-    let state = blocks.read_ref(gc64, vm.global.wrapping_add(shape.ctype_state())).ok()?;
+    let state = blocks.read_ref(shape.gc64(), vm.global.wrapping_add(shape.ctype_state())).ok()?;
     if state == 0 {
         return Some(0);
     }
     let types: u32 = blocks.read(state.wrapping_add(12)).ok()?;
-    // tab, top and sizetab, L, g; finalizer, which became a GC root of its own in 2023; miscmap.
-    let is_table = |at: u64| {
-        let table: u64 = blocks.read(state.wrapping_add(at)).unwrap_or(0);
-        table != 0 && type_of(blocks, &shape.layout, table) == Ok(lj_trace_common::layout::gct::TAB)
+    let hash = c_type_hash(blocks, shape, state)?;
+    // Before it, the state of callbacks ends: cbid, sizeid, topid, slot, padding.
+    let callbacks: u32 = blocks.read(state.wrapping_add(hash - 16)).ok()?;
+    Some(hash + C_TYPE_HASH + shape.ctype * u64::from(types) + 2 * u64::from(callbacks))
+}
+
+/// Size of `CTState.hash`, its last field: `CTypeID1 hash[CTHASH_SIZE]`.
+const C_TYPE_HASH: u64 = 2 * 128;
+
+/// Where in the `CTState` at `state` the hash table of types begins: before it lie as many arguments of callbacks as a
+/// fork has registers for, and a reference that was moved elsewhere in 2023. It is where the hash of a type leads to
+/// that type.
+fn c_type_hash<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, state: u64) -> Option<u64> {
+    /// The first types are numbers, which every build has.
+    const TYPES: u32 = 24;
+    const ENOUGH: usize = 12;
+    let table: u64 = blocks.read(state).ok()?;
+    let types: Vec<(u32, u32, u16)> = (0..u64::from(TYPES))
+        .map_while(|number| {
+            // CType: info, size, sib, next.
+            let at = table.wrapping_add(shape.ctype * number);
+            let [info, size]: [u32; 2] = [blocks.read(at).ok()?, blocks.read(at + 4).ok()?];
+            Some((info, size, blocks.read::<u16>(at + 10).ok()?))
+        })
+        .collect();
+    let leads_to = |hash: u64, number: u32| {
+        let (info, size, _) = types[number as usize];
+        let slot = hash.wrapping_add(2 * u64::from(hash_of_type(info, size) & 127));
+        let mut at = blocks.read::<u16>(state.wrapping_add(slot)).unwrap_or(0);
+        // Later types come first in a chain.
+        for _ in 0..64 {
+            if u32::from(at) == number {
+                return true;
+            }
+            let next = table.wrapping_add(shape.ctype * u64::from(at) + 10);
+            at = blocks.read(next).unwrap_or(0);
+            if at == 0 {
+                break;
+            }
+        }
+        false
     };
-    let callback = if is_table(32) && is_table(40) { 48 } else { 40 };
-    let callbacks: u32 = blocks.read(state.wrapping_add(callback + CALLBACK_COUNT)).ok()?;
-    let size = callback + CALLBACK + HASH;
-    Some(size + shape.ctype * u64::from(types) + 2 * u64::from(callbacks))
+    let hits = |hash: u64| (1..types.len() as u32).filter(|&number| leads_to(hash, number)).count();
+    let places = (64..=1024).step_by(8).map(|hash| (hits(hash), hash));
+    places.max().filter(|(hits, _)| *hits >= ENOUGH).map(|(_, hash)| hash)
+}
+
+/// `ct_hashtype` (`lj_ctype.c`), `hashrot` (`lj_tab.h`).
+const fn hash_of_type(info: u32, size: u32) -> u32 {
+    let (mut low, mut high) = (info ^ size, size.rotate_left(14));
+    low = low.wrapping_sub(high);
+    high = high.rotate_left(5) ^ low;
+    high.wrapping_sub(low.rotate_left(13))
 }
 
 /// The buffers that traces are recorded into, and the table of traces (`lj_trace_freestate`).

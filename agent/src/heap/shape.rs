@@ -167,8 +167,8 @@ impl Shape {
             return None;
         }
         if l.g_mem_l != ABSENT || self.has_counters() {
-            // Tarantool counts in 12 words behind it, which `tmpbuf` and `strempty` follow.
-            let end = (place + self.reference).next_multiple_of(8) + 12 * 8 + 4 * self.reference;
+            // Tarantool counts in 11 words behind it, which `tmpbuf` and `strempty` follow.
+            let end = (place + self.reference).next_multiple_of(8) + 11 * 8 + 4 * self.reference;
             return (u64::from(l.g_strempty) == end).then_some(place);
         }
         let fields = [l.g_strempty, l.g_vmstate, l.g_mainthref, l.g_nilnode, l.g_str_tab];
@@ -178,7 +178,7 @@ impl Shape {
 
     /// Whether the collector's state has Tarantool's counters.
     fn has_counters(&self) -> bool {
-        u64::from(self.layout.g_strempty).saturating_sub(u64::from(self.layout.g_gc_root)) > 12 * 8 + 8 * self.reference
+        u64::from(self.layout.g_strempty).saturating_sub(u64::from(self.layout.g_gc_root)) > 11 * 8 + 8 * self.reference
     }
 
     /// Number of the opcode `KGC` of the intermediate code (`lj_ir.h`).
