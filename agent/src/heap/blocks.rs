@@ -103,6 +103,11 @@ impl<M: ReadSome> Blocks<M> {
         }
     }
 
+    /// Whether the block of `address` is kept.
+    pub fn has(&self, address: u64) -> bool {
+        self.state.borrow().places.contains_key(&(address / BLOCK))
+    }
+
     /// How many bytes were read from the target.
     pub fn bytes_read(&self) -> u64 {
         self.state.borrow().bytes

@@ -25,6 +25,15 @@ pub const UNREACHED: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u32);
 
+impl Place {
+    /// The number of the range that it is in: a block of the memory, since both have the same size.
+    pub const fn range(self) -> u32 {
+        self.0 >> PLACE_BITS
+    }
+}
+
+const _: () = assert!(RANGE == super::blocks::BLOCK);
+
 /// What there is of a set of addresses.
 #[derive(Debug)]
 pub struct Index<'a> {

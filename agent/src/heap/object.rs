@@ -78,7 +78,7 @@ impl Kind {
 }
 
 /// The most bytes of an object's beginning that anything here looks at.
-const HEADER: usize = 160;
+const HEADER: usize = 128;
 
 /// An object's beginning, as it was read.
 #[derive(Clone, Copy, Debug)]

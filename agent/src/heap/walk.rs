@@ -8,7 +8,7 @@ use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
 
 use super::biggest::Biggest;
-use super::blocks::{BLOCK, Blocks, ReadSome};
+use super::blocks::{Blocks, ReadSome};
 use super::edges::{Edge, Edges};
 use super::index::{Index, NO_PLACE, Place, UNREACHED};
 use super::labels::{Labels, Locals};
@@ -87,6 +87,60 @@ pub struct Walked<'a> {
     pub roots: Vec<Root>,
 }
 
+impl Walked<'_> {
+    /// Takes an object that is kept alive into account; [`None`] if there is none, or one of another type.
+    fn take<M: ReadSome>(
+        &mut self,
+        blocks: &Blocks<M>,
+        scales: &Scales<'_, M>,
+        shape: &Shape,
+        pending: Pending,
+        address: u64,
+    ) -> Option<(Header, Kind)> {
+        let object = Header::read(blocks, shape, address);
+        let object = object.filter(|object| pending.gct() == 0 || object.gct(shape) == Some(pending.gct()));
+        let Some((object, measured)) = object.and_then(|object| Some((object, scales.measure(&object)?))) else {
+            self.torn.references += 1;
+            // It is no object, so that no list needs to have it.
+            self.index.list(pending.place());
+            return None;
+        };
+        self.list(object.next(shape));
+        self.live[measured.kind as usize].add(measured.bytes);
+        self.paths.add(pending.path(), measured.kind, measured.bytes);
+        self.biggest.offer(measured.kind, measured.bytes, address, pending.path());
+        Some((object, measured.kind))
+    }
+
+    /// Notes that a list of objects leads to `address`.
+    fn list(&mut self, address: u64) {
+        if address != 0
+            && let Some(place) = self.index.place(address)
+        {
+            self.index.list(place);
+        }
+    }
+}
+
+/// The block that a VM begins with (`GG_State`). Its parts are no objects of their own, such as the empty string and the
+/// trace that is being recorded, but for the main thread.
+#[derive(Clone, Debug)]
+struct State {
+    main_thread: u64,
+    end: u64,
+}
+
+impl State {
+    fn of(vm: &Vm) -> Self {
+        let size = vm.first_block_size().unwrap_or(u64::from(vm.layout.g_to_bcff));
+        Self { main_thread: vm.main_thread, end: vm.main_thread.saturating_add(size) }
+    }
+
+    fn has(&self, address: u64) -> bool {
+        address > self.main_thread && address < self.end
+    }
+}
+
 /// A walk.
 pub struct Walker<'a, M> {
     vm: &'a Vm,
@@ -95,6 +149,7 @@ pub struct Walker<'a, M> {
     scales: Scales<'a, M>,
     edges: Edges<'a, M>,
     labels: &'a Labels<'a, M>,
+    state: State,
     next: Vec<Pending>,
     found: Walked<'a>,
     tick: &'a mut dyn FnMut(),
@@ -122,7 +177,19 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             roots: Vec::new(),
         };
         let (scales, edges) = (Scales::new(blocks, shape, vm.global), Edges::new(blocks, shape, vm.global));
-        Self { vm, shape, blocks, scales, edges, labels, next: Vec::new(), found, tick, looked_at: 0 }
+        Self {
+            vm,
+            shape,
+            blocks,
+            scales,
+            edges,
+            labels,
+            state: State::of(vm),
+            next: Vec::new(),
+            found,
+            tick,
+            looked_at: 0,
+        }
     }
 
     /// Walks.
@@ -189,19 +256,10 @@ impl<'a, M: ReadSome> Walker<'a, M> {
                 self.next.push(Pending::new(place, 0, path));
             }
             if root.name == "awaiting finalization" {
-                self.list(root.object);
+                self.found.list(root.object);
             }
         }
         self.found.roots = roots;
-    }
-
-    /// Notes that a list of objects leads to `address`.
-    fn list(&mut self, address: u64) {
-        if address != 0
-            && let Some(place) = self.found.index.place(address)
-        {
-            self.found.index.list(place);
-        }
     }
 
     fn tick(&mut self) {
@@ -216,10 +274,8 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         for (position, pending) in level.iter().enumerate() {
             let address = self.found.index.address(pending.place());
             if position >= prepared {
-                // How many of those that follow are in the same block.
-                let block = address / BLOCK;
-                let same = |pending: &&Pending| self.found.index.address(pending.place()) / BLOCK == block;
-                let count = level[position..].iter().take_while(same).count();
+                let range = pending.place().range();
+                let count = level[position..].iter().take_while(|other| other.place().range() == range).count();
                 if count >= WORTH_A_BLOCK {
                     self.blocks.expect_many(address);
                 }
@@ -230,47 +286,29 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         }
     }
 
-    /// Whether an address is within `GG_State`, whose parts are no objects of their own, but for the main thread.
-    fn is_of_state(&self, address: u64) -> bool {
-        let end = self.vm.first_block_size().unwrap_or(u64::from(self.vm.layout.g_to_bcff));
-        address != self.vm.main_thread
-            && (self.vm.main_thread..self.vm.main_thread.wrapping_add(end)).contains(&address)
-    }
-
     fn look_at(&mut self, pending: Pending, address: u64) {
-        let shape = self.shape;
-        if self.is_of_state(address) {
-            // The empty string, the trace that is being recorded.
-            self.found.index.list(pending.place());
-            return;
-        }
-        let object = Header::read(self.blocks, &shape, address);
-        let object = object.filter(|it| pending.gct() == 0 || it.gct(&shape) == Some(pending.gct()));
-        let Some((object, measured)) = object.and_then(|object| Some((object, self.scales.measure(&object)?))) else {
-            self.found.torn.references += 1;
-            // It is no object, so that no list needs to have it.
-            self.found.index.list(pending.place());
-            return;
-        };
-        self.list(object.next(&shape));
-        self.list(self.edges.own_list(&object));
-        self.found.live[measured.kind as usize].add(measured.bytes);
-        self.found.paths.add(pending.path(), measured.kind, measured.bytes);
-        self.found.biggest.offer(measured.kind, measured.bytes, address, pending.path());
-        if Edges::<M>::is_leaf(object.gct(&shape).unwrap_or(0)) {
-            return;
-        }
-        let locals = if measured.kind == Kind::Thread { self.labels.locals(&object) } else { Locals::new() };
-        let Self { edges, labels, found, next, .. } = self;
-        let Walked { paths, index, .. } = found;
+        let Self { blocks, scales, edges, labels, found, next, state, shape, .. } = self;
+        let Some((object, kind)) = found.take(blocks, scales, shape, pending, address) else { return };
+        found.list(edges.own_list(&object));
+        let locals = if kind == Kind::Thread { labels.locals(&object) } else { Locals::new() };
         edges.of(&object, &mut |edge: Edge| {
-            let Some(place) = index.place(edge.to) else {
+            if state.has(edge.to) {
+                return;
+            }
+            let Some(place) = found.index.place(edge.to) else {
                 found.torn.references += 1;
                 return;
             };
-            if index.meet(place, pending.place().0) {
-                let path = labels.follow(paths, pending.path(), &edge.step, &locals);
-                next.push(Pending::new(place, edge.gct, path));
+            if !found.index.meet(place, pending.place().0) {
+                return;
+            }
+            let path = labels.follow(&mut found.paths, pending.path(), &edge.step, &locals);
+            let pending = Pending::new(place, edge.gct, path);
+            // What refers to nothing can be looked at now as well as later, if it is at hand.
+            if Edges::<M>::is_leaf(edge.gct) && blocks.has(edge.to) {
+                found.take(blocks, scales, shape, pending, edge.to);
+            } else {
+                next.push(pending);
             }
         });
     }
@@ -280,8 +318,8 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         let s = self.shape;
         let l = self.vm.layout;
         let first = self.blocks.read_ref(s.gc64(), field(self.vm.global, l.g_gc_root)).unwrap_or(0);
-        self.list(first);
-        self.list(self.vm.main_thread);
+        self.found.list(first);
+        self.found.list(self.vm.main_thread);
         let table = self.blocks.read_ref(s.gc64(), field(self.vm.global, l.g_str_tab)).unwrap_or(0);
         let mask: u32 = self.blocks.read(field(self.vm.global, l.g_str_mask)).unwrap_or(0);
         let mut buffer = vec![0; 1 << 14];
@@ -293,7 +331,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             for bytes in buffer[..read].chunks_exact(s.reference as usize) {
                 let word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
                 // The lowest bit is set where a chain has strings with another hash (`lj_str.c`, since 2020).
-                self.list(word & !1);
+                self.found.list(word & !1);
             }
             if read < wanted {
                 self.found.torn.links += 1;
@@ -318,7 +356,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             }
             self.tick();
             let address = self.found.index.address(place);
-            if self.is_of_state(address) {
+            if self.state.has(address) {
                 continue;
             }
             let object = Header::read(self.blocks, &shape, address);
