@@ -10,6 +10,7 @@ pub mod code;
 pub mod consumers;
 pub mod disk;
 pub mod folded;
+pub mod heap;
 pub mod hosts;
 pub mod inlined;
 pub mod measured;

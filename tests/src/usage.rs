@@ -1,6 +1,10 @@
 //! What processes use.
 
-use anyhow::{Context as _, Result};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
 
 /// The CPU time of a process so far, its threads that have exited included, in seconds.
 ///
@@ -27,4 +31,33 @@ pub fn memory(pid: u32) -> Result<(u64, u64)> {
         value.with_context(|| format!("no {key} in the status of {pid}"))
     };
     Ok((line("VmHWM:")?, line("VmRSS:")?))
+}
+
+/// What a command has used, from its start to its end.
+#[derive(Clone, Copy, Debug)]
+pub struct Used {
+    /// CPU time in seconds.
+    pub cpu: f64,
+    /// The largest resident memory that it had, in bytes.
+    pub memory: u64,
+}
+
+/// Runs a command to its end, with what it prints in the file `output`.
+///
+/// # Errors
+/// If it cannot be run, or fails.
+pub fn used_by(command: &mut Command, output: &Path) -> Result<Used> {
+    let child = command.stdin(Stdio::null()).stdout(File::create(output)?).spawn()?;
+    let pid = libc::pid_t::try_from(child.id())?;
+    let mut status = 0;
+    // SAFETY: a zeroed rusage is a valid one.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both are places for what the kernel writes, and outlive the call; nobody else waits for this child.
+    let ended = unsafe { libc::wait4(pid, &mut status, 0, &mut usage) };
+    if ended != pid || status != 0 {
+        bail!("{command:?} has failed: status {status:#x}");
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    let memory = u64::try_from(usage.ru_maxrss)? * 1024;
+    Ok(Used { cpu: seconds(usage.ru_utime) + seconds(usage.ru_stime), memory })
 }

@@ -154,11 +154,6 @@ impl<'a> Index<'a> {
         };
         self.ranges.iter().map(|range| u64::from(words(range))).sum()
     }
-
-    /// How many objects were met.
-    pub fn len(&self) -> usize {
-        self.ranges.iter().map(|range| range.places.len()).sum()
-    }
 }
 
 fn split(place: Place) -> (usize, usize) {
@@ -179,7 +174,7 @@ mod tests {
         assert!(!index.meet(first, 8));
         assert_eq!(index.parent(first), Some(7));
         assert_eq!(index.parent(last).map(|parent| index.address(Place(parent))), Some(0x10_0000));
-        assert_eq!((index.address(last), index.len()), (0x2f_fff8, 2));
+        assert_eq!(index.address(last), 0x2f_fff8);
         // Not aligned; not writable; not mapped.
         assert_eq!([0x10_0004, 0x40_0000, 0x90_0000].map(|address| index.place(address)), [None; 3]);
         let other = place(&mut index, 0x1f_0008);

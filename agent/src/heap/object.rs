@@ -158,6 +158,8 @@ pub struct Scales<'a, M> {
     shape: Shape,
     /// Table of C types and its length.
     ctypes: (u64, u64),
+    /// No object is larger than the heap.
+    limit: u64,
     /// Sizes of the payload by type, without variable parts.
     payloads: std::cell::RefCell<AddrMap<u32, Option<u64>>>,
 }
@@ -169,7 +171,10 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         let state = blocks.read_ref(shape.gc64(), global.wrapping_add(shape.ctype_state())).unwrap_or(0);
         let table = if state == 0 { 0 } else { blocks.read(state).unwrap_or(0) };
         let count: u32 = if state == 0 { 0 } else { blocks.read(state.wrapping_add(12)).unwrap_or(0) };
-        Self { blocks, shape, ctypes: (table, count.into()), payloads: Default::default() }
+        let total = blocks.read_ref(shape.gc64(), global.wrapping_add(shape.layout.g_gc_total.into()));
+        // A heap that is not stopped may have grown since it was read.
+        let limit = total.unwrap_or(0).saturating_mul(2).max(1 << 20);
+        Self { blocks, shape, ctypes: (table, count.into()), limit, payloads: Default::default() }
     }
 
     /// What an object is and what it accounts for; [`None`] if its fields cannot be those of an object.
@@ -201,7 +206,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
             gct::UDATA => (Kind::Userdata, self.userdata(object)?),
             _ => return None,
         };
-        Some(Measured { kind, bytes })
+        (bytes <= self.limit).then_some(Measured { kind, bytes })
     }
 
     /// `lj_tab_free`: the hash part, the array part, the table itself, with which the array part may be one block.
@@ -210,6 +215,9 @@ impl<'a, M: ReadSome> Scales<'a, M> {
         let array = u64::from(object.u32(s.layout.tab_asize.into())?);
         let mask = u64::from(object.u32(s.layout.tab_hmask.into())?);
         let colocated = object.u8(s.colo())? as i8;
+        if !(mask + 1).is_power_of_two() {
+            return None;
+        }
         let nodes = if mask > 0 { NODE * (mask + 1) } else { 0 };
         let separate = if colocated <= 0 { VALUE * array } else { 0 };
         let together = VALUE * u64::from(colocated as u8 & 0x7f);

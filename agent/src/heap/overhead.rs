@@ -119,21 +119,28 @@ const fn hash_of_type(info: u32, size: u32) -> u32 {
 /// The buffers that traces are recorded into, and the table of traces (`lj_trace_freestate`).
 fn jit_compiler<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Option<u64> {
     let l = &vm.layout;
-    if l.j_trace == ABSENT || l.sizeof_snap == ABSENT {
+    if l.j_trace == ABSENT {
         return None;
     }
     let jit_state = vm.jit_state()?;
     let traces: u32 = blocks.read(field(jit_state, l.j_sizetrace)).ok()?;
     let table = field(jit_state, l.j_trace);
     let buffers = [8, 0].into_iter().find_map(|gap| JitBuffers::read(blocks, table.wrapping_sub(gap)))?;
-    let JitBuffers { code, snapshots, map } = buffers;
-    Some(8 * code + snapshots * u64::from(l.sizeof_snap) + 4 * map + shape.reference * u64::from(traces))
+    let JitBuffers { code, snapshots, map, .. } = buffers;
+    Some(
+        8 * code
+            + snapshots * buffers.snapshot_size(blocks, l.sizeof_snap)
+            + 4 * map
+            + shape.reference * u64::from(traces),
+    )
 }
 
 /// Lengths of the buffers that traces are recorded into.
 struct JitBuffers {
     code: u64,
     snapshots: u64,
+    /// Address of the snapshots.
+    snapbuf: u64,
     map: u64,
 }
 
@@ -143,9 +150,24 @@ impl JitBuffers {
     fn read<M: ReadSome>(blocks: &Blocks<M>, end: u64) -> Option<Self> {
         let number = |distance: u64| blocks.read::<u32>(end.wrapping_sub(distance)).ok().map(u64::from);
         let (top, bottom) = (number(40)?, number(36)?);
-        let found = Self { code: top.checked_sub(bottom)?, snapshots: number(28)?, map: number(8)? };
+        let snapbuf = blocks.read(end.wrapping_sub(24)).ok()?;
+        let found = Self { code: top.checked_sub(bottom)?, snapshots: number(28)?, snapbuf, map: number(8)? };
         // References to intermediate code have 16 bits; traces have 500 snapshots at most, unless told otherwise.
         (top <= 1 << 17 && found.snapshots < 1 << 17 && found.map < 1 << 24).then_some(found)
+    }
+}
+
+impl JitBuffers {
+    /// Size of a snapshot. Where the layout does not say it, since no trace was completed yet, the first snapshot does:
+    /// it refers to an instruction, that is to a number from `REF_BIAS` on, behind the offset of 16 or 32 bits of its
+    /// slots in their map.
+    fn snapshot_size<M: ReadSome>(&self, blocks: &Blocks<M>, decided: u16) -> u64 {
+        const REF_BIAS: u16 = 0x8000;
+        if decided != ABSENT {
+            return decided.into();
+        }
+        let [_, second, third]: [u16; 3] = blocks.read(self.snapbuf).unwrap_or_default();
+        if second >= REF_BIAS && third < REF_BIAS { 8 } else { 12 }
     }
 }
 
