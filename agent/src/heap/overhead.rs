@@ -1,6 +1,6 @@
 //! What `gc.total` counts besides objects: the blocks that belong to the VM itself.
 
-use lj_trace_common::layout::ABSENT;
+use lj_trace_common::layout::{ABSENT, BytecodeSet};
 use lj_trace_common::memory::ReadMemory;
 use serde::{Deserialize, Serialize};
 
@@ -155,6 +155,21 @@ impl JitBuffers {
         // References to intermediate code have 16 bits; traces have 500 snapshots at most, unless told otherwise.
         (top <= 1 << 17 && found.snapshots < 1 << 17 && found.map < 1 << 24).then_some(found)
     }
+}
+
+/// 64-bit constants of traces, which 2.0 keeps in a list of blocks (`J->k64`, `lj_ir.c`).
+fn old_constants<M: ReadSome>(blocks: &Blocks<M>, table: u64) -> u64 {
+    /// `K64Array`: next, number, 16 constants.
+    const BLOCK: u64 = 8 + 16 * 8;
+    /// From the list to the table of traces: itself, `ksimd`, and the buffers.
+    const DISTANCE: u64 = 4 + 5 * 8 + 48;
+    let mut at = blocks.read::<u32>(table.wrapping_sub(DISTANCE)).unwrap_or(0);
+    let mut count = 0;
+    while at != 0 && count < 1 << 16 {
+        count += 1;
+        at = blocks.read(at.into()).unwrap_or(0);
+    }
+    count * BLOCK
 }
 
 impl JitBuffers {
