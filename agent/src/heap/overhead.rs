@@ -127,12 +127,9 @@ fn jit_compiler<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Opti
     let table = field(jit_state, l.j_trace);
     let buffers = [8, 0].into_iter().find_map(|gap| JitBuffers::read(blocks, table.wrapping_sub(gap)))?;
     let JitBuffers { code, snapshots, map, .. } = buffers;
-    Some(
-        8 * code
-            + snapshots * buffers.snapshot_size(blocks, l.sizeof_snap)
-            + 4 * map
-            + shape.reference * u64::from(traces),
-    )
+    let snapshots = snapshots * buffers.snapshot_size(blocks, l.sizeof_snap);
+    let constants = if l.bytecode_set == BytecodeSet::V20 as u16 { old_constants(blocks, table) } else { 0 };
+    Some(8 * code + snapshots + 4 * map + constants + shape.reference * u64::from(traces))
 }
 
 /// Lengths of the buffers that traces are recorded into.
