@@ -49,6 +49,9 @@ fn the_line_that_leaks() -> Result<()> {
     // The note and its text; the garbage that is not collected yet is less.
     let first = held.lines().nth(2).context("no line holds anything")?;
     ensure!(first.contains("stories/leak.lua:27"), "{first} in\n{text}");
+    // Most of the heap are these notes, in one list.
+    let heap = std::fs::read_to_string(teller.file("heap.txt"))?;
+    ensure!(heap.contains("main coroutine") && heap.contains("[*]"), "{heap}");
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! `lj-trace heap`: what is in a process' Lua heap, and what keeps it alive.
 
+use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use clap::Args;
 use super::exit::{CommandError, ExitCode};
 use super::record::parse_duration;
 use crate::heap::diff::Diff;
+use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;
 use crate::heap::{Options, PauseError, Snapshot, Target, file, picture, take};
 use crate::target::Process;
@@ -26,7 +28,8 @@ pub struct HeapArgs {
     pub file: Option<PathBuf>,
 
     /// Stop the process while its heap is read, for this long at most
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "10s", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, requires = "pid")]
+    #[arg(default_missing_value = "10s", value_parser = parse_duration)]
     pub pause: Option<Duration>,
 
     /// Show so many of the biggest strings and tables
@@ -86,18 +89,40 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if let Some(old) = old {
         return super::print(&Diff::new(&old, &snapshot), args.json);
     }
-    if args.json || args.output.is_empty() {
-        super::print(&snapshot, args.json)?;
-    }
-    if !args.json {
-        for kind in args.path_to.iter().filter_map(|target| match target {
-            Target::Kind(kind) => Some(*kind),
-            Target::Address(_) => None,
-        }) {
-            print!("{}", HeldOfType { snapshot: &snapshot, kind, limit: args.top.max(1) });
-        }
+    let shown = Shown { snapshot: &snapshot, kinds: kinds(&args.path_to), limit: args.top.max(1) };
+    if args.json || args.output.is_empty() || !shown.kinds.is_empty() {
+        super::print(&shown, args.json)?;
     }
     Ok(())
+}
+
+fn kinds(targets: &[Target]) -> Vec<Kind> {
+    let kind = |target: &Target| match target {
+        Target::Kind(kind) => Some(*kind),
+        Target::Address(_) => None,
+    };
+    targets.iter().filter_map(kind).collect()
+}
+
+/// A snapshot, followed by what holds the objects of the types that were asked about.
+struct Shown<'a> {
+    snapshot: &'a Snapshot,
+    kinds: Vec<Kind>,
+    limit: usize,
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.snapshot.fmt(f)?;
+        let held = |&kind| HeldOfType { snapshot: self.snapshot, kind, limit: self.limit };
+        self.kinds.iter().map(held).try_for_each(|held| held.fmt(f))
+    }
+}
+
+impl serde::Serialize for Shown<'_> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.snapshot.serialize(serializer)
+    }
 }
 
 fn snapshot(pid: u32, args: &HeapArgs) -> Result<Snapshot, CommandError> {

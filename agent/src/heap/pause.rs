@@ -46,14 +46,22 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// A process whose threads stand still. They go on when this is dropped, or lj-trace ends.
 #[derive(Debug)]
 pub struct Paused {
-    threads: Vec<libc::pid_t>,
+    threads: Vec<Thread>,
     since: Instant,
 }
 
-fn ptrace(request: libc::c_uint, tid: libc::pid_t) -> io::Result<()> {
+/// A thread that is traced.
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    tid: libc::pid_t,
+    /// The signal that it was about to receive when it stopped; 0 if there was none. It receives it when it goes on.
+    signal: libc::c_int,
+}
+
+fn ptrace(request: libc::c_uint, tid: libc::pid_t, data: libc::c_int) -> io::Result<()> {
     let nothing = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: these requests take no address and no data that the kernel would read or write.
-    let outcome = unsafe { libc::ptrace(request, tid, nothing, nothing) };
+    // SAFETY: these requests take no address, and a number as their data: the kernel reads and writes no memory of ours.
+    let outcome = unsafe { libc::ptrace(request, tid, nothing, data as usize as *mut libc::c_void) };
     if outcome == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -69,19 +77,19 @@ impl Paused {
         loop {
             let mut found_more = false;
             for tid in process.threads()? {
-                let Ok(thread) = libc::pid_t::try_from(tid) else { continue };
-                if paused.threads.contains(&thread) {
+                let Ok(tid) = libc::pid_t::try_from(tid) else { continue };
+                if paused.threads.iter().any(|thread| thread.tid == tid) {
                     continue;
                 }
-                match ptrace(libc::PTRACE_SEIZE, thread) {
-                    Ok(()) => paused.threads.push(thread),
+                match ptrace(libc::PTRACE_SEIZE, tid, 0) {
+                    Ok(()) => paused.threads.push(Thread { tid, signal: 0 }),
                     // It has ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
                     Err(source) => return Err(PauseError::Refused { pid, source }),
                 }
                 found_more = true;
-                if ptrace(libc::PTRACE_INTERRUPT, thread).is_ok() {
-                    paused.wait(pid, thread)?;
+                if ptrace(libc::PTRACE_INTERRUPT, tid, 0).is_ok() {
+                    paused.wait(pid, tid)?;
                 }
             }
             if !found_more {
@@ -91,24 +99,25 @@ impl Paused {
     }
 
     /// Waits until a thread has stopped, or ended.
-    fn wait(&mut self, pid: u32, thread: libc::pid_t) -> Result<(), PauseError> {
+    fn wait(&mut self, pid: u32, tid: libc::pid_t) -> Result<(), PauseError> {
         let start = Instant::now();
         loop {
             let mut status = 0;
             // SAFETY: `status` is a place for the status, and outlives the call.
-            let changed = unsafe { libc::waitpid(thread, &mut status, libc::__WALL | libc::WNOHANG) };
-            if changed == thread {
-                if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) {
-                    self.threads.retain(|&other| other != thread);
-                }
+            let changed = unsafe { libc::waitpid(tid, &mut status, libc::__WALL | libc::WNOHANG) };
+            if changed == tid && libc::WIFSTOPPED(status) {
+                // Without an event (`PTRACE_EVENT_STOP`), it has stopped because of a signal that it has not got yet.
+                let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
+                let thread = self.threads.iter_mut().find(|thread| thread.tid == tid);
+                thread.into_iter().for_each(|thread| thread.signal = signal);
                 return Ok(());
             }
-            if changed == -1 {
-                self.threads.retain(|&other| other != thread);
+            if changed != 0 {
+                self.threads.retain(|thread| thread.tid != tid);
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
-                return Err(PauseError::DoesNotStop { pid, tid: thread.cast_unsigned(), patience: PATIENCE });
+                return Err(PauseError::DoesNotStop { pid, tid: tid.cast_unsigned(), patience: PATIENCE });
             }
             std::thread::sleep(Duration::from_micros(50));
         }
@@ -129,7 +138,7 @@ impl Paused {
         for thread in self.threads.drain(..) {
             // A thread that was killed meanwhile is not there any more. One that has not stopped yet cannot be detached
             // from: that happens when this thread ends.
-            let _ = ptrace(libc::PTRACE_DETACH, thread);
+            let _ = ptrace(libc::PTRACE_DETACH, thread.tid, thread.signal);
         }
     }
 }
@@ -165,6 +174,31 @@ mod tests {
             }
             // Where ptrace is not permitted, that is said.
             Err(error) => assert!(error.to_string().contains("cannot stop process"), "{error}"),
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn no_signal_is_lost() {
+        // It counts signals, and says how many when it has all of them.
+        let script = "count=0; trap 'count=$((count+1)); echo $count' USR1; echo ready; while :; do sleep 0.01; done";
+        let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        let process = Process::open(child.id()).unwrap();
+        for count in 1..=20 {
+            let kill = || Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap();
+            // Sent before, or while it stands still.
+            if count % 2 == 0 {
+                assert!(kill().success());
+            }
+            let Ok(paused) = Paused::new(&process) else { break };
+            if count % 2 == 1 {
+                assert!(kill().success());
+            }
+            paused.resume();
+            assert_eq!(lines.next().unwrap().unwrap(), count.to_string());
         }
         child.kill().unwrap();
         child.wait().unwrap();

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::object::Kind;
-use super::snapshot::{Big, Heap, Snapshot};
+use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
 use crate::dump::text::bytes;
 use crate::report::frame::printable;
@@ -17,7 +17,7 @@ const MOST_LINES: usize = 30;
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "process {} ({}): RSS {}, {}", self.pid, printable(&self.command), bytes(self.rss), self.how())?;
-        self.vms.iter().try_for_each(|heap| write_heap(f, heap, self.paused.is_some()))
+        self.vms.iter().try_for_each(|heap| write_heap(f, heap, self))
     }
 }
 
@@ -37,11 +37,16 @@ fn time(milliseconds: f64) -> String {
     if milliseconds < 1000.0 { format!("{milliseconds:.1} ms") } else { format!("{:.2} s", milliseconds / 1000.0) }
 }
 
-fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fmt::Result {
+fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, snapshot: &Snapshot) -> fmt::Result {
     writeln!(f, "\nVM {}: {}", heap.address, heap.description)?;
     write_types(f, heap)?;
-    write_motion(f, heap, was_paused)?;
-    write_asked(f, heap)?;
+    write_motion(f, heap, snapshot.paused.is_some() && !snapshot.went_on)?;
+    // What another VM has is nothing to say about this one.
+    let elsewhere = |asked: &Asked| {
+        let others = snapshot.vms.iter().flat_map(|heap| &heap.asked);
+        asked.kind.is_none() && others.filter(|other| other.address == asked.address).any(|other| other.kind.is_some())
+    };
+    heap.asked.iter().filter(|asked| !elsewhere(asked)).try_for_each(|asked| write_asked(f, asked))?;
     write_paths(f, heap)?;
     write_big(f, "Biggest tables", &heap.tables, heap.total_after)?;
     write_big(f, "Biggest strings", &heap.strings, heap.total_after)
@@ -92,25 +97,17 @@ fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fm
         return Ok(());
     }
     let grown = heap.total_after.cast_signed() - heap.total.cast_signed();
-    writeln!(
-        f,
-        "The heap {} while it was read: gc.total by {grown:+} bytes; {} references and {} links led to no object (any \
-         more), {} objects were on no list (yet).{}",
-        if was_paused { "was changing" } else { "moved" },
-        torn.references,
-        torn.links,
-        torn.unlisted,
-        if was_paused { "" } else { " With --pause it stands still." },
-    )
+    let how = if was_paused { "was stopped in the middle of a change" } else { "moved while it was read" };
+    write!(f, "The heap {how}: gc.total by {grown:+} bytes; ")?;
+    write!(f, "{} references and {} links led to no object (any more), ", torn.references, torn.links)?;
+    writeln!(f, "{} objects were on no list (yet).", torn.unlisted)?;
+    if was_paused { Ok(()) } else { writeln!(f, "With --pause it stands still.") }
 }
 
-fn write_asked(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
-    for asked in &heap.asked {
-        let kind = asked.kind.map_or("object", Kind::name);
-        writeln!(f, "\n{kind} {} ({}) {}", asked.address, bytes(asked.bytes), printable(&asked.preview))?;
-        writeln!(f, "  {}", printable(&asked.path))?;
-    }
-    Ok(())
+fn write_asked(f: &mut fmt::Formatter<'_>, asked: &Asked) -> fmt::Result {
+    let kind = asked.kind.map_or("object", Kind::name);
+    writeln!(f, "\n{kind} {} ({}) {}", asked.address, bytes(asked.bytes), printable(&asked.preview))?;
+    writeln!(f, "  {}", printable(&asked.path))
 }
 
 fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! Which line leaks: a server that keeps a note of every session that fails.
+//! Which line leaks, and what keeps it: a server that keeps a note of every session that fails.
 
 use anyhow::{Context as _, Result};
 
@@ -6,7 +6,7 @@ use super::Teller;
 use crate::programs::{LUAJIT, Program};
 use crate::workload::Workload;
 
-/// Tells it. Leaves `leak.txt` and `leak.svg`.
+/// Tells it. Leaves `leak.txt`, `leak.svg` and `heap.txt`.
 ///
 /// # Errors
 /// If something in it fails.
@@ -21,5 +21,8 @@ pub fn leak(teller: &Teller) -> Result<Option<()>> {
     ))?;
     teller.read("leak.txt")?;
     teller.show(&["leak.svg"]);
+    teller.say("And what is there of it by now, and what keeps it alive?");
+    teller.run(&format!("heap --pid {pid} --pause --top 1 -o heap.txt"))?;
+    teller.read("heap.txt")?;
     Ok(Some(()))
 }
