@@ -142,11 +142,11 @@ fn it_and_the_memory_profile_point_at_the_same_leak() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
-    let mut workload = Workload::start(&program, LEAK, &["1.5", "off"])?;
+    let mut workload = Workload::start(&program, LEAK, &["1", "off"])?;
     let pid = workload.pid().to_string();
     let (before, after, profile) = (path("before.heap.gz"), path("after.heap.gz"), path("leak.txt"));
     run(["heap", "--pid", &pid, "--output", &before])?.expect(0, &[]);
-    let arguments = ["--pid", &pid, "--mode", "memprof", "--weight", "held", "--output", &profile];
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--weight", "held", "--no-limit", "--output", &profile];
     let mut tracer = Tracer::start(arguments)?;
     tracer.wait_until_attached()?;
     workload.go()?;

@@ -9,6 +9,7 @@
 
 pub mod biggest;
 pub mod blocks;
+pub mod decide;
 pub mod diff;
 pub mod edges;
 pub mod file;
@@ -111,6 +112,7 @@ fn heap(
 ) -> Heap {
     let memory = process.memory();
     let total = || memory.read_ref(vm.layout.is_gc64(), field(vm.global, vm.layout.g_gc_total)).unwrap_or(0);
+    let vm = &decide::completed(blocks, vm);
     let shape = Shape::new(vm.layout);
     let before = total();
     let status = VmStatus::read(&memory, vm).ok();

@@ -126,8 +126,9 @@ fn jit_compiler<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Opti
     let traces: u32 = blocks.read(field(jit_state, l.j_sizetrace)).ok()?;
     let table = field(jit_state, l.j_trace);
     let buffers = [8, 0].into_iter().find_map(|gap| JitBuffers::read(blocks, table.wrapping_sub(gap)))?;
-    let JitBuffers { code, snapshots, map, .. } = buffers;
-    let snapshots = snapshots * buffers.snapshot_size(blocks, l.sizeof_snap);
+    let JitBuffers { code, snapshots, map } = buffers;
+    // Where it is not known, nothing was recorded yet.
+    let snapshots = if l.sizeof_snap == ABSENT { 0 } else { snapshots * u64::from(l.sizeof_snap) };
     let constants = if l.bytecode_set == BytecodeSet::V20 as u16 { old_constants(blocks, table) } else { 0 };
     Some(8 * code + snapshots + 4 * map + constants + shape.reference * u64::from(traces))
 }
@@ -136,8 +137,6 @@ fn jit_compiler<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, shape: &Shape) -> Opti
 struct JitBuffers {
     code: u64,
     snapshots: u64,
-    /// Address of the snapshots.
-    snapbuf: u64,
     map: u64,
 }
 
@@ -147,8 +146,7 @@ impl JitBuffers {
     fn read<M: ReadSome>(blocks: &Blocks<M>, end: u64) -> Option<Self> {
         let number = |distance: u64| blocks.read::<u32>(end.wrapping_sub(distance)).ok().map(u64::from);
         let (top, bottom) = (number(40)?, number(36)?);
-        let snapbuf = blocks.read(end.wrapping_sub(24)).ok()?;
-        let found = Self { code: top.checked_sub(bottom)?, snapshots: number(28)?, snapbuf, map: number(8)? };
+        let found = Self { code: top.checked_sub(bottom)?, snapshots: number(28)?, map: number(8)? };
         // References to intermediate code have 16 bits; traces have 500 snapshots at most, unless told otherwise.
         (top <= 1 << 17 && found.snapshots < 1 << 17 && found.map < 1 << 24).then_some(found)
     }
@@ -167,20 +165,6 @@ fn old_constants<M: ReadSome>(blocks: &Blocks<M>, table: u64) -> u64 {
         at = blocks.read(at.into()).unwrap_or(0);
     }
     count * BLOCK
-}
-
-impl JitBuffers {
-    /// Size of a snapshot. Where the layout does not say it, since no trace was completed yet, the first snapshot does:
-    /// it refers to an instruction, that is to a number from `REF_BIAS` on, behind the offset of 16 or 32 bits of its
-    /// slots in their map.
-    fn snapshot_size<M: ReadSome>(&self, blocks: &Blocks<M>, decided: u16) -> u64 {
-        const REF_BIAS: u16 = 0x8000;
-        if decided != ABSENT {
-            return decided.into();
-        }
-        let [_, second, third]: [u16; 3] = blocks.read(self.snapbuf).unwrap_or_default();
-        if second >= REF_BIAS && third < REF_BIAS { 8 } else { 12 }
-    }
 }
 
 /// Upper halves of light userdata (`lj_lightud_intern`).

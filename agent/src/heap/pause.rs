@@ -151,6 +151,7 @@ impl Drop for Paused {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufRead as _;
     use std::process::{Command, Stdio};
 
     use super::*;
@@ -184,7 +185,7 @@ mod tests {
         // It counts signals, and says how many when it has all of them.
         let script = "count=0; trap 'count=$((count+1)); echo $count' USR1; echo ready; while :; do sleep 0.01; done";
         let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+        let mut lines = io::BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
         let process = Process::open(child.id()).unwrap();
         for count in 1..=20 {
