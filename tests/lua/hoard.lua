@@ -2,7 +2,7 @@
 --
 --   hoard.lua TABLES
 --
--- It prints `ready`. Then it makes so many tables, forgets them all, and begins again, until it is ended.
+-- It prints `ready`. Then it makes so many tables, prints `round`, forgets them all, and begins again, until it is ended.
 
 local count = tonumber(arg[1])
 jit.off()
@@ -12,4 +12,6 @@ io.stdout:flush()
 while true do
   local all = {}
   for i = 1, count do all[i] = { i } end
+  io.stdout:write("round\n")
+  io.stdout:flush()
 end

@@ -12,10 +12,11 @@ use crate::tracer::binary;
 /// How long it may take to boot: two seconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 const INIT: &str = "/lib/systemd/systemd";
-/// Its files are in memory: it would empty this machine's /tmp, and leave state in /var/lib. Control groups are those
+/// Its files are in memory: it would empty this machine's /tmp, and leave state in /var/lib
+/// and its journal in /var/log. Control groups are those
 /// that count memory here: of version 2, or of version 1, each of whose controllers has a hierarchy of its own.
 const BOOT: &str =
-    "mount --make-rprivate / && for folder in /tmp /run /var/lib; do mount -t tmpfs none $folder || exit; done
+    "mount --make-rprivate / && for folder in /tmp /run /var/lib /var/log; do mount -t tmpfs none $folder || exit; done
     if cut -f 1,2 /proc/cgroups | grep -q '^memory[[:space:]]0$'; then mount -t cgroup2 none /sys/fs/cgroup || exit; else
         mount -t tmpfs none /sys/fs/cgroup || exit
         for controller in cpu cpuacct memory name=systemd; do

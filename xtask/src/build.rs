@@ -1,12 +1,13 @@
 //! `cargo xtask build`: the BPF programs, then the agent with them inside.
 
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
 use crate::paths;
 use crate::run::run;
-use crate::toolchain::{BpfToolchain, host_cargo};
+use crate::toolchain::{BpfToolchain, HOST, host_cargo, static_cargo};
 
 /// Options of `cargo xtask build`.
 #[derive(clap::Args)]
@@ -16,17 +17,29 @@ pub struct Options {
     pub debug: bool,
 }
 
-/// Builds lj-trace and gives the binary's path. What setup installs must be there.
+/// Builds lj-trace and gives the binary's path: one that needs no shared library, if it is optimized and the C library
+/// allows it. What setup installs must be there.
 pub fn build(options: &Options) -> Result<PathBuf> {
     let object = build_bpf()?;
-    let mut cargo = host_cargo("build")?;
-    cargo.args(["--package", "lj-trace", "--bin", "lj-trace"]).env("LJ_TRACE_BPF_OBJECT", object);
-    if !options.debug {
-        cargo.arg("--release");
+    let program = ["--package", "lj-trace", "--bin", "lj-trace"];
+    let built = |profile: &str| paths::target().join(profile).join("lj-trace");
+    if options.debug {
+        run(host_cargo("build")?.args(program).env("LJ_TRACE_BPF_OBJECT", object))?;
+        return Ok(built("debug"));
     }
-    run(&mut cargo)?;
-    let profile = if options.debug { "debug" } else { "release" };
-    Ok(paths::target().join(profile).join("lj-trace"))
+    let binary = built("release");
+    match static_cargo("build")? {
+        Some(mut cargo) => {
+            run(cargo.args(program).arg("--release").env("LJ_TRACE_BPF_OBJECT", object))?;
+            // Where everybody looks for it. A new file: the old one may be running.
+            let new = binary.with_extension("new");
+            fs::create_dir_all(paths::target().join("release"))?;
+            fs::copy(built(&format!("{HOST}/release")), &new)?;
+            fs::rename(new, &binary)?;
+        }
+        None => run(host_cargo("build")?.args(program).arg("--release").env("LJ_TRACE_BPF_OBJECT", object))?,
+    }
+    Ok(binary)
 }
 
 /// Builds the BPF programs, always optimized as the kernel's verifier wants them, and gives the object's path.

@@ -5,6 +5,7 @@ mod bench;
 mod build;
 mod consumers;
 mod demo;
+mod dist;
 mod layouts;
 mod lupa;
 mod matrix;
@@ -38,6 +39,8 @@ enum Task {
     Build(build::Options),
     /// Profile a real LuaJIT program and show where the flame graph is
     Demo(demo::Options),
+    /// Make target/dist/lj-trace_VERSION_amd64.deb and a tarball, which run on Debian 11, Ubuntu 20.04, and later
+    Dist(dist::Options),
     /// Tell the stories of docs/guide.md, on real programs
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::setup_for_tests(),
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
+        Task::Dist(options) => dist::dist(&options),
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
         Task::Soak(options) => soak::soak(&options),

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
-use crate::{build, consumers, programs, setup, variants};
+use crate::{build, consumers, dist, programs, setup, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -36,6 +36,9 @@ pub fn test(options: &Options) -> Result<()> {
         steps.check("lints", || run(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])));
         steps.check("lints of the BPF programs", check_bpf);
         steps.check("documentation", || run(host_cargo("doc")?.arg("--no-deps").env("RUSTDOCFLAGS", "-Dwarnings")));
+    }
+    if options.filter.is_none() && options.package.is_none() {
+        steps.check("packages", || dist::check(&binary));
     }
     let wanted = |package: &&str| options.package.as_ref().is_none_or(|only| only == package);
     let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();

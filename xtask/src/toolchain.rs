@@ -40,6 +40,29 @@ pub fn host_cargo(subcommand: &str) -> Result<Command> {
     Ok(command)
 }
 
+/// The host, as cargo names it: only with it does a static binary not make static procedural macros, which are none.
+pub const HOST: &str = "x86_64-unknown-linux-gnu";
+
+/// A `cargo SUBCOMMAND` for a binary that needs no shared library, and so runs with any libc; [`None`] where the C
+/// library cannot be linked statically.
+///
+/// # Errors
+/// As [`host_cargo`].
+pub fn static_cargo(subcommand: &str) -> Result<Option<Command>> {
+    // It prints a path if there is such a file.
+    let library = output(Command::new("cc").arg("-print-file-name=libc.a")).unwrap_or_default();
+    if !Path::new(library.trim()).is_absolute() || env::consts::ARCH != "x86_64" {
+        return Ok(None);
+    }
+    let mut command = host_cargo(subcommand)?;
+    let set = |(key, value): (&std::ffi::OsStr, Option<&std::ffi::OsStr>)| {
+        (key == "RUSTFLAGS").then(|| value.unwrap_or_default().to_string_lossy().into_owned())
+    };
+    let flags = command.get_envs().find_map(set).or_else(|| env::var("RUSTFLAGS").ok()).unwrap_or_default();
+    command.args(["--target", HOST]).env("RUSTFLAGS", format!("{flags} -Ctarget-feature=+crt-static").trim_start());
+    Ok(Some(command))
+}
+
 /// What compiles the BPF programs: a compiler with the sources of its `core` library, and bpf-linker.
 pub struct BpfToolchain {
     /// The compiler.

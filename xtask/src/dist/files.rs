@@ -1,0 +1,104 @@
+//! The files of a package, where they belong.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::paths;
+use crate::run::{output, run_quietly};
+
+/// Where each shell looks for completions.
+const COMPLETIONS: [(&str, &str); 3] = [
+    ("bash", "usr/share/bash-completion/completions/lj-trace"),
+    ("zsh", "usr/share/zsh/vendor-completions/_lj-trace"),
+    ("fish", "usr/share/fish/vendor_completions.d/lj-trace.fish"),
+];
+
+/// Texts that go along.
+const TEXTS: [&str; 5] = ["README.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE", "docs/guide.md"];
+
+/// A folder that looks like the root of a system with nothing but lj-trace in it.
+pub struct Stage(PathBuf);
+
+impl Stage {
+    /// Fills it.
+    pub fn fill(binary: &Path, version: &str) -> Result<Self> {
+        let stage = Self(paths::target().join("dist/stage"));
+        if stage.0.exists() {
+            fs::remove_dir_all(&stage.0)?;
+        }
+        let program = stage.file("usr/bin/lj-trace")?;
+        // Symbols stay: they name the functions where something panics. What lines they have does not matter to users.
+        run_quietly(Command::new("objcopy").arg("--strip-debug").arg(binary).arg(&program))?;
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+        let pages = stage.file("usr/share/man/man1/lj-trace.1")?;
+        let pages = pages.parent().unwrap_or(&pages);
+        run_quietly(Command::new(binary).arg("man").arg(pages))?;
+        let pages: Vec<PathBuf> = fs::read_dir(pages)?.flatten().map(|page| page.path()).collect();
+        run_quietly(Command::new("gzip").args(["-9", "-n", "-f"]).args(&pages))?;
+        for (shell, place) in COMPLETIONS {
+            fs::write(stage.file(place)?, output(Command::new(binary).args(["completions", shell]))?)?;
+        }
+        fs::copy(
+            paths::root().join("packaging/systemd/lj-trace@.service"),
+            stage.file("usr/lib/systemd/system/lj-trace@.service")?,
+        )?;
+        for text in TEXTS {
+            let name = Path::new(text).file_name().unwrap_or_default();
+            let place = stage.file("usr/share/doc/lj-trace")?.join(name);
+            fs::create_dir_all(place.parent().unwrap_or(&place))?;
+            fs::copy(paths::root().join(text), place)?;
+        }
+        let copyright = fs::read_to_string(paths::root().join("LICENSE-MIT"))?;
+        let copyright = format!("lj-trace is under MIT or Apache-2.0, as you like.\n\n{copyright}");
+        fs::write(stage.file("usr/share/doc/lj-trace/copyright")?, copyright)?;
+        let size: u64 = [&program].iter().map(|file| fs::metadata(file).map_or(0, |data| data.len())).sum();
+        fs::write(stage.file("DEBIAN/control")?, control(version, size / 1024 + 1))?;
+        Ok(stage)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A file in it, whose folder is there.
+    fn file(&self, place: &str) -> Result<PathBuf> {
+        let file = self.0.join(place);
+        fs::create_dir_all(file.parent().unwrap_or(&file))?;
+        Ok(file)
+    }
+}
+
+/// What the package says of itself (deb-control(5)).
+fn control(version: &str, kilobytes: u64) -> String {
+    format!(
+        "Package: lj-trace\n\
+         Version: {version}\n\
+         Architecture: amd64\n\
+         Maintainer: The lj-trace developers <lj-trace@localhost>\n\
+         Installed-Size: {kilobytes}\n\
+         Section: devel\n\
+         Priority: optional\n\
+         Description: profiler that attaches to running LuaJIT programs\n \
+         Shows where the CPU time of a running LuaJIT program goes and what allocates\n \
+         its memory: from outside, by eBPF, without a rebuild or a restart. Writes\n \
+         Tarantool's sysprof and memprof streams, flame graphs, and profiles for pprof,\n \
+         speedscope and the Firefox profiler.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_file_has_a_line_for_each_field() {
+        let text = control("1.2.3", 7);
+        assert!(text.contains("\nVersion: 1.2.3\n") && text.contains("\nInstalled-Size: 7\n"));
+        // The lines that go on begin with a space, all others with a field's name.
+        assert!(text.lines().all(|line| line.starts_with(' ') || line.contains(": ")), "{text}");
+    }
+}

@@ -1,0 +1,100 @@
+//! `cargo xtask dist`: what is handed out, a `.deb` and a tarball, of the binary that runs on any Linux of these years.
+
+mod clean_root;
+mod files;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::run::{output, run_quietly};
+use crate::{build, paths, setup};
+use clean_root::CleanRoot;
+use files::Stage;
+
+/// Options of `cargo xtask dist`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Install and run the package in a clean root of this release too, made by debootstrap: bullseye, bookworm, focal
+    #[arg(long, value_name = "RELEASE")]
+    check: Option<String>,
+}
+
+/// What was made.
+pub struct Packages {
+    /// For Debian and its relatives.
+    pub deb: PathBuf,
+    /// For all others.
+    pub tarball: PathBuf,
+}
+
+/// Builds, and packs.
+pub fn dist(options: &Options) -> Result<()> {
+    setup::setup()?;
+    let binary = build::build(&build::Options { debug: false })?;
+    let packages = pack(&binary)?;
+    println!("{}\n{}", packages.deb.display(), packages.tarball.display());
+    if let Some(release) = &options.check {
+        CleanRoot::make(release, &paths::cache().join(format!("root-{release}")), None)?.check(&packages)?;
+        println!("ok: both are installed and run in a clean {release}");
+    }
+    Ok(())
+}
+
+/// The step of `cargo xtask test`: packs the binary, and tries the packages where that takes seconds.
+pub fn check(binary: &Path) -> Result<()> {
+    if paths::find_command("dpkg-deb").is_none() {
+        println!("NOT RUN: packages: this system has no dpkg-deb");
+        return Ok(());
+    }
+    if let Err(error) = expect_static(binary) {
+        println!("NOT RUN: packages: {error:#}");
+        return Ok(());
+    }
+    let packages = pack(binary)?;
+    match CleanRoot::of_tests()? {
+        Some(root) => root.check(&packages),
+        None => Ok(()),
+    }
+}
+
+/// Packs a binary.
+fn pack(binary: &Path) -> Result<Packages> {
+    expect_static(binary)?;
+    let version = version(binary)?;
+    let folder = paths::target().join("dist");
+    std::fs::create_dir_all(&folder)?;
+    let stage = Stage::fill(binary, &version)?;
+    let deb = folder.join(format!("lj-trace_{version}_amd64.deb"));
+    run_quietly(Command::new("dpkg-deb").args(["--root-owner-group", "-Zxz", "--build"]).arg(stage.path()).arg(&deb))?;
+    let name = format!("lj-trace-{version}-x86_64-linux");
+    let tarball = folder.join(format!("{name}.tar.gz"));
+    let mut tar = Command::new("tar");
+    tar.args(["--owner=0", "--group=0", "--numeric-owner", "--exclude=./DEBIAN", "--sort=name", "-czf"]).arg(&tarball);
+    // `lj-trace-1.2.3-x86_64-linux/usr/bin/lj-trace` becomes `.../bin/lj-trace`.
+    tar.arg(format!("--transform=s,^\\./usr,{name},;s,^\\.,{name},")).arg("-C").arg(stage.path()).arg(".");
+    run_quietly(&mut tar)?;
+    Ok(Packages { deb, tarball })
+}
+
+/// `0.1.0`, as the binary itself says.
+fn version(binary: &Path) -> Result<String> {
+    let said = output(Command::new(binary).arg("--version"))?;
+    let version = said.trim().strip_prefix("lj-trace ").with_context(|| format!("lj-trace says {said:?}"))?;
+    Ok(version.to_owned())
+}
+
+/// A binary that needs no library runs wherever the kernel does: glibc's symbols of this machine may be newer than those
+/// of Debian 11 and Ubuntu 20.04 (2.31).
+fn expect_static(binary: &Path) -> Result<()> {
+    let headers = output(Command::new("readelf").args(["--program-headers", "--dynamic", "--wide"]).arg(binary))?;
+    if headers.contains("INTERP") || headers.contains("(NEEDED)") {
+        bail!(
+            "{} needs shared libraries: install glibc's static library (Debian: libc6-dev, Fedora: glibc-static), and \
+             build again",
+            binary.display()
+        );
+    }
+    Ok(())
+}
