@@ -86,10 +86,9 @@ fn a_job_that_is_stopped_leaves_complete_files() -> Result<()> {
 
 /// A program that allocates as fast as it can, and a memory profile of it, with memory held by whom as a report. Gives
 /// the unit's name.
-fn record_hoard(systemd: &Systemd, options: &str) -> Result<String> {
-    let start_hoard = "systemd-run --unit=hoard --property=WorkingDirectory=/run/test \
-                       sh -c 'exec luajit hoard.lua 1000000 > rounds'";
-    systemd.run(start_hoard)?;
+fn record_hoard(systemd: &Systemd, tables: u32, options: &str) -> Result<String> {
+    let hoard = format!("sh -c 'exec luajit hoard.lua {tables} > rounds'");
+    systemd.run(&format!("systemd-run --unit=hoard --property=WorkingDirectory=/run/test {hoard}"))?;
     let pid = show(systemd, "hoard", "MainPID")?;
     start(systemd, &format!("--pid {pid} --mode memprof --no-limit {options}"))?;
     Ok(format!("lj-trace-{pid}"))
@@ -115,13 +114,13 @@ fn journal(systemd: &Systemd, unit: &str) -> Result<String> {
 #[test]
 fn a_job_with_too_little_cpu_time_counts_what_it_loses() -> Result<()> {
     let Some((systemd, _)) = boot()? else { return Ok(()) };
-    let unit = record_hoard(&systemd, "--output slow.bin")?;
+    let unit = record_hoard(&systemd, 300_000, "--output slow.bin")?;
     if !limits_work(&systemd, &unit)? {
         return Ok(());
     }
-    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota=2%"))?;
-    // Three rounds are 3 million events at least: the buffer has room for a quarter of a million, and in 2% of the time
-    // lj-trace cannot take as many as the program makes in the other 98%.
+    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota=1%"))?;
+    // Two whole rounds are a million events: the buffer has room for a quarter of that, and in 1% of the time lj-trace
+    // cannot take the rest.
     let rounds = |text: &str| text.lines().filter(|line| *line == "round").count();
     let before = rounds(&systemd.run("cat /run/test/rounds")?);
     systemd.wait_for("cat /run/test/rounds", |text| rounds(text) >= before + 3)?;
@@ -138,7 +137,7 @@ fn a_job_with_too_little_cpu_time_counts_what_it_loses() -> Result<()> {
 #[test]
 fn a_job_whose_memory_is_used_up_ends_with_complete_files() -> Result<()> {
     let Some((systemd, _)) = boot()? else { return Ok(()) };
-    let unit = record_hoard(&systemd, "--duration 10m --output held.bin --output held.svg --weight held")?;
+    let unit = record_hoard(&systemd, 3_000_000, "--duration 10m --output held.bin --output held.svg --weight held")?;
     let status = format!("systemctl show --property=StatusText --value {unit}");
     systemd.wait_for(&status, |status| status.contains("allocation events"))?;
     // Room for what it has, and for its tables to grow a few times.

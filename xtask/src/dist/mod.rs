@@ -19,6 +19,9 @@ pub struct Options {
     /// Install and run the package in a clean root of this release too, made by debootstrap: bullseye, bookworm, focal
     #[arg(long, value_name = "RELEASE")]
     check: Option<String>,
+    /// Pack this binary, in place of building one
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
 }
 
 /// What was made.
@@ -31,8 +34,13 @@ pub struct Packages {
 
 /// Builds, and packs.
 pub fn dist(options: &Options) -> Result<()> {
-    setup::setup()?;
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = match &options.binary {
+        Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
+        None => {
+            setup::setup()?;
+            build::build(&build::Options { debug: false })?
+        }
+    };
     let packages = pack(&binary)?;
     println!("{}\n{}", packages.deb.display(), packages.tarball.display());
     if let Some(release) = &options.check {
