@@ -36,5 +36,5 @@ while os.clock() < 300 do
   serve(session)
   close(session, opened % 4 == 0)
   -- It is tidy otherwise: what can be freed is freed.
-  if opened % 300 == 0 then collectgarbage() end
+  if opened % 100 == 0 then collectgarbage() end
 end
