@@ -83,6 +83,7 @@ impl Missing {
             ("make", "make"),
             ("tmux", "tmux"),
             ("systemd-analyze", "systemd"),
+            ("debootstrap", "debootstrap"),
         ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
         // A host of the tests opens VMs of its own with the library.

@@ -14,7 +14,7 @@ use crate::run::{Guarded, is_root, output, run_quietly};
 /// The oldest release that packages are for.
 const OLDEST: &str = "bullseye";
 /// How long the tests may take to make it where there is none yet, in seconds.
-const PATIENCE: u64 = 30;
+const PATIENCE: u64 = 40;
 
 /// The folder of such a system.
 pub struct CleanRoot(PathBuf);
@@ -38,10 +38,11 @@ impl CleanRoot {
         }
     }
 
-    /// Makes one of a release, if it is not there yet, within `limit` seconds if there is a limit.
+    /// Makes one of a release, if it is not there yet, within `limit` seconds if there is a limit. The files of all
+    /// packages that every system has are there, not configured: that takes most of the time, and nothing here needs it.
     pub fn make(release: &str, folder: &Path, limit: Option<u64>) -> Result<Self> {
-        // What debootstrap takes away when it is done.
-        if folder.join("bin/sh").exists() && !folder.join("debootstrap").exists() {
+        let complete = folder.join("complete");
+        if complete.exists() {
             return Ok(Self(folder.to_owned()));
         }
         ensure!(paths::find_command("debootstrap").is_some(), "there is no debootstrap: install it");
@@ -53,13 +54,21 @@ impl CleanRoot {
             _ => "http://deb.debian.org/debian",
         };
         let mut command = Command::new("timeout");
-        command.arg(limit.unwrap_or(1800).to_string()).args(["debootstrap", "--variant=minbase", release]).arg(folder);
+        command.arg(limit.unwrap_or(1800).to_string()).args(["debootstrap", "--foreign", "--variant=minbase", release]);
+        command.arg(folder);
         let made = run_quietly(command.arg(mirror));
         if made.is_err() {
             // Half of one is none.
             let _ = fs::remove_dir_all(folder);
         }
         made.with_context(|| format!("debootstrap of {release}"))?;
+        // In a container debootstrap makes it a link to itself.
+        let proc = folder.join("proc");
+        if proc.is_symlink() {
+            fs::remove_file(&proc)?;
+            fs::create_dir(&proc)?;
+        }
+        fs::write(complete, "")?;
         Ok(Self(folder.to_owned()))
     }
 
