@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::programs::{NGINX, Program, folder as package_folder};
-use crate::usage::cpu_time;
+use crate::usage::let_work;
 
 /// A running nginx. It and its workers are ended when this is dropped.
 #[derive(Debug)]
@@ -165,14 +165,7 @@ impl Nginx {
     /// # Errors
     /// If it has exited, or does not get that far.
     pub fn let_work(&self, worker: u32, seconds: f64) -> Result<()> {
-        let (begin, started) = (cpu_time(worker)?, Instant::now());
-        while cpu_time(worker)? < begin + seconds {
-            if started.elapsed() > 3 * PATIENCE {
-                bail!("worker {worker} does not work");
-            }
-            sleep(Duration::from_millis(10));
-        }
-        Ok(())
+        let_work(worker, seconds)
     }
 
     /// Ends the master at once; the workers go on.

@@ -1,10 +1,9 @@
 //! What processes use.
 
-use std::fs::File;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 
 /// The CPU time of a process so far, its threads that have exited included, in seconds.
 ///
@@ -18,6 +17,21 @@ pub fn cpu_time(pid: u32) -> Result<f64> {
     // SAFETY: sysconf takes a plain integer.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     Ok(ticks / per_second as f64)
+}
+
+/// Waits until a process has used so much more CPU time, in seconds: on a machine that has much else to do that takes
+/// longer.
+///
+/// # Errors
+/// If it has exited, or does not get that far.
+pub fn let_work(pid: u32, seconds: f64) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let (begin, started) = (cpu_time(pid)?, Instant::now());
+    while cpu_time(pid)? < begin + seconds {
+        ensure!(started.elapsed() < PATIENCE, "process {pid} does not work");
+        sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// The most memory that a process has had so far, and what it has now, in KiB.

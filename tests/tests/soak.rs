@@ -59,8 +59,9 @@ impl Soak {
 
     /// Starts to record the worker.
     fn record(&self, mode: &str, output: &str) -> Result<Tracer> {
-        let mut tracer =
-            Tracer::start(["--pid", &self.worker().to_string(), "--mode", mode, "--no-limit", "--output", output])?;
+        let pid = self.worker().to_string();
+        // However much it costs: the probes are to come and go.
+        let mut tracer = Tracer::start(["--pid", &pid, "--mode", mode, "--no-limit", "--output", output])?;
         tracer.wait_until_attached()?;
         Ok(tracer)
     }

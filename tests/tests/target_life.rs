@@ -10,10 +10,9 @@ use lj_trace_tests::hosts::lua;
 use lj_trace_tests::profiles::{Profiles, Profiling};
 use lj_trace_tests::programs::{LUAJIT, Program, folder as package_folder};
 use lj_trace_tests::tracer::{Tracer, exit_code};
+use lj_trace_tests::usage;
 use lj_trace_tests::workload::{SERVICE, Workload};
 
-/// Long enough for many samples and events, as little as the service works.
-const WHILE: Duration = Duration::from_millis(700);
 const RATE: [&str; 2] = ["--rate", "499"];
 
 fn luajit() -> Program {
@@ -50,7 +49,7 @@ fn it_is_stopped_and_goes_on() -> Result<()> {
     profiling.tracer.wait_until("is stopped by a signal")?;
     signal(workload.pid(), libc::SIGCONT)?;
     profiling.tracer.wait_until("goes on after")?;
-    sleep(WHILE);
+    profiling.let_work(workload.pid())?;
     signal(workload.pid(), libc::SIGSTOP)?;
     profiling.tracer.wait_until("is stopped by a signal")?;
     // It stays so beyond the end.
@@ -77,7 +76,7 @@ fn it_is_being_debugged() -> Result<()> {
     profiling.tracer.wait_until("which debugs it")?;
     ptrace(libc::PTRACE_CONT, workload.pid())?;
     profiling.tracer.wait_until("goes on after")?;
-    sleep(WHILE);
+    profiling.let_work(workload.pid())?;
     let profiles = profiling.stop()?;
     expect_said(&profiles, &[&format!("(pid {}), which debugs it", std::process::id()), "was stopped for"]);
     profiles.show_service()?;
@@ -90,7 +89,7 @@ fn it_is_being_debugged() -> Result<()> {
 /// Records the service until it executes another program, then waits for its end.
 fn record_until_exec(mut workload: Workload, program: &str) -> Result<(Workload, Profiles)> {
     let profiling = Profiling::attached(workload.pid(), &RATE)?;
-    sleep(WHILE);
+    profiling.let_work(workload.pid())?;
     workload.tell(&format!("exec {program}"))?;
     let profiles = profiling.finish()?;
     expect_said(&profiles, &["the process has executed another program after"]);
@@ -121,7 +120,9 @@ fn it_executes_a_program_with_luajit() -> Result<()> {
     ensure!(memory.contains("service.lua") && !memory.contains("next.lua"), "events of the next program");
     expect_unharmed(workload.pid())?;
     // It is a process to be recorded like any other.
-    Profiling::start(workload.pid(), &["--duration", "700ms", "--rate", "499"])?.finish()?.show_service()
+    let profiling = Profiling::attached(workload.pid(), &RATE)?;
+    profiling.let_work(workload.pid())?;
+    profiling.stop()?.show_service()
 }
 
 /// A process that is ended with the test, though it is not a child of ours.
@@ -140,7 +141,7 @@ fn it_forks() -> Result<()> {
     let profiling = Profiling::attached(workload.pid(), &RATE)?;
     workload.tell("fork")?;
     let child = Forked(workload.line()?.parse()?);
-    sleep(WHILE);
+    profiling.let_work(workload.pid())?;
     let profiles = profiling.stop()?;
     profiles.show_service()?;
     // The child has had a copy of everything, breakpoints too, and is none of the profile's.
@@ -175,9 +176,9 @@ impl Late {
 #[test]
 fn it_loads_luajit_late() -> Result<()> {
     let mut late = Late::start()?;
-    let mut profiling = Profiling::start(late.workload.pid(), &["--wait", "--duration", "700ms", "--rate", "499"])?;
+    let mut profiling = Profiling::start(late.workload.pid(), &["--wait", "--duration", "2s", "--rate", "499"])?;
     profiling.tracer.wait_until("waiting for a VM")?;
-    sleep(WHILE);
+    sleep(Duration::from_millis(300));
     late.next("loaded")?;
     profiling.tracer.wait_until_attached()?;
     let profiles = profiling.finish()?;
@@ -191,11 +192,11 @@ fn it_unloads_luajit_and_loads_it_again() -> Result<()> {
     let mut late = Late::start()?;
     late.next("loaded")?;
     let mut profiling = Profiling::attached(late.workload.pid(), &RATE)?;
-    sleep(WHILE);
+    profiling.let_work(late.workload.pid())?;
     late.next("unloaded")?;
     profiling.tracer.wait_until("has closed its VM")?;
     late.next("loaded")?;
-    sleep(WHILE);
+    profiling.let_work(late.workload.pid())?;
     let again: PathBuf = profiling.streams()[1].with_file_name("run.memprof-2.bin");
     let events = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
     // The new VM is recorded as well, into a stream of its own, which is written out every second.
@@ -251,7 +252,8 @@ fn a_child_executes_another_program() -> Result<()> {
         &output.to_string_lossy(),
     ])?;
     tracer.wait_until_attached()?;
-    sleep(WHILE);
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", workload.pid()))?;
+    usage::let_work(children.trim().parse()?, 0.2)?;
     workload.tell("exec sleep 1")?;
     // It ends with the parent, which waits for that.
     let outcome = tracer.wait()?;

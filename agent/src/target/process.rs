@@ -129,8 +129,12 @@ impl Process {
 
     /// Whether this very process still runs: not exited, and its pid not taken by another.
     pub fn is_alive(&self) -> bool {
-        Stat::read(self.pid)
-            .is_ok_and(|stat| stat.start_time == self.start_time && stat.state != 'Z' && stat.state != 'X')
+        Stat::read(self.pid).is_ok_and(|stat| self.is(&stat))
+    }
+
+    /// Whether the state of a process with this id is that of this one, and it has not exited.
+    fn is(&self, stat: &Stat) -> bool {
+        stat.start_time == self.start_time && stat.state != 'Z' && stat.state != 'X'
     }
 
     /// Whether it still runs the program that it ran when it was opened: it has neither exited nor executed another
@@ -142,8 +146,9 @@ impl Process {
     /// Whether it has executed another program since it was opened, and runs that now.
     pub fn has_become_another_program(&self) -> bool {
         // One that is just exiting has lost its memory, too.
-        let is_there = |now: Self| now.start_time == self.start_time && now.runs_same_program();
-        !self.runs_same_program() && Self::open(self.pid).is_ok_and(is_there)
+        const PF_EXITING: u64 = 4;
+        let is_there = |now: Stat| self.is(&now) && now.flags & PF_EXITING == 0;
+        !self.runs_same_program() && Stat::read(self.pid).is_ok_and(is_there)
     }
 
     /// What keeps it from running, if anything does.
