@@ -1,9 +1,12 @@
 //! What processes use.
 
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// The CPU time of a process so far, its threads that have exited included, in seconds.
 ///
