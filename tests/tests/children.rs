@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::Allocations;
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::profiles::whole;
 use lj_trace_tests::source::definition_of;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use serde_json::Value;
@@ -126,9 +127,9 @@ fn workers_of_a_reload_are_recorded_too() -> Result<()> {
     [old, new].into_iter().try_for_each(|worker| nginx.let_work(worker, SECONDS))?;
     // The old one would go on computing; its stream is complete when it ends, not only when lj-trace does.
     nginx.kill(old)?;
-    let of_old = path(&format!("cpu-{old}.bin"));
+    let of_old = folder.path().join(format!("cpu-{old}.bin"));
     let start = Instant::now();
-    while run(["report", &of_old])?.status.code() != Some(0) {
+    while whole(&of_old).is_err() {
         ensure!(start.elapsed() < PATIENCE, "the stream of the worker that has exited stays incomplete");
         sleep(WHILE / 10);
     }
