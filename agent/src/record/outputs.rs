@@ -14,7 +14,7 @@ use crate::commands::exit::{CommandError, ExitCode};
 use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::sysprof::{SysprofWriter, TraceSample};
-use crate::stream::{Annotation, SymbolTable, VmState};
+use crate::stream::{Annotation, SymbolTable, VmState, reserved};
 use crate::target::Process;
 
 /// The files that a CPU profile is to be written to.
@@ -232,7 +232,8 @@ impl StreamOutput {
                         self.writer.define_lua(prototype, chunk.as_bytes(), line, name.as_deref(), *compiled)?;
                     StackFrame::Lua { proto, line }
                 }
-                (Code::Native { pc, start, end }, named) => {
+                // Below, addresses mean something else: no code is there, so a name is all that there is to say.
+                (Code::Native { pc, start, end }, named) if pc >= reserved::END => {
                     self.writer.define_c(pc, start, end, &named.to_string())?;
                     StackFrame::Host { addr: pc }
                 }
