@@ -261,7 +261,13 @@ impl Programs {
         /// Fails if there is one (`BPF_NOEXIST`).
         const ONLY_NEW: u64 = 1;
         let mut numbers: HashMap<_, u32, u8> = map_mut(&mut self.ebpf, "VM_NUMBERS").ok()?.try_into().ok()?;
-        (self.config.vms..self.config.max_vms).find(|index| numbers.insert(index, &1, ONLY_NEW).is_ok())
+        let first = self.config.vms;
+        let index = (first..self.config.max_vms).find(|index| numbers.insert(index, &1, ONLY_NEW).is_ok())?;
+        // The programs try only a few numbers from there on.
+        let mut given: Array<_, u32> = map_mut(&mut self.ebpf, "NEW_VMS").ok()?.try_into().ok()?;
+        let taken = given.get(&0, 0).ok()?.max(index + 1 - first);
+        given.set(0, &taken, 0).ok()?;
+        Some(index)
     }
 
     /// Changes the settings of the running programs, which change some of them themselves.

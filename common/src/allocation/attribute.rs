@@ -48,8 +48,7 @@ impl Room {
 /// Reads what is needed of the `global_State`: the raw `vmstate`, and the coroutine that allocates if it names that.
 /// Whether it could be read.
 ///
-/// A function of its own in the kernel, with a stack of its own: there the kernel checks the least when it copies user
-/// memory (`__check_object_size`, `mm/usercopy.c`), which else is a good part of what a read costs.
+/// A function of its own in the kernel: a program's stack has no room for its window beside all else.
 #[inline(never)]
 fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> bool {
     let start = vm.layout.g_vmstate & !7;
