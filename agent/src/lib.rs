@@ -2,6 +2,7 @@
 //! looked at, its VMs are found and proven, probes are attached, samples are unwound and symbolized, and
 //! written as streams or reports.
 
+pub mod bounded;
 pub mod commands;
 pub mod doctor;
 pub mod dump;
