@@ -1,5 +1,7 @@
 //! What the agent tells the BPF programs before they start, and what they count.
 
+use crate::c_frame::CFrameShape;
+
 /// How many VMs of one process the probes know.
 pub const MAX_VMS: u32 = 256;
 
@@ -33,10 +35,6 @@ pub struct Config {
     pub allocators: u32,
     /// Entries of the VM list in use.
     pub vms: u32,
-    /// Whether some VM has 64-bit GC references.
-    pub any_gc64: u32,
-    /// Whether some VM has 32-bit GC references.
-    pub any_gc32: u32,
     /// Whether some events were attached to threads that may have inherited one already.
     pub late_events: u32,
     /// Whether stacks are sampled, by the clock or by allocations.
@@ -57,11 +55,15 @@ pub struct Config {
     pub padding: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
+    /// The C frames of VMs with 64-bit GC references.
+    pub wide_c_frames: CFrameShape,
+    /// The C frames of VMs with 32-bit GC references.
+    pub narrow_c_frames: CFrameShape,
     /// What VMs that come into being may look like.
     pub templates: [Template; TEMPLATES],
 }
 
-const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 16 * TEMPLATES);
+const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;

@@ -9,13 +9,12 @@
 //! The same source runs in the kernel and in user space. Nothing is believed: every object's type byte, every
 //! bytecode position and every step's direction is checked, so a torn stack ends the walk with a reason.
 
-use core::mem::MaybeUninit;
-
+use crate::c_frame::C_FRAME_WORDS;
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};
 use crate::head::Head;
 use crate::layout::{VmLayout, gct};
-use crate::memory::{ReadMemory, Unreadable, zeroed};
-use crate::string;
+use crate::memo::Memo;
+use crate::memory::{ReadMemory, Unreadable};
 
 /// Bits of an address in a tagged GC64 value (`LJ_GCVMASK`, `lj_obj.h`).
 pub const GC64_ADDRESS_MASK: u64 = (1 << 47) - 1;
@@ -172,8 +171,8 @@ impl Walk {
         layout: &VmLayout,
         coroutine: &Coroutine,
         cframe: u64,
-        base: u64,
-        pc: u64,
+        (base, pc): (u64, u64),
+        memo: &mut Memo,
     ) -> Result<(), WalkEnd> {
         self.thread = coroutine.thread;
         self.base = base;
@@ -184,7 +183,8 @@ impl Walk {
         if base & 7 != 0 || base < self.bottom || base > coroutine.stack_end {
             return Err(WalkEnd::BadBase);
         }
-        self.load_cframe(memory, layout, cframe)
+        memo.look_at(coroutine);
+        self.load_cframe(memory, layout, cframe, memo)
     }
 
     /// Makes one step: fills `record` with the next frame or crossing, or passes an internal frame over.
@@ -196,7 +196,7 @@ impl Walk {
         &mut self,
         memory: &impl ReadMemory,
         layout: &VmLayout,
-        record: &mut FrameRecord,
+        (record, memo): (&mut FrameRecord, &mut Memo),
     ) -> Result<Step, WalkEnd> {
         // The position of a frame is where lj_debug.c has it: one slot below BASE.
         let frameless = self.frameless_limit != 0 && self.base.wrapping_sub(8) < self.frameless_limit;
@@ -204,15 +204,15 @@ impl Walk {
             if self.cframe == 0 {
                 return Err(if self.crossing != 0 { WalkEnd::CFrameMissing } else { WalkEnd::Complete });
             }
-            return self.cross(memory, layout, record);
+            return self.cross(memory, layout, (record, memo));
         }
-        let (function, link) = read_frame(memory, layout, self.base)?;
+        let (function, link) = read_frame_with(memory, layout, self.base, memo)?;
         let emitted = if self.pseudo != 0 || function == self.thread {
             // The dummy frame holds the coroutine itself (lj_err_optype_call, lj_err.c).
             self.pseudo = 0;
             Step::Skipped
         } else {
-            describe(memory, layout, function, self.pc, record)?;
+            describe(memory, layout, function, self.pc, (record, memo))?;
             record.base = self.base;
             Step::Emitted
         };
@@ -272,7 +272,7 @@ impl Walk {
         &mut self,
         memory: &impl ReadMemory,
         layout: &VmLayout,
-        record: &mut FrameRecord,
+        (record, memo): (&mut FrameRecord, &mut Memo),
     ) -> Result<Step, WalkEnd> {
         record.base = self.base;
         record.function = self.thread;
@@ -283,31 +283,39 @@ impl Walk {
         record.ffid = 0;
         self.crossing = 0;
         let outer = self.cframe_prev;
+        if outer != 0 && outer <= self.cframe {
+            return Err(WalkEnd::CFrameMismatch);
+        }
+        self.load_cframe(memory, layout, outer, memo)?;
         if outer != 0 {
-            if outer <= self.cframe {
-                return Err(WalkEnd::CFrameMismatch);
-            }
             // A Lua function below a C frame (called back by a hook, a finalizer or an error handler) keeps
             // its PC in the C frame it runs in.
-            self.pc = memory.read_ref(layout.is_gc64(), outer.wrapping_add(u64::from(layout.cframe_pc)))?;
+            self.pc = memo.head.reference(layout.is_gc64(), layout.cframe_pc)?;
         }
-        self.load_cframe(memory, layout, outer)?;
         Ok(Step::Emitted)
     }
 
+    /// Goes on with the C frame at `cframe`, whose head `memo` has then.
     #[inline(always)]
-    fn load_cframe(&mut self, memory: &impl ReadMemory, layout: &VmLayout, cframe: u64) -> Result<(), WalkEnd> {
+    fn load_cframe(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        cframe: u64,
+        memo: &mut Memo,
+    ) -> Result<(), WalkEnd> {
         self.cframe = cframe;
         if cframe == 0 {
             (self.cframe_prev, self.frameless_limit) = (0, 0);
             return Ok(());
         }
-        let gc64 = layout.is_gc64();
-        if memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_l)))? != self.thread {
+        let (gc64, head) = (layout.is_gc64(), &mut memo.head);
+        head.read::<C_FRAME_WORDS, C_FRAME_WORDS>(memory, gc64, cframe)?;
+        if head.reference(gc64, layout.cframe_l)? != self.thread {
             return Err(WalkEnd::CFrameMismatch);
         }
-        self.cframe_prev = memory.read::<u64>(cframe.wrapping_add(u64::from(layout.cframe_prev)))? & !CFRAME_FLAGS;
-        let results = memory.read::<i32>(cframe.wrapping_add(u64::from(layout.cframe_nres)))?;
+        self.cframe_prev = head.u64(layout.cframe_prev)? & !CFRAME_FLAGS;
+        let results = head.u32(layout.cframe_nres)? as i32;
         self.frameless_limit = if results < 0 {
             // A C function run by lj_vm_cpcall without a frame: SAVE_NRES holds the stack's top then, negated.
             let offset = if gc64 { 16 } else { 8 };
@@ -326,9 +334,26 @@ pub fn read_frame(memory: &impl ReadMemory, layout: &VmLayout, base: u64) -> Res
         let words = memory.read::<[u64; 2]>(base.wrapping_sub(16))?;
         Ok((words[0] & GC64_ADDRESS_MASK, words[1]))
     } else {
-        let words = memory.read::<[u32; 2]>(base.wrapping_sub(8))?;
-        Ok((u64::from(words[0]), u64::from(words[1])))
+        Ok(split(memory.read::<u64>(base.wrapping_sub(8))?))
     }
+}
+
+/// The same, with its neighbours for the next frames.
+#[inline(always)]
+pub fn read_frame_with(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    base: u64,
+    memo: &mut Memo,
+) -> Result<(u64, u64), Unreadable> {
+    let words = memo.two_words_below(memory, base)?;
+    Ok(if layout.is_gc64() { (words[0] & GC64_ADDRESS_MASK, words[1]) } else { split(words[1]) })
+}
+
+/// The function and the link of a frame with 32-bit references.
+#[inline(always)]
+const fn split(slot: u64) -> (u64, u64) {
+    (slot & 0xffff_ffff, slot >> 32)
 }
 
 /// Fills `record` with what `function` is, and the bytecode position of `pc` in it.
@@ -341,24 +366,40 @@ pub fn describe(
     layout: &VmLayout,
     function: u64,
     pc: u64,
-    record: &mut FrameRecord,
+    (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Result<(), WalkEnd> {
-    let mut place = MaybeUninit::uninit();
-    let head = zeroed::<Head>(&mut place);
-    let Code { ffid, address } = read_code(memory, layout, function, head)?;
     record.function = function;
+    record.position = NO_POSITION;
+    if !memo.fill(function, record) {
+        read_function(memory, layout, function, (record, memo))?;
+        memo.note(function, record);
+    }
+    record.kind = Code::kind_of(record.ffid) as u8;
+    if record.ffid == 0 {
+        let bytecode = record.code.wrapping_add(u64::from(layout.sizeof_pt));
+        record.position = position(memory, layout, bytecode, record.size_bc, pc);
+    }
+    Ok(())
+}
+
+/// Fills `record` with what `function` is.
+#[inline(always)]
+fn read_function(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    function: u64,
+    (record, memo): (&mut FrameRecord, &mut Memo),
+) -> Result<(), WalkEnd> {
+    let Code { ffid, address } = read_code(memory, layout, function, &mut memo.head)?;
     record.code = address;
     record.ffid = ffid;
-    record.kind = Code::kind_of(ffid) as u8;
-    record.position = NO_POSITION;
     record.forget_prototype();
     if ffid == 0 {
-        let prototype = read_prototype(memory, layout, address, head)?;
+        let prototype = read_prototype(memory, layout, address, &mut memo.head)?;
         record.first_line = prototype.first_line;
         record.size_bc = prototype.size_bc;
         // Without it the function is not told by its name, but is on the stack all the same.
-        record.chunkname = string::identity(memory, layout, prototype.chunkname).unwrap_or(0);
-        record.position = position(memory, layout, prototype.bytecode, prototype.size_bc, pc);
+        record.chunkname = memo.identity(memory, layout, prototype.chunkname).unwrap_or(0);
     }
     Ok(())
 }
@@ -388,7 +429,12 @@ impl Code {
 /// # Errors
 /// [`WalkEnd::NotAFunction`], [`WalkEnd::Unreadable`].
 #[inline(always)]
-pub fn read_code(memory: &impl ReadMemory, layout: &VmLayout, function: u64, head: &mut Head) -> Result<Code, WalkEnd> {
+pub fn read_code<const ROOM: usize>(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    function: u64,
+    head: &mut Head<ROOM>,
+) -> Result<Code, WalkEnd> {
     let gc64 = layout.is_gc64();
     head.read::<5, 3>(memory, gc64, function)?;
     if head.u8(gct_offset(gc64) as u16)? != gct::FUNC {
@@ -424,11 +470,11 @@ pub struct Prototype {
 /// # Errors
 /// [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
 #[inline(always)]
-pub fn read_prototype(
+pub fn read_prototype<const ROOM: usize>(
     memory: &impl ReadMemory,
     layout: &VmLayout,
     address: u64,
-    head: &mut Head,
+    head: &mut Head<ROOM>,
 ) -> Result<Prototype, WalkEnd> {
     let gc64 = layout.is_gc64();
     head.read::<11, 7>(memory, gc64, address)?;

@@ -3,26 +3,29 @@
 
 use crate::memory::{Plain, ReadMemory, Unreadable};
 
-/// The most words of an object that are read.
-const WORDS: usize = 11;
+/// Room for the heads of functions and prototypes.
+pub const SMALL: usize = 12;
 
-/// The first words of an object, whose fields lie in one word each, as compilers align them.
+/// Room for the heads of coroutines and traces.
+pub const LARGE: usize = 16;
+
+/// The first words of an object, whose fields lie in one word each, as compilers align them: one less than there is
+/// room for, since the BPF verifier does not see that offsets are multiples of 8, and takes the last word to end up to
+/// 7 bytes later.
 ///
 /// One is used for one object after the other, since the stack of a BPF program is small.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// One more than is used: the BPF verifier does not see that offsets are multiples of 8, and takes the last
-    /// word to end up to 7 bytes later.
-    words: [u64; WORDS + 1],
+pub struct Head<const ROOM: usize = SMALL> {
+    words: [u64; ROOM],
 }
 
 // SAFETY: an array of integers.
-unsafe impl Plain for Head {}
+unsafe impl<const ROOM: usize> Plain for Head<ROOM> {}
 
-impl Head {
+impl<const ROOM: usize> Head<ROOM> {
     /// Nothing read yet.
-    pub const EMPTY: Self = Self { words: [0; WORDS + 1] };
+    pub const EMPTY: Self = Self { words: [0; ROOM] };
 
     /// Reads the head of the object at `address`: `WIDE` words of it if `gc64`, else `NARROW`, since objects with
     /// narrower references are shorter, and may end where their page does.
@@ -36,7 +39,7 @@ impl Head {
         gc64: bool,
         address: u64,
     ) -> Result<(), Unreadable> {
-        const { assert!(NARROW <= WIDE && WIDE <= WORDS) };
+        const { assert!(NARROW <= WIDE && WIDE < ROOM) };
         if gc64 {
             memory.read_words(address, &mut self.words[..WIDE])
         } else {
@@ -51,13 +54,19 @@ impl Head {
     #[inline(always)]
     pub fn u64(&self, offset: u16) -> Result<u64, Unreadable> {
         let word = usize::from(offset / 8);
-        if word < WORDS { Ok(self.words[word]) } else { Err(Unreadable) }
+        if word < ROOM - 1 { Ok(self.words[word]) } else { Err(Unreadable) }
     }
 
     /// The 4 bytes at `offset`.
     #[inline(always)]
     pub fn u32(&self, offset: u16) -> Result<u32, Unreadable> {
         Ok((self.u64(offset)? >> (u32::from(offset & 4) * 8)) as u32)
+    }
+
+    /// The 2 bytes at `offset`.
+    #[inline(always)]
+    pub fn u16(&self, offset: u16) -> Result<u16, Unreadable> {
+        Ok((self.u64(offset)? >> (u32::from(offset & 6) * 8)) as u16)
     }
 
     /// The byte at `offset`.
@@ -70,5 +79,11 @@ impl Head {
     #[inline(always)]
     pub fn reference(&self, gc64: bool, offset: u16) -> Result<u64, Unreadable> {
         if gc64 { self.u64(offset) } else { Ok(u64::from(self.u32(offset)?)) }
+    }
+}
+
+impl<const ROOM: usize> Default for Head<ROOM> {
+    fn default() -> Self {
+        Self::EMPTY
     }
 }

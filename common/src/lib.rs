@@ -5,13 +5,16 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod allocation;
+pub mod c_frame;
 pub mod config;
 pub mod event;
 pub mod frame;
 pub mod head;
 pub mod layout;
+pub mod memo;
 pub mod memory;
 pub mod string;
+pub mod thread;
 pub mod top;
 pub mod trace;
 pub mod vm;

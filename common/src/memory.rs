@@ -82,6 +82,13 @@ pub trait ReadMemory {
         Ok(into.write(self.read(address)?))
     }
 
+    /// Reads neighbouring words in place of others. What they hold after an error is not defined.
+    #[inline(always)]
+    fn read_over<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> Result<(), Unreadable> {
+        *words = self.read(address)?;
+        Ok(())
+    }
+
     /// Reads a GC reference or a GC-width pointer: 8 bytes if `gc64`, else 4.
     #[inline(always)]
     fn read_ref(&self, gc64: bool, address: u64) -> Result<u64, Unreadable> {

@@ -8,8 +8,9 @@ use crate::event::{
     FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE,
     reg,
 };
-use crate::frame::{Coroutine, describe, read_frame};
+use crate::frame::{Coroutine, describe, read_frame_with};
 use crate::layout::ABSENT;
+use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
 use crate::vm::{VmConfig, VmState, jit_base};
 
@@ -33,7 +34,7 @@ pub struct Top {
 }
 
 /// Finds the start of the walk of `coroutine`, which runs in the C frame at `cframe`, the innermost on the
-/// sampled stack.
+/// sampled stack. `thread_base` is its `L->base`.
 ///
 /// # Errors
 /// [`Unreadable`] if the state of the VM or of the coroutine cannot be read.
@@ -42,19 +43,14 @@ pub fn find(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     registers: &Registers,
-    coroutine: &Coroutine,
+    (coroutine, thread_base): (&Coroutine, u64),
     cframe: u64,
-    record: &mut FrameRecord,
+    scratch: (&mut FrameRecord, &mut Memo),
 ) -> Result<Top, Unreadable> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     let vmstate = memory.read::<i32>(vm.global.wrapping_add(u64::from(layout.g_vmstate)))?;
-    let mut top = Top {
-        vmstate,
-        jit_base: jit_base(memory, vm)?,
-        thread_base: memory.read::<u64>(coroutine.thread.wrapping_add(u64::from(layout.l_base)))?,
-        ..Top::default()
-    };
+    let mut top = Top { vmstate, jit_base: jit_base(memory, vm)?, thread_base, ..Top::default() };
     top.base = top.thread_base;
     let state = VmState::from_raw(layout.states(), vmstate);
     // The compiler's states come from the interpreter: jit_base is zero there. A trace keeps it set, also
@@ -78,7 +74,7 @@ pub fn find(
         let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
         let base = narrow(registers[reg::RDX]);
         let pc = narrow(registers[reg::RBX]);
-        if let Some((base, pc)) = from_registers(memory, vm, coroutine, top.thread_base, (base, pc), record) {
+        if let Some((base, pc)) = from_registers(memory, vm, coroutine, top.thread_base, (base, pc), scratch) {
             top.base = base;
             top.pc = pc;
             top.flags = SAMPLE_BASE_IN_REGISTERS;
@@ -102,7 +98,7 @@ fn from_registers(
     coroutine: &Coroutine,
     thread_base: u64,
     (base, pc): (u64, u64),
-    record: &mut FrameRecord,
+    (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<(u64, u64)> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
@@ -110,8 +106,8 @@ fn from_registers(
         return None;
     }
     let mut is_function = false;
-    if let Ok((function, link)) = read_frame(memory, layout, base)
-        && describe(memory, layout, function, pc, record).is_ok()
+    if let Ok((function, link)) = read_frame_with(memory, layout, base, memo)
+        && describe(memory, layout, function, pc, (record, memo)).is_ok()
     {
         if record.position != NO_POSITION {
             return Some((base, pc));
@@ -136,7 +132,7 @@ fn from_registers(
     if matches!(pc & 7, 1 | 5) && base.wrapping_sub(pc & !7) == thread_base {
         return Some((thread_base, 0));
     }
-    if let Some(caller) = caller_in_call(memory, vm, coroutine, base, pc, record) {
+    if let Some(caller) = caller_in_call(memory, vm, coroutine, base, pc, (record, memo)) {
         return Some((caller, pc));
     }
     // Some fast functions use the register for something else.
@@ -152,7 +148,7 @@ fn caller_in_call(
     coroutine: &Coroutine,
     base: u64,
     pc: u64,
-    record: &mut FrameRecord,
+    (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<u64> {
     let layout = &vm.layout;
     if pc & 3 != 0 {
@@ -164,7 +160,7 @@ fn caller_in_call(
     if !coroutine.holds(caller) {
         return None;
     }
-    let (function, _) = read_frame(memory, layout, caller).ok()?;
-    describe(memory, layout, function, pc, record).ok()?;
+    let (function, _) = read_frame_with(memory, layout, caller, memo).ok()?;
+    describe(memory, layout, function, pc, (record, memo)).ok()?;
     (record.position != NO_POSITION).then_some(caller)
 }

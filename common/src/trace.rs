@@ -4,6 +4,7 @@
 //! from every other is read at the sample itself, and so is the trace: its header, intermediate code and snapshots
 //! are one block (`lj_trace_alloc`, `lj_trace.c`, LuaJIT 2.1; `trace_save` in 2.0), its machine code another.
 
+use crate::head::{Head, LARGE};
 use crate::layout::{ABSENT, VmLayout};
 use crate::memory::{Plain, ReadMemory, Unreadable};
 use crate::vm::VmConfig;
@@ -96,52 +97,88 @@ const _: () = {
     assert!(size_of::<TraceCopy>() == 8 + size_of::<TraceIdentity>() + size_of::<Piece>() + 8);
 };
 
-/// Finds out which trace has `number` at this moment. Nothing is found while the VM's layout is not decided.
-///
-/// # Errors
-/// [`Unreadable`] if the state of the JIT compiler, or the trace, cannot be read.
-#[inline(always)]
-pub fn running(
-    memory: &impl ReadMemory,
-    vm: &VmConfig,
-    number: u32,
-    running: &mut RunningTrace,
-) -> Result<(), Unreadable> {
-    let layout = &vm.layout;
-    if layout.g_to_j == ABSENT || layout.j_trace == ABSENT || layout.j_mcarea == ABSENT {
-        return Ok(());
+/// Where a VM has its traces.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traces {
+    /// Address of its `jit_State`; 0 while the VM's layout is not decided.
+    pub jit_state: u64,
+    /// The addresses of the traces, by number (`J->trace`).
+    pub array: u64,
+    /// How many numbers there are (`J->sizetrace`).
+    pub size: u64,
+    /// [`RunningTrace::area`].
+    pub area: u64,
+    /// [`RunningTrace::area_size`].
+    pub area_size: u64,
+}
+
+// SAFETY: integers without padding.
+unsafe impl Plain for Traces {}
+
+impl Traces {
+    /// Finds the traces of a VM.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if the state of the JIT compiler is.
+    #[inline(always)]
+    pub fn read(&mut self, memory: &impl ReadMemory, vm: &VmConfig) -> Result<(), Unreadable> {
+        let layout = &vm.layout;
+        if layout.g_to_j == ABSENT || layout.j_trace == ABSENT || layout.j_mcarea == ABSENT {
+            return Ok(());
+        }
+        let jit_state = vm.global.wrapping_add(u64::from(layout.g_to_j));
+        self.area = memory.read(jit_state.wrapping_add(u64::from(layout.j_mcarea)))?;
+        self.area_size = memory.read(jit_state.wrapping_add(u64::from(layout.j_szmcarea)))?;
+        if layout.tr_nsnap == ABSENT || layout.tr_nsnapmap == ABSENT {
+            return Ok(());
+        }
+        self.array = memory.read::<u64>(jit_state.wrapping_add(u64::from(layout.j_trace)))?;
+        self.size = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_sizetrace)))?.into();
+        self.jit_state = jit_state;
+        Ok(())
     }
-    let jit_state = vm.global.wrapping_add(u64::from(layout.g_to_j));
-    running.area = memory.read(jit_state.wrapping_add(u64::from(layout.j_mcarea)))?;
-    running.area_size = memory.read(jit_state.wrapping_add(u64::from(layout.j_szmcarea)))?;
-    if number == 0 || layout.tr_nsnap == ABSENT || layout.tr_nsnapmap == ABSENT {
-        return Ok(());
+
+    /// Finds out which trace has `number` at this moment; `head` is to work in.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if the trace cannot be read.
+    #[inline(always)]
+    pub fn running(
+        &self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        number: u32,
+        (running, head): (&mut RunningTrace, &mut Head<LARGE>),
+    ) -> Result<(), Unreadable> {
+        running.area = self.area;
+        running.area_size = self.area_size;
+        if number == 0 || u64::from(number) >= self.size {
+            return Ok(());
+        }
+        let gc64 = layout.is_gc64();
+        let width = if gc64 { 8 } else { 4 };
+        let address = memory.read_ref(gc64, self.array.wrapping_add(u64::from(number) * width))?;
+        // The trace that is being recorded is a part of `jit_State` yet.
+        if address == 0 || address == self.jit_state {
+            return Ok(());
+        }
+        // Intermediate code follows, so there is as much even where a trace's head is shorter.
+        head.read::<15, 12>(memory, gc64, address)?;
+        let identity = &mut running.identity;
+        identity.mcode = head.u64(layout.tr_mcode)?;
+        identity.startpt = head.reference(gc64, layout.tr_startpt)?;
+        identity.startpc = head.reference(gc64, layout.tr_startpc)?;
+        identity.snapmap = head.u64(layout.tr_snapmap)?;
+        identity.szmcode = head.u32(layout.tr_szmcode)?;
+        identity.nins = head.u32(layout.tr_nins)?;
+        identity.nk = head.u32(layout.tr_nk)?;
+        identity.number = number;
+        if u32::from(head.u16(layout.tr_traceno)?) == number {
+            identity.address = address;
+        }
+        Ok(())
     }
-    let array = memory.read::<u64>(jit_state.wrapping_add(u64::from(layout.j_trace)))?;
-    if number >= memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_sizetrace)))? {
-        return Ok(());
-    }
-    let gc64 = layout.is_gc64();
-    let width = if gc64 { 8 } else { 4 };
-    let address = memory.read_ref(gc64, array.wrapping_add(u64::from(number) * width))?;
-    // The trace that is being recorded is a part of `jit_State` yet.
-    if address == 0 || address == jit_state {
-        return Ok(());
-    }
-    let at = |offset: u16| address.wrapping_add(u64::from(offset));
-    let identity = &mut running.identity;
-    identity.mcode = memory.read(at(layout.tr_mcode))?;
-    identity.startpt = memory.read_ref(gc64, at(layout.tr_startpt))?;
-    identity.startpc = memory.read_ref(gc64, at(layout.tr_startpc))?;
-    identity.snapmap = memory.read(at(layout.tr_snapmap))?;
-    identity.szmcode = memory.read(at(layout.tr_szmcode))?;
-    identity.nins = memory.read(at(layout.tr_nins))?;
-    identity.nk = memory.read(at(layout.tr_nk))?;
-    identity.number = number;
-    if u32::from(memory.read::<u16>(at(layout.tr_traceno))?) == number {
-        identity.address = address;
-    }
-    Ok(())
 }
 
 /// The ranges of memory that hold a trace. Those of a malformed one may be larger than [`MAX_PIECE`].

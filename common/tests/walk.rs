@@ -4,6 +4,7 @@ mod support;
 
 use lj_trace_common::event::{FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, reg};
 use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::memo::Memo;
 use lj_trace_common::top;
 use lj_trace_common::vm::VmConfig;
 use support::{Lab, summary};
@@ -230,14 +231,13 @@ fn at_interpreter_with(lab: &Lab, base: u64, pc: u64, thread_base: u64) -> top::
     lab.memory.write(global, &[0; 64]);
     lab.memory.write_u32(global + 16, -1_i32 as u32);
     lab.memory.write(support::THREAD, &[0; 128]);
-    lab.memory.write_u64(support::THREAD + u64::from(lab.layout.l_base), thread_base);
     let vm = VmConfig { global, text_start: 0x1000, text_end: 0x2000, layout: lab.layout, ..VmConfig::default() };
     let mut registers = [0; 17];
     registers[reg::RIP] = 0x1800;
     registers[reg::RDX] = base;
     registers[reg::RBX] = pc;
-    let mut record = FrameRecord::default();
-    top::find(&lab.memory, &vm, &registers, &lab.coroutine, CFRAME, &mut record).unwrap()
+    let (mut record, mut memo) = (FrameRecord::default(), Memo::default());
+    top::find(&lab.memory, &vm, &registers, (&lab.coroutine, thread_base), CFRAME, (&mut record, &mut memo)).unwrap()
 }
 
 #[test]

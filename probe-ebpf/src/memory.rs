@@ -31,6 +31,11 @@ impl ReadMemory for UserMemory {
     }
 
     #[inline(always)]
+    fn read_over<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> Result<(), Unreadable> {
+        self.read_words(address, words)
+    }
+
+    #[inline(always)]
     fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
         // SAFETY: the helper writes no more than the slice's bytes, and checks the address.
         let outcome = unsafe {

@@ -14,6 +14,7 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_probe_read_kernel};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
+use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
     Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK,
 };
@@ -21,9 +22,12 @@ use lj_trace_common::event::{
     FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL,
     SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
 };
-use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::frame::{Step, Walk, WalkEnd};
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{ReadMemory as _, clear};
+use lj_trace_common::thread::Thread;
 use lj_trace_common::top;
+use lj_trace_common::trace::Traces;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
@@ -48,9 +52,10 @@ const LOWEST_ADDRESS: u64 = 0x1_0000;
 /// A sample while it is put together.
 #[repr(C)]
 pub struct Scratch {
-    header: SampleHeader,
+    pub header: SampleHeader,
     payload: [u8; PAYLOAD],
-    machine: Machine,
+    pub traces: Traces,
+    pub machine: Machine,
 }
 
 /// What the next step of [`step`] does.
@@ -64,10 +69,13 @@ enum Mode {
 }
 
 #[repr(C)]
-struct Machine {
+pub struct Machine {
     walk: Walk,
+    pub memo: Memo,
     /// Address on the C stack where a C frame may begin.
     scan: u64,
+    /// Where to look instead if none begins there; 0 to go on.
+    guess: u64,
     /// First address after the copied C stack.
     stack_end: u64,
     mode: u32,
@@ -147,7 +155,7 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
         // SAFETY: as above.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
         copy_lua_stack(borrow());
-        traces::note(&mut borrow().header);
+        traces::note(area);
     }
     if !kernel.is_null() {
         copy_kernel_stack(borrow(), kernel);
@@ -293,17 +301,19 @@ fn copy_chunk(payload: *mut u8, offset: u32, size: u32, stack: u64) -> bool {
 #[inline(always)]
 fn prepare_walk(scratch: &mut Scratch, config: &Config) {
     let start = scratch.header.registers[reg::RSP];
+    scratch.machine.memo.forget();
     scratch.machine.mode = Mode::Scan as u32;
     // C frames lie 16-byte aligned: the VM calls C functions from there.
     scratch.machine.scan = (start + 15) & !15;
+    scratch.machine.guess = 0;
     if config.vms == 1
         && let Some(vm) = VMS.get(0)
-        && let Some((thread, cframe)) = vm::current_cframe(&UserMemory, vm)
+        && let Some(cframe) = vm::current_cframe(&UserMemory, vm)
         && cframe >= start
         && cframe < scratch.machine.stack_end
-        && vm::runs_at(&UserMemory, vm, thread, cframe)
     {
         // The usual case needs no search: this is the innermost C frame.
+        scratch.machine.guess = scratch.machine.scan;
         scratch.machine.scan = cframe;
     }
 }
@@ -318,40 +328,82 @@ extern "C" fn step(_index: u64, area: *mut c_void) -> i64 {
     if scratch.machine.mode == Mode::Walk as u32 { walk_step(scratch) } else { scan_step(scratch) }
 }
 
-/// Tests whether a C frame begins at `scan`, and starts to walk there if so.
+/// Candidates that are passed over in one step.
+const PASSED_OVER: u32 = 8;
+
+/// Looks for a C frame from `scan` on, and starts to walk where one begins.
 #[inline(always)]
 fn scan_step(scratch: &mut Scratch) -> i64 {
     let Some(config) = CONFIG.get(0) else { return 1 };
-    let start = scratch.header.registers[reg::RSP];
-    let cframe = scratch.machine.scan;
-    if cframe + 32 > scratch.machine.stack_end {
-        return 1;
+    let (start, end) = (scratch.header.registers[reg::RSP], scratch.machine.stack_end);
+    let first = scratch.machine.scan;
+    let mut cframe = first;
+    for _ in 0..PASSED_OVER {
+        // SAFETY: a field. Were the value in a register, the compiler would add it to the payload's address before its
+        // offset is checked, in the eyes of the verifier.
+        cframe = unsafe { (&raw const scratch.machine.scan).read_volatile() };
+        let offset = cframe.wrapping_sub(start) as usize;
+        if cframe + C_FRAME_HEAD > end || offset > MAX_STACK as usize - C_FRAME_HEAD as usize || offset % 8 != 0 {
+            return 1;
+        }
+        // SAFETY: `offset + C_FRAME_HEAD` lies within the payload.
+        let head = unsafe { scratch.payload.as_ptr().add(offset) };
+        if may_begin(&config.wide_c_frames, head) || may_begin(&config.narrow_c_frames, head) {
+            break;
+        }
+        scratch.machine.scan = cframe + 16;
     }
+    let guess = scratch.machine.guess;
+    let is_guess = guess != 0;
+    let is_wrong = is_guess && cframe != first;
+    scratch.machine.guess = 0;
+    scratch.machine.scan = if is_guess { guess } else { cframe + 16 };
+    if is_wrong {
+        return 0;
+    }
+    let Some((index, thread)) = find_thread(scratch, config, cframe) else { return 0 };
     scratch.machine.scan = cframe + 16;
-    let offset = (cframe - start) as usize;
-    if offset > MAX_STACK as usize - 32 {
-        return 1;
+    let Some(vm) = VMS.get(index) else { return 0 };
+    start_walk(scratch, vm, index, &thread, cframe)
+}
+
+/// The coroutine that runs in the C frame at `cframe`, and the index of its VM, if there is one: both point at each other.
+#[inline(always)]
+fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u32, Thread)> {
+    let start = scratch.header.registers[reg::RSP];
+    let offset = cframe.wrapping_sub(start) as usize;
+    if offset > MAX_STACK as usize - C_FRAME_HEAD as usize || offset % 8 != 0 {
+        return None;
     }
-    // SAFETY: `offset + 32` lies within the payload.
-    let (wide, narrow) = unsafe {
-        let place = scratch.payload.as_ptr().add(offset);
-        (place.add(16).cast::<u64>().read_unaligned(), place.add(24).cast::<u32>().read_unaligned())
+    // SAFETY: `offset + C_FRAME_HEAD` lies within the payload, and so do the words.
+    let (head, wide, narrow) = unsafe {
+        let head = scratch.payload.as_ptr().add(offset);
+        (head, head.add(16).cast::<u64>().read(), head.add(24).cast::<u32>().read())
     };
     let mut thread = 0;
     let mut index = NO_VM;
-    if config.any_gc64 != 0 && plausible(wide, start, cframe) {
+    if may_begin(&config.wide_c_frames, head) && plausible(wide, start, cframe) {
         thread = wide;
         index = vm_of(wide + 16, true);
     }
-    if index == NO_VM && config.any_gc32 != 0 && plausible(u64::from(narrow), start, cframe) {
+    if index == NO_VM && may_begin(&config.narrow_c_frames, head) && plausible(u64::from(narrow), start, cframe) {
         thread = u64::from(narrow);
         index = vm_of(thread + 8, false);
     }
-    let Some(vm) = VMS.get(index) else { return 0 };
-    if !vm::runs_at(&UserMemory, vm, thread, cframe) {
-        return 0;
-    }
-    start_walk(scratch, vm, index, thread, cframe)
+    let vm = VMS.get(index)?;
+    let thread = Thread::read(&UserMemory, &vm.layout, thread, &mut scratch.machine.memo.head).ok()?;
+    (thread.is_thread && thread.global == vm.global && thread.cframe == cframe).then_some((index, thread))
+}
+
+/// Whether a C frame of this shape may begin at `head` in the copy of the stack, by what can be told without another
+/// read of the target's memory: those are what a search costs.
+#[inline(always)]
+fn may_begin(shape: &CFrameShape, head: *const u8) -> bool {
+    // The verifier does not know what the agent has written there.
+    let (results, previous) = ((shape.results & 0x3c) as usize, (shape.previous & 0x38) as usize);
+    // SAFETY: the callers have checked that `C_FRAME_HEAD` bytes are there.
+    let (results, outer) = unsafe { (head.add(results).cast::<i32>().read(), head.add(previous).cast::<u64>().read()) };
+    shape.exists != 0 && (previous == 0 || CFrameShape::allows(results, outer))
 }
 
 /// Whether a word of what may be the C frame at `cframe` may be the address of a coroutine: one is not on the stack
@@ -371,7 +423,7 @@ fn vm_of(glref: u64, gc64: bool) -> u32 {
 
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.
 #[inline(always)]
-fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cframe: u64) -> i64 {
+fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread, cframe: u64) -> i64 {
     let Some(place) = next_record(scratch) else { return end_walk(scratch, WalkEnd::TooDeep) };
     // SAFETY: `next_record` gives an aligned place within the payload.
     let record = unsafe { &mut *place };
@@ -380,17 +432,17 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cfr
     let inner = scratch.header.vm == NO_VM;
     if inner {
         scratch.header.vm = index;
-        scratch.header.thread = thread;
+        scratch.header.thread = thread.coroutine.thread;
         scratch.header.cframe = cframe;
     }
-    let Ok(coroutine) = Coroutine::read(&UserMemory, layout, thread) else {
-        return end_walk(scratch, WalkEnd::Unreadable);
-    };
+    let coroutine = &thread.coroutine;
     let (base, pc) = if inner {
         scratch.header.lua_stack = coroutine.stack;
         scratch.header.lua_stack_end = coroutine.stack_end;
         let registers: &Registers = &scratch.header.registers;
-        let Ok(top) = top::find(&UserMemory, vm, registers, &coroutine, cframe, record) else {
+        let memo = &mut scratch.machine.memo;
+        memo.look_at(coroutine);
+        let Ok(top) = top::find(&UserMemory, vm, registers, (coroutine, thread.base), cframe, (record, memo)) else {
             return end_walk(scratch, WalkEnd::Unreadable);
         };
         scratch.header.vmstate = top.vmstate;
@@ -401,12 +453,10 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: u64, cfr
         (top.base, top.pc)
     } else {
         // An outer coroutine: it called C code (or resume), so its L->base is current.
-        let Ok(base) = UserMemory.read::<u64>(thread + u64::from(layout.l_base)) else {
-            return end_walk(scratch, WalkEnd::Unreadable);
-        };
-        (base, UserMemory.read_ref(layout.is_gc64(), cframe + u64::from(layout.cframe_pc)).unwrap_or(0))
+        (thread.base, UserMemory.read_ref(layout.is_gc64(), cframe + u64::from(layout.cframe_pc)).unwrap_or(0))
     };
-    match scratch.machine.walk.start(&UserMemory, layout, &coroutine, cframe, base, pc) {
+    let Machine { walk, memo, .. } = &mut scratch.machine;
+    match walk.start(&UserMemory, layout, coroutine, cframe, (base, pc), memo) {
         Ok(()) => {
             scratch.machine.mode = Mode::Walk as u32;
             0
@@ -423,7 +473,7 @@ fn walk_step(scratch: &mut Scratch) -> i64 {
     let Some(place) = next_record(scratch) else { return end_walk(scratch, WalkEnd::TooDeep) };
     // SAFETY: `next_record` gives an aligned place within the payload.
     let record = unsafe { &mut *place };
-    match scratch.machine.walk.step(&UserMemory, &vm.layout, record) {
+    match scratch.machine.walk.step(&UserMemory, &vm.layout, (record, &mut scratch.machine.memo)) {
         Ok(Step::Emitted) => {
             record.vm = index as u16;
             scratch.header.frame_count += 1;

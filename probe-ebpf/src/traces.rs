@@ -7,12 +7,13 @@ use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
 use lj_trace_common::config::Counter;
 use lj_trace_common::event::{SAMPLE_ON_TRACE, SampleHeader, reg};
 use lj_trace_common::layout::VmLayout;
-use lj_trace_common::memory::zeroed;
+use lj_trace_common::memory::{clear, zeroed};
 use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, TraceCopy};
 
 use crate::count::count;
-use crate::maps::{SAMPLES, TRACES, VMS};
+use crate::maps::{SAMPLES, SCRATCH, TRACES, VMS};
 use crate::memory::UserMemory;
+use crate::sample::Scratch;
 
 /// The agent looks at the buffer at its own pace.
 const BPF_RB_NO_WAKEUP: u64 = 1;
@@ -21,21 +22,30 @@ const BPF_RB_NO_WAKEUP: u64 = 1;
 /// the time numbers them from 1 again, and never has many.
 const LOOKED_AT: u32 = 64;
 
-/// Notes which trace the innermost VM runs or leaves; sends it ahead of the sample if the agent does not have it.
+/// Notes which trace the innermost VM runs or leaves; sends it ahead of the sample if the agent does not have it. `area`
+/// is the sample's working area.
 #[inline(never)]
-pub fn note(header: &mut SampleHeader) -> u32 {
+pub fn note(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: the caller has the area to itself, and no reference to it meanwhile; it has one of its own only where
+    // this has none.
+    let borrow = || unsafe { &mut *scratch };
+    let Scratch { header, traces, machine, .. } = borrow();
     if header.flags & SAMPLE_ON_TRACE == 0 && header.trace_exit == 0 {
         return 0;
     }
     let number = if header.vmstate > 0 { header.vmstate as u32 } else { header.trace_exit & 0xffff };
-    let mut index = header.vm;
-    let Some(vm) = VMS.get(index) else { return 0 };
+    let Some(vm) = VMS.get(header.vm) else { return 0 };
+    clear(traces);
     // What could not be read stays zero.
-    let _ = trace::running(&UserMemory, vm, number, &mut header.trace);
-    offer(&header.trace, &vm.layout, index);
+    if traces.read(&UserMemory, vm).is_ok() {
+        let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
+    }
+    offer(&header.trace, &vm.layout, header.vm);
     if !is_known(header) {
+        let mut area = area;
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
-        unsafe { bpf_loop(LOOKED_AT, look_at as *mut c_void, (&raw mut index).cast(), 0) };
+        unsafe { bpf_loop(LOOKED_AT, look_at as *mut c_void, (&raw mut area).cast(), 0) };
     }
     0
 }
@@ -50,16 +60,23 @@ fn is_known(header: &SampleHeader) -> bool {
 }
 
 /// Sends the trace of one number: 0 to go on, 1 to stop.
-extern "C" fn look_at(index: u64, vm: *mut c_void) -> i64 {
-    // SAFETY: `note` passes the index of the VM.
-    let vm_index = unsafe { *vm.cast::<u32>() };
-    let Some(vm) = VMS.get(vm_index) else { return 1 };
-    let mut place = MaybeUninit::uninit();
-    let running = zeroed::<RunningTrace>(&mut place);
-    if trace::running(&UserMemory, vm, index as u32 + 1, running).is_err() {
+extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
+    // SAFETY: `note` passes the number of its working area.
+    let area = unsafe { *area.cast::<u32>() };
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 1 };
+    // SAFETY: as in `note`, whose own references are not used while this runs.
+    let Scratch { header, traces, machine, .. } = unsafe { &mut *scratch };
+    let Some(vm) = VMS.get(header.vm) else { return 1 };
+    let number = index as u32 + 1;
+    if u64::from(number) >= traces.size {
         return 1;
     }
-    offer(running, &vm.layout, vm_index);
+    let mut place = MaybeUninit::uninit();
+    let running = zeroed::<RunningTrace>(&mut place);
+    if traces.running(&UserMemory, &vm.layout, number, (running, &mut machine.memo.head)).is_err() {
+        return 1;
+    }
+    offer(running, &vm.layout, header.vm);
     0
 }
 

@@ -3,6 +3,7 @@
 use lj_trace_common::event::{FrameRecord, Registers, SAMPLE_ON_TRACE, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::layout::gct;
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::top::{self, Top};
 
@@ -162,9 +163,16 @@ impl LuaStack {
         let mut registers = Registers::default();
         registers[reg::RIP] = rip;
         registers[reg::RSP] = rsp;
-        let mut record = FrameRecord::EMPTY;
+        let (mut record, mut memo) = (FrameRecord::EMPTY, Memo::default());
         let mut stack = Self::unknown();
-        match top::find(view, &vm.config(), &registers, &snapshot.coroutine, snapshot.cframe, &mut record) {
+        match top::find(
+            view,
+            &vm.config(),
+            &registers,
+            (&snapshot.coroutine, snapshot.base),
+            snapshot.cframe,
+            (&mut record, &mut memo),
+        ) {
             Ok(top) => {
                 if top.flags & SAMPLE_ON_TRACE != 0 {
                     stack.innermost = Innermost::Trace(None);
@@ -179,8 +187,8 @@ impl LuaStack {
 
     fn walk(&mut self, view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (base, pc): (u64, u64)) {
         let layout = &vm.layout;
-        let mut walk = Walk::default();
-        if let Err(end) = walk.start(view, layout, &snapshot.coroutine, snapshot.cframe, base, pc) {
+        let (mut walk, mut memo) = (Walk::default(), Memo::default());
+        if let Err(end) = walk.start(view, layout, &snapshot.coroutine, snapshot.cframe, (base, pc), &mut memo) {
             self.end = end;
             return;
         }
@@ -188,7 +196,7 @@ impl LuaStack {
         // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
         for _ in 0..2 * MAX_SLOTS {
             let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };
-            match walk.step(view, layout, &mut record) {
+            match walk.step(view, layout, (&mut record, &mut memo)) {
                 Ok(Step::Emitted) => self.frames.push(record),
                 Ok(Step::Skipped) => {}
                 // A suspended coroutine has left the C frame in which it was resumed.

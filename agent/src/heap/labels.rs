@@ -7,6 +7,7 @@ use std::sync::Arc;
 use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk};
 use lj_trace_common::layout::{VmLayout, gct};
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
 
 use super::blocks::{Blocks, ReadSome};
@@ -148,13 +149,13 @@ impl<'a, M: ReadSome> Labels<'a, M> {
         // What the C frame saved is right if the innermost frame is a Lua function that has called the VM.
         let saved = || self.blocks.read_ref(l.is_gc64(), field(cframe, l.cframe_pc)).unwrap_or(0);
         let pc = if cframe == 0 { 0 } else { saved() };
-        let mut walk = Walk::default();
-        if walk.start(self.blocks, l, &coroutine, cframe, base, pc).is_err() {
+        let (mut walk, mut memo) = (Walk::default(), Memo::default());
+        if walk.start(self.blocks, l, &coroutine, cframe, (base, pc), &mut memo).is_err() {
             return locals;
         }
         for _ in 0..MAX_FRAMES {
             let mut record = FrameRecord::EMPTY;
-            if walk.step(self.blocks, l, &mut record).is_err() {
+            if walk.step(self.blocks, l, (&mut record, &mut memo)).is_err() {
                 break;
             }
             if record.kind == FrameKind::Lua as u8 && record.position != NO_POSITION {

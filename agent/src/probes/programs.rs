@@ -213,8 +213,9 @@ impl Programs {
         let mut globals: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "GLOBALS")?.try_into()?;
         globals.insert(&vm.global, &index, 0)?;
         self.change_config(|config| {
-            config.any_gc64 |= u32::from(vm.layout.is_gc64());
-            config.any_gc32 |= u32::from(!vm.layout.is_gc64());
+            let is_wide = vm.layout.is_gc64();
+            let shape = if is_wide { &mut config.wide_c_frames } else { &mut config.narrow_c_frames };
+            shape.include(&vm.layout);
         })
     }
 

@@ -10,6 +10,7 @@ use lj_trace_common::event::{
 };
 use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd};
 use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 use crate::probes::sample::Sample;
@@ -113,15 +114,15 @@ fn rewalk(
     };
     let coroutine = Coroutine { thread: header.thread, stack: header.lua_stack, stack_end: header.lua_stack_end };
     let inner = &sample.frames[..(header.inner_frames as usize).min(sample.frames.len())];
-    let mut walk = Walk::default();
+    let (mut walk, mut memo) = (Walk::default(), Memo::default());
     let mut frames = Vec::new();
-    if let Err(end) = walk.start(&memory, layout, &coroutine, header.cframe, base, pc) {
+    if let Err(end) = walk.start(&memory, layout, &coroutine, header.cframe, (base, pc), &mut memo) {
         return (frames, end);
     }
     // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.
     for _ in 0..2 * MAX_FRAMES {
         let mut record = FrameRecord { vm: header.vm as u16, ..FrameRecord::default() };
-        match walk.step(&memory, layout, &mut record) {
+        match walk.step(&memory, layout, (&mut record, &mut memo)) {
             Ok(frame::Step::Emitted) => frames.push(record),
             Ok(frame::Step::Skipped) => continue,
             Err(end) => return (frames, end),

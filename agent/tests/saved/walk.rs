@@ -5,6 +5,7 @@ use lj_trace::vm::object::field;
 use lj_trace::vm::{FindError, FunctionNames, Prototype, PrototypeKey, Vm, VmStatus, heap, prove_still, read_traces};
 use lj_trace_common::event::{FrameKind, FrameRecord};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
 
 use super::Saved;
@@ -44,19 +45,19 @@ pub fn see_with<M: ReadMemory + 'static>(memory: &M, maps: &Maps, vm: Vm) -> See
 pub fn stack<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, thread: u64) -> (Vec<String>, WalkEnd) {
     let layout = &vm.layout;
     let mut frames = Vec::new();
-    let mut walk = Walk::default();
+    let (mut walk, mut memo) = (Walk::default(), Memo::default());
     let coroutine = Coroutine::read(memory, layout, thread);
     let base: Result<u64, _> = memory.read(field(thread, layout.l_base));
     let cframe: Result<u64, _> = memory.read(field(thread, layout.l_cframe));
     let (Ok(coroutine), Ok(base), Ok(cframe)) = (coroutine, base, cframe) else { return (frames, WalkEnd::NoLua) };
-    let mut end = walk.start(memory, layout, &coroutine, cframe & !CFRAME_FLAGS, base, 0).err();
+    let mut end = walk.start(memory, layout, &coroutine, cframe & !CFRAME_FLAGS, (base, 0), &mut memo).err();
     // As many as the stack in the largest of builds has.
     for _ in 0..1 << 20 {
         if let Some(end) = end {
             return (frames, end);
         }
         let mut record = FrameRecord::EMPTY;
-        match walk.step(memory, layout, &mut record) {
+        match walk.step(memory, layout, (&mut record, &mut memo)) {
             Ok(Step::Emitted) if frames.len() < 1000 => frames.push(describe(memory, vm, names, &record)),
             Ok(_) => {}
             Err(reason) => end = Some(reason),

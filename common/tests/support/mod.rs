@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use lj_trace_common::event::{FrameKind, FrameRecord};
 use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::layout::{ABSENT, VmLayout, gct};
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 /// Sparse memory, byte by byte.
@@ -225,14 +226,14 @@ impl Lab {
 
     /// Walks from `base`.
     pub fn walk_from(&self, base: u64, pc: u64) -> (Vec<FrameRecord>, WalkEnd) {
-        let mut walk = Walk::default();
+        let (mut walk, mut memo) = (Walk::default(), Memo::default());
         let mut frames = Vec::new();
-        if let Err(end) = walk.start(&self.memory, &self.layout, &self.coroutine, self.cframe, base, pc) {
+        if let Err(end) = walk.start(&self.memory, &self.layout, &self.coroutine, self.cframe, (base, pc), &mut memo) {
             return (frames, end);
         }
         loop {
             let mut record = FrameRecord::default();
-            match walk.step(&self.memory, &self.layout, &mut record) {
+            match walk.step(&self.memory, &self.layout, (&mut record, &mut memo)) {
                 Ok(Step::Emitted) => frames.push(record),
                 Ok(Step::Skipped) => {}
                 Err(end) => return (frames, end),

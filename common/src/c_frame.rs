@@ -1,0 +1,77 @@
+//! What a C frame looks like: the native frame of `lua_call`, `lua_pcall` or `lua_resume`, in which the VM keeps the
+//! coroutine that runs there, the C frame around it, and the number of results (`CFRAME_OFS_*`, `lj_frame.h`).
+
+use crate::frame::CFRAME_FLAGS;
+use crate::layout::VmLayout;
+
+/// How many bytes from the beginning of a C frame all that is looked at lies within.
+pub const C_FRAME_HEAD: u64 = 8 * C_FRAME_WORDS as u64;
+
+/// The same in words: C frames are larger (`CFRAME_SIZE`: 80 bytes, 96 in Tarantool).
+pub const C_FRAME_WORDS: usize = 8;
+
+/// More results than any call returns, and more bytes than a Lua stack has (`LUAI_MAXSTACK`, `luaconf.h`).
+const TOO_MANY: u32 = 1 << 24;
+
+/// Where the C frames of all VMs with references of one width have what tells them from other words of a native
+/// stack, without a look at what they point to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CFrameShape {
+    /// Whether there are such VMs.
+    pub exists: u32,
+    /// Offset of the number of results.
+    pub results: u32,
+    /// Offset of the address of the C frame around it; 0 if VMs differ.
+    pub previous: u32,
+    /// Always 0.
+    pub reserved: u32,
+}
+
+impl CFrameShape {
+    /// Takes in what the C frames of one more VM look like.
+    pub fn include(&mut self, layout: &VmLayout) {
+        let [results, previous] = [layout.cframe_nres, layout.cframe_prev].map(u32::from);
+        let is_within = previous + 8 <= C_FRAME_HEAD as u32 && results + 4 <= C_FRAME_HEAD as u32;
+        let own = Self { exists: 1, results, previous, reserved: 0 };
+        *self = match *self {
+            Self { exists: 0, .. } if is_within => own,
+            same if same == own => own,
+            _ => Self { exists: 1, ..Self::default() },
+        };
+    }
+
+    /// Whether a C frame may have these two.
+    #[inline(always)]
+    pub const fn allows(results: i32, previous: u64) -> bool {
+        let previous = previous & !CFRAME_FLAGS;
+        previous & 15 == 0 && previous < 1 << 47 && results.unsigned_abs() < TOO_MANY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vms_that_differ_share_no_shape() {
+        let layout = |cframe_nres, cframe_prev| VmLayout { cframe_nres, cframe_prev, ..VmLayout::default() };
+        let mut shape = CFrameShape::default();
+        shape.include(&layout(8, 32));
+        shape.include(&layout(8, 32));
+        assert_eq!(shape, CFrameShape { exists: 1, results: 8, previous: 32, reserved: 0 });
+        shape.include(&layout(8, 48));
+        assert_eq!((shape.exists, shape.previous), (1, 0));
+        shape.include(&layout(8, 32));
+        assert_eq!((shape.exists, shape.previous), (1, 0));
+    }
+
+    #[test]
+    fn frames_are_told_from_other_words() {
+        assert!(CFrameShape::allows(2, 0x7fff_1230 | 1));
+        assert!(CFrameShape::allows(-520_000, 0));
+        assert!(!CFrameShape::allows(0x5555_1234, 0));
+        assert!(!CFrameShape::allows(1, 0x7fff_1238));
+        assert!(!CFrameShape::allows(1, u64::MAX));
+    }
+}

@@ -1,0 +1,47 @@
+//! A coroutine (`lua_State`, `lj_obj.h`), as far as a walk needs it, in one read.
+
+use crate::frame::{CFRAME_FLAGS, Coroutine, gct_offset};
+use crate::head::Head;
+use crate::layout::{VmLayout, gct};
+use crate::memory::{ReadMemory, Unreadable};
+
+/// What a `lua_State` says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// The `global_State` of its VM.
+    pub global: u64,
+    /// Whether it is a coroutine at all: else nothing here means anything.
+    pub is_thread: bool,
+    /// Its innermost C frame, or 0.
+    pub cframe: u64,
+    /// `L->base`.
+    pub base: u64,
+    /// Its stack.
+    pub coroutine: Coroutine,
+}
+
+impl Thread {
+    /// Reads the `lua_State` at `thread`; `head` is to work in.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if it is.
+    #[inline(always)]
+    pub fn read<const N: usize>(
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        thread: u64,
+        head: &mut Head<N>,
+    ) -> Result<Self, Unreadable> {
+        let gc64 = layout.is_gc64();
+        head.read::<12, 8>(memory, gc64, thread)?;
+        let stack = head.reference(gc64, layout.l_stack)?;
+        let slots = head.u32(layout.l_stacksize)?;
+        Ok(Self {
+            global: head.reference(gc64, layout.l_glref)?,
+            is_thread: head.u8(gct_offset(gc64) as u16)? == gct::THREAD,
+            cframe: head.u64(layout.l_cframe)? & !CFRAME_FLAGS,
+            base: head.u64(layout.l_base)?,
+            coroutine: Coroutine { thread, stack, stack_end: stack.wrapping_add(u64::from(slots) * 8) },
+        })
+    }
+}
