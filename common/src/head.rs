@@ -6,15 +6,17 @@ use crate::memory::{Plain, ReadMemory, Unreadable};
 /// The most words of an object that are read.
 const WORDS: usize = 11;
 
+/// Room for them.
+const PLACES: usize = WORDS.next_power_of_two();
+
 /// The first words of an object, whose fields lie in one word each, as compilers align them.
 ///
 /// One is used for one object after the other, since the stack of a BPF program is small.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// One more than is used: the BPF verifier does not see that offsets are multiples of 8, and takes the last
-    /// word to end up to 7 bytes later.
-    words: [u64; WORDS + 1],
+    /// A power of two of them, so that an index is made safe by a mask: [`Self::u64`].
+    words: [u64; PLACES],
 }
 
 // SAFETY: an array of integers.
@@ -22,7 +24,7 @@ unsafe impl Plain for Head {}
 
 impl Head {
     /// Nothing read yet.
-    pub const EMPTY: Self = Self { words: [0; WORDS + 1] };
+    pub const EMPTY: Self = Self { words: [0; PLACES] };
 
     /// Reads the head of the object at `address`: `WIDE` words of it if `gc64`, else `NARROW`, since objects with
     /// narrower references are shorter, and may end where their page does.
@@ -51,7 +53,11 @@ impl Head {
     #[inline(always)]
     pub fn u64(&self, offset: u16) -> Result<u64, Unreadable> {
         let word = usize::from(offset / 8);
-        if word < WORDS { Ok(self.words[word]) } else { Err(Unreadable) }
+        // Verifiers before Linux 6.8 forget what a comparison says about an index that the compiler keeps on the stack; a
+        // mask they know. Only since the access comes before the comparison, and is volatile, there is one.
+        // SAFETY: a reference to a word that is there.
+        let value = unsafe { (&raw const self.words[word % PLACES]).read_volatile() };
+        if word < WORDS { Ok(value) } else { Err(Unreadable) }
     }
 
     /// The 4 bytes at `offset`.
