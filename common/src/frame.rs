@@ -429,12 +429,7 @@ impl Code {
 /// # Errors
 /// [`WalkEnd::NotAFunction`], [`WalkEnd::Unreadable`].
 #[inline(always)]
-pub fn read_code<const ROOM: usize>(
-    memory: &impl ReadMemory,
-    layout: &VmLayout,
-    function: u64,
-    head: &mut Head<ROOM>,
-) -> Result<Code, WalkEnd> {
+pub fn read_code(memory: &impl ReadMemory, layout: &VmLayout, function: u64, head: &mut Head) -> Result<Code, WalkEnd> {
     let gc64 = layout.is_gc64();
     head.read::<5, 3>(memory, gc64, function)?;
     if head.u8(gct_offset(gc64) as u16)? != gct::FUNC {
@@ -470,11 +465,11 @@ pub struct Prototype {
 /// # Errors
 /// [`WalkEnd::NotAPrototype`], [`WalkEnd::Unreadable`].
 #[inline(always)]
-pub fn read_prototype<const ROOM: usize>(
+pub fn read_prototype(
     memory: &impl ReadMemory,
     layout: &VmLayout,
     address: u64,
-    head: &mut Head<ROOM>,
+    head: &mut Head,
 ) -> Result<Prototype, WalkEnd> {
     let gc64 = layout.is_gc64();
     head.read::<11, 7>(memory, gc64, address)?;

@@ -3,29 +3,25 @@
 
 use crate::memory::{Plain, ReadMemory, Unreadable};
 
-/// Room for the heads of functions and prototypes.
-pub const SMALL: usize = 12;
+/// The most words of an object that are read: as many as traces need, and a power of two, so that an index is made safe
+/// by a mask ([`Head::u64`]).
+const WORDS: usize = 16;
 
-/// Room for the heads of coroutines and traces.
-pub const LARGE: usize = 16;
-
-/// The first words of an object, whose fields lie in one word each, as compilers align them: one less than there is
-/// room for, since the BPF verifier does not see that offsets are multiples of 8, and takes the last word to end up to
-/// 7 bytes later.
+/// The first words of an object, whose fields lie in one word each, as compilers align them.
 ///
 /// One is used for one object after the other, since the stack of a BPF program is small.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head<const ROOM: usize = SMALL> {
-    words: [u64; ROOM],
+pub struct Head {
+    words: [u64; WORDS],
 }
 
 // SAFETY: an array of integers.
-unsafe impl<const ROOM: usize> Plain for Head<ROOM> {}
+unsafe impl Plain for Head {}
 
-impl<const ROOM: usize> Head<ROOM> {
+impl Head {
     /// Nothing read yet.
-    pub const EMPTY: Self = Self { words: [0; ROOM] };
+    pub const EMPTY: Self = Self { words: [0; WORDS] };
 
     /// Reads the head of the object at `address`: `WIDE` words of it if `gc64`, else `NARROW`, since objects with
     /// narrower references are shorter, and may end where their page does.
@@ -39,7 +35,7 @@ impl<const ROOM: usize> Head<ROOM> {
         gc64: bool,
         address: u64,
     ) -> Result<(), Unreadable> {
-        const { assert!(NARROW <= WIDE && WIDE < ROOM) };
+        const { assert!(NARROW <= WIDE && WIDE <= WORDS) };
         if gc64 {
             memory.read_words(address, &mut self.words[..WIDE])
         } else {
@@ -54,7 +50,11 @@ impl<const ROOM: usize> Head<ROOM> {
     #[inline(always)]
     pub fn u64(&self, offset: u16) -> Result<u64, Unreadable> {
         let word = usize::from(offset / 8);
-        if word < ROOM - 1 { Ok(self.words[word]) } else { Err(Unreadable) }
+        // Verifiers before Linux 6.8 forget what a comparison says about an index that the compiler keeps on the stack; a
+        // mask they know. Only since the access comes before the comparison, and is volatile, there is one.
+        // SAFETY: a reference to a word that is there.
+        let value = unsafe { (&raw const self.words[word % WORDS]).read_volatile() };
+        if word < WORDS { Ok(value) } else { Err(Unreadable) }
     }
 
     /// The 4 bytes at `offset`.
@@ -82,7 +82,7 @@ impl<const ROOM: usize> Head<ROOM> {
     }
 }
 
-impl<const ROOM: usize> Default for Head<ROOM> {
+impl Default for Head {
     fn default() -> Self {
         Self::EMPTY
     }

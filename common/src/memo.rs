@@ -4,7 +4,7 @@
 
 use crate::event::FrameRecord;
 use crate::frame::Coroutine;
-use crate::head::{Head, LARGE};
+use crate::head::Head;
 use crate::layout::VmLayout;
 
 use crate::memory::{Plain, ReadMemory, Unreadable, clear};
@@ -44,7 +44,7 @@ pub struct Memo {
     identities: [u64; STRINGS],
     slots: Slots,
     /// To read the heads of objects into: the stack of a BPF program has little room.
-    pub head: Head<LARGE>,
+    pub head: Head,
 }
 
 /// Slots of a Lua stack that were read at once.

@@ -26,12 +26,7 @@ impl Thread {
     /// # Errors
     /// [`Unreadable`] if it is.
     #[inline(always)]
-    pub fn read<const N: usize>(
-        memory: &impl ReadMemory,
-        layout: &VmLayout,
-        thread: u64,
-        head: &mut Head<N>,
-    ) -> Result<Self, Unreadable> {
+    pub fn read(memory: &impl ReadMemory, layout: &VmLayout, thread: u64, head: &mut Head) -> Result<Self, Unreadable> {
         let gc64 = layout.is_gc64();
         head.read::<12, 8>(memory, gc64, thread)?;
         let stack = head.reference(gc64, layout.l_stack)?;

@@ -4,7 +4,7 @@
 //! from every other is read at the sample itself, and so is the trace: its header, intermediate code and snapshots
 //! are one block (`lj_trace_alloc`, `lj_trace.c`, LuaJIT 2.1; `trace_save` in 2.0), its machine code another.
 
-use crate::head::{Head, LARGE};
+use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
 use crate::memory::{Plain, ReadMemory, Unreadable};
 use crate::vm::VmConfig;
@@ -149,7 +149,7 @@ impl Traces {
         memory: &impl ReadMemory,
         layout: &VmLayout,
         number: u32,
-        (running, head): (&mut RunningTrace, &mut Head<LARGE>),
+        (running, head): (&mut RunningTrace, &mut Head),
     ) -> Result<(), Unreadable> {
         running.area = self.area;
         running.area_size = self.area_size;

@@ -8,10 +8,10 @@ use core::ffi::c_void;
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_NOEXIST, bpf_perf_event_data, pt_regs};
 use aya_ebpf::helpers::generated::{
-    bpf_get_attach_cookie, bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_loop, bpf_probe_read_user,
-    bpf_ringbuf_output, bpf_task_pt_regs,
+    bpf_get_attach_cookie, bpf_get_current_task_btf, bpf_ktime_get_ns, bpf_loop, bpf_probe_read_kernel,
+    bpf_probe_read_user, bpf_ringbuf_output, bpf_task_pt_regs,
 };
-use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id, bpf_probe_read_kernel};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
@@ -140,7 +140,7 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
     // anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
-    if !read_registers(&mut borrow().header, flags, allocation_size) {
+    if !read_registers(borrow(), flags, allocation_size) {
         count(Counter::NoRegisters);
         return;
     }
@@ -181,20 +181,27 @@ fn is_duplicate(context: &PerfEventContext) -> bool {
 
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted.
 #[inline(always)]
-fn read_registers(header: &mut SampleHeader, flags: u32, allocation_size: u64) -> bool {
+fn read_registers(scratch: &mut Scratch, flags: u32, allocation_size: u64) -> bool {
+    let Scratch { header, payload, .. } = scratch;
     clear(header);
     header.vm = NO_VM;
     (header.walk_end, header.outer_end) = (WalkEnd::NoLua as u32, WalkEnd::NoLua as u32);
     let id = bpf_get_current_pid_tgid();
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
-    // SAFETY: plain helpers, and a task's registers may be read while it runs.
-    let (time, registers) = unsafe {
-        let registers = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const pt_regs;
-        (bpf_ktime_get_ns(), bpf_probe_read_kernel(registers))
+    // They are too large for the program's stack, and nothing is in the payload yet.
+    let registers = payload.as_mut_ptr().cast::<pt_regs>();
+    // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
+    let outcome = unsafe {
+        header.time = bpf_ktime_get_ns();
+        let source = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const c_void;
+        bpf_probe_read_kernel(registers.cast(), size_of::<pt_regs>() as u32, source)
     };
-    header.time = time;
-    let Ok(r) = registers else { return false };
+    if outcome != 0 {
+        return false;
+    }
+    // SAFETY: the payload is aligned for them, and holds them now.
+    let r = unsafe { &*registers };
     if let Some(pending) = pending::of_id(id) {
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;

@@ -124,6 +124,14 @@ fn vms_with_separate_programs_for_calls_and_returns() -> Result<()> {
     Ok(())
 }
 
+/// As kernels before 6.6 need it.
+#[test]
+fn vms_with_a_perf_event_for_each_probe() -> Result<()> {
+    let Some(said) = check(&[], &[], &["--no-uprobe-multi"])? else { return Ok(()) };
+    ensure!(said.contains("each probe is a perf event"), "{said}");
+    Ok(())
+}
+
 #[test]
 fn an_allocator_in_memory_of_no_file_is_refused() -> Result<()> {
     if !Path::new(LIBRARY).exists() {

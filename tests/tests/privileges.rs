@@ -49,6 +49,24 @@ fn what_is_missing_is_named() -> Result<()> {
     Ok(())
 }
 
+/// As on kernels that have no `uprobe_multi` links: all that are patched (CVE-2025-38466) want more for perf events.
+#[test]
+fn probes_that_are_perf_events_need_one_more() -> Result<()> {
+    let workload = Workload::start(&luajit()?, TRUTH, &["60"])?;
+    let pid = workload.pid().to_string();
+    let run = |more: &[Capability]| {
+        let folder = tempfile::tempdir()?;
+        let output = folder.path().join("m.bin");
+        let options = ["--mode", "memprof", "--no-uprobe-multi", "--duration", "300ms"];
+        let output = output.to_string_lossy();
+        let arguments = [&["--pid", &pid, "--output", &output][..], &options].concat();
+        Tracer::start_as_nobody_with(&[&[BPF, PERFMON, SYS_PTRACE], more].concat(), folder.path(), &arguments)?.wait()
+    };
+    run(&[])?.expect(exit_code::PRIVILEGES, &["CAP_SYS_ADMIN is missing", "since Linux 6.6"]);
+    run(&[SYS_ADMIN])?.expect(0, &["allocation events"]);
+    Ok(())
+}
+
 #[test]
 fn looking_at_a_process_needs_no_bpf() -> Result<()> {
     let workload = Workload::start(&luajit()?, TRUTH, &["60"])?;

@@ -4,6 +4,8 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 
 use super::{Area, Check, Mode, Verdict, read};
+use crate::probes::calibrate;
+use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::{self, Clock};
 use crate::probes::programs::{ProbeError, Programs, Wanted};
 use crate::probes::session;
@@ -14,12 +16,26 @@ pub fn checks() -> Vec<Check> {
     let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), uprobe_session(), clock()];
     checks.push(programs(
         "BPF sampler",
-        Wanted { cpu: true, memory: false, stack_every: 0, kernel_frames: false, processes: 1 },
+        Wanted {
+            cpu: true,
+            memory: false,
+            stack_every: 0,
+            kernel_frames: false,
+            mechanism: Mechanism::detect(),
+            processes: 1,
+        },
         Mode::Sysprof,
     ));
     checks.push(programs(
         "BPF allocation probes",
-        Wanted { cpu: false, memory: true, stack_every: 0, kernel_frames: false, processes: 1 },
+        Wanted {
+            cpu: false,
+            memory: true,
+            stack_every: 0,
+            kernel_frames: false,
+            mechanism: Mechanism::detect(),
+            processes: 1,
+        },
         Mode::Memprof,
     ));
     checks
@@ -73,23 +89,30 @@ fn bpf_loop() -> Check {
 
 fn uprobe_multi() -> Check {
     const NAME: &str = "uprobe_multi";
-    let upgrade = |check: Check| check.fix("run Linux 6.6 or later").affects(&[Mode::Memprof]);
     match is_uprobe_multi_supported(UProbeMultiFeature::LinkCreation) {
         Ok(true) => {}
-        Ok(false) => {
-            let found = "missing: the allocator cannot be probed for one process alone";
-            return upgrade(check(NAME, Verdict::Problem, found));
-        }
+        Ok(false) => return classic_probes(NAME, "not there (Linux 6.6 has it)"),
         Err(error) => return untried(NAME, &error.to_string()),
     }
     match is_uprobe_multi_supported(UProbeMultiFeature::ProcessScopedPidFilter) {
         Ok(true) => check(NAME, Verdict::Ok, "there, for all threads of a process"),
-        Ok(false) => {
-            check(NAME, Verdict::Note, "there, but this kernel probes one thread only where a process is asked for")
-                .fix("run Linux 6.10 or later, or a stable kernel that has the fix 46ba0e49b642")
-                .affects(&[Mode::Memprof])
-        }
+        Ok(false) => classic_probes(NAME, "there, but for one thread where a process is asked for (before Linux 6.10)"),
         Err(error) => untried(NAME, &error.to_string()),
+    }
+}
+
+/// Tries what is used in place of `uprobe_multi`.
+fn classic_probes(name: &str, why: &str) -> Check {
+    let Err(error) = calibrate::try_probe(Mechanism::Classic) else {
+        return check(name, Verdict::Ok, format!("{why}: the allocator is probed by perf events, which work"));
+    };
+    let found = format!("{why}, and the allocator cannot be probed by perf events: {error}");
+    let problem = check(name, Verdict::Problem, found).affects(&[Mode::Memprof]);
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => {
+            Check { area: Area::Privileges, ..problem.fix("run as root, or give lj-trace CAP_SYS_ADMIN") }
+        }
+        _ => problem.fix("run Linux 6.6 or later"),
     }
 }
 
@@ -145,7 +168,6 @@ fn programs(name: &str, wanted: Wanted, mode: Mode) -> Check {
     let fix = match &error {
         ProbeError::Object(_) => "build lj-trace with `cargo xtask build`",
         ProbeError::NotPermitted { .. } => "run as root, or give lj-trace CAP_BPF and CAP_PERFMON",
-        _ if mode == Mode::Memprof => "run Linux 6.6 or later; if this is one, please report this",
         _ => "run Linux 5.17 or later; if this is one, please report this",
     };
     let mut check = check(name, Verdict::Problem, error.to_string()).fix(fix).affects(&[mode]);

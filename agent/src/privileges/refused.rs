@@ -77,7 +77,9 @@ impl Refusal {
                     format!(" (kernel.yama.ptrace_scope is {scope}: even processes of the same user need it)")
                 }
                 (Operation::ClassicProbes, _) => {
-                    " (this kernel has no uprobe_multi links, which do without it since Linux 6.6)".to_owned()
+                    return "CAP_SYS_ADMIN is missing (this kernel has no uprobe_multi links, which do without it since \
+                            Linux 6.6): run as root (`sudo lj-trace ...`), or add CAP_SYS_ADMIN to the capabilities"
+                        .to_owned();
                 }
                 _ => String::new(),
             };

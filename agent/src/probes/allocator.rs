@@ -1,25 +1,31 @@
 //! The allocation probes: put on the allocators of the target's VMs where the plan says, they hand out events.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::num::NonZeroU32;
 use std::ops::ControlFlow;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{MapData, RingBuf};
-use aya::programs::UProbe;
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
+use aya::programs::{ProbeKind, UProbe};
 use lj_trace_common::allocation::event::PROTOTYPE_SEEN;
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::NO_WORD;
 
+use super::classic;
+use super::mechanism::Mechanism;
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
-use super::programs::{PROBES_KERNEL, ProbeError, Programs, take_map};
+use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
 use super::session::{SessionLink, SessionProgram};
+use super::uprobe_multi::Kind;
+use crate::privileges::Operation;
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
 
@@ -101,8 +107,11 @@ pub struct AllocationProbes {
     plans: Vec<ProbePlan>,
     /// By the program that they run.
     links: Vec<(&'static str, UProbeLinkId)>,
+    /// Those that are perf events.
+    classic_links: Vec<OwnedFd>,
     session: Session,
     session_links: Vec<SessionLink>,
+    mechanism: Mechanism,
 }
 
 /// Which programs see calls and returns.
@@ -157,6 +166,9 @@ impl Session {
         if vms.iter().any(|vm| vm.config().thread_word == NO_WORD) {
             return Self::Missing(anyhow::anyhow!("the VM does not name the coroutine that runs"));
         }
+        if programs.mechanism() == Mechanism::Classic {
+            return Self::Missing(anyhow::anyhow!("each probe is a perf event, without uprobe_multi links"));
+        }
         SessionProgram::load(program, &programs.maps).map_or_else(Self::Missing, Self::Program)
     }
 }
@@ -174,7 +186,7 @@ impl AllocationProbes {
         vms: &[Vm],
         handlers: Handlers,
     ) -> Result<Self, AllocatorError> {
-        let refused = |error: anyhow::Error| ProbeError::sort(PROBES_KERNEL, error);
+        let refused = |error: anyhow::Error| ProbeError::sort(error);
         let allocators = Allocator::all(process, maps, vms)?;
         let mut by_data: BTreeMap<u64, u32> = BTreeMap::new();
         let mut uses = |data, vm| {
@@ -200,42 +212,56 @@ impl AllocationProbes {
         }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
-        let (plans, links, session_links) = (Vec::new(), Vec::new(), Vec::new());
-        let mut probes = Self { handlers, events, plans, links, session, session_links };
+        let mechanism = programs.mechanism();
+        let mut probes = Self {
+            handlers,
+            events,
+            plans: Vec::new(),
+            links: Vec::new(),
+            classic_links: Vec::new(),
+            session,
+            session_links: Vec::new(),
+            mechanism,
+        };
         if programs.wants_allocation_stacks() {
             program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
         for allocator in allocators {
-            probes.attach_to(programs, process, &allocator).map_err(refused)?;
+            probes.attach_to(programs, process, &allocator)?;
             probes.plans.push(allocator.plan);
         }
         Ok(probes)
     }
 
-    fn attach_to(&mut self, programs: &mut Programs, process: &Process, allocator: &Allocator) -> anyhow::Result<()> {
+    fn attach_to(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        allocator: &Allocator,
+    ) -> Result<(), ProbeError> {
         let [on_call, on_return] = self.handlers.programs();
         let path = allocator.function.probe_path();
-        let scope = UProbeScope::OneProcess(NonZeroU32::new(process.pid()).ok_or_else(|| anyhow::anyhow!("pid 0"))?);
+        let pid = process.pid();
         let points = &allocator.plan.points;
         let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
         // The return's probe is there first: a return without its call is ignored, but a call without its return would be
         // an event less, for as long as the kernel takes to attach a program.
         let with_result = points.iter().filter(|point| point.return_probe);
         let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
-        if !self.attach_session(&path, &calls, process.pid()) {
+        if !self.attach_session(&path, &calls, pid) {
             for name in [on_call, on_return] {
-                let program = program(programs, name)?;
+                let program = program(programs, name).map_err(ProbeError::sort)?;
                 if program.fd().is_err() {
-                    program.load()?;
+                    program.load().map_err(ProbeError::sort)?;
                 }
             }
             let returns: Vec<_> = with_result.clone().map(|point| (offset(point), 0)).collect();
-            self.attach_program(programs, on_return, &returns, &path, scope)?;
-            self.attach_program(programs, on_call, &calls, &path, scope)?;
+            self.attach_program(programs, on_return, &returns, &path, pid)?;
+            self.attach_program(programs, on_call, &calls, &path, pid)?;
         }
         if programs.wants_allocation_stacks() {
             let stacks: Vec<_> = with_result.map(|point| (offset(point), cookie(point))).collect();
-            self.attach_program(programs, STACKS, &stacks, &path, scope)?;
+            self.attach_program(programs, STACKS, &stacks, &path, pid)?;
         }
         Ok(())
     }
@@ -257,16 +283,27 @@ impl AllocationProbes {
         name: &'static str,
         points: &[(u64, u64)],
         path: &Path,
-        scope: UProbeScope,
-    ) -> anyhow::Result<()> {
+        pid: u32,
+    ) -> Result<(), ProbeError> {
         if points.is_empty() {
             return Ok(());
         }
+        let program = program(programs, name).map_err(ProbeError::sort)?;
+        if self.mechanism == Mechanism::Classic {
+            let kind = if matches!(program.kind(), ProbeKind::Return) { Kind::Return } else { Kind::Call };
+            let program = program.fd().map_err(ProbeError::sort)?.as_fd();
+            for &point in points {
+                let link = classic::attach(program, path, point, pid, kind).map_err(refused_classic)?;
+                self.classic_links.push(link);
+            }
+            return Ok(());
+        }
+        let scope = NonZeroU32::new(pid).map_or(UProbeScope::CallingProcess, UProbeScope::OneProcess);
         let points = points.iter().map(|&(offset, cookie)| UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(offset),
             cookie: Some(cookie),
         });
-        self.links.push((name, program(programs, name)?.attach(points, path, scope)?));
+        self.links.push((name, program.attach(points, path, scope).map_err(ProbeError::sort)?));
         Ok(())
     }
 
@@ -279,6 +316,7 @@ impl AllocationProbes {
             std::thread::sleep(CALL);
         }
         self.session_links.clear();
+        while self.classic_links.pop().is_some() {}
         for (name, link) in self.links.drain(..).rev() {
             // A link that is gone already is what we want.
             let _ = program(programs, name).map(|program| program.detach(link));
@@ -326,6 +364,13 @@ fn templates(vms: &[Vm]) -> Vec<(u64, u32)> {
         }
     }
     templates
+}
+
+fn refused_classic(error: io::Error) -> ProbeError {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => ProbeError::not_permitted(Operation::ClassicProbes),
+        _ => ProbeError::sort(error),
+    }
 }
 
 /// Reads `g->allocf` and `g->allocd`.

@@ -2,9 +2,12 @@
 //! machine to machine by an order of magnitude, so it is measured, on calls that lj-trace makes itself.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+use super::classic;
+use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
 use super::uprobe_multi::{Instruction, Kind, attach, load};
 use crate::target::Maps;
@@ -27,19 +30,20 @@ pub const ASSUMED: ProbeCost = ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick:
 const CALLS: u32 = 500;
 const ROUNDS: usize = 7;
 
-/// Measures the probes on the allocator. `is_cheap` says whether the kernel emulates the instructions that they are on.
+/// Measures the probes on the allocator, put there as `mechanism` says. `is_cheap` says whether the kernel emulates the
+/// instructions that they are on.
 ///
 /// # Errors
-/// The kernel has no `uprobe_multi` links, or does not let us use them.
-pub fn allocation_probes(is_cheap: bool) -> io::Result<ProbeCost> {
+/// The kernel does not let us.
+pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
     let function = if is_cheap { Function::emulated() } else { Function::stepped() };
     let (offset, plain) = (function.file_offset()?, function.time());
     // A session that wants its return has both; where there are no sessions, two programs have.
-    let probed = |wants_return| match probe(Kind::Session, offset, wants_return) {
+    let probed = |wants_return| match probe(mechanism, Kind::Session, offset, wants_return) {
         Ok(link) => Ok(vec![link]),
         Err(_) => {
-            let returns = wants_return.then(|| probe(Kind::Return, offset, true)).transpose()?;
-            Ok::<_, io::Error>(returns.into_iter().chain([probe(Kind::Call, offset, true)?]).collect())
+            let returns = wants_return.then(|| probe(mechanism, Kind::Return, offset, true)).transpose()?;
+            Ok::<_, io::Error>(returns.into_iter().chain([probe(mechanism, Kind::Call, offset, true)?]).collect())
         }
     };
     let called = {
@@ -51,6 +55,14 @@ pub fn allocation_probes(is_cheap: bool) -> io::Result<ProbeCost> {
         function.time()
     };
     Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), tick: 0.0 })
+}
+
+/// Tries a probe on an instruction of our own.
+///
+/// # Errors
+/// What the kernel says.
+pub fn try_probe(mechanism: Mechanism) -> io::Result<()> {
+    probe(mechanism, Kind::Call, Function::emulated().file_offset()?, true).map(drop)
 }
 
 /// Measures a tick of the sampler, in seconds.
@@ -81,12 +93,17 @@ pub fn tick(clock: Clock) -> io::Result<f64> {
 }
 
 /// Puts an empty program on an instruction of our own file, for this process alone.
-fn probe(kind: Kind, offset: u64, wants_return: bool) -> io::Result<std::os::fd::OwnedFd> {
+fn probe(mechanism: Mechanism, kind: Kind, offset: u64, wants_return: bool) -> io::Result<OwnedFd> {
     // `r0 = 0` or `r0 = 1`, which tells a session to leave the return out; `exit`.
     let answer = u8::from(!wants_return);
     let program: [Instruction; 2] = [[0xb7, 0, 0, 0, answer, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let program = load("calibrate", &program, c"GPL", kind)?;
-    attach(&program, Path::new("/proc/self/exe"), &[(offset, 0)], std::process::id(), kind)
+    let load = |kind| load("calibrate", &program, c"GPL", kind);
+    let (path, pid) = (Path::new("/proc/self/exe"), std::process::id());
+    match mechanism {
+        Mechanism::Multi => attach(&load(Some(kind))?, path, &[(offset, 0)], pid, kind),
+        Mechanism::Classic if kind == Kind::Session => Err(io::ErrorKind::Unsupported.into()),
+        Mechanism::Classic => classic::attach(load(None)?.as_fd(), path, (offset, 0), pid, kind),
+    }
 }
 
 /// Something to call.

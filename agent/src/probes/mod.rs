@@ -2,6 +2,8 @@
 
 pub mod allocator;
 pub mod calibrate;
+mod classic;
+pub mod mechanism;
 pub mod object;
 pub mod perf_event;
 pub mod plan;

@@ -1,6 +1,11 @@
 //! The compiled BPF programs, carried inside the binary.
 
+use std::borrow::Cow;
+
 use aya::include_bytes_aligned;
+use memchr::memmem;
+
+use super::mechanism::Mechanism;
 
 /// The ELF object with every BPF program and map; empty if lj-trace was built without its BPF programs.
 ///
@@ -20,6 +25,26 @@ pub fn object() -> Result<&'static [u8], NoBpfPrograms> {
     if BPF_OBJECT.is_empty() { Err(NoBpfPrograms) } else { Ok(BPF_OBJECT) }
 }
 
+/// The same with its probes declared as this mechanism needs them: aya takes it from the names of their sections, which
+/// stand in the table of strings, and in that of BTF.
+///
+/// # Errors
+/// As [`object`].
+pub fn object_for(mechanism: Mechanism) -> Result<Cow<'static, [u8]>, NoBpfPrograms> {
+    const SUFFIX: &[u8] = b".multi\0";
+    let object = object()?;
+    if mechanism == Mechanism::Multi {
+        return Ok(Cow::Borrowed(object));
+    }
+    let mut renamed = object.to_vec();
+    for place in memmem::find_iter(object, SUFFIX) {
+        if object[..place].ends_with(b"uprobe") || object[..place].ends_with(b"uretprobe") {
+            renamed[place..place + SUFFIX.len()].fill(0);
+        }
+    }
+    Ok(Cow::Owned(renamed))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +58,19 @@ mod tests {
             }
             Err(error) => assert!(error.to_string().contains("cargo xtask build")),
         }
+    }
+
+    #[test]
+    fn probes_are_declared_as_the_mechanism_needs_them() {
+        let of = |mechanism| {
+            let object = object_for(mechanism).ok()?;
+            let parsed = aya_obj::Object::parse(&object).unwrap();
+            let section = |name: &str| format!("{:?}", parsed.programs[name].section);
+            Some(["allocator_called", "allocator_returned", "sample_cpu"].map(section))
+        };
+        let (Some(multi), Some(classic)) = (of(Mechanism::Multi), of(Mechanism::Classic)) else { return };
+        assert!(multi[0].contains("multi: true") && multi[1].contains("multi: true"), "{multi:?}");
+        assert!(classic[0].contains("multi: false") && classic[1].contains("multi: false"), "{classic:?}");
+        assert_eq!(multi[2], classic[2]);
     }
 }

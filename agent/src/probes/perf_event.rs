@@ -1,5 +1,6 @@
 //! Perf events on the threads of one process, each running a BPF program on every tick.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
@@ -121,7 +122,11 @@ struct LinkAttr {
     cookie: u64,
 }
 
-fn link(program: BorrowedFd<'_>, event: &OwnedFd, cookie: u64) -> io::Result<OwnedFd> {
+/// Has a program run whenever the event occurs; it sees `cookie`. Closing what is returned ends that.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(super) fn link(program: BorrowedFd<'_>, event: &OwnedFd, cookie: u64) -> io::Result<OwnedFd> {
     const BPF_LINK_CREATE: libc::c_long = 28;
     const BPF_PERF_EVENT: u32 = 41;
     let attr = LinkAttr {
@@ -139,7 +144,7 @@ fn link(program: BorrowedFd<'_>, event: &OwnedFd, cookie: u64) -> io::Result<Own
 /// `struct perf_event_attr` up to `PERF_ATTR_SIZE_VER5` (linux/perf_event.h): the part that is used here.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Attr {
+pub(super) struct Attr {
     kind: u32,
     size: u32,
     config: u64,
@@ -186,9 +191,22 @@ impl Attr {
             },
         }
     }
+
+    /// A probe on the instruction at an offset of a file, of events of the number `kind`.
+    pub(super) fn probe(kind: u32, path: &CStr, offset: u64, on_return: bool) -> Self {
+        let mut rest = [0; 8];
+        // `config1` and `config2`, which come after `wakeup_events` and `bp_type`.
+        (rest[1], rest[2]) = (path.as_ptr() as u64, offset);
+        // Bit 0 says so (`format/retprobe`).
+        Self { kind, size: size_of::<Self>() as u32, config: u64::from(on_return), rest, ..Self::default() }
+    }
 }
 
-fn open(attr: &Attr, tid: libc::pid_t) -> io::Result<OwnedFd> {
+/// Opens an event on a thread, or, if it is a probe, on the process that the thread belongs to.
+///
+/// # Errors
+/// Whatever `perf_event_open(2)` gives.
+pub(super) fn open(attr: &Attr, tid: libc::pid_t) -> io::Result<OwnedFd> {
     const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     const ANY_CPU: libc::c_int = -1;
     const NO_GROUP: libc::c_int = -1;

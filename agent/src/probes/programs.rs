@@ -10,6 +10,7 @@ use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
 use lj_trace_common::vm::VmConfig;
 
+use super::mechanism::Mechanism;
 use super::object;
 use crate::privileges::{Operation, Refusal};
 use crate::target::TargetError;
@@ -28,14 +29,9 @@ pub enum ProbeError {
         /// What is missing, and how to get it.
         why: String,
     },
-    /// The kernel refused the BPF programs for another reason.
-    #[error("the kernel refused the BPF programs (Linux {needed} or later is needed): {}", last_lines(.source))]
-    Refused {
-        /// The oldest kernel that has what these programs use.
-        needed: &'static str,
-        /// What it said.
-        source: anyhow::Error,
-    },
+    /// The kernel refused the BPF programs for another reason, which it said.
+    #[error("the kernel refused the BPF programs (Linux {NEEDED_KERNEL} or later is needed): {}", last_lines(.0))]
+    Refused(#[source] anyhow::Error),
     /// The target went away or may not be looked at.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -51,7 +47,7 @@ pub enum ProbeError {
 
 impl ProbeError {
     /// Tells missing privileges from everything else.
-    pub(super) fn sort(needed: &'static str, source: impl Into<anyhow::Error>) -> Self {
+    pub(super) fn sort(source: impl Into<anyhow::Error>) -> Self {
         let source = source.into();
         let refused = source.chain().any(|cause| {
             let errno = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
@@ -61,7 +57,7 @@ impl ProbeError {
         let verifier = source
             .chain()
             .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
-        if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused { needed, source } }
+        if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused(source) }
     }
 
     /// The kernel has refused something to whoever may not do it.
@@ -95,6 +91,8 @@ pub struct Wanted {
     pub stack_every: u32,
     /// Samples take the kernel's frames along.
     pub kernel_frames: bool,
+    /// How the allocation probes are put on instructions.
+    pub mechanism: Mechanism,
     /// How many processes are recorded at once: they share the memory for buffers.
     pub processes: u32,
 }
@@ -114,18 +112,16 @@ pub struct Programs {
     pub(super) ebpf: Ebpf,
     counts: PerCpuArray<MapData, u64>,
     config: Config,
+    mechanism: Mechanism,
     /// The maps, for programs that aya cannot load.
     pub(super) maps: Vec<(String, OwnedFd)>,
 }
 
-/// The kernel that has all that the CPU sampler uses: `bpf_loop`.
-pub(super) const SAMPLER_KERNEL: &str = "5.17";
+/// The kernel that has all that the programs use: `bpf_loop`.
+const NEEDED_KERNEL: &str = "5.17";
 
 /// How many VMs that come into being while they are recorded are recorded too, at most.
 pub const MORE_VMS: u32 = 64;
-
-/// The kernel that has all that the allocation probes use: `uprobe_multi` links.
-pub(super) const PROBES_KERNEL: &str = "6.6";
 
 /// The smallest ring buffer.
 const PAGE: u32 = 4096;
@@ -136,7 +132,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
     pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
-        let refused = |error: anyhow::Error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let refused = |error: anyhow::Error| ProbeError::sort(error);
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| refused(error.into()))?;
         let mut loader = EbpfLoader::new();
         // One area a CPU for the sampler, and one for the allocation probes.
@@ -149,7 +145,7 @@ impl Programs {
             loader.map_max_entries("FUNCTIONS", max_vms * KNOWN_OBJECTS);
             loader.map_max_entries("PROTOTYPES", max_vms * KNOWN_OBJECTS);
         }
-        let mut ebpf = loader.load(object::object()?).map_err(|error| refused(error.into()))?;
+        let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?).map_err(|error| refused(error.into()))?;
         let maps = if wanted.memory { descriptors(&ebpf).map_err(|error| refused(error.into()))? } else { Vec::new() };
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
         let config = Config {
@@ -161,7 +157,7 @@ impl Programs {
             kernel_frames: u32::from(wanted.kernel_frames),
             ..Config::default()
         };
-        let mut programs = Self { ebpf, counts, config, maps };
+        let mut programs = Self { ebpf, counts, config, mechanism: wanted.mechanism, maps };
         programs.change_config(|new| *new = config).map_err(refused)?;
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;
@@ -174,7 +170,6 @@ impl Programs {
     /// # Errors
     /// As [`Self::load`], with what the verifier says.
     pub fn try_load(wanted: Wanted) -> Result<(), ProbeError> {
-        let needed = if wanted.memory { PROBES_KERNEL } else { SAMPLER_KERNEL };
         let mut programs = Self::load(wanted, &[])?;
         let uses = |name: &str| match name {
             "sample_cpu" => wanted.cpu,
@@ -188,7 +183,7 @@ impl Programs {
                 Program::UProbe(program) => program.load(),
                 _ => Ok(()),
             };
-            loaded.map_err(|error| ProbeError::sort(needed, error))?;
+            loaded.map_err(ProbeError::sort)?;
         }
         Ok(())
     }
@@ -204,7 +199,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn update_vm(&mut self, index: u32, vm: &VmConfig) -> Result<(), ProbeError> {
-        self.set_vm(index, vm).map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))
+        self.set_vm(index, vm).map_err(ProbeError::sort)
     }
 
     fn set_vm(&mut self, index: u32, vm: &VmConfig) -> anyhow::Result<()> {
@@ -240,6 +235,11 @@ impl Programs {
         Some((new.global, template.vm))
     }
 
+    /// How allocation probes are put on instructions.
+    pub fn mechanism(&self) -> Mechanism {
+        self.mechanism
+    }
+
     /// Whether some allocations carry their stack.
     pub(super) fn wants_allocation_stacks(&self) -> bool {
         self.config.stack_every != 0
@@ -251,7 +251,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel takes none of it.
     pub fn add_late_vm(&mut self, vm: &VmConfig) -> Result<Option<u32>, ProbeError> {
-        let refused = |error: anyhow::Error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let refused = |error: anyhow::Error| ProbeError::sort(error);
         let Some(index) = self.claim_index() else { return Ok(None) };
         self.set_vm(index, vm).map_err(refused)?;
         Ok(Some(index))

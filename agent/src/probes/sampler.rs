@@ -9,7 +9,7 @@ use aya::programs::PerfEvent;
 use lj_trace_common::config::LATE_EVENT;
 
 use super::perf_event::{self, Attached, Clock};
-use super::programs::{ProbeError, Programs, SAMPLER_KERNEL, take_map};
+use super::programs::{ProbeError, Programs, take_map};
 use super::sample::Record;
 use crate::privileges::Operation;
 use crate::target::{Process, TargetError};
@@ -24,7 +24,7 @@ impl SampleBuffer {
     /// [`ProbeError::Refused`] if it was taken before.
     pub fn open(programs: &mut Programs) -> Result<Self, ProbeError> {
         let buffer = take_map(&mut programs.ebpf, "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
-        buffer.map(Self).map_err(|error| ProbeError::sort(SAMPLER_KERNEL, error))
+        buffer.map(Self).map_err(ProbeError::sort)
     }
 
     /// Calls `take` for every record that is ready, but for no more than `limit`; returns how many there were.
@@ -53,7 +53,7 @@ impl Sampler {
     /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
     /// [`ProbeError::Target`] if the process is gone.
     pub fn attach(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        let refused = |error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let refused = |error| ProbeError::sort(error);
         program(programs).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         let mut sampler = Self { events: Vec::new(), clock: Clock::detect() };
         sampler.attach_threads(programs, process, rate)?;
@@ -62,7 +62,7 @@ impl Sampler {
 
     fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
         let mut attached = HashSet::new();
-        let refused = |error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let refused = |error| ProbeError::sort(error);
         programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
         // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
@@ -89,7 +89,7 @@ impl Sampler {
 
     /// Attaches to one thread; false if it has exited.
     fn attach_thread(&mut self, programs: &mut Programs, tid: u32, rate: u32, cookie: u64) -> Result<bool, ProbeError> {
-        let refused = |error| ProbeError::sort(SAMPLER_KERNEL, error);
+        let refused = |error| ProbeError::sort(error);
         let fd = program(programs).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
         match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
             Ok(event) => {

@@ -44,7 +44,7 @@ impl SessionProgram {
                 function.instructions.len(),
             )
         };
-        Ok(Self(load(program, instructions, &found.license, Kind::Session)?))
+        Ok(Self(load(program, instructions, &found.license, Some(Kind::Session))?))
     }
 
     /// Attaches the program to instructions of a file, each given by its offset there and its cookie, in one process.
@@ -63,7 +63,7 @@ impl SessionProgram {
 pub fn try_session() -> io::Result<()> {
     /// `r0 = 0; exit`
     const NOTHING: [Instruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let program = load("nothing", &NOTHING, c"GPL", Kind::Session)?;
+    let program = load("nothing", &NOTHING, c"GPL", Some(Kind::Session))?;
     // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
     // that is none.
     match attach(&program, Path::new("/"), &[(0, 0)], 0, Kind::Session) {

@@ -49,11 +49,11 @@ struct LoadAttr {
     attach_type: u32,
 }
 
-/// Loads a program for probes of this kind.
+/// Loads a program for probes of this kind; none for perf events.
 ///
 /// # Errors
 /// What bpf(2) says, with the last lines of the verifier.
-pub fn load(name: &str, instructions: &[Instruction], license: &CStr, kind: Kind) -> io::Result<OwnedFd> {
+pub fn load(name: &str, instructions: &[Instruction], license: &CStr, kind: Option<Kind>) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: libc::c_long = 5;
     const BPF_PROG_TYPE_KPROBE: u32 = 2;
     let mut attr = LoadAttr {
@@ -61,7 +61,7 @@ pub fn load(name: &str, instructions: &[Instruction], license: &CStr, kind: Kind
         instruction_count: instructions.len() as u32,
         instructions: instructions.as_ptr() as u64,
         license: license.as_ptr() as u64,
-        attach_type: kind.attach_type(),
+        attach_type: kind.map_or(0, Kind::attach_type),
         ..LoadAttr::default()
     };
     // The kernel keeps 15 characters, and a NUL behind them.

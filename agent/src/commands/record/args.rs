@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::cost::LimitArgs;
 use crate::commands::exit::CommandError;
+use crate::probes::mechanism::Mechanism;
 use crate::probes::programs::Wanted;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
@@ -98,6 +99,10 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_uprobe_session: bool,
 
+    /// Use a perf event for each probe on the allocator, as older kernels need: tests do
+    #[arg(long, hide = true)]
+    pub no_uprobe_multi: bool,
+
     /// Put probes on the allocator that do no more than each event needs: the benchmark compares with them
     #[arg(long, hide = true)]
     pub floor_probes: bool,
@@ -181,7 +186,19 @@ impl RecordArgs {
         let memory = self.mode != Mode::Sysprof;
         let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
         let processes = u32::try_from(processes).unwrap_or(u32::MAX >> 1);
-        Wanted { cpu: self.mode != Mode::Memprof, memory, stack_every, kernel_frames: self.kernel, processes }
+        let mechanism = match (memory, self.no_uprobe_multi) {
+            (true, false) => Mechanism::detect(),
+            (true, true) => Mechanism::Classic,
+            (false, _) => Mechanism::Multi,
+        };
+        Wanted {
+            cpu: self.mode != Mode::Memprof,
+            memory,
+            stack_every,
+            kernel_frames: self.kernel,
+            mechanism,
+            processes,
+        }
     }
 
     /// The same for one of the children: its files have its process id in their names.

@@ -10,6 +10,7 @@ use clap::Args;
 
 use crate::commands::exit::CommandError;
 use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
+use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{Cost, Counted};
@@ -82,7 +83,7 @@ impl CostMeter {
     /// The system has no more threads.
     pub fn start(
         process: &Process,
-        allocation: Option<bool>,
+        allocation: Option<(Mechanism, bool)>,
         clock: Option<Clock>,
         limit: Option<f64>,
     ) -> Result<Self, CommandError> {
@@ -152,14 +153,15 @@ enum Calibration {
 }
 
 impl Calibration {
-    fn start(allocation: Option<bool>, clock: Option<Clock>) -> Result<Self, CommandError> {
+    fn start(allocation: Option<(Mechanism, bool)>, clock: Option<Clock>) -> Result<Self, CommandError> {
         /// By whether the instructions are emulated: it does not change while lj-trace runs, however many it records.
         static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
         static TICK: OnceLock<Option<f64>> = OnceLock::new();
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
-            let probes = allocation.map(|is_cheap| {
-                *ALLOCATION[usize::from(is_cheap)].get_or_init(|| calibrate::allocation_probes(is_cheap).ok())
+            let probes = allocation.map(|(mechanism, is_cheap)| {
+                *ALLOCATION[usize::from(is_cheap)]
+                    .get_or_init(|| calibrate::allocation_probes(mechanism, is_cheap).ok())
             });
             let tick = clock.map(|clock| *TICK.get_or_init(|| calibrate::tick(clock).ok()));
             let measured = probes != Some(None) && tick != Some(None);

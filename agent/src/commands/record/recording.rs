@@ -127,9 +127,10 @@ impl Recording {
         let cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
         let newcomers = Newcomers::new();
-        let is_cheap = memory.as_ref().map(|memory| memory.probes.plans().iter().all(ProbePlan::is_cheap));
+        let allocation =
+            memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
         let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
-        let cost = CostMeter::start(process, is_cheap, clock, args.limit.share())?;
+        let cost = CostMeter::start(process, allocation, clock, args.limit.share())?;
         let (process, name, only) = (process.clone(), target.name(), *only);
         let (left_out, memory_measured) = (0, None);
         Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })
