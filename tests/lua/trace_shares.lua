@@ -50,25 +50,35 @@ do -- Three levels of small functions without a snapshot of their own.
   end)
 end
 
-do -- Side traces: one function in two of four turns, two others in one each.
+do -- Side traces: one function in two of four turns, two others in one each. They are long beside what it takes to get
+  -- from one trace to another, which nobody can tell from them.
   local left = declare("left", function(x)
     x = 1.5 / (x + 1) x = 1.5 / (x + 2) x = 1.5 / (x + 3) x = 1.5 / (x + 4)
     x = 1.5 / (x + 5) x = 1.5 / (x + 6) x = 1.5 / (x + 7) x = 1.5 / (x + 8)
     x = 1.5 / (x + 1) x = 1.5 / (x + 2) x = 1.5 / (x + 3) x = 1.5 / (x + 4)
+    x = 1.5 / (x + 5) x = 1.5 / (x + 6) x = 1.5 / (x + 7) x = 1.5 / (x + 8)
+    x = 1.5 / (x + 1) x = 1.5 / (x + 2) x = 1.5 / (x + 3) x = 1.5 / (x + 4)
+    x = 1.5 / (x + 5) x = 1.5 / (x + 6) x = 1.5 / (x + 7) x = 1.5 / (x + 8)
     return x + 1
-  end, "sides", "sides", 24)
+  end, "sides", "sides", 48)
   local right = declare("right", function(x)
     x = 2.5 / (x + 1) x = 2.5 / (x + 2) x = 2.5 / (x + 3) x = 2.5 / (x + 4)
     x = 2.5 / (x + 5) x = 2.5 / (x + 6) x = 2.5 / (x + 7) x = 2.5 / (x + 8)
     x = 2.5 / (x + 1) x = 2.5 / (x + 2) x = 2.5 / (x + 3) x = 2.5 / (x + 4)
+    x = 2.5 / (x + 5) x = 2.5 / (x + 6) x = 2.5 / (x + 7) x = 2.5 / (x + 8)
+    x = 2.5 / (x + 1) x = 2.5 / (x + 2) x = 2.5 / (x + 3) x = 2.5 / (x + 4)
+    x = 2.5 / (x + 5) x = 2.5 / (x + 6) x = 2.5 / (x + 7) x = 2.5 / (x + 8)
     return x + 1
-  end, "sides", "sides", 12)
+  end, "sides", "sides", 24)
   local other = declare("other", function(x)
     x = 3.5 / (x + 1) x = 3.5 / (x + 2) x = 3.5 / (x + 3) x = 3.5 / (x + 4)
     x = 3.5 / (x + 5) x = 3.5 / (x + 6) x = 3.5 / (x + 7) x = 3.5 / (x + 8)
     x = 3.5 / (x + 1) x = 3.5 / (x + 2) x = 3.5 / (x + 3) x = 3.5 / (x + 4)
+    x = 3.5 / (x + 5) x = 3.5 / (x + 6) x = 3.5 / (x + 7) x = 3.5 / (x + 8)
+    x = 3.5 / (x + 1) x = 3.5 / (x + 2) x = 3.5 / (x + 3) x = 3.5 / (x + 4)
+    x = 3.5 / (x + 5) x = 3.5 / (x + 6) x = 3.5 / (x + 7) x = 3.5 / (x + 8)
     return x + 1
-  end, "sides", "sides", 12)
+  end, "sides", "sides", 24)
   part("sides", function(n)
     local x = 1
     for i = 1, n do
