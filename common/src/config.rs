@@ -45,14 +45,10 @@ pub struct Config {
     pub max_vms: u32,
     /// Whether ticks that hit the kernel take its frames along.
     pub kernel_frames: u32,
-    /// Whether the probes are about to be taken out: new calls of the allocator count no more.
-    pub stopping: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
     pub cpus: u32,
     /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
     pub stack_limit: u32,
-    /// Fills the word.
-    pub padding: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
     /// The C frames of VMs with 64-bit GC references.
@@ -63,7 +59,7 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
 }
 
-const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
+const _: () = assert!(size_of::<Config>() == 8 + 10 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
@@ -160,6 +156,14 @@ counters! {
     SampleTime => "nanoseconds for samples",
     /// How long copying the stacks of allocations took.
     StackTime => "nanoseconds for allocation stacks",
+    /// The allocator was called at a probe whose window was not open: yet, or any more.
+    CallsOutside => "calls of the allocator at the edges of windows",
+    /// The light sampler's timer fired on a thread of the target.
+    ActivitySampled => "light samples taken",
+    /// The ring buffer was full.
+    ActivityLost => "light samples lost: the ring buffer was full",
+    /// How long the light sampler took.
+    ActivityTime => "nanoseconds for light samples",
 }
 
 /// Number of counters.
@@ -177,6 +181,17 @@ pub const LONGEST_SAMPLE: u64 = 2_000_000;
 /// Set in an allocation probe's cookie if the arguments are not where a function gets them. Its lower half has
 /// a byte for each of them: the DWARF number of the register, [`ARGUMENT_ZERO`] or [`ARGUMENT_LOST`].
 pub const ARGUMENTS_ELSEWHERE: u64 = 1 << 32;
+
+/// An allocation probe's cookie has the number of its window from this bit on; 0 if it is there all the time.
+pub const WINDOW_SHIFT: u32 = 33;
+
+/// How many numbers windows have: they begin at 1, and begin again.
+pub const WINDOW_NUMBERS: u32 = 1 << (64 - WINDOW_SHIFT);
+
+/// The gate of the allocation probes has the number of the window that is open, or this for none: what is called at the
+/// probes of another window is no event. So two that overlap, since the kernel takes its time to take probes out, see no
+/// call twice.
+pub const GATE_CLOSED: u32 = u32::MAX;
 
 /// The argument is known to be 0.
 pub const ARGUMENT_ZERO: u8 = 0x20;

@@ -4,6 +4,7 @@
 //! into the BPF programs and into the agent. The walkers read a target through [`memory::ReadMemory`].
 #![cfg_attr(not(test), no_std)]
 
+pub mod activity;
 pub mod allocation;
 pub mod c_frame;
 pub mod config;

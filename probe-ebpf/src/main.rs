@@ -3,6 +3,7 @@
 #![no_std]
 #![no_main]
 
+mod activity;
 mod allocation;
 mod clock;
 mod count;

@@ -8,6 +8,7 @@ use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
 use lj_trace_common::trace::TraceIdentity;
 use lj_trace_common::vm::VmConfig;
 
+use crate::activity::Scratchpad;
 use crate::sample::Scratch;
 
 /// What to record.
@@ -45,6 +46,22 @@ pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0)
 /// Numbers of VMs that came into being while they are recorded: so each is given once.
 #[map]
 pub static VM_NUMBERS: HashMap<u32, u8> = HashMap::with_max_entries(MAX_VMS, 0);
+
+/// The number of the window in which calls of the allocator are events ([`lj_trace_common::config::GATE_CLOSED`]).
+#[map]
+pub static GATE: Array<u32> = Array::with_max_entries(1, 0);
+
+/// Light samples on their way to the agent.
+#[map]
+pub static ACTIVITY: RingBuf = RingBuf::with_byte_size(4096, 0);
+
+/// Where a light sample is put together.
+#[map]
+pub static ACTIVITY_SCRATCH: PerCpuArray<Scratchpad> = PerCpuArray::with_max_entries(1, 0);
+
+/// The VM that a thread ran when it was last sampled.
+#[map]
+pub static RAN_LAST: LruHashMap<u32, u32> = LruHashMap::with_max_entries(4096, 0);
 
 /// How many of these are taken, or a few less.
 #[map]

@@ -95,7 +95,7 @@ const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES;
 pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let timer = Timer::start();
     let Some(config) = CONFIG.get(0) else { return 0 };
-    if config.late_events != 0 && is_duplicate(&context) {
+    if config.late_events != 0 && is_duplicate(&context, bpf_get_current_pid_tgid() as u32) {
         return 0;
     }
     count(Counter::Sampled);
@@ -164,18 +164,18 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
 }
 
 /// Whether this tick is one too many: its event was attached to the thread by the agent, but the thread has
-/// inherited another from the thread that started it, whose ticks count.
+/// inherited another from the thread that started it, whose ticks count. `thread` is its number, which events of different
+/// samplers have marked.
 #[inline(always)]
-fn is_duplicate(context: &PerfEventContext) -> bool {
-    let tid = bpf_get_current_pid_tgid() as u32;
+pub fn is_duplicate(context: &PerfEventContext, thread: u32) -> bool {
     // SAFETY: the context is valid for the whole program.
     let cookie = unsafe { bpf_get_attach_cookie(context.as_ptr()) };
     if cookie == LATE_EVENT {
         // SAFETY: only whether there is an entry matters.
-        return unsafe { INHERITED.get(&tid) }.is_some();
+        return unsafe { INHERITED.get(&thread) }.is_some();
     }
     // If the map is full the oldest entry goes: at worst a thread counts twice again.
-    let _ = INHERITED.insert(&tid, &1, 0);
+    let _ = INHERITED.insert(&thread, &1, 0);
     false
 }
 

@@ -177,7 +177,7 @@ impl Shape {
     }
 
     /// Whether the collector's state has Tarantool's counters.
-    fn has_counters(&self) -> bool {
+    pub fn has_counters(&self) -> bool {
         u64::from(self.layout.g_strempty).saturating_sub(u64::from(self.layout.g_gc_root)) > 11 * 8 + 8 * self.reference
     }
 

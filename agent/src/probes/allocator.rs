@@ -18,6 +18,7 @@ use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::NO_WORD;
 
 use super::classic;
+use super::gate::Gate;
 use super::mechanism::Mechanism;
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
@@ -25,6 +26,7 @@ use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
 use super::session::{SessionLink, SessionProgram};
 use super::uprobe_multi::Kind;
+use super::windows::{ProbedFunction, WindowOpener, WindowPrograms};
 use crate::privileges::Operation;
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
@@ -112,6 +114,7 @@ pub struct AllocationProbes {
     session: Session,
     session_links: Vec<SessionLink>,
     mechanism: Mechanism,
+    gate: Gate,
 }
 
 /// Which programs see calls and returns.
@@ -119,6 +122,8 @@ pub struct AllocationProbes {
 enum Session {
     /// One, which takes returns only where they are needed.
     Program(SessionProgram),
+    /// The same, but it was handed over to whoever opens windows.
+    InWindows,
     /// One each, since that program cannot be had.
     Missing(anyhow::Error),
 }
@@ -187,6 +192,58 @@ impl AllocationProbes {
         handlers: Handlers,
     ) -> Result<Self, AllocatorError> {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
+        let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
+        programs.set_templates(templates(vms)).map_err(refused)?;
+        for allocator in allocators {
+            probes.attach_to(programs, process, &allocator)?;
+            probes.plans.push(allocator.plan);
+        }
+        Ok(probes)
+    }
+
+    /// Prepares probes that are there in short windows only. VMs that come into being are not recognized: that takes
+    /// two calls of the allocator, of which a window may see one.
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn in_windows(
+        programs: &mut Programs,
+        process: &Process,
+        maps: &Maps,
+        vms: &[Vm],
+        handlers: Handlers,
+    ) -> Result<(Self, WindowOpener), AllocatorError> {
+        let refused = |error: anyhow::Error| ProbeError::sort(error);
+        let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
+        probes.gate.close().map_err(refused)?;
+        let mut places = Vec::new();
+        for allocator in allocators {
+            let calls = points(&allocator, &|_| true, &cookie);
+            let returns = points(&allocator, &|point| point.return_probe, &|_| 0);
+            probes.plans.push(allocator.plan);
+            places.push(ProbedFunction { function: allocator.function, calls, returns });
+        }
+        let programs = match std::mem::replace(&mut probes.session, Session::InWindows) {
+            Session::Program(program) => WindowPrograms::Session(program),
+            other => {
+                probes.session = other;
+                let [on_call, on_return] = handlers.programs().map(|name| loaded(programs, name));
+                WindowPrograms::Two { on_call: on_call.map_err(refused)?, on_return: on_return.map_err(refused)? }
+            }
+        };
+        let gate = probes.gate.clone();
+        Ok((probes, WindowOpener { programs, places, pid: process.pid(), gate }))
+    }
+
+    /// All but the probes themselves.
+    fn prepare(
+        programs: &mut Programs,
+        process: &Process,
+        maps: &Maps,
+        vms: &[Vm],
+        handlers: Handlers,
+    ) -> Result<(Self, Vec<Allocator>), AllocatorError> {
+        let refused = |error: anyhow::Error| ProbeError::sort(error);
         let allocators = Allocator::all(process, maps, vms)?;
         let mut by_data: BTreeMap<u64, u32> = BTreeMap::new();
         let mut uses = |data, vm| {
@@ -201,7 +258,6 @@ impl AllocationProbes {
         for (data, vm) in by_data {
             programs.add_allocator(data, vm).map_err(refused)?;
         }
-        programs.set_templates(templates(vms)).map_err(refused)?;
         let session = match handlers {
             Handlers::Record => Session::load("allocator_session", programs, vms),
             Handlers::Floor => Session::load("floor_session", programs, vms),
@@ -212,8 +268,9 @@ impl AllocationProbes {
         }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
+        let gate = Gate::new(programs).map_err(refused)?;
         let mechanism = programs.mechanism();
-        let mut probes = Self {
+        let probes = Self {
             handlers,
             events,
             plans: Vec::new(),
@@ -222,15 +279,12 @@ impl AllocationProbes {
             session,
             session_links: Vec::new(),
             mechanism,
+            gate,
         };
         if programs.wants_allocation_stacks() {
             program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
-        for allocator in allocators {
-            probes.attach_to(programs, process, &allocator)?;
-            probes.plans.push(allocator.plan);
-        }
-        Ok(probes)
+        Ok((probes, allocators))
     }
 
     fn attach_to(
@@ -242,25 +296,20 @@ impl AllocationProbes {
         let [on_call, on_return] = self.handlers.programs();
         let path = allocator.function.probe_path();
         let pid = process.pid();
-        let points = &allocator.plan.points;
-        let offset = |point: &ProbePoint| allocator.function.file_offset + point.offset;
         // The return's probe is there first: a return without its call is ignored, but a call without its return would be
         // an event less, for as long as the kernel takes to attach a program.
-        let with_result = points.iter().filter(|point| point.return_probe);
-        let calls: Vec<_> = points.iter().map(|point| (offset(point), cookie(point))).collect();
+        let with_result = |point: &ProbePoint| point.return_probe;
+        let calls = points(allocator, &|_| true, &cookie);
         if !self.attach_session(&path, &calls, pid) {
             for name in [on_call, on_return] {
-                let program = program(programs, name).map_err(ProbeError::sort)?;
-                if program.fd().is_err() {
-                    program.load().map_err(ProbeError::sort)?;
-                }
+                loaded(programs, name).map_err(ProbeError::sort)?;
             }
-            let returns: Vec<_> = with_result.clone().map(|point| (offset(point), 0)).collect();
+            let returns = points(allocator, &with_result, &|_| 0);
             self.attach_program(programs, on_return, &returns, &path, pid)?;
             self.attach_program(programs, on_call, &calls, &path, pid)?;
         }
         if programs.wants_allocation_stacks() {
-            let stacks: Vec<_> = with_result.map(|point| (offset(point), cookie(point))).collect();
+            let stacks = points(allocator, &with_result, &cookie);
             self.attach_program(programs, STACKS, &stacks, &path, pid)?;
         }
         Ok(())
@@ -312,7 +361,7 @@ impl AllocationProbes {
         /// Calls of the allocator take some microseconds at most, but where it asks the kernel for memory.
         const CALL: Duration = Duration::from_millis(2);
         // What has been called by now may still return: else its event would be missing.
-        if programs.change_config(|config| config.stopping = 1).is_ok() {
+        if self.gate.close().is_ok() && self.is_attached() {
             std::thread::sleep(CALL);
         }
         self.session_links.clear();
@@ -321,6 +370,10 @@ impl AllocationProbes {
             // A link that is gone already is what we want.
             let _ = program(programs, name).map(|program| program.detach(link));
         }
+    }
+
+    fn is_attached(&self) -> bool {
+        !(self.links.is_empty() && self.session_links.is_empty() && self.classic_links.is_empty())
     }
 
     /// Where the probes are, and why there.
@@ -333,6 +386,9 @@ impl AllocationProbes {
         match &self.session {
             Session::Program(_) => {
                 "one program sees calls and the returns that are needed (a uprobe session)".to_owned()
+            }
+            Session::InWindows => {
+                "in windows, one program sees calls and the returns that are needed (a uprobe session)".to_owned()
             }
             Session::Missing(error) => {
                 format!("one program sees calls and another returns: no uprobe session ({error:#})")
@@ -384,6 +440,25 @@ fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
 fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut UProbe> {
     let program = programs.ebpf.program_mut(name);
     Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
+}
+
+/// The program of this name, which is loaded if it is not yet.
+fn loaded(programs: &mut Programs, name: &str) -> anyhow::Result<OwnedFd> {
+    let program = program(programs, name)?;
+    if program.fd().is_err() {
+        program.load()?;
+    }
+    Ok(program.fd()?.as_fd().try_clone_to_owned()?)
+}
+
+/// Those points of an allocator that are wanted: offsets in its file, with their cookies.
+fn points(
+    allocator: &Allocator,
+    is_wanted: &dyn Fn(&ProbePoint) -> bool,
+    cookie: &dyn Fn(&ProbePoint) -> u64,
+) -> Vec<(u64, u64)> {
+    let wanted = allocator.plan.points.iter().filter(|point| is_wanted(point));
+    wanted.map(|point| (allocator.function.file_offset + point.offset, cookie(point))).collect()
 }
 
 /// Tells the program where the arguments are: 0 if they are where a function gets them.

@@ -1,8 +1,10 @@
 //! What runs in the kernel on lj-trace's behalf: the BPF programs, loaded, attached, and read out.
 
+pub mod activity;
 pub mod allocator;
 pub mod calibrate;
 mod classic;
+pub mod gate;
 pub mod mechanism;
 pub mod object;
 pub mod perf_event;
@@ -12,3 +14,4 @@ pub mod sample;
 pub mod sampler;
 pub mod session;
 mod uprobe_multi;
+pub mod windows;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
 use aya::programs::{Program, ProgramError};
@@ -35,6 +36,12 @@ pub enum ProbeError {
     /// The target went away or may not be looked at.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// Probes cannot be put in and taken out in short windows.
+    #[error(
+        "--overhead needs probes that are put in within milliseconds, which this kernel does not have (Linux 6.6 \
+         has): {0}. Record in full, without --overhead: that costs the process what --max-overhead allows"
+    )]
+    NoWindows(#[source] io::Error),
     /// A thread cannot be sampled.
     #[error("cannot sample thread {tid}: {source}")]
     Thread {
@@ -58,6 +65,14 @@ impl ProbeError {
             .chain()
             .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
         if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused(source) }
+    }
+
+    /// The kernel has refused to put in probes for a window.
+    pub fn no_windows(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => Self::not_permitted(Operation::Bpf),
+            _ => Self::NoWindows(error),
+        }
     }
 
     /// The kernel has refused something to whoever may not do it.
@@ -93,6 +108,8 @@ pub struct Wanted {
     pub kernel_frames: bool,
     /// How the allocation probes are put on instructions.
     pub mechanism: Mechanism,
+    /// The light sampler, which says what runs.
+    pub activity: bool,
     /// How many processes are recorded at once: they share the memory for buffers.
     pub processes: u32,
 }
@@ -110,11 +127,22 @@ impl Wanted {
 /// The loaded programs.
 pub struct Programs {
     pub(super) ebpf: Ebpf,
-    counts: PerCpuArray<MapData, u64>,
+    counts: Counts,
     config: Config,
     mechanism: Mechanism,
     /// The maps, for programs that aya cannot load.
     pub(super) maps: Vec<(String, OwnedFd)>,
+}
+
+/// What the programs have counted so far: for whoever wants to look, in any thread.
+#[derive(Clone)]
+pub struct Counts(Arc<PerCpuArray<MapData, u64>>);
+
+impl Counts {
+    /// How often `counter` was counted, on all CPUs.
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.0.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())
+    }
 }
 
 /// The kernel that has all that the programs use: `bpf_loop`.
@@ -122,6 +150,9 @@ const NEEDED_KERNEL: &str = "5.17";
 
 /// How many VMs that come into being while they are recorded are recorded too, at most.
 pub const MORE_VMS: u32 = 64;
+
+/// Room for ten seconds of light samples of 3 threads.
+const ACTIVITY_BUFFER: u32 = 1 << 20;
 
 /// The smallest ring buffer.
 const PAGE: u32 = 4096;
@@ -140,6 +171,7 @@ impl Programs {
         let samples = if wanted.cpu || wanted.stack_every != 0 { wanted.buffer() } else { PAGE };
         loader.map_max_entries("SAMPLES", samples);
         loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { PAGE });
+        loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { PAGE });
         let max_vms = u32::try_from(vms.len()).unwrap_or(MAX_VMS).saturating_add(MORE_VMS).min(MAX_VMS);
         if wanted.memory {
             loader.map_max_entries("FUNCTIONS", max_vms * KNOWN_OBJECTS);
@@ -148,6 +180,7 @@ impl Programs {
         let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?).map_err(|error| refused(error.into()))?;
         let maps = if wanted.memory { descriptors(&ebpf).map_err(|error| refused(error.into()))? } else { Vec::new() };
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
+        let counts = Counts(Arc::new(counts));
         let config = Config {
             samples: u32::from(wanted.cpu || wanted.stack_every != 0),
             stack_every: wanted.stack_every,
@@ -301,12 +334,17 @@ impl Programs {
 
     /// Whether the maps of the programs can be used: some kernels want `CAP_BPF` even for those that are open.
     pub fn are_in_reach(&self) -> bool {
-        self.counts.get(&0, 0).is_ok()
+        self.counts.0.get(&0, 0).is_ok()
     }
 
     /// How often `counter` was counted, on all CPUs.
     pub fn count(&self, counter: Counter) -> u64 {
-        self.counts.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())
+        self.counts.count(counter)
+    }
+
+    /// The counters themselves.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
     }
 }
 

@@ -41,9 +41,16 @@ impl SampleBuffer {
 
 /// A running CPU sampler. Dropping it detaches it.
 pub struct Sampler {
+    program: &'static str,
     events: Vec<Attached>,
     clock: Clock,
 }
+
+/// The program that takes whole samples.
+const SAMPLE_CPU: &str = "sample_cpu";
+
+/// The program that tells what runs, and no more.
+const SAMPLE_ACTIVITY: &str = "sample_activity";
 
 impl Sampler {
     /// Starts sampling all threads of `process`, those started later included, `rate` times a second of CPU
@@ -53,9 +60,26 @@ impl Sampler {
     /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
     /// [`ProbeError::Target`] if the process is gone.
     pub fn attach(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
+        Self::attach_program(programs, process, rate, SAMPLE_CPU)
+    }
+
+    /// The same for samples that only tell what runs ([`super::activity`]).
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_light(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
+        Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY)
+    }
+
+    fn attach_program(
+        programs: &mut Programs,
+        process: &Process,
+        rate: u32,
+        name: &'static str,
+    ) -> Result<Self, ProbeError> {
         let refused = |error| ProbeError::sort(error);
-        program(programs).and_then(|program| Ok(program.load()?)).map_err(refused)?;
-        let mut sampler = Self { events: Vec::new(), clock: Clock::detect() };
+        program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
+        let mut sampler = Self { program: name, events: Vec::new(), clock: Clock::detect() };
         sampler.attach_threads(programs, process, rate)?;
         Ok(sampler)
     }
@@ -90,7 +114,7 @@ impl Sampler {
     /// Attaches to one thread; false if it has exited.
     fn attach_thread(&mut self, programs: &mut Programs, tid: u32, rate: u32, cookie: u64) -> Result<bool, ProbeError> {
         let refused = |error| ProbeError::sort(error);
-        let fd = program(programs).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
+        let fd = program(programs, self.program).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
         match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
             Ok(event) => {
                 self.events.push(event);
@@ -115,7 +139,7 @@ impl Sampler {
     }
 }
 
-fn program(programs: &mut Programs) -> anyhow::Result<&mut PerfEvent> {
-    let program = programs.ebpf.program_mut("sample_cpu");
-    Ok(program.ok_or_else(|| anyhow::anyhow!("no program sample_cpu"))?.try_into()?)
+fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut PerfEvent> {
+    let program = programs.ebpf.program_mut(name);
+    Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
 }

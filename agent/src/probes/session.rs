@@ -18,8 +18,13 @@ pub struct SessionProgram(OwnedFd);
 
 /// The program where it is attached: closing it detaches.
 #[derive(Debug)]
-pub struct SessionLink {
-    _link: OwnedFd,
+pub struct SessionLink(OwnedFd);
+
+impl SessionLink {
+    /// What keeps the program attached.
+    pub(super) fn into_fd(self) -> OwnedFd {
+        self.0
+    }
 }
 
 impl SessionProgram {
@@ -52,7 +57,7 @@ impl SessionProgram {
     /// # Errors
     /// What bpf(2) says.
     pub fn attach(&self, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<SessionLink> {
-        Ok(SessionLink { _link: attach(&self.0, path, points, pid, Kind::Session)? })
+        Ok(SessionLink(attach(&self.0, path, points, pid, Kind::Session)?))
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use lj_trace_common::config::Counter;
 
 use crate::probes::calibrate::ProbeCost;
-use crate::probes::programs::Programs;
+use crate::probes::programs::Counts;
 
 /// What recording has cost the target.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,11 +48,15 @@ pub struct Counted {
     returns: (u64, u64, u64),
     /// Nanoseconds in which stacks of allocations were copied.
     stacks: u64,
+    /// Calls of the allocator at the edges of windows, which a program sees and leaves alone.
+    outside: u64,
+    /// Ticks of the light sampler, and nanoseconds in its program.
+    light: (u64, u64),
 }
 
 impl Counted {
     /// What these programs have counted so far.
-    pub fn read(programs: &Programs) -> Self {
+    pub fn read(programs: &Counts) -> Self {
         let [calls, calls_timed, call_time] =
             [Counter::AllocatorCalls, Counter::CallsTimed, Counter::CallTime].map(|counter| programs.count(counter));
         let [returns, returns_timed, return_time] =
@@ -63,6 +67,8 @@ impl Counted {
             calls: (calls, calls_timed, call_time),
             returns: (returns, returns_timed, return_time),
             stacks: programs.count(Counter::StackTime),
+            outside: programs.count(Counter::CallsOutside),
+            light: (programs.count(Counter::ActivitySampled), programs.count(Counter::ActivityTime)),
         }
     }
 
@@ -90,6 +96,23 @@ impl Counted {
         };
         of(self.calls, probes.call) + of(self.returns, probes.returned) + self.stacks as f64 * 1e-9
     }
+
+    /// Seconds that windows have cost at their edges, and light samples.
+    pub fn windows(&self, probes: ProbeCost) -> f64 {
+        let (samples, nanoseconds) = self.light;
+        self.outside as f64 * probes.call + samples as f64 * probes.tick + nanoseconds as f64 * 1e-9
+    }
+}
+
+/// The CPU time of a process with all its threads, those that have ended included, in seconds.
+pub fn cpu_time(pid: u32) -> Option<f64> {
+    /// `CPUCLOCK_SCHED` of linux/posix-timers.h: what clock_getcpuclockid(3) makes of a process id.
+    const SCHED: i32 = 2;
+    let clock = (!i32::try_from(pid).ok()? << 3) | SCHED;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel checks the clock's number, and writes `time` alone.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    (result == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 #[cfg(test)]
@@ -105,12 +128,16 @@ mod tests {
             calls: (1_000_000, 100, 30_000),
             returns: (400_000, 50, 5_000),
             stacks: 1_000_000,
+            outside: 1000,
+            light: (10, 10_000),
         };
         let cpu = counted.cpu_profile(PROBES);
         assert!((cpu - 0.0015).abs() < 1e-9, "{cpu}");
         // 1 M x (0.5 + 0.3) us, 0.4 M x (0.25 + 0.1) us, and 1 ms.
         let memory = counted.memory_profile(PROBES);
         assert!((memory - (0.8 + 0.14 + 0.001)).abs() < 1e-9, "{memory}");
+        let windows = counted.windows(PROBES);
+        assert!((windows - (0.000_5 + 0.000_1 + 0.000_01)).abs() < 1e-9, "{windows}");
         assert_eq!(Counted::default().memory_profile(PROBES), 0.0);
     }
 
@@ -121,5 +148,15 @@ mod tests {
         let unknown = Cost { share: None, measured: false, ..cost };
         assert_eq!(unknown.to_string(), "0.500 s (0.50 us a call, partly assumed: probes could not be measured here)");
         assert_eq!(Cost { seconds: 0.0, events: 0, ..cost }.to_string(), "0.000 s, 25.00% of its CPU time");
+    }
+
+    #[test]
+    fn the_clock_of_a_process_runs_while_it_works() {
+        let before = cpu_time(std::process::id()).unwrap();
+        let began = std::time::Instant::now();
+        while cpu_time(std::process::id()).unwrap() - before < 0.02 {
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "it stands still");
+        }
+        assert_eq!(cpu_time(u32::MAX), None);
     }
 }

@@ -22,7 +22,7 @@ mod trace_lines;
 mod trace_table;
 
 pub use c_symbols::CSymbols;
-pub use cost::{Cost, Counted};
+pub use cost::{Cost, Counted, cpu_time};
 pub use listener::{AllocationListener, SampleListener, SharedListener};
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};

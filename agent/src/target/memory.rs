@@ -43,6 +43,21 @@ impl ProcessMemory {
         Ok(())
     }
 
+    /// Reads several places at once, each an address and a number of bytes, one after the other into one buffer. What
+    /// is returned ends before the first place that cannot be read in full. No more than 1024 places (`IOV_MAX`).
+    pub fn read_scattered(&self, places: &[(u64, usize)]) -> Vec<u8> {
+        let mut bytes = vec![0; places.iter().map(|(_, size)| size).sum()];
+        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let remote = |&(address, size): &(u64, usize)| libc::iovec { iov_base: address as *mut _, iov_len: size };
+        let remote: Vec<libc::iovec> = places.iter().map(remote).collect();
+        // SAFETY: `local` describes `bytes`, which are writable and outlive the call; `remote` has as many elements as is
+        // said, which are only addresses in the other process, which the kernel checks.
+        let count =
+            unsafe { libc::process_vm_readv(self.pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
+        bytes.truncate(usize::try_from(count).unwrap_or(0));
+        bytes
+    }
+
     /// Reads `length` bytes at `address`.
     ///
     /// # Errors
@@ -76,5 +91,9 @@ mod tests {
         assert_eq!(memory.read::<u64>((&raw const value) as u64), Ok(value));
         assert_eq!(memory.read::<[u16; 2]>((&raw const value) as u64), Ok([0xcdef, 0x89ab]));
         assert_eq!(memory.read::<u64>(0), Err(Unreadable));
+        let other = 0x77_u8;
+        let places = [((&raw const value) as u64 + 4, 2), ((&raw const other) as u64, 1), (0, 4)];
+        assert_eq!(memory.read_scattered(&places[..2]), [0x67, 0x45, 0x77]);
+        assert_eq!(memory.read_scattered(&places), [0x67, 0x45, 0x77], "the last one is not readable");
     }
 }

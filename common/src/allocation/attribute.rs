@@ -132,7 +132,7 @@ fn trace(memory: &impl ReadMemory, vm: &VmConfig, room: &Room, raw: i32, event: 
 }
 
 /// There is no function that it could be attributed to.
-struct Nobody;
+pub(crate) struct Nobody;
 
 impl From<Unreadable> for Nobody {
     #[inline(always)]
@@ -172,8 +172,9 @@ fn function(
     if function == thread {
         return Err(Nobody);
     }
+    let window = objects.window();
     let known = objects.function(function).ok_or(Nobody)?;
-    known.become_function(memory, layout, function, head)?;
+    known.become_function(memory, layout, function, window, head)?;
     let code = known.code;
     if known.is(FrameKind::Lua) {
         // Whatever allocates has its PC saved, since it may throw an error with a line in it.
@@ -187,7 +188,7 @@ fn function(
     if known.is(FrameKind::Fast)
         && let Ok((function, pc)) = caller(memory, layout, base, link)
         && let Some(known) = objects.function(function)
-        && known.become_function(memory, layout, function, head).is_ok()
+        && known.become_function(memory, layout, function, window, head).is_ok()
         && known.is(FrameKind::Lua)
     {
         let code = known.code;
@@ -213,7 +214,7 @@ fn lua(
 
 /// The function that called the one with `base`, if it called as Lua functions do, and the PC after its call.
 #[inline(always)]
-fn caller(memory: &impl ReadMemory, layout: &VmLayout, base: u64, link: u64) -> Result<(u64, u64), Nobody> {
+pub(crate) fn caller(memory: &impl ReadMemory, layout: &VmLayout, base: u64, link: u64) -> Result<(u64, u64), Nobody> {
     let gc64 = layout.is_gc64();
     let (caller, pc) = match link & 7 {
         // FRAME_LUA: frame_prevl, lj_frame.h.

@@ -80,7 +80,9 @@ pub struct AllocationEvent {
     /// An [`AllocationSource`].
     pub source: u8,
     /// Index of the VM.
-    pub vm: u16,
+    pub vm: u8,
+    /// The lowest bits of the number of the window that it is in (see [`crate::config::GATE_CLOSED`]).
+    pub window: u8,
     /// The line that is being executed; 0 if the prototype has no line numbers. Of a trace: the offset of the call's
     /// return address in its machine code, or 0.
     pub line: u32,
@@ -102,7 +104,7 @@ unsafe impl Plain for AllocationEvent {}
 impl AllocationEvent {
     /// Nothing yet.
     pub const EMPTY: Self =
-        Self { kind: 0, source: 0, vm: 0, line: 0, place: 0, pointer: 0, result: 0, old_size: 0, size: 0 };
+        Self { kind: 0, source: 0, vm: 0, window: 0, line: 0, place: 0, pointer: 0, result: 0, old_size: 0, size: 0 };
 }
 
 /// The `place` of a Lua function that could not be introduced: the ring buffer had no room for its name.
@@ -180,6 +182,10 @@ pub struct PendingAllocation {
     pub returned: u32,
     /// A [`Creation`].
     pub creation: u32,
+    /// The window in which it was made: only its own probes may see it return.
+    pub window: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Whether a call makes a VM: its first block has a size of its own (`sizeof(GG_State)`, `lj_state.c`). Others may have
@@ -211,6 +217,8 @@ impl PendingAllocation {
         template: 0,
         returned: 1,
         creation: Creation::No as u32,
+        window: 0,
+        reserved: 0,
     };
 }
 
@@ -220,5 +228,5 @@ unsafe impl Plain for PendingAllocation {}
 const _: () = {
     assert!(size_of::<AllocationEvent>() == 48);
     assert!(size_of::<PrototypeSeen>() == 32 + NAME_SIZE);
-    assert!(size_of::<PendingAllocation>() == 8 + 48 + size_of::<Room>() + 4 * 8 + 2 * 4);
+    assert!(size_of::<PendingAllocation>() == 8 + 48 + size_of::<Room>() + 4 * 8 + 4 * 4);
 };

@@ -22,7 +22,9 @@ pub struct KnownFunction {
     /// Address of its `GCproto`, or of the C function.
     pub code: u64,
     /// A [`FrameKind`].
-    pub kind: u64,
+    pub kind: u32,
+    /// The window in which that was so.
+    pub window: u32,
 }
 
 /// A prototype.
@@ -41,8 +43,8 @@ pub struct KnownPrototype {
     pub first_line: u32,
     /// Number of its bytecodes.
     pub size_bc: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    reserved: u32,
+    /// The window in which that was so.
+    window: u32,
     /// Positions that have allocated.
     positions: [Located; LINES],
 }
@@ -78,6 +80,12 @@ pub trait KnownObjects {
 
     /// Says what a prototype is that events name from now on. Whether it could be said.
     fn introduce(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool;
+
+    /// The window that is open. What was known in another is not true any more: frees between them are not seen.
+    #[inline(always)]
+    fn window(&self) -> u32 {
+        0
+    }
 
     /// Forgets an object: the block at `address` was freed, whatever it was.
     #[inline(always)]
@@ -130,16 +138,18 @@ impl KnownFunction {
         memory: &impl ReadMemory,
         layout: &VmLayout,
         function: u64,
+        window: u32,
         head: &mut Head,
     ) -> Result<(), NoFunction> {
-        if self.function == function {
+        if self.function == function && self.window == window {
             return Ok(());
         }
         // What fails halfway is not known.
         self.function = 0;
         let Code { ffid, address } = read_code(memory, layout, function, head)?;
         self.code = address;
-        self.kind = Code::kind_of(ffid) as u64;
+        self.kind = Code::kind_of(ffid) as u32;
+        self.window = window;
         self.function = function;
         Ok(())
     }
@@ -147,7 +157,7 @@ impl KnownFunction {
     /// Whether it is of a kind.
     #[inline(always)]
     pub fn is(&self, kind: FrameKind) -> bool {
-        self.kind == kind as u64
+        self.kind == kind as u32
     }
 }
 
@@ -167,9 +177,11 @@ pub fn locate(
     event: &mut AllocationEvent,
 ) -> Result<bool, NoFunction> {
     let mut introduced = true;
+    let window = objects.window();
     let known = objects.prototype(prototype).ok_or(NoFunction)?;
-    if known.prototype != prototype {
+    if known.prototype != prototype || known.window != window {
         let chunkname = known.become_prototype(memory, layout, prototype, head)?;
+        known.window = window;
         introduced = objects.introduce(memory, layout, prototype, chunkname);
     }
     let known = objects.prototype(prototype).ok_or(NoFunction)?;

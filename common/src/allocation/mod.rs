@@ -5,5 +5,6 @@ pub mod event;
 pub mod known;
 pub mod on_trace;
 
+pub(crate) use attribute::caller;
 pub use attribute::{Room, attribute};
 pub use event::{AllocationEvent, AllocationKind, AllocationSource, PendingAllocation, PrototypeSeen};

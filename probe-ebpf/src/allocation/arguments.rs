@@ -1,18 +1,16 @@
 //! The allocator's arguments.
 
-use aya_ebpf::EbpfContext as _;
+use aya_ebpf::EbpfContext;
 use aya_ebpf::bindings::pt_regs;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::programs::ProbeContext;
-use lj_trace_common::config::{ARGUMENT_ZERO, UNKNOWN_USER_DATA};
+use lj_trace_common::config::{ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, UNKNOWN_USER_DATA, WINDOW_SHIFT};
 
 /// `ud`, `pointer`, `old_size` and `size`, from wherever the probe's cookie says they are.
 #[inline(always)]
-pub fn arguments(context: &ProbeContext) -> [u64; 4] {
+pub fn arguments(context: &ProbeContext, cookie: u64) -> [u64; 4] {
     let registers = registers(context);
-    // SAFETY: the context is valid for the whole program.
-    let cookie = unsafe { bpf_get_attach_cookie(context.as_ptr()) };
-    if cookie == 0 {
+    if cookie & ARGUMENTS_ELSEWHERE == 0 {
         return [registers.rdi, registers.rsi, registers.rdx, registers.rcx];
     }
     let codes = (cookie as u32).to_le_bytes();
@@ -22,6 +20,19 @@ pub fn arguments(context: &ProbeContext) -> [u64; 4] {
         argument(registers, codes[2]),
         argument(registers, codes[3]),
     ]
+}
+
+/// The probe's cookie.
+#[inline(always)]
+pub fn cookie(context: &impl EbpfContext) -> u64 {
+    // SAFETY: the context is valid for the whole program.
+    unsafe { bpf_get_attach_cookie(context.as_ptr()) }
+}
+
+/// Which window the probe belongs to.
+#[inline(always)]
+pub const fn window(cookie: u64) -> u32 {
+    (cookie >> WINDOW_SHIFT) as u32
 }
 
 /// Where the return address lies, wherever a return probe is put.

@@ -57,7 +57,7 @@ pub fn settle(pending: &mut PendingAllocation, settings: &Config) {
             return;
         };
         register(vm, config, global, pending.user_data);
-        (event.vm, event.source, event.line, event.place) = (vm as u16, AllocationSource::Internal as u8, 0, 0);
+        (event.vm, event.source, event.line, event.place) = (vm as u8, AllocationSource::Internal as u8, 0, 0);
         send(event);
     } else if by_vm {
         send(event);

@@ -24,7 +24,7 @@ use lj_trace_common::vm::NO_WORD;
 
 use crate::clock::Timer;
 use crate::count::count;
-use crate::maps::{ALLOCATORS, CONFIG, STACK_COUNTDOWN, VMS};
+use crate::maps::{ALLOCATORS, CONFIG, GATE, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 use arguments::{arguments, stack_pointer};
@@ -35,14 +35,14 @@ use send::send;
 /// A call of the allocator.
 #[uprobe(multi)]
 pub fn allocator_called(context: ProbeContext) -> u32 {
-    called::<true>(&context);
+    called::<true>(&context, arguments::cookie(&context));
     0
 }
 
 /// A return of the allocator with a result.
 #[uretprobe(multi)]
 pub fn allocator_returned(context: RetProbeContext) -> u32 {
-    returned(context.ret());
+    returned(context.ret(), arguments::cookie(&context));
     0
 }
 
@@ -54,23 +54,26 @@ pub extern "C" fn allocator_session(context: *mut c_void) -> u32 {
     let context = ProbeContext::new(context);
     // SAFETY: the context is valid for the whole program.
     let probe = unsafe { bpf_get_func_ip(context.as_ptr()) };
+    let cookie = arguments::cookie(&context);
     let registers = arguments::registers(&context);
     if registers.rip != probe {
-        returned(registers.rax);
+        returned(registers.rax, cookie);
         return 0;
     }
-    u32::from(!called::<false>(&context))
+    u32::from(!called::<false>(&context, cookie))
 }
 
 /// Takes a call of the allocator: whether its result is awaited.
 #[inline(always)]
-fn called<const SEARCH: bool>(context: &ProbeContext) -> bool {
+fn called<const SEARCH: bool>(context: &ProbeContext, cookie: u64) -> bool {
     let Some(settings) = CONFIG.get(0) else { return false };
-    if settings.stopping != 0 {
+    let Some(&open) = GATE.get(0) else { return false };
+    if open != arguments::window(cookie) {
+        count(Counter::CallsOutside);
         return false;
     }
     let timer = Timer::some(Counter::AllocatorCalls);
-    let awaits_result = take_call::<SEARCH>(context, settings);
+    let awaits_result = take_call::<SEARCH>(context, cookie, settings);
     timer.end(Counter::CallsTimed, Counter::CallTime);
     awaits_result
 }
@@ -80,8 +83,9 @@ fn called<const SEARCH: bool>(context: &ProbeContext) -> bool {
 /// Programs without `SEARCH` cannot record VMs whose `global_State` does not name the coroutine that runs
 /// ([`NO_WORD`]): the search for it has to be described to the kernel in a way that session programs are not.
 #[inline(always)]
-fn take_call<const SEARCH: bool>(context: &ProbeContext, settings: &Config) -> bool {
-    let [ud, pointer, old_size, size] = arguments(context);
+fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: &Config) -> bool {
+    let [ud, pointer, old_size, size] = arguments(context, cookie);
+    let window = arguments::window(cookie);
     let Some(pending) = pending::of_thread() else {
         count(Counter::PendingFull);
         return false;
@@ -108,6 +112,8 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, settings: &Config) -> b
     event.old_size = old_size;
     event.size = size;
     event.result = 0;
+    event.window = window as u8;
+    pending.window = window;
     pending.creation = Creation::No as u32;
     if pointer == 0
         && let Some(template) = creation::template_of(settings, size)
@@ -123,11 +129,11 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, settings: &Config) -> b
     event.kind = kind as u8;
     if let Some(vm) = vm {
         let Some(config) = VMS.get(vm) else { return false };
-        event.vm = vm as u16;
+        event.vm = vm as u8;
         if SEARCH && config.thread_word == NO_WORD {
             pending.room.note_thread(calling_thread(context, vm));
         }
-        let mut objects = ObjectsOf { vm };
+        let mut objects = ObjectsOf { vm, window };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
         if kind == AllocationKind::Free {
             if pointer != 0 {
@@ -152,16 +158,17 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, settings: &Config) -> b
 
 /// Takes the result of a call.
 #[inline(always)]
-fn returned(result: u64) {
+fn returned(result: u64, cookie: u64) {
     let timer = Timer::some(Counter::AllocatorReturns);
-    take_result(result);
+    take_result(result, arguments::window(cookie));
     timer.end(Counter::ReturnsTimed, Counter::ReturnTime);
 }
 
 #[inline(always)]
-fn take_result(result: u64) {
+fn take_result(result: u64, window: u32) {
     let Some(pending) = pending::of_id(bpf_get_current_pid_tgid()) else { return };
-    if core::mem::replace(&mut pending.returned, 1) != 0 {
+    // The call may have been made before this window, whose probes see its return all the same.
+    if pending.window != window || core::mem::replace(&mut pending.returned, 1) != 0 {
         return;
     }
     let event = &mut pending.event;
@@ -180,7 +187,7 @@ fn take_result(result: u64) {
 /// that a program has.
 #[uprobe(multi)]
 pub fn allocation_stack(context: ProbeContext) -> u32 {
-    let [ud, _, _, size] = arguments(&context);
+    let [ud, _, _, size] = arguments(&context, arguments::cookie(&context));
     let Some(config) = CONFIG.get(0) else { return 0 };
     // SAFETY: only whether there is an entry matters.
     if size == 0 || unsafe { ALLOCATORS.get(&ud) }.is_none() {

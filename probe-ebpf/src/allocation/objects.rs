@@ -16,6 +16,8 @@ use crate::maps::{ALLOCATIONS, FUNCTIONS, PROTOTYPES};
 pub struct ObjectsOf {
     /// The VM.
     pub vm: u32,
+    /// The window that is open.
+    pub window: u32,
 }
 
 impl KnownObjects for ObjectsOf {
@@ -31,6 +33,11 @@ impl KnownObjects for ObjectsOf {
         let place = PROTOTYPES.get_ptr_mut(self.vm * KNOWN_OBJECTS + slot(prototype))?;
         // SAFETY: as above.
         Some(unsafe { &mut *place })
+    }
+
+    #[inline(always)]
+    fn window(&self) -> u32 {
+        self.window
     }
 
     #[inline(always)]

@@ -197,6 +197,7 @@ impl RecordArgs {
             stack_every,
             kernel_frames: self.kernel,
             mechanism,
+            activity: false,
             processes,
         }
     }

@@ -13,7 +13,7 @@ use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
-use crate::record::{Cost, Counted};
+use crate::record::{Cost, Counted, cpu_time};
 use crate::target::Process;
 
 /// How much a memory profile may cost.
@@ -38,7 +38,7 @@ impl LimitArgs {
 }
 
 /// Reads a share such as `30%`; the sign may be left out.
-fn parse_share(text: &str) -> Result<f64, String> {
+pub(super) fn parse_share(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim();
     match number.parse::<f64>() {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
@@ -101,7 +101,7 @@ impl CostMeter {
         }
         // A process that has exited has no clock any more.
         let cpu = cpu_time(self.pid)?;
-        let reading = Reading { at: now, cpu, counted: Counted::read(programs) };
+        let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
         self.first.get_or_insert(reading);
         self.window.push_back(reading);
         let probes = self.calibration.result()?.0;
@@ -125,7 +125,7 @@ impl CostMeter {
     /// What recording has cost altogether: the CPU profile, and the memory profile.
     pub fn finish(mut self, programs: &Programs) -> [Cost; 2] {
         let (probes, measured) = self.calibration.wait();
-        let counted = Counted::read(programs);
+        let counted = Counted::read(programs.counts());
         let last = match cpu_time(self.pid) {
             Some(cpu) => Some((cpu, counted)),
             // What it has used after the last look is not known.
@@ -141,7 +141,12 @@ impl CostMeter {
         };
         [
             of(&|counted| counted.cpu_profile(probes), last, counted.samples(), "sample"),
-            of(&|counted| counted.memory_profile(probes), memory_last, counted.calls(), "call of the allocator"),
+            of(
+                &|counted| counted.memory_profile(probes) + counted.windows(probes),
+                memory_last,
+                counted.calls(),
+                "call of the allocator",
+            ),
         ]
     }
 }
@@ -152,18 +157,25 @@ enum Calibration {
     Done(ProbeCost, bool),
 }
 
+/// What probes on an allocator cost, if that can be measured: it does not change while lj-trace runs, however many it
+/// records. `is_cheap` says whether the instructions under them are emulated.
+pub(super) fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> Option<ProbeCost> {
+    static MEASURED: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
+    *MEASURED[usize::from(is_cheap)].get_or_init(|| calibrate::allocation_probes(mechanism, is_cheap).ok())
+}
+
+/// What a tick of this clock costs, in seconds, if that can be measured.
+pub(super) fn tick(clock: Clock) -> Option<f64> {
+    static MEASURED: OnceLock<Option<f64>> = OnceLock::new();
+    *MEASURED.get_or_init(|| calibrate::tick(clock).ok())
+}
+
 impl Calibration {
     fn start(allocation: Option<(Mechanism, bool)>, clock: Option<Clock>) -> Result<Self, CommandError> {
-        /// By whether the instructions are emulated: it does not change while lj-trace runs, however many it records.
-        static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
-        static TICK: OnceLock<Option<f64>> = OnceLock::new();
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
-            let probes = allocation.map(|(mechanism, is_cheap)| {
-                *ALLOCATION[usize::from(is_cheap)]
-                    .get_or_init(|| calibrate::allocation_probes(mechanism, is_cheap).ok())
-            });
-            let tick = clock.map(|clock| *TICK.get_or_init(|| calibrate::tick(clock).ok()));
+            let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
+            let tick = clock.map(tick);
             let measured = probes != Some(None) && tick != Some(None);
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
@@ -195,17 +207,6 @@ impl Calibration {
     }
 }
 
-/// The CPU time of a process with all its threads, those that have ended included, in seconds.
-fn cpu_time(pid: u32) -> Option<f64> {
-    /// `CPUCLOCK_SCHED` of linux/posix-timers.h: what clock_getcpuclockid(3) makes of a process id.
-    const SCHED: i32 = 2;
-    let clock = (!i32::try_from(pid).ok()? << 3) | SCHED;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel checks the clock's number, and writes `time` alone.
-    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (result == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,15 +218,5 @@ mod tests {
         for wrong in ["", "%", "0%", "101%", "-3%", "much", "NaN"] {
             assert!(parse_share(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn the_clock_of_a_process_runs_while_it_works() {
-        let before = cpu_time(std::process::id()).unwrap();
-        let began = Instant::now();
-        while cpu_time(std::process::id()).unwrap() - before < 0.02 {
-            assert!(began.elapsed() < Duration::from_secs(60), "it stands still");
-        }
-        assert_eq!(cpu_time(u32::MAX), None);
     }
 }

@@ -1,0 +1,72 @@
+//! Keeps a thread off the CPU that the target runs on: whoever watches from there sees it stand still, since he is what
+//! stopped it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+/// The target's main thread, and where it runs.
+#[derive(Debug)]
+pub struct Away {
+    stat: Option<File>,
+}
+
+impl Away {
+    /// Of a process.
+    pub fn from(pid: u32) -> Self {
+        Self { stat: File::open(format!("/proc/{pid}/stat")).ok() }
+    }
+
+    /// Moves this thread to another CPU if it is on that of the target; false if there is no other.
+    pub fn go(&self) -> bool {
+        let Some(theirs) = self.stat.as_ref().and_then(last_cpu) else { return true };
+        theirs != own_cpu() || (avoid(theirs) && theirs != own_cpu())
+    }
+}
+
+/// The CPU that a process ran on last, from its `/proc/PID/stat`.
+fn last_cpu(stat: &File) -> Option<usize> {
+    let mut bytes = [0; 1024];
+    let length = stat.read_at(&mut bytes, 0).ok()?;
+    processor(std::str::from_utf8(bytes.get(..length)?).ok()?)
+}
+
+/// `processor`, the 39th field (proc_pid_stat(5)); the second has parentheses around it, and anything in between.
+fn processor(stat: &str) -> Option<usize> {
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
+fn own_cpu() -> usize {
+    // SAFETY: it has no preconditions.
+    usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(usize::MAX)
+}
+
+/// Lets this thread run on all CPUs that its process may use but this one; false if there is no other.
+fn avoid(cpu: usize) -> bool {
+    // SAFETY: plain data, of which all zeros is an empty set.
+    let mut allowed: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: the calls read and write the set alone, whose size is passed; the macros' functions stay within it for any
+    // number below its size.
+    unsafe {
+        if cpu >= size * 8 || libc::sched_getaffinity(std::process::id() as i32, size, &raw mut allowed) != 0 {
+            return false;
+        }
+        libc::CPU_CLR(cpu, &mut allowed);
+        libc::sched_setaffinity(0, size, &raw const allowed) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_found_behind_any_name() {
+        let fields = (3..60).map(|field| field.to_string()).collect::<Vec<_>>().join(" ");
+        assert_eq!(processor(&format!("7 (a b) c) {fields}")), Some(39));
+        assert_eq!(processor("7 (a) S 1"), None);
+        let own = File::open("/proc/self/stat").unwrap();
+        assert!(last_cpu(&own).is_some());
+    }
+}

@@ -1,0 +1,188 @@
+//! What the counters of one VM say between two readings.
+//!
+//! What was allocated, less what was freed explicitly, is the rise of `gc.total` and what a sweep has freed meanwhile; and
+//! by the latter `gc.estimate` falls (`gc_onestep`, `lj_gc.c`). When a sweep begins, the estimate is set anew (`atomic`
+//! there): what was allocated between the two readings with that in between follows from the rate before. So it is exact
+//! as long as there are many readings in a cycle.
+//!
+//! The collector of a small heap begins a thousand cycles a second and more. Then readings come in bursts of some
+//! microseconds ([`Collector::begin_burst`]), each of which resolves what it covers, and stands for the time before it.
+
+use super::place::Raw;
+
+/// `GCSfinalize`, `lj_gc.h`: here the estimate falls by what the collector thinks finalizers cost.
+const FINALIZE: u8 = 5;
+
+/// The sum over one VM.
+#[derive(Clone, Debug, Default)]
+pub struct Collector {
+    last: Option<(f64, Raw)>,
+    /// Bytes, less what was freed explicitly. Signed: for a moment more may be given back than was taken.
+    net: f64,
+    gross: u64,
+    cycles: f64,
+    /// The burst that has begun.
+    burst: Option<Burst>,
+    /// Bytes a second, lately.
+    rate: f64,
+    wide: bool,
+}
+
+/// Readings in quick succession.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    /// Seconds since the one before, which are not resolved.
+    gap: f64,
+    began: f64,
+    net: f64,
+    cycles: f64,
+}
+
+/// Over how many seconds the rate is an average.
+const RATE_OVER: f64 = 0.02;
+
+impl Collector {
+    /// Of a VM with counters of 8 bytes, or of 4.
+    pub fn new(wide: bool) -> Self {
+        Self { wide, ..Self::default() }
+    }
+
+    /// Takes a reading, `at` a time in seconds.
+    pub fn add(&mut self, at: f64, raw: Raw) {
+        let Some((before, last)) = self.last.replace((at, raw)) else { return };
+        let time = (at - before).max(1e-9);
+        let rise = self.difference(last.total, raw.total);
+        let estimate = self.difference(last.estimate, raw.estimate);
+        if let (Some(now), Some(then)) = (raw.allocated, last.allocated) {
+            self.gross += now.wrapping_sub(then);
+        }
+        let flipped = raw.white != last.white;
+        let net = if flipped || estimate > 0.0 {
+            self.cycles += if flipped { 1.0 } else { 2.0 };
+            (self.rate * time).max(rise)
+        } else {
+            let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
+            let weight = (time / RATE_OVER).min(1.0);
+            self.rate = self.rate * (1.0 - weight) + (net / time).max(0.0) * weight;
+            net
+        };
+        self.net += net;
+    }
+
+    /// Takes a reading that begins a burst. What was before is estimated from the burst.
+    pub fn begin_burst(&mut self, at: f64, raw: Raw) {
+        let last = self.last.replace((at, raw));
+        let Some((before, last)) = last else { return };
+        if let (Some(now), Some(then)) = (raw.allocated, last.allocated) {
+            self.gross += now.wrapping_sub(then);
+        }
+        self.burst = Some(Burst { gap: at - before, began: at, net: self.net, cycles: self.cycles });
+    }
+
+    /// Ends a burst of readings.
+    pub fn end_burst(&mut self) {
+        let (Some(burst), Some((at, _))) = (self.burst.take(), self.last) else { return };
+        let time = at - burst.began;
+        if time > 0.0 {
+            self.net += (self.net - burst.net) / time * burst.gap;
+            self.cycles += (self.cycles - burst.cycles) / time * burst.gap;
+        }
+    }
+
+    /// How much a counter has changed, which goes round at its width.
+    fn difference(&self, from: u64, to: u64) -> f64 {
+        let change = to.wrapping_sub(from);
+        if self.wide { change.cast_signed() as f64 } else { f64::from((change as u32).cast_signed()) }
+    }
+
+    /// Bytes allocated, less what was freed explicitly.
+    pub fn net(&self) -> f64 {
+        self.net
+    }
+
+    /// Bytes allocated, if the VM counts them.
+    pub fn gross(&self) -> Option<u64> {
+        let (_, last) = self.last?;
+        last.allocated.map(|_| self.gross)
+    }
+
+    /// Cycles that were begun.
+    pub fn cycles(&self) -> u64 {
+        self.cycles as u64
+    }
+
+    /// Whether it had the same counters the last time.
+    pub fn is_same(&self, raw: &Raw) -> bool {
+        self.last.is_some_and(|(_, last)| last == *raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every so often there is a burst of 16 readings: no multiple of a cycle.
+    const BURSTS: u64 = 331;
+
+    /// A collector that allocates `rate` bytes a millisecond, and as soon as there are twice as many as are alive flips,
+    /// and sweeps within `sweep` milliseconds what is garbage.
+    fn run(wide: bool, rate: u64, alive: u64, sweep: u64, every: u64) -> (Collector, f64) {
+        let offset = if wide { 0 } else { u64::from(u32::MAX) - 1000 };
+        let narrow = |value: u64| if wide { value } else { u64::from((value + offset) as u32) };
+        let mut collector = Collector::new(wide);
+        let (mut total, mut estimate, mut white, mut left, mut garbage) = (alive, alive, 0x21, 0, 0);
+        let mut allocated = 0;
+        for tick in 0..200_000_u64 {
+            let (at, total_now, estimate_now) = (tick as f64 * 1e-3, narrow(total), narrow(estimate));
+            let raw = Raw { total: total_now, estimate: estimate_now, white, state: 4, allocated: None };
+            match (every, tick % every) {
+                (BURSTS, 0) => collector.begin_burst(at, raw),
+                (BURSTS, 1..16) => collector.add(at, raw),
+                (BURSTS, 16) => collector.end_burst(),
+                (_, 0) => collector.add(at, raw),
+                _ => {}
+            }
+            total += rate;
+            allocated += rate;
+            if left > 0 {
+                total -= garbage;
+                estimate -= garbage;
+                left -= 1;
+            } else if total >= 2 * alive {
+                white ^= 3;
+                (estimate, left, garbage) = (total, sweep, (total - alive) / sweep);
+            }
+        }
+        (collector, allocated as f64)
+    }
+
+    #[test]
+    fn what_a_sweep_frees_is_no_loss() {
+        for wide in [true, false] {
+            // 40 readings in a cycle, and 10.
+            let (collector, allocated) = run(wide, 1000, 40_000, 8, 1);
+            assert!((collector.net() / allocated - 1.0).abs() < 0.01, "{} of {allocated}", collector.net());
+            assert!((collector.cycles() as f64 - allocated / 48_000.0).abs() < 1500.0, "{}", collector.cycles());
+            let (collector, allocated) = run(wide, 1000, 40_000, 8, 4);
+            assert!((collector.net() / allocated - 1.0).abs() < 0.1, "{} of {allocated}", collector.net());
+        }
+    }
+
+    #[test]
+    fn bursts_resolve_cycles_that_are_too_fast() {
+        // A cycle has 48 ticks.
+        let (collector, allocated) = run(true, 1000, 40_000, 8, BURSTS);
+        assert!((collector.net() / allocated - 1.0).abs() < 0.03, "{} of {allocated}", collector.net());
+        let cycles = allocated / 48_000.0;
+        assert!((collector.cycles() as f64 / cycles - 1.0).abs() < 0.2, "{} of {cycles}", collector.cycles());
+    }
+
+    #[test]
+    fn finalizers_cost_no_memory() {
+        let mut collector = Collector::new(true);
+        let raw = |total, estimate, state| Raw { total, estimate, white: 0x21, state, allocated: Some(total) };
+        collector.add(0.0, raw(1000, 900, FINALIZE));
+        collector.add(0.001, raw(1010, 400, FINALIZE));
+        assert_eq!((collector.net(), collector.gross()), (10.0, Some(10)));
+    }
+}

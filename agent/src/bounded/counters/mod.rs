@@ -1,0 +1,9 @@
+//! The counters of the collectors, read from outside while the target runs: what was allocated shows in them without any
+//! probe.
+
+mod away;
+mod collector;
+mod place;
+mod reader;
+
+pub use reader::Counters;

@@ -1,0 +1,101 @@
+//! Where a VM's counters lie.
+
+use lj_trace_common::layout::{BytecodeSet, VmLayout};
+
+use crate::heap::shape::Shape;
+use crate::vm::object::field;
+
+/// The part of the `global_State` with the counters (`GCState`, `lj_obj.h`), and where in it they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Address of the first byte.
+    pub start: u64,
+    /// How many bytes.
+    pub size: usize,
+    wide: bool,
+    estimate: usize,
+    white: usize,
+    state: usize,
+    /// `gc.allocated`, which Tarantool's builds have.
+    allocated: Option<usize>,
+}
+
+/// The counters of one VM at some moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Raw {
+    /// `gc.total`: bytes that are allocated.
+    pub total: u64,
+    /// `gc.estimate`: of those, what the collector takes for alive. While it sweeps, it falls by what is freed.
+    pub estimate: u64,
+    /// `gc.currentwhite`: changes once in each cycle, before the sweep.
+    pub white: u8,
+    /// `gc.state`.
+    pub state: u8,
+    /// `gc.allocated`: bytes allocated since the VM was made.
+    pub allocated: Option<u64>,
+}
+
+impl Place {
+    /// Those of the VM whose `global_State` this is.
+    pub fn new(global: u64, layout: &VmLayout) -> Self {
+        let shape = Shape::new(*layout);
+        let total = u64::from(layout.g_gc_total);
+        let root = u64::from(layout.g_gc_root);
+        // root, sweep, gray, grayagain, weak, mmudata, debt; LuaJIT 2.0 has stepmul before debt.
+        let before = if layout.bytecode_set == BytecodeSet::V20 as u16 { 8 } else { 7 };
+        let estimate = root + before * shape.reference;
+        // stepmul and pause, lightudseg where it is; freed.
+        let counters =
+            shape.light_userdata_segments().map_or(root + 8 * shape.reference + 8, |at| at + shape.reference);
+        let allocated = shape.has_counters().then_some(counters.next_multiple_of(8) + 8);
+        let end = allocated.map_or(estimate + shape.reference, |at| at + 8);
+        let offset = |at: u64| at.wrapping_sub(total) as usize;
+        Self {
+            start: field(global, layout.g_gc_total),
+            size: offset(end),
+            wide: layout.is_gc64(),
+            estimate: offset(estimate),
+            white: offset(layout.g_gc_currentwhite.into()),
+            state: offset(layout.g_gc_state.into()),
+            allocated: allocated.map(offset),
+        }
+    }
+
+    /// Takes the bytes apart; [`None`] if there are too few.
+    pub fn decode(&self, bytes: &[u8]) -> Option<Raw> {
+        let wide = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        let narrow = |at: usize| Some(u64::from(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?)));
+        let size = |at| if self.wide { wide(at) } else { narrow(at) };
+        Some(Raw {
+            total: size(0)?,
+            estimate: size(self.estimate)?,
+            white: *bytes.get(self.white)?,
+            state: *bytes.get(self.state)?,
+            allocated: match self.allocated {
+                Some(at) => Some(wide(at)?),
+                None => None,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::object::tests::x64_layout;
+
+    #[test]
+    fn counters_are_where_each_fork_has_them() {
+        // Offsets from `gc.total`: 8 + 8 bytes, 8 of bytes and sweepstr, 7 references to `estimate`.
+        let wide = Place::new(0x4000, &x64_layout("Debian", "x64gc64"));
+        assert_eq!((wide.estimate, wide.white, wide.state, wide.allocated), (24 + 7 * 8, 16, 17, None));
+        let mut bytes = vec![0; wide.size];
+        bytes[0] = 7;
+        bytes[wide.estimate + 1] = 1;
+        bytes[16] = 0x22;
+        bytes[17] = 4;
+        let raw = Raw { total: 7, estimate: 256, white: 0x22, state: 4, allocated: None };
+        assert_eq!(wide.decode(&bytes), Some(raw));
+        assert_eq!(wide.decode(&bytes[..20]), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! The thread that reads the counters.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::away::Away;
+use super::collector::Collector;
+use super::place::{Place, Raw};
+use crate::bounded::now;
+use crate::bounded::observation::Reading;
+use crate::target::{Process, ProcessMemory};
+use crate::vm::Vm;
+
+/// Between two readings.
+const INTERVAL: Duration = Duration::from_millis(1);
+
+/// The same while nothing is allocated.
+const IDLE_INTERVAL: Duration = Duration::from_millis(8);
+
+/// Readings that were all alike before it becomes idle.
+const ALIKE: u32 = 16;
+
+/// A cycle with fewer readings is resolved by bursts: of so many readings, some 2 us each.
+const FEWEST_READINGS: u64 = 20;
+const BURST: u32 = 20;
+
+/// So many bursts may be left out, one after the other, where the target's CPU is the only one there is.
+const MOST_SKIPPED: u32 = 50;
+
+/// How many readings tell how fast the cycles are.
+const LOOKED_OVER: u32 = 100;
+
+/// How often it is looked whether the VMs are still there.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The thread, and what it has read. It ends when this is dropped.
+pub struct Counters {
+    thread: Option<JoinHandle<()>>,
+    stop: Arc<AtomicBool>,
+    readings: Receiver<Reading>,
+}
+
+impl Counters {
+    /// Begins to read the counters of these VMs.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn start(process: &Process, vms: Vec<Vm>) -> std::io::Result<Self> {
+        let (memory, away) = (process.memory(), Away::from(process.pid()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (sender, readings) = mpsc::channel();
+        let watched = vms.into_iter().map(Watched::new).collect();
+        let mut reader = Reader {
+            memory,
+            vms: watched,
+            stop: stop.clone(),
+            sender,
+            away,
+            looked: 0,
+            cycles: 0,
+            bursts: false,
+            skipped: 0,
+            net: 0.0,
+        };
+        let thread = thread::Builder::new().name("counters".to_owned()).spawn(move || reader.run())?;
+        Ok(Self { thread: Some(thread), stop, readings })
+    }
+
+    /// What was read since.
+    pub fn readings(&self) -> impl Iterator<Item = Reading> + '_ {
+        self.readings.try_iter()
+    }
+
+    /// Ends it, after a last reading.
+    pub fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A VM whose counters are read.
+struct Watched {
+    vm: Vm,
+    place: Place,
+    collector: Collector,
+    is_gone: bool,
+}
+
+impl Watched {
+    fn new(vm: Vm) -> Self {
+        let collector = Collector::new(vm.layout.is_gc64());
+        Self { place: Place::new(vm.global, &vm.layout), vm, collector, is_gone: false }
+    }
+}
+
+struct Reader {
+    memory: ProcessMemory,
+    vms: Vec<Watched>,
+    stop: Arc<AtomicBool>,
+    sender: Sender<Reading>,
+    /// Over how many readings it is looked how fast the cycles are, how many were begun by their first, and what came out.
+    looked: u32,
+    cycles: u64,
+    bursts: bool,
+    away: Away,
+    /// Bursts that were left out, since they would have stopped the target.
+    skipped: u32,
+    /// The largest sum so far: it may fall for a moment, where more is given back than is taken.
+    net: f64,
+}
+
+impl Reader {
+    fn run(&mut self) {
+        let mut alike = 0;
+        let mut checked = Instant::now();
+        loop {
+            let is_last = self.stop.load(Ordering::Relaxed);
+            let has_changed = if self.bursts { self.read_burst() } else { self.read(Collector::add) };
+            self.look_at_cycles();
+            alike = if has_changed { 0 } else { alike + 1 };
+            // While nothing changes, one in between is enough to know that.
+            let is_news = has_changed || alike <= ALIKE || alike % 8 == 0 || is_last;
+            let sum = self.sum();
+            if is_news && self.sender.send(sum).is_err() || is_last {
+                return;
+            }
+            if checked.elapsed() >= CHECK_INTERVAL {
+                checked = Instant::now();
+                let Self { memory, vms, .. } = self;
+                vms.iter_mut().for_each(|watched| watched.is_gone |= !watched.vm.still_valid(memory));
+            }
+            thread::sleep(if alike > ALIKE { IDLE_INTERVAL } else { INTERVAL });
+        }
+    }
+
+    /// Reads them several times at once.
+    fn read_burst(&mut self) -> bool {
+        if !self.away.go() && self.skipped < MOST_SKIPPED {
+            self.skipped += 1;
+            return true;
+        }
+        self.skipped = 0;
+        let has_changed = self.read(Collector::begin_burst);
+        (1..BURST).for_each(|_| {
+            self.read(Collector::add);
+        });
+        self.vms.iter_mut().for_each(|vm| vm.collector.end_burst());
+        has_changed
+    }
+
+    /// Decides whether cycles are too fast for single readings.
+    fn look_at_cycles(&mut self) {
+        self.looked += 1;
+        if self.looked >= LOOKED_OVER {
+            let cycles = self.sum().cycles;
+            let begun = cycles - std::mem::replace(&mut self.cycles, cycles);
+            self.bursts = begun * FEWEST_READINGS > u64::from(self.looked);
+            self.looked = 0;
+        }
+    }
+
+    /// Reads all counters, in one system call, and gives them to `take`; whether they have changed.
+    fn read(&mut self, take: impl Fn(&mut Collector, f64, Raw)) -> bool {
+        let Self { memory, vms, .. } = self;
+        let places: Vec<(u64, usize)> =
+            vms.iter().filter(|vm| !vm.is_gone).map(|vm| (vm.place.start, vm.place.size)).collect();
+        let bytes = memory.read_scattered(&places);
+        let at = now() as f64 * 1e-9;
+        let mut rest = bytes.as_slice();
+        let mut has_changed = false;
+        for watched in vms.iter_mut().filter(|vm| !vm.is_gone) {
+            // What cannot be read comes to the end of what was read.
+            let Some((own, others)) = rest.split_at_checked(watched.place.size) else {
+                watched.is_gone = true;
+                break;
+            };
+            rest = others;
+            if let Some(raw) = watched.place.decode(own) {
+                has_changed |= !watched.collector.is_same(&raw);
+                take(&mut watched.collector, at, raw);
+            }
+        }
+        has_changed
+    }
+
+    /// All VMs together.
+    fn sum(&mut self) -> Reading {
+        let collectors = || self.vms.iter().map(|vm| &vm.collector);
+        self.net = self.net.max(collectors().map(Collector::net).sum());
+        let gross: Option<u64> = collectors().map(Collector::gross).sum();
+        Reading { at: now(), net: self.net as u64, gross, cycles: collectors().map(Collector::cycles).sum() }
+    }
+}

@@ -1,0 +1,273 @@
+//! The thread that opens and closes the windows.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use lj_trace_common::config::Counter;
+
+use super::policy::{MOST_EVENTS, Next, Past, Policy};
+use crate::bounded::now;
+use crate::bounded::observation::Nanos;
+use crate::probes::calibrate::ProbeCost;
+use crate::probes::programs::Counts;
+use crate::probes::windows::{WindowOpener, WindowProbes, next_number};
+use crate::record::{Counted, cpu_time};
+
+/// How often a window that is open is looked at.
+const LOOK: Duration = Duration::from_micros(500);
+
+/// How often probes that stay are looked at.
+const LOOK_AT_STAYING: Duration = Duration::from_millis(5);
+
+/// Calls of the allocator take no longer, mostly: what was called in a window should return in it.
+const CALL: Duration = Duration::from_micros(50);
+
+/// A window that has begun or ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum News {
+    /// Probes that stay were put in: all calls are events of this window from then on.
+    Staying {
+        /// Its number.
+        number: u32,
+        /// When.
+        opened: Nanos,
+    },
+    /// A window is over.
+    Closed {
+        /// Its number.
+        number: u32,
+        /// When it was opened.
+        opened: Nanos,
+        /// When it was closed.
+        closed: Nanos,
+        /// Whether its probes had stayed.
+        stayed: bool,
+        /// What it has cost the target, in seconds of its CPU time.
+        cost: f64,
+    },
+    /// The kernel does not open windows any more.
+    Failed,
+}
+
+/// The thread, and what it reports. It ends when this is dropped.
+pub struct Windows {
+    thread: Option<JoinHandle<()>>,
+    stop: Option<Sender<()>>,
+    news: Receiver<News>,
+}
+
+/// What the thread needs.
+pub struct Settings {
+    /// Opens windows.
+    pub opener: WindowOpener,
+    /// What the programs count.
+    pub counts: Counts,
+    /// The share of the target's CPU time that it may cost.
+    pub budget: f64,
+    /// The target.
+    pub pid: u32,
+    /// Tells what a probe costs, after some time.
+    pub probes: Box<dyn FnOnce() -> ProbeCost + Send>,
+}
+
+impl Windows {
+    /// Begins to open windows. The first is opened at once, to see whether that works at all.
+    ///
+    /// # Errors
+    /// The kernel cannot put in probes this way, or the system has no more threads.
+    pub fn start(settings: Settings) -> std::io::Result<Self> {
+        let number = next_number(0);
+        let first = settings.opener.put_in(number)?;
+        let (stop, stopped) = mpsc::channel();
+        let (sender, news) = mpsc::channel();
+        let run = move || {
+            let Settings { opener, counts, budget, pid, probes } = settings;
+            let closer = Closer::start();
+            // They stay out of the target's way while their cost is measured.
+            closer.close(first);
+            let policy = Policy::new(budget, now());
+            let probes = probes();
+            let used = cpu_time(pid).map(|cpu| (now(), cpu));
+            let outside = 0;
+            let mut driver =
+                Driver { opener, counts, pid, probes, policy, number, used, stopped, news: sender, closer, outside };
+            // If nobody listens any more, all is over.
+            let _ = driver.run();
+            let _ = driver.opener.gate().close();
+        };
+        let thread = thread::Builder::new().name("windows".to_owned()).spawn(run)?;
+        Ok(Self { thread: Some(thread), stop: Some(stop), news })
+    }
+
+    /// What has happened since.
+    pub fn news(&self) -> impl Iterator<Item = News> + '_ {
+        self.news.try_iter()
+    }
+
+    /// Ends it: the window that is open is closed, which the news tell still.
+    pub fn end(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Why the thread ends.
+struct Over;
+
+struct Driver {
+    opener: WindowOpener,
+    counts: Counts,
+    pid: u32,
+    probes: ProbeCost,
+    policy: Policy,
+    number: u32,
+    /// When the CPU time of the target was last read, and what it was.
+    used: Option<(Nanos, f64)>,
+    stopped: Receiver<()>,
+    news: Sender<News>,
+    closer: Closer,
+    /// Calls at the edges of windows, up to the last one.
+    outside: u64,
+}
+
+impl Driver {
+    fn run(&mut self) -> Result<(), Over> {
+        loop {
+            self.note_use();
+            match self.policy.choose() {
+                Next::Window { pause, length } => {
+                    self.wait(Duration::from_secs_f64(pause))?;
+                    self.window(Duration::from_secs_f64(length))?;
+                }
+                Next::Stay => self.stay()?,
+            }
+        }
+    }
+
+    /// Sleeps, unless it is over.
+    fn wait(&self, time: Duration) -> Result<(), Over> {
+        match self.stopped.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Err(Over),
+        }
+    }
+
+    fn open(&mut self) -> Result<(WindowProbes, Nanos), Over> {
+        self.number = next_number(self.number);
+        let opened = self.opener.put_in(self.number).ok().filter(|_| self.opener.gate().open(self.number).is_ok());
+        let Some(probes) = opened else {
+            let _ = self.news.send(News::Failed);
+            return Err(Over);
+        };
+        Ok((probes, now()))
+    }
+
+    /// Ends the window; returns what the counters say now, before calls at its edge are counted.
+    fn close(
+        &mut self,
+        probes: WindowProbes,
+        opened: Nanos,
+        stayed: bool,
+        before: Counted,
+    ) -> Result<(Counted, Nanos), Over> {
+        let (number, closed) = (self.number, now());
+        let _ = self.opener.gate().close();
+        let after = Counted::read(&self.counts);
+        thread::sleep(CALL);
+        self.closer.close(probes);
+        let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
+        self.news.send(News::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
+        Ok((after, closed))
+    }
+
+    fn window(&mut self, length: Duration) -> Result<(), Over> {
+        let before = Counted::read(&self.counts);
+        let (probes, opened) = self.open()?;
+        let end = opened + length.as_nanos() as Nanos;
+        let mut over = Ok(());
+        while over.is_ok() {
+            let left = Duration::from_nanos(end.saturating_sub(now()));
+            let seen = self.counts.count(Counter::AllocatorCalls) - before.calls();
+            if left.is_zero() || seen >= MOST_EVENTS {
+                break;
+            }
+            over = self.wait(left.min(LOOK));
+        }
+        let (after, closed) = self.close(probes, opened, false, before)?;
+        let open = closed.saturating_sub(opened) as f64 * 1e-9;
+        let outside = self.counts.count(Counter::CallsOutside);
+        let edges = (outside - std::mem::replace(&mut self.outside, outside)) as f64 * self.probes.call;
+        let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
+        self.policy.closed(Past { open, events: after.calls() - before.calls(), cost, edges });
+        over
+    }
+
+    /// Leaves the probes in as long as they cost little.
+    fn stay(&mut self) -> Result<(), Over> {
+        let before = Counted::read(&self.counts);
+        let (probes, opened) = self.open()?;
+        let mut spent = before;
+        let mut over = self.news.send(News::Staying { number: self.number, opened }).map_err(|_| Over);
+        while over.is_ok() && self.policy.may_stay() {
+            over = self.wait(LOOK_AT_STAYING);
+            let counted = Counted::read(&self.counts);
+            self.policy.spend(counted.memory_profile(self.probes) - spent.memory_profile(self.probes));
+            spent = counted;
+            self.note_use();
+        }
+        self.close(probes, opened, true, before)?;
+        over
+    }
+
+    /// Tells the policy what CPU time the target has used.
+    fn note_use(&mut self) {
+        let Some((at, cpu)) = self.used else { return };
+        let reading = cpu_time(self.pid).map(|cpu| (now(), cpu));
+        // The clock of another process ticks 250 times a second, or even less often.
+        if let Some((later, more)) = reading.filter(|(later, _)| later - at >= 20_000_000) {
+            self.policy.used(more - cpu, (later - at) as f64 * 1e-9);
+            self.used = reading;
+        }
+    }
+}
+
+/// Takes probes out: that takes some 50 ms each, for which nobody has to wait.
+struct Closer {
+    probes: Option<Sender<WindowProbes>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Closer {
+    fn start() -> Self {
+        let (probes, closing) = mpsc::channel::<WindowProbes>();
+        let run = move || closing.into_iter().for_each(drop);
+        // Without a thread they are taken out where they are handed over.
+        let thread = thread::Builder::new().name("close windows".to_owned()).spawn(run).ok();
+        Self { probes: thread.is_some().then_some(probes), thread }
+    }
+
+    fn close(&self, probes: WindowProbes) {
+        if let Some(closing) = &self.probes {
+            // Dropped here if the thread is gone.
+            let _ = closing.send(probes);
+        }
+    }
+}
+
+impl Drop for Closer {
+    fn drop(&mut self) {
+        self.probes = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! When windows are opened, and for how long: so that they cost no more than they may, and are where chance puts them.
+//!
+//! What is random here must not depend on what the windows themselves see: a window that ended sooner the more it saw, or
+//! that was followed by a longer pause then, would be drawn less often where much is allocated. So the length and the
+//! pause follow slowly from the windows of the last seconds, and within that the starts are uniform.
+
+use std::collections::VecDeque;
+
+use crate::bounded::random::Random;
+
+/// What a window aims at: enough to tell lines apart by, and no more, since each is one look at what the program does.
+const EVENTS: f64 = 3000.0;
+
+/// How long windows are, in seconds. A shorter one would cost more at its edges than in it.
+const SHORTEST: f64 = 0.003;
+const LONGEST: f64 = 0.050;
+
+/// A window that has seen so many is closed even before its time: something allocates as it did not lately.
+pub const MOST_EVENTS: u64 = 20_000;
+
+/// Seconds between the starts of two windows, on average.
+const SHORTEST_PERIOD: f64 = 0.030;
+const LONGEST_PERIOD: f64 = 2.0;
+
+/// What putting probes in and taking them out costs at least, in seconds for each thread that runs: calls that trap
+/// outside of windows are counted besides.
+const EDGE: f64 = 0.000_1;
+
+/// The part of the budget that is planned with: what the cost of an event is known to is no better.
+const PLANNED: f64 = 0.85;
+
+/// How many windows the plan for the next one follows from.
+const RECENT: usize = 32;
+
+/// How many there must be before it is judged whether the probes may stay.
+const JUDGED: usize = 12;
+
+/// How many seconds of the budget may be saved up.
+const SAVED: f64 = 1.0;
+
+/// The least use of CPUs that is reckoned with: a program that sleeps has no rate.
+const LEAST_CORES: f64 = 0.02;
+
+/// What a window has cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Past {
+    /// For how long it was open, in seconds.
+    pub open: f64,
+    /// Calls of the allocator in it.
+    pub events: u64,
+    /// What those cost the target, in seconds of CPU time.
+    pub cost: f64,
+    /// What calls at its edges cost.
+    pub edges: f64,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Next {
+    /// A window of this length, after this pause, both in seconds.
+    Window {
+        /// Before its probes are put in.
+        pause: f64,
+        /// How long it is open.
+        length: f64,
+    },
+    /// Probes that stay as long as [`Policy::may_stay`] says.
+    Stay,
+}
+
+/// Chooses.
+#[derive(Debug)]
+pub struct Policy {
+    /// Share of the target's CPU time.
+    budget: f64,
+    random: Random,
+    recent: VecDeque<Past>,
+    /// Seconds of CPU time that the target may still lose; less than nothing if it has lost too much.
+    purse: f64,
+    /// How many CPUs the target keeps busy.
+    cores: f64,
+    is_new: bool,
+}
+
+impl Policy {
+    /// One that costs at most the share `budget` of the target's CPU time. What it draws follows from `seed`.
+    pub fn new(budget: f64, seed: u64) -> Self {
+        let budget = budget * PLANNED;
+        let (random, recent) = (Random::new(seed), VecDeque::new());
+        Self { budget, random, recent, purse: budget * SAVED / 2.0, cores: 1.0, is_new: true }
+    }
+
+    /// Notes that the target has used so much CPU time in so much time, all in seconds.
+    pub fn used(&mut self, cpu: f64, time: f64) {
+        if time <= 0.0 {
+            return;
+        }
+        // An average over half a second or so.
+        let weight = (time / 0.5).min(1.0);
+        self.cores = (self.cores * (1.0 - weight) + cpu / time * weight).max(0.0);
+        self.purse = (self.purse + self.budget * cpu).min(self.budget * SAVED * self.cores().max(0.1));
+    }
+
+    fn cores(&self) -> f64 {
+        self.cores.max(LEAST_CORES)
+    }
+
+    /// Notes what a window has cost that is over.
+    pub fn closed(&mut self, past: Past) {
+        self.spend(past.cost + past.edges + EDGE * self.cores());
+        self.recent.push_back(past);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Notes what probes that stay have cost since the last time.
+    pub fn spend(&mut self, cost: f64) {
+        self.purse -= cost;
+    }
+
+    /// Whether probes that stay may stay on.
+    pub fn may_stay(&self) -> bool {
+        self.purse > 0.0
+    }
+
+    /// What to do now.
+    pub fn choose(&mut self) -> Next {
+        // Nobody knows yet what it will cost. If it is little, the profile is exact from the beginning.
+        if std::mem::replace(&mut self.is_new, false) || self.is_cheap() {
+            self.recent.clear();
+            return Next::Stay;
+        }
+        let length = self.length();
+        let pause = (self.period(length) - length).max(0.0);
+        Next::Window { pause: 2.0 * pause * self.random.unit(), length }
+    }
+
+    /// Whether probes that stay would cost little enough.
+    fn is_cheap(&self) -> bool {
+        if self.recent.len() < JUDGED || self.purse <= 0.0 {
+            return false;
+        }
+        let (open, cost) = self.sums(|past| past.cost);
+        cost / (open * self.cores()) < self.budget / 2.0
+    }
+
+    fn sums(&self, cost: impl Fn(&Past) -> f64) -> (f64, f64) {
+        self.recent.iter().fold((0.0, 0.0), |sum, past| (sum.0 + past.open, sum.1 + cost(past)))
+    }
+
+    fn length(&self) -> f64 {
+        let rates = self.recent.iter().map(|past| past.events as f64 / past.open.max(1e-9));
+        match rates.reduce(f64::max) {
+            Some(rate) => (EVENTS / rate.max(1.0)).clamp(SHORTEST, LONGEST),
+            None => SHORTEST,
+        }
+    }
+
+    /// Seconds from one start to the next, on average.
+    fn period(&self, length: f64) -> f64 {
+        let cores = self.cores();
+        let (open, cost) = self.sums(|past| past.cost);
+        // It cannot cost more than the time that it is open; as long as nothing is known it may cost all of that.
+        let share = if self.recent.len() < JUDGED { cores } else { (1.25 * cost / open.max(1e-9)).min(cores) };
+        let edges = self.recent.iter().map(|past| past.edges).sum::<f64>() / self.recent.len().max(1) as f64;
+        let loss = length * share + edges + EDGE * cores;
+        // What was saved, or lost beyond the budget, changes the pace.
+        let behind = 1.0 - self.purse / (self.budget * SAVED * cores);
+        let planned = loss / (self.budget * cores) * behind.clamp(0.8, 4.0);
+        planned.clamp(SHORTEST_PERIOD.max(length * 1.05), LONGEST_PERIOD)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has windows opened for so many seconds over a program with `rate` calls a second of its own time, each of which
+    /// costs `cost` seconds; returns the starts, lengths and the share of time that it lost.
+    fn run(budget: f64, seconds: f64, cost: f64, rate: impl Fn(f64) -> f64) -> (Vec<(f64, f64)>, f64, Policy) {
+        let mut policy = Policy::new(budget, 7);
+        let (mut now, mut windows, mut lost) = (0.0, Vec::new(), 0.0);
+        while now < seconds {
+            match policy.choose() {
+                Next::Window { pause, length } => {
+                    now += pause;
+                    let events = length / (1.0 / rate(now) + cost);
+                    windows.push((now, length));
+                    now += length;
+                    lost += events * cost;
+                    policy.closed(Past { open: length, events: events as u64, cost: events * cost, edges: 0.0 });
+                    policy.used(pause + length, pause + length);
+                }
+                Next::Stay => {
+                    while policy.may_stay() && now < seconds {
+                        let events = 0.005 / (1.0 / rate(now) + cost);
+                        policy.spend(events * cost);
+                        policy.used(0.005, 0.005);
+                        lost += events * cost;
+                        now += 0.005;
+                    }
+                }
+            }
+        }
+        (windows, lost / now, policy)
+    }
+
+    #[test]
+    fn the_target_loses_no_more_than_it_may() {
+        for rate in [1e4, 1e5, 1e6, 1e7] {
+            for budget in [0.02, 0.05, 0.2] {
+                let (windows, lost, _) = run(budget, 30.0, 1e-6, |_| rate);
+                assert!(lost < budget, "{rate} {budget}: {lost}");
+                assert!(rate <= 1e5 || windows.len() > 50, "{rate} {budget}: {}", windows.len());
+            }
+        }
+        // Phases, and bursts of 30 ms.
+        let (_, lost, _) = run(0.05, 60.0, 1e-6, |now| if now % 0.6 < 0.3 { 1e7 } else { 1e3 });
+        assert!(lost < 0.05, "{lost}");
+        let (_, lost, _) = run(0.05, 60.0, 1e-6, |now| if now % 0.2 < 0.03 { 1e7 } else { 1e3 });
+        assert!(lost < 0.05, "{lost}");
+    }
+
+    #[test]
+    fn what_is_cheap_is_traced_in_full() {
+        let (windows, lost, _) = run(0.05, 10.0, 1e-6, |_| 1e4);
+        assert!(windows.is_empty() && lost < 0.011, "{} {lost}", windows.len());
+        // It becomes dear, and cheap again.
+        let (windows, _, policy) = run(0.05, 40.0, 1e-6, |now| if (10.0..20.0).contains(&now) { 1e6 } else { 1e4 });
+        let [first, last] = [windows[0].0, windows[windows.len() - 1].0];
+        assert!((10.0..11.0).contains(&first) && (20.0..26.0).contains(&last), "{first} {last}");
+        assert!(policy.may_stay());
+    }
+
+    #[test]
+    fn starts_hit_all_phases_of_a_period_alike() {
+        let (windows, _, _) = run(0.05, 200.0, 1e-6, |_| 5e6);
+        let mut hits = [0_u32; 10];
+        windows.iter().for_each(|(start, _)| hits[(start % 0.2 / 0.02) as usize] += 1);
+        let mean = windows.len() as f64 / 10.0;
+        let chi: f64 = hits.iter().map(|&hit| (f64::from(hit) - mean).powi(2) / mean).sum();
+        // 9 degrees of freedom: beyond 27.9 in one of 1000; the seed is fixed.
+        assert!(chi < 27.9, "{hits:?}");
+    }
+
+    #[test]
+    fn windows_are_longer_where_less_happens() {
+        let (dense, ..) = run(0.05, 10.0, 1e-6, |_| 1e7);
+        assert!(dense.iter().skip(JUDGED).all(|&(_, length)| length < 0.0035));
+        let (sparse, ..) = run(0.01, 20.0, 1e-6, |_| 1e5);
+        let (_, length) = sparse[sparse.len() - 1];
+        assert!((0.02..=LONGEST).contains(&length), "{length}");
+    }
+}

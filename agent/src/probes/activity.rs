@@ -1,0 +1,32 @@
+//! The light samples: what a thread runs, at every tick of its clock.
+
+use aya::maps::{MapData, RingBuf};
+use lj_trace_common::activity::ActivitySample;
+
+use super::programs::{ProbeError, Programs, take_map};
+use super::sample::plain;
+
+/// The samples that the program has taken.
+pub struct ActivityBuffer(RingBuf<MapData>);
+
+impl ActivityBuffer {
+    /// The buffer of these programs.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if it was taken before.
+    pub fn open(programs: &mut Programs) -> Result<Self, ProbeError> {
+        let buffer = take_map(&mut programs.ebpf, "ACTIVITY").and_then(|map| Ok(RingBuf::try_from(map)?));
+        buffer.map(Self).map_err(ProbeError::sort)
+    }
+
+    /// Calls `take` for every sample that is ready, but for no more than `limit`; returns how many there were.
+    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(ActivitySample)) -> usize {
+        for count in 0..limit {
+            let Some(record) = self.0.next() else { return count };
+            if let Some(sample) = plain(&record) {
+                take(sample);
+            }
+        }
+        limit
+    }
+}

@@ -1,0 +1,94 @@
+//! Allocation probes that are there for a short time only. To put them in takes some 10 ms, of which the target notices
+//! the last; once they are taken out it is free within a millisecond, but the kernel lets go of whoever has taken them
+//! out some 20 to 70 ms later.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use lj_trace_common::config::{WINDOW_NUMBERS, WINDOW_SHIFT};
+
+use super::gate::Gate;
+use super::plan::function::AllocatorFunction;
+use super::session::SessionProgram;
+use super::uprobe_multi::{Kind, attach};
+
+/// What opens windows.
+pub struct WindowOpener {
+    pub(super) programs: WindowPrograms,
+    pub(super) places: Vec<ProbedFunction>,
+    pub(super) pid: u32,
+    pub(super) gate: Gate,
+}
+
+/// The programs that see calls and returns.
+pub(super) enum WindowPrograms {
+    /// One for both.
+    Session(SessionProgram),
+    /// One each.
+    Two { on_call: OwnedFd, on_return: OwnedFd },
+}
+
+/// An allocator and where in its file the probes go: offsets with cookies.
+pub(super) struct ProbedFunction {
+    pub(super) function: AllocatorFunction,
+    pub(super) calls: Vec<(u64, u64)>,
+    pub(super) returns: Vec<(u64, u64)>,
+}
+
+/// The probes of a window: they are taken out when this is dropped, which takes its time.
+#[derive(Debug)]
+#[must_use]
+pub struct WindowProbes {
+    _links: Vec<OwnedFd>,
+}
+
+/// The number of the window that comes after this one: never 0, which is that of probes that are always there.
+pub const fn next_number(number: u32) -> u32 {
+    if number + 1 < WINDOW_NUMBERS { number + 1 } else { 1 }
+}
+
+impl WindowOpener {
+    /// Puts in the probes of window `number`. Nothing that they see is an event before its gate is opened.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn put_in(&self, number: u32) -> io::Result<WindowProbes> {
+        let marked = |points: &[(u64, u64)]| -> Vec<_> {
+            points.iter().map(|&(offset, cookie)| (offset, cookie | u64::from(number) << WINDOW_SHIFT)).collect()
+        };
+        let mut links = Vec::new();
+        for ProbedFunction { function, calls, returns } in &self.places {
+            let path = &function.probe_path();
+            match &self.programs {
+                WindowPrograms::Session(program) => {
+                    links.push(program.attach(path, &marked(calls), self.pid)?.into_fd());
+                }
+                WindowPrograms::Two { on_call, on_return } => {
+                    if !returns.is_empty() {
+                        links.push(attach(on_return, path, &marked(returns), self.pid, Kind::Return)?);
+                    }
+                    links.push(attach(on_call, path, &marked(calls), self.pid, Kind::Call)?);
+                }
+            }
+        }
+        Ok(WindowProbes { _links: links })
+    }
+
+    /// The gate.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_begin_again_and_are_never_that_of_permanent_probes() {
+        assert_eq!(next_number(0), 1);
+        assert_eq!(next_number(WINDOW_NUMBERS - 1), 1);
+        let cookie = u64::from(WINDOW_NUMBERS - 1) << WINDOW_SHIFT;
+        assert_eq!(cookie >> WINDOW_SHIFT, u64::from(WINDOW_NUMBERS - 1));
+    }
+}
