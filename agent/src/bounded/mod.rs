@@ -5,6 +5,7 @@
 //! the collector's counters, in another. What both observe goes to whoever records, in the terms of [`observation`].
 
 pub mod counters;
+pub mod estimate;
 pub mod observation;
 mod random;
 pub mod windows;
