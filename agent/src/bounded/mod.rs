@@ -7,7 +7,6 @@
 pub mod counters;
 pub mod estimate;
 pub mod observation;
-mod random;
 pub mod windows;
 
 use observation::Nanos;

@@ -197,6 +197,7 @@ impl MemoryEvents {
         c_symbols: &mut CSymbols,
         out: &mut MemoryOutputs,
     ) -> Result<(), CommandError> {
+        out.enter_window(event.window);
         let source = self.source(event, c_symbols, out)?;
         let place = (event.source == AllocationSource::Trace as u8).then(|| TracePlace::of(event));
         self.tally.events += 1;

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::allocation_stacks::AllocationStacks;
 use super::c_symbols::{CSymbols, symbols};
+use super::estimation::Estimation;
 use super::listener::SharedListener;
 use super::outputs::{ReportOutput, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
 use super::stream_file;
 use crate::commands::exit::CommandError;
+use crate::report::estimated::sample_mark;
 use crate::report::{Format, Frame, MemoryProfile, Weight};
 use crate::stream::memprof::{Event, MemprofWriter, Source};
 use crate::stream::{Annotation, Symbol, WriteError};
@@ -33,6 +35,8 @@ pub struct MemoryOutputOptions {
     pub stack_every: Option<u32>,
     /// If there are no outputs, but somebody who looks on.
     pub live: Option<SharedListener>,
+    /// Whether the events are of windows, and the rest is to be estimated.
+    pub windows: bool,
 }
 
 /// All outputs of a recording of allocations.
@@ -42,6 +46,8 @@ pub struct MemoryOutputs {
     vms: usize,
     files: Vec<StreamFile>,
     reports: Reports,
+    /// Of a recording in windows.
+    estimation: Option<Box<Estimation>>,
     live: Option<SharedListener>,
 }
 
@@ -55,6 +61,8 @@ enum Reports {
     },
     /// The stacks of some allocations.
     Stacks(Box<AllocationStacks>),
+    /// The sources, as they are estimated.
+    Estimated(Vec<ReportOutput>),
 }
 
 struct StreamFile {
@@ -81,7 +89,7 @@ impl MemoryOutputs {
     pub fn next_growth(&self) -> u64 {
         match &self.reports {
             Reports::Sources { profile, .. } => profile.next_growth(),
-            Reports::None | Reports::Stacks(_) => 0,
+            Reports::None | Reports::Stacks(_) | Reports::Estimated(_) => 0,
         }
     }
 
@@ -107,15 +115,14 @@ impl MemoryOutputs {
                 return Err(CommandError::usage(message));
             }
             None if reports.is_empty() => Reports::None,
+            None if options.windows => Reports::Estimated(open_all(reports)?),
             Some(every) => Reports::Stacks(Box::new(AllocationStacks::open(reports, &options.title, every)?)),
             None => {
                 let mut profile = Box::new(MemoryProfile::new(options.weight, &options.title));
                 if reports.iter().any(|(format, _)| format.shows_all_measures()) {
                     profile.follow_blocks();
                 }
-                let open = |(format, path): (Format, PathBuf)| ReportOutput::open(format, &path);
-                let outputs = reports.into_iter().map(open).collect::<Result<_, _>>()?;
-                Reports::Sources { profile, outputs }
+                Reports::Sources { profile, outputs: open_all(reports)? }
             }
         };
         Ok(Self {
@@ -124,6 +131,7 @@ impl MemoryOutputs {
             vms: options.vms,
             files: Vec::new(),
             reports,
+            estimation: options.windows.then(|| Box::new(Estimation::new(&options.title))),
             live: options.live.clone(),
         })
     }
@@ -154,7 +162,8 @@ impl MemoryOutputs {
     /// A stream cannot be written.
     pub fn start(&mut self, vm: usize, own: &[Symbol], c_symbols: &CSymbols) -> Result<(), CommandError> {
         for stream in self.files.iter_mut().filter(|stream| stream.vm == vm) {
-            let all = own.iter().cloned().chain(c_symbols.files().iter().flat_map(symbols));
+            let mark = self.estimation.is_some().then(sample_mark);
+            let all = mark.into_iter().chain(own.iter().cloned()).chain(c_symbols.files().iter().flat_map(symbols));
             stream.start(all)?;
         }
         own.iter().for_each(|symbol| self.report(vm, &Event::Symbol(symbol.clone())));
@@ -182,9 +191,25 @@ impl MemoryOutputs {
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.add(vm, event);
         }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.event(vm, event);
+        }
         if let Some(live) = &self.live {
             live.borrow_mut().event(vm, event);
         }
+    }
+
+    /// The next events are in the window of whose number these are the lower bits.
+    #[inline]
+    pub fn enter_window(&mut self, window: u8) {
+        if let Some(estimation) = &mut self.estimation {
+            estimation.enter(window);
+        }
+    }
+
+    /// The estimate that is made, if the events are of windows.
+    pub fn estimation(&mut self) -> Option<&mut Estimation> {
+        self.estimation.as_deref_mut()
     }
 
     /// Adds an event of a VM to all outputs.
@@ -198,13 +223,16 @@ impl MemoryOutputs {
 
     /// Whether something shows where on a trace an allocation is made.
     pub fn shows_lines(&self) -> bool {
-        matches!(self.reports, Reports::Sources { .. }) || self.live.is_some()
+        matches!(self.reports, Reports::Sources { .. }) || self.live.is_some() || self.estimation.is_some()
     }
 
     /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.
     pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
         if let Some(live) = &self.live {
             live.borrow_mut().line(vm, source, frames.clone());
+        }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.line(vm, source, frames.clone());
         }
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.line(vm, source, frames);
@@ -243,10 +271,15 @@ impl MemoryOutputs {
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), CommandError> {
         self.flush()?;
+        let is_file = |report: &&ReportOutput| report.path != Path::new("-");
         match &self.reports {
             Reports::Sources { profile, outputs } => {
-                let mut files = outputs.iter().filter(|report| report.path != Path::new("-"));
-                files.try_for_each(|report| report.write(&**profile))
+                outputs.iter().filter(is_file).try_for_each(|report| report.write(&**profile))
+            }
+            Reports::Estimated(outputs) => {
+                let Some(estimation) = &mut self.estimation else { return Ok(()) };
+                let profile = estimation.profile();
+                outputs.iter().filter(is_file).try_for_each(|report| report.write(profile))
             }
             Reports::Stacks(stacks) => stacks.write_interim(),
             Reports::None => Ok(()),
@@ -257,10 +290,17 @@ impl MemoryOutputs {
     ///
     /// # Errors
     /// The first output that could not be written; the others are complete all the same.
-    pub fn finish(self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, CommandError> {
+    pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, CommandError> {
         let mut paths = Vec::new();
         let mut outcome = Ok(());
+        let mut estimated = self.estimation.as_mut().map(|estimation| estimation.profile());
+        if let Some(profile) = &mut estimated {
+            lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
+        }
         for mut file in self.files {
+            if let Some(profile) = &estimated {
+                outcome = outcome.and(file.note(profile.notes(file.vm)));
+            }
             outcome = outcome.and(file.note_losses(lost)).and(file.finish());
             paths.push(std::mem::take(&mut file.path));
         }
@@ -269,6 +309,14 @@ impl MemoryOutputs {
                 lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
                 for report in outputs {
                     outcome = outcome.and(report.write(&*profile));
+                    paths.push(report.path);
+                }
+            }
+            Reports::Estimated(outputs) => {
+                for report in outputs {
+                    if let Some(profile) = &estimated {
+                        outcome = outcome.and(report.write(&**profile));
+                    }
                     paths.push(report.path);
                 }
             }
@@ -281,6 +329,10 @@ impl MemoryOutputs {
         paths.retain(|path| path != Path::new("-"));
         outcome.map(|()| paths)
     }
+}
+
+fn open_all(reports: Vec<(Format, PathBuf)>) -> Result<Vec<ReportOutput>, CommandError> {
+    reports.into_iter().map(|(format, path)| ReportOutput::open(format, &path)).collect()
 }
 
 impl StreamFile {
@@ -304,13 +356,18 @@ impl StreamFile {
         }
     }
 
+    /// Adds symbols that only lj-trace reads.
+    fn note(&mut self, notes: Vec<Symbol>) -> Result<(), CommandError> {
+        notes.into_iter().try_for_each(|note| self.write(|writer| writer.event(&Event::Symbol(note))))
+    }
+
     /// Says what never arrived, where symbols of C functions have room for it.
     fn note_losses(&mut self, lost: &[(&'static str, u64)]) -> Result<(), CommandError> {
         let lost = if self.version >= 3 { lost } else { &[] };
-        lost.iter().try_for_each(|(reason, count)| {
-            let note = Annotation::Property { key: format!("lost {reason}"), value: count.to_string() };
-            self.write(|writer| writer.event(&Event::Symbol(note.to_symbol())))
-        })
+        let note = |(reason, count): &(_, u64)| {
+            Annotation::Property { key: format!("lost {reason}"), value: count.to_string() }.to_symbol()
+        };
+        self.note(lost.iter().map(note).collect())
     }
 
     /// Ends the stream; what was not even started is one of nothing.
@@ -354,6 +411,7 @@ mod tests {
             weight: Weight::Held,
             stack_every: None,
             live: None,
+            windows: false,
         }
     }
 

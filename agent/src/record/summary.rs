@@ -7,6 +7,7 @@ use std::time::Duration;
 use lj_trace_common::vm::VmState;
 
 use super::cost::Cost;
+use super::estimation::Estimation;
 use super::memory::MemoryTally;
 use super::pipeline::Tally;
 
@@ -134,6 +135,39 @@ pub struct MemorySummary {
     pub cost: Cost,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
+    /// If the events are of windows: what is estimated from them.
+    pub estimate: Option<EstimateSummary>,
+}
+
+/// What a recording in windows says at its end.
+#[derive(Clone, Debug)]
+pub struct EstimateSummary {
+    /// Seconds for which probes have stayed, so that all was seen.
+    stayed: f64,
+    /// What it is made from, in lines.
+    about: Vec<String>,
+    /// The largest lines.
+    top: String,
+}
+
+impl EstimateSummary {
+    /// That of an estimate which is finished.
+    pub fn new(estimation: &mut Estimation) -> Self {
+        /// Lines that are shown.
+        const TOP: usize = 10;
+        let stayed = estimation.stayed();
+        let profile = estimation.profile();
+        Self { stayed, about: profile.about().lines(), top: profile.top(TOP) }
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        if self.stayed >= 0.1 {
+            writeln!(out, "  seen in full       {:.1} s", self.stayed)?;
+        }
+        self.about.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+        out.push_str(&self.top);
+        Ok(())
+    }
 }
 
 impl MemorySummary {
@@ -150,19 +184,24 @@ impl MemorySummary {
         for (reason, count) in &self.lost {
             writeln!(out, "LOST: {count} {reason}")?;
         }
-        if let Some(open) = self.accounts.open() {
+        // At the end of each window, a call or two has not returned.
+        if let Some(open) = self.accounts.open().filter(|_| self.estimate.is_none()) {
             writeln!(out, "NOT ACCOUNTED FOR: {open}")?;
         }
         writeln!(out, "{end} after {:.1} s: {events} allocation events", self.duration.as_secs_f64())?;
         let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
         writeln!(out, "  lost               {lost}")?;
         writeln!(out, "  cost to it         {}", self.cost)?;
-        writeln!(out, "  allocations        {allocations}")?;
-        writeln!(out, "  reallocations      {reallocations}")?;
-        writeln!(out, "  frees              {frees}")?;
-        writeln!(out, "  bytes allocated    {allocated}")?;
-        writeln!(out, "  bytes freed        {freed}")?;
-        writeln!(out, "  growth of the heap {}", i128::from(allocated) - i128::from(freed))?;
+        if let Some(estimate) = &self.estimate {
+            estimate.write(out)?;
+        } else {
+            writeln!(out, "  allocations        {allocations}")?;
+            writeln!(out, "  reallocations      {reallocations}")?;
+            writeln!(out, "  frees              {frees}")?;
+            writeln!(out, "  bytes allocated    {allocated}")?;
+            writeln!(out, "  bytes freed        {freed}")?;
+            writeln!(out, "  growth of the heap {}", i128::from(allocated) - i128::from(freed))?;
+        }
         if nameless != 0 {
             writeln!(out, "  [unknown: the name of the function was lost] {nameless}")?;
         }

@@ -5,6 +5,7 @@
 //! of tarantool/luajit print.
 
 pub mod diff;
+pub mod estimated;
 pub mod formats;
 pub mod frame;
 pub mod memory;
@@ -16,6 +17,7 @@ pub mod source_code;
 pub mod sysprof;
 pub mod text;
 
+pub use estimated::EstimatedProfile;
 pub use formats::{Format, Output};
 pub use frame::Frame;
 pub use memory::{MemoryProfile, Weight};

@@ -19,7 +19,7 @@ mod bootstrap;
 mod classes;
 mod exact;
 mod outcome;
-mod random;
+pub(super) mod random;
 #[cfg(test)]
 mod simulation;
 mod strata;

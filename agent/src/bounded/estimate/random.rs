@@ -25,7 +25,6 @@ impl Random {
     }
 
     /// A number from 0 to 1.
-    #[cfg(test)]
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

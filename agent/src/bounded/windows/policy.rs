@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::bounded::random::Random;
+use crate::bounded::estimate::random::Random;
 
 /// What a window aims at: enough to tell lines apart by, and no more, since each is one look at what the program does.
 const EVENTS: f64 = 3000.0;
@@ -37,6 +37,9 @@ const JUDGED: usize = 12;
 
 /// How many seconds of the budget may be saved up.
 const SAVED: f64 = 1.0;
+
+/// How many are there at the beginning: enough to see whether all may be seen.
+const AT_FIRST: f64 = 0.2;
 
 /// The least use of CPUs that is reckoned with: a program that sleeps has no rate.
 const LEAST_CORES: f64 = 0.02;
@@ -87,7 +90,7 @@ impl Policy {
     pub fn new(budget: f64, seed: u64) -> Self {
         let budget = budget * PLANNED;
         let (random, recent) = (Random::new(seed), VecDeque::new());
-        Self { budget, random, recent, purse: budget * SAVED / 2.0, cores: 1.0, is_new: true }
+        Self { budget, random, recent, purse: budget * AT_FIRST, cores: 1.0, is_new: true }
     }
 
     /// Notes that the target has used so much CPU time in so much time, all in seconds.

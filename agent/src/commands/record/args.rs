@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::cost::LimitArgs;
+use super::cost::{LimitArgs, parse_share};
 use crate::commands::exit::CommandError;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::programs::Wanted;
@@ -90,6 +90,16 @@ pub struct RecordArgs {
     /// the line alone of every event
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub alloc_stacks: Option<u32>,
+
+    /// With a memory profile: record allocations in short windows at random times, so that it costs no more than this part
+    /// of the process's CPU time, and estimate the rest
+    ///
+    /// Totals are measured, shares of lines are estimates with error bars, better the longer it records: half a minute is
+    /// good for most programs. A program that allocates so little that all of it may be recorded for that is recorded in
+    /// full. 5% is a good choice for production. Needs Linux 6.6.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    #[arg(conflicts_with_all = ["max_overhead", "no_limit", "alloc_stacks", "empty_probes", "floor_probes"])]
+    pub overhead: Option<f64>,
 
     /// What a memory profile may cost.
     #[command(flatten)]
@@ -197,7 +207,7 @@ impl RecordArgs {
             stack_every,
             kernel_frames: self.kernel,
             mechanism,
-            activity: false,
+            activity: self.overhead.is_some() && memory,
             processes,
         }
     }

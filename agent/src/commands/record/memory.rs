@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 use lj_trace_common::config::Counter;
 
 use super::args::{RecordArgs, default_output};
+use super::bounded::{self, BoundedRecording};
 use super::targets::RecordTarget;
+use crate::bounded::now;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
+use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{
-    CSymbols, CallAccounts, Cost, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, MemoryTally,
-    Resolved, TraceTable,
+    CSymbols, CallAccounts, Cost, EstimateSummary, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary,
+    MemoryTally, Resolved, TraceTable,
 };
 use crate::report::Weight;
 use crate::target::Process;
@@ -44,6 +47,7 @@ impl MemoryPreparation {
             let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
             return Err(CommandError::usage(message));
         }
+        bounded::check(args)?;
         let mut outputs = MemoryOutputs::open(&MemoryOutputOptions {
             outputs: args.outputs("memprof"),
             default: default_output(args.pid, "memprof"),
@@ -53,6 +57,7 @@ impl MemoryPreparation {
             weight: args.weight.unwrap_or_default(),
             stack_every: args.alloc_stacks,
             live: live.clone(),
+            windows: args.overhead.is_some(),
         })?;
         let read = |(index, vm)| {
             // The only one that is recorded has no number.
@@ -85,10 +90,18 @@ impl MemoryPreparation {
             RecordArgs { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
             _ => Handlers::Record,
         };
-        let probes = AllocationProbes::attach(programs, process, maps, vms, handlers)?;
+        let (probes, bounded) = match args.overhead {
+            None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),
+            Some(budget) => {
+                let (probes, opener) = AllocationProbes::in_windows(programs, process, maps, vms, handlers)?;
+                let bounded = BoundedRecording::start(target, programs, &probes, opener, budget)?;
+                (probes, Some(bounded))
+            }
+        };
         let Self { events, c_symbols, outputs } = self;
         let only = only.and_then(|only| u32::try_from(only).ok());
         Ok(MemoryRecording {
+            bounded,
             probes,
             stopped: None,
             began: Instant::now(),
@@ -105,6 +118,8 @@ impl MemoryPreparation {
 
 /// A memory profile that is being recorded.
 pub struct MemoryRecording {
+    /// If the probes are there in windows only: what opens these, and what is known without them.
+    bounded: Option<BoundedRecording>,
     /// The probes on the allocators.
     pub probes: AllocationProbes,
     /// When it was stopped since it cost too much: how long after it had begun.
@@ -145,6 +160,18 @@ impl MemoryRecording {
     /// # Errors
     /// An output cannot take them.
     pub fn drain(&mut self, programs: &mut Programs, process: &Process) -> Result<bool, CommandError> {
+        let began = now();
+        let is_empty = self.drain_events(programs, process)?;
+        if let (Some(bounded), Some(estimation)) = (&mut self.bounded, self.outputs.estimation()) {
+            bounded.drain(estimation);
+            if is_empty {
+                estimation.complete(began);
+            }
+        }
+        Ok(is_empty)
+    }
+
+    fn drain_events(&mut self, programs: &mut Programs, process: &Process) -> Result<bool, CommandError> {
         if !std::mem::replace(&mut self.started, true) {
             self.start()?;
         }
@@ -181,6 +208,14 @@ impl MemoryRecording {
     /// Takes the probes out before the recording ends.
     pub fn stop(&mut self, programs: &mut Programs) {
         self.stopped = Some(self.began.elapsed());
+        self.detach(programs);
+    }
+
+    /// Takes the probes out.
+    pub fn detach(&mut self, programs: &mut Programs) {
+        if let Some(bounded) = &mut self.bounded {
+            bounded.end();
+        }
         self.probes.detach(programs);
     }
 
@@ -220,6 +255,11 @@ impl MemoryRecording {
         }
         self.events[index] = Some(events);
         outcome
+    }
+
+    /// What makes the light sampler tick, if there is one.
+    pub fn clock(&self) -> Option<Clock> {
+        self.bounded.as_ref().map(BoundedRecording::clock)
     }
 
     /// Takes the stack of an allocation of `size` bytes.
@@ -268,7 +308,7 @@ impl MemoryRecording {
     /// # Errors
     /// An output cannot be written.
     pub fn finish(
-        self,
+        mut self,
         programs: &Programs,
         duration: Duration,
         cost: Cost,
@@ -282,7 +322,15 @@ impl MemoryRecording {
             no_event: sum(&[Counter::AllocationsFailed, Counter::NothingFreed, Counter::UnknownVm]),
             received: tally.events + self.strays,
         };
+        let estimate = self.outputs.estimation().map(|estimation| {
+            if let Some(bounded) = &mut self.bounded {
+                bounded.drain(estimation);
+            }
+            estimation.finish();
+            EstimateSummary::new(estimation)
+        });
         let summary = MemorySummary {
+            estimate,
             duration: self.stopped.unwrap_or(duration),
             tally,
             cost,

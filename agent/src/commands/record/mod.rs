@@ -1,6 +1,7 @@
 //! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
 
 mod args;
+mod bounded;
 mod children;
 pub(super) mod cost;
 pub(super) mod interrupts;
@@ -59,8 +60,8 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let signals = Signals::listen(&runtime, args, &targets, &interrupts)?;
     let known = targets.iter().map(|target| target.process.clone()).collect();
     let mut session = Session::start(args, targets, &progress, started)?;
-    // Those that come later have to be attached to as well.
-    if !args.children {
+    // Those that come later have to be attached to as well, and each window.
+    if !args.children && args.overhead.is_none() {
         give_up_privileges(args, || session.recordings().all(Recording::is_in_reach));
     }
     let children = args.children.then(|| NewChildren::watch(args.pid, known)).transpose()?;

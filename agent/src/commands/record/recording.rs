@@ -130,7 +130,10 @@ impl Recording {
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
         let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
-        let cost = CostMeter::start(process, allocation, clock, args.limit.share())?;
+        let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
+        // Windows keep to a limit of their own.
+        let limit = args.limit.share().filter(|_| args.overhead.is_none());
+        let cost = CostMeter::start(process, allocation, clock, limit)?;
         let (process, name, only) = (process.clone(), target.name(), *only);
         let (left_out, memory_measured) = (0, None);
         Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })
@@ -148,7 +151,7 @@ impl Recording {
             cpu.outputs.reports().add_modules(&self.process);
         }
         if let Some(memory) = &mut self.memory {
-            memory.probes.detach(&mut self.programs);
+            memory.detach(&mut self.programs);
         }
     }
 
@@ -187,7 +190,8 @@ impl Recording {
             memory.stop(&mut self.programs);
             let text = format!(
                 "lj-trace: recording memory costs {} {:.0}% of its CPU time: stopped, what was recorded is kept \
-                 (--max-overhead allows more, --no-limit whatever it costs)",
+                 (--overhead 5% records it in windows that cost no more than that and estimates the rest; --max-overhead \
+                 allows more, --no-limit whatever it costs)",
                 self.name,
                 share * 100.0
             );

@@ -6,7 +6,10 @@ use std::path::Path;
 
 use super::{ReportArgs, file_name};
 use crate::commands::exit::CommandError;
-use crate::report::{self, CpuProfile, Format, MemoryProfile, Output, Profile, formats, reference, text};
+use crate::report::estimated::is_sample;
+use crate::report::{
+    self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
+};
 use crate::stream::{Body, Stream, StreamError};
 
 /// What is read of a stream to render it.
@@ -17,6 +20,8 @@ pub enum Rendering {
     Cpu(Box<CpuProfile>),
     /// A memory profile, and what parse-memprof prints, as far as they are asked for.
     Memory { summary: Option<Box<reference::memprof::Summary>>, profile: Option<Box<MemoryProfile>> },
+    /// A memory profile that was recorded in windows.
+    Sample(Box<EstimatedProfile>),
 }
 
 /// What the formats of all outputs need of a memory profile.
@@ -48,6 +53,15 @@ impl Rendering {
         }
         let Stream { symbols, body, .. } = stream;
         match body {
+            Body::Memprof(mut reader) if is_sample(&symbols) => {
+                check_sample_options(args, &formats, name)?;
+                let mut profile = EstimatedProfile::new(format!("Memory profile {}", file_name(file)));
+                let cut = report::memprof::read(symbols, &mut reader, |event| {
+                    profile.add(0, &event);
+                });
+                profile.weigh();
+                Ok((Self::Sample(Box::new(profile)), cut.map_err(failed)?))
+            }
             Body::Memprof(mut reader) => {
                 check_memory_options(args, &formats)?;
                 let needs = Needs {
@@ -95,7 +109,11 @@ impl Rendering {
     /// # Errors
     /// It cannot take the bytes.
     pub fn write(&self, output: &Output, args: &ReportArgs) -> Result<(), CommandError> {
-        let format = format_of(output, args, matches!(self, Self::Memory { .. }));
+        let format = match self {
+            // What the reference parser prints are heap balances, most of all.
+            Self::Sample(_) => output.format.or(args.format).unwrap_or(Format::Text),
+            _ => format_of(output, args, self.is_memory()),
+        };
         to(output, |out| self.render(format, args, out))
     }
 
@@ -104,19 +122,21 @@ impl Rendering {
         match self {
             Self::Cpu(profile) => Some(&**profile),
             Self::Memory { profile: Some(profile), .. } => Some(&**profile),
+            Self::Sample(profile) => Some(&**profile),
             Self::Memory { .. } | Self::Lines(_) => None,
         }
     }
 
     /// Whether it is of memory.
     pub fn is_memory(&self) -> bool {
-        matches!(self, Self::Memory { .. })
+        matches!(self, Self::Memory { .. } | Self::Sample(_))
     }
 
     fn render(&self, format: Format, args: &ReportArgs, mut out: impl Write) -> io::Result<()> {
         match self {
             Self::Lines(lines) => reference::sysprof::write(lines, out),
             Self::Cpu(profile) => formats::write(format, &**profile, out),
+            Self::Sample(profile) => formats::write(format, &**profile, out),
             Self::Memory { summary: Some(summary), .. } if format == Format::Tarantool => {
                 let options =
                     reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
@@ -166,6 +186,31 @@ fn check_cpu_options(args: &ReportArgs, name: &str) -> Result<(), CommandError> 
         return refuse("--weight is for memory profiles");
     }
     Ok(())
+}
+
+/// Refuses what a sample of the events cannot tell.
+fn check_sample_options(args: &ReportArgs, formats: &[Format], name: &str) -> Result<(), CommandError> {
+    let refuse = |what: &str| {
+        let message = format!(
+            "{name} is a sample (recorded with --overhead, in windows): it shows who allocates, but {what} cannot be told \
+             from it, since most frees are not in it. Record in full (--mode memprof without --overhead), or look at the \
+             heap itself (lj-trace heap)"
+        );
+        Err(CommandError::usage(message))
+    };
+    match args {
+        ReportArgs { leak_only: true, .. } | ReportArgs { weight: Some(Weight::Held), .. } => refuse("what is held"),
+        ReportArgs { weight: Some(Weight::Events), .. } => refuse("how many events there were"),
+        ReportArgs { human_readable: true, .. } => refuse("Tarantool's heap summary"),
+        _ if formats.contains(&Format::Tarantool) && asks_for_tarantool(args) => refuse("Tarantool's heap summary"),
+        _ => Ok(()),
+    }
+}
+
+/// Whether that format was named: without any wish, a sample gets another.
+fn asks_for_tarantool(args: &ReportArgs) -> bool {
+    let of_outputs = args.output.iter().any(|output| output.format == Some(Format::Tarantool));
+    args.format == Some(Format::Tarantool) || of_outputs
 }
 
 /// Refuses options that no output would heed.

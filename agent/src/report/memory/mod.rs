@@ -49,8 +49,8 @@ impl Weight {
 }
 
 /// Allocations, and reallocations, which make a new block too.
-const ALLOC_OBJECTS: Measure = Measure::new("alloc_objects", Unit::Objects, 0);
-const ALLOC_SPACE: Measure = Measure::new("alloc_space", Unit::Bytes, 1);
+pub(super) const ALLOC_OBJECTS: Measure = Measure::new("alloc_objects", Unit::Objects, 0);
+pub(super) const ALLOC_SPACE: Measure = Measure::new("alloc_space", Unit::Bytes, 1);
 const INUSE_OBJECTS: Measure = Measure::new("inuse_objects", Unit::Objects, 2);
 const INUSE_SPACE: Measure = Measure::new("inuse_space", Unit::Bytes, 3);
 const EVENTS: Measure = Measure::new("events", Unit::Events, 4);

@@ -92,8 +92,8 @@ fn places(profile: &MemoryProfile) -> Vec<Place> {
     places
 }
 
-/// `a.lua:4 in work@a.lua:3`; with the VM, if there are several.
-fn name(stacks: &Stacks, row: &Row<'_>) -> String {
+/// What a stack of a memory profile is called: `a.lua:4 in work@a.lua:3`; with the VM, if there are several.
+pub fn name(stacks: &Stacks, row: &Row<'_>) -> String {
     let frames: Vec<&Frame> = row.frames.iter().filter_map(|&id| stacks.frame(id)).collect();
     let root = frames.first().filter(|frame| matches!(frame, Frame::Root { .. }));
     let mut name = root.map_or(String::new(), |root| format!("{root}: "));

@@ -1,0 +1,126 @@
+//! A memory profile of bounded cost: windows, and what is known without probes.
+
+use lj_trace_common::activity::ActivitySample;
+
+use super::args::RecordArgs;
+use super::cost;
+use super::targets::RecordTarget;
+use crate::bounded::counters::Counters;
+use crate::bounded::windows::driver::{News, Settings, Windows};
+use crate::commands::exit::CommandError;
+use crate::probes::activity::ActivityBuffer;
+use crate::probes::allocator::AllocationProbes;
+use crate::probes::calibrate::ASSUMED;
+use crate::probes::mechanism::Mechanism;
+use crate::probes::perf_event::Clock;
+use crate::probes::plan::ProbePlan;
+use crate::probes::programs::{ProbeError, Programs};
+use crate::probes::sampler::Sampler;
+use crate::probes::windows::WindowOpener;
+use crate::record::Estimation;
+use crate::report::Weight;
+use crate::service::journal::{Priority, say};
+
+/// What light samples may cost, as a share of CPU time.
+const SAMPLER_BUDGET: f64 = 0.005;
+
+/// The program of a light sample, in seconds.
+const LIGHT_SAMPLE: f64 = 4e-6;
+
+/// Light samples a second of CPU time.
+const SLOWEST: f64 = 99.0;
+const FASTEST: f64 = 999.0;
+
+/// Refuses what windows cannot do.
+///
+/// # Errors
+/// A usage error.
+pub fn check(args: &RecordArgs) -> Result<(), CommandError> {
+    let refuse = |message: &str| Err(CommandError::usage(message));
+    match args {
+        RecordArgs { overhead: None, .. } => Ok(()),
+        RecordArgs { overhead: Some(budget), .. } if *budget < 0.01 => refuse(
+            "--overhead of less than 1% leaves no room for windows: the samples beside them alone cost half of that",
+        ),
+        RecordArgs { weight: Some(Weight::Held | Weight::Events), .. } => refuse(
+            "--overhead sees a sample of what is allocated and next to nothing of what is freed, so it can be weighed by \
+             --weight allocated only; for what is held record in full (without --overhead), or look at the heap itself: \
+             `lj-trace heap`",
+        ),
+        RecordArgs { stream_version: 1 | 2, .. } => {
+            refuse("--overhead needs streams of version 3: older ones have no room to say that they are a sample")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The threads and samples of such a recording.
+pub struct BoundedRecording {
+    windows: Windows,
+    counters: Counters,
+    sampler: Sampler,
+    activity: ActivityBuffer,
+}
+
+impl BoundedRecording {
+    /// Begins: the target may lose the share `budget` of its CPU time.
+    ///
+    /// # Errors
+    /// The kernel cannot open windows, or the sampler cannot be attached.
+    pub fn start(
+        target: &RecordTarget,
+        programs: &mut Programs,
+        probes: &AllocationProbes,
+        opener: WindowOpener,
+        budget: f64,
+    ) -> Result<Self, CommandError> {
+        let RecordTarget { process, vms, only, .. } = target;
+        if programs.mechanism() == Mechanism::Classic {
+            return Err(ProbeError::no_windows(std::io::ErrorKind::Unsupported.into()).into());
+        }
+        let tick = cost::tick(Clock::detect()).unwrap_or(ASSUMED.tick);
+        let rate = (SAMPLER_BUDGET / (tick + LIGHT_SAMPLE)).clamp(SLOWEST, FASTEST);
+        let activity = ActivityBuffer::open(programs)?;
+        let sampler = Sampler::attach_light(programs, process, rate as u32)?;
+        let watched = vms.iter().enumerate().filter(|(index, _)| only.is_none_or(|only| only == *index));
+        let watched = watched.map(|(_, vm)| vm.clone()).collect();
+        let counters = Counters::start(process, watched);
+        let counters = counters.map_err(|error| CommandError::io("start a thread", &error))?;
+        let is_cheap = probes.plans().iter().all(ProbePlan::is_cheap);
+        let mechanism = programs.mechanism();
+        let settings = Settings {
+            opener,
+            counts: programs.counts().clone(),
+            budget: budget - rate * (tick + LIGHT_SAMPLE),
+            pid: process.pid(),
+            probes: Box::new(move || cost::allocation_probes(mechanism, is_cheap).unwrap_or(ASSUMED)),
+        };
+        let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
+        Ok(Self { windows, counters, sampler, activity })
+    }
+
+    /// What makes the sampler tick.
+    pub fn clock(&self) -> Clock {
+        self.sampler.clock()
+    }
+
+    /// Takes what was observed since.
+    pub fn drain(&mut self, estimation: &mut Estimation) {
+        for news in self.windows.news() {
+            if news == News::Failed {
+                let text = "lj-trace: the kernel does not put in probes any more: what comes from now on is not seen";
+                say(Priority::Warning, text);
+            }
+            estimation.news(news);
+        }
+        self.counters.readings().for_each(|reading| estimation.reading(reading));
+        self.activity.drain(usize::MAX, |sample: ActivitySample| estimation.sample(&sample));
+    }
+
+    /// Ends the windows and all that is beside them. What they have seen can still be drained.
+    pub fn end(&mut self) {
+        self.windows.end();
+        self.sampler.detach();
+        self.counters.end();
+    }
+}

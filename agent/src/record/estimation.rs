@@ -1,0 +1,271 @@
+//! An estimate while it is made: the events of each window are added up by their source, and handed to the estimator
+//! together with all that is known without probes.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use lj_trace_common::activity::ActivitySample;
+
+use crate::bounded::estimate::Estimator;
+use crate::bounded::now;
+use crate::bounded::observation::{ActivityId, CpuSample, Made, Nanos, Reading, SourceId, Window};
+use crate::bounded::windows::driver::News;
+use crate::report::{EstimatedProfile, Frame};
+use crate::stream::memprof::{Event, Source};
+
+/// How long after a window was closed its events are on their way still.
+const ON_THE_WAY: Nanos = 10_000_000;
+
+/// Probes that stay make one window after another, of this length.
+const PART: Nanos = 1_000_000_000;
+
+/// A window of probes that stay tells nothing if it is shorter than this: it did not begin at a random time.
+const SHORTEST_PART: Nanos = 100_000_000;
+
+/// Takes in all observations of a recording.
+pub struct Estimation {
+    estimator: Estimator,
+    profile: EstimatedProfile,
+    /// The lower bits of the number of the window that events are in now.
+    window: u8,
+    /// What was seen in the windows that are not handed over, by these bits.
+    tallies: HashMap<u8, Tally>,
+    /// Windows that are over, whose events may be on their way still.
+    closed: VecDeque<Closed>,
+    /// The window of probes that stay, and when its last part began.
+    staying: Option<(u8, Nanos)>,
+    /// Its last part, which waits for whether the next one is long enough.
+    part: Option<Window>,
+    activities: HashMap<(u32, u64), ActivityId>,
+    /// Seconds for which probes have stayed.
+    stayed: f64,
+}
+
+/// What was seen in a window.
+#[derive(Debug, Default)]
+struct Tally {
+    events: u64,
+    freed: u64,
+    made: BTreeMap<SourceId, (u64, u64)>,
+}
+
+struct Closed {
+    number: u8,
+    opened: Nanos,
+    closed: Nanos,
+    stayed: bool,
+}
+
+impl Tally {
+    fn window(self, opened: Nanos, closed: Nanos) -> Window {
+        let made = self.made.into_iter().map(|(source, (bytes, count))| Made { source, bytes, count }).collect();
+        Window { opened, closed, events: self.events, freed: self.freed, made }
+    }
+}
+
+impl Estimation {
+    /// Of a recording that begins.
+    pub fn new(title: &str) -> Self {
+        Self {
+            estimator: Estimator::new(),
+            profile: EstimatedProfile::new(title),
+            window: 0,
+            tallies: HashMap::new(),
+            closed: VecDeque::new(),
+            staying: None,
+            part: None,
+            activities: HashMap::new(),
+            stayed: 0.0,
+        }
+    }
+
+    /// The next events are in this window, of whose number these are the lower bits.
+    #[inline]
+    pub fn enter(&mut self, window: u8) {
+        self.window = window;
+    }
+
+    /// Takes an event of a VM.
+    #[inline]
+    pub fn event(&mut self, vm: usize, event: &Event) {
+        let Some(number) = self.profile.add(vm, event) else { return };
+        let tally = self.tallies.entry(self.window).or_default();
+        tally.events += 1;
+        let (made, freed) = match *event {
+            Event::Alloc { size, .. } => (Some(size), 0),
+            Event::Realloc { size, old_size, .. } => (Some(size), old_size),
+            // What a sweep frees, the VM frees on its own account.
+            Event::Free { source: Source::Internal, .. } | Event::Symbol(_) => (None, 0),
+            Event::Free { size, .. } => (None, size),
+        };
+        tally.freed += freed;
+        if let Some(size) = made {
+            let (bytes, count) = tally.made.entry(number).or_default();
+            *bytes += size;
+            *count += 1;
+        }
+    }
+
+    /// Says which Lua line a source on a trace is.
+    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+        self.profile.line(vm, source, frames);
+    }
+
+    /// Takes a reading of the counters.
+    pub fn reading(&mut self, reading: Reading) {
+        self.estimator.reading(reading);
+    }
+
+    /// Takes a light sample.
+    pub fn sample(&mut self, sample: &ActivitySample) {
+        let next = ActivityId(u32::try_from(self.activities.len()).unwrap_or(u32::MAX));
+        let activity = *self.activities.entry((sample.vm, sample.function)).or_insert(next);
+        self.estimator.sample(CpuSample { at: sample.time, activity });
+    }
+
+    /// Takes news of the windows.
+    pub fn news(&mut self, news: News) {
+        match news {
+            News::Staying { number, opened } => self.staying = Some((number as u8, opened)),
+            News::Closed { number, opened, closed, stayed, .. } => {
+                self.closed.push_back(Closed { number: number as u8, opened, closed, stayed });
+            }
+            News::Failed => {}
+        }
+    }
+
+    /// Notes that all events were taken that there were at the time `drained`: windows that were closed before are
+    /// complete.
+    pub fn complete(&mut self, drained: Nanos) {
+        while let Some(closed) = self.closed.pop_front_if(|closed| closed.closed + ON_THE_WAY <= drained) {
+            let tally = self.tallies.remove(&closed.number).unwrap_or_default();
+            if closed.stayed {
+                let began = self.staying.take().map_or(closed.opened, |(_, began)| began);
+                self.part(tally.window(began, closed.closed));
+                self.end_part();
+            } else {
+                self.estimator.window(tally.window(closed.opened, closed.closed));
+            }
+        }
+        if let Some((number, began)) = &mut self.staying
+            && drained.saturating_sub(*began) >= PART
+        {
+            let window = self.tallies.remove(number).unwrap_or_default().window(*began, drained);
+            *began = drained;
+            self.part(window);
+        }
+    }
+
+    /// Takes a part of what probes that stay have seen, which begins where the last one ended.
+    fn part(&mut self, window: Window) {
+        self.stayed += (window.closed.saturating_sub(window.opened)) as f64 * 1e-9;
+        match &mut self.part {
+            Some(last) if window.closed.saturating_sub(window.opened) < SHORTEST_PART => merge(last, window),
+            last => {
+                if let Some(last) = last.replace(window) {
+                    self.estimator.window(last);
+                }
+            }
+        }
+    }
+
+    fn end_part(&mut self) {
+        let long = |part: &Window| part.closed.saturating_sub(part.opened) >= SHORTEST_PART;
+        if let Some(part) = self.part.take().filter(long) {
+            self.estimator.window(part);
+        }
+    }
+
+    /// Seconds for which probes have stayed, so that all was seen.
+    pub fn stayed(&self) -> f64 {
+        self.stayed
+    }
+
+    /// The profile with what is estimated by now.
+    pub fn profile(&mut self) -> &mut EstimatedProfile {
+        self.profile.set(self.estimator.estimate());
+        &mut self.profile
+    }
+
+    /// Ends it: nothing comes any more.
+    pub fn finish(&mut self) {
+        self.complete(now() + ON_THE_WAY);
+        if let Some((number, began)) = self.staying.take() {
+            let window = self.tallies.remove(&number).unwrap_or_default().window(began, now());
+            self.part(window);
+        }
+        self.end_part();
+    }
+}
+
+/// Puts a window at the end of another, after which it comes.
+fn merge(first: &mut Window, second: Window) {
+    first.closed = second.closed;
+    first.events += second.events;
+    first.freed += second.freed;
+    for new in second.made {
+        match first.made.iter_mut().find(|made| made.source == new.source) {
+            Some(made) => (made.bytes, made.count) = (made.bytes + new.bytes, made.count + new.count),
+            None => first.made.push(new),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::Symbol;
+
+    const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
+    const MS: Nanos = 1_000_000;
+
+    fn alloc(estimation: &mut Estimation, window: u8, size: u64) {
+        estimation.enter(window);
+        estimation.event(0, &Event::Alloc { source: SOURCE, addr: 0x10, size });
+    }
+
+    fn estimation() -> Estimation {
+        let mut estimation = Estimation::new("a");
+        estimation.event(0, &Event::Symbol(Symbol::lua(0x1000, b"@a.lua", 3)));
+        estimation
+    }
+
+    #[test]
+    fn events_belong_to_their_window_whenever_they_come() {
+        let mut estimation = estimation();
+        alloc(&mut estimation, 1, 100);
+        alloc(&mut estimation, 2, 10);
+        // Late, as from a thread that was stopped within a call.
+        alloc(&mut estimation, 1, 1);
+        estimation.enter(1);
+        estimation.event(0, &Event::Realloc { source: SOURCE, old_addr: 1, old_size: 7, addr: 2, size: 9 });
+        estimation.event(0, &Event::Free { source: SOURCE, addr: 1, size: 5 });
+        estimation.event(0, &Event::Free { source: Source::Internal, addr: 1, size: 1000 });
+        let tally = estimation.tallies.remove(&1).unwrap();
+        assert_eq!((tally.events, tally.freed), (5, 12), "a sweep gives nothing back");
+        assert_eq!(tally.made.values().collect::<Vec<_>>(), [&(110, 3)]);
+        let closed = |number, at| News::Closed { number, opened: at, closed: at + 3 * MS, stayed: false, cost: 0.0 };
+        // The number goes on beyond the bits that events have.
+        estimation.news(closed(0x202, 100 * MS));
+        estimation.complete(104 * MS);
+        assert_eq!(estimation.tallies.len(), 1, "events may be on their way");
+        estimation.complete(120 * MS);
+        assert!(estimation.tallies.is_empty());
+    }
+
+    #[test]
+    fn probes_that_stay_make_long_windows() {
+        let mut estimation = estimation();
+        estimation.news(News::Staying { number: 5, opened: 100 * MS });
+        alloc(&mut estimation, 5, 100);
+        estimation.complete(200 * MS);
+        assert_eq!((estimation.tallies.len(), estimation.stayed()), (1, 0.0));
+        estimation.complete(1200 * MS);
+        assert_eq!(estimation.part.as_ref().map(|part| part.closed), Some(1200 * MS));
+        alloc(&mut estimation, 5, 10);
+        estimation.news(News::Closed { number: 5, opened: 100 * MS, closed: 1250 * MS, stayed: true, cost: 0.0 });
+        estimation.complete(1300 * MS);
+        assert!((estimation.stayed() - 1.15).abs() < 1e-6, "{}", estimation.stayed());
+        assert!(estimation.staying.is_none() && estimation.part.is_none());
+        assert_eq!(estimation.profile().about().windows, 1, "its short end belongs to the part before");
+    }
+}

@@ -1,0 +1,231 @@
+//! A memory profile that is an estimate: from windows in which every allocation was seen, and what is known of the time
+//! between them.
+
+mod about;
+mod notes;
+mod text;
+
+use std::collections::BTreeMap;
+use std::io;
+
+pub use about::About;
+pub use notes::{is_sample, sample_mark};
+
+use super::Frame;
+use super::memory::sources::Sources;
+use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
+use super::model::{Measure, Profile, StackId, Stacks};
+use crate::bounded::estimate::{Estimate, Figure, Line};
+use crate::bounded::observation::SourceId;
+use crate::stream::memprof::{Event, Source};
+use crate::stream::{Annotation, Symbol};
+
+/// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
+/// the estimate over these comes from a recording ([`Self::set`]), or from the notes of its stream, which are symbols.
+#[derive(Debug, Default)]
+pub struct EstimatedProfile {
+    stacks: Stacks,
+    /// By VM.
+    sources: Vec<Sources>,
+    /// By the stack's number, which is the source's.
+    seen: Vec<Seen>,
+    lines: Vec<Line>,
+    about: About,
+    losses: BTreeMap<String, u64>,
+    /// Of which program, as a title.
+    pub title: String,
+}
+
+/// A source of allocations.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    vm: usize,
+    stack: StackId,
+    /// What windows saw of it.
+    bytes: u64,
+    count: u64,
+}
+
+impl EstimatedProfile {
+    /// An empty one.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self { title: title.into(), ..Self::default() }
+    }
+
+    /// Takes an event of a VM; returns the number of its source, if it has one: symbols say what sources mean.
+    #[inline]
+    pub fn add(&mut self, vm: usize, event: &Event) -> Option<SourceId> {
+        let (source, size) = match *event {
+            Event::Symbol(ref symbol) => {
+                self.symbol(vm, symbol);
+                return None;
+            }
+            Event::Alloc { source, size, .. } | Event::Realloc { source, size, .. } => (source, Some(size)),
+            Event::Free { source, .. } => (source, None),
+        };
+        let number = self.number_of(vm, source);
+        if let (Some(seen), Some(size)) = (self.seen.get_mut(number), size) {
+            seen.bytes = seen.bytes.saturating_add(size);
+            seen.count += 1;
+        }
+        u32::try_from(number).ok().map(SourceId)
+    }
+
+    fn symbol(&mut self, vm: usize, symbol: &Symbol) {
+        self.meet(vm);
+        if let Some(Annotation::Property { key, value }) = Annotation::from_symbol(symbol) {
+            if let Some((mut line, frames)) = notes::parse_line(&key, &value) {
+                let root = std::iter::once(Frame::vm(vm));
+                let frames: Vec<_> = root.chain(frames).map(|frame| self.stacks.intern(frame)).collect();
+                let stack = self.stacks.stack(&frames);
+                line.source = SourceId(u32::try_from(self.number(vm, stack)).unwrap_or(u32::MAX));
+                self.lines.push(line);
+                return;
+            }
+            if self.about.take(&key, &value) {
+                return;
+            }
+        }
+        self.sources[vm].symbol(symbol, &mut self.losses);
+    }
+
+    #[inline]
+    fn meet(&mut self, vm: usize) {
+        for new in self.sources.len()..=vm {
+            self.sources.push(Sources::of_vm(Frame::vm(new)));
+        }
+    }
+
+    #[inline]
+    fn number_of(&mut self, vm: usize, source: Source) -> usize {
+        self.meet(vm);
+        let stack = self.sources[vm].stack(source, &mut self.stacks);
+        self.number(vm, stack)
+    }
+
+    /// The number of a stack, which is that of its source.
+    #[inline]
+    fn number(&mut self, vm: usize, stack: StackId) -> usize {
+        if stack.index() >= self.seen.len() {
+            self.seen.push(Seen { vm, stack, bytes: 0, count: 0 });
+        }
+        stack.index()
+    }
+
+    /// Says which Lua line a source on a trace is.
+    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+        self.meet(vm);
+        self.sources[vm].line(source, frames);
+    }
+
+    /// Sets what is estimated of the sources that it has numbered.
+    pub fn set(&mut self, estimate: Estimate) {
+        self.about = About::new(&estimate);
+        self.lines = estimate.lines;
+        self.weigh();
+    }
+
+    /// Counts events that were lost, by reason.
+    pub fn lose(&mut self, reason: &str, events: u64) {
+        *self.losses.entry(reason.to_owned()).or_insert(0) += events;
+    }
+
+    /// What it is made from.
+    pub fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// The estimate for a VM's stream, as symbols.
+    pub fn notes(&self, vm: usize) -> Vec<Symbol> {
+        let note = |line: &Line| {
+            let seen = self.seen.get(line.source.0 as usize).filter(|seen| seen.vm == vm)?;
+            let row = self.stacks.row(seen.stack)?;
+            let frames = row.frames.iter().filter_map(|&id| self.stacks.frame(id));
+            let frames: Vec<Frame> = frames.filter(|frame| !matches!(frame, Frame::Root { .. })).cloned().collect();
+            Some(notes::line(line, &frames).to_symbol())
+        };
+        let lines = self.lines.iter().filter_map(note);
+        lines.chain(self.about.properties().iter().map(Annotation::to_symbol)).collect()
+    }
+
+    /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.
+    fn rows(&self) -> Vec<(&Seen, Line)> {
+        let estimated = |line: &Line| Some((self.seen.get(line.source.0 as usize)?, *line));
+        let all: u64 = self.seen.iter().map(|seen| seen.bytes).sum();
+        let seen = |(number, seen): (u32, _)| {
+            let &Seen { bytes, count, .. } = seen;
+            let share = Figure::measured(bytes as f64 / all.max(1) as f64);
+            let [bytes, count] = [bytes, count].map(|value| Figure::measured(value as f64));
+            (seen, Line { source: SourceId(number), share, bytes, count })
+        };
+        let mut rows: Vec<_> = if self.about.is_known() {
+            self.lines.iter().filter_map(estimated).collect()
+        } else {
+            (0..).zip(&self.seen).map(seen).collect()
+        };
+        rows.sort_by(|(_, a), (_, b)| b.bytes.value.total_cmp(&a.bytes.value).then(a.source.cmp(&b.source)));
+        rows
+    }
+
+    /// Gives the stacks the weights that are estimated: formats are written from those. [`Self::set`] does it; of a
+    /// stream, it is to be called once that was read.
+    pub fn weigh(&mut self) {
+        let whole = |figure: Figure| figure.value.round() as u64;
+        let rows: Vec<_> =
+            self.rows().iter().map(|(seen, line)| (seen.stack, whole(line.count), whole(line.bytes))).collect();
+        for (stack, count, bytes) in rows {
+            for (measure, value) in [(ALLOC_OBJECTS, count), (ALLOC_SPACE, bytes)] {
+                self.stacks.take(stack, measure.index, u64::MAX);
+                self.stacks.add(stack, measure.index, value);
+            }
+        }
+    }
+
+    /// The largest lines, as text for people.
+    pub fn top(&self, lines: usize) -> String {
+        let mut out = Vec::new();
+        // Writing to memory cannot fail.
+        let _ = text::table(self, lines, &mut out);
+        String::from_utf8_lossy(&out).into_owned()
+    }
+}
+
+impl Profile for EstimatedProfile {
+    fn weighted(&self) -> &Stacks {
+        &self.stacks
+    }
+
+    fn title(&self) -> String {
+        let what = self.about.title();
+        if self.title.is_empty() { what } else { format!("{}: {what}", self.title) }
+    }
+
+    fn subtitle(&self) -> String {
+        let total = amount(self.total());
+        let lost = match self.losses.values().sum::<u64>() {
+            0 => String::new(),
+            lost => format!(", {lost} lost"),
+        };
+        let from = self.about.made_from();
+        format!("{total} allocated, {from}{lost}: green Lua, blue compiled Lua, orange C, red the VM itself")
+    }
+
+    fn measures(&self) -> Vec<Measure> {
+        vec![ALLOC_OBJECTS, ALLOC_SPACE]
+    }
+
+    fn shown(&self) -> Measure {
+        ALLOC_SPACE
+    }
+
+    fn losses(&self) -> &BTreeMap<String, u64> {
+        &self.losses
+    }
+
+    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        text::write(self, out)
+    }
+}
+
+#[cfg(test)]
+mod tests;
