@@ -140,7 +140,7 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
     // anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
-    if !read_registers(borrow(), flags, allocation_size) {
+    if !read_registers(borrow(), config.allocators, flags, allocation_size) {
         count(Counter::NoRegisters);
         return;
     }
@@ -179,9 +179,10 @@ fn is_duplicate(context: &PerfEventContext) -> bool {
     false
 }
 
-/// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted.
+/// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted. Where
+/// `allocators` are probed, a call of one may not have returned yet.
 #[inline(always)]
-fn read_registers(scratch: &mut Scratch, flags: u32, allocation_size: u64) -> bool {
+fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation_size: u64) -> bool {
     let Scratch { header, payload, .. } = scratch;
     clear(header);
     header.vm = NO_VM;
@@ -202,7 +203,9 @@ fn read_registers(scratch: &mut Scratch, flags: u32, allocation_size: u64) -> bo
     }
     // SAFETY: the payload is aligned for them, and holds them now.
     let r = unsafe { &*registers };
-    if let Some(pending) = pending::of_id(id) {
+    if allocators != 0
+        && let Some(pending) = pending::of_id(id)
+    {
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
     }
