@@ -1,0 +1,48 @@
+//! What windows saw: known exactly, whatever the rest is.
+
+use std::collections::BTreeMap;
+
+use crate::bounded::observation::{Nanos, SourceId, Window};
+
+/// The sum of all windows.
+#[derive(Clone, Debug, Default)]
+pub struct Exact {
+    /// What each source has allocated: bytes, and calls.
+    pub lines: BTreeMap<SourceId, (u64, u64)>,
+    /// What all have.
+    pub made: u64,
+    pub freed: u64,
+    pub windows: u64,
+    pub events: u64,
+    /// How long they were open.
+    pub open: Nanos,
+}
+
+impl Exact {
+    /// Adds a window. One that was opened before the counters were first read is not part of the total.
+    pub fn add(&mut self, window: &Window, before_all: bool) {
+        self.windows += 1;
+        self.events = self.events.saturating_add(window.events);
+        self.open = self.open.saturating_add(window.closed.saturating_sub(window.opened));
+        if before_all {
+            return;
+        }
+        self.made = self.made.saturating_add(made(window));
+        self.freed = self.freed.saturating_add(window.freed);
+        for made in &window.made {
+            let line = self.lines.entry(made.source).or_default();
+            line.0 = line.0.saturating_add(made.bytes);
+            line.1 = line.1.saturating_add(made.count);
+        }
+    }
+}
+
+/// Bytes allocated in a window.
+pub fn made(window: &Window) -> u64 {
+    window.made.iter().fold(0, |sum, made| made.bytes.saturating_add(sum))
+}
+
+/// Bytes allocated in a window, less what was freed explicitly.
+pub fn net(window: &Window) -> f64 {
+    made(window) as f64 - window.freed as f64
+}

@@ -1,0 +1,185 @@
+//! What a memory profile of bounded cost estimates: who has allocated how much, from windows that saw little of it.
+//!
+//! Adding up what the windows saw would be wrong: within one the program runs in slow time, the slower the more it
+//! allocates, so a window of some milliseconds covers little of a stretch that allocates much. In programs whose
+//! behaviour changes with time that is an error of 20 points and more, however many windows there are. So:
+//!
+//! - What was allocated in windows is known exactly, and added as it is ([`exact`]).
+//! - The rest of the time is cut into slices of 10 ms, in which the collector's counters tell how much was allocated
+//!   ([`timeline`]). A window belongs to the slice in whose midst it was opened, at a random place.
+//! - Slices in which the CPU did the same are a class ([`classes`]): what a class has allocated is known, and what its
+//!   windows saw tells who. This is post-stratification; it holds however good or bad the classes are, and is the more
+//!   precise the better they are.
+//! - Within a class, a window counts by the rate at which was allocated right before and after it, which stands for the
+//!   amount of the program's own time that it covers ([`sums`]).
+//! - Classes with few windows are put together with similar ones ([`strata`]).
+//! - How far all that may be off is found by drawing other windows from those there are ([`bootstrap`]).
+
+mod bootstrap;
+mod classes;
+mod exact;
+mod outcome;
+mod random;
+#[cfg(test)]
+mod simulation;
+mod strata;
+mod sums;
+#[cfg(test)]
+mod tests;
+mod timeline;
+mod total;
+mod warnings;
+
+use std::time::Duration;
+
+use classes::Classes;
+use exact::Exact;
+use strata::Strata;
+use timeline::Timeline;
+pub use warnings::Warning;
+
+use super::observation::{CpuSample, Nanos, Reading, SourceId, Window};
+
+/// For how long observations wait for windows that belong to them.
+const HORIZON: Nanos = 10_000_000_000;
+
+/// Windows of this length and more are no random sample of what is around them, but a full trace: they count for
+/// themselves alone.
+const LONG_WINDOW: Nanos = 100_000_000;
+
+/// Makes an [`Estimate`] from what is observed, in bounded memory.
+///
+/// Windows may come up to 10 s after they were opened: so a trace that stays on is to be handed over in parts of a few
+/// seconds, each of which begins where the last one ended.
+#[derive(Clone, Debug, Default)]
+pub struct Estimator {
+    first: Option<Reading>,
+    last: Reading,
+    timeline: Timeline,
+    classes: Classes,
+    exact: Exact,
+}
+
+impl Estimator {
+    /// Of a recording that begins.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the counters, in the order of time; about 1000 times a second.
+    pub fn reading(&mut self, reading: Reading) {
+        if self.first.is_none() {
+            self.first = Some(reading);
+        }
+        if !self.timeline.reading(reading) {
+            return;
+        }
+        self.last = reading;
+        let classes = &mut self.classes;
+        self.timeline.advance(reading.at.saturating_sub(HORIZON), |slice| classes.add(slice));
+    }
+
+    /// Takes a sample, roughly in the order of time.
+    pub fn sample(&mut self, sample: CpuSample) {
+        self.timeline.sample(sample);
+    }
+
+    /// Takes a window, after it was closed.
+    ///
+    /// What was opened long before the first reading is not part of the total, and only counted.
+    pub fn window(&mut self, mut window: Window) {
+        let at = self.first.map_or(0, |first| first.at);
+        let early = at.saturating_sub(window.opened);
+        let before_all = early > window.closed.saturating_sub(window.opened) / 100;
+        self.exact.add(&window, before_all);
+        window.opened = window.opened.max(at);
+        if !before_all && let Some(late) = self.timeline.window(window) {
+            self.classes.deduct(&late);
+        }
+    }
+
+    /// What all that amounts to.
+    pub fn estimate(&self) -> Estimate {
+        let mut classes = self.classes.clone();
+        self.timeline.clone().advance(Nanos::MAX, |slice| classes.add(slice));
+        let strata = Strata::new(&classes, &self.exact);
+        let outcome = strata.outcome();
+        let spread = bootstrap::spread(&strata, &outcome);
+        let first = self.first.unwrap_or_default();
+        let estimated = (self.exact.made > 0).then(|| strata.estimated());
+        Estimate {
+            total: total::total(&first, &self.last, &outcome, &spread, estimated),
+            lines: total::lines(&self.exact, &outcome, &spread, estimated),
+            windows: self.exact.windows,
+            events: self.exact.events,
+            covered: Duration::from_nanos(self.exact.open),
+            unseen: strata.unseen(),
+            warnings: warnings::find(&classes, &strata, &self.exact),
+        }
+    }
+}
+
+/// What was allocated while a memory profile of bounded cost was recorded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Estimate {
+    /// By all.
+    pub total: Total,
+    /// By each source that was seen to allocate, the largest first.
+    pub lines: Vec<Line>,
+    /// Windows there were.
+    pub windows: u64,
+    /// Calls of the allocator in them.
+    pub events: u64,
+    /// For how long they were open, in the time of the clock.
+    pub covered: Duration,
+    /// A source that was not seen may still have this share of all bytes, in one of 20 recordings: where `n` windows
+    /// have not seen something, it is rarely more than `3 / n` of what they were drawn from.
+    pub unseen: f64,
+    /// What makes the figures doubtful.
+    pub warnings: Vec<Warning>,
+}
+
+/// What was allocated by all sources.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Total {
+    /// Bytes allocated, less those that were freed or given back explicitly. Measured.
+    pub net: u64,
+    /// Bytes allocated.
+    pub gross: Figure,
+    /// Collection cycles that were begun. Measured.
+    pub cycles: u64,
+}
+
+/// What one source has allocated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// Who.
+    pub source: SourceId,
+    /// Its share of all bytes, from 0 to 1.
+    pub share: Figure,
+    /// Bytes.
+    pub bytes: Figure,
+    /// How many blocks, made new or to a new size.
+    pub count: Figure,
+}
+
+/// A figure, measured or estimated.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// How much.
+    pub value: f64,
+    /// By how much the truth may be more or less, in 19 of 20 cases. `None` is a figure that was measured.
+    pub error: Option<f64>,
+}
+
+impl Figure {
+    /// Of something that was counted.
+    pub fn measured(value: f64) -> Self {
+        Self { value, error: None }
+    }
+
+    /// Of something that was estimated, in all likelihood to within `error`.
+    pub fn estimated(value: f64, error: f64) -> Self {
+        Self { value, error: Some(error) }
+    }
+}

@@ -1,0 +1,185 @@
+//! Strata: classes with enough windows each, and what follows from them.
+
+use super::classes::{Class, Classes, Key};
+use super::exact::Exact;
+use super::outcome::{Outcome, Weights};
+use super::sums::{Part, Sum};
+use super::timeline::Volume;
+
+/// A class with fewer windows is put together with one that is like it.
+const FEW: u64 = 6;
+
+/// Classes that are less alike stay apart.
+const LIKE: f64 = 0.3;
+
+/// Unlike classes with less than this share of all bytes are put together nevertheless: they cannot spoil much.
+const SMALL: f64 = 0.005;
+
+/// All strata.
+#[derive(Clone, Debug)]
+pub struct Strata {
+    pub all: Vec<Stratum>,
+    /// What was allocated in windows: known.
+    pub seen: Outcome,
+    /// The long windows as if they were a short one, for where there is no short one at all.
+    last_resort: Vec<Sum>,
+}
+
+/// Classes that are taken together.
+#[derive(Clone, Debug)]
+pub struct Stratum {
+    pub key: Key,
+    /// What was allocated outside of windows.
+    pub volume: Volume,
+    /// What windows saw, by level.
+    pub sums: Vec<Sum>,
+}
+
+impl Strata {
+    /// Puts classes together.
+    pub fn new(classes: &Classes, exact: &Exact) -> Self {
+        let all = merge(classes.all().iter().enumerate().map(Stratum::of).collect());
+        let last_resort = if exact.made > 0 { vec![like_exact(exact)] } else { Vec::new() };
+        let mut strata = Self { all, seen: Outcome::of(exact), last_resort };
+        strata.deduct(&classes.late);
+        strata
+    }
+
+    /// Takes away what has become known too late for its class to be known.
+    fn deduct(&mut self, late: &Volume) {
+        let mut whole = Volume::default();
+        for stratum in &mut self.all {
+            stratum.volume.gross = stratum.volume.gross.max(0.0);
+            stratum.volume.net = stratum.volume.net.max(0.0);
+            whole.add(&stratum.volume);
+        }
+        let left = |late: f64, whole: f64| if whole > 0.0 { (1.0 - late / whole).clamp(0.0, 1.0) } else { 1.0 };
+        for stratum in &mut self.all {
+            stratum.volume.gross *= left(late.gross, whole.gross);
+            stratum.volume.net *= left(late.net, whole.net);
+        }
+    }
+
+    /// What was allocated by all.
+    pub fn outcome(&self) -> Outcome {
+        let every = self.every();
+        let mut outcome = self.seen.clone();
+        for stratum in &self.all {
+            outcome.add(&stratum.volume, &stratum.drawn(&every), 1.0);
+        }
+        outcome
+    }
+
+    /// Every window: what strata without any are taken to be like.
+    pub fn every(&self) -> Vec<(&Sum, f64)> {
+        let short = || self.all.iter().flat_map(|stratum| &stratum.sums);
+        let any = short().next().is_some();
+        short().chain(self.last_resort.iter().filter(|_| !any)).map(|sum| (sum, 1.0)).collect()
+    }
+
+    /// How many short windows saw something.
+    pub fn windows(&self) -> u64 {
+        self.all.iter().map(Stratum::windows).sum()
+    }
+
+    /// What was allocated outside of windows, by each stratum.
+    fn outside(&self) -> Vec<f64> {
+        let every = self.every();
+        let gross = |stratum: &Stratum| Weights::new(&stratum.drawn(&every)).gross(&stratum.volume);
+        self.all.iter().map(gross).collect()
+    }
+
+    /// The share of all bytes that was allocated outside of windows: estimated.
+    pub fn estimated(&self) -> f64 {
+        let outside: f64 = self.outside().iter().sum();
+        if outside > 0.0 { outside / (outside + self.seen.gross) } else { 0.0 }
+    }
+
+    /// The share of all bytes that is in strata without a window.
+    pub fn blind(&self) -> f64 {
+        let outside = self.outside();
+        let blind: f64 = self.all.iter().zip(&outside).filter(|(s, _)| s.sums.is_empty()).map(|(_, bytes)| bytes).sum();
+        let whole = outside.iter().sum::<f64>() + self.seen.gross;
+        if whole > 0.0 { blind / whole } else { 0.0 }
+    }
+
+    /// The share that a source may have without having been seen. Windows that count little are only part of one.
+    pub fn unseen(&self) -> f64 {
+        let outside = self.outside();
+        let whole: f64 = outside.iter().sum();
+        if whole <= 0.0 {
+            return 0.0;
+        }
+        let mut squares = 0.0;
+        for (stratum, bytes) in self.all.iter().zip(&outside).filter(|(stratum, _)| !stratum.sums.is_empty()) {
+            squares += (bytes / whole).powi(2) / Weights::new(&stratum.drawn(&[])).windows();
+        }
+        (self.blind() + 3.0 * squares * self.estimated()).min(1.0)
+    }
+}
+
+impl Stratum {
+    /// Of one class. Its windows stay apart from those of others, however strata are put together.
+    fn of((number, class): (usize, &Class)) -> Self {
+        let mut sums: Vec<Sum> = class.batches.sums().cloned().collect();
+        sums.iter_mut().for_each(|sum| sum.level.class = number);
+        Self { key: class.key.clone(), volume: class.volume, sums }
+    }
+
+    /// Its windows, each once, or those of `every` stratum if it has none.
+    pub fn drawn<'a>(&'a self, every: &[(&'a Sum, f64)]) -> Vec<(&'a Sum, f64)> {
+        if self.sums.is_empty() { every.to_vec() } else { self.sums.iter().map(|sum| (sum, 1.0)).collect() }
+    }
+
+    fn join(&mut self, other: Self) {
+        if other.volume.sum() > self.volume.sum() {
+            self.key = other.key;
+        }
+        self.volume.add(&other.volume);
+        self.sums.extend(other.sums);
+    }
+
+    /// How many windows saw something.
+    pub fn windows(&self) -> u64 {
+        self.sums.iter().map(|sum| sum.windows).sum()
+    }
+}
+
+/// Puts strata with few windows together with those that are like them.
+fn merge(mut all: Vec<Stratum>) -> Vec<Stratum> {
+    let whole: f64 = all.iter().map(|stratum| stratum.volume.sum()).sum();
+    let mut done = Vec::new();
+    loop {
+        let candidates = (0..all.len()).filter(|&i| all[i].windows() < FEW);
+        let Some(at) = candidates.min_by_key(|&i| all[i].windows()) else { break };
+        let few = all.swap_remove(at);
+        let small = few.volume.sum() < SMALL * whole;
+        let like = |other: &Stratum| few.key.similarity(&other.key);
+        let best = all.iter_mut().chain(&mut done).max_by(|a, b| {
+            let by_rate = |s: &Stratum| std::cmp::Reverse((s.key.rate - few.key.rate).abs());
+            like(a).total_cmp(&like(b)).then_with(|| by_rate(a).cmp(&by_rate(b)))
+        });
+        match best {
+            Some(best) if small || like(best) >= LIKE => best.join(few),
+            _ => done.push(few),
+        }
+    }
+    all.extend(done);
+    all
+}
+
+/// The long windows, as if they were one short one.
+fn like_exact(exact: &Exact) -> Sum {
+    let part = |(&source, &(bytes, count)): (_, &(u64, u64))| Part { source, bytes: bytes as f64, count: count as f64 };
+    let made = exact.made as f64;
+    Sum {
+        windows: 1,
+        rate: 1.0,
+        squares: 1.0,
+        made,
+        made_squares: made * made,
+        net: made - exact.freed as f64,
+        parts: exact.lines.iter().map(part).collect(),
+        ..Sum::default()
+    }
+}

@@ -1,0 +1,209 @@
+//! Sums over the windows of a class.
+//!
+//! A window sees little of a stretch that allocates much, so windows count by the rate around them over the bytes in
+//! them, which is one over the program's own time that they cover. That ratio must not be taken window by window: one
+//! that happens to hold a big block covers more than it seems, and would make it count too little. Hence windows with
+//! about the same rate around them form a level; in a level bytes are added up as they are, and levels count by their
+//! rates.
+
+use crate::bounded::estimate::exact;
+use crate::bounded::observation::{SourceId, Window};
+
+/// At most so many sums are kept for a level: then every two that follow each other become one. They are what is drawn
+/// from to find the error, for which some dozens are enough.
+const MOST: usize = 64;
+
+/// Rates of one level differ by less than 2 to the power of this.
+const LEVEL: f64 = 2.0;
+
+/// Windows of one class: one by one while there are few, then in batches of equal numbers.
+#[derive(Clone, Debug, Default)]
+pub struct Batches {
+    levels: Vec<Windows>,
+}
+
+/// Windows with about the same rate around them.
+#[derive(Clone, Debug)]
+struct Windows {
+    level: Level,
+    batches: Vec<Sum>,
+    /// How many windows a full batch has.
+    size: u64,
+}
+
+/// What windows of one level have in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Level {
+    /// The class, by number.
+    pub class: usize,
+    /// The logarithm of the rate around them.
+    rate: i32,
+    /// The logarithm of the events in their time, where nothing else tells what the program did.
+    density: i32,
+}
+
+/// Sums over some windows of one level.
+#[derive(Clone, Debug, Default)]
+pub struct Sum {
+    pub level: Level,
+    /// How many windows.
+    pub windows: u64,
+    /// The rates around them, in bytes per nanosecond, and the squares of those.
+    pub rate: f64,
+    pub squares: f64,
+    /// Bytes allocated in them, and the squares of those.
+    pub made: f64,
+    pub made_squares: f64,
+    /// Bytes allocated, less what was freed explicitly.
+    pub net: f64,
+    /// The part of each source, by number.
+    pub parts: Vec<Part>,
+}
+
+/// The part of one source in some windows.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub source: SourceId,
+    pub bytes: f64,
+    pub count: f64,
+}
+
+impl Batches {
+    /// Adds a window, with the rate in bytes per nanosecond at which was allocated around it.
+    /// `known` tells whether samples say what ran around it.
+    pub fn add(&mut self, window: &Window, rate: f64, known: bool) {
+        let Some(sum) = Sum::of(window, rate, known) else { return };
+        let found = self.levels.iter_mut().position(|level| level.level == sum.level);
+        let at = found.unwrap_or_else(|| {
+            self.levels.push(Windows { level: sum.level, batches: Vec::new(), size: 1 });
+            self.levels.len() - 1
+        });
+        self.levels[at].add(sum);
+    }
+
+    /// The batches, none of them empty.
+    pub fn sums(&self) -> impl Iterator<Item = &Sum> {
+        self.levels.iter().flat_map(|level| &level.batches)
+    }
+}
+
+impl Windows {
+    fn add(&mut self, sum: Sum) {
+        self.join(sum);
+        if self.batches.len() > MOST {
+            self.size *= 2;
+            for batch in std::mem::take(&mut self.batches) {
+                self.join(batch);
+            }
+        }
+    }
+
+    /// Adds to the last batch, if that has room.
+    fn join(&mut self, sum: Sum) {
+        match self.batches.last_mut() {
+            Some(last) if last.windows + sum.windows <= self.size => last.add(&sum),
+            _ => self.batches.push(sum),
+        }
+    }
+}
+
+impl Sum {
+    /// Of one window; `None` if it has nothing to say about who allocates.
+    fn of(window: &Window, rate: f64, known: bool) -> Option<Self> {
+        let made = exact::made(window) as f64;
+        if made == 0.0 || rate <= 0.0 {
+            return None;
+        }
+        let part = |made: &crate::bounded::observation::Made| Part {
+            source: made.source,
+            bytes: made.bytes as f64,
+            count: made.count as f64,
+        };
+        let mut parts: Vec<Part> = window.made.iter().map(part).collect();
+        parts.sort_unstable_by_key(|part| part.source);
+        Some(Self {
+            level: Level {
+                class: 0,
+                rate: (rate.log2() / LEVEL).floor() as i32,
+                density: if known { 0 } else { density(window) },
+            },
+            windows: 1,
+            rate,
+            squares: rate * rate,
+            made,
+            made_squares: made * made,
+            net: exact::net(window),
+            parts,
+        })
+    }
+
+    /// Adds those of other windows.
+    pub fn add(&mut self, other: &Self) {
+        self.windows += other.windows;
+        self.rate += other.rate;
+        self.squares += other.squares;
+        self.made += other.made;
+        self.made_squares += other.made_squares;
+        self.net += other.net;
+        for part in &other.parts {
+            match self.parts.binary_search_by_key(&part.source, |part| part.source) {
+                Ok(at) => {
+                    self.parts[at].bytes += part.bytes;
+                    self.parts[at].count += part.count;
+                }
+                Err(at) => self.parts.insert(at, *part),
+            }
+        }
+    }
+}
+
+/// The logarithm of the events per time, to the base 1.5.
+fn density(window: &Window) -> i32 {
+    let time = window.closed.saturating_sub(window.opened).max(1);
+    ((window.events.max(1) as f64 / time as f64).log2() / 1.5f64.log2()).floor() as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounded::observation::Made;
+
+    fn window(bytes: &[u64]) -> Window {
+        let made = bytes.iter().enumerate().map(|(i, &bytes)| Made { source: SourceId(i as u32), bytes, count: 1 });
+        Window { made: made.collect(), ..Window::default() }
+    }
+
+    #[test]
+    fn many_windows_are_kept_in_few_sums_that_lose_nothing() {
+        let mut batches = Batches::default();
+        for i in 0..10_000u64 {
+            batches.add(&window(&[i % 7 + 1, 3]), 2.0, true);
+        }
+        let sums: Vec<&Sum> = batches.sums().collect();
+        assert!(sums.len() <= MOST && sums.len() > MOST / 4);
+        assert_eq!(sums.iter().map(|sum| sum.windows).sum::<u64>(), 10_000);
+        let bytes: f64 = sums.iter().flat_map(|sum| &sum.parts).map(|part| part.bytes).sum();
+        let made: f64 = (0..10_000u64).map(|i| (i % 7 + 4) as f64).sum();
+        assert_eq!(bytes, made);
+        assert!(sums.iter().all(|sum| sum.windows <= sums[0].windows));
+    }
+
+    #[test]
+    fn windows_with_other_rates_are_kept_apart() {
+        let mut batches = Batches::default();
+        for rate in [0.01, 1.1, 1.2, 0.011, 1.3] {
+            batches.add(&window(&[100]), rate, true);
+        }
+        let mut levels: Vec<Level> = batches.sums().map(|sum| sum.level).collect();
+        levels.dedup();
+        assert_eq!(levels.len(), 2);
+    }
+
+    #[test]
+    fn windows_without_allocations_say_nothing() {
+        let mut batches = Batches::default();
+        batches.add(&window(&[]), 2.0, true);
+        batches.add(&window(&[5]), 0.0, true);
+        assert_eq!(batches.sums().count(), 0);
+    }
+}

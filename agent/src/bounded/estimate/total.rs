@@ -1,0 +1,46 @@
+//! From sums and spreads to the figures that are shown.
+
+use super::bootstrap::Spread;
+use super::exact::Exact;
+use super::outcome::Outcome;
+use super::{Figure, Line, Total};
+use crate::bounded::observation::{Reading, SourceId};
+
+/// What is estimated to less than this part counts as measured: some milliseconds before the first window of a trace
+/// that stays on.
+const NEGLIGIBLE: f64 = 0.002;
+
+/// What all have allocated.
+pub fn total(first: &Reading, last: &Reading, outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Total {
+    let gross = match (first.gross, last.gross) {
+        (Some(first), Some(last)) => Figure::measured(last.saturating_sub(first) as f64),
+        _ if is_measured(estimated) => Figure::measured(outcome.gross),
+        _ => Figure::estimated(outcome.gross, spread.gross),
+    };
+    Total { net: last.net.saturating_sub(first.net), gross, cycles: last.cycles.saturating_sub(first.cycles) }
+}
+
+/// What each of those seen has, the largest first.
+pub fn lines(exact: &Exact, outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Vec<Line> {
+    let all: f64 = outcome.bytes.iter().sum();
+    let figure = |value, error| {
+        if is_measured(estimated) { Figure::measured(value) } else { Figure::estimated(value, error) }
+    };
+    let line = |&source: &SourceId| {
+        let i = source.0 as usize;
+        Line {
+            source,
+            share: figure(if all > 0.0 { outcome.bytes[i] / all } else { 0.0 }, spread.share[i]),
+            bytes: figure(outcome.bytes[i], spread.bytes[i]),
+            count: figure(outcome.count[i], spread.count[i]),
+        }
+    };
+    let mut lines: Vec<Line> = exact.lines.keys().map(line).collect();
+    lines.sort_by(|a, b| b.bytes.value.total_cmp(&a.bytes.value).then(a.source.cmp(&b.source)));
+    lines
+}
+
+/// Whether next to nothing is estimated.
+fn is_measured(estimated: Option<f64>) -> bool {
+    estimated.is_some_and(|estimated| estimated < NEGLIGIBLE)
+}

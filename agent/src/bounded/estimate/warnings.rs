@@ -1,0 +1,120 @@
+//! What makes an estimate doubtful.
+
+use std::fmt;
+
+use super::classes::Classes;
+use super::exact::Exact;
+use super::strata::Strata;
+
+/// Fewer windows tell little.
+const FEW_WINDOWS: u64 = 10;
+
+/// Shares of all bytes from which on something is worth a warning.
+const BLIND: f64 = 0.02;
+const RARE: f64 = 0.1;
+const APART: f64 = 0.1;
+const LATE: f64 = 0.02;
+const MANY: f64 = 0.5;
+
+/// Something that makes an estimate doubtful.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Warning {
+    /// There was no window at all.
+    NoWindow,
+    /// There were this few windows.
+    FewWindows(u64),
+    /// This share of all bytes was allocated while the program did what it never did around a window.
+    Blind(f64),
+    /// This share of all bytes was allocated in rare big blocks.
+    RareBlocks(f64),
+    /// The counters rose by this factor more, or less, than they did around the windows.
+    Apart(f64),
+    /// There were no samples of CPU time, or next to none.
+    NoSamples,
+    /// What windows saw that has come too late, as a share of all bytes.
+    Late(f64),
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoWindow => write!(f, "no window saw an allocation: nothing is known about who allocates"),
+            Self::FewWindows(n) => write!(f, "only {n} windows saw allocations: record for longer"),
+            Self::Blind(share) => write!(
+                f,
+                "{:.0}% of the bytes were allocated while the program did something that no window has seen: \
+                 record for longer",
+                share * 100.0
+            ),
+            Self::RareBlocks(share) => write!(
+                f,
+                "{:.0}% of the bytes came at once, in rare big blocks: windows may have missed who allocates them",
+                share * 100.0
+            ),
+            Self::Apart(factor) => write!(
+                f,
+                "the counters rose {factor:.2} times as fast as they did around the windows: those may not show what \
+                 is usual"
+            ),
+            Self::NoSamples => write!(
+                f,
+                "there are too few samples of CPU time: what the program does in turns is told apart only by how much it \
+                 allocates, so errors may be larger"
+            ),
+            Self::Late(share) => write!(
+                f,
+                "{:.0}% of the bytes were seen in windows that became known too late to be told apart from the rest",
+                share * 100.0
+            ),
+        }
+    }
+}
+
+/// All warnings that apply.
+pub fn find(classes: &Classes, strata: &Strata, exact: &Exact) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    let outside: f64 = strata.all.iter().map(|stratum| stratum.volume.sum()).sum();
+    let estimated = strata.estimated();
+    if outside <= 0.0 || estimated < BLIND {
+        return warnings;
+    }
+    let useful = strata.windows();
+    if useful == 0 {
+        return vec![Warning::NoWindow];
+    }
+    if useful < FEW_WINDOWS {
+        warnings.push(Warning::FewWindows(useful));
+    }
+    let mut add = |share: f64, least: f64, warning: fn(f64) -> Warning| {
+        if share > least {
+            warnings.push(warning(share));
+        }
+    };
+    add(strata.blind(), BLIND, Warning::Blind);
+    add(classes.jumps / outside * estimated, RARE, Warning::RareBlocks);
+    add(classes.late.sum() / (outside + exact.made as f64), LATE, Warning::Late);
+    if let Some(factor) = apart(classes) {
+        warnings.push(Warning::Apart(factor));
+    }
+    if classes.unsampled > MANY * outside {
+        warnings.push(Warning::NoSamples);
+    }
+    warnings
+}
+
+/// How much faster the counters rose than around the windows, if that is more than chance explains: where classes have
+/// many windows, so that what is left is not of the windows' number.
+fn apart(classes: &Classes) -> Option<f64> {
+    let (mut polled, mut around, mut variance) = (0.0, 0.0, 0.0);
+    for class in classes.all().iter().filter(|class| class.windows >= FEW_WINDOWS) {
+        let windows = class.windows as f64;
+        let mean = class.rates / windows;
+        let time = class.time as f64;
+        polled += class.volume.sum();
+        around += mean * time;
+        let squares: f64 = class.batches.sums().map(|sum| sum.squares).sum();
+        variance += time * time * (squares / windows - mean * mean).max(0.0) / windows;
+    }
+    let off = (polled - around).abs();
+    (around > 0.0 && off > APART * polled && off > 3.0 * variance.sqrt()).then(|| polled / around)
+}
