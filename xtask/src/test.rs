@@ -19,7 +19,7 @@ pub struct Options {
     #[arg(short, long)]
     package: Option<String>,
     #[command(flatten)]
-    kernel: kernel::Options,
+    kernel: kernel::KernelOptions,
 }
 
 /// Names of the packages whose tests need neither root nor real programs.

@@ -26,7 +26,7 @@ use report::Report;
 
 /// Options that go with `--kernel`.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct KernelOptions {
     /// Run the end-to-end tests on this kernel in an emulated machine: a vmlinuz file, or the version of one that Debian
     /// has (6.1, 6.12)
     #[arg(long, value_name = "IMAGE")]
@@ -36,7 +36,7 @@ pub struct Options {
     minutes: u64,
 }
 
-impl Options {
+impl KernelOptions {
     /// The kernel that is asked for.
     pub fn kernel(&self) -> Option<&str> {
         self.kernel.as_deref()
@@ -44,7 +44,7 @@ impl Options {
 }
 
 /// Runs the tests whose names contain `filter`, and prints a verdict on each, and what was not run.
-pub fn test(options: &Options, kernel: &str, filter: Option<&str>) -> Result<()> {
+pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Result<()> {
     if !is_root() {
         bail!("the tests attach to other processes: run `cargo xtask test --kernel` as root");
     }
