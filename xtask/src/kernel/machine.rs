@@ -56,7 +56,11 @@ fn share_root(folder: &Path) -> Result<(Guarded, std::path::PathBuf)> {
     // Of an earlier run.
     let _ = std::fs::remove_file(&socket);
     let mut server = Command::new(virtiofsd()?);
-    server.arg(format!("--socket-path={}", socket.display())).args(["-f", "-o", "source=/,cache=always,sandbox=chroot"]);
+    server.arg(format!("--socket-path={}", socket.display())).args([
+        "-f",
+        "-o",
+        "source=/,cache=always,sandbox=chroot",
+    ]);
     let output = File::create(&log)?;
     server.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let server = Guarded(server.spawn().context("cannot run virtiofsd")?);
