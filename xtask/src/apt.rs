@@ -27,6 +27,12 @@ pub fn candidate(package: &str) -> Option<String> {
     (version != "(none)").then(|| version.to_owned())
 }
 
+/// The names of all packages that match a regular expression.
+pub fn names(pattern: &str) -> Vec<String> {
+    let found = output(Command::new("apt-cache").args(["search", "--names-only", pattern]).env("LC_ALL", "C"));
+    found.unwrap_or_default().lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
 /// The packages that a package depends on directly.
 pub fn depends(package: &str) -> Vec<String> {
     let text = output(Command::new("apt-cache").args(["depends", package]).env("LC_ALL", "C")).unwrap_or_default();

@@ -6,6 +6,7 @@ mod build;
 mod consumers;
 mod demo;
 mod dist;
+mod kernel;
 mod layouts;
 mod lupa;
 mod matrix;

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
-use crate::{build, consumers, dist, programs, setup, variants};
+use crate::{build, consumers, dist, kernel, programs, setup, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -18,6 +18,8 @@ pub struct Options {
     /// Run only the tests of this package
     #[arg(short, long)]
     package: Option<String>,
+    #[command(flatten)]
+    kernel: kernel::KernelOptions,
 }
 
 /// Names of the packages whose tests need neither root nor real programs.
@@ -27,6 +29,9 @@ pub const END_TO_END: &str = "lj-trace-tests";
 
 /// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
+    if let Some(kernel) = options.kernel.kernel() {
+        return kernel::test(&options.kernel, kernel, options.filter.as_deref());
+    }
     setup::setup_for_tests()?;
     let mut steps = Steps::default();
     // Nothing after it means anything if the build fails.

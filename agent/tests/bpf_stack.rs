@@ -1,0 +1,87 @@
+//! The BPF programs keep to the stack that kernels before Linux 6.13 have for a program, what it calls, and the callbacks of
+//! its loops together: the kernel of the tests may have one for each.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use aya_obj::Object;
+use aya_obj::generated::bpf_insn;
+use lj_trace::probes::object::object;
+
+/// `MAX_BPF_STACK` (linux/filter.h).
+const LIMIT: u32 = 512;
+
+/// The kernel counts a function's part in steps: of 32 bytes up to Linux 6.6, of 16 since (`check_max_stack_depth` in
+/// `kernel/bpf/verifier.c`).
+const STEP: u32 = 32;
+
+/// How much of the stack each function takes that begins at one of these instructions.
+fn depths(code: &[bpf_insn], starts: &BTreeSet<usize>) -> BTreeMap<usize, u32> {
+    /// `dst = src` and `dst += imm`, in 64 bits.
+    const MOVE: u8 = 0xbf;
+    const ADD: u8 = 0x07;
+    const FRAME: u8 = 10;
+    let mut depths = BTreeMap::new();
+    let mut start = 0;
+    // Registers that hold the frame's address.
+    let mut frames = HashSet::new();
+    for (index, instruction) in code.iter().enumerate() {
+        if starts.contains(&index) {
+            start = index;
+            frames.clear();
+        }
+        let (to, from) = (instruction.dst_reg(), instruction.src_reg());
+        let below = match (instruction.code, instruction.code & 7) {
+            (MOVE, _) if from == FRAME => {
+                frames.insert(to);
+                0
+            }
+            (ADD, _) if frames.remove(&to) => -instruction.imm,
+            // A load, and the two kinds of stores.
+            (_, 1) if from == FRAME => -i32::from(instruction.off),
+            (_, 2 | 3) if to == FRAME => -i32::from(instruction.off),
+            _ => 0,
+        };
+        let depth: &mut u32 = depths.entry(start).or_default();
+        *depth = (*depth).max(u32::try_from(below).unwrap_or(0));
+    }
+    depths
+}
+
+/// The function that an instruction calls, or gives to a helper that does.
+fn callee(code: &[bpf_insn], index: usize) -> Option<usize> {
+    /// A call with `BPF_PSEUDO_CALL`, an address with `BPF_PSEUDO_FUNC`.
+    const CALL: (u8, u8) = (0x85, 1);
+    const ADDRESS: (u8, u8) = (0x18, 4);
+    let instruction = &code[index];
+    let is_one = [CALL, ADDRESS].contains(&(instruction.code, instruction.src_reg()));
+    is_one.then(|| index.checked_add_signed(instruction.imm as isize + 1)).flatten()
+}
+
+/// The most that the function at `start` takes with all that it calls.
+fn most(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> u32 {
+    let end = depths.range(start + 1..).next().map_or(code.len(), |(end, _)| *end);
+    let callees = (start..end).filter_map(|index| callee(code, index));
+    let of_callees = callees.map(|callee| most(code, depths, callee)).max().unwrap_or(0);
+    depths[&start].max(1).next_multiple_of(STEP) + of_callees
+}
+
+#[test]
+fn programs_share_512_bytes_with_their_callbacks() {
+    let Ok(bytes) = object() else {
+        println!("not tested: this build has no BPF programs");
+        return;
+    };
+    let mut object = Object::parse(bytes).unwrap();
+    let text = object.functions.keys().map(|&(section, _)| section).collect();
+    object.relocate_calls(&text).unwrap();
+    assert!(object.programs.len() > 5);
+    for (name, program) in &object.programs {
+        let code = &object.functions[&program.function_key()].instructions;
+        let callees = (0..code.len()).filter_map(|index| callee(code, index));
+        let starts: BTreeSet<usize> = std::iter::once(0).chain(callees).collect();
+        let depths = depths(code, &starts);
+        let most = most(code, &depths, 0);
+        println!("{name}: {most} bytes of {LIMIT}: {:?}", depths.values());
+        assert!(most <= LIMIT, "{name} takes {most} bytes: {:?} by function", depths.values());
+    }
+}

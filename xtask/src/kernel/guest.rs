@@ -1,0 +1,92 @@
+//! What runs in the machine: a script that runs one test after the other and says how it went.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use super::jobs::Jobs;
+use crate::paths;
+
+/// What the script's lines begin with: all else on the console is the kernel's.
+pub const MARK: &str = "@@ ";
+
+/// How long one test may take, in seconds: about ten times what it takes on a real machine.
+const LIMIT: u32 = 300;
+
+/// Lines that are shown of what a failed test has printed.
+const SHOWN: u32 = 40;
+
+/// Whether the machine has something of its own in this place.
+pub fn hides(path: &Path) -> bool {
+    ["/tmp", "/run", "/dev", "/proc", "/sys"].iter().any(|own| path.starts_with(own))
+}
+
+/// Writes the script into `folder`.
+pub fn write_script(folder: &Path, environment: &[(&str, String)], jobs: &Jobs) -> Result<PathBuf> {
+    let path = folder.join("guest.sh");
+    fs::write(&path, script(environment, jobs)).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
+}
+
+fn script(environment: &[(&str, String)], jobs: &Jobs) -> String {
+    let mut script = String::from(
+        "export HOME=/root RUST_LIB_BACKTRACE=0\n\
+         mkdir -p /dev/shm /dev/pts\n\
+         mount -t devpts none /dev/pts\n\
+         mount -t tmpfs none /dev/shm\n\
+         mount -t cgroup2 none /sys/fs/cgroup\n\
+         ln -sf /proc/self/fd /dev/fd\n",
+    );
+    for (name, value) in environment {
+        let _ = writeln!(script, "export {name}={}", quoted(value));
+    }
+    let _ = writeln!(script, "export PATH=\"$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\"");
+    let _ = writeln!(script, "ip link set lo up");
+    let _ = writeln!(script, "cd {}", quoted(&paths::root().join("tests").display().to_string()));
+    let _ = writeln!(script, "echo \"{MARK}kernel $(uname -r)\"");
+    for job in &jobs.jobs {
+        let binary = quoted(&job.binary.display().to_string());
+        let name = &job.name;
+        let file = &job.file;
+        // A test that is stopped leaves its processes behind: they go with its process group.
+        let _ = writeln!(
+            script,
+            "began=$(date +%s)\n\
+             echo '{MARK}begin {file} {name}'\n\
+             timeout --kill-after=5 {LIMIT} {binary} --exact '{name}' --test-threads=1 > /tmp/output 2>&1\n\
+             status=$?\n\
+             [ $status = 0 ] || tail -{SHOWN} /tmp/output | sed 's/^/{MARK}| /'\n\
+             echo \"{MARK}end {file} {name} $status $(($(date +%s) - began))\""
+        );
+    }
+    let _ = writeln!(script, "echo '{MARK}complete'\n{} poweroff -f", super::needs::BUSYBOX);
+    script
+}
+
+/// A word as the shell takes it.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::jobs::Job;
+
+    #[test]
+    fn the_script_runs_every_job() {
+        let job = |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/target/it's".into() };
+        let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
+        let script = script(&[("LJ_TRACE_BIN", "/a b".into())], &jobs);
+        assert!(script.contains("export LJ_TRACE_BIN='/a b'\n"), "{script}");
+        assert!(script.contains("'/target/it'\\''s' --exact 'two'"), "{script}");
+        assert_eq!(script.matches("@@ begin").count(), 2);
+    }
+
+    #[test]
+    fn what_the_machine_has_of_its_own_is_known() {
+        assert!(hides(Path::new("/tmp/clone")) && !hides(Path::new("/home/tmp")));
+    }
+}

@@ -1,0 +1,79 @@
+//! `cargo xtask test --kernel IMAGE`: the end-to-end tests on another kernel, in a virtual machine.
+//!
+//! The machine is emulated (QEMU without KVM), so it runs wherever the tests do, at about a tenth of the speed. Its root is
+//! this machine's, read-only: the same programs, the same files, another kernel.
+
+mod guest;
+mod image;
+mod initramfs;
+mod jobs;
+mod machine;
+mod needs;
+mod report;
+
+use std::env;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::programs::{self, Scope};
+use crate::run::is_root;
+use crate::{build, consumers, paths, setup, variants};
+use image::Image;
+use jobs::Jobs;
+use report::Report;
+
+/// Options that go with `--kernel`.
+#[derive(clap::Args)]
+pub struct KernelOptions {
+    /// Run the end-to-end tests on this kernel in an emulated machine: a vmlinuz file, or the version of one that Debian
+    /// has (6.1, 6.12)
+    #[arg(long, value_name = "IMAGE")]
+    kernel: Option<String>,
+    /// How long all tests on that kernel may take together
+    #[arg(long, value_name = "N", default_value_t = 120, requires = "kernel")]
+    minutes: u64,
+}
+
+impl KernelOptions {
+    /// The kernel that is asked for.
+    pub fn kernel(&self) -> Option<&str> {
+        self.kernel.as_deref()
+    }
+}
+
+/// Runs the tests whose names contain `filter`, and prints a verdict on each, and what was not run.
+pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Result<()> {
+    if !is_root() {
+        bail!("the tests attach to other processes: run `cargo xtask test --kernel` as root");
+    }
+    setup::setup_for(Scope::Tests)?;
+    needs::install()?;
+    let image = Image::find(kernel)?;
+    variants::build_for(Scope::Tests)?;
+    let jobs = Jobs::build(filter)?;
+    let binary = match env::var_os("LJ_TRACE_BIN") {
+        // One that was built before.
+        Some(binary) => PathBuf::from(binary),
+        None => build::build(&build::Options { debug: false })?,
+    };
+    let folder = paths::target().join("kernel");
+    let visible = [paths::root(), &folder, &binary];
+    if let Some(hidden) = visible.into_iter().find(|path| guest::hides(path)) {
+        bail!("{} cannot be seen in the machine, which has a /tmp and a /run of its own", hidden.display());
+    }
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let environment = [
+        ("LJ_TRACE_BIN", binary.display().to_string()),
+        ("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder().display().to_string()),
+        ("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")),
+        ("PATH", env::var("PATH").unwrap_or_default()),
+    ];
+    let script = guest::write_script(&folder, &environment, &jobs)?;
+    let initramfs = initramfs::make(&image, &script, &folder)?;
+    let mut report = Report::new(&jobs);
+    let limit = Duration::from_secs(options.minutes * 60);
+    machine::run(&image, &initramfs, &folder, limit, |line| report.take(line))?;
+    report.verdict(&image)
+}

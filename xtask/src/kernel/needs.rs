@@ -1,0 +1,48 @@
+//! What emulated machines need: installed only when one is asked for.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{apt, paths};
+
+/// Commands, and the packages that they are in.
+const COMMANDS: [(&str, &str); 3] = [("qemu-system-x86_64", "qemu-system-x86"), ("cpio", "cpio"), ("xz", "xz-utils")];
+
+/// A shell that needs no libraries.
+pub const BUSYBOX: &str = "/bin/busybox";
+
+/// Where distributions put what shares folders with a machine.
+const VIRTIOFSD: [&str; 3] = ["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/virtiofsd"];
+
+/// What shares folders with a machine.
+pub fn virtiofsd() -> Result<&'static Path> {
+    let found = VIRTIOFSD.iter().map(Path::new).find(|path| path.is_file());
+    found.context("there is no virtiofsd: install the package virtiofsd, or QEMU's own (qemu-system-common)")
+}
+
+/// Installs what is missing.
+pub fn install() -> Result<()> {
+    let commands = COMMANDS.iter().filter(|(command, _)| paths::find_command(command).is_none());
+    let mut missing: Vec<String> = commands.map(|(_, package)| (*package).to_owned()).collect();
+    // Busybox may be there, but linked with libraries, and without the commands that are needed.
+    if !Path::new(BUSYBOX).is_file() {
+        missing.push("busybox-static".to_owned());
+    }
+    if virtiofsd().is_err() {
+        // Newer releases have it in a package of its own, older ones with QEMU.
+        let own = apt::candidate("virtiofsd").map(|_| "virtiofsd".to_owned());
+        missing.extend(own.or_else(|| Some("qemu-system-common".to_owned())));
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !apt::is_here() {
+        bail!(
+            "a machine to run another kernel in needs {}, with their counterparts here: install them",
+            missing.join(", ")
+        );
+    }
+    apt::install(&missing)?;
+    virtiofsd().map(drop)
+}

@@ -1,0 +1,108 @@
+//! A verdict on each test.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+
+use super::guest::MARK;
+use super::image::Image;
+use super::jobs::Jobs;
+
+/// What `timeout` gives for a program that it has stopped.
+const STOPPED: &str = "124";
+/// The same for one that did not obey, and was killed.
+const KILLED: &str = "137";
+
+/// What is known of the tests.
+pub struct Report<'j> {
+    jobs: &'j Jobs,
+    kernel: Option<String>,
+    /// By file and name: whether it passed, and the line that says so.
+    verdicts: BTreeMap<(String, String), (bool, String)>,
+}
+
+impl<'j> Report<'j> {
+    /// Nothing yet.
+    pub fn new(jobs: &'j Jobs) -> Self {
+        Self { jobs, kernel: None, verdicts: BTreeMap::new() }
+    }
+
+    /// Takes a line of the machine's console, and shows what it says about tests.
+    pub fn take(&mut self, line: &str) {
+        // The firmware leaves its escape sequences before the first line.
+        let Some((_, line)) = line.split_once(MARK) else { return };
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["kernel", release] => {
+                println!("Linux {release}");
+                self.kernel = Some(release.to_owned());
+            }
+            ["end", file, name, status, seconds] => {
+                let (passed, verdict) = match status {
+                    "0" => (true, "ok     "),
+                    STOPPED | KILLED => (false, "TOO LONG"),
+                    _ => (false, "FAILED "),
+                };
+                let verdict = format!("{verdict} {file}: {name} ({seconds} s)");
+                println!("{verdict}");
+                self.verdicts.insert((file.to_owned(), name.to_owned()), (passed, verdict));
+            }
+            ["|", ..] => println!("    {}", line.trim_start_matches("| ")),
+            ["broken:", ..] => println!("{line}"),
+            _ => {}
+        }
+    }
+
+    /// Prints what was not run and why, and how many have passed.
+    pub fn verdict(self, image: &Image) -> Result<()> {
+        let Some(kernel) = self.kernel else { bail!("{} did not boot", image.vmlinuz.display()) };
+        for (file, reason) in &self.jobs.left_out {
+            println!("not run {file}: {reason}");
+        }
+        let is_missing = |job: &&super::jobs::Job| !self.verdicts.contains_key(&(job.file.clone(), job.name.clone()));
+        let missing: Vec<_> = self.jobs.jobs.iter().filter(is_missing).collect();
+        for job in &missing {
+            println!("no verdict {}: {}: time was over, or the kernel has crashed", job.file, job.name);
+        }
+        let failed: Vec<&String> =
+            self.verdicts.values().filter(|(passed, _)| !passed).map(|(_, verdict)| verdict).collect();
+        if !failed.is_empty() {
+            println!();
+        }
+        failed.iter().for_each(|verdict| println!("{verdict}"));
+        let passed = self.verdicts.len() - failed.len();
+        println!("Linux {kernel}: {passed} passed, {} failed, {} without a verdict", failed.len(), missing.len());
+        if passed < self.jobs.jobs.len() {
+            bail!("{} of {} tests failed on Linux {kernel}", self.jobs.jobs.len() - passed, self.jobs.jobs.len());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::jobs::Job;
+
+    fn image() -> Image {
+        Image { vmlinuz: "/boot/vmlinuz-6.1".into(), modules: None }
+    }
+
+    #[test]
+    fn all_tests_must_pass() {
+        let job = |name: &str| Job { file: "truth".into(), name: name.into(), binary: "/truth".into() };
+        let jobs = Jobs { jobs: vec![job("one"), job("two")], left_out: Vec::new() };
+        let of = |lines: &[&str]| {
+            let mut report = Report::new(&jobs);
+            lines.iter().for_each(|line| report.take(line));
+            report.verdict(&image()).map_err(|error| error.to_string())
+        };
+        let (kernel, one, two) = ("\x1b[2J@@ kernel 6.1", "@@ end truth one 0 3", "@@ end truth two 0 4");
+        assert_eq!(of(&[kernel, "noise", one, two]), Ok(()));
+        assert_eq!(of(&[]), Err("/boot/vmlinuz-6.1 did not boot".to_owned()));
+        let one_failed = Err("1 of 2 tests failed on Linux 6.1".to_owned());
+        assert_eq!(of(&[kernel, one]), one_failed);
+        assert_eq!(of(&[kernel, one, "@@ end truth two 124 300"]), one_failed);
+        assert_eq!(of(&[kernel, one, "@@ | why", "@@ end truth two 101 1"]), one_failed);
+    }
+}
