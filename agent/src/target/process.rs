@@ -151,6 +151,11 @@ impl Process {
         !self.runs_same_program() && Stat::read(self.pid).is_ok_and(is_there)
     }
 
+    /// Whether it has no memory any more, since it is exiting.
+    pub fn is_exiting(&self) -> bool {
+        !self.runs_same_program() && !self.has_become_another_program()
+    }
+
     /// What keeps it from running, if anything does.
     pub fn halt(&self) -> Option<Halt> {
         match Stat::read(self.pid).ok()?.state {

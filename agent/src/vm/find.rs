@@ -134,8 +134,8 @@ pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
     if !vms.is_empty() {
         return Ok(vms);
     }
-    // A process that has just exited shows nothing either.
-    if !process.is_alive() {
+    // A process that has just exited, or is about to, shows nothing either.
+    if !process.is_alive() || process.is_exiting() {
         return Err(TargetError::NoSuchProcess(process.pid()).into());
     }
     Err(refusal.unwrap_or(FindError::NoVm { pid: process.pid() }))
