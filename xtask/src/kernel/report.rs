@@ -47,7 +47,7 @@ impl<'j> Report<'j> {
                 println!("{verdict}");
                 self.verdicts.insert((file.to_owned(), name.to_owned()), (passed, verdict));
             }
-            ["|", ..] => println!("    {}", line.trim_start_matches("| ")),
+            ["|", ..] => println!("    {}", line.trim_start_matches(['|', ' '])),
             ["broken:", ..] => println!("{line}"),
             _ => {}
         }
