@@ -1,33 +1,26 @@
 //! The allocation probes: put on the allocators of the target's VMs where the plan says, they hand out events.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::num::NonZeroU32;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{MapData, RingBuf};
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
-use aya::programs::{ProbeKind, UProbe};
 use lj_trace_common::allocation::event::PROTOTYPE_SEEN;
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::NO_WORD;
 
-use super::classic;
 use super::gate::Gate;
+use super::links::{Links, program};
 use super::mechanism::Mechanism;
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
 use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
-use super::session::{SessionLink, SessionProgram};
-use super::uprobe_multi::Kind;
+use super::session::SessionProgram;
 use super::windows::{ProbedFunction, WindowOpener, WindowPrograms};
-use crate::privileges::Operation;
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
 
@@ -107,13 +100,8 @@ pub struct AllocationProbes {
     handlers: Handlers,
     events: RingBuf<MapData>,
     plans: Vec<ProbePlan>,
-    /// By the program that they run.
-    links: Vec<(&'static str, UProbeLinkId)>,
-    /// Those that are perf events.
-    classic_links: Vec<OwnedFd>,
+    links: Links,
     session: Session,
-    session_links: Vec<SessionLink>,
-    mechanism: Mechanism,
     gate: Gate,
 }
 
@@ -269,18 +257,7 @@ impl AllocationProbes {
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
-        let mechanism = programs.mechanism();
-        let probes = Self {
-            handlers,
-            events,
-            plans: Vec::new(),
-            links: Vec::new(),
-            classic_links: Vec::new(),
-            session,
-            session_links: Vec::new(),
-            mechanism,
-            gate,
-        };
+        let mut probes = Self { handlers, events, plans: Vec::new(), links: Links::default(), session, gate };
         if programs.wants_allocation_stacks() {
             program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
@@ -305,12 +282,12 @@ impl AllocationProbes {
                 loaded(programs, name).map_err(ProbeError::sort)?;
             }
             let returns = points(allocator, &with_result, &|_| 0);
-            self.attach_program(programs, on_return, &returns, &path, pid)?;
-            self.attach_program(programs, on_call, &calls, &path, pid)?;
+            self.links.attach(programs, on_return, &returns, &path, pid)?;
+            self.links.attach(programs, on_call, &calls, &path, pid)?;
         }
         if programs.wants_allocation_stacks() {
             let stacks = points(allocator, &with_result, &cookie);
-            self.attach_program(programs, STACKS, &stacks, &path, pid)?;
+            self.links.attach(programs, STACKS, &stacks, &path, pid)?;
         }
         Ok(())
     }
@@ -318,42 +295,10 @@ impl AllocationProbes {
     /// Attaches the program for calls and returns in one, if there is one; whether that worked.
     fn attach_session(&mut self, path: &Path, points: &[(u64, u64)], pid: u32) -> bool {
         let Session::Program(program) = &self.session else { return false };
-        match program.attach(path, points, pid) {
-            Ok(link) => self.session_links.push(link),
-            Err(error) => self.session = Session::Missing(error.into()),
+        if let Err(error) = self.links.attach_session(program, points, path, pid) {
+            self.session = Session::Missing(error.into());
         }
         matches!(self.session, Session::Program(_))
-    }
-
-    /// Attaches a program to points, each a file offset and a cookie.
-    fn attach_program(
-        &mut self,
-        programs: &mut Programs,
-        name: &'static str,
-        points: &[(u64, u64)],
-        path: &Path,
-        pid: u32,
-    ) -> Result<(), ProbeError> {
-        if points.is_empty() {
-            return Ok(());
-        }
-        let program = program(programs, name).map_err(ProbeError::sort)?;
-        if self.mechanism == Mechanism::Classic {
-            let kind = if matches!(program.kind(), ProbeKind::Return) { Kind::Return } else { Kind::Call };
-            let program = program.fd().map_err(ProbeError::sort)?.as_fd();
-            for &point in points {
-                let link = classic::attach(program, path, point, pid, kind).map_err(refused_classic)?;
-                self.classic_links.push(link);
-            }
-            return Ok(());
-        }
-        let scope = NonZeroU32::new(pid).map_or(UProbeScope::CallingProcess, UProbeScope::OneProcess);
-        let points = points.iter().map(|&(offset, cookie)| UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(offset),
-            cookie: Some(cookie),
-        });
-        self.links.push((name, program.attach(points, path, scope).map_err(ProbeError::sort)?));
-        Ok(())
     }
 
     /// Takes the breakpoints out. Events that are already recorded can still be drained.
@@ -364,16 +309,11 @@ impl AllocationProbes {
         if self.gate.close().is_ok() && self.is_attached() {
             std::thread::sleep(CALL);
         }
-        self.session_links.clear();
-        while self.classic_links.pop().is_some() {}
-        for (name, link) in self.links.drain(..).rev() {
-            // A link that is gone already is what we want.
-            let _ = program(programs, name).map(|program| program.detach(link));
-        }
+        self.links.detach(programs);
     }
 
     fn is_attached(&self) -> bool {
-        !(self.links.is_empty() && self.session_links.is_empty() && self.classic_links.is_empty())
+        !self.links.is_empty()
     }
 
     /// Where the probes are, and why there.
@@ -422,24 +362,12 @@ fn templates(vms: &[Vm]) -> Vec<(u64, u32)> {
     templates
 }
 
-fn refused_classic(error: io::Error) -> ProbeError {
-    match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => ProbeError::not_permitted(Operation::ClassicProbes),
-        _ => ProbeError::sort(error),
-    }
-}
-
 /// Reads `g->allocf` and `g->allocd`.
 fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
     let memory = process.memory();
     let function = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocf))?;
     let data = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocd))?;
     Ok((function, data))
-}
-
-fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut UProbe> {
-    let program = programs.ebpf.program_mut(name);
-    Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
 }
 
 /// The program of this name, which is loaded if it is not yet.
