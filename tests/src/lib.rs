@@ -33,6 +33,14 @@ pub mod wrk;
 
 use std::env;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a test waits for something that takes `seconds` at most: as often as `LJ_TRACE_TEST_PATIENCE` says, which is set
+/// on machines that are many times slower than others.
+pub fn patience(seconds: u64) -> Duration {
+    let factor = env::var("LJ_TRACE_TEST_PATIENCE").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1);
+    Duration::from_secs(seconds * factor)
+}
 
 /// The folder of all that is built: `CARGO_TARGET_DIR` or `target` in the workspace.
 pub fn target_folder() -> PathBuf {

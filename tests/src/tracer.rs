@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use crate::capabilities::{self, Capability, NOBODY};
+use crate::patience;
 use crate::target_folder;
 
 /// Exit codes of `lj-trace`, after sysexits.h.
@@ -29,8 +30,8 @@ pub mod exit_code {
 
 /// The word in the line on standard error by which lj-trace says that it samples from now on.
 const ATTACHED: &str = "attached";
-/// No run may take longer to attach, or to write its files after it was stopped.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// No run may take longer to attach, or to write its files after it was stopped: in seconds.
+const PATIENCE: u64 = 30;
 
 /// The binary under test: `LJ_TRACE_BIN`, or what `cargo xtask build` leaves.
 ///
@@ -174,7 +175,7 @@ impl Tracer {
     pub fn wait_until(&mut self, words: &str) -> Result<()> {
         let start = Instant::now();
         loop {
-            let left = PATIENCE.saturating_sub(start.elapsed());
+            let left = patience(PATIENCE).saturating_sub(start.elapsed());
             let line = self.stderr.recv_timeout(left);
             let line = line.with_context(|| format!("it does not say {words:?}: {}", self.said))?;
             self.said.push_str(&line);
@@ -230,7 +231,7 @@ impl Tracer {
     /// # Errors
     /// If it takes longer.
     pub fn wait(self) -> Result<Outcome> {
-        self.wait_for(PATIENCE)
+        self.wait_for(patience(PATIENCE))
     }
 }
 

@@ -4,6 +4,7 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 
 use super::{Area, Check, Mode, Verdict, read};
+use crate::privileges::{Operation, Refusal};
 use crate::probes::calibrate;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::{self, Clock};
@@ -144,8 +145,7 @@ fn clock() -> Check {
         let found = format!("perf events cannot be opened: {error}");
         let problem = check(NAME, Verdict::Problem, found).affects(&[Mode::Sysprof]);
         if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
-            let fix = "run as root, or give lj-trace CAP_PERFMON; in a container, its seccomp profile must allow \
-                       perf_event_open (docker: --security-opt seccomp=unconfined)";
+            let fix = Refusal::now().explain(Operation::PerfEvents);
             return Check { area: Area::Privileges, ..problem.fix(fix) };
         }
         return problem.fix("boot a kernel built with CONFIG_PERF_EVENTS=y");

@@ -74,9 +74,17 @@ fn sysctls(effective: Capabilities, read: impl Fn(&str) -> Option<String>) -> Ve
         });
     }
     if let Some(paranoid) = number("perf_event_paranoid") {
-        let privileged = effective.has(Capability::Perfmon);
-        let meaning = if privileged { "does not apply with CAP_PERFMON" } else { "sampling needs CAP_PERFMON" };
-        checks.push(check("kernel.perf_event_paranoid", Verdict::Ok, format!("{paranoid}: {meaning}")));
+        let (verdict, meaning) = match () {
+            () if effective.has(Capability::SysAdmin) => (Verdict::Ok, "does not apply with CAP_SYS_ADMIN"),
+            // What these levels mean is up to them: the mainline kernel knows them not.
+            () if paranoid >= 3 => (
+                Verdict::Note,
+                "Debian's and Ubuntu's kernels want CAP_SYS_ADMIN for sampling from 3 on, others CAP_PERFMON",
+            ),
+            () if effective.has(Capability::Perfmon) => (Verdict::Ok, "does not apply with CAP_PERFMON"),
+            () => (Verdict::Ok, "sampling needs CAP_PERFMON"),
+        };
+        checks.push(check("kernel.perf_event_paranoid", verdict, format!("{paranoid}: {meaning}")));
     }
     if let Some(disabled) = number("unprivileged_bpf_disabled") {
         let privileged = effective.has(Capability::Bpf);
@@ -116,6 +124,17 @@ mod tests {
     fn only_the_initial_user_namespace_will_do() {
         assert_eq!(user_namespace("         0          0 4294967295").verdict, Verdict::Ok);
         assert_eq!(user_namespace("0 100000 65536").verdict, Verdict::Problem);
+    }
+
+    #[test]
+    fn some_kernels_want_all_powers_for_sampling() {
+        let of = |level: &'static str, names: &[Capability]| {
+            let read = move |name: &str| (name == "perf_event_paranoid").then(|| level.to_owned());
+            sysctls(Capabilities::of(names), read)[0].verdict
+        };
+        assert_eq!(of("2", &[Capability::Perfmon]), Verdict::Ok);
+        assert_eq!(of("3", &[Capability::Perfmon]), Verdict::Note);
+        assert_eq!(of("4", &[Capability::SysAdmin]), Verdict::Ok);
     }
 
     #[test]
