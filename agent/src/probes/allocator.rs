@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -203,6 +204,7 @@ impl AllocationProbes {
     ) -> Result<(Self, WindowOpener), AllocatorError> {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
+        let mechanism = programs.mechanism();
         probes.gate.close().map_err(refused)?;
         let mut places = Vec::new();
         for allocator in allocators {
@@ -220,7 +222,7 @@ impl AllocationProbes {
             }
         };
         let gate = probes.gate.clone();
-        Ok((probes, WindowOpener { programs, places, pid: process.pid(), gate }))
+        Ok((probes, WindowOpener { programs, places, pid: process.pid(), mechanism, gate }))
     }
 
     /// All but the probes themselves.
