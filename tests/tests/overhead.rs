@@ -59,7 +59,7 @@ fn a_program_that_does_nothing_but_allocate_is_spared() -> Result<()> {
     let stream = recorded.file("profile.bin");
     let outcome = recorded.tracer.wait()?;
     // What there is, is whole.
-    outcome.expect(0, &[STOPPED, "--max-overhead", "--no-limit", "lost               0"]);
+    outcome.expect(0, &[STOPPED, "--overhead 5%", "--max-overhead", "--no-limit", "lost               0"]);
     let events = Allocations::read(&stream)?;
     events.check_addresses()?;
     println!("{} events, {:.0}% told", events.events.len(), told(&outcome)?[0] * 100.0);

@@ -9,7 +9,7 @@ use lj_trace_common::config::Counter;
 use super::policy::{MOST_EVENTS, Next, Past, Policy};
 use crate::bounded::now;
 use crate::bounded::observation::Nanos;
-use crate::probes::calibrate::ProbeCost;
+use crate::probes::calibrate::{ASSUMED, ProbeCost};
 use crate::probes::programs::Counts;
 use crate::probes::windows::{WindowOpener, WindowProbes, next_number};
 use crate::record::{Counted, cpu_time};
@@ -19,9 +19,6 @@ const LOOK: Duration = Duration::from_micros(500);
 
 /// How often probes that stay are looked at.
 const LOOK_AT_STAYING: Duration = Duration::from_millis(5);
-
-/// Calls of the allocator take no longer, mostly: what was called in a window should return in it.
-const CALL: Duration = Duration::from_micros(50);
 
 /// A window that has begun or ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,8 +64,8 @@ pub struct Settings {
     pub budget: f64,
     /// The target.
     pub pid: u32,
-    /// Tells what a probe costs, after some time.
-    pub probes: Box<dyn FnOnce() -> ProbeCost + Send>,
+    /// Tells what a probe costs, once that is known.
+    pub probes: Box<dyn Fn() -> Option<ProbeCost> + Send>,
 }
 
 impl Windows {
@@ -83,15 +80,24 @@ impl Windows {
         let (sender, news) = mpsc::channel();
         let run = move || {
             let Settings { opener, counts, budget, pid, probes } = settings;
-            let closer = Closer::start();
-            // They stay out of the target's way while their cost is measured.
-            closer.close(first);
             let policy = Policy::new(budget, now());
-            let probes = probes();
             let used = cpu_time(pid).map(|cpu| (now(), cpu));
-            let outside = 0;
-            let mut driver =
-                Driver { opener, counts, pid, probes, policy, number, used, stopped, news: sender, closer, outside };
+            let (outside, closed) = (0, now());
+            let mut driver = Driver {
+                opener,
+                counts,
+                pid,
+                cost: probes,
+                probes: ASSUMED,
+                policy,
+                number,
+                used,
+                stopped,
+                news: sender,
+                first: Some(first),
+                closed,
+                outside,
+            };
             // If nobody listens any more, all is over.
             let _ = driver.run();
             let _ = driver.opener.gate().close();
@@ -127,6 +133,7 @@ struct Driver {
     opener: WindowOpener,
     counts: Counts,
     pid: u32,
+    cost: Box<dyn Fn() -> Option<ProbeCost> + Send>,
     probes: ProbeCost,
     policy: Policy,
     number: u32,
@@ -134,7 +141,10 @@ struct Driver {
     used: Option<(Nanos, f64)>,
     stopped: Receiver<()>,
     news: Sender<News>,
-    closer: Closer,
+    /// Those of the first window, which are there already.
+    first: Option<WindowProbes>,
+    /// When the last window was closed.
+    closed: Nanos,
     /// Calls at the edges of windows, up to the last one.
     outside: u64,
 }
@@ -143,9 +153,12 @@ impl Driver {
     fn run(&mut self) -> Result<(), Over> {
         loop {
             self.note_use();
+            self.probes = (self.cost)().unwrap_or(ASSUMED);
             match self.policy.choose() {
                 Next::Window { pause, length } => {
-                    self.wait(Duration::from_secs_f64(pause))?;
+                    // It took a part of the pause to take the last probes out.
+                    let over = self.closed + (pause * 1e9) as Nanos;
+                    self.wait(Duration::from_nanos(over.saturating_sub(now())))?;
                     self.window(Duration::from_secs_f64(length))?;
                 }
                 Next::Stay => self.stay()?,
@@ -162,9 +175,14 @@ impl Driver {
     }
 
     fn open(&mut self) -> Result<(WindowProbes, Nanos), Over> {
-        self.number = next_number(self.number);
-        let opened = self.opener.put_in(self.number).ok().filter(|_| self.opener.gate().open(self.number).is_ok());
-        let Some(probes) = opened else {
+        let probes = match self.first.take() {
+            Some(first) => Some(first),
+            None => {
+                self.number = next_number(self.number);
+                self.opener.put_in(self.number).ok()
+            }
+        };
+        let Some(probes) = probes.filter(|_| self.opener.gate().open(self.number).is_ok()) else {
             let _ = self.news.send(News::Failed);
             return Err(Over);
         };
@@ -180,10 +198,11 @@ impl Driver {
         before: Counted,
     ) -> Result<(Counted, Nanos), Over> {
         let (number, closed) = (self.number, now());
+        self.closed = closed;
         let _ = self.opener.gate().close();
         let after = Counted::read(&self.counts);
-        thread::sleep(CALL);
-        self.closer.close(probes);
+        // The target is free within a millisecond, this thread only some 20 to 70 ms later.
+        drop(probes);
         let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
         self.news.send(News::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
         Ok((after, closed))
@@ -236,38 +255,6 @@ impl Driver {
         if let Some((later, more)) = reading.filter(|(later, _)| later - at >= 20_000_000) {
             self.policy.used(more - cpu, (later - at) as f64 * 1e-9);
             self.used = reading;
-        }
-    }
-}
-
-/// Takes probes out: that takes some 50 ms each, for which nobody has to wait.
-struct Closer {
-    probes: Option<Sender<WindowProbes>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Closer {
-    fn start() -> Self {
-        let (probes, closing) = mpsc::channel::<WindowProbes>();
-        let run = move || closing.into_iter().for_each(drop);
-        // Without a thread they are taken out where they are handed over.
-        let thread = thread::Builder::new().name("close windows".to_owned()).spawn(run).ok();
-        Self { probes: thread.is_some().then_some(probes), thread }
-    }
-
-    fn close(&self, probes: WindowProbes) {
-        if let Some(closing) = &self.probes {
-            // Dropped here if the thread is gone.
-            let _ = closing.send(probes);
-        }
-    }
-}
-
-impl Drop for Closer {
-    fn drop(&mut self) {
-        self.probes = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
     }
 }

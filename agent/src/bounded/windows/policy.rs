@@ -32,6 +32,9 @@ const PLANNED: f64 = 0.85;
 /// How many windows the plan for the next one follows from.
 const RECENT: usize = 32;
 
+/// How many there must be before what they cost counts, and not what they may cost at most.
+const KNOWN: usize = 4;
+
 /// How many there must be before it is judged whether the probes may stay.
 const JUDGED: usize = 12;
 
@@ -153,6 +156,10 @@ impl Policy {
     }
 
     fn length(&self) -> f64 {
+        // A few windows that saw little may have hit a pause.
+        if self.recent.len() < JUDGED {
+            return SHORTEST;
+        }
         let rates = self.recent.iter().map(|past| past.events as f64 / past.open.max(1e-9));
         match rates.reduce(f64::max) {
             Some(rate) => (EVENTS / rate.max(1.0)).clamp(SHORTEST, LONGEST),
@@ -165,7 +172,7 @@ impl Policy {
         let cores = self.cores();
         let (open, cost) = self.sums(|past| past.cost);
         // It cannot cost more than the time that it is open; as long as nothing is known it may cost all of that.
-        let share = if self.recent.len() < JUDGED { cores } else { (1.25 * cost / open.max(1e-9)).min(cores) };
+        let share = if self.recent.len() < KNOWN { cores } else { (1.25 * cost / open.max(1e-9)).min(cores) };
         let edges = self.recent.iter().map(|past| past.edges).sum::<f64>() / self.recent.len().max(1) as f64;
         let loss = length * share + edges + EDGE * cores;
         // What was saved, or lost beyond the budget, changes the pace.

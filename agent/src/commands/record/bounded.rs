@@ -2,7 +2,7 @@
 
 use lj_trace_common::activity::ActivitySample;
 
-use super::args::RecordArgs;
+use super::args::{Mode, RecordArgs};
 use super::cost;
 use super::targets::RecordTarget;
 use crate::bounded::counters::Counters;
@@ -39,6 +39,9 @@ pub fn check(args: &RecordArgs) -> Result<(), CommandError> {
     let refuse = |message: &str| Err(CommandError::usage(message));
     match args {
         RecordArgs { overhead: None, .. } => Ok(()),
+        RecordArgs { mode: Mode::Sysprof, .. } => refuse(
+            "--overhead is for memory profiles: add --mode memprof, or all (a CPU profile costs little: --rate says how much)",
+        ),
         RecordArgs { overhead: Some(budget), .. } if *budget < 0.01 => refuse(
             "--overhead of less than 1% leaves no room for windows: the samples beside them alone cost half of that",
         ),
@@ -87,13 +90,12 @@ impl BoundedRecording {
         let counters = Counters::start(process, watched);
         let counters = counters.map_err(|error| CommandError::io("start a thread", &error))?;
         let is_cheap = probes.plans().iter().all(ProbePlan::is_cheap);
-        let mechanism = programs.mechanism();
         let settings = Settings {
             opener,
             counts: programs.counts().clone(),
             budget: budget - rate * (tick + LIGHT_SAMPLE),
             pid: process.pid(),
-            probes: Box::new(move || cost::allocation_probes(mechanism, is_cheap).unwrap_or(ASSUMED)),
+            probes: Box::new(move || cost::known_allocation_probes(is_cheap)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
         Ok(Self { windows, counters, sampler, activity })

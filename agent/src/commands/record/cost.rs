@@ -157,11 +157,18 @@ enum Calibration {
     Done(ProbeCost, bool),
 }
 
+/// What was measured so far: by whether the instructions are emulated.
+static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
+
+/// The same without measuring it: [`None`] as long as that was not done.
+pub(super) fn known_allocation_probes(is_cheap: bool) -> Option<ProbeCost> {
+    ALLOCATION[usize::from(is_cheap)].get().copied().flatten()
+}
+
 /// What probes on an allocator cost, if that can be measured: it does not change while lj-trace runs, however many it
 /// records. `is_cheap` says whether the instructions under them are emulated.
-pub(super) fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> Option<ProbeCost> {
-    static MEASURED: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
-    *MEASURED[usize::from(is_cheap)].get_or_init(|| calibrate::allocation_probes(mechanism, is_cheap).ok())
+fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> Option<ProbeCost> {
+    *ALLOCATION[usize::from(is_cheap)].get_or_init(|| calibrate::allocation_probes(mechanism, is_cheap).ok())
 }
 
 /// What a tick of this clock costs, in seconds, if that can be measured.

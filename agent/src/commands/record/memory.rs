@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lj_trace_common::config::Counter;
 
 use super::args::{RecordArgs, default_output};
-use super::bounded::{self, BoundedRecording};
+use super::bounded::BoundedRecording;
 use super::targets::RecordTarget;
 use crate::bounded::now;
 use crate::commands::exit::CommandError;
@@ -47,7 +47,6 @@ impl MemoryPreparation {
             let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
             return Err(CommandError::usage(message));
         }
-        bounded::check(args)?;
         let mut outputs = MemoryOutputs::open(&MemoryOutputOptions {
             outputs: args.outputs("memprof"),
             default: default_output(args.pid, "memprof"),

@@ -48,6 +48,7 @@ pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
     args.check_standard_output()?;
+    bounded::check(args)?;
     priority::raise();
     let interrupts = Interrupts::listen()?;
     let progress = Progress::new(args);
