@@ -12,6 +12,7 @@ pub mod event;
 pub mod frame;
 pub mod head;
 pub mod layout;
+pub mod lifetime;
 pub mod memo;
 pub mod memory;
 pub mod string;
@@ -27,4 +28,8 @@ mod user {
     unsafe impl aya::Pod for crate::config::Config {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::vm::VmConfig {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::lifetime::Watched {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::lifetime::Followed {}
 }

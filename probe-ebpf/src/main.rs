@@ -10,6 +10,7 @@ mod count;
 mod empty;
 mod floor;
 mod kernel_stack;
+mod lifetimes;
 mod maps;
 mod memory;
 mod sample;

@@ -5,6 +5,7 @@ use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
+use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::trace::TraceIdentity;
 use lj_trace_common::vm::VmConfig;
 
@@ -104,3 +105,15 @@ pub static BUSY: HashMap<u32, u8> = HashMap::with_max_entries(1024, 0);
 /// the number of entries.
 #[map]
 pub static SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
+
+/// VMs whose collector is watched.
+#[map]
+pub static WATCHED: Array<Watched> = Array::with_max_entries(MAX_WATCHED, 0);
+
+/// Objects that are followed.
+#[map]
+pub static FOLLOWED: Array<Followed> = Array::with_max_entries(MAX_FOLLOWED, 0);
+
+/// How many entries of [`FOLLOWED`] there are to look at.
+#[map]
+pub static FOLLOWED_END: Array<u32> = Array::with_max_entries(1, 0);

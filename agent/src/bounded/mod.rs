@@ -6,6 +6,7 @@
 
 pub mod counters;
 pub mod estimate;
+pub mod lifetimes;
 pub mod observation;
 pub mod windows;
 

@@ -97,6 +97,13 @@ impl Header {
         (gct::STR..=gct::UDATA).contains(&header.gct(shape)?).then_some(header)
     }
 
+    /// Reads the beginning of whatever is at `address`.
+    pub fn read_directly(memory: &impl ReadSome, address: u64) -> Self {
+        let mut header = Self { address, bytes: [0; HEADER], length: 0 };
+        header.length = memory.read_some(address, &mut header.bytes);
+        header
+    }
+
     fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }

@@ -15,4 +15,5 @@ pub mod sample;
 pub mod sampler;
 pub mod session;
 mod uprobe_multi;
+pub mod watchpoints;
 pub mod windows;

@@ -112,6 +112,19 @@ pub fn attach(clock: Clock, rate: u32, tid: u32, program: BorrowedFd<'_>, cookie
     Ok(Attached { _event: event, _link: link })
 }
 
+/// Opens a hardware watchpoint on thread `tid`, and on all threads that it starts later: `program` runs after each
+/// instruction that writes the byte at `address`.
+///
+/// # Errors
+/// Whatever `perf_event_open(2)` gives: `ENOSPC` if the thread's debug registers are all in use, `ENODEV` or
+/// `EOPNOTSUPP` where there are none.
+pub fn watch(address: u64, tid: u32, program: BorrowedFd<'_>) -> io::Result<Attached> {
+    let event = open(&Attr::watchpoint(address), tid as libc::pid_t)?;
+    let link = link(program, &event, 0)?;
+    enable(&event, true)?;
+    Ok(Attached { _event: event, _link: link })
+}
+
 /// `union bpf_attr` for `BPF_LINK_CREATE` on a perf event (linux/bpf.h, since Linux 5.15).
 #[repr(C)]
 struct LinkAttr {
@@ -158,19 +171,38 @@ pub(super) struct Attr {
 /// Does not run before it is told to.
 const DISABLED: u64 = 1 << 0;
 
+/// Threads that are started later have it, too. Children that are processes of their own are not followed, and another
+/// program that the process executes is none of it (both since Linux 5.13).
+const INHERITED: u64 = INHERIT | INHERIT_THREAD | REMOVE_ON_EXEC;
+const INHERIT: u64 = 1 << 1;
+const INHERIT_THREAD: u64 = 1 << 35;
+const REMOVE_ON_EXEC: u64 = 1 << 36;
+
 impl Attr {
+    fn watchpoint(address: u64) -> Self {
+        const PERF_TYPE_BREAKPOINT: u32 = 5;
+        const HW_BREAKPOINT_W: u64 = 2;
+        const LENGTH: u64 = 1;
+        // Behind the flags: `wakeup_events` and `bp_type`, `bp_addr`, `bp_len`.
+        let mut rest = [0; 8];
+        rest[..3].copy_from_slice(&[HW_BREAKPOINT_W << 32, address, LENGTH]);
+        Self {
+            kind: PERF_TYPE_BREAKPOINT,
+            size: size_of::<Self>() as u32,
+            sample_period: 1,
+            flags: DISABLED | INHERITED,
+            rest,
+            ..Self::default()
+        }
+    }
+
     fn new(clock: Clock, rate: u32) -> Self {
         const PERF_TYPE_HARDWARE: u32 = 0;
         const PERF_COUNT_HW_CPU_CYCLES: u64 = 0;
         const PERF_TYPE_SOFTWARE: u32 = 1;
         const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
-        const INHERIT: u64 = 1 << 1;
         const FREQ: u64 = 1 << 10;
-        // Children that are processes of their own are not followed (since Linux 5.13).
-        const INHERIT_THREAD: u64 = 1 << 35;
-        // Another program that the process executes is none of those samples (since Linux 5.13).
-        const REMOVE_ON_EXEC: u64 = 1 << 36;
-        let flags = DISABLED | INHERIT | INHERIT_THREAD | REMOVE_ON_EXEC;
+        let flags = DISABLED | INHERITED;
         let rate = u64::from(rate.max(1));
         let attr = Self { size: size_of::<Self>() as u32, ..Self::default() };
         match clock {

@@ -1,0 +1,151 @@
+//! Which of the blocks that a window saw are followed: some of each source, so that rare ones are among them.
+
+use std::collections::{BTreeMap, HashSet};
+
+use lj_trace_common::allocation::AllocationEvent;
+use lj_trace_common::allocation::event::AllocationKind;
+
+use crate::bounded::estimate::random::Random;
+use crate::bounded::observation::SourceId;
+
+/// Chooses among the new blocks of each source, each with the same probability.
+#[derive(Debug)]
+pub struct Choice {
+    sources: BTreeMap<SourceId, Reservoir>,
+    /// Where those are that were chosen: some no more.
+    addresses: HashSet<u64>,
+    /// How many of each source.
+    each: usize,
+    random: Random,
+}
+
+#[derive(Debug, Default)]
+struct Reservoir {
+    /// New blocks so far.
+    blocks: u64,
+    /// Sizes of what was only given another size.
+    resized: u64,
+    chosen: Vec<Block>,
+}
+
+/// A block that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Block {
+    /// Who has allocated it.
+    pub source: SourceId,
+    /// Index of the VM.
+    pub vm: u32,
+    /// Where it is.
+    pub address: u64,
+    /// Its size.
+    pub size: u64,
+    /// How many bytes of its source it stands for.
+    pub weight: f64,
+    /// It was freed explicitly, or given another size: so it is no object.
+    pub freed: bool,
+}
+
+impl Choice {
+    /// Chooses up to `each` of each source.
+    pub fn new(each: usize) -> Self {
+        Self { sources: BTreeMap::new(), addresses: HashSet::new(), each, random: Random::new(2) }
+    }
+
+    /// Takes a call of the allocator, in the order of time.
+    pub fn event(&mut self, source: SourceId, event: &AllocationEvent) {
+        if event.pointer != 0 && self.addresses.remove(&event.pointer) {
+            let chosen = self.sources.values_mut().flat_map(|reservoir| &mut reservoir.chosen);
+            chosen.filter(|block| block.address == event.pointer).for_each(|block| block.freed = true);
+        }
+        let kind = AllocationKind::from_u8(event.kind);
+        if kind == Some(AllocationKind::Free) || event.result == 0 || self.each == 0 {
+            return;
+        }
+        let reservoir = self.sources.entry(source).or_default();
+        if kind == Some(AllocationKind::Realloc) {
+            reservoir.resized = reservoir.resized.saturating_add(event.size);
+            return;
+        }
+        reservoir.blocks += 1;
+        let block =
+            Block { source, vm: event.vm.into(), address: event.result, size: event.size, weight: 0.0, freed: false };
+        if reservoir.chosen.len() < self.each {
+            reservoir.chosen.push(block);
+        } else {
+            let place = self.random.below(usize::try_from(reservoir.blocks).unwrap_or(usize::MAX));
+            let Some(chosen) = reservoir.chosen.get_mut(place) else { return };
+            *chosen = block;
+        }
+        self.addresses.insert(block.address);
+    }
+
+    /// Those that were chosen, each with its weight, and what each source has resized. Begins anew.
+    pub fn take(&mut self, each: usize) -> (Vec<Block>, Vec<(SourceId, u64)>) {
+        self.addresses.clear();
+        self.each = each;
+        let mut blocks = Vec::new();
+        let mut resized = Vec::new();
+        for (source, reservoir) in std::mem::take(&mut self.sources) {
+            let times = reservoir.blocks as f64 / reservoir.chosen.len().max(1) as f64;
+            blocks.extend(reservoir.chosen.iter().map(|block| Block { weight: block.size as f64 * times, ..*block }));
+            resized.push((source, reservoir.resized));
+        }
+        resized.retain(|(_, bytes)| *bytes > 0);
+        (blocks, resized)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(address: u64, size: u64) -> AllocationEvent {
+        AllocationEvent { result: address, size, ..AllocationEvent::EMPTY }
+    }
+
+    fn freed(address: u64) -> AllocationEvent {
+        AllocationEvent { kind: AllocationKind::Free as u8, pointer: address, old_size: 8, ..AllocationEvent::EMPTY }
+    }
+
+    #[test]
+    fn rare_sources_are_chosen_from_as_well_and_weights_add_up() {
+        let mut choice = Choice::new(4);
+        for i in 0..1000 {
+            choice.event(SourceId(0), &made(0x1000 + i * 64, 40));
+        }
+        choice.event(SourceId(1), &made(0x99, 8));
+        let (blocks, resized) = choice.take(4);
+        assert_eq!((blocks.len(), resized.len()), (5, 0));
+        let weight = |id| blocks.iter().filter(|b| b.source == SourceId(id)).map(|b| b.weight).sum::<f64>();
+        assert!((weight(0) - 40_000.0).abs() < 1e-6 && (weight(1) - 8.0).abs() < 1e-6);
+        assert_eq!(choice.take(4).0, []);
+    }
+
+    #[test]
+    fn each_block_is_chosen_as_often_as_any() {
+        let mut choice = Choice::new(4);
+        let mut first_half = 0;
+        for _ in 0..500 {
+            for i in 0..100 {
+                choice.event(SourceId(0), &made(0x1000 + i * 64, 40));
+            }
+            first_half += choice.take(4).0.iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
+        }
+        // 2000 were chosen; four deviations are 90.
+        assert!((910..1090).contains(&first_half), "{first_half}");
+    }
+
+    #[test]
+    fn what_is_freed_explicitly_is_known() {
+        let mut choice = Choice::new(4);
+        choice.event(SourceId(0), &made(0x100, 40));
+        choice.event(SourceId(0), &freed(0x100));
+        // Another block at the same place.
+        choice.event(SourceId(0), &made(0x100, 16));
+        let (blocks, _) = choice.take(4);
+        assert_eq!(blocks.iter().map(|block| block.freed).collect::<Vec<_>>(), [true, false]);
+        let resized = AllocationEvent { kind: AllocationKind::Realloc as u8, pointer: 8, ..made(0x200, 128) };
+        choice.event(SourceId(3), &resized);
+        assert_eq!(choice.take(4), (vec![], vec![(SourceId(3), 128)]));
+    }
+}

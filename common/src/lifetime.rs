@@ -1,0 +1,124 @@
+//! Objects that are followed from their allocation to their death.
+//!
+//! LuaJIT frees collectable objects in the sweep alone, and which ones was decided before it began: at the end of the
+//! mark phase `atomic` flips `gc.currentwhite`, and from then on what still has the old white is dead (`lj_gc.c`). So
+//! whoever looks at the mark bits right after each flip, before the sweep frees anything, knows of every object in which
+//! cycle it has died. A hardware watchpoint on `gc.currentwhite` tells when that is.
+
+/// How many objects are followed at a time: looking at all of them at each flip takes some ten microseconds.
+pub const MAX_FOLLOWED: u32 = 2048;
+
+/// How many VMs are watched: a CPU has so many debug registers.
+pub const MAX_WATCHED: u32 = 4;
+
+/// The two whites of `marked` and of `gc.currentwhite` (`LJ_GC_WHITES`, `lj_obj.h`).
+pub const WHITES: u8 = 3;
+
+/// `LJ_GC_FIXED`: never collected.
+const FIXED: u8 = 0x20;
+
+/// A VM whose flips are watched.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Address of its `gc.currentwhite`; 0 for none.
+    pub currentwhite: u64,
+    /// When it was last flipped, in nanoseconds of `CLOCK_MONOTONIC`; 0 for not yet.
+    pub flipped: u64,
+    /// How often.
+    pub flips: u32,
+    /// Its white bits since.
+    pub white: u32,
+}
+
+/// What is known of an object.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The entry is free.
+    Free = 0,
+    /// It was alive at the last flip, or there was none.
+    Alive = 1,
+    /// It was dead at the flip after those that it has survived.
+    Dead = 2,
+    /// There was no such object at that flip any more.
+    Gone = 3,
+}
+
+/// An object that is followed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// Address of its `marked`, which its type byte follows.
+    pub place: u64,
+    /// How many flips it has survived.
+    pub survived: u32,
+    /// Which VM it belongs to, by its number among the watched ones.
+    pub watched: u16,
+    /// Its type byte.
+    pub gct: u8,
+    /// A [`State`].
+    pub state: u8,
+}
+
+impl Watched {
+    /// Whether `currentwhite` is a flip against what it was: then the white that dead objects have.
+    #[inline(always)]
+    pub fn flip(&self, currentwhite: u8) -> Option<u8> {
+        let white = currentwhite & WHITES;
+        // While a VM is closed, both are current.
+        (u32::from(white ^ WHITES) == self.white && (white == 1 || white == 2)).then_some(white ^ WHITES)
+    }
+}
+
+impl Followed {
+    /// Notes what the object's `marked` and type byte are right after a flip that made `dead` the dead objects' white.
+    #[inline(always)]
+    pub fn note(&mut self, header: Option<[u8; 2]>, dead: u8) {
+        match header {
+            Some([marked, gct]) if gct == self.gct => {
+                if marked & dead != 0 && marked & FIXED == 0 {
+                    self.state = State::Dead as u8;
+                } else {
+                    self.survived += 1;
+                }
+            }
+            _ => self.state = State::Gone as u8,
+        }
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Watched>() == 24);
+    assert!(size_of::<Followed>() == 16);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flip_changes_from_one_white_to_the_other() {
+        let watched = Watched { white: 1, ..Watched::default() };
+        assert_eq!(watched.flip(0x22), Some(1));
+        assert_eq!(watched.flip(0x21), None);
+        assert_eq!(watched.flip(0x43), None, "the VM is being closed");
+        assert_eq!(Watched { white: 3, ..Watched::default() }.flip(1), None);
+    }
+
+    #[test]
+    fn who_still_has_the_old_white_is_dead() {
+        let alive = Followed { gct: 11, state: State::Alive as u8, ..Followed::default() };
+        let after = |header| {
+            let mut followed = alive;
+            followed.note(header, 1);
+            (followed.state, followed.survived)
+        };
+        assert_eq!(after(Some([4, 11])), (State::Alive as u8, 1), "black");
+        assert_eq!(after(Some([2, 11])), (State::Alive as u8, 1), "made since the flip");
+        assert_eq!(after(Some([1, 11])), (State::Dead as u8, 0));
+        assert_eq!(after(Some([0x21, 11])), (State::Alive as u8, 1), "fixed");
+        assert_eq!(after(Some([4, 4])), (State::Gone as u8, 0));
+        assert_eq!(after(None), (State::Gone as u8, 0));
+    }
+}

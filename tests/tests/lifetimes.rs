@@ -1,0 +1,151 @@
+//! Objects are followed to their death, and what is said of how long they live is what the program does with them.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace::bounded::lifetimes::{Life, Lifetimes};
+use lj_trace::bounded::observation::{Nanos, SourceId};
+use lj_trace::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
+use lj_trace::probes::mechanism::Mechanism;
+use lj_trace::probes::programs::{Programs, Wanted};
+use lj_trace::target::Process;
+use lj_trace::vm::find_vms;
+use lj_trace_common::allocation::event::{AllocationKind, AllocationSource};
+use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::source::line_of;
+use lj_trace_tests::workload::Workload;
+
+const WORKLOAD: &str = "lifetimes.lua";
+
+/// Its chunkname.
+const CHUNK: &[u8] = b"@lifetimes.lua";
+
+/// Objects in its cache: each stays for as many turns.
+const CACHED: u64 = 20_000;
+
+/// Cycles that are waited for.
+const CYCLES: u64 = 8;
+
+fn now() -> Nanos {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A run of the workload.
+struct Run {
+    /// What is found of each line.
+    lives: HashMap<u64, Life>,
+    /// How many turns it had made at each flip.
+    flips: Vec<u64>,
+}
+
+impl Run {
+    fn of(&self, mark: &str) -> Result<&Life> {
+        let line = line_of(WORKLOAD, mark);
+        self.lives.get(&line).with_context(|| format!("no object of line {line} was followed"))
+    }
+
+    /// In which cycle objects die on average that live for so many turns, and the share that survives a cycle.
+    fn truth(&self, turns: u64) -> (f64, f64) {
+        let last = self.flips.last().copied().unwrap_or(0);
+        let flips_before = |turn: u64| self.flips.partition_point(|&flip| flip <= turn) as f64;
+        let survived: Vec<f64> = (0..last.saturating_sub(turns))
+            .step_by(50)
+            .map(|born| flips_before(born + turns) - flips_before(born))
+            .collect();
+        let count = survived.len() as f64;
+        let some = survived.iter().filter(|&&cycles| cycles > 0.0).count() as f64;
+        (survived.iter().sum::<f64>() / count + 1.0, some / count)
+    }
+}
+
+fn run(program: &Program) -> Result<Run> {
+    let mut workload = Workload::start(program, WORKLOAD, &[&CACHED.to_string()])?;
+    let process = Process::open(workload.pid())?;
+    let maps = process.maps()?;
+    let vms = find_vms(&process, &maps)?;
+    let wanted = Wanted {
+        cpu: false,
+        memory: true,
+        stack_every: 0,
+        kernel_frames: false,
+        mechanism: Mechanism::detect(),
+        processes: 1,
+    };
+    let mut programs = Programs::load(wanted, &vms.iter().map(|vm| vm.config()).collect::<Vec<_>>())?;
+    let mut lifetimes = Lifetimes::attach(&mut programs, &process, &vms)?;
+    let mut probes = AllocationProbes::attach(&mut programs, &process, &maps, &vms, Handlers::Record)?;
+    workload.go()?;
+    let (mut turns, mut flips) = (0, Vec::new());
+    let each_turn = line_of(WORKLOAD, "temporary");
+    let mut own = HashSet::new();
+    let mut since = now();
+    let begin = Instant::now();
+    // The last of them are to find the cache full.
+    while lifetimes.cycles() < CYCLES || turns < 3 * CACHED {
+        ensure!(begin.elapsed() < Duration::from_secs(60), "{} cycles in a minute", lifetimes.cycles());
+        std::thread::sleep(Duration::from_millis(2));
+        let drained = now();
+        probes.drain(100_000, |record| {
+            match record {
+                AllocationRecord::Prototype(seen) if seen.name() == Some(CHUNK) => _ = own.insert(seen.prototype),
+                AllocationRecord::Prototype(seen) => _ = own.remove(&seen.prototype),
+                AllocationRecord::Event(event) => {
+                    let is_own = event.source == AllocationSource::Lua as u8 && own.contains(&event.place);
+                    let line = if is_own { event.line } else { 0 };
+                    turns += u64::from(u64::from(line) == each_turn && event.kind == AllocationKind::Alloc as u8);
+                    lifetimes.event(SourceId(line), &event);
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        lifetimes.follow(since);
+        since = drained;
+        flips.resize(usize::try_from(lifetimes.cycles())?, turns);
+    }
+    probes.detach(&mut programs);
+    let lives = lifetimes.lives().into_iter().map(|life| (u64::from(life.source.0), life)).collect();
+    Ok(Run { lives, flips })
+}
+
+fn check(name: &'static str) -> Result<()> {
+    let program = Program::find(name).with_context(|| name.to_owned())?;
+    let run = run(&program)?;
+    let (leak, cache) = (run.of("leak")?, run.of("cache")?);
+    for life in [leak, cache, run.of("temporary")?, run.of("text")?] {
+        ensure!(life.followed >= 20 && life.lost < 0.05, "{life:?}");
+    }
+    // All of it, without exception.
+    ensure!(leak.alive.value == 1.0 && leak.cycles.is_none(), "{leak:?}");
+    ensure!(leak.survival.iter().all(|&share| share == 1.0), "{leak:?}");
+    // Dead at the next flip, but for those that are in use right then.
+    for life in [run.of("temporary")?, run.of("text")?] {
+        let cycles = life.cycles.context("none has died")?.value;
+        ensure!((1.0..1.05).contains(&cycles) && life.survival[0] < 0.05, "{life:?}");
+    }
+    let cycles = cache.cycles.context("none has died")?;
+    let (truth, some) = run.truth(CACHED);
+    println!(
+        "{name}: {} flips, cache dies in cycle {cycles:?}, in truth {truth:.3}; {some:.3}, {cache:?}",
+        run.flips.len()
+    );
+    // Flips are known to some milliseconds, cycles grow longer with what leaks, and nothing is followed that was allocated
+    // right before a flip.
+    ensure!((cycles.value / truth - 1.0).abs() < 0.35, "{truth} in truth: {cache:?}");
+    ensure!(cache.survival.first().is_some_and(|share| (share - some).abs() < 0.4), "{some} in truth: {cache:?}");
+    Ok(())
+}
+
+#[test]
+fn deaths_on_gc64() -> Result<()> {
+    check(LUAJIT)
+}
+
+#[test]
+fn deaths_on_tarantool() -> Result<()> {
+    check(TARANTOOL)
+}
