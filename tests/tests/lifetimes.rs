@@ -73,6 +73,7 @@ fn run(program: &Program) -> Result<Run> {
         memory: true,
         stack_every: 0,
         kernel_frames: false,
+        activity: false,
         mechanism: Mechanism::detect(),
         processes: 1,
     };
