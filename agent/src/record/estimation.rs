@@ -38,6 +38,8 @@ pub struct Estimation {
     activities: HashMap<(u32, u64), ActivityId>,
     /// Seconds for which probes have stayed.
     stayed: f64,
+    /// How many windows there were of probes that have not.
+    short: u64,
 }
 
 /// What was seen in a window.
@@ -75,6 +77,7 @@ impl Estimation {
             part: None,
             activities: HashMap::new(),
             stayed: 0.0,
+            short: 0,
         }
     }
 
@@ -143,6 +146,7 @@ impl Estimation {
                 self.part(tally.window(began, closed.closed));
                 self.end_part();
             } else {
+                self.short += 1;
                 self.estimator.window(tally.window(closed.opened, closed.closed));
             }
         }
@@ -183,6 +187,9 @@ impl Estimation {
     /// The profile with what is estimated by now.
     pub fn profile(&mut self) -> &mut EstimatedProfile {
         self.profile.set(self.estimator.estimate());
+        if self.short == 0 && self.stayed > 0.0 {
+            self.profile.set_exact();
+        }
         &mut self.profile
     }
 
@@ -267,5 +274,7 @@ mod tests {
         assert!((estimation.stayed() - 1.15).abs() < 1e-6, "{}", estimation.stayed());
         assert!(estimation.staying.is_none() && estimation.part.is_none());
         assert_eq!(estimation.profile().about().windows, 1, "its short end belongs to the part before");
+        assert!(estimation.profile().about().is_exact());
+        assert!(estimation.profile().top(1).contains("  110 bytes "), "{}", estimation.profile().top(1));
     }
 }

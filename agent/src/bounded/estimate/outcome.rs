@@ -90,7 +90,9 @@ impl Weights {
 
     /// What was allocated, where it is known what was, or what of it was not freed explicitly.
     pub fn gross(&self, volume: &Volume) -> f64 {
-        let net: f64 = self.levels.iter().map(|level| level.rate / self.rate * level.net / level.made).sum();
+        // Of all of them together: in a single window a buffer may shrink by more than is allocated in it.
+        let (net, made) = self.levels.iter().fold((0.0, 0.0), |sum, level| (sum.0 + level.net, sum.1 + level.made));
+        let net = net / made;
         volume.gross + volume.net / if self.levels.is_empty() { 1.0 } else { net.clamp(LEAST_NET, 1.0) }
     }
 

@@ -139,6 +139,8 @@ Examples:
   sudo lj-trace --pid 1234 -m memprof -d 10s          every allocation, into lj-trace-1234.memprof.bin
   sudo lj-trace --pid 1234 -m memprof -o mem.bin -o mem.svg
                                                       and a flame graph of the bytes allocated by each line
+  sudo lj-trace --pid 1234 -m memprof --overhead 5% -d 60s -o mem.svg
+                                                      the same on a busy host: at most 5% of its CPU time, estimated
   sudo lj-trace --pid 1234 -m memprof --weight held -o leak.svg -d 10m
                                                       who holds what was allocated in ten minutes
   sudo lj-trace --pid 1234 -m all -d 10s              both, into two files

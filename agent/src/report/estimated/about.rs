@@ -45,6 +45,13 @@ impl About {
         }
     }
 
+    /// All was seen: so many bytes were allocated.
+    pub(super) fn exact(&mut self, gross: u64) {
+        self.gross = Some(Figure::measured(gross as f64));
+        self.error = None;
+        self.warnings.clear();
+    }
+
     /// Whether anything is known.
     pub fn is_known(&self) -> bool {
         self.gross.is_some()

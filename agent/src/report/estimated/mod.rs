@@ -125,6 +125,24 @@ impl EstimatedProfile {
         self.weigh();
     }
 
+    /// After [`Self::set`]: what was added is all that there was, so nothing needs to be estimated.
+    pub fn set_exact(&mut self) {
+        self.about.exact(self.seen.iter().map(|seen| seen.bytes).sum());
+        self.lines = self.seen_lines().map(|(_, line)| line).collect();
+        self.weigh();
+    }
+
+    /// What windows saw of each source.
+    fn seen_lines(&self) -> impl Iterator<Item = (&Seen, Line)> {
+        let all: u64 = self.seen.iter().map(|seen| seen.bytes).sum();
+        (0..).zip(&self.seen).map(move |(number, seen)| {
+            let &Seen { bytes, count, .. } = seen;
+            let share = Figure::measured(bytes as f64 / all.max(1) as f64);
+            let [bytes, count] = [bytes, count].map(|value| Figure::measured(value as f64));
+            (seen, Line { source: SourceId(number), share, bytes, count })
+        })
+    }
+
     /// Counts events that were lost, by reason.
     pub fn lose(&mut self, reason: &str, events: u64) {
         *self.losses.entry(reason.to_owned()).or_insert(0) += events;
@@ -151,17 +169,10 @@ impl EstimatedProfile {
     /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.
     fn rows(&self) -> Vec<(&Seen, Line)> {
         let estimated = |line: &Line| Some((self.seen.get(line.source.0 as usize)?, *line));
-        let all: u64 = self.seen.iter().map(|seen| seen.bytes).sum();
-        let seen = |(number, seen): (u32, _)| {
-            let &Seen { bytes, count, .. } = seen;
-            let share = Figure::measured(bytes as f64 / all.max(1) as f64);
-            let [bytes, count] = [bytes, count].map(|value| Figure::measured(value as f64));
-            (seen, Line { source: SourceId(number), share, bytes, count })
-        };
         let mut rows: Vec<_> = if self.about.is_known() {
             self.lines.iter().filter_map(estimated).collect()
         } else {
-            (0..).zip(&self.seen).map(seen).collect()
+            self.seen_lines().collect()
         };
         rows.sort_by(|(_, a), (_, b)| b.bytes.value.total_cmp(&a.bytes.value).then(a.source.cmp(&b.source)));
         rows
