@@ -259,7 +259,7 @@ impl AllocationProbes {
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
-        let mut probes = Self { handlers, events, plans: Vec::new(), links: Links::default(), session, gate };
+        let probes = Self { handlers, events, plans: Vec::new(), links: Links::default(), session, gate };
         if programs.wants_allocation_stacks() {
             program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
