@@ -99,7 +99,7 @@ fn record(capabilities: Option<&[Capability]>) -> Result<(Outcome, Vec<(u64, u64
     // The thread that measures what probes cost ends by itself; what has attached gives up at once.
     let few = |threads: &[(u64, u64)]| threads.iter().all(|(_, permitted)| permitted >> BPF & 1 == 0);
     let mut threads = of_threads(tracer.pid())?;
-    while !few(&threads) && attached.elapsed() < Duration::from_secs(10) {
+    while !few(&threads) && attached.elapsed() < lj_trace_tests::patience(10) {
         std::thread::sleep(Duration::from_millis(20));
         threads = of_threads(tracer.pid())?;
     }
