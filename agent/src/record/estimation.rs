@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use lj_trace_common::activity::ActivitySample;
 
 use crate::bounded::estimate::Estimator;
+use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
 use crate::bounded::observation::{ActivityId, CpuSample, Made, Nanos, Reading, SourceId, Window};
 use crate::bounded::windows::driver::News;
@@ -40,6 +41,10 @@ pub struct Estimation {
     stayed: f64,
     /// How many windows there were of probes that have not.
     short: u64,
+    /// Follows objects, if anything does.
+    lifetimes: Option<Lifetimes>,
+    /// When the events were drained the last time.
+    drained: Nanos,
 }
 
 /// What was seen in a window.
@@ -78,7 +83,14 @@ impl Estimation {
             activities: HashMap::new(),
             stayed: 0.0,
             short: 0,
+            lifetimes: None,
+            drained: 0,
         }
+    }
+
+    /// Has some of the objects followed that windows see.
+    pub fn follow_objects(&mut self, lifetimes: Lifetimes) {
+        self.lifetimes = Some(lifetimes);
     }
 
     /// The next events are in this window, of whose number these are the lower bits.
@@ -91,6 +103,9 @@ impl Estimation {
     #[inline]
     pub fn event(&mut self, vm: usize, event: &Event) {
         let Some(number) = self.profile.add(vm, event) else { return };
+        if let Some(lifetimes) = &mut self.lifetimes {
+            lifetimes.event(number, vm, event);
+        }
         let tally = self.tallies.entry(self.window).or_default();
         tally.events += 1;
         let (made, freed) = match *event {
@@ -139,6 +154,10 @@ impl Estimation {
     /// Notes that all events were taken that there were at the time `drained`: windows that were closed before are
     /// complete.
     pub fn complete(&mut self, drained: Nanos) {
+        if let Some(lifetimes) = &mut self.lifetimes {
+            lifetimes.follow(self.drained);
+        }
+        self.drained = drained;
         while let Some(closed) = self.closed.pop_front_if(|closed| closed.closed + ON_THE_WAY <= drained) {
             let tally = self.tallies.remove(&closed.number).unwrap_or_default();
             if closed.stayed {
@@ -186,6 +205,9 @@ impl Estimation {
 
     /// The profile with what is estimated by now.
     pub fn profile(&mut self) -> &mut EstimatedProfile {
+        if let Some(lifetimes) = &mut self.lifetimes {
+            self.profile.set_lives(lifetimes.lives());
+        }
         self.profile.set(self.estimator.estimate());
         if self.short == 0 && self.stayed > 0.0 {
             self.profile.set_exact();

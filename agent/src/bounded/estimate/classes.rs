@@ -34,6 +34,9 @@ pub struct Key {
     pub rate: i32,
 }
 
+/// The rate near a window is not believed if it is less than this part of its slice's.
+const LEAST_NEAR: f64 = 0.1;
+
 /// Where samples tell what ran, the rate tells apart only what differs by more than this power of 2.
 const STEP: i32 = 3;
 
@@ -95,7 +98,8 @@ impl Classes {
         class.time += slice.time;
         class.volume.add(&slice.volume);
         for (window, near) in &slice.windows {
-            let near = near.unwrap_or(rate);
+            // Right beside a window the program may not have had a CPU.
+            let near = near.filter(|near| *near > LEAST_NEAR * rate).unwrap_or(rate);
             class.windows += 1;
             class.rates += near;
             class.batches.add(window, near, !class.key.activities.is_empty());

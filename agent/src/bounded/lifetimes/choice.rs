@@ -2,11 +2,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use lj_trace_common::allocation::AllocationEvent;
-use lj_trace_common::allocation::event::AllocationKind;
-
 use crate::bounded::estimate::random::Random;
 use crate::bounded::observation::SourceId;
+use crate::stream::memprof::Event;
 
 /// Chooses among the new blocks of each source, each with the same probability.
 #[derive(Debug)]
@@ -33,8 +31,8 @@ struct Reservoir {
 pub struct Block {
     /// Who has allocated it.
     pub source: SourceId,
-    /// Index of the VM.
-    pub vm: u32,
+    /// The number of the VM.
+    pub vm: usize,
     /// Where it is.
     pub address: u64,
     /// Its size.
@@ -51,24 +49,31 @@ impl Choice {
         Self { sources: BTreeMap::new(), addresses: HashSet::new(), each, random: Random::new(2) }
     }
 
-    /// Takes a call of the allocator, in the order of time.
-    pub fn event(&mut self, source: SourceId, event: &AllocationEvent) {
-        if event.pointer != 0 && self.addresses.remove(&event.pointer) {
+    /// Takes a call of the allocator by the VM of this number, in the order of time.
+    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event) {
+        let freed = match *event {
+            Event::Free { addr, .. } | Event::Realloc { old_addr: addr, .. } => Some(addr),
+            _ => None,
+        };
+        if let Some(address) = freed.filter(|address| self.addresses.remove(address)) {
             let chosen = self.sources.values_mut().flat_map(|reservoir| &mut reservoir.chosen);
-            chosen.filter(|block| block.address == event.pointer).for_each(|block| block.freed = true);
+            chosen.filter(|block| block.address == address).for_each(|block| block.freed = true);
         }
-        let kind = AllocationKind::from_u8(event.kind);
-        if kind == Some(AllocationKind::Free) || event.result == 0 || self.each == 0 {
-            return;
+        match *event {
+            Event::Alloc { addr: address, size, .. } => {
+                self.new_block(Block { source, vm, address, size, weight: 0.0, freed: false });
+            }
+            Event::Realloc { size, .. } => {
+                let reservoir = self.sources.entry(source).or_default();
+                reservoir.resized = reservoir.resized.saturating_add(size);
+            }
+            Event::Free { .. } | Event::Symbol(_) => {}
         }
-        let reservoir = self.sources.entry(source).or_default();
-        if kind == Some(AllocationKind::Realloc) {
-            reservoir.resized = reservoir.resized.saturating_add(event.size);
-            return;
-        }
+    }
+
+    fn new_block(&mut self, block: Block) {
+        let reservoir = self.sources.entry(block.source).or_default();
         reservoir.blocks += 1;
-        let block =
-            Block { source, vm: event.vm.into(), address: event.result, size: event.size, weight: 0.0, freed: false };
         if reservoir.chosen.len() < self.each {
             reservoir.chosen.push(block);
         } else {
@@ -98,22 +103,25 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::memprof::Source;
 
-    fn made(address: u64, size: u64) -> AllocationEvent {
-        AllocationEvent { result: address, size, ..AllocationEvent::EMPTY }
+    const BY: Source = Source::Internal;
+
+    fn made(addr: u64, size: u64) -> Event {
+        Event::Alloc { source: BY, addr, size }
     }
 
-    fn freed(address: u64) -> AllocationEvent {
-        AllocationEvent { kind: AllocationKind::Free as u8, pointer: address, old_size: 8, ..AllocationEvent::EMPTY }
+    fn freed(addr: u64) -> Event {
+        Event::Free { source: BY, addr, size: 40 }
     }
 
     #[test]
     fn rare_sources_are_chosen_from_as_well_and_weights_add_up() {
         let mut choice = Choice::new(4);
         for i in 0..1000 {
-            choice.event(SourceId(0), &made(0x1000 + i * 64, 40));
+            choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40));
         }
-        choice.event(SourceId(1), &made(0x99, 8));
+        choice.event(SourceId(1), 0, &made(0x99, 8));
         let (blocks, resized) = choice.take(4);
         assert_eq!((blocks.len(), resized.len()), (5, 0));
         let weight = |id| blocks.iter().filter(|b| b.source == SourceId(id)).map(|b| b.weight).sum::<f64>();
@@ -127,7 +135,7 @@ mod tests {
         let mut first_half = 0;
         for _ in 0..500 {
             for i in 0..100 {
-                choice.event(SourceId(0), &made(0x1000 + i * 64, 40));
+                choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40));
             }
             first_half += choice.take(4).0.iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
         }
@@ -138,14 +146,14 @@ mod tests {
     #[test]
     fn what_is_freed_explicitly_is_known() {
         let mut choice = Choice::new(4);
-        choice.event(SourceId(0), &made(0x100, 40));
-        choice.event(SourceId(0), &freed(0x100));
+        choice.event(SourceId(0), 0, &made(0x100, 40));
+        choice.event(SourceId(0), 0, &freed(0x100));
         // Another block at the same place.
-        choice.event(SourceId(0), &made(0x100, 16));
+        choice.event(SourceId(0), 0, &made(0x100, 16));
         let (blocks, _) = choice.take(4);
         assert_eq!(blocks.iter().map(|block| block.freed).collect::<Vec<_>>(), [true, false]);
-        let resized = AllocationEvent { kind: AllocationKind::Realloc as u8, pointer: 8, ..made(0x200, 128) };
-        choice.event(SourceId(3), &resized);
+        let resized = Event::Realloc { source: BY, old_addr: 8, old_size: 64, addr: 0x200, size: 128 };
+        choice.event(SourceId(3), 0, &resized);
         assert_eq!(choice.take(4), (vec![], vec![(SourceId(3), 128)]));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::bounded::estimate::{Estimate, Figure};
+use crate::bounded::estimate::{Figure, Line};
 use crate::bounded::observation::SourceId;
 
 /// Survival is told for so many cycles; objects that survive more count as having survived these.
@@ -189,29 +189,26 @@ fn survival(died: &[Weights; CYCLES + 1], living: &[Weights; CYCLES + 1]) -> Vec
     survival
 }
 
-/// Who keeps the most: what an estimate says was allocated, and what has become of it. Sorted by what stays; sources of
+/// Who keeps the most: what an estimate's lines say was allocated, and what has become of it. Sorted by what stays; sources of
 /// which no object was followed are left out.
-pub fn rank(lives: &[Life], estimate: &Estimate) -> Vec<Kept> {
+pub fn rank<'a>(lives: impl IntoIterator<Item = &'a Life>, lines: &[Line]) -> Vec<Kept> {
     let kept = |life: &Life| {
-        let bytes = estimate.lines.iter().find(|line| line.source == life.source)?.bytes;
+        let bytes = lines.iter().find(|line| line.source == life.source)?.bytes;
         let (share, off) = (life.alive.value, life.alive.error.unwrap_or(0.0));
         let alive = bytes.value * share;
         let error = (bytes.value * off).hypot(bytes.error.unwrap_or(0.0) * share);
         let stays = bytes.value * life.survival.last().copied().unwrap_or(share).min(share);
         (life.followed > 0).then(|| Kept { source: life.source, alive: Figure::estimated(alive, error), stays })
     };
-    let mut ranked: Vec<Kept> = lives.iter().filter_map(kept).collect();
+    let mut ranked: Vec<Kept> = lives.into_iter().filter_map(kept).collect();
     ranked.sort_by(|a, b| b.stays.total_cmp(&a.stays).then(b.alive.value.total_cmp(&a.alive.value)));
     ranked
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::bounded::estimate::random::Random;
-    use crate::bounded::estimate::{Line, Total};
 
     const SOURCE: SourceId = SourceId(0);
 
@@ -292,15 +289,7 @@ mod tests {
             bytes: Figure::estimated(bytes, bytes / 10.0),
             count: Figure::measured(0.0),
         };
-        let estimate = Estimate {
-            total: Total { net: 0, gross: Figure::measured(0.0), cycles: 0 },
-            lines: vec![line(0, 1e9), line(1, 1e6), line(2, 5e6)],
-            windows: 0,
-            events: 0,
-            covered: Duration::ZERO,
-            unseen: 0.0,
-            warnings: Vec::new(),
-        };
+        let lines = vec![line(0, 1e9), line(1, 1e6), line(2, 5e6)];
         let mut fates = Fates::default();
         (0..1000).for_each(|_| fates.died(SourceId(0), 100.0, 0));
         // A cache: what is alive dies sooner or later.
@@ -308,7 +297,7 @@ mod tests {
         let alive = |id, count: usize, survived| {
             (0..count).map(move |_| Living { source: SourceId(id), weight: 100.0, survived })
         };
-        let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(2, 10, 1))), &estimate);
+        let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(2, 10, 1))), &lines);
         assert_eq!(ranked.iter().map(|kept| kept.source.0).collect::<Vec<_>>(), [1, 2, 0]);
         assert!((ranked[0].stays - 1e6).abs() < 1.0 && ranked[0].alive.error.unwrap() > 1e5, "{:?}", ranked[0]);
     }

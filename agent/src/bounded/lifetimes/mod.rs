@@ -15,7 +15,6 @@ pub mod object;
 
 use std::collections::BTreeMap;
 
-use lj_trace_common::allocation::AllocationEvent;
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, State};
 
 use self::choice::{Block, Choice};
@@ -27,6 +26,7 @@ use crate::bounded::observation::{Nanos, SourceId};
 use crate::heap::shape::Shape;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::watchpoints::Watchpoints;
+use crate::stream::memprof::Event;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
 
@@ -48,7 +48,7 @@ pub struct Lifetimes {
 }
 
 impl Lifetimes {
-    /// Begins to watch the collectors of `vms`, in the order in which the programs know them.
+    /// Begins to watch the collectors of `vms`, which have their numbers from that order.
     ///
     /// # Errors
     /// As [`Watchpoints::attach`].
@@ -67,10 +67,11 @@ impl Lifetimes {
         })
     }
 
-    /// Takes a call of the allocator, in the order of time.
-    pub fn event(&mut self, source: SourceId, event: &AllocationEvent) {
-        if usize::from(event.vm) < self.shapes.len() {
-            self.choice.event(source, event);
+    /// Takes a call of the allocator by the VM of this number, in the order of time.
+    #[inline]
+    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event) {
+        if vm < self.shapes.len() {
+            self.choice.event(source, vm, event);
         }
     }
 
@@ -81,11 +82,11 @@ impl Lifetimes {
         self.look();
         let free = self.places.iter().filter(|place| place.is_none()).count();
         let (blocks, resized) = self.choice.take(if 2 * free > self.places.len() { EACH } else { 1 });
-        let in_time = |this: &Self, vm: u32| this.watchpoints.watched(vm).flipped < since;
-        let mut in_time_of: Vec<bool> = (0..self.watchpoints.vms()).map(|vm| in_time(self, vm)).collect();
+        let in_time = |this: &Self, vm: usize| this.watchpoints.watched(vm as u32).flipped < since;
+        let mut in_time_of: Vec<bool> = (0..self.shapes.len()).map(|vm| in_time(self, vm)).collect();
         let mut added = Vec::new();
         for block in blocks {
-            if in_time_of[block.vm as usize]
+            if in_time_of[block.vm]
                 && let Some(place) = self.add(&block)
             {
                 added.push((place, block.vm));
@@ -98,7 +99,7 @@ impl Lifetimes {
         }
         // It is only by now certain that there was no flip before they were followed.
         for (place, vm) in added {
-            if !in_time_of[vm as usize] {
+            if !in_time_of[vm] {
                 self.leave(place);
             }
         }
@@ -109,7 +110,7 @@ impl Lifetimes {
 
     /// Follows the object in a block, if that is one; where.
     fn add(&mut self, block: &Block) -> Option<usize> {
-        let shape = &self.shapes[block.vm as usize];
+        let shape = &self.shapes[block.vm];
         let object = if block.freed { None } else { object_in(&self.memory, shape, block.address, block.size) };
         let Some(object) = object else {
             self.fates.part(block.source, block.weight);

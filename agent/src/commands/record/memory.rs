@@ -8,6 +8,7 @@ use lj_trace_common::config::Counter;
 
 use super::args::{RecordArgs, default_output};
 use super::bounded::BoundedRecording;
+use super::lifetimes;
 use super::targets::RecordTarget;
 use crate::bounded::now;
 use crate::commands::exit::CommandError;
@@ -97,7 +98,10 @@ impl MemoryPreparation {
                 (probes, Some(bounded))
             }
         };
-        let Self { events, c_symbols, outputs } = self;
+        let Self { events, c_symbols, mut outputs } = self;
+        if let Some(estimation) = outputs.estimation() {
+            lifetimes::start(target, programs, estimation);
+        }
         let only = only.and_then(|only| u32::try_from(only).ok());
         Ok(MemoryRecording {
             bounded,

@@ -5,6 +5,7 @@ mod bounded;
 mod children;
 pub(super) mod cost;
 pub(super) mod interrupts;
+mod lifetimes;
 mod memory;
 mod newcomers;
 pub(super) mod priority;

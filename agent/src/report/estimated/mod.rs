@@ -2,6 +2,7 @@
 //! between them.
 
 mod about;
+mod lives;
 mod notes;
 mod text;
 
@@ -16,6 +17,7 @@ use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
 use super::model::{Measure, Profile, StackId, Stacks};
 use crate::bounded::estimate::{Estimate, Figure, Line};
+use crate::bounded::lifetimes::Life;
 use crate::bounded::observation::SourceId;
 use crate::stream::memprof::{Event, Source};
 use crate::stream::{Annotation, Symbol};
@@ -30,6 +32,8 @@ pub struct EstimatedProfile {
     /// By the stack's number, which is the source's.
     seen: Vec<Seen>,
     lines: Vec<Line>,
+    /// How long their objects live, by the source's number.
+    lives: BTreeMap<SourceId, Life>,
     about: About,
     losses: BTreeMap<String, u64>,
     /// Of which program, as a title.
@@ -74,12 +78,14 @@ impl EstimatedProfile {
     fn symbol(&mut self, vm: usize, symbol: &Symbol) {
         self.meet(vm);
         if let Some(Annotation::Property { key, value }) = Annotation::from_symbol(symbol) {
-            if let Some((mut line, frames)) = notes::parse_line(&key, &value) {
+            if let Some((mut line, life, frames)) = notes::parse_line(&key, &value) {
                 let root = std::iter::once(Frame::vm(vm));
                 let frames: Vec<_> = root.chain(frames).map(|frame| self.stacks.intern(frame)).collect();
                 let stack = self.stacks.stack(&frames);
                 line.source = SourceId(u32::try_from(self.number(vm, stack)).unwrap_or(u32::MAX));
                 self.lines.push(line);
+                let life = life.map(|life| (line.source, Life { source: line.source, ..life }));
+                self.lives.extend(life);
                 return;
             }
             if self.about.take(&key, &value) {
@@ -143,6 +149,11 @@ impl EstimatedProfile {
         })
     }
 
+    /// Sets how long the objects of each source live.
+    pub fn set_lives(&mut self, lives: Vec<Life>) {
+        self.lives = lives.into_iter().map(|life| (life.source, life)).collect();
+    }
+
     /// Counts events that were lost, by reason.
     pub fn lose(&mut self, reason: &str, events: u64) {
         *self.losses.entry(reason.to_owned()).or_insert(0) += events;
@@ -160,7 +171,7 @@ impl EstimatedProfile {
             let row = self.stacks.row(seen.stack)?;
             let frames = row.frames.iter().filter_map(|&id| self.stacks.frame(id));
             let frames: Vec<Frame> = frames.filter(|frame| !matches!(frame, Frame::Root { .. })).cloned().collect();
-            Some(notes::line(line, &frames).to_symbol())
+            Some(notes::line(line, self.lives.get(&line.source), &frames).to_symbol())
         };
         let lines = self.lines.iter().filter_map(note);
         lines.chain(self.about.properties().iter().map(Annotation::to_symbol)).collect()
@@ -196,7 +207,7 @@ impl EstimatedProfile {
     pub fn top(&self, lines: usize) -> String {
         let mut out = Vec::new();
         // Writing to memory cannot fail.
-        let _ = text::table(self, lines, &mut out);
+        let _ = text::table(self, lines, &mut out).and_then(|()| lives::table(self, lines, &mut out));
         String::from_utf8_lossy(&out).into_owned()
     }
 }

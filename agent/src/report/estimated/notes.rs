@@ -2,6 +2,7 @@
 //! addresses, which may mean something else at the stream's end.
 
 use crate::bounded::estimate::{Figure, Line};
+use crate::bounded::lifetimes::Life;
 use crate::bounded::observation::SourceId;
 use crate::report::Frame;
 use crate::stream::{Annotation, Symbol};
@@ -34,20 +35,46 @@ pub fn sample_mark() -> Symbol {
 }
 
 /// The note on a line, root first.
-pub fn line(line: &Line, frames: &[Frame]) -> Annotation {
-    let figures = [line.share, line.bytes, line.count].map(write_figure).join("/");
+pub fn line(line: &Line, life: Option<&Life>, frames: &[Frame]) -> Annotation {
+    let mut figures = vec![line.share, line.bytes, line.count];
+    figures.extend(life.into_iter().flat_map(write_life));
+    let figures: Vec<String> = figures.into_iter().map(write_figure).collect();
+    let figures = figures.join("/");
     let frames: Vec<String> = frames.iter().map(write_frame).collect();
     let value = format!("{figures}{FRAMES}{}", frames.join(&FRAME.to_string()));
     Annotation::Property { key: LINE.to_owned(), value }
 }
 
 /// Reads a line's figures and frames, if the property is one.
-pub fn parse_line(key: &str, value: &str) -> Option<(Line, Vec<Frame>)> {
+pub fn parse_line(key: &str, value: &str) -> Option<(Line, Option<Life>, Vec<Frame>)> {
     let (figures, frames) = value.split_once(FRAMES).filter(|_| key == LINE)?;
     let mut figures = figures.split('/').map(parse_figure);
     let mut next = || figures.next().flatten();
     let line = Line { source: SourceId(0), share: next()?, bytes: next()?, count: next()? };
-    Some((line, frames.split(FRAME).map(parse_frame).collect()))
+    let life = parse_life(&figures.collect::<Option<Vec<Figure>>>()?);
+    Some((line, life, frames.split(FRAME).map(parse_frame).collect()))
+}
+
+/// The figures of how long objects live, which follow those of their line.
+fn write_life(life: &Life) -> Vec<Figure> {
+    let Life { followed, alive, cycles, ref survival, parts, lost, .. } = *life;
+    let none = Figure::measured(0.0);
+    let mut figures = vec![Figure::measured(followed as f64), alive, cycles.unwrap_or(none)];
+    figures.extend([parts, lost].into_iter().chain(survival.iter().copied()).map(Figure::measured));
+    figures
+}
+
+fn parse_life(figures: &[Figure]) -> Option<Life> {
+    let &[followed, alive, cycles, parts, lost, ref survival @ ..] = figures else { return None };
+    Some(Life {
+        source: SourceId(0),
+        followed: followed.value as u64,
+        alive,
+        cycles: Some(cycles).filter(|cycles| cycles.value > 0.0),
+        survival: survival.iter().map(|share| share.value).collect(),
+        parts: parts.value,
+        lost: lost.value,
+    })
 }
 
 /// A figure: `1234`, or `1234~56` if it is estimated.
@@ -116,6 +143,15 @@ mod tests {
             bytes: Figure::estimated(1e9, 1e7),
             count: Figure::measured(17.0),
         };
+        let life = Life {
+            source: SourceId(0),
+            followed: 40,
+            alive: Figure::estimated(0.5, 0.1),
+            cycles: Some(Figure::estimated(1.5, 0.25)),
+            survival: vec![0.75, 0.5],
+            parts: 0.125,
+            lost: 0.0,
+        };
         let chunk: std::sync::Arc<str> = "a/b.lua".into();
         let frames = [
             vec![
@@ -129,9 +165,13 @@ mod tests {
             vec![Frame::of_symbol("lj_tab_new")],
         ];
         for frames in frames {
-            let note = line(&figures, &frames).to_symbol();
-            let Some(Annotation::Property { key, value }) = Annotation::from_symbol(&note) else { panic!("no note") };
-            assert_eq!(parse_line(&key, &value), Some((figures, frames)));
+            for life in [None, Some(Life { cycles: None, survival: vec![], ..life.clone() }), Some(life.clone())] {
+                let note = line(&figures, life.as_ref(), &frames).to_symbol();
+                let Some(Annotation::Property { key, value }) = Annotation::from_symbol(&note) else {
+                    panic!("no note")
+                };
+                assert_eq!(parse_line(&key, &value), Some((figures, life, frames.clone())));
+            }
         }
     }
 
@@ -140,7 +180,7 @@ mod tests {
         assert_eq!(parse_line(LINE, "1/2"), None);
         assert_eq!(parse_line(LINE, "1/x/3\x1dinternal"), None);
         assert_eq!(parse_line("rate", "1/2/3\x1dinternal"), None);
-        let (_, frames) = parse_line(LINE, "1/2/3\x1dlua\x1fx").unwrap();
+        let (_, _, frames) = parse_line(LINE, "1/2/3\x1dlua\x1fx").unwrap();
         assert!(matches!(frames[..], [Frame::Unresolved { .. }]));
         assert_eq!(parse_figure("NaN"), None);
         assert_eq!(parse_figure("-1"), None);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::{EstimatedProfile, Figure};
+use super::{EstimatedProfile, Figure, lives};
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
 use crate::report::text::memory::name;
@@ -23,6 +23,7 @@ pub fn write(profile: &EstimatedProfile, out: &mut dyn Write) -> io::Result<()> 
     }
     writeln!(out, "\nTop lines by the bytes that they allocate")?;
     table(profile, TOP, out)?;
+    lives::table(profile, TOP, out)?;
     if !profile.losses.is_empty() {
         writeln!(out, "\nEvents that were lost")?;
         for (reason, count) in &profile.losses {
@@ -53,7 +54,8 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
     }
 }
 
-fn with_error(figure: Figure, show: impl Fn(f64) -> String) -> String {
+/// A figure, and by how much it may be off.
+pub fn with_error(figure: Figure, show: impl Fn(f64) -> String) -> String {
     match figure.error {
         Some(error) => format!("{} ±{}", show(figure.value), show(error)),
         None => show(figure.value),

@@ -1,0 +1,47 @@
+//! How long objects live, as text: first those that stay.
+
+use std::io::{self, Write};
+
+use super::EstimatedProfile;
+use super::text::with_error;
+use crate::bounded::lifetimes::rank;
+use crate::report::memory::amount;
+use crate::report::model::Profile as _;
+use crate::report::text::memory::name;
+use crate::report::text::{COLUMNS, fit};
+
+/// Cycles whose survivors are shown.
+const CYCLES: usize = 3;
+
+/// The lines that keep the most, if objects were followed: bytes still alive; in which collection cycle after their
+/// allocation those that died were found dead, on average; which share survives one cycle, two, and three.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io::Result<()> {
+    let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
+    if followed == 0 {
+        return Ok(());
+    }
+    let whole = |bytes: f64| amount(bytes.round() as u64);
+    writeln!(
+        out,
+        "\nTop lines by what stays of that ({followed} objects were followed to their death, or up to the end)"
+    )?;
+    writeln!(out, "  {:>22} {:>10} {:>14}  line", "still alive", "dead after", "survive 1 2 3")?;
+    for kept in rank(profile.lives.values(), &profile.lines).iter().take(top) {
+        let (Some(life), Some(seen)) = (profile.lives.get(&kept.source), profile.seen.get(kept.source.0 as usize))
+        else {
+            continue;
+        };
+        let alive = with_error(kept.alive, whole);
+        let cycles =
+            life.cycles.map_or_else(|| "-".to_owned(), |cycles| with_error(cycles, |value| format!("{value:.1}")));
+        let survival: Vec<String> = life.survival.iter().take(CYCLES).map(|share| format!("{share:.2}")).collect();
+        let stacks = profile.weighted();
+        let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
+        let survival = survival.join(" ");
+        writeln!(out, "  {alive:>22} {cycles:>10} {survival:>14}  {}", fit(&name, COLUMNS - 52))?;
+    }
+    Ok(())
+}
