@@ -77,7 +77,6 @@ fn follow(program: &Program) -> Result<Run> {
     let vms = find_vms(&process, &maps)?;
     let wanted = Wanted {
         cpu: false,
-        activity: false,
         memory: true,
         stack_every: 0,
         kernel_frames: false,
