@@ -204,7 +204,6 @@ impl AllocationProbes {
     ) -> Result<(Self, WindowOpener), AllocatorError> {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
-        let mechanism = programs.mechanism();
         probes.gate.close().map_err(refused)?;
         let mut places = Vec::new();
         for allocator in allocators {
@@ -222,7 +221,7 @@ impl AllocationProbes {
             }
         };
         let gate = probes.gate.clone();
-        Ok((probes, WindowOpener { programs, places, pid: process.pid(), mechanism, gate }))
+        Ok((probes, WindowOpener { programs, places, pid: process.pid(), gate }))
     }
 
     /// All but the probes themselves.

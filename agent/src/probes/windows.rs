@@ -3,14 +3,11 @@
 //! out some 20 to 70 ms later.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
+use std::os::fd::OwnedFd;
 
 use lj_trace_common::config::{WINDOW_NUMBERS, WINDOW_SHIFT};
 
-use super::classic;
 use super::gate::Gate;
-use super::mechanism::Mechanism;
 use super::plan::function::AllocatorFunction;
 use super::session::SessionProgram;
 use super::uprobe_multi::{Kind, attach};
@@ -20,7 +17,6 @@ pub struct WindowOpener {
     pub(super) programs: WindowPrograms,
     pub(super) places: Vec<ProbedFunction>,
     pub(super) pid: u32,
-    pub(super) mechanism: Mechanism,
     pub(super) gate: Gate,
 }
 
@@ -68,22 +64,14 @@ impl WindowOpener {
                     links.push(program.attach(path, &marked(calls), self.pid)?.into_fd());
                 }
                 WindowPrograms::Two { on_call, on_return } => {
-                    links.extend(self.attach(on_return, path, &marked(returns), Kind::Return)?);
-                    links.extend(self.attach(on_call, path, &marked(calls), Kind::Call)?);
+                    if !returns.is_empty() {
+                        links.push(attach(on_return, path, &marked(returns), self.pid, Kind::Return)?);
+                    }
+                    links.push(attach(on_call, path, &marked(calls), self.pid, Kind::Call)?);
                 }
             }
         }
         Ok(WindowProbes { _links: links })
-    }
-
-    fn attach(&self, program: &OwnedFd, path: &Path, points: &[(u64, u64)], kind: Kind) -> io::Result<Vec<OwnedFd>> {
-        match self.mechanism {
-            Mechanism::Multi if points.is_empty() => Ok(Vec::new()),
-            Mechanism::Multi => Ok(vec![attach(program, path, points, self.pid, kind)?]),
-            Mechanism::Classic => {
-                points.iter().map(|&point| classic::attach(program.as_fd(), path, point, self.pid, kind)).collect()
-            }
-        }
     }
 
     /// The gate.

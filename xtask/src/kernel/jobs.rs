@@ -24,6 +24,8 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("matrix", "the same as truth and memprof_truth, on more programs"),
     ("memprof_truth::samples_cost_no_events", TICKS),
     ("overhead", TIME),
+    ("privileges::root_gives_up_its_powers_once_it_has_attached", LOAD),
+    ("privileges::three_capabilities_are_enough_and_one_is_to_the_end", LOAD),
     ("soak", TIME),
     ("stories", "the same as others, for minutes"),
     ("systemd", "boots a systemd, which wants to write to /var"),
@@ -38,6 +40,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
 const USER_SPACE: &str = "does not use what differs between kernels";
 const TICKS: &str =
     "counts on ticks of the sampler, most of which an emulated CPU misses that has to wait for a real one";
+const LOAD: &str = "records a program that does nothing but allocate, and samples: more than an emulated CPU does";
 const TIME: &str = "measures time, which an emulated CPU distorts";
 
 /// One test.
