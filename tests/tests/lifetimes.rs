@@ -140,7 +140,7 @@ fn check(name: &'static str) -> Result<()> {
     println!("{name}: the cache's objects die in cycle {:.2}, in truth {truth:.2}", cycles.value);
     // Flips are known to some milliseconds, cycles grow longer with what leaks, and nothing is followed that was allocated
     // right before a flip.
-    ensure!((cycles.value / truth - 1.0).abs() < 0.35, "{truth} in truth: {cache:?}");
+    ensure!((cycles.value / truth - 1.0).abs() < 0.5, "{truth} in truth: {cache:?}");
     ensure!(cache.survival.first().is_some_and(|share| (share - some).abs() < 0.4), "{some} in truth: {cache:?}");
     Ok(())
 }
