@@ -34,6 +34,9 @@ pub struct Key {
     pub rate: i32,
 }
 
+/// A block of fewer bytes is not big: a program that did not have a CPU for a while may allocate as much at once.
+const BIG: f64 = 1_048_576.0;
+
 /// The rate near a window is not believed if it is less than this part of its slice's.
 const LEAST_NEAR: f64 = 0.1;
 
@@ -130,10 +133,10 @@ impl Classes {
     }
 }
 
-/// What a slice has allocated at once: between two readings more than 128 KiB, and more than in all the rest of it.
+/// What a slice has allocated at once: between two readings more than [`BIG`], and more than in all the rest of it.
 fn jump(slice: &Slice) -> f64 {
     let rest = slice.volume.sum() - slice.peak;
-    if slice.intervals >= 4 && slice.peak > 131_072.0 && slice.peak > rest { slice.peak - rest.max(0.0) } else { 0.0 }
+    if slice.intervals >= 4 && slice.peak > BIG && slice.peak > rest { slice.peak - rest.max(0.0) } else { 0.0 }
 }
 
 #[cfg(test)]

@@ -20,6 +20,9 @@ const LONGEST_SLICE: Nanos = 40_000_000;
 /// more, since they are not quite regular.
 const NEAR: Nanos = 3_600_000;
 
+/// Readings that are further apart came late, and tell nothing of what was allocated at once.
+const ON_TIME: Nanos = 2_000_000;
+
 /// Rates that differ by this factor are not taken for one.
 const CHANGE: f64 = 3.0;
 
@@ -219,7 +222,7 @@ impl Timeline {
         }
         self.slice.time += (to.at - from.at).saturating_sub(inside);
         self.slice.intervals += 1;
-        if inside == 0 && self.closed <= from.at {
+        if inside == 0 && self.closed <= from.at && to.at - from.at <= ON_TIME {
             self.slice.peak = self.slice.peak.max(volume.sum());
         }
         open

@@ -28,7 +28,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         out,
         "\nTop lines by what stays of that ({followed} objects were followed to their death, or up to the end)"
     )?;
-    writeln!(out, "  {:>22} {:>10} {:>14}  line", "still alive", "dead after", "survive 1 2 3")?;
+    writeln!(out, "  {:>22} {:>13} {:>14}  line", "still alive", "dies in cycle", "survive 1 2 3")?;
     for kept in rank(profile.lives.values(), &profile.lines).iter().take(top) {
         let (Some(life), Some(seen)) = (profile.lives.get(&kept.source), profile.seen.get(kept.source.0 as usize))
         else {
@@ -41,7 +41,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         let stacks = profile.weighted();
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
         let survival = survival.join(" ");
-        writeln!(out, "  {alive:>22} {cycles:>10} {survival:>14}  {}", fit(&name, COLUMNS - 52))?;
+        writeln!(out, "  {alive:>22} {cycles:>13} {survival:>14}  {}", fit(&name, COLUMNS - 55))?;
     }
     Ok(())
 }
