@@ -50,7 +50,7 @@ pub fn spread(strata: &Strata, middle: &Outcome) -> Spread {
     Spread {
         bytes: squares.bytes.iter().map(|&squares| error(squares, LEAST_SHARE * all)).collect(),
         count: squares.count.iter().map(|&squares| error(squares, LEAST_SHARE * calls)).collect(),
-        share: squares.share.iter().map(|&squares| error(squares, LEAST_SHARE)).collect(),
+        share: squares.share.iter().map(|&squares| error(squares, LEAST_SHARE).min(1.0)).collect(),
         gross: if every.is_empty() {
             middle.gross * estimated
         } else {
