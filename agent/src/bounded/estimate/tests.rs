@@ -159,6 +159,19 @@ fn rare_big_blocks_are_warned_of() {
 }
 
 #[test]
+fn what_is_mostly_freed_explicitly_is_warned_of() {
+    let warnings = |freed| {
+        let mut estimator = Estimator::new();
+        feed(&mut estimator, 0, 1000, 0);
+        (0..20).for_each(|i| estimator.window(Window { freed, ..window(10 + i * 47, 0) }));
+        estimator.estimate().warnings
+    };
+    assert_eq!(warnings(25_000), []);
+    let warnings = warnings(45_000);
+    assert!(warnings.contains(&Warning::MostlyFreed(0.9)), "{warnings:?}");
+}
+
+#[test]
 fn windows_that_come_too_late_still_count_for_themselves() {
     let mut estimator = Estimator::new();
     feed(&mut estimator, 0, 30_000, 0);

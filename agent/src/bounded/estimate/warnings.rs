@@ -15,6 +15,8 @@ const RARE: f64 = 0.1;
 const APART: f64 = 0.1;
 const LATE: f64 = 0.02;
 const MANY: f64 = 0.5;
+/// Of what windows saw allocated, freed explicitly: what is left tells little about the whole then.
+const MOSTLY: f64 = 0.75;
 
 /// Something that makes an estimate doubtful.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +33,8 @@ pub enum Warning {
     Apart(f64),
     /// There were no samples of CPU time, or next to none.
     NoSamples,
+    /// This share of what windows saw allocated is freed explicitly, so what the counters tell, the rest, is little.
+    MostlyFreed(f64),
     /// What windows saw that has come too late, as a share of all bytes.
     Late(f64),
 }
@@ -60,6 +64,12 @@ impl fmt::Display for Warning {
                 f,
                 "there are too few samples of CPU time: what the program does in turns is told apart only by how much it \
                  allocates, so errors may be larger"
+            ),
+            Self::MostlyFreed(share) => write!(
+                f,
+                "{:.0}% of what was allocated was freed explicitly, and the collector counts only the rest: the bytes in \
+                 total, and so of each line, may be far off; their shares are not affected",
+                share * 100.0
             ),
             Self::Late(share) => write!(
                 f,
@@ -93,6 +103,10 @@ pub fn find(classes: &Classes, strata: &Strata, exact: &Exact) -> Vec<Warning> {
     add(strata.blind(), BLIND, Warning::Blind);
     add(classes.jumps / outside * estimated, RARE, Warning::RareBlocks);
     add(classes.late.sum() / (outside + exact.made as f64), LATE, Warning::Late);
+    // A VM that counts what it allocates leaves nothing to work out.
+    if strata.all.iter().any(|stratum| stratum.volume.net > 0.0) {
+        add(exact.freed as f64 / exact.made.max(1) as f64, MOSTLY, Warning::MostlyFreed);
+    }
     if let Some(factor) = apart(classes) {
         warnings.push(Warning::Apart(factor));
     }
