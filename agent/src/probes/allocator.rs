@@ -20,7 +20,7 @@ use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
 use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
-use super::session::SessionProgram;
+use super::session::{self, SessionProgram};
 use super::windows::{ProbedFunction, WindowOpener, WindowPrograms};
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
@@ -162,6 +162,10 @@ impl Session {
         }
         if programs.mechanism() == Mechanism::Classic {
             return Self::Missing(anyhow::anyhow!("each probe is a perf event, without uprobe_multi links"));
+        }
+        // Kernels without sessions load the program, too, and refuse it only where it is attached: windows come later.
+        if let Err(error) = session::try_session() {
+            return Self::Missing(error.into());
         }
         SessionProgram::load(program, &programs.maps).map_or_else(Self::Missing, Self::Program)
     }
