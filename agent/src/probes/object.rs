@@ -29,7 +29,7 @@ pub fn object() -> Result<&'static [u8], NoBpfPrograms> {
 /// stand in the table of strings, and in that of BTF.
 ///
 /// # Errors
-/// As [`object`].
+/// As [`object()`].
 pub fn object_for(mechanism: Mechanism) -> Result<Cow<'static, [u8]>, NoBpfPrograms> {
     const SUFFIX: &[u8] = b".multi\0";
     let object = object()?;

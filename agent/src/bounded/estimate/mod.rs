@@ -4,16 +4,16 @@
 //! allocates, so a window of some milliseconds covers little of a stretch that allocates much. In programs whose
 //! behaviour changes with time that is an error of 20 points and more, however many windows there are. So:
 //!
-//! - What was allocated in windows is known exactly, and added as it is ([`exact`]).
+//! - What was allocated in windows is known exactly, and added as it is (`exact`).
 //! - The rest of the time is cut into slices of 10 ms, in which the collector's counters tell how much was allocated
-//!   ([`timeline`]). A window belongs to the slice in whose midst it was opened, at a random place.
-//! - Slices in which the CPU did the same are a class ([`classes`]): what a class has allocated is known, and what its
+//!   (`timeline`). A window belongs to the slice in whose midst it was opened, at a random place.
+//! - Slices in which the CPU did the same are a class (`classes`): what a class has allocated is known, and what its
 //!   windows saw tells who. This is post-stratification; it holds however good or bad the classes are, and is the more
 //!   precise the better they are.
 //! - Within a class, a window counts by the rate at which was allocated right before and after it, which stands for the
-//!   amount of the program's own time that it covers ([`sums`]).
-//! - Classes with few windows are put together with similar ones ([`strata`]).
-//! - How far all that may be off is found by drawing other windows from those there are ([`bootstrap`]).
+//!   amount of the program's own time that it covers (`sums`).
+//! - Classes with few windows are put together with similar ones (`strata`).
+//! - How far all that may be off is found by drawing other windows from those there are (`bootstrap`).
 
 mod bootstrap;
 mod classes;
