@@ -9,6 +9,9 @@ use crate::paths;
 use crate::run::run;
 use crate::toolchain::{BpfToolchain, HOST, host_cargo, static_cargo};
 
+/// What tells the agent's build script where the compiled BPF programs are.
+pub const BPF_OBJECT: &str = "LJ_TRACE_BPF_OBJECT";
+
 /// Options of `cargo xtask build`.
 #[derive(clap::Args)]
 pub struct Options {
@@ -24,20 +27,20 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     let program = ["--package", "lj-trace", "--bin", "lj-trace"];
     let built = |profile: &str| paths::target().join(profile).join("lj-trace");
     if options.debug {
-        run(host_cargo("build")?.args(program).env("LJ_TRACE_BPF_OBJECT", object))?;
+        run(host_cargo("build")?.args(program).env(BPF_OBJECT, object))?;
         return Ok(built("debug"));
     }
     let binary = built("release");
     match static_cargo("build")? {
         Some(mut cargo) => {
-            run(cargo.args(program).arg("--release").env("LJ_TRACE_BPF_OBJECT", object))?;
+            run(cargo.args(program).arg("--release").env(BPF_OBJECT, object))?;
             // Where everybody looks for it. A new file: the old one may be running.
             let new = binary.with_extension("new");
             fs::create_dir_all(paths::target().join("release"))?;
             fs::copy(built(&format!("{HOST}/release")), &new)?;
             fs::rename(new, &binary)?;
         }
-        None => run(host_cargo("build")?.args(program).arg("--release").env("LJ_TRACE_BPF_OBJECT", object))?,
+        None => run(host_cargo("build")?.args(program).arg("--release").env(BPF_OBJECT, object))?,
     }
     Ok(binary)
 }
@@ -47,5 +50,10 @@ pub fn build_bpf() -> Result<PathBuf> {
     let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
     let mut cargo = toolchain.cargo("build")?;
     run(cargo.args(["--release", "--package", "lj-trace-ebpf"]))?;
-    Ok(paths::target().join("bpf/bpfel-unknown-none/release/lj-trace-probe"))
+    Ok(bpf_object())
+}
+
+/// Where [`build_bpf`] puts the object.
+pub fn bpf_object() -> PathBuf {
+    paths::target().join("bpf/bpfel-unknown-none/release/lj-trace-probe")
 }

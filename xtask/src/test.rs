@@ -49,7 +49,10 @@ pub fn test(options: &Options) -> Result<()> {
     let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();
     let unit: Vec<_> = UNIT_TESTED.into_iter().filter(wanted).flat_map(|package| ["--package", package]).collect();
     if !unit.is_empty() {
-        steps.check("unit tests", || run(host_cargo("test")?.arg("--no-fail-fast").args(&unit).args(&filter)));
+        steps.check("unit tests", || {
+            let mut cargo = host_cargo("test")?;
+            run(cargo.env(build::BPF_OBJECT, build::bpf_object()).arg("--no-fail-fast").args(&unit).args(&filter))
+        });
     }
     if wanted(&END_TO_END) {
         steps.check("end-to-end tests", || {
@@ -59,6 +62,8 @@ pub fn test(options: &Options) -> Result<()> {
             variants::build_for(Scope::Tests)?;
             let mut cargo = host_cargo("test")?;
             cargo.args(["--package", END_TO_END, "--no-fail-fast"]).args(&filter);
+            // Some of them use the agent's library, with the programs.
+            cargo.env(build::BPF_OBJECT, build::bpf_object());
             // Their errors say what was expected; where in the tests' support it was noticed does not matter.
             cargo.env("RUST_LIB_BACKTRACE", "0");
             // One at a time: they measure shares of CPU time.

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use crate::build;
 use crate::run::output;
 use crate::test::END_TO_END;
 use crate::toolchain::host_cargo;
@@ -97,6 +98,7 @@ fn is_left_out(what: &str) -> bool {
 fn build_tests() -> Result<Vec<(String, PathBuf)>> {
     let mut cargo = host_cargo("test")?;
     cargo.args(["--package", END_TO_END, "--tests", "--no-run", "--message-format=json-render-diagnostics"]);
+    cargo.env(build::BPF_OBJECT, build::bpf_object());
     let built = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
     if !built.status.success() {
         bail!("the tests cannot be built");
