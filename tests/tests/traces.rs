@@ -7,7 +7,7 @@ use lj_trace_tests::shares::percent;
 use lj_trace_tests::workload::TRACES;
 
 /// CPU time that the workload uses up, in seconds.
-const SECONDS: &str = "8";
+const SECONDS: &str = "5";
 /// Samples a second.
 const RATE: &str = "999";
 /// The least share of complete stacks, in percent.
