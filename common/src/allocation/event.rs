@@ -227,6 +227,8 @@ unsafe impl Plain for PendingAllocation {}
 
 const _: () = {
     assert!(size_of::<AllocationEvent>() == 48);
+    // An event has a byte for its VM.
+    assert!(crate::config::MAX_VMS <= 1 << u8::BITS);
     assert!(size_of::<PrototypeSeen>() == 32 + NAME_SIZE);
     assert!(size_of::<PendingAllocation>() == 8 + 48 + size_of::<Room>() + 4 * 8 + 4 * 4);
 };
