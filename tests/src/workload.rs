@@ -149,21 +149,30 @@ impl Workload {
     }
 
     /// The CPU time of the fastest of the next turns of [`STORM`] or [`PACE`]: other work on this machine makes the others
-    /// slower. Turns that have begun before, which the pipe is still full of, do not count.
+    /// slower.
+    ///
+    /// # Errors
+    /// As [`Self::next_turns`].
+    pub fn fastest_turn(&mut self) -> Result<f64> {
+        Ok(self.next_turns(20)?.into_iter().fold(f64::INFINITY, f64::min))
+    }
+
+    /// The CPU times of the next turns of [`STORM`] or [`PACE`], in seconds. Turns that have begun before, which the pipe
+    /// is still full of, do not count.
     ///
     /// # Errors
     /// If it ends, or reports something that is not understood.
-    pub fn fastest_turn(&mut self) -> Result<f64> {
+    pub fn next_turns(&mut self, count: usize) -> Result<Vec<f64>> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
         let mut turns = Vec::new();
-        while turns.len() < 20 {
+        while turns.len() < count {
             let line = self.line()?;
             let (began, took) = line.split_once(' ').with_context(|| format!("the workload reported {line:?}"))?;
             if began.parse::<u64>()? > now {
                 turns.push(took.parse()?);
             }
         }
-        Ok(turns.into_iter().fold(f64::INFINITY, f64::min))
+        Ok(turns)
     }
 
     /// Ends it at once.

@@ -189,9 +189,9 @@ impl Unread {
         Ok(Self { workload, tracer, reader, _folder: folder })
     }
 
-    /// Lets the program take some turns.
-    fn turns(&mut self, count: u32) -> Result<()> {
-        (0..count).try_for_each(|_| self.workload.line().map(drop))
+    /// Lets the program take some turns, which begin after lj-trace has attached.
+    fn turns(&mut self, count: usize) -> Result<()> {
+        self.workload.next_turns(count).map(drop)
     }
 }
 
