@@ -3,8 +3,10 @@
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 /// A user without any rights.
 pub const NOBODY: u32 = 65534;
@@ -20,6 +22,9 @@ pub const SYS_ADMIN: Capability = 21;
 pub const PERFMON: Capability = 38;
 /// To load BPF programs.
 pub const BPF: Capability = 39;
+
+/// Some of root's powers that nothing takes once it is attached.
+pub const OF_NO_USE: [Capability; 9] = [0, 5, 6, 7, 12, 16, 17, 23, 25];
 
 /// Has a command run as a user, with these capabilities and no others.
 pub fn run_as(command: &mut Command, user: u32, capabilities: &[Capability]) {
@@ -62,4 +67,25 @@ pub fn of_threads(pid: u32) -> Result<Vec<(u64, u64)>> {
         all.push((set("CapEff:")?, set("CapPrm:")?));
     }
     Ok(all)
+}
+
+/// Whether a thread with these has a capability, in effect or permitted.
+pub fn has((effective, permitted): (u64, u64), capability: Capability) -> bool {
+    (effective | permitted) >> capability & 1 == 1
+}
+
+/// Waits until no thread of a process has a capability: what measures beside the others ends by itself.
+///
+/// # Errors
+/// If there is no such process, or it keeps the capability.
+pub fn without(pid: u32, capability: Capability) -> Result<()> {
+    let asked = Instant::now();
+    loop {
+        let threads = of_threads(pid)?;
+        if !threads.iter().any(|thread| has(*thread, capability)) {
+            return Ok(());
+        }
+        ensure!(asked.elapsed() < crate::patience(10), "{capability} is in {threads:x?}");
+        sleep(Duration::from_millis(20));
+    }
 }

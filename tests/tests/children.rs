@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::Allocations;
+use lj_trace_tests::capabilities::{OF_NO_USE, SYS_ADMIN, without};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::profiles::whole;
@@ -111,6 +112,18 @@ fn memory_profiles_of_children_are_files_of_their_own() -> Result<()> {
     Ok(())
 }
 
+/// Has it given up what attaching to new workers does not take? Where a setting or the kernel's lack of `uprobe_multi`
+/// links wants `CAP_SYS_ADMIN` for that, it stays.
+fn keeps_what_attaching_takes(tracer: &Tracer) -> Result<()> {
+    OF_NO_USE.into_iter().try_for_each(|capability| without(tracer.pid(), capability))?;
+    let setting: i32 = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid")?.trim().parse()?;
+    let diagnosis = run(["doctor"])?.stdout;
+    if setting > 2 || diagnosis.contains("uprobe_multi: not there") {
+        return Ok(());
+    }
+    without(tracer.pid(), SYS_ADMIN)
+}
+
 #[test]
 fn workers_of_a_reload_are_recorded_too() -> Result<()> {
     let Some(mut nginx) = Nginx::start(1)? else { return Ok(()) };
@@ -121,6 +134,7 @@ fn workers_of_a_reload_are_recorded_too() -> Result<()> {
     let mut tracer = Tracer::start(arguments)?;
     tracer.wait_until_attached()?;
     let old = nginx.workers()[0];
+    keeps_what_attaching_takes(&tracer)?;
     let new = nginx.reload()?;
     // Each says so, when it is.
     tracer.wait_until_attached()?;
@@ -158,6 +172,7 @@ fn a_worker_that_replaces_another_has_a_memory_profile() -> Result<()> {
         Tracer::start(["--pid", &pid, "--children", "--mode", "memprof", "--no-limit", "--output", &stream])?;
     tracer.wait_until_attached()?;
     let old = nginx.workers()[0];
+    keeps_what_attaching_takes(&tracer)?;
     nginx.let_work(old, SECONDS / 4.0)?;
     nginx.kill(old)?;
     let new = nginx.wait_for_new()?;

@@ -75,7 +75,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     });
     target.live = Some(app.allocations.clone());
     let mut recording = Recording::start(target, 1)?;
-    give_up_privileges(&record_args, || recording.is_in_reach());
+    give_up_privileges(&record_args, &[], || recording.is_in_reach());
     // It puts the terminal back in order if lj-trace panics.
     let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
     let outcome = look(args, target, &mut recording, &mut app, &mut terminal);

@@ -9,26 +9,31 @@ use super::{Capabilities, Capability, permitted, set};
 const TO_THE_END: [Capability; 4] =
     [Capability::SysPtrace, Capability::CheckpointRestore, Capability::DacReadSearch, Capability::DacOverride];
 
+/// What is kept beside that where something is still to be attached.
+pub const TO_ATTACH: [Capability; 2] = [Capability::Bpf, Capability::Perfmon];
+
+/// What may turn out to be needed all the same: some kernels want `CAP_BPF` for maps that are open already, and
+/// `CAP_SYS_ADMIN` does where there is no `CAP_BPF`, or where a setting wants it for perf events.
+const IF_NEEDED: [Capability; 2] = [Capability::Bpf, Capability::SysAdmin];
+
 /// Gives up what is not needed once everything is attached, for this thread and those that it starts from here on; what
-/// is gone cannot come back. `more` is kept in addition. `works` says whether the recording can still do what it has to
-/// without `CAP_BPF` (some kernels want that for maps that are open already): otherwise that stays.
+/// is gone cannot come back. `more` is kept in addition. `works` says whether the recording can do what it still has to
+/// without the rest: otherwise some of that stays.
 ///
 /// # Errors
 /// What capset(2) says.
-pub fn drop_unneeded(more: &[Capability], works: impl FnOnce() -> bool) -> io::Result<()> {
+pub fn drop_unneeded(more: &[Capability], mut works: impl FnMut() -> bool) -> io::Result<()> {
     let had = permitted()?;
-    let kept = Capabilities::of(&TO_THE_END).0 | Capabilities::of(more).0;
-    let kept = Capabilities(had.0 & kept);
-    // In effect first: what is still permitted could be taken back.
+    let mut kept = Capabilities(had.0 & (Capabilities::of(&TO_THE_END).0 | Capabilities::of(more).0));
+    // In effect first: what is still permitted can be taken back.
     set(kept, had)?;
-    let kept = if works() {
-        kept
-    } else {
-        // `CAP_SYS_ADMIN` does where there is no `CAP_BPF`.
-        let bpf = Capabilities::of(&[Capability::Bpf]);
-        let needed = if had.0 & bpf.0 == 0 { Capabilities::of(&[Capability::SysAdmin]) } else { bpf };
-        Capabilities(kept.0 | had.0 & needed.0)
-    };
+    for needed in IF_NEEDED {
+        if works() {
+            break;
+        }
+        kept.0 |= had.0 & Capabilities::of(&[needed]).0;
+        set(kept, had)?;
+    }
     set(kept, kept)?;
     // SAFETY: prctl(2) with plain integers. It only forbids that a program which this one starts has more.
     unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
@@ -55,8 +60,22 @@ mod tests {
         };
         let to_the_end = Capabilities::of(&TO_THE_END).0;
         assert_eq!(in_thread(true).join().unwrap(), (before & to_the_end, before & to_the_end));
-        let bpf = Capabilities::of(&[Capability::Bpf]).0;
-        assert_eq!(in_thread(false).join().unwrap().0 & !to_the_end & !bpf & before & !(1 << 21), 0);
+        let if_needed = Capabilities::of(&IF_NEEDED).0;
+        let all = before & (to_the_end | if_needed);
+        assert_eq!(in_thread(false).join().unwrap(), (all, all));
         assert_eq!(bits(), before);
+    }
+
+    #[test]
+    fn no_more_is_kept_than_it_takes() {
+        let before = bits();
+        let bpf = Capabilities::of(&[Capability::Bpf]).0;
+        let kept = std::thread::spawn(move || {
+            drop_unneeded(&[], || Capabilities::effective().has(Capability::Bpf)).unwrap();
+            bits()
+        });
+        // Without it nothing works, and the other one is tried as well.
+        let if_needed = if before & bpf == 0 { Capabilities::of(&IF_NEEDED).0 } else { bpf };
+        assert_eq!(kept.join().unwrap(), before & (Capabilities::of(&TO_THE_END).0 | if_needed));
     }
 }

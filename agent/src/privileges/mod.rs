@@ -6,7 +6,7 @@ mod refused;
 
 use std::io;
 
-pub use drop::drop_unneeded;
+pub use drop::{TO_ATTACH, drop_unneeded};
 pub use refused::{Operation, Refusal};
 
 /// A part of root's powers (capabilities(7)).

@@ -11,6 +11,7 @@ use super::collector::Collector;
 use super::place::{Place, Raw};
 use crate::bounded::now;
 use crate::bounded::observation::Reading;
+use crate::privileges;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
 
@@ -65,7 +66,11 @@ impl Counters {
             skipped: 0,
             net: 0.0,
         };
-        let thread = thread::Builder::new().name("counters".to_owned()).spawn(move || reader.run())?;
+        let thread = thread::Builder::new().name("counters".to_owned()).spawn(move || {
+            // It reads memory alone.
+            let _ = privileges::drop_unneeded(&[], || true);
+            reader.run();
+        })?;
         Ok(Self { thread: Some(thread), stop, readings })
     }
 

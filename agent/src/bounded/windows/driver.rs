@@ -9,6 +9,7 @@ use lj_trace_common::config::Counter;
 use super::policy::{MOST_EVENTS, Next, Past, Policy};
 use crate::bounded::now;
 use crate::bounded::observation::Nanos;
+use crate::privileges::{self, Capabilities};
 use crate::probes::calibrate::{ASSUMED, ProbeCost};
 use crate::probes::programs::Counts;
 use crate::probes::windows::{WindowOpener, WindowProbes, next_number};
@@ -80,6 +81,10 @@ impl Windows {
         let (sender, news) = mpsc::channel();
         let run = move || {
             come_first();
+            // Opening windows takes these to the end. If nothing can be given up, nothing is lost by it.
+            let _ = privileges::drop_unneeded(&privileges::TO_ATTACH, || {
+                privileges::TO_ATTACH.into_iter().all(|needed| Capabilities::effective().has(needed))
+            });
             let Settings { opener, counts, budget, pid, probes } = settings;
             let policy = Policy::new(budget, now());
             let used = cpu_time(pid).map(|cpu| (now(), cpu));

@@ -33,7 +33,9 @@ use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
-use crate::privileges::{self, Capability};
+use crate::privileges::{self, Capabilities, Capability};
+use crate::probes::mechanism::Mechanism;
+use crate::probes::perf_event::{Clock, try_open};
 use crate::service::journal::{Priority, say};
 use crate::service::memory::MemoryLimit;
 use crate::target::Process;
@@ -62,22 +64,34 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let signals = Signals::listen(&runtime, args, &targets, &interrupts)?;
     let known = targets.iter().map(|target| target.process.clone()).collect();
     let mut session = Session::start(args, targets, &progress, started)?;
-    // Those that come later have to be attached to as well, and each window.
-    if !args.children && args.overhead.is_none() {
-        give_up_privileges(args, || session.recordings().all(Recording::is_in_reach));
-    }
+    // Those that come later have to be attached to as well.
+    let attaches = if args.children { &privileges::TO_ATTACH[..] } else { &[] };
+    give_up_privileges(args, attaches, || {
+        session.recordings().all(Recording::is_in_reach) && (!args.children || can_attach(args.mode))
+    });
     let children = args.children.then(|| NewChildren::watch(args.pid, known)).transpose()?;
     let stop = runtime.block_on(record(args, signals, &mut session, children.as_ref(), &progress));
     session.finish(stop, &progress)
 }
 
-/// Gives up what nothing needs any more that is attached. `works` says whether it still does what it has to.
-pub(super) fn give_up_privileges(args: &RecordArgs, works: impl FnOnce() -> bool) {
+/// Gives up what nothing needs any more that is attached, but for `more`. `works` says whether it can still do what it
+/// has to.
+pub(super) fn give_up_privileges(args: &RecordArgs, more: &[Capability], works: impl FnMut() -> bool) {
     // The kernel's symbols are read when the first one is asked for.
-    let more: &[Capability] = if args.kernel { &[Capability::Syslog] } else { &[] };
-    if let Err(error) = privileges::drop_unneeded(more, works) {
+    let symbols: &[Capability] = if args.kernel { &[Capability::Syslog] } else { &[] };
+    if let Err(error) = privileges::drop_unneeded(&[more, symbols].concat(), works) {
         say(Priority::Warning, &format!("lj-trace: goes on with all privileges, they cannot be given up: {error}"));
     }
+}
+
+/// Whether this thread could still attach to a process.
+fn can_attach(mode: Mode) -> bool {
+    let samples = mode == Mode::Memprof || try_open(Clock::CpuClock).is_ok();
+    // Probes that are perf events want `CAP_SYS_ADMIN`.
+    let probes = mode == Mode::Sysprof
+        || Mechanism::detect() == Mechanism::Multi
+        || Capabilities::effective().has(Capability::SysAdmin);
+    samples && probes
 }
 
 /// What may happen while a recording runs.
