@@ -22,6 +22,8 @@ pub mod exit_code {
     pub const NO_PROCESS: i32 = 66;
     /// There is no LuaJIT in the process, or none that is supported.
     pub const NO_LUAJIT: i32 = 69;
+    /// The kernel lacks what is asked for.
+    pub const UNAVAILABLE: i32 = 69;
     /// A file cannot be read or written.
     pub const IO: i32 = 74;
     /// Privileges are missing.

@@ -218,3 +218,14 @@ fn what_windows_cannot_do_is_refused() -> Result<()> {
     }
     Ok(())
 }
+
+/// As on kernels before 6.6.
+#[test]
+fn a_kernel_without_windows_is_said_to_have_none() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let workload = Workload::start(&program, BOUNDED, &["mix", "1"])?;
+    let pid = workload.pid().to_string();
+    let outcome = run(["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--no-uprobe-multi"])?;
+    outcome.expect(exit_code::UNAVAILABLE, &["Linux 6.6 has", "--max-overhead"]);
+    Ok(())
+}

@@ -106,6 +106,7 @@ impl From<ProbeError> for CommandError {
         match error {
             ProbeError::Target(error) => error.into(),
             ProbeError::NotPermitted { .. } => Self::new(ExitCode::PRIVILEGES, error.to_string()),
+            ProbeError::NoWindows(_) => Self::new(ExitCode::UNAVAILABLE, error.to_string()),
             error => Self::new(ExitCode::BUG, error.to_string()),
         }
     }

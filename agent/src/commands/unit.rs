@@ -3,7 +3,9 @@
 use clap::Args;
 
 use super::exit::CommandError;
-use super::record::RecordArgs;
+use super::record::{Mode, RecordArgs};
+use crate::privileges::Refusal;
+use crate::probes::mechanism::Mechanism;
 use crate::service::unit;
 
 /// How long a recording may take to begin and to write its files before systemd ends it, in seconds.
@@ -44,8 +46,21 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
     let record = parse(&args.record)?;
     let name = format!("lj-trace-{}", record.pid);
     let limit = record.duration.map(|duration| duration.as_secs().saturating_add(SLACK));
-    print!("{}", unit::command(&program, &name, &args.record, limit));
+    print!("{}", unit::command(&program, &name, &args.record, limit, more(&record)));
     Ok(())
+}
+
+/// Why this kernel wants `CAP_SYS_ADMIN` for a recording, if it does.
+fn more(record: &RecordArgs) -> Option<&'static str> {
+    // Windows have samples beside them.
+    if (record.mode != Mode::Memprof || record.overhead.is_some()) && Refusal::now().wants_admin_for_perf_events() {
+        return Some(
+            "kernel.perf_event_paranoid is above 2, where this distribution's kernel wants it for sampling; with \
+             `sudo sysctl kernel.perf_event_paranoid=2` it is not needed",
+        );
+    }
+    (record.mode != Mode::Sysprof && Mechanism::detect() == Mechanism::Classic)
+        .then_some("this kernel has no uprobe_multi links (Linux 6.6), so probes are perf events, which want it")
 }
 
 /// The options as `record` takes them.

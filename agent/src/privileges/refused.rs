@@ -59,6 +59,12 @@ impl Refusal {
         }
     }
 
+    /// Whether `kernel.perf_event_paranoid` is one of the values that Debian and Ubuntu have added: their kernels want
+    /// `CAP_SYS_ADMIN` for every perf event then.
+    pub fn wants_admin_for_perf_events(&self) -> bool {
+        self.paranoid.is_some_and(|level| level >= 3)
+    }
+
     /// The cause and the fix, for an operation that was refused.
     pub fn explain(&self, operation: Operation) -> String {
         let scope = self.ptrace_scope.unwrap_or(0);
@@ -98,7 +104,7 @@ impl Refusal {
         }
         let paranoid = self.paranoid.unwrap_or(0);
         let is_perf = matches!(operation, Operation::PerfEvents | Operation::ClassicProbes);
-        if is_perf && paranoid >= 3 && !self.capabilities.has(Capability::SysAdmin) {
+        if is_perf && self.wants_admin_for_perf_events() && !self.capabilities.has(Capability::SysAdmin) {
             return format!(
                 "kernel.perf_event_paranoid is {paranoid}, at which this distribution's kernel wants CAP_SYS_ADMIN for \
                  perf events: `sudo sysctl kernel.perf_event_paranoid=2`, or run as root"

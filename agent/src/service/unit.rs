@@ -3,6 +3,9 @@
 /// What lj-trace needs of root's powers (Linux 6.6 and newer): to load its programs, to sample, to read the target.
 pub const CAPABILITIES: &str = "CAP_BPF CAP_PERFMON CAP_SYS_PTRACE";
 
+/// The settings that say so.
+const OF_CAPABILITIES: [&str; 2] = ["AmbientCapabilities", "CapabilityBoundingSet"];
+
 /// The settings, in the words of systemd.exec(5), systemd.service(5) and systemd.resource-control(5).
 ///
 /// Left out on purpose: `PrivateUsers=`, which takes the power over other processes away; `ProtectProc=` and
@@ -55,13 +58,22 @@ pub fn template(program: &str) -> String {
 }
 
 /// The `systemd-run` line for a run of lj-trace with these arguments, as the unit `name`. `limit`, in seconds, is when
-/// systemd gives up on a run that should have ended by itself.
-pub fn command(program: &str, name: &str, arguments: &[String], limit: Option<u64>) -> String {
-    let mut line = format!("systemd-run --unit={name} --collect");
-    let limit = limit.map(|limit| ("RuntimeMaxSec", limit.to_string()));
-    let limit = limit.iter().map(|(key, value)| (*key, value.as_str()));
-    for (key, value) in SANDBOX.into_iter().chain(limit) {
+/// systemd gives up on a run that should have ended by itself. `more` is a reason why this kernel wants
+/// `CAP_SYS_ADMIN` as well, which is said in a comment.
+pub fn command(program: &str, name: &str, arguments: &[String], limit: Option<u64>, more: Option<&str>) -> String {
+    let mut line = more.map(|reason| format!("# CAP_SYS_ADMIN: {reason}\n")).unwrap_or_default();
+    line.push_str(&format!("systemd-run --unit={name} --collect"));
+    let mut set = |key: &str, value: &str| {
         line.push_str(&format!(" \\\n    --property={}", quoted(&format!("{key}={value}"))));
+    };
+    for (key, value) in SANDBOX {
+        match more {
+            Some(_) if OF_CAPABILITIES.contains(&key) => set(key, &format!("{value} CAP_SYS_ADMIN")),
+            _ => set(key, value),
+        }
+    }
+    if let Some(limit) = limit {
+        set("RuntimeMaxSec", &limit.to_string());
     }
     line.push_str(&format!(" \\\n    {} record", quoted(program)));
     arguments.iter().for_each(|argument| line.push_str(&format!(" {}", quoted(argument))));
@@ -91,11 +103,26 @@ mod tests {
 
     #[test]
     fn words_are_quoted_where_a_shell_would_take_them_apart() {
-        let line =
-            command("/usr/bin/lj-trace", "x", &["--pid".into(), "7".into(), "-o".into(), "it's.svg".into()], None);
+        let line = command(
+            "/usr/bin/lj-trace",
+            "x",
+            &["--pid".into(), "7".into(), "-o".into(), "it's.svg".into()],
+            None,
+            None,
+        );
         assert!(line.ends_with("    /usr/bin/lj-trace record --pid 7 -o 'it'\\''s.svg'\n"), "{line}");
         assert!(line.contains("--property='CapabilityBoundingSet=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE' \\\n"), "{line}");
         assert!(!line.contains("RuntimeMaxSec"), "{line}");
-        assert!(command("x", "x", &[], Some(90)).contains(" --property=RuntimeMaxSec=90 \\\n"));
+        assert!(command("x", "x", &[], Some(90), None).contains(" --property=RuntimeMaxSec=90 \\\n"));
+    }
+
+    #[test]
+    fn a_kernel_that_wants_more_gets_it() {
+        let line = command("x", "x", &[], None, Some("kernel.perf_event_paranoid is 4"));
+        assert!(line.starts_with("# CAP_SYS_ADMIN: kernel.perf_event_paranoid is 4\nsystemd-run "), "{line}");
+        for key in OF_CAPABILITIES {
+            let setting = format!("--property='{key}=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE CAP_SYS_ADMIN' ");
+            assert!(line.contains(&setting), "{line}");
+        }
     }
 }
