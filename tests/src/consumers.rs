@@ -144,7 +144,7 @@ impl Node {
                 return Ok(profiler);
             }
             let ended = profiler.server.try_wait()?;
-            if ended.is_some() || start.elapsed() > PATIENCE {
+            if ended.is_some() || start.elapsed() > crate::patience(PATIENCE) {
                 let said = std::fs::read_to_string(&log).unwrap_or_default();
                 bail!("it does not open the profile ({ended:?}); it said:\n{said}");
             }
@@ -155,7 +155,7 @@ impl Node {
 
 const SESSION: &str = "test";
 /// It takes a second on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: u64 = 60;
 
 fn environment(folder: &tempfile::TempDir) -> [(&'static str, &std::ffi::OsStr); 2] {
     // All is named already: nothing is to be asked of any server.

@@ -24,8 +24,8 @@ pub struct Nginx {
 
 /// The socket in its folder that it listens on, if it does.
 const SOCKET: &str = "socket";
-/// How long it may take to start: some 30 ms on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long it may take to start: some 30 ms on an idle machine, in seconds.
+const PATIENCE: u64 = 20;
 
 impl Nginx {
     /// Starts it with so many workers, which run `tests/lua/worker.lua`, and waits until they are there; [`None`] where
@@ -116,7 +116,7 @@ impl Nginx {
             if let Some(status) = self.master.try_wait()? {
                 bail!("nginx has ended ({status}): {}", self.log());
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > crate::patience(PATIENCE) {
                 bail!("nginx has not started {workers} workers");
             }
             sleep(Duration::from_millis(10));
@@ -153,7 +153,7 @@ impl Nginx {
                 self.workers.push(new);
                 return Ok(new);
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > crate::patience(PATIENCE) {
                 bail!("nginx has not started a new worker");
             }
             sleep(Duration::from_millis(10));

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::tracer::binary;
 
-/// No program may take longer to show what it is waited for.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// No program may take longer to show what it is waited for, in seconds.
+const PATIENCE: u64 = 30;
 /// What the shell prints after the program has ended, before its exit code.
 pub const ENDED: &str = "ended with";
 
@@ -78,7 +78,7 @@ impl Screen {
             if wanted(&text) {
                 return Ok(text);
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > crate::patience(PATIENCE) {
                 bail!("the screen never showed {what}:\n{text}");
             }
             sleep(Duration::from_millis(50));

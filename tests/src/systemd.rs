@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::tracer::binary;
 
 /// How long it may take to boot: two seconds on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: u64 = 40;
 const INIT: &str = "/lib/systemd/systemd";
 /// Its files are in memory: it would empty this machine's /tmp, and leave state in /var/lib
 /// and its journal in /var/log. Control groups are those
@@ -51,7 +51,7 @@ impl Systemd {
         let mut systemd = Self { outer, init: 0 };
         let started = Instant::now();
         while !systemd.is_up() {
-            if started.elapsed() > PATIENCE || systemd.outer.try_wait()?.is_some() {
+            if started.elapsed() > crate::patience(PATIENCE) || systemd.outer.try_wait()?.is_some() {
                 println!("NOT RUN: systemd does not boot in namespaces here");
                 return Ok(None);
             }
@@ -112,7 +112,7 @@ impl Systemd {
             if wanted(&printed) {
                 return Ok(printed);
             }
-            if started.elapsed() > PATIENCE {
+            if started.elapsed() > crate::patience(PATIENCE) {
                 bail!("{line} keeps printing {printed:?}");
             }
             sleep(Duration::from_millis(100));

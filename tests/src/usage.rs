@@ -28,10 +28,10 @@ pub fn cpu_time(pid: u32) -> Result<f64> {
 /// # Errors
 /// If it has exited, or does not get that far.
 pub fn let_work(pid: u32, seconds: f64) -> Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const PATIENCE: u64 = 60;
     let (begin, started) = (cpu_time(pid)?, Instant::now());
     while cpu_time(pid)? < begin + seconds {
-        ensure!(started.elapsed() < PATIENCE, "process {pid} does not work");
+        ensure!(started.elapsed() < crate::patience(PATIENCE), "process {pid} does not work");
         sleep(Duration::from_millis(10));
     }
     Ok(())

@@ -20,7 +20,7 @@ const SECONDS: f64 = 0.6;
 /// How long a process is recorded between two events.
 const WHILE: Duration = Duration::from_millis(500);
 /// How long something may take that takes some milliseconds on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: u64 = 20;
 
 fn read(folder: &Path, name: &str) -> Result<Folded> {
     let path = folder.join(name);
@@ -144,7 +144,10 @@ fn workers_of_a_reload_are_recorded_too() -> Result<()> {
     let of_old = folder.path().join(format!("cpu-{old}.bin"));
     let start = Instant::now();
     while whole(&of_old).is_err() {
-        ensure!(start.elapsed() < PATIENCE, "the stream of the worker that has exited stays incomplete");
+        ensure!(
+            start.elapsed() < lj_trace_tests::patience(PATIENCE),
+            "the stream of the worker that has exited stays incomplete"
+        );
         sleep(WHILE / 10);
     }
     tracer.signal(libc::SIGINT)?;
@@ -204,7 +207,7 @@ fn it_ends_with_the_last_of_the_family() -> Result<()> {
     let start = Instant::now();
     nginx.kill(last)?;
     tracer.wait()?.expect(0, &["the process has exited"]);
-    ensure!(start.elapsed() < PATIENCE, "it took {:?}", start.elapsed());
+    ensure!(start.elapsed() < lj_trace_tests::patience(PATIENCE), "it took {:?}", start.elapsed());
     for worker in nginx.workers() {
         run(["report", &stream.replace(".bin", &format!("-{worker}.bin"))])?.expect(0, &[]);
     }

@@ -1,6 +1,6 @@
 //! `lj-trace dump` shows what every coroutine and thread executes, and says so where that changes meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
@@ -10,8 +10,8 @@ use lj_trace_tests::workload::Workload;
 use serde_json::Value;
 
 const SCRIPT: &str = "standstill.lua";
-/// How long a workload may take to come to rest.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a workload may take to come to rest, in seconds.
+const PATIENCE: u64 = 20;
 
 fn dump(workload: &Workload, more: &[&str]) -> Result<Value> {
     let pid = workload.pid().to_string();
@@ -196,7 +196,11 @@ fn shows_the_functions_inlined_into_a_trace() -> Result<()> {
             if threads.iter().any(waits) && dump["vms"][0]["state"] == "TRACE" {
                 break dump;
             }
-            ensure!(start.elapsed() < PATIENCE, "{}: it does not wait in a trace: {dump:#}", program.name);
+            ensure!(
+                start.elapsed() < lj_trace_tests::patience(PATIENCE),
+                "{}: it does not wait in a trace: {dump:#}",
+                program.name
+            );
         };
         let check = || -> Result<()> {
             let threads = dump["threads"].as_array().context("no threads")?;
@@ -235,7 +239,7 @@ fn shows_all_of_an_event_loop() -> Result<()> {
             );
             return Ok(());
         }
-        ensure!(start.elapsed() < PATIENCE, "it does not wait: {dump:#}");
+        ensure!(start.elapsed() < lj_trace_tests::patience(PATIENCE), "it does not wait: {dump:#}");
     }
 }
 
