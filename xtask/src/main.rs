@@ -6,6 +6,7 @@ mod build;
 mod consumers;
 mod demo;
 mod dist;
+mod fuzz;
 mod kernel;
 mod layouts;
 mod lupa;
@@ -46,6 +47,8 @@ enum Task {
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
+    /// Look for input that the readers of streams, ELF files and VMs do not survive, with cargo-fuzz
+    Fuzz(fuzz::Options),
     /// Let lj-trace come and go for long while nginx answers requests, and show what that does to it
     Soak(soak::Options),
     /// Test every LuaJIT there is, and write docs/matrix.md from the results
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Task::Dist(options) => dist::dist(&options),
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
+        Task::Fuzz(options) => fuzz::fuzz(&options),
         Task::Soak(options) => soak::soak(&options),
         Task::Matrix => matrix::matrix(),
         Task::Bench(options) => bench::bench(&options),
