@@ -1,5 +1,8 @@
 //! nginx that leaks some 100 bytes with each request, and what lj-trace says of that.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Context as _, Result, ensure};
 
 use crate::estimates::staying;
@@ -15,6 +18,15 @@ const MODULE: &str = "leaking";
 #[derive(Debug)]
 pub struct Leaking {
     server: Server,
+}
+
+/// When lj-trace attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attach {
+    /// Before the load begins.
+    Before,
+    /// While clients wait for their answers already.
+    UnderLoad,
 }
 
 /// A load on it that has been recorded.
@@ -43,32 +55,33 @@ impl Leaking {
     /// As [`Server::load`].
     pub fn load(&self, what: &str, seconds: u64) -> Result<Option<Answers>> {
         self.server.load(what, seconds, || {
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            sleep(Duration::from_millis(100));
             Ok(())
         })
     }
 
-    /// Puts load on it for so many seconds, and records it from soon after their beginning to their end, at a cost of 5%.
-    /// [`None`] where this system has no wrk.
+    /// Puts load on it for so many seconds, and records it meanwhile at a cost of 5%. [`None`] where this system has no wrk.
     ///
     /// # Errors
     /// As [`Server::load`], and if it cannot be recorded.
-    pub fn record(&self, what: &str, seconds: u64) -> Result<Option<Recorded>> {
+    pub fn record(&self, what: &str, seconds: u64, attach: Attach) -> Result<Option<Recorded>> {
         let folder = tempfile::tempdir()?;
         let text = folder.path().join("leak.txt");
         let (pid, output) = (self.server.worker().to_string(), text.display().to_string());
-        let mut tracer =
-            Some(Tracer::start(["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--output", &output])?);
-        let mut attached = false;
+        let memprof = ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--output", &output];
+        let mut tracer = Tracer::start(memprof)?;
+        let mut attached = attach == Attach::Before;
+        if attached {
+            tracer.wait_until_attached()?;
+        }
         let answers = self.server.load(what, seconds, || {
-            if let Some(tracer) = tracer.as_mut().filter(|_| !attached) {
+            if !std::mem::replace(&mut attached, true) {
                 tracer.wait_until_attached()?;
-                attached = true;
             }
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            sleep(Duration::from_millis(50));
             Ok(())
         })?;
-        let (Some(answers), Some(tracer)) = (answers, tracer.take()) else { return Ok(None) };
+        let Some(answers) = answers else { return Ok(None) };
         tracer.signal(libc::SIGINT)?;
         let outcome = tracer.wait()?;
         outcome.expect(0, &["lost               0"]);

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::table::{Table, verdict};
-use crate::leaking::{LEAKING_TABLE, Leaking};
+use crate::leaking::{Attach, LEAKING_TABLE, Leaking};
 use crate::wrk::Answers;
 
 /// How long the server warms up, in seconds.
@@ -24,7 +24,9 @@ pub fn leak(seconds: u64, rounds: u32) -> Result<Option<()>> {
         let Some(bare) = server.load("without lj-trace", seconds)? else { return Ok(None) };
         table.row(cells(format!("{round}: without lj-trace"), &bare, seconds));
         let Some(server) = warm()? else { return Ok(None) };
-        let Some(recorded) = server.record("recorded at a cost of 5%", seconds)? else { return Ok(None) };
+        let Some(recorded) = server.record("recorded at a cost of 5%", seconds, Attach::UnderLoad)? else {
+            return Ok(None);
+        };
         table.row(cells(format!("{round}: --mode memprof --overhead 5%"), &recorded.answers, seconds));
         print!("{}", recorded.outcome.stderr);
         named += u32::from(recorded.expect_the_leak().is_ok());
