@@ -5,14 +5,17 @@
 //! something is missing they fail and say what to run, so that a green run always means that they ran.
 
 pub mod allocations;
+pub mod benches;
 pub mod capabilities;
 pub mod code;
 pub mod consumers;
 pub mod disk;
+pub mod estimates;
 pub mod folded;
 pub mod heap;
 pub mod hosts;
 pub mod inlined;
+pub mod leaking;
 pub mod measured;
 pub mod memory_truth;
 pub mod nginx;
@@ -20,6 +23,7 @@ pub mod profiles;
 pub mod programs;
 pub mod recording;
 pub mod screen;
+pub mod server;
 pub mod shares;
 pub mod source;
 pub mod stories;

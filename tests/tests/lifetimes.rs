@@ -15,6 +15,7 @@ use lj_trace::stream::memprof::{Event, Source};
 use lj_trace::target::Process;
 use lj_trace::vm::find_vms;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
+use lj_trace_tests::estimates::staying;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::source::line_of;
 use lj_trace_tests::tracer::{Tracer, run};
@@ -153,12 +154,6 @@ fn deaths_on_gc64() -> Result<()> {
 #[test]
 fn deaths_on_tarantool() -> Result<()> {
     check(TARANTOOL)
-}
-
-/// Lines of the part of a report on what stays, in order.
-fn staying(text: &str) -> Vec<&str> {
-    let rows = text.lines().skip_while(|line| !line.starts_with("Top lines by what stays")).skip(2);
-    rows.take_while(|line| !line.is_empty()).collect()
 }
 
 /// The same at a bounded cost: the leak comes first, and the stream says all of it, too.

@@ -3,17 +3,13 @@
 //! `LJ_TRACE_SOAK_MINUTES` says how long, 3 if it does not; `cargo xtask soak --minutes 30` takes half an hour, and shows
 //! what it has found.
 
-use std::net::TcpListener;
-use std::path::Path;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::code;
-use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::server::Server;
 use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::usage;
-use lj_trace_tests::wrk::{Answers, Load};
 
 /// How long all of it takes, in seconds.
 fn seconds() -> u64 {
@@ -26,40 +22,19 @@ const ENDS: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGINT, libc:
 
 /// The server and who asks it.
 struct Soak {
-    nginx: Nginx,
-    url: String,
+    server: Server,
     folder: tempfile::TempDir,
 }
 
 impl Soak {
     fn start() -> Result<Option<Self>> {
-        // A port that is free: nobody else takes it that soon.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let Some(nginx) = Nginx::serving_on(port, "soak")? else { return Ok(None) };
-        Ok(Some(Self { nginx, url: format!("http://127.0.0.1:{port}/page"), folder: tempfile::tempdir()? }))
-    }
-
-    fn worker(&self) -> u32 {
-        self.nginx.workers()[0]
-    }
-
-    /// Puts load on the server for so long, and does something again and again meanwhile. No request may fail.
-    fn load(&self, what: &str, seconds: u64, mut meanwhile: impl FnMut() -> Result<()>) -> Result<Option<Answers>> {
-        let Some(mut load) = Load::start(&self.url, seconds)? else { return Ok(None) };
-        while load.goes_on()? {
-            meanwhile()?;
-        }
-        let answers = load.finish()?;
-        println!("{what}: {} requests, {}", answers.requests, answers.latencies());
-        ensure!(answers.failures.is_empty(), "{what}: {:?}", answers.failures);
-        ensure!(answers.requests > 100, "{what}: only {} requests", answers.requests);
-        ensure!(Path::new(&format!("/proc/{}", self.worker())).exists(), "{what}: the worker has ended");
-        Ok(Some(answers))
+        let Some(server) = Server::start("soak")? else { return Ok(None) };
+        Ok(Some(Self { server, folder: tempfile::tempdir()? }))
     }
 
     /// Starts to record the worker.
     fn record(&self, mode: &str, output: &str) -> Result<Tracer> {
-        let pid = self.worker().to_string();
+        let pid = self.server.worker().to_string();
         // However much it costs: the probes are to come and go.
         let mut tracer = Tracer::start(["--pid", &pid, "--mode", mode, "--no-limit", "--output", output])?;
         tracer.wait_until_attached()?;
@@ -77,28 +52,15 @@ impl Soak {
         if end != libc::SIGKILL {
             outcome.expect(0, &["stopped by a signal after"]);
         }
-        self.expect_no_probe()?;
+        self.server.expect_no_probe()?;
         Ok(memory)
-    }
-
-    /// The worker's code is what its files have. The kernel cleans up after a killed lj-trace in its own time.
-    fn expect_no_probe(&self) -> Result<()> {
-        let ended = Instant::now();
-        loop {
-            let left = code::differences(self.worker())?;
-            if left.is_empty() {
-                return Ok(());
-            }
-            ensure!(ended.elapsed() < Duration::from_secs(10), "left behind: {left:?}");
-            sleep(Duration::from_millis(50));
-        }
     }
 
     /// lj-trace comes and goes every few seconds.
     fn comings_and_goings(&self, mode: &str, seconds: u64) -> Result<()> {
         let mut ends = ENDS.into_iter().cycle();
         let mut memory = Vec::new();
-        let answers = self.load(&format!("{mode}, coming and going"), seconds, || {
+        let answers = self.server.load(&format!("{mode}, coming and going"), seconds, || {
             memory.push(self.come_and_go(mode, ends.next().context("an endless list")?)?);
             sleep(Duration::from_millis(500));
             Ok(())
@@ -121,7 +83,7 @@ impl Soak {
         let [cpu, memory] = tracers;
         let tracers = [cpu?, memory?];
         let mut taken = [const { Vec::new() }; 2];
-        self.load("both, all the time", seconds, || {
+        self.server.load("both, all the time", seconds, || {
             for (tracer, taken) in tracers.iter().zip(&mut taken) {
                 taken.push(usage::memory(tracer.pid())?.1);
             }
@@ -141,7 +103,7 @@ impl Soak {
             println!("{mode}: {first} KiB at first, {last} KiB in the end");
             ensure!(grows_little(first, last), "{mode}: lj-trace takes more and more memory: {taken:?} KiB");
         }
-        self.expect_no_probe()
+        self.server.expect_no_probe()
     }
 }
 
@@ -165,17 +127,17 @@ fn it_comes_and_goes_for_long() -> Result<()> {
         Ok(())
     };
     // The JIT compiler settles first.
-    if soak.load("warming up", 3, nothing)?.is_none() {
+    if soak.server.load("warming up", 3, nothing)?.is_none() {
         return Ok(());
     }
-    let (_, before) = usage::memory(soak.worker())?;
-    soak.load("without lj-trace", part, nothing)?;
+    let (_, before) = usage::memory(soak.server.worker())?;
+    soak.server.load("without lj-trace", part, nothing)?;
     soak.comings_and_goings("sysprof", part)?;
     soak.comings_and_goings("memprof", part)?;
     soak.comings_and_goings("all", part)?;
     soak.long_runs(part)?;
-    soak.load("without it again", part, nothing)?;
-    let (_, after) = usage::memory(soak.worker())?;
+    soak.server.load("without it again", part, nothing)?;
+    let (_, after) = usage::memory(soak.server.worker())?;
     println!("the worker: {before} KiB before, {after} KiB after");
     Ok(())
 }

@@ -15,6 +15,7 @@ use super::memory_outputs::MemoryOutputs;
 use super::trace_lines::TraceLines;
 use super::trace_table::TraceTable;
 use crate::commands::exit::CommandError;
+use crate::probes::allocator::AllocationRecord;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
 use crate::stream::{Annotation, Symbol, TraceSymbol};
@@ -173,6 +174,21 @@ impl MemoryEvents {
     /// The VM whose events these are.
     pub fn vm(&self) -> &Vm {
         &self.vm
+    }
+
+    /// Whether a record is of a trace, while the layout of traces is not decided.
+    #[inline]
+    pub fn is_undecided(&self, record: &AllocationRecord) -> bool {
+        let is_on_trace = |event: &AllocationEvent| event.source == AllocationSource::Trace as u8;
+        !self.vm.undecided.is_empty() && matches!(record, AllocationRecord::Event(event) if is_on_trace(event))
+    }
+
+    /// More was decided of the layout of its VM: what could not be told of its traces is forgotten.
+    pub fn decide(&mut self, vm: Vm) {
+        self.vm = vm;
+        self.traces.clear();
+        self.traces_checked.clear();
+        self.trace_lines = TraceLines::default();
     }
 
     /// What became of the events so far.

@@ -6,6 +6,7 @@ pub mod about_process;
 mod allocation_stacks;
 mod c_symbols;
 mod cost;
+mod deciding;
 mod definitions;
 mod estimation;
 mod listener;
@@ -24,6 +25,7 @@ mod trace_table;
 
 pub use c_symbols::CSymbols;
 pub use cost::{Cost, Counted, cpu_time};
+pub use deciding::Deciding;
 pub use estimation::Estimation;
 pub use listener::{AllocationListener, SampleListener, SharedListener};
 pub use machine_code::machine_code;

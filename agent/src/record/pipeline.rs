@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use lj_trace_common::event::{
     FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
@@ -13,6 +12,7 @@ use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
 
+use super::deciding::Deciding;
 use super::machine_code::machine_code;
 use super::naming::Namer;
 use super::thread_names::ThreadNames;
@@ -24,7 +24,7 @@ use crate::symbols::KernelSymbols;
 use crate::target::{Process, ProcessMemory};
 use crate::trace::{self, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
-use crate::vm::{Vm, prove_again};
+use crate::vm::Vm;
 
 /// A sample with its frames in order and named.
 #[derive(Clone, Debug)]
@@ -107,8 +107,7 @@ pub struct Pipeline {
     vms: Vec<Vm>,
     /// The traces of each VM.
     traces: Vec<Traces>,
-    /// When a VM's layout was proven again.
-    proven: Option<Instant>,
+    deciding: Deciding,
     /// Those of which more was decided.
     decided: Vec<usize>,
     codes: Vec<VmCode>,
@@ -130,7 +129,7 @@ impl Pipeline {
             memory,
             vms: vms.to_vec(),
             traces: vms.iter().map(|_| Traces::default()).collect(),
-            proven: None,
+            deciding: Deciding::default(),
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),
@@ -189,7 +188,7 @@ impl Pipeline {
         if let Some(vm) = vm.filter(|&vm| !self.vms[vm].undecided.is_empty())
             && sample.header.flags & SAMPLE_ON_TRACE != 0
         {
-            self.prove_again(vm);
+            self.decide(vm);
         }
         if let Some(vm) = vm {
             self.know_code(vm, &sample.header.trace);
@@ -274,15 +273,8 @@ impl Pipeline {
     }
 
     /// Decides what the layout of a VM has left open, now that it has traces.
-    fn prove_again(&mut self, index: usize) {
-        /// Proving takes some milliseconds.
-        const BETWEEN: Duration = Duration::from_millis(50);
-        if self.proven.is_some_and(|proven| proven.elapsed() < BETWEEN) {
-            return;
-        }
-        self.proven = Some(Instant::now());
-        let Ok(maps) = self.process.maps() else { return };
-        if let Ok(vm) = prove_again(&self.process, &maps, &self.vms[index]) {
+    fn decide(&mut self, index: usize) {
+        if let Some(vm) = self.deciding.decide(&self.process, &self.vms[index]) {
             self.codes[index] = machine_code(&self.memory, &vm);
             self.vms[index] = vm;
             self.decided.push(index);

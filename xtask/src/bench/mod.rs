@@ -2,6 +2,7 @@
 
 mod measure;
 mod memprof;
+mod supported;
 mod sysprof;
 
 use anyhow::Result;
@@ -19,6 +20,10 @@ enum What {
     Sysprof(sysprof::Options),
     /// The allocation probes, beside empty ones, bpftrace and no profiler
     Memprof(memprof::Options),
+    /// Memory profiles with `--overhead 5%`: their errors against the truth, and what they cost
+    Bounded(supported::Bounded),
+    /// nginx under load from wrk while its leak is looked for: what names it, and what clients feel
+    Leak(supported::Leak),
 }
 
 /// Runs one benchmark.
@@ -26,5 +31,7 @@ pub fn bench(options: &Options) -> Result<()> {
     match &options.what {
         What::Sysprof(options) => sysprof::bench(options),
         What::Memprof(options) => memprof::bench(options),
+        What::Bounded(options) => supported::bounded(options),
+        What::Leak(options) => supported::leak(options),
     }
 }

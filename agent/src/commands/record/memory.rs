@@ -16,8 +16,8 @@ use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{
-    CSymbols, CallAccounts, Cost, EstimateSummary, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary,
-    MemoryTally, Resolved, TraceTable,
+    CSymbols, CallAccounts, Cost, Deciding, EstimateSummary, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    MemorySummary, MemoryTally, Resolved, TraceTable,
 };
 use crate::report::Weight;
 use crate::target::Process;
@@ -110,6 +110,7 @@ impl MemoryPreparation {
             began: Instant::now(),
             started: false,
             events,
+            deciding: Deciding::default(),
             c_symbols,
             outputs,
             vms: vms.len(),
@@ -133,6 +134,7 @@ pub struct MemoryRecording {
     started: bool,
     /// By the VMs' indices in the programs.
     events: Vec<Option<MemoryEvents>>,
+    deciding: Deciding,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
     /// How many VMs there were so far.
@@ -181,8 +183,9 @@ impl MemoryRecording {
         self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, c_symbols, outputs, only, strays, .. } = self;
+            let Self { probes, events, deciding, c_symbols, outputs, only, strays, .. } = self;
             let mut outcome = Ok(());
+            let mut decided = None;
             let mut of_new_vm = None;
             let some = probes.drain(BATCH - taken, |record| match events.get_mut(record.vm() as usize) {
                 _ if only.is_some_and(|only| only != record.vm()) => {
@@ -190,6 +193,12 @@ impl MemoryRecording {
                     ControlFlow::Continue(())
                 }
                 Some(Some(events)) => {
+                    if events.is_undecided(&record)
+                        && let Some(vm) = deciding.decide(process, events.vm())
+                    {
+                        decided = Some((record.vm(), vm.config()));
+                        events.decide(vm);
+                    }
                     outcome = add(events, &record, c_symbols, outputs);
                     if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
                 }
@@ -200,6 +209,10 @@ impl MemoryRecording {
             });
             taken += some;
             outcome?;
+            // The probes are to know it too.
+            if let Some((index, vm)) = decided {
+                programs.update_vm(index, &vm)?;
+            }
             match of_new_vm {
                 Some(record) => self.meet(&record, programs, process)?,
                 None => return Ok(taken < BATCH),

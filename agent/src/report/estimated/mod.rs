@@ -2,6 +2,7 @@
 //! between them.
 
 mod about;
+mod figures;
 mod lives;
 mod notes;
 mod text;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 pub use about::About;
+pub use figures::LineFigures;
 pub use notes::{is_sample, sample_mark};
 
 use super::Frame;

@@ -1,0 +1,223 @@
+-- The workloads that memory profiles of bounded cost are judged by.
+--
+--   bench_bounded.lua steady|phases|bursts|leak [jit]
+--
+-- `steady` allocates everything in turns; `phases` changes what it does every 0.3 s; `bursts` allocates as fast as it can
+-- for 30 ms of every 200 ms; `leak` is `steady`, but keeps one object in a thousand.
+--
+-- It prints `ready` and waits for lines on standard input. For each, a number, it works for so many seconds, and prints
+-- `line NUMBER CALLS BYTES` for each of its lines that allocate, where BYTES is what a call takes as it has measured itself,
+-- or `-` where a call has several lines; `kind NAME TURNS CPU WALL` for each kind of turns, in seconds; where it knows,
+-- `allocated BYTES`; and `done`.
+
+local mode = arg[1]
+if arg[2] ~= "jit" then jit.off() end
+
+local clock = dofile("clock.lua")
+local now, MONOTONIC, PROCESS_CPUTIME = clock.now, clock.MONOTONIC, clock.PROCESS_CPUTIME
+
+-- A heap of this size has a few collection cycles a second, not thousands.
+local kept = {}
+for number = 1, 60000 do kept[number] = { number, {} } end
+
+-- What is allocated escapes: compiled code must allocate it as well.
+local sink, number = {}, 1e6
+local leaked
+local methods = { __index = {} }
+local filler = ("0123456789"):rep(60)
+
+local function tuple(a, b, c)
+  return { a, b, c, a, b } --@ tuple
+end
+
+-- Each has a loop of its own, as programs have: what several share is compiled badly.
+local makers = {
+  pair = function(first, last)
+    for i = first, last do
+      sink.pair = { i, i } --@ pair
+    end
+  end,
+  record = function(first, last)
+    for i = first, last do
+      sink.record = { id = i, name = "a name", next = false } --@ record
+    end
+  end,
+  object = function(first, last)
+    for i = first, last do
+      local object = { x = i, y = i } --@ object
+      sink.object = setmetatable(object, methods)
+    end
+  end,
+  list = function(first, last)
+    for i = first, last do
+      local list = {} --@ list
+      for slot = 1, 9 do
+        list[slot] = i --@ slots
+      end
+      sink.list = list
+    end
+  end,
+  closure = function(first, last)
+    for i = first, last do
+      sink.closure = function() return i end --@ closure
+    end
+  end,
+  tuple = function(first, last)
+    for i = first, last do sink.tuple = tuple(i, first, last) end
+  end,
+  text = function(first, last)
+    for i = first, last do
+      sink.text = "session " .. i --@ text
+    end
+  end,
+  long = function(first, last)
+    for i = first, last do
+      sink.long = i .. filler .. i --@ long
+    end
+  end,
+  nested = function(first, last)
+    for i = first, last do
+      sink.nested = { first = { i }, second = { i, i, i, i } } --@ nested
+    end
+  end,
+  leak = function(first, last)
+    for i = first, last do
+      leaked = { leaked, i } --@ leak
+    end
+  end,
+}
+
+-- Lines that share a maker: their marks, and its name.
+local shared = { list = "list", slots = "list" }
+
+local calls = {}
+for name in pairs(makers) do calls[name] = 0 end
+
+local function make(name, times)
+  makers[name](number, number + times - 1)
+  number = number + times
+  calls[name] = calls[name] + times
+end
+
+local sum = 0
+local function compute(turns)
+  for i = 1, turns do sum = (sum + i * i) % 1000003 end
+end
+
+local kinds = {
+  mix = function()
+    make("pair", 30)
+    make("record", 20)
+    make("object", 10)
+    make("list", 5)
+    make("closure", 40)
+    make("tuple", 15)
+    make("text", 25)
+    make("long", 10)
+    make("nested", 5)
+    compute(1000)
+  end,
+  tables = function()
+    make("pair", 60)
+    make("record", 40)
+    make("list", 20)
+    make("nested", 20)
+  end,
+  texts = function()
+    make("text", 20)
+    make("long", 8)
+    make("closure", 10)
+    compute(2000)
+  end,
+  burst = function()
+    make("pair", 100)
+    make("tuple", 50)
+    make("closure", 50)
+  end,
+  calm = function()
+    make("text", 3)
+    make("object", 2)
+    compute(5000)
+  end,
+}
+
+-- What it does at a time since it has begun.
+local kind_at = ({
+  steady = function() return "mix" end,
+  leak = function() return "mix" end,
+  phases = function(at) return at % 0.6 < 0.3 and "tables" or "texts" end,
+  bursts = function(at) return at % 0.2 < 0.03 and "burst" or "calm" end,
+})[mode]
+
+-- Objects of one turn that stay, in a `leak`: of the 160 and more.
+local LEAKS_EVERY = 6
+
+-- What a call takes: no object is freed meanwhile.
+local bytes = {}
+for name in pairs(makers) do
+  make(name, 1000)
+  bytes[name] = math.huge
+  -- What is compiled meanwhile takes memory as well.
+  for _ = 1, 3 do
+    collectgarbage()
+    collectgarbage("stop")
+    local before = collectgarbage("count")
+    make(name, 500)
+    bytes[name] = math.min(bytes[name], (collectgarbage("count") - before) * 1024 / 500)
+    collectgarbage("restart")
+  end
+end
+
+local lines, at_line = {}, 0
+for text in io.lines(arg[0]) do
+  at_line = at_line + 1
+  local mark = text:match("%-%-@ (%w+)$")
+  if mark then lines[#lines + 1] = { number = at_line, mark = mark, maker = shared[mark] or mark } end
+end
+
+-- Tarantool's fork counts the bytes that it allocates.
+local metrics = misc and misc.getmetrics
+
+local spent = {}
+for name in pairs(kinds) do spent[name] = { turns = 0, cpu = 0, wall = 0 } end
+
+local function work(seconds)
+  local began = now(MONOTONIC)
+  local at = began
+  while at - began < seconds do
+    local kind = kind_at(at - began)
+    local turn, turns, since, cpu = kinds[kind], 0, at, now(PROCESS_CPUTIME)
+    repeat
+      turn()
+      turns = turns + 1
+      if mode == "leak" and turns % LEAKS_EVERY == 0 then make("leak", 1) end
+      at = now(MONOTONIC)
+    until at - began >= seconds or kind_at(at - began) ~= kind
+    local spent = spent[kind]
+    spent.turns, spent.wall = spent.turns + turns, spent.wall + at - since
+    spent.cpu = spent.cpu + now(PROCESS_CPUTIME) - cpu
+  end
+end
+
+local function say(...)
+  io.stdout:write(string.format(...), "\n")
+end
+
+say("ready")
+io.stdout:flush()
+for seconds in io.stdin:lines() do
+  for name in pairs(calls) do calls[name] = 0 end
+  for _, spent in pairs(spent) do spent.turns, spent.cpu, spent.wall = 0, 0, 0 end
+  local allocated = metrics and metrics().gc_allocated
+  work(tonumber(seconds))
+  if metrics then say("allocated %.0f", metrics().gc_allocated - allocated) end
+  for _, line in ipairs(lines) do
+    local each = shared[line.mark] and "-" or ("%.3f"):format(bytes[line.maker])
+    if calls[line.maker] > 0 then say("line %d %d %s", line.number, calls[line.maker], each) end
+  end
+  for name, spent in pairs(spent) do
+    if spent.turns > 0 then say("kind %s %d %.6f %.6f", name, spent.turns, spent.cpu, spent.wall) end
+  end
+  say("done")
+  io.stdout:flush()
+end

@@ -1,0 +1,187 @@
+//! `cargo xtask bench bounded`: memory profiles of bounded cost, on workloads that know what they allocate.
+//!
+//! Each workload is first traced in full for some seconds, which tells what each call of a line takes; then recorded at 5%
+//! for as long as people record, which is held against what it has counted; then it works in blocks with lj-trace and
+//! without in turns, which tell how much slower it is.
+
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::accuracy::{Accuracy, Checks, Truth};
+use super::slowdown::Losses;
+use super::table::{Table, verdict};
+use super::work::{SCRIPT, Work};
+use crate::estimates::Estimates;
+use crate::programs::Program;
+use crate::tracer::Tracer;
+use crate::usage::cpu_time;
+use crate::workload::Workload;
+
+/// The modes of the workload, each also with the JIT compiler.
+pub const WORKLOADS: [&str; 4] = ["steady", "phases", "bursts", "leak"];
+
+/// How long all is traced, in seconds.
+const TRACED: f64 = 2.4;
+/// How long it works for nobody, so that what is to be compiled is compiled.
+const WARMING: f64 = 1.2;
+/// How long a block is: so many periods of any workload.
+const BLOCK: f64 = 4.2;
+
+/// What is to be measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How long each workload is recorded, in seconds.
+    pub seconds: f64,
+    /// How many blocks with lj-trace there are.
+    pub blocks: u32,
+    /// The names of workloads, `-jit` behind those that are compiled.
+    pub workloads: Vec<String>,
+}
+
+/// What was measured of a workload.
+struct Measured {
+    accuracy: Accuracy,
+    losses: [Losses; 2],
+    windows: u64,
+    /// Calls of the allocator that windows saw.
+    events: u64,
+    /// In percent of one core.
+    tracer_cpu: f64,
+    disagreement: f64,
+}
+
+/// Measures on each program, and prints the tables.
+///
+/// # Errors
+/// If a workload or lj-trace fails.
+pub fn bounded(plan: &Plan, programs: &[Program]) -> Result<()> {
+    let mut table = Table::new([
+        "",
+        "worst share",
+        "within: shares",
+        "bytes",
+        "counts",
+        "total",
+        "lost, CPU time",
+        "lost, elapsed",
+        "windows",
+        "events",
+        "lj-trace, % of a core",
+        "truths differ by",
+    ]);
+    let mut all = Vec::new();
+    for program in programs {
+        for workload in &plan.workloads {
+            let name = format!("{} {workload}", program.name);
+            println!("{name}");
+            let measured = measure(plan, program, workload).with_context(|| name.clone())?;
+            table.row(measured.cells(name));
+            all.push(measured);
+        }
+    }
+    println!("\n{} s each, then {} blocks of {BLOCK} s with lj-trace and one more without", plan.seconds, plan.blocks);
+    table.print();
+    println!();
+    print_verdicts(&all);
+    Ok(())
+}
+
+fn measure(plan: &Plan, program: &Program, workload: &str) -> Result<Measured> {
+    let folder = tempfile::tempdir()?;
+    let (mode, arguments) = match workload.strip_suffix("-jit") {
+        Some(mode) => (mode, &["jit"][..]),
+        None => (workload, &[][..]),
+    };
+    ensure!(WORKLOADS.contains(&mode), "there is no workload {workload}; there are {}", WORKLOADS.join(", "));
+    let arguments: Vec<&str> = [mode].iter().chain(arguments).copied().collect();
+    // Whatever else is traced on this machine, a file of its own has no other breakpoints.
+    let mut workload = Workload::start(&program.copy_to(folder.path())?, SCRIPT, &arguments)?;
+    Work::of(&mut workload, WARMING)?;
+    let truth = Truth::of(&mut workload, TRACED, folder.path())?;
+
+    let stream = folder.path().join("estimate.bin");
+    let tracer = attach(&workload, &stream)?;
+    let began = (Instant::now(), cpu_time(tracer.pid())?);
+    let work = Work::of(&mut workload, plan.seconds)?;
+    let tracer_cpu = 100.0 * (cpu_time(tracer.pid())? - began.1) / began.0.elapsed().as_secs_f64();
+    end(tracer)?;
+    let estimates = Estimates::read(&stream, SCRIPT)?;
+    let accuracy = truth.check(&work, &estimates)?;
+
+    let mut blocks = vec![Work::of(&mut workload, BLOCK)?];
+    for _ in 0..plan.blocks {
+        let tracer = attach(&workload, &stream)?;
+        blocks.push(Work::of(&mut workload, BLOCK)?);
+        end(tracer)?;
+        blocks.push(Work::of(&mut workload, BLOCK)?);
+    }
+    let losses = [Losses::of(&blocks, |spent| spent.cpu), Losses::of(&blocks, |spent| spent.wall)];
+    let about = &estimates.about;
+    let disagreement = truth.disagreement;
+    let (windows, events) = (about.windows, about.events);
+    Ok(Measured { accuracy, losses, windows, events, tracer_cpu, disagreement })
+}
+
+fn attach(workload: &Workload, stream: &Path) -> Result<Tracer> {
+    let (pid, output) = (workload.pid().to_string(), stream.display().to_string());
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--output", &output];
+    let mut tracer = Tracer::start(arguments)?;
+    tracer.wait_until_attached()?;
+    // It reads symbols still.
+    sleep(Duration::from_millis(300));
+    Ok(tracer)
+}
+
+fn end(tracer: Tracer) -> Result<()> {
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["lost               0"]);
+    let told = outcome.stderr.lines().find(|line| line.starts_with("  cost to it"));
+    println!("    lj-trace: {}", told.unwrap_or_default().trim_start());
+    Ok(())
+}
+
+impl Measured {
+    fn cells(&self, name: String) -> [String; 12] {
+        let Self { accuracy, losses, .. } = self;
+        let [shares, bytes, counts] = accuracy.checks.map(|checks| format!("{} of {}", checks.within, checks.all));
+        let [cpu, wall] =
+            losses.each_ref().map(|losses| format!("{:.1}% ±{:.1}", losses.mean() * 100.0, losses.error() * 100.0));
+        let outside = if accuracy.total_is_covered { "" } else { " (outside)" };
+        [
+            name,
+            format!("{:.2} points, line {}", accuracy.worst, accuracy.worst_line),
+            shares,
+            bytes,
+            counts,
+            format!("{:+.2}%{outside}", accuracy.total * 100.0),
+            cpu,
+            wall,
+            self.windows.to_string(),
+            self.events.to_string(),
+            format!("{:.1}", self.tracer_cpu),
+            format!("{:.1}%", self.disagreement * 100.0),
+        ]
+    }
+}
+
+fn print_verdicts(all: &[Measured]) {
+    let worst = |figure: fn(&Measured) -> f64| all.iter().map(figure).fold(0.0, f64::max);
+    let share = worst(|measured| measured.accuracy.worst);
+    verdict("the worst share of a line", "<= 2 points", &format!("{share:.2} points"), share <= 2.0);
+    let checks = all.iter().flat_map(|measured| measured.accuracy.checks);
+    let checks = checks.fold(Checks::default(), Checks::plus);
+    let covered = format!("{:.1}% of {}", checks.share() * 100.0, checks.all);
+    verdict("figures within their stated errors", ">= 95%", &covered, checks.share() >= 0.95);
+    let total = worst(|measured| measured.accuracy.total.abs()) * 100.0;
+    verdict("the worst total", "<= 2%", &format!("{total:.2}%"), total <= 2.0);
+    for (which, what) in ["the most CPU time that is lost", "the most time that is lost"].into_iter().enumerate() {
+        let most = all.iter().map(|measured| &measured.losses[which]);
+        let Some(most) = most.max_by(|a, b| a.mean().total_cmp(&b.mean())) else { continue };
+        let measured = format!("{:.1}% ±{:.1}", most.mean() * 100.0, most.error() * 100.0);
+        verdict(what, "<= 5%", &measured, most.mean() <= 0.05);
+    }
+}

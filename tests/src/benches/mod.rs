@@ -1,0 +1,12 @@
+//! What `cargo xtask bench` measures with the support of the tests: the accuracy of estimates and what they cost, and what
+//! clients of a server feel.
+
+mod accuracy;
+mod bounded;
+mod leak;
+mod slowdown;
+mod table;
+mod work;
+
+pub use bounded::{Plan, WORKLOADS, bounded};
+pub use leak::leak;

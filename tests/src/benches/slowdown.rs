@@ -1,0 +1,95 @@
+//! How much slower a program is with lj-trace than without, from blocks of both in turns in one run.
+
+use super::work::{Spent, Work};
+
+/// Shares of time that are lost, one for each block with lj-trace.
+#[derive(Clone, Debug, Default)]
+pub struct Losses(Vec<f64>);
+
+impl Losses {
+    /// From the blocks of a run: one without, one with, and so on, ended by one without. `clock` says which time it is about.
+    pub fn of(blocks: &[Work], clock: fn(&Spent) -> f64) -> Self {
+        let losses = blocks.windows(3).step_by(2).filter_map(|blocks| match blocks {
+            [before, with, after] => loss(with, [before, after], clock),
+            _ => None,
+        });
+        Self(losses.collect())
+    }
+
+    /// Their mean.
+    pub fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len().max(1) as f64
+    }
+
+    /// By how much the mean may be off, in 19 of 20 cases.
+    pub fn error(&self) -> f64 {
+        let (mean, count) = (self.mean(), self.0.len() as f64);
+        if self.0.len() < 2 {
+            return f64::INFINITY;
+        }
+        let variance = self.0.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        student(count - 1.0) * (variance / count).sqrt()
+    }
+}
+
+/// The share of its time that a block has lost, by the work that it has done and what that took before and after it.
+///
+/// It is taken for each kind of turns on its own: a program that changes what it does at certain times does less of what
+/// is slowed most.
+fn loss(with: &Work, without: [&Work; 2], clock: fn(&Spent) -> f64) -> Option<f64> {
+    let (mut took, mut bare) = (0.0, 0.0);
+    for (kind, spent) in &with.kinds {
+        let others = || without.iter().filter_map(|work| work.kinds.get(kind));
+        let (time, turns) = others().fold((0.0, 0.0), |sum, other| (sum.0 + clock(other), sum.1 + other.turns));
+        if turns > 0.0 {
+            took += clock(spent);
+            bare += spent.turns * time / turns;
+        }
+    }
+    (took > 0.0).then(|| 1.0 - bare / took)
+}
+
+/// The 97.5% quantile of Student's t distribution, by the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
+fn student(freedom: f64) -> f64 {
+    let z: f64 = 1.959_964;
+    z + (z.powi(3) + z) / (4.0 * freedom)
+        + (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / (96.0 * freedom.powi(2))
+        + (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / (384.0 * freedom.powi(3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(kinds: &[(&str, f64, f64)]) -> Work {
+        let spent = |&(kind, turns, cpu): &(&str, f64, f64)| (kind.to_owned(), Spent { turns, cpu, wall: cpu });
+        Work { kinds: kinds.iter().map(spent).collect(), ..Work::default() }
+    }
+
+    #[test]
+    fn drift_is_no_loss() {
+        let rates = [100.0, 95.0, 90.0, 85.0, 80.0];
+        let blocks = rates.map(|turns| block(&[("a", turns, 1.0)]));
+        let losses = Losses::of(&blocks, |spent| spent.cpu);
+        assert_eq!(losses.0.len(), 2);
+        assert!(losses.mean().abs() < 1e-9, "{losses:?}");
+    }
+
+    #[test]
+    fn each_kind_is_compared_with_itself() {
+        // In the same time, less of what is slowed: half the turns of one kind, all of the other.
+        let without = block(&[("fast", 1000.0, 1.0), ("slow", 10.0, 1.0)]);
+        let with = block(&[("fast", 900.0, 1.0), ("slow", 10.0, 1.0)]);
+        let losses = Losses::of(&[without.clone(), with, without], |spent| spent.cpu);
+        assert!((losses.mean() - 0.05).abs() < 1e-9, "{losses:?}");
+        assert_eq!(losses.error(), f64::INFINITY, "one block tells no spread");
+    }
+
+    #[test]
+    fn quantiles_are_those_of_tables() {
+        for (freedom, quantile) in [(3.0, 3.182), (5.0, 2.571), (7.0, 2.365), (20.0, 2.086)] {
+            let approximation = student(freedom);
+            assert!((approximation - quantile).abs() < 0.03, "{freedom}: {approximation}");
+        }
+    }
+}

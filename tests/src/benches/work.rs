@@ -1,0 +1,92 @@
+//! What the workload `bench_bounded.lua` says of its work.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+
+use crate::workload::Workload;
+
+/// Its name.
+pub const SCRIPT: &str = "bench_bounded.lua";
+
+/// A stretch of its work.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// By line.
+    pub lines: BTreeMap<u64, Calls>,
+    /// By the kind of turns.
+    pub kinds: BTreeMap<String, Spent>,
+    /// Bytes allocated, if the VM counts them.
+    pub allocated: Option<f64>,
+}
+
+/// What a line has done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calls {
+    /// How often it was run.
+    pub calls: f64,
+    /// The bytes of objects that each of them makes, as the workload has measured itself, if that is of one line alone.
+    pub bytes: Option<f64>,
+}
+
+/// What turns have taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// How many there were.
+    pub turns: f64,
+    /// CPU time, in seconds.
+    pub cpu: f64,
+    /// Elapsed time, in seconds.
+    pub wall: f64,
+}
+
+impl Work {
+    /// Lets the workload work for so many seconds.
+    ///
+    /// # Errors
+    /// If it ends, or says what is not understood.
+    pub fn of(workload: &mut Workload, seconds: f64) -> Result<Self> {
+        workload.tell(&seconds.to_string())?;
+        Self::parse(&workload.report()?)
+    }
+
+    fn parse(report: &[String]) -> Result<Self> {
+        let mut work = Self::default();
+        for line in report {
+            work.add(line).with_context(|| format!("the workload reported {line:?}"))?;
+        }
+        Ok(work)
+    }
+
+    fn add(&mut self, line: &str) -> Option<()> {
+        let number = |word: &str| word.parse::<f64>().ok();
+        match line.split(' ').collect::<Vec<_>>()[..] {
+            ["line", line, calls, bytes] => {
+                self.lines.insert(line.parse().ok()?, Calls { calls: number(calls)?, bytes: number(bytes) });
+            }
+            ["kind", name, turns, cpu, wall] => {
+                let spent = Spent { turns: number(turns)?, cpu: number(cpu)?, wall: number(wall)? };
+                self.kinds.insert(name.to_owned(), spent);
+            }
+            ["allocated", bytes] => self.allocated = Some(number(bytes)?),
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_the_workload_says() {
+        let report = ["line 29 300 88.000", "line 30 20 -", "kind mix 10 0.5 0.75", "allocated 4711"];
+        let work = Work::parse(&report.map(str::to_owned)).unwrap();
+        assert_eq!(work.lines[&29], Calls { calls: 300.0, bytes: Some(88.0) });
+        assert_eq!(work.lines[&30].bytes, None);
+        assert_eq!(work.kinds["mix"], Spent { turns: 10.0, cpu: 0.5, wall: 0.75 });
+        assert_eq!(work.allocated, Some(4711.0));
+        assert!(Work::parse(&["ready".to_owned()]).is_err());
+    }
+}

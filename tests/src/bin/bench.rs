@@ -1,0 +1,28 @@
+//! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, where both lists are
+//! separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+
+use anyhow::{Context as _, Result, bail};
+use lj_trace_tests::benches::{Plan, bounded, leak};
+use lj_trace_tests::programs::{ALL, Program};
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["bounded", seconds, blocks, workloads, programs] => {
+            let workloads = workloads.split(',').map(str::to_owned).collect();
+            let programs: Result<Vec<_>> = programs.split(',').map(program).collect();
+            let programs: Vec<_> = programs?.into_iter().flatten().collect();
+            bounded(&Plan { seconds: seconds.parse()?, blocks: blocks.parse()?, workloads }, &programs)
+        }
+        ["leak", seconds, rounds] => {
+            leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
+        }
+        _ => bail!("usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | bench leak SECONDS ROUNDS"),
+    }
+}
+
+fn program(name: &str) -> Result<Option<Program>> {
+    let known = ALL.into_iter().find(|known| *known == name);
+    Ok(Program::find(known.with_context(|| format!("there is no program {name}; there are {}", ALL.join(", ")))?))
+}

@@ -1,0 +1,79 @@
+//! Benchmarks that need what the tests have: real programs, servers under load, workloads that know the truth. They are
+//! the binary `bench` of that crate.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+
+use crate::programs::{self, Scope};
+use crate::run::{is_root, run};
+use crate::test::END_TO_END;
+use crate::toolchain::host_cargo;
+use crate::{build, setup};
+
+/// Options of `cargo xtask bench bounded`.
+#[derive(clap::Args)]
+pub struct Bounded {
+    /// How long each workload is recorded
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// How many blocks of 4 s with lj-trace follow, each between two without
+    #[arg(long, default_value_t = 8)]
+    blocks: u32,
+    /// The workloads: steady, phases, bursts, leak, and each with -jit behind it
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "steady,phases,bursts,leak,steady-jit,phases-jit,bursts-jit,leak-jit"
+    )]
+    workloads: Vec<String>,
+    /// The programs that they are run on: luajit, luajit2, tarantool
+    #[arg(long, value_delimiter = ',', default_value = "luajit,luajit2,tarantool")]
+    programs: Vec<String>,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// Options of `cargo xtask bench leak`.
+#[derive(clap::Args)]
+pub struct Leak {
+    /// How long each load takes
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// How many loads there are, with lj-trace and without
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// Measures what estimates are worth, and what they cost.
+pub fn bounded(options: &Bounded) -> Result<()> {
+    let Bounded { seconds, blocks, workloads, programs, binary } = options;
+    let arguments = [seconds.to_string(), blocks.to_string(), workloads.join(","), programs.join(",")];
+    bench("bounded", &arguments, binary.clone())
+}
+
+/// Measures what clients of a server feel while its leak is looked for.
+pub fn leak(options: &Leak) -> Result<()> {
+    let Leak { seconds, rounds, binary } = options;
+    bench("leak", &[seconds.to_string(), rounds.to_string()], binary.clone())
+}
+
+fn bench(name: &str, arguments: &[String], binary: Option<PathBuf>) -> Result<()> {
+    if !is_root() {
+        bail!("profiling needs privileges: run the benchmark as root");
+    }
+    setup::setup_for(Scope::Tests)?;
+    let binary = match binary {
+        Some(binary) => binary.canonicalize()?,
+        None => build::build(&build::Options { debug: false })?,
+    };
+    let mut cargo = host_cargo("run")?;
+    cargo.args(["--quiet", "--package", END_TO_END, "--bin", "bench", "--", name]).args(arguments);
+    cargo.env("LJ_TRACE_BIN", binary).env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
+    // Errors say what went wrong; where in the benchmark does not matter.
+    run(cargo.env("RUST_LIB_BACKTRACE", "0"))
+}
