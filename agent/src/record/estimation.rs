@@ -1,14 +1,15 @@
 //! An estimate while it is made: the events of each window are added up by their source, and handed to the estimator
 //! together with all that is known without probes.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use lj_trace_common::activity::ActivitySample;
 
-use crate::bounded::estimate::Estimator;
+use super::window_tally::{UsualEvents, WindowTally, merge};
+use crate::bounded::estimate::{Estimator, Growers};
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
-use crate::bounded::observation::{ActivityId, CpuSample, Made, Nanos, Reading, SourceId, Window};
+use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
 use crate::bounded::windows::driver::News;
 use crate::report::{EstimatedProfile, Frame};
 use crate::stream::memprof::{Event, Source};
@@ -29,7 +30,7 @@ pub struct Estimation {
     /// The lower bits of the number of the window that events are in now.
     window: u8,
     /// What was seen in the windows that are not handed over, by these bits.
-    tallies: HashMap<u8, Tally>,
+    tallies: HashMap<u8, WindowTally>,
     /// Windows that are over, whose events may be on their way still.
     closed: VecDeque<Closed>,
     /// The window of probes that stay, and when its last part began.
@@ -37,6 +38,12 @@ pub struct Estimation {
     /// Its last part, which waits for whether the next one is long enough.
     part: Option<Window>,
     activities: HashMap<(u32, u64), ActivityId>,
+    /// The sources of a VM's function, by its prototype.
+    functions: HashMap<(u32, u64), Vec<SourceId>>,
+    /// Sources with smaller numbers were met.
+    known: u32,
+    /// How many events a window has.
+    usual: UsualEvents,
     /// Seconds for which probes have stayed.
     stayed: f64,
     /// How many windows there were of probes that have not.
@@ -47,26 +54,11 @@ pub struct Estimation {
     drained: Nanos,
 }
 
-/// What was seen in a window.
-#[derive(Debug, Default)]
-struct Tally {
-    events: u64,
-    freed: u64,
-    made: BTreeMap<SourceId, (u64, u64)>,
-}
-
 struct Closed {
     number: u8,
     opened: Nanos,
     closed: Nanos,
     stayed: bool,
-}
-
-impl Tally {
-    fn window(self, opened: Nanos, closed: Nanos) -> Window {
-        let made = self.made.into_iter().map(|(source, (bytes, count))| Made { source, bytes, count }).collect();
-        Window { opened, closed, events: self.events, freed: self.freed, made }
-    }
 }
 
 impl Estimation {
@@ -81,6 +73,9 @@ impl Estimation {
             staying: None,
             part: None,
             activities: HashMap::new(),
+            functions: HashMap::new(),
+            known: 0,
+            usual: UsualEvents::default(),
             stayed: 0.0,
             short: 0,
             lifetimes: None,
@@ -106,20 +101,21 @@ impl Estimation {
         if let Some(lifetimes) = &mut self.lifetimes {
             lifetimes.event(number, vm, event);
         }
-        let tally = self.tallies.entry(self.window).or_default();
-        tally.events += 1;
-        let (made, freed) = match *event {
-            Event::Alloc { size, .. } => (Some(size), 0),
-            Event::Realloc { size, old_size, .. } => (Some(size), old_size),
-            // What a sweep frees, the VM frees on its own account.
-            Event::Free { source: Source::Internal, .. } | Event::Symbol(_) => (None, 0),
-            Event::Free { size, .. } => (None, size),
+        let usual = self.usual;
+        self.tallies.entry(self.window).or_insert_with(|| WindowTally::new(usual)).add(number, event);
+        if number.0 >= self.known {
+            self.known = number.0 + 1;
+            self.meet(vm, number, event);
+        }
+    }
+
+    /// Notes which function a source is in.
+    fn meet(&mut self, vm: usize, number: SourceId, event: &Event) {
+        let (Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. }) = *event else {
+            return;
         };
-        tally.freed += freed;
-        if let Some(size) = made {
-            let (bytes, count) = tally.made.entry(number).or_default();
-            *bytes += size;
-            *count += 1;
+        if let Source::Lua { proto, .. } = source {
+            self.functions.entry((vm as u32, proto)).or_default().push(number);
         }
     }
 
@@ -166,6 +162,7 @@ impl Estimation {
                 self.end_part();
             } else {
                 self.short += 1;
+                self.usual.note(tally.events);
                 self.estimator.window(tally.window(closed.opened, closed.closed));
             }
         }
@@ -208,11 +205,22 @@ impl Estimation {
         if let Some(lifetimes) = &mut self.lifetimes {
             self.profile.set_lives(lifetimes.lives());
         }
+        let growers = self.growers();
+        self.estimator.set_growers(growers);
         self.profile.set(self.estimator.estimate());
         if self.short == 0 && self.stayed > 0.0 {
             self.profile.set_exact();
         }
         &mut self.profile
+    }
+
+    /// Whose string tables are: a sample shows the function that has allocated.
+    fn growers(&mut self) -> Growers {
+        let sources = self.functions.iter().filter_map(|(function, sources)| {
+            let activity = self.activities.get(function)?;
+            Some((*activity, sources.clone()))
+        });
+        Growers { sources: sources.collect(), collector: self.profile.collector() }
     }
 
     /// Ends it: nothing comes any more.
@@ -223,19 +231,6 @@ impl Estimation {
             self.part(window);
         }
         self.end_part();
-    }
-}
-
-/// Puts a window at the end of another, after which it comes.
-fn merge(first: &mut Window, second: Window) {
-    first.closed = second.closed;
-    first.events += second.events;
-    first.freed += second.freed;
-    for new in second.made {
-        match first.made.iter_mut().find(|made| made.source == new.source) {
-            Some(made) => (made.bytes, made.count) = (made.bytes + new.bytes, made.count + new.count),
-            None => first.made.push(new),
-        }
     }
 }
 
@@ -271,7 +266,8 @@ mod tests {
         estimation.event(0, &Event::Free { source: Source::Internal, addr: 1, size: 1000 });
         let tally = estimation.tallies.remove(&1).unwrap();
         assert_eq!((tally.events, tally.freed), (5, 12), "a sweep gives nothing back");
-        assert_eq!(tally.made.values().collect::<Vec<_>>(), [&(110, 3)]);
+        let made: Vec<_> = tally.window(0, 0).made.iter().map(|made| (made.bytes, made.count)).collect();
+        assert_eq!(made, [(110, 3)]);
         let closed = |number, at| News::Closed { number, opened: at, closed: at + 3 * MS, stayed: false, cost: 0.0 };
         // The number goes on beyond the bits that events have.
         estimation.news(closed(0x202, 100 * MS));

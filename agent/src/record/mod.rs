@@ -22,6 +22,7 @@ mod summary;
 mod thread_names;
 mod trace_lines;
 mod trace_table;
+mod window_tally;
 
 pub use c_symbols::CSymbols;
 pub use cost::{Cost, Counted, cpu_time};

@@ -9,9 +9,13 @@
 //! microseconds ([`Collector::begin_burst`]), each of which resolves what it covers, and stands for the time before it.
 
 use super::place::Raw;
+use crate::bounded::observation::Tables;
 
 /// `GCSfinalize`, `lj_gc.h`: here the estimate falls by what the collector thinks finalizers cost.
 const FINALIZE: u8 = 5;
+
+/// `GCSatomic`, `lj_gc.h`.
+const ATOMIC: u8 = 2;
 
 /// The sum over one VM.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +24,7 @@ pub struct Collector {
     /// Bytes, less what was freed explicitly. Signed: for a moment more may be given back than was taken.
     net: f64,
     gross: u64,
+    tables: Tables,
     cycles: f64,
     /// The burst that has begun.
     burst: Option<Burst>,
@@ -38,6 +43,9 @@ struct Burst {
     cycles: f64,
 }
 
+/// No string table has more bytes (`LJ_MAX_STRTAB`, `lj_def.h`).
+const LARGEST_TABLE: u64 = 8 << 26;
+
 /// Over how many seconds the rate is an average.
 const RATE_OVER: f64 = 0.02;
 
@@ -50,6 +58,7 @@ impl Collector {
     /// Takes a reading, `at` a time in seconds.
     pub fn add(&mut self, at: f64, raw: Raw) {
         let Some((before, last)) = self.last.replace((at, raw)) else { return };
+        self.look_at_table(&last, &raw);
         let time = (at - before).max(1e-9);
         let rise = self.difference(last.total, raw.total);
         let estimate = self.difference(last.estimate, raw.estimate);
@@ -59,7 +68,10 @@ impl Collector {
         let flipped = raw.white != last.white;
         let net = if flipped || estimate > 0.0 {
             self.cycles += if flipped { 1.0 } else { 2.0 };
-            (self.rate * time).max(rise)
+            let usual = self.rate * time;
+            // Nothing is allocated in the atomic phase, at whose end the estimate is all that there is.
+            let since = if last.state == ATOMIC { self.difference(raw.estimate, raw.total) } else { usual };
+            since.clamp(0.0, usual.max(0.0)).max(rise)
         } else {
             let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
             let weight = (time / RATE_OVER).min(1.0);
@@ -73,6 +85,7 @@ impl Collector {
     pub fn begin_burst(&mut self, at: f64, raw: Raw) {
         let last = self.last.replace((at, raw));
         let Some((before, last)) = last else { return };
+        self.look_at_table(&last, &raw);
         if let (Some(now), Some(then)) = (raw.allocated, last.allocated) {
             self.gross += now.wrapping_sub(then);
         }
@@ -86,6 +99,13 @@ impl Collector {
         if time > 0.0 {
             self.net += (self.net - burst.net) / time * burst.gap;
             self.cycles += (self.cycles - burst.cycles) / time * burst.gap;
+        }
+    }
+
+    fn look_at_table(&mut self, before: &Raw, now: &Raw) {
+        let is_size = |size: u64| size.is_power_of_two() && size <= LARGEST_TABLE;
+        if before.table != now.table && is_size(before.table) && is_size(now.table) {
+            self.tables.resize(before.table, now.table);
         }
     }
 
@@ -104,6 +124,11 @@ impl Collector {
     pub fn gross(&self) -> Option<u64> {
         let (_, last) = self.last?;
         last.allocated.map(|_| self.gross)
+    }
+
+    /// What its string tables have taken.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Cycles that were begun.
@@ -134,7 +159,7 @@ mod tests {
         let mut allocated = 0;
         for tick in 0..200_000_u64 {
             let (at, total_now, estimate_now) = (tick as f64 * 1e-3, narrow(total), narrow(estimate));
-            let raw = Raw { total: total_now, estimate: estimate_now, white, state: 4, allocated: None };
+            let raw = Raw { total: total_now, estimate: estimate_now, white, state: 4, allocated: None, table: 64 };
             match (every, tick % every) {
                 (BURSTS, 0) => collector.begin_burst(at, raw),
                 (BURSTS, 1..16) => collector.add(at, raw),
@@ -178,9 +203,35 @@ mod tests {
     }
 
     #[test]
+    fn string_tables_are_known_by_their_mask() {
+        let mut collector = Collector::new(true);
+        for (i, table) in [64, 64, 128, 1024, 512, 77, 512].into_iter().enumerate() {
+            collector.add(i as f64, Raw { table, ..Raw::default() });
+        }
+        // 64 to 128; to 256, 512 and 1024; back to 512; a size that is none was read amid a change of something else.
+        let expected = Tables { grown: 128 + 256 + 512 + 1024, growths: 4, shrunk: 512, freed: 64 + 896 + 1024 };
+        assert_eq!(*collector.tables(), expected);
+    }
+
+    #[test]
+    fn nothing_is_allocated_in_the_atomic_phase() {
+        let raw = |total, estimate, white, state| Raw { total, estimate, white, state, ..Raw::default() };
+        let after = |state| {
+            let mut collector = Collector::new(true);
+            collector.add(0.0, raw(100_000, 50_000, 1, 1));
+            collector.add(0.02, raw(120_000, 50_000, 1, state));
+            // A thousand bytes come in a millisecond, most of which this phase takes; then 200, and 500 are swept.
+            collector.add(0.021, raw(119_700, 119_500, 2, 3));
+            collector.net() - 20_000.0
+        };
+        assert_eq!((after(ATOMIC).round(), after(1).round()), (200.0, 1000.0));
+    }
+
+    #[test]
     fn finalizers_cost_no_memory() {
         let mut collector = Collector::new(true);
-        let raw = |total, estimate, state| Raw { total, estimate, white: 0x21, state, allocated: Some(total) };
+        let raw =
+            |total, estimate, state| Raw { total, estimate, white: 0x21, state, allocated: Some(total), table: 64 };
         collector.add(0.0, raw(1000, 900, FINALIZE));
         collector.add(0.001, raw(1010, 400, FINALIZE));
         assert_eq!((collector.net(), collector.gross()), (10.0, Some(10)));

@@ -3,7 +3,6 @@
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
 
 use crate::heap::shape::Shape;
-use crate::vm::object::field;
 
 /// The part of the `global_State` with the counters (`GCState`, `lj_obj.h`), and where in it they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,11 +12,14 @@ pub struct Place {
     /// How many bytes.
     pub size: usize,
     wide: bool,
+    total: usize,
     estimate: usize,
     white: usize,
     state: usize,
     /// `gc.allocated`, which Tarantool's builds have.
     allocated: Option<usize>,
+    mask: usize,
+    reference: u64,
 }
 
 /// The counters of one VM at some moment.
@@ -33,6 +35,8 @@ pub struct Raw {
     pub state: u8,
     /// `gc.allocated`: bytes allocated since the VM was made.
     pub allocated: Option<u64>,
+    /// Bytes of the string table, from its mask.
+    pub table: u64,
 }
 
 impl Place {
@@ -48,16 +52,21 @@ impl Place {
         let counters =
             shape.light_userdata_segments().map_or(root + 8 * shape.reference + 8, |at| at + shape.reference);
         let allocated = shape.has_counters().then_some(counters.next_multiple_of(8) + 8);
-        let end = allocated.map_or(estimate + shape.reference, |at| at + 8);
-        let offset = |at: u64| at.wrapping_sub(total) as usize;
+        let mask = u64::from(layout.g_str_mask);
+        let end = allocated.map_or(estimate + shape.reference, |at| at + 8).max(mask + 4);
+        let start = total.min(mask);
+        let offset = |at: u64| at.wrapping_sub(start) as usize;
         Self {
-            start: field(global, layout.g_gc_total),
+            start: global.wrapping_add(start),
             size: offset(end),
             wide: layout.is_gc64(),
             estimate: offset(estimate),
             white: offset(layout.g_gc_currentwhite.into()),
             state: offset(layout.g_gc_state.into()),
             allocated: allocated.map(offset),
+            total: offset(total),
+            mask: offset(mask),
+            reference: shape.reference,
         }
     }
 
@@ -67,7 +76,7 @@ impl Place {
         let narrow = |at: usize| Some(u64::from(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?)));
         let size = |at| if self.wide { wide(at) } else { narrow(at) };
         Some(Raw {
-            total: size(0)?,
+            total: size(self.total)?,
             estimate: size(self.estimate)?,
             white: *bytes.get(self.white)?,
             state: *bytes.get(self.state)?,
@@ -75,6 +84,7 @@ impl Place {
                 Some(at) => Some(wide(at)?),
                 None => None,
             },
+            table: (narrow(self.mask)? + 1) * self.reference,
         })
     }
 }
@@ -88,13 +98,15 @@ mod tests {
     fn counters_are_where_each_fork_has_them() {
         // Offsets from `gc.total`: 8 + 8 bytes, 8 of bytes and sweepstr, 7 references to `estimate`.
         let wide = Place::new(0x4000, &x64_layout("Debian", "x64gc64"));
-        assert_eq!((wide.estimate, wide.white, wide.state, wide.allocated), (24 + 7 * 8, 16, 17, None));
+        let Place { total, estimate, white, state, allocated, .. } = wide;
+        assert_eq!((estimate - total, white - total, state - total, allocated), (24 + 7 * 8, 16, 17, None));
         let mut bytes = vec![0; wide.size];
-        bytes[0] = 7;
-        bytes[wide.estimate + 1] = 1;
-        bytes[16] = 0x22;
-        bytes[17] = 4;
-        let raw = Raw { total: 7, estimate: 256, white: 0x22, state: 4, allocated: None };
+        bytes[total] = 7;
+        bytes[estimate + 1] = 1;
+        bytes[white] = 0x22;
+        bytes[state] = 4;
+        bytes[wide.mask] = 255;
+        let raw = Raw { total: 7, estimate: 256, white: 0x22, state: 4, allocated: None, table: 256 * 8 };
         assert_eq!(wide.decode(&bytes), Some(raw));
         assert_eq!(wide.decode(&bytes[..20]), None);
     }

@@ -10,7 +10,7 @@ use super::away::Away;
 use super::collector::Collector;
 use super::place::{Place, Raw};
 use crate::bounded::now;
-use crate::bounded::observation::Reading;
+use crate::bounded::observation::{Reading, Tables};
 use crate::privileges;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
@@ -204,6 +204,10 @@ impl Reader {
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
         self.net = self.net.max(collectors().map(Collector::net).sum());
         let gross: Option<u64> = collectors().map(Collector::gross).sum();
-        Reading { at: now(), net: self.net as u64, gross, cycles: collectors().map(Collector::cycles).sum() }
+        let mut tables = Tables::default();
+        self.vms.iter().for_each(|vm| tables.add(vm.collector.tables()));
+        let collectors = || self.vms.iter().map(|vm| &vm.collector);
+        let cycles = collectors().map(Collector::cycles).sum();
+        Reading { at: now(), net: self.net as u64, gross, cycles, tables }
     }
 }

@@ -1,11 +1,14 @@
 //! How far the estimate may be off: by as much as it changes if other windows had been drawn.
 //!
-//! This is the bootstrap (Efron and Tibshirani: *An Introduction to the Bootstrap*, 1993) within strata.
+//! This is the bootstrap (Efron and Tibshirani: *An Introduction to the Bootstrap*, 1993), in each stratum by itself. The
+//! variances add up; and so do those of the variances, which tells how many degrees of freedom the sum has (Satterthwaite:
+//! *An approximate distribution of estimates of variance components*, 1946).
 
 use super::outcome::Outcome;
 use super::random::Random;
-use super::strata::Strata;
+use super::strata::{Strata, Stratum};
 use super::sums::Sum;
+use super::tables::Share;
 
 /// How often windows are drawn anew. The error's own error is `1 / sqrt(2 * 100)`: 7%.
 const REPLICATES: usize = 100;
@@ -17,7 +20,7 @@ const LEAST_SHARE: f64 = 0.002;
 /// Nor is a total that is not measured known better than to 1%.
 const LEAST_TOTAL: f64 = 0.01;
 
-/// The errors of all figures: twice the standard deviation.
+/// The errors of all figures, in 19 of 20 cases.
 #[derive(Clone, Debug)]
 pub struct Spread {
     pub bytes: Vec<f64>,
@@ -26,86 +29,167 @@ pub struct Spread {
     pub gross: f64,
 }
 
+/// A variance that is a sum of others, each known from some windows.
+#[derive(Clone, Copy, Debug, Default)]
+struct Variance {
+    sum: f64,
+    /// Of the squares of all, each over its degrees of freedom.
+    squares: f64,
+}
+
+impl Variance {
+    fn add(&mut self, variance: f64, freedom: f64) {
+        self.sum += variance;
+        self.squares += variance * variance / freedom;
+    }
+
+    /// By how much the truth may be off in 19 of 20 cases, if `seen` windows say anything about it.
+    fn error(&self, seen: f64) -> f64 {
+        let freedom = if self.squares > 0.0 { self.sum * self.sum / self.squares } else { 1.0 };
+        self.sum.sqrt() * student(freedom.min(seen))
+    }
+}
+
+/// The variances of one source's figures.
+#[derive(Clone, Copy, Debug, Default)]
+struct Variances {
+    bytes: Variance,
+    count: Variance,
+    share: Variance,
+    /// Windows that have seen it.
+    seen: f64,
+}
+
 /// Draws windows anew, again and again. `middle` is what the windows that were there amount to.
-pub fn spread(strata: &Strata, middle: &Outcome) -> Spread {
-    let sources = middle.bytes.len();
+pub fn spread(strata: &Strata, middle: &Outcome, tables: &[Share]) -> Spread {
     let every = strata.every();
-    let mut squares =
-        Spread { bytes: vec![0.0; sources], count: vec![0.0; sources], share: vec![0.0; sources], gross: 0.0 };
-    let mut random = Random::new(1);
     let all: f64 = middle.bytes.iter().sum();
-    for _ in 0..REPLICATES {
-        let drawn = replicate(strata, &every, &mut random);
-        let drawn_all: f64 = drawn.bytes.iter().sum();
-        for i in 0..sources {
-            squares.bytes[i] += (drawn.bytes[i] - middle.bytes[i]).powi(2);
-            squares.count[i] += (drawn.count[i] - middle.count[i]).powi(2);
-            squares.share[i] += (share(drawn.bytes[i], drawn_all) - share(middle.bytes[i], all)).powi(2);
+    let mut lines = vec![Variances::default(); middle.bytes.len()];
+    let mut gross = Variance::default();
+    let mut random = Random::new(1);
+    for (sum, _) in &every {
+        for part in &sum.parts {
+            if let Some(line) = lines.get_mut(part.source.0 as usize) {
+                line.seen += sum.windows as f64;
+            }
         }
-        squares.gross += (drawn.gross - middle.gross).powi(2);
+    }
+    for stratum in strata.all.iter().filter(|_| !every.is_empty()) {
+        let drawn = Drawn::new(stratum, &every, middle, all, &mut random);
+        gross.add(drawn.gross, drawn.freedom);
+        for (line, squares) in lines.iter_mut().zip(&drawn.lines) {
+            line.bytes.add(squares[0], drawn.freedom);
+            line.count.add(squares[1], drawn.freedom);
+            line.share.add(squares[2], drawn.freedom);
+        }
+    }
+    for share in tables {
+        if let Some(line) = lines.get_mut(share.source.0 as usize) {
+            let variance = (share.error / 2.0).powi(2);
+            line.bytes.add(variance, every.len().max(1) as f64);
+            line.share.add(variance / (all * all).max(1.0), every.len().max(1) as f64);
+        }
     }
     let estimated = strata.estimated();
-    let calls: f64 = middle.count.iter().sum();
-    let error = |squares: f64, least: f64| 2.0 * (squares / REPLICATES as f64).sqrt() + least * estimated;
+    let least = LEAST_SHARE * estimated;
+    let of = |error: fn(&Variances) -> f64, least: &dyn Fn(usize) -> f64| -> Vec<f64> {
+        lines.iter().enumerate().map(|(i, line)| error(line) + least(i)).collect()
+    };
     Spread {
-        bytes: squares.bytes.iter().map(|&squares| error(squares, LEAST_SHARE * all)).collect(),
-        count: squares.count.iter().map(|&squares| error(squares, LEAST_SHARE * calls)).collect(),
-        share: squares.share.iter().map(|&squares| error(squares, LEAST_SHARE).min(1.0)).collect(),
+        bytes: of(|line| line.bytes.error(line.seen), &|_| least * all),
+        // As many calls as those bytes are.
+        count: of(|line| line.count.error(line.seen), &|i| least * all * middle.count[i] / middle.bytes[i].max(1.0)),
+        share: of(|line| line.share.error(line.seen).min(1.0), &|_| least),
         gross: if every.is_empty() {
             middle.gross * estimated
         } else {
-            error(squares.gross, LEAST_TOTAL * middle.gross)
+            gross.error(f64::INFINITY) + LEAST_TOTAL * middle.gross * estimated
         },
     }
 }
 
-/// What would have come out with other windows.
-fn replicate(strata: &Strata, every: &[(&Sum, f64)], random: &mut Random) -> Outcome {
-    let mut outcome = strata.seen.clone();
-    for stratum in &strata.all {
-        let windows = stratum.sums.len();
-        let mut add = |windows: &[(&Sum, f64)], times| outcome.add(&stratum.volume, windows, times);
-        if every.is_empty() {
-            add(&[], 1.0);
-        } else if windows == 0 || windows == 1 && random.below(2) == 0 {
-            // Of one window the spread is unknown, and of none all is: it may be like any other.
-            add(&[every[random.below(every.len())]], 1.0);
-        } else {
-            // As many windows as there are, each drawn from all of them.
-            let mut drawn = stratum.drawn(&[]);
-            drawn.iter_mut().for_each(|(_, times)| *times = 0.0);
-            for _ in 0..windows {
-                drawn[random.below(windows)].1 += 1.0;
+/// How what a stratum amounts to varies with the windows.
+struct Drawn {
+    /// Variances of each source's bytes, count and share.
+    lines: Vec<[f64; 3]>,
+    gross: f64,
+    /// How many windows that follows from, less one.
+    freedom: f64,
+}
+
+impl Drawn {
+    fn new(stratum: &Stratum, every: &[(&Sum, f64)], middle: &Outcome, all: f64, random: &mut Random) -> Self {
+        let units = stratum.sums.len();
+        let outcome = |windows: &[(&Sum, f64)]| {
+            let mut outcome = Outcome::none(middle.bytes.len());
+            outcome.add(&stratum.volume, windows, 1.0);
+            outcome
+        };
+        let own = outcome(&stratum.drawn(every));
+        let mut lines = vec![[0.0; 3]; middle.bytes.len()];
+        let mut gross = 0.0;
+        for _ in 0..REPLICATES {
+            let other = outcome(&draw(stratum, every, random));
+            let off: f64 = other.gross - own.gross;
+            gross += off * off;
+            for (i, squares) in lines.iter_mut().enumerate() {
+                let bytes = other.bytes[i] - own.bytes[i];
+                let share = (bytes - off * middle.bytes[i] / all.max(1.0)) / all.max(1.0);
+                for (square, off) in squares.iter_mut().zip([bytes, other.count[i] - own.count[i], share]) {
+                    *square += off * off;
+                }
             }
-            drawn.retain(|(_, times)| *times > 0.0);
-            let times = widening(windows);
-            add(&stratum.drawn(&[]), 1.0 - times);
-            add(&drawn, times);
+        }
+        // Few windows vary less than what they are drawn from.
+        let widening = if units < 2 { 1.0 } else { units as f64 / (units - 1) as f64 } / REPLICATES as f64;
+        lines.iter_mut().flatten().for_each(|square| *square *= widening);
+        let freedom = if units < 2 { every.len() } else { units - 1 } as f64;
+        Self { lines, gross: gross * widening, freedom: freedom.max(1.0) }
+    }
+}
+
+/// Other windows, as many as the stratum has.
+fn draw<'a>(stratum: &'a Stratum, every: &[(&'a Sum, f64)], random: &mut Random) -> Vec<(&'a Sum, f64)> {
+    let units = stratum.sums.len();
+    if units == 0 || units == 1 && random.below(2) == 0 {
+        // Of one window the spread is unknown, and of none all is: it may be like any other.
+        return vec![every[random.below(every.len())]];
+    }
+    let mut drawn = stratum.drawn(&[]);
+    drawn.iter_mut().for_each(|(_, times)| *times = 0.0);
+    for _ in 0..units {
+        drawn[random.below(units)].1 += 1.0;
+    }
+    drawn.retain(|(_, times)| *times > 0.0);
+    drawn
+}
+
+/// How many standard deviations hold 19 of 20 cases, if the deviation is known with so many degrees of freedom: Student's t
+/// at 97.5%, in powers of one over those (Abramowitz and Stegun: *Handbook of Mathematical Functions*, 26.7.5).
+fn student(freedom: f64) -> f64 {
+    let n = freedom.max(1.5);
+    1.96 + 2.37 / n + 2.82 / (n * n) + 2.56 / (n * n * n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn student_is_that_of_the_tables() {
+        for (freedom, expected) in [(2.0, 4.303), (3.0, 3.182), (5.0, 2.571), (10.0, 2.228), (30.0, 2.042), (1e9, 1.96)]
+        {
+            assert!((student(freedom) / expected - 1.0).abs() < 0.04, "{freedom}: {}", student(freedom));
         }
     }
-    outcome
-}
 
-/// By how much few windows vary less than what they are drawn from, and by how much twice the deviation is then too
-/// small for 19 of 20 cases (Student's t).
-fn widening(windows: usize) -> f64 {
-    if windows < 2 {
-        return 1.0;
+    #[test]
+    fn the_freedom_of_a_sum_is_that_of_its_largest_part() {
+        let mut variance = Variance::default();
+        variance.add(100.0, 4.0);
+        variance.add(0.01, 1.0);
+        assert!((variance.error(1e9) / (10.0 * student(4.0)) - 1.0).abs() < 1e-3);
+        assert!(variance.error(2.0) > 10.0 * student(2.5));
+        assert_eq!(Variance::default().error(9.0), 0.0);
     }
-    let n = windows as f64;
-    let student = match windows {
-        ..=2 => 3.0,
-        3 => 2.15,
-        4 => 1.6,
-        5 => 1.39,
-        6..=7 => 1.25,
-        8..=12 => 1.15,
-        13..=30 => 1.05,
-        _ => 1.0,
-    };
-    (n / (n - 1.0)).sqrt() * student
-}
-
-fn share(part: f64, all: f64) -> f64 {
-    if all > 0.0 { part / all } else { 0.0 }
 }

@@ -13,6 +13,7 @@
 //! - Within a class, a window counts by the rate at which was allocated right before and after it, which stands for the
 //!   amount of the program's own time that it covers (`sums`).
 //! - Classes with few windows are put together with similar ones (`strata`).
+//! - String tables are rare and large, and known without windows (`tables`).
 //! - How far all that may be off is found by drawing other windows from those there are (`bootstrap`).
 
 mod bootstrap;
@@ -24,6 +25,7 @@ pub(super) mod random;
 mod simulation;
 mod strata;
 mod sums;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -35,6 +37,7 @@ use std::time::Duration;
 use classes::Classes;
 use exact::Exact;
 use strata::Strata;
+pub use tables::Growers;
 use timeline::Timeline;
 pub use warnings::Warning;
 
@@ -58,6 +61,7 @@ pub struct Estimator {
     timeline: Timeline,
     classes: Classes,
     exact: Exact,
+    growers: Growers,
 }
 
 impl Estimator {
@@ -98,18 +102,26 @@ impl Estimator {
         }
     }
 
+    /// Says whose what is that no window saw, but the counters tell: string tables.
+    pub fn set_growers(&mut self, growers: Growers) {
+        self.growers = growers;
+    }
+
     /// What all that amounts to.
     pub fn estimate(&self) -> Estimate {
         let mut classes = self.classes.clone();
-        self.timeline.clone().advance(Nanos::MAX, |slice| classes.add(slice));
-        let strata = Strata::new(&classes, &self.exact);
+        let mut timeline = self.timeline.clone();
+        timeline.advance(Nanos::MAX, |slice| classes.add(slice));
+        let tables = self.last.tables.since(&self.first.unwrap_or_default().tables);
+        let tables = timeline.tables.shares(&tables, &self.exact, &self.growers);
+        let strata = Strata::new(&classes, &self.exact, &tables);
         let outcome = strata.outcome();
-        let spread = bootstrap::spread(&strata, &outcome);
+        let spread = bootstrap::spread(&strata, &outcome, &tables);
         let first = self.first.unwrap_or_default();
         let estimated = (self.exact.made > 0).then(|| strata.estimated());
         Estimate {
             total: total::total(&first, &self.last, &outcome, &spread, estimated),
-            lines: total::lines(&self.exact, &outcome, &spread, estimated),
+            lines: total::lines(&outcome, &spread, estimated),
             windows: self.exact.windows,
             events: self.exact.events,
             covered: Duration::from_nanos(self.exact.open),

@@ -19,10 +19,15 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Nothing, by so many sources.
+    pub fn none(sources: usize) -> Self {
+        Self { bytes: vec![0.0; sources], count: vec![0.0; sources], gross: 0.0 }
+    }
+
     /// What was allocated in windows.
     pub fn of(exact: &Exact) -> Self {
         let sources = exact.lines.keys().next_back().map_or(0, |last| last.0 as usize + 1);
-        let mut seen = Self { bytes: vec![0.0; sources], count: vec![0.0; sources], gross: exact.made as f64 };
+        let mut seen = Self { gross: exact.made as f64, ..Self::none(sources) };
         for (source, &(bytes, count)) in &exact.lines {
             (seen.bytes[source.0 as usize], seen.count[source.0 as usize]) = (bytes as f64, count as f64);
         }

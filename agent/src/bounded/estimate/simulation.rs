@@ -4,10 +4,13 @@ use std::collections::VecDeque;
 
 use super::random::Random;
 use super::{Estimate, Estimator};
-use crate::bounded::observation::{ActivityId, CpuSample, Made, Nanos, Reading, SourceId, Window};
+use crate::bounded::observation::{ActivityId, CpuSample, Made, Nanos, Part, Reading, SourceId, Window, WindowSample};
 
 /// What a call of the allocator costs where it is probed, in nanoseconds.
 const PROBED: f64 = 1000.0;
+
+/// How many calls at the beginning of a window count less.
+const RAMP: f64 = 1000.0;
 
 /// Some work that a program does: a function that runs for a while and allocates.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +157,9 @@ struct Recording<'a> {
     /// What this window has seen, bytes and calls by line, and freed.
     seen: [(f64, f64); 10],
     freed: f64,
+    /// The same, the first calls counting less.
+    sampled: [(f64, f64); 10],
+    freed_sampled: f64,
     /// Windows on their way to the estimator, and when they reach it.
     closed: VecDeque<(f64, Window)>,
     pooled: [f64; 10],
@@ -177,6 +183,8 @@ impl<'a> Recording<'a> {
             opened: None,
             seen: Default::default(),
             freed: 0.0,
+            sampled: Default::default(),
+            freed_sampled: 0.0,
             closed: VecDeque::new(),
             pooled: Default::default(),
         }
@@ -220,6 +228,8 @@ impl<'a> Recording<'a> {
     fn account(&mut self, work: &Work, part: f64) {
         self.truth.gross += work.bytes() * part;
         self.truth.net += (work.bytes() - work.freed) * part;
+        let calls: f64 = self.seen.iter().map(|seen| seen.1).sum();
+        let weight = ((calls + 0.5 * work.calls() * part) / RAMP).min(1.0);
         for (line, bytes, calls) in work.made {
             let line = line as usize;
             self.truth.lines[line].0 += bytes * part;
@@ -227,10 +237,13 @@ impl<'a> Recording<'a> {
             if self.opened.is_some() {
                 self.seen[line].0 += bytes * part;
                 self.seen[line].1 += calls * part;
+                self.sampled[line].0 += bytes * part * weight;
+                self.sampled[line].1 += calls * part * weight;
             }
         }
         if self.opened.is_some() {
             self.freed += work.freed * part;
+            self.freed_sampled += work.freed * part * weight;
         }
     }
 
@@ -240,7 +253,7 @@ impl<'a> Recording<'a> {
         let at = now as Nanos + 1;
         if now >= self.next_reading {
             let gross = self.setup.gross.then_some(self.truth.gross as u64);
-            self.estimator.reading(Reading { at, net: self.truth.net as u64, gross, cycles: 0 });
+            self.estimator.reading(Reading { at, net: self.truth.net as u64, gross, ..Reading::default() });
             self.next_reading += 0.9e6 + 0.2e6 * self.random.unit();
             while self.closed.front().is_some_and(|(due, _)| *due <= now) {
                 self.estimator.window(self.closed.pop_front().unwrap_or_default().1);
@@ -274,9 +287,20 @@ impl<'a> Recording<'a> {
             *pooled += seen.0;
         }
         let events = made.iter().map(|made| made.count).sum();
-        let window = Window { opened: opened as Nanos, closed, events, freed: self.freed as u64, made };
+        let sampled = (0..).zip(&self.sampled).filter(|(_, sampled)| sampled.0 > 0.0);
+        let parts = sampled.map(|(line, &(bytes, count))| Part { source: SourceId(line), bytes, count }).collect();
+        let window = Window {
+            opened: opened as Nanos,
+            closed,
+            events,
+            freed: self.freed as u64,
+            made,
+            sample: WindowSample { freed: self.freed_sampled, parts },
+            blocks: Vec::new(),
+        };
         self.closed.push_back((self.now + 0.7e9, window));
         (self.seen, self.freed) = Default::default();
+        (self.sampled, self.freed_sampled) = Default::default();
         self.periods += 1.0;
         let room = (self.setup.period - self.setup.window).max(0.0);
         self.edge = (self.periods * self.setup.period + self.random.unit() * room).max(self.now);

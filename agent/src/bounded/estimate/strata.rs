@@ -3,8 +3,10 @@
 use super::classes::{Class, Classes, Key};
 use super::exact::Exact;
 use super::outcome::{Outcome, Weights};
-use super::sums::{Part, Sum};
+use super::sums::Sum;
+use super::tables::Share;
 use super::timeline::Volume;
+use crate::bounded::observation::Part;
 
 /// A class with fewer windows is put together with one that is like it.
 const FEW: u64 = 6;
@@ -19,7 +21,7 @@ const SMALL: f64 = 0.005;
 #[derive(Clone, Debug)]
 pub struct Strata {
     pub all: Vec<Stratum>,
-    /// What was allocated in windows: known.
+    /// What was allocated in windows, and for string tables: known.
     pub seen: Outcome,
     /// The long windows as if they were a short one, for where there is no short one at all.
     last_resort: Vec<Sum>,
@@ -37,10 +39,12 @@ pub struct Stratum {
 
 impl Strata {
     /// Puts classes together.
-    pub fn new(classes: &Classes, exact: &Exact) -> Self {
+    pub fn new(classes: &Classes, exact: &Exact, tables: &[Share]) -> Self {
         let all = merge(classes.all().iter().enumerate().map(Stratum::of).collect());
         let last_resort = if exact.made > 0 { vec![like_exact(exact)] } else { Vec::new() };
-        let mut strata = Self { all, seen: Outcome::of(exact), last_resort };
+        let mut seen = Outcome::of(exact);
+        tables.iter().for_each(|share| share.add_to(&mut seen));
+        let mut strata = Self { all, seen, last_resort };
         strata.deduct(&classes.late);
         strata
     }
@@ -93,6 +97,13 @@ impl Strata {
     pub fn estimated(&self) -> f64 {
         let outside: f64 = self.outside().iter().sum();
         if outside > 0.0 { outside / (outside + self.seen.gross) } else { 0.0 }
+    }
+
+    /// What was not freed explicitly, as a share of what was allocated outside of windows.
+    pub fn net_share(&self) -> f64 {
+        let net: f64 = self.all.iter().map(|stratum| stratum.volume.sum()).sum();
+        let gross: f64 = self.outside().iter().sum();
+        if gross > 0.0 { net / gross } else { 1.0 }
     }
 
     /// The share of all bytes that is in strata without a window.

@@ -6,8 +6,7 @@
 //! about the same rate around them form a level; in a level bytes are added up as they are, and levels count by their
 //! rates.
 
-use crate::bounded::estimate::exact;
-use crate::bounded::observation::{SourceId, Window};
+use crate::bounded::observation::{Part, Window};
 
 /// At most so many sums are kept for a level: then every two that follow each other become one. They are what is drawn
 /// from to find the error, for which some dozens are enough.
@@ -60,14 +59,6 @@ pub struct Sum {
     pub parts: Vec<Part>,
 }
 
-/// The part of one source in some windows.
-#[derive(Clone, Copy, Debug)]
-pub struct Part {
-    pub source: SourceId,
-    pub bytes: f64,
-    pub count: f64,
-}
-
 impl Batches {
     /// Adds a window, with the rate in bytes per nanosecond at which was allocated around it.
     /// `known` tells whether samples say what ran around it.
@@ -110,17 +101,11 @@ impl Windows {
 impl Sum {
     /// Of one window; `None` if it has nothing to say about who allocates.
     fn of(window: &Window, rate: f64, known: bool) -> Option<Self> {
-        let made = exact::made(window) as f64;
-        if made == 0.0 || rate <= 0.0 {
+        let parts: Vec<Part> = window.sample.parts.iter().filter(|part| part.bytes > 0.0).copied().collect();
+        let made: f64 = parts.iter().map(|part| part.bytes).sum();
+        if made <= 0.0 || rate <= 0.0 {
             return None;
         }
-        let part = |made: &crate::bounded::observation::Made| Part {
-            source: made.source,
-            bytes: made.bytes as f64,
-            count: made.count as f64,
-        };
-        let mut parts: Vec<Part> = window.made.iter().map(part).collect();
-        parts.sort_unstable_by_key(|part| part.source);
         Some(Self {
             level: Level {
                 class: 0,
@@ -132,7 +117,7 @@ impl Sum {
             squares: rate * rate,
             made,
             made_squares: made * made,
-            net: exact::net(window),
+            net: made - window.sample.freed,
             parts,
         })
     }
@@ -166,11 +151,11 @@ fn density(window: &Window) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::observation::Made;
+    use crate::bounded::observation::{Made, SourceId};
 
     fn window(bytes: &[u64]) -> Window {
         let made = bytes.iter().enumerate().map(|(i, &bytes)| Made { source: SourceId(i as u32), bytes, count: 1 });
-        Window { made: made.collect(), ..Window::default() }
+        Window { made: made.collect(), ..Window::default() }.sampled_alike()
     }
 
     #[test]

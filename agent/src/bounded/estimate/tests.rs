@@ -31,11 +31,11 @@ fn covered(recordings: &[(Program, Recorded)]) -> [(f64, f64); 3] {
 
 #[test]
 fn estimates_are_near_the_truth_and_know_how_near() {
-    let setup = Setup { time: 12e9, ..Setup::default() };
+    let setup = Setup { time: 20e9, ..Setup::default() };
     let recordings = recordings(&setup, 3);
     for (program, recorded) in &recordings {
-        // 150 windows; 60 s have five times as many, and less than half the error.
-        assert!(recorded.worst() < 4.0, "{program:?}: {:.2} points", recorded.worst());
+        // 250 windows; 60 s have three times as many, and little more than half the error.
+        assert!(recorded.worst() < 5.0, "{program:?}: {:.2} points", recorded.worst());
         let total = recorded.estimate.total.gross.value / recorded.truth.gross;
         assert!((total - 1.0).abs() < 0.02, "{program:?}: total {total}");
         assert!(recorded.slowdown < 1.05, "{program:?}: {}", recorded.slowdown);
@@ -119,7 +119,8 @@ fn feed(estimator: &mut Estimator, from: u64, to: u64, activity: u32) {
 
 fn window(opened_ms: u64, source: u32) -> Window {
     let made = vec![Made { source: SourceId(source), bytes: 50_000, count: 500 }];
-    Window { opened: opened_ms * 1_000_000, closed: (opened_ms + 3) * 1_000_000, events: 500, freed: 0, made }
+    let (opened, closed) = (opened_ms * 1_000_000, (opened_ms + 3) * 1_000_000);
+    Window { opened, closed, events: 500, made, ..Window::default() }.sampled_alike()
 }
 
 #[test]
@@ -163,7 +164,7 @@ fn what_is_mostly_freed_explicitly_is_warned_of() {
     let warnings = |freed| {
         let mut estimator = Estimator::new();
         feed(&mut estimator, 0, 1000, 0);
-        (0..20).for_each(|i| estimator.window(Window { freed, ..window(10 + i * 47, 0) }));
+        (0..20).for_each(|i| estimator.window(Window { freed, ..window(10 + i * 47, 0) }.sampled_alike()));
         estimator.estimate().warnings
     };
     assert_eq!(warnings(25_000), []);
@@ -177,7 +178,7 @@ fn windows_that_come_too_late_still_count_for_themselves() {
     feed(&mut estimator, 0, 30_000, 0);
     let made = vec![Made { source: SourceId(4), bytes: 1_000_000_000, count: 10 }];
     let (opened, closed) = (1_000_000, 10_001_000_000);
-    estimator.window(Window { opened, closed, events: 10, freed: 0, made });
+    estimator.window(Window { opened, closed, events: 10, made, ..Window::default() }.sampled_alike());
     let estimate = estimator.estimate();
     assert!((estimate.total.gross.value / 3e9 - 1.0).abs() < 0.01, "{:?}", estimate.total);
     assert!(matches!(estimate.warnings[..], [Warning::NoWindow]));
@@ -190,7 +191,9 @@ fn the_end_of_the_readings_may_lie_in_a_window() {
     for second in 0..2 {
         let made = vec![Made { source: SourceId(0), bytes: 100_000_000, count: 1_000_000 }];
         let opened = second * 1_000_000_000;
-        estimator.window(Window { opened, closed: opened + 1_000_000_000, events: 1, freed: 0, made });
+        estimator.window(
+            Window { opened, closed: opened + 1_000_000_000, events: 1, made, ..Window::default() }.sampled_alike(),
+        );
     }
     let estimate = estimator.estimate();
     assert!(estimate.total.gross.value <= 200e6 + 1.0, "{:?}", estimate.total);
@@ -203,10 +206,10 @@ fn memory_is_bounded_and_nonsense_does_no_harm() {
         feed(&mut estimator, i * 1000, (i + 1) * 1000, i as u32);
         (0..12).for_each(|n| estimator.window(window(i * 1000 + n * 80 + 5, n as u32)));
     }
-    let backwards = Reading { at: 5, net: 7, gross: Some(3), cycles: 0 };
+    let backwards = Reading { at: 5, net: 7, gross: Some(3), ..Reading::default() };
     estimator.reading(backwards);
     let made = vec![Made { source: SourceId(3), bytes: u64::MAX, count: 1 }; 2];
-    estimator.window(Window { opened: 3, closed: 4, made, ..Window::default() });
+    estimator.window(Window { opened: 3, closed: 4, made, ..Window::default() }.sampled_alike());
     estimator.sample(CpuSample { at: 3, activity: ActivityId(9) });
     estimator.window(Window { opened: 9_000_000_000_000, closed: 4, ..Window::default() });
     estimator.window(Window { opened: 59_000_000_000, closed: 4, freed: u64::MAX / 2, ..Window::default() });

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use super::LONG_WINDOW;
 use super::exact;
+use super::tables::{self, TableLog};
 use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, Window};
 
 /// How much of the time outside of windows makes a slice.
@@ -52,6 +53,8 @@ pub struct Timeline {
     closed: Nanos,
     /// When the first of the windows was opened that have followed each other without a gap up to now.
     stretch: Option<Nanos>,
+    /// What is known of string tables.
+    pub tables: TableLog,
     /// The most events per nanosecond in a window so far.
     densest: f64,
     slice: Slice,
@@ -73,7 +76,7 @@ pub struct Slice {
     pub windows: Vec<(Window, Option<f64>)>,
 }
 
-/// What was allocated, in bytes. A difference of two noisy numbers may be negative.
+/// What was allocated, in bytes, without string tables. A difference of two noisy numbers may be negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Volume {
     /// All, where the VM counts it.
@@ -85,9 +88,11 @@ pub struct Volume {
 impl Volume {
     /// What was allocated between two readings.
     fn between(from: &Reading, to: &Reading) -> Self {
+        let tables = to.tables.since(&from.tables);
+        let made = tables.made() as f64;
         match (from.gross, to.gross) {
-            (Some(from), Some(to)) => Self { gross: to.saturating_sub(from) as f64, net: 0.0 },
-            _ => Self { gross: 0.0, net: to.net.saturating_sub(from.net) as f64 },
+            (Some(from), Some(to)) => Self { gross: to.saturating_sub(from) as f64 - made, net: 0.0 },
+            _ => Self { gross: 0.0, net: to.net.saturating_sub(from.net) as f64 - (made - tables.freed as f64) },
         }
     }
 
@@ -125,7 +130,13 @@ impl Timeline {
         if self.readings.is_empty() {
             self.passed = 1;
         }
+        let has_table = self.readings.back().is_some_and(|last| last.tables != reading.tables);
         self.readings.push_back(reading);
+        if has_table {
+            // What has passed is cut into slices.
+            let passed = self.passed - 1;
+            tables::move_back(&mut self.readings.make_contiguous()[passed..]);
+        }
         true
     }
 
@@ -197,6 +208,7 @@ impl Timeline {
     /// what was allocated in that window, until the window's end is reached.
     fn interval(&mut self, from: &Reading, to: &Reading, done: &mut impl FnMut(Slice)) -> bool {
         let volume = Volume::between(from, to);
+        self.tables.note(from, to, &self.samples);
         self.slice.volume.add(&volume);
         while let Some(sample) = self.samples.get(self.heard).filter(|sample| sample.at <= to.at) {
             self.heard += 1;
@@ -229,7 +241,8 @@ impl Timeline {
     }
 
     /// Puts a window that has ended into the slice, or between two.
-    fn settle(&mut self, window: Window, to: &Reading, done: &mut impl FnMut(Slice)) {
+    fn settle(&mut self, mut window: Window, to: &Reading, done: &mut impl FnMut(Slice)) {
+        self.tables.take_out(&mut window, &self.readings);
         self.slice.volume.subtract(&Volume::of(&window, to.gross.is_some()));
         self.densest = self.densest.max(density(&window));
         let opened = *self.stretch.get_or_insert(window.opened);

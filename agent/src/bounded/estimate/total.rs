@@ -1,7 +1,6 @@
 //! From sums and spreads to the figures that are shown.
 
 use super::bootstrap::Spread;
-use super::exact::Exact;
 use super::outcome::Outcome;
 use super::{Figure, Line, Total};
 use crate::bounded::observation::{Reading, SourceId};
@@ -21,7 +20,7 @@ pub fn total(first: &Reading, last: &Reading, outcome: &Outcome, spread: &Spread
 }
 
 /// What each of those seen has, the largest first.
-pub fn lines(exact: &Exact, outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Vec<Line> {
+pub fn lines(outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Vec<Line> {
     let all: f64 = outcome.bytes.iter().sum();
     let figure = |value, error| {
         if is_measured(estimated) { Figure::measured(value) } else { Figure::estimated(value, error) }
@@ -35,7 +34,11 @@ pub fn lines(exact: &Exact, outcome: &Outcome, spread: &Spread, estimated: Optio
             count: figure(outcome.count[i], spread.count[i]),
         }
     };
-    let mut lines: Vec<Line> = exact.lines.keys().map(line).collect();
+    let mut lines: Vec<Line> = (0..)
+        .zip(&outcome.bytes)
+        .filter(|(_, bytes)| **bytes > 0.0)
+        .map(|(source, _)| line(&SourceId(source)))
+        .collect();
     lines.sort_by(|a, b| b.bytes.value.total_cmp(&a.bytes.value).then(a.source.cmp(&b.source)));
     lines
 }

@@ -105,7 +105,7 @@ pub fn find(classes: &Classes, strata: &Strata, exact: &Exact) -> Vec<Warning> {
     add(classes.late.sum() / (outside + exact.made as f64), LATE, Warning::Late);
     // A VM that counts what it allocates leaves nothing to work out.
     if strata.all.iter().any(|stratum| stratum.volume.net > 0.0) {
-        add(exact.freed as f64 / exact.made.max(1) as f64, MOSTLY, Warning::MostlyFreed);
+        add(1.0 - strata.net_share(), MOSTLY, Warning::MostlyFreed);
     }
     if let Some(factor) = apart(classes) {
         warnings.push(Warning::Apart(factor));

@@ -3,12 +3,11 @@
 use std::io::{self, Write};
 
 use super::EstimatedProfile;
-use super::text::with_error;
+use super::text::{aligned, with_error};
 use crate::bounded::lifetimes::rank;
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
 use crate::report::text::memory::name;
-use crate::report::text::{COLUMNS, fit};
 
 /// Cycles whose survivors are shown.
 const CYCLES: usize = 3;
@@ -28,7 +27,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         out,
         "\nTop lines by what stays of that ({followed} objects were followed to their death, or up to the end)"
     )?;
-    writeln!(out, "  {:>22} {:>13} {:>14}  line", "still alive", "dies in cycle", "survive 1 2 3")?;
+    let mut rows = Vec::new();
     for kept in rank(profile.lives.values(), &profile.lines).iter().take(top) {
         let (Some(life), Some(seen)) = (profile.lives.get(&kept.source), profile.seen.get(kept.source.0 as usize))
         else {
@@ -40,8 +39,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         let survival: Vec<String> = life.survival.iter().take(CYCLES).map(|share| format!("{share:.2}")).collect();
         let stacks = profile.weighted();
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
-        let survival = survival.join(" ");
-        writeln!(out, "  {alive:>22} {cycles:>13} {survival:>14}  {}", fit(&name, COLUMNS - 55))?;
+        rows.push(([alive, cycles, survival.join(" ")], name));
     }
-    Ok(())
+    aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", out)
 }

@@ -104,6 +104,12 @@ impl EstimatedProfile {
         }
     }
 
+    /// The source of what the VMs allocate on their own account, of the first VM that does.
+    pub fn collector(&mut self) -> Option<SourceId> {
+        let first = self.seen.first()?.vm;
+        u32::try_from(self.number_of(first, Source::Internal)).ok().map(SourceId)
+    }
+
     #[inline]
     fn number_of(&mut self, vm: usize, source: Source) -> usize {
         self.meet(vm);

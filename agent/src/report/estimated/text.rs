@@ -2,13 +2,16 @@
 
 use std::io::{self, Write};
 
-use super::{EstimatedProfile, Figure, lives};
+use super::{EstimatedProfile, Figure, Line, Seen, lives};
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
 use crate::report::text::memory::name;
 use crate::report::text::{COLUMNS, fit};
 
 const TOP: usize = 30;
+
+/// A name is not cut to less than this, even if its row is then longer than others.
+const LEAST_NAME: usize = 40;
 
 /// Writes what a profile says.
 ///
@@ -40,18 +43,44 @@ pub fn write(profile: &EstimatedProfile, out: &mut dyn Write) -> io::Result<()> 
 pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io::Result<()> {
     let (rows, stacks) = (profile.rows(), profile.weighted());
     let shown = rows.iter().filter(|(_, line)| line.bytes.value > 0.0);
-    writeln!(out, "  {:>16} {:>22} {:>22}  line", "share", "bytes", "times")?;
-    for (seen, line) in shown.clone().take(top) {
+    let row = |(seen, line): &(&Seen, Line)| {
         let share = with_error(line.share, |share| format!("{:.2}%", share * 100.0));
         let bytes = with_error(line.bytes, |bytes| amount(bytes.round() as u64));
-        let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
         let count = with_error(line.count, |count| format!("{count:.0}"));
-        writeln!(out, "  {share:>16} {bytes:>22} {count:>22}  {}", fit(&name, COLUMNS - 67))?;
+        let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
+        ([share, bytes, count], name)
+    };
+    let more = match shown.clone().count().saturating_sub(top) {
+        0 => String::new(),
+        more => format!("{more} more"),
+    };
+    aligned(["share", "bytes", "times"], shown.take(top).map(row).collect(), &more, out)
+}
+
+/// Writes figures and names in columns that are as wide as the figures need, so that names have the rest.
+pub fn aligned<const N: usize>(
+    head: [&str; N],
+    rows: Vec<([String; N], String)>,
+    more: &str,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let widths = head.each_ref().map(|title| title.chars().count());
+    let widths = rows.iter().fold(widths, |mut widths, (figures, _)| {
+        widths.iter_mut().zip(figures).for_each(|(width, figure)| *width = (*width).max(figure.chars().count()));
+        widths
+    });
+    let taken = widths.iter().map(|width| width + 2).sum::<usize>() + 2;
+    let mut write = |figures: [&str; N], name: &str| {
+        for (figure, width) in figures.iter().zip(widths) {
+            write!(out, "  {figure:>width$}")?;
+        }
+        writeln!(out, "  {}", fit(name, COLUMNS.saturating_sub(taken).max(LEAST_NAME)))
+    };
+    write(head, "line")?;
+    for (figures, name) in &rows {
+        write(figures.each_ref().map(String::as_str), name)?;
     }
-    match shown.count().saturating_sub(top) {
-        0 => Ok(()),
-        more => writeln!(out, "{:>64}  {more} more", ""),
-    }
+    if more.is_empty() { Ok(()) } else { write([""; N], more) }
 }
 
 /// A figure, and by how much it may be off.

@@ -1,0 +1,155 @@
+//! The sums over one window's events.
+
+use std::collections::BTreeMap;
+
+use crate::bounded::observation::{Block, Made, Nanos, Part, SourceId, Window, WindowSample};
+use crate::stream::memprof::{Event, Source};
+
+/// A smaller block is not worth being told from others.
+const SMALLEST_TABLE: u64 = 4096;
+
+/// Of a window's events, this part counts less, the first the least: until the moment at which it was opened does not
+/// matter any more.
+const RAMP: f64 = 0.4;
+
+/// How many windows the length of the ramp follows from. It must not follow from the window that it is of.
+const RECENT: f64 = 16.0;
+
+/// What was seen in a window.
+#[derive(Debug, Default)]
+pub struct WindowTally {
+    /// Calls.
+    pub events: u64,
+    /// Bytes that were freed explicitly.
+    pub freed: u64,
+    freed_weighed: f64,
+    made: BTreeMap<SourceId, Sums>,
+    blocks: Vec<Block>,
+    /// How many events count less.
+    ramp: f64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    bytes: u64,
+    count: u64,
+    bytes_weighed: f64,
+    count_weighed: f64,
+}
+
+/// How many events windows have, on average.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UsualEvents(f64);
+
+impl UsualEvents {
+    /// Takes in another window.
+    pub fn note(&mut self, events: u64) {
+        let events = events as f64;
+        self.0 = if self.0 == 0.0 { events } else { self.0 + (events - self.0) / RECENT };
+    }
+}
+
+impl WindowTally {
+    /// Of a window that begins.
+    pub fn new(usual: UsualEvents) -> Self {
+        Self { ramp: (usual.0 * RAMP).max(1.0), ..Self::default() }
+    }
+
+    /// Takes an event that is not a symbol.
+    #[inline]
+    pub fn add(&mut self, number: SourceId, event: &Event) {
+        let weight = ((self.events as f64 + 0.5) / self.ramp).min(1.0);
+        self.events += 1;
+        let (made, freed, is_plain) = match *event {
+            Event::Alloc { size, .. } => (Some(size), 0, true),
+            Event::Realloc { size, old_size, .. } => (Some(size), old_size, false),
+            // What a sweep frees, the VM frees on its own account.
+            Event::Free { source: Source::Internal, .. } | Event::Symbol(_) => (None, 0, false),
+            Event::Free { size, .. } => (None, size, true),
+        };
+        self.freed += freed;
+        self.freed_weighed += freed as f64 * weight;
+        if let Some(size) = made {
+            let sums = self.made.entry(number).or_default();
+            sums.bytes += size;
+            sums.count += 1;
+            sums.bytes_weighed += size as f64 * weight;
+            sums.count_weighed += weight;
+        }
+        let size = made.unwrap_or(freed);
+        if is_plain && size >= SMALLEST_TABLE && size.is_power_of_two() {
+            self.blocks.push(Block { source: number, size, is_made: made.is_some(), weight });
+        }
+    }
+
+    /// The window, once it is over.
+    pub fn window(self, opened: Nanos, closed: Nanos) -> Window {
+        let made = self.made.iter().map(|(&source, sums)| Made { source, bytes: sums.bytes, count: sums.count });
+        let part = |(&source, sums): (_, &Sums)| Part { source, bytes: sums.bytes_weighed, count: sums.count_weighed };
+        Window {
+            opened,
+            closed,
+            events: self.events,
+            freed: self.freed,
+            made: made.collect(),
+            sample: WindowSample { freed: self.freed_weighed, parts: self.made.iter().map(part).collect() },
+            blocks: self.blocks,
+        }
+    }
+}
+
+/// Puts a window at the end of another, after which it comes. Neither is a sample any more.
+pub fn merge(first: &mut Window, second: Window) {
+    first.closed = second.closed;
+    first.events += second.events;
+    first.freed += second.freed;
+    for new in second.made {
+        match first.made.iter_mut().find(|made| made.source == new.source) {
+            Some(made) => (made.bytes, made.count) = (made.bytes + new.bytes, made.count + new.count),
+            None => first.made.push(new),
+        }
+    }
+    first.blocks.extend(second.blocks);
+    first.sample = WindowSample::default();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
+
+    #[test]
+    fn the_first_calls_count_less() {
+        let mut usual = UsualEvents::default();
+        usual.note(10);
+        let mut tally = WindowTally::new(usual);
+        for _ in 0..6 {
+            tally.add(SourceId(2), &Event::Alloc { source: SOURCE, addr: 0x10, size: 100 });
+        }
+        tally.add(SourceId(2), &Event::Free { source: SOURCE, addr: 0x10, size: 7 });
+        let window = tally.window(1, 2);
+        assert_eq!((window.made[0].bytes, window.made[0].count, window.freed), (600, 6, 7));
+        // 1/8, 3/8, 5/8, 7/8 and twice 1.
+        assert_eq!(window.sample.parts, [Part { source: SourceId(2), bytes: 400.0, count: 4.0 }]);
+        assert_eq!(window.sample.freed, 7.0);
+    }
+
+    #[test]
+    fn blocks_that_may_be_string_tables_are_told() {
+        let mut tally = WindowTally::new(UsualEvents::default());
+        let free = |source, size| Event::Free { source, addr: 0x10, size };
+        for event in [
+            Event::Alloc { source: SOURCE, addr: 0x10, size: 65536 },
+            Event::Alloc { source: SOURCE, addr: 0x10, size: 65537 },
+            Event::Realloc { source: SOURCE, old_addr: 1, old_size: 32768, addr: 2, size: 65536 },
+            free(SOURCE, 32768),
+            free(SOURCE, 1024),
+            free(Source::Internal, 65536),
+        ] {
+            tally.add(SourceId(0), &event);
+        }
+        let blocks: Vec<_> = tally.window(1, 2).blocks.iter().map(|block| (block.size, block.is_made)).collect();
+        assert_eq!(blocks, [(65536, true), (32768, false)]);
+    }
+}
