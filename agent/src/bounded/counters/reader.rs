@@ -168,6 +168,8 @@ impl Reader {
     fn look_at_cycles(&mut self) {
         self.looked += 1;
         if self.looked >= LOOKED_OVER {
+            // Whoever wakes up there stops it, a thousand times a second.
+            self.away.go();
             let cycles = self.sum().cycles;
             let begun = cycles - std::mem::replace(&mut self.cycles, cycles);
             self.bursts = begun * FEWEST_READINGS > u64::from(self.looked);
