@@ -13,13 +13,24 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// # Errors
 /// If it is gone.
 pub fn cpu_time(pid: u32) -> Result<f64> {
+    Ok(cpu_times(pid)?.iter().sum())
+}
+
+/// The same in two parts: what it was itself, and what the kernel was for it.
+///
+/// # Errors
+/// If it is gone.
+pub fn cpu_times(pid: u32) -> Result<[f64; 2]> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // proc(5): utime and stime are the 14th and 15th field; the 2nd ends with the last parenthesis.
     let fields: Vec<_> = stat.rsplit_once(')').context("no command in stat")?.1.split_whitespace().collect();
-    let ticks: f64 = [11, 12].iter().filter_map(|&index| fields.get(index)?.parse::<f64>().ok()).sum();
     // SAFETY: sysconf takes a plain integer.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    Ok(ticks / per_second as f64)
+    let time = |index: usize| {
+        let ticks: f64 = fields.get(index).context("stat is too short")?.parse()?;
+        anyhow::Ok(ticks / per_second as f64)
+    };
+    Ok([time(11)?, time(12)?])
 }
 
 /// Waits until a process has used so much more CPU time, in seconds: on a machine that has much else to do that takes

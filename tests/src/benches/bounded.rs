@@ -30,6 +30,10 @@ const WARMING: f64 = 1.2;
 /// How long a block is: so many periods of any workload.
 const BLOCK: f64 = 4.2;
 
+/// The ways in which what is lost is measured.
+const LOSSES: [&str; 3] =
+    ["the most that is lost in the kernel", "the most CPU time that is lost", "the most time that is lost"];
+
 /// What is to be measured.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -44,7 +48,7 @@ pub struct Plan {
 /// What was measured of a workload.
 struct Measured {
     accuracy: Accuracy,
-    losses: [Losses; 2],
+    losses: [Losses; 3],
     windows: u64,
     /// Calls of the allocator that windows saw.
     events: u64,
@@ -65,6 +69,7 @@ pub fn bounded(plan: &Plan, programs: &[Program]) -> Result<()> {
         "bytes",
         "counts",
         "total",
+        "lost in the kernel",
         "lost, CPU time",
         "lost, elapsed",
         "windows",
@@ -118,7 +123,8 @@ fn measure(plan: &Plan, program: &Program, workload: &str) -> Result<Measured> {
         end(tracer)?;
         blocks.push(Work::of(&mut workload, BLOCK)?);
     }
-    let losses = [Losses::of(&blocks, |spent| spent.cpu), Losses::of(&blocks, |spent| spent.wall)];
+    let [cpu, wall] = [Losses::of(&blocks, |spent| spent.cpu), Losses::of(&blocks, |spent| spent.wall)];
+    let losses = [Losses::in_kernel(&blocks), cpu, wall];
     let about = &estimates.about;
     let disagreement = truth.disagreement;
     let (windows, events) = (about.windows, about.events);
@@ -145,10 +151,10 @@ fn end(tracer: Tracer) -> Result<()> {
 }
 
 impl Measured {
-    fn cells(&self, name: String) -> [String; 12] {
+    fn cells(&self, name: String) -> [String; 13] {
         let Self { accuracy, losses, .. } = self;
         let [shares, bytes, counts] = accuracy.checks.map(|checks| format!("{} of {}", checks.within, checks.all));
-        let [cpu, wall] =
+        let [kernel, cpu, wall] =
             losses.each_ref().map(|losses| format!("{:.1}% ±{:.1}", losses.mean() * 100.0, losses.error() * 100.0));
         let outside = if accuracy.total_is_covered { "" } else { " (outside)" };
         [
@@ -158,6 +164,7 @@ impl Measured {
             bytes,
             counts,
             format!("{:+.2}%{outside}", accuracy.total * 100.0),
+            kernel,
             cpu,
             wall,
             self.windows.to_string(),
@@ -178,7 +185,7 @@ fn print_verdicts(all: &[Measured]) {
     verdict("figures within their stated errors", ">= 95%", &covered, checks.share() >= 0.95);
     let total = worst(|measured| measured.accuracy.total.abs()) * 100.0;
     verdict("the worst total", "<= 2%", &format!("{total:.2}%"), total <= 2.0);
-    for (which, what) in ["the most CPU time that is lost", "the most time that is lost"].into_iter().enumerate() {
+    for (which, what) in LOSSES.into_iter().enumerate() {
         let most = all.iter().map(|measured| &measured.losses[which]);
         let Some(most) = most.max_by(|a, b| a.mean().total_cmp(&b.mean())) else { continue };
         let measured = format!("{:.1}% ±{:.1}", most.mean() * 100.0, most.error() * 100.0);

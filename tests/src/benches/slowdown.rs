@@ -16,6 +16,16 @@ impl Losses {
         Self(losses.collect())
     }
 
+    /// The same by the time in the kernel alone: all that probes and samples do is done there, and what else the machine does
+    /// makes no difference.
+    pub fn in_kernel(blocks: &[Work]) -> Self {
+        let losses = blocks.windows(3).step_by(2).filter_map(|blocks| match blocks {
+            [before, with, after] => Some(with.in_kernel - (before.in_kernel + after.in_kernel) / 2.0),
+            _ => None,
+        });
+        Self(losses.collect())
+    }
+
     /// Their mean.
     pub fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len().max(1) as f64

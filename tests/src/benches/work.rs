@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 
+use crate::usage::cpu_times;
 use crate::workload::Workload;
 
 /// Its name.
@@ -18,6 +19,8 @@ pub struct Work {
     pub kinds: BTreeMap<String, Spent>,
     /// Bytes allocated, if the VM counts them.
     pub allocated: Option<f64>,
+    /// The share of its CPU time that it spent in the kernel: next to nothing, but for what others make it do there.
+    pub in_kernel: f64,
 }
 
 /// What a line has done.
@@ -46,8 +49,12 @@ impl Work {
     /// # Errors
     /// If it ends, or says what is not understood.
     pub fn of(workload: &mut Workload, seconds: f64) -> Result<Self> {
+        let before = cpu_times(workload.pid())?;
         workload.tell(&seconds.to_string())?;
-        Self::parse(&workload.report()?)
+        let work = Self::parse(&workload.report()?)?;
+        let after = cpu_times(workload.pid())?;
+        let [user, kernel] = [0, 1].map(|which| after[which] - before[which]);
+        Ok(Self { in_kernel: kernel / (user + kernel).max(f64::EPSILON), ..work })
     }
 
     fn parse(report: &[String]) -> Result<Self> {
