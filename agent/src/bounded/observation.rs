@@ -102,6 +102,8 @@ pub struct Window {
     pub closed: Nanos,
     /// How many calls were seen, those that free included.
     pub events: u64,
+    /// What seeing them has cost the program, about, in nanoseconds of its CPU time.
+    pub cost: f64,
     /// Bytes that were freed or given back explicitly: by calls that the collector's sweep does not make.
     pub freed: u64,
     /// What was allocated, by source; each source once.

@@ -59,6 +59,8 @@ struct Closed {
     opened: Nanos,
     closed: Nanos,
     stayed: bool,
+    /// In seconds.
+    cost: f64,
 }
 
 impl Estimation {
@@ -129,6 +131,11 @@ impl Estimation {
         self.estimator.reading(reading);
     }
 
+    /// Says how many light samples there are in a second of CPU time.
+    pub fn set_sampling(&mut self, rate: f64) {
+        self.estimator.set_sampling(rate);
+    }
+
     /// Takes a light sample.
     pub fn sample(&mut self, sample: &ActivitySample) {
         let next = ActivityId(u32::try_from(self.activities.len()).unwrap_or(u32::MAX));
@@ -140,8 +147,8 @@ impl Estimation {
     pub fn news(&mut self, news: News) {
         match news {
             News::Staying { number, opened } => self.staying = Some((number as u8, opened)),
-            News::Closed { number, opened, closed, stayed, .. } => {
-                self.closed.push_back(Closed { number: number as u8, opened, closed, stayed });
+            News::Closed { number, opened, closed, stayed, cost } => {
+                self.closed.push_back(Closed { number: number as u8, opened, closed, stayed, cost });
             }
             News::Failed => {}
         }
@@ -163,7 +170,8 @@ impl Estimation {
             } else {
                 self.short += 1;
                 self.usual.note(tally.events);
-                self.estimator.window(tally.window(closed.opened, closed.closed));
+                let window = tally.window(closed.opened, closed.closed);
+                self.estimator.window(Window { cost: closed.cost * 1e9, ..window });
             }
         }
         if let Some((number, began)) = &mut self.staying

@@ -90,6 +90,7 @@ impl WindowTally {
             opened,
             closed,
             events: self.events,
+            cost: 0.0,
             freed: self.freed,
             made: made.collect(),
             sample: WindowSample { freed: self.freed_weighed, parts: self.made.iter().map(part).collect() },

@@ -4,7 +4,7 @@
 //! variances add up; and so do those of the variances, which tells how many degrees of freedom the sum has (Satterthwaite:
 //! *An approximate distribution of estimates of variance components*, 1946).
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Weights};
 use super::random::Random;
 use super::strata::{Strata, Stratum};
 use super::sums::Sum;
@@ -122,7 +122,7 @@ impl Drawn {
         let units = stratum.sums.len();
         let outcome = |windows: &[(&Sum, f64)]| {
             let mut outcome = Outcome::none(middle.bytes.len());
-            outcome.add(&stratum.volume, windows, 1.0);
+            outcome.add(stratum, windows);
             outcome
         };
         let own = outcome(&stratum.drawn(every));
@@ -143,8 +143,17 @@ impl Drawn {
         // Few windows vary less than what they are drawn from.
         let widening = if units < 2 { 1.0 } else { units as f64 / (units - 1) as f64 } / REPLICATES as f64;
         lines.iter_mut().flatten().for_each(|square| *square *= widening);
+        // All that it has may be more, or less.
+        let (_, doubt) = Weights::new(&stratum.drawn(every)).gross_and_doubt(stratum);
+        for (i, squares) in lines.iter_mut().enumerate().filter(|_| doubt > 0.0) {
+            let share = (own.bytes[i] - own.gross * middle.bytes[i] / all.max(1.0)) / all.max(1.0);
+            for (square, whole) in squares.iter_mut().zip([own.bytes[i], own.count[i], share]) {
+                *square += (whole * doubt).powi(2);
+            }
+        }
+        let gross = gross * widening + (own.gross * doubt).powi(2);
         let freedom = if units < 2 { every.len() } else { units - 1 } as f64;
-        Self { lines, gross: gross * widening, freedom: freedom.max(1.0) }
+        Self { lines, gross, freedom: freedom.max(1.0) }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::ran::Ran;
 use super::sums::Batches;
-use super::timeline::{Slice, Volume};
+use super::timeline::{Settled, Slice, Volume};
 use crate::bounded::observation::{ActivityId, Nanos};
 
 /// At most so many classes: further slices are told by their rate alone.
@@ -55,6 +56,8 @@ pub struct Class {
     pub windows: u64,
     /// The rates around those windows, summed up.
     pub rates: f64,
+    /// For how much CPU time that was.
+    pub ran: Ran,
     /// What those saw.
     pub batches: Batches,
 }
@@ -100,9 +103,12 @@ impl Classes {
         let class = self.class(&slice);
         class.time += slice.time;
         class.volume.add(&slice.volume);
-        for (window, near) in &slice.windows {
-            // Right beside a window the program may not have had a CPU.
-            let near = near.filter(|near| *near > LEAST_NEAR * rate).unwrap_or(rate);
+        class.ran.outside += f64::from(slice.activities.iter().map(|(_, count)| count).sum::<u32>());
+        for Settled { window, rate: near, within, ran } in &slice.windows {
+            class.ran.add(window, *ran);
+            // Right beside a window the program may not have had a CPU; or it may be the one that does little in a slice.
+            let absent = || within.map_or(rate, |within| within.clamp(near.unwrap_or(0.0).clamp(0.0, rate), rate));
+            let near = near.filter(|near| *near > LEAST_NEAR * rate).unwrap_or_else(absent);
             class.windows += 1;
             class.rates += near;
             class.batches.add(window, near, !class.key.activities.is_empty());

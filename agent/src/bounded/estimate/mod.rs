@@ -13,6 +13,8 @@
 //! - Within a class, a window counts by the rate at which was allocated right before and after it, which stands for the
 //!   amount of the program's own time that it covers (`sums`).
 //! - Classes with few windows are put together with similar ones (`strata`).
+//! - What of that is freed explicitly, the collector's counters do not have. Windows tell it in proportion to the rest, or,
+//!   where there is next to no rest, in proportion to the CPU time (`ran`).
 //! - String tables are rare and large, and known without windows (`tables`).
 //! - How far all that may be off is found by drawing other windows from those there are (`bootstrap`).
 
@@ -20,6 +22,7 @@ mod bootstrap;
 mod classes;
 mod exact;
 mod outcome;
+mod ran;
 pub(super) mod random;
 #[cfg(test)]
 mod simulation;
@@ -62,12 +65,19 @@ pub struct Estimator {
     classes: Classes,
     exact: Exact,
     growers: Growers,
+    /// How much CPU time a sample stands for, in nanoseconds; 0 if that is not known.
+    period: f64,
 }
 
 impl Estimator {
     /// Of a recording that begins.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Says how many samples there are in a second of CPU time.
+    pub fn set_sampling(&mut self, rate: f64) {
+        self.period = 1e9 / rate.max(1.0);
     }
 
     /// Takes the counters, in the order of time; about 1000 times a second.
@@ -114,7 +124,7 @@ impl Estimator {
         timeline.advance(Nanos::MAX, |slice| classes.add(slice));
         let tables = self.last.tables.since(&self.first.unwrap_or_default().tables);
         let tables = timeline.tables.shares(&tables, &self.exact, &self.growers);
-        let strata = Strata::new(&classes, &self.exact, &tables);
+        let strata = Strata::new(&classes, &self.exact, &tables, self.period);
         let outcome = strata.outcome();
         let spread = bootstrap::spread(&strata, &outcome, &tables);
         let first = self.first.unwrap_or_default();

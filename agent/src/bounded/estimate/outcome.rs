@@ -1,12 +1,15 @@
 //! What windows amount to.
 
 use super::exact::Exact;
+use super::strata::Stratum;
 use super::sums::{Level, Sum};
-use super::timeline::Volume;
 
 /// Of all bytes that are allocated at least this part is taken not to be freed explicitly; else what is not freed would
 /// tell nothing about what is allocated.
 const LEAST_NET: f64 = 0.02;
+
+/// The variance, relative to it, of what is next to nothing.
+const UNKNOWN: f64 = 4.0;
 
 /// What was allocated.
 #[derive(Clone, Debug, Default)]
@@ -34,11 +37,10 @@ impl Outcome {
         seen
     }
 
-    /// Adds what was allocated in a stratum of this volume, if it is like these windows, each so many times; the whole
-    /// `times` over.
-    pub fn add(&mut self, volume: &Volume, windows: &[(&Sum, f64)], times: f64) {
+    /// Adds what was allocated in a stratum, if it is like these windows, each so many times.
+    pub fn add(&mut self, stratum: &Stratum, windows: &[(&Sum, f64)]) {
         let weights = Weights::new(windows);
-        let gross = weights.gross(volume) * times;
+        let gross = weights.gross(stratum);
         self.gross += gross;
         for (sum, drawn) in windows {
             let times = gross * drawn * weights.of(sum);
@@ -66,6 +68,8 @@ struct Windows {
     made: f64,
     made_squares: f64,
     net: f64,
+    net_squares: f64,
+    made_net: f64,
 }
 
 impl Weights {
@@ -82,6 +86,8 @@ impl Weights {
             level.made += sum.made * times;
             level.made_squares += sum.made_squares * times;
             level.net += sum.net * times;
+            level.net_squares += sum.net * sum.net * times;
+            level.made_net += sum.made * sum.net * times;
         }
         let rate = levels.iter().map(|level| level.rate).sum();
         Self { levels, rate }
@@ -94,11 +100,29 @@ impl Weights {
     }
 
     /// What was allocated, where it is known what was, or what of it was not freed explicitly.
-    pub fn gross(&self, volume: &Volume) -> f64 {
+    pub fn gross(&self, stratum: &Stratum) -> f64 {
+        self.gross_and_doubt(stratum).0
+    }
+
+    /// The same, and how far that is off, relative to it, because of what other windows would not change: one deviation.
+    pub fn gross_and_doubt(&self, stratum: &Stratum) -> (f64, f64) {
+        let volume = &stratum.volume;
+        if self.levels.is_empty() || volume.net == 0.0 && volume.gross > 0.0 {
+            return (volume.gross + volume.net, 0.0);
+        }
         // Of all of them together: in a single window a buffer may shrink by more than is allocated in it.
-        let (net, made) = self.levels.iter().fold((0.0, 0.0), |sum, level| (sum.0 + level.net, sum.1 + level.made));
-        let net = net / made;
-        volume.gross + volume.net / if self.levels.is_empty() { 1.0 } else { net.clamp(LEAST_NET, 1.0) }
+        let sum = |of: fn(&Windows) -> f64| self.levels.iter().map(of).sum::<f64>();
+        let (net, made) = (sum(|level| level.net), sum(|level| level.made));
+        let part = (net / made).clamp(LEAST_NET, 1.0);
+        let by_net = volume.net.max(0.0) / part;
+        let Some(by_time) = stratum.ran.gross() else { return (volume.gross + by_net, 0.0) };
+        // How far the proportion is off, relative to it: by what windows differ in it.
+        let off = sum(|level| level.net_squares) - 2.0 * part * sum(|level| level.made_net)
+            + part * part * sum(|level| level.made_squares);
+        let variance = if net < LEAST_NET * made { UNKNOWN } else { off.max(0.0) / (part * made).powi(2) };
+        let (blend, deviation) = by_time.blend(by_net, variance);
+        let whole = volume.gross + blend;
+        (whole, if whole > 0.0 { deviation / whole } else { 0.0 })
     }
 
     /// As how many windows of equal weight they count.

@@ -44,6 +44,7 @@ const BUFFERS: Work = Work::new(2, 50e3, [(3, 41e3, 5.0), (3, 0.0, 0.0)], 8e3);
 const CONCAT: Work = Work::new(3, 45e3, [(4, 15e3, 120.0), (5, 4e3, 60.0)], 0.0);
 const COMPUTE: Work = Work::new(4, 80e3, [(6, 80.0, 1.0), (6, 0.0, 0.0)], 0.0);
 const TIGHT: Work = Work::new(5, 20e3, [(7, 25e3, 800.0), (8, 12e3, 20.0)], 2e3);
+const CHURN: Work = Work::new(6, 60e3, [(3, 90e3, 12.0), (3, 0.0, 0.0)], 90e3);
 /// One object in a thousand of those that [`JSON`] makes.
 const LEAK: Work = Work::new(0, 60e3, [(0, 24e3, 300.0), (9, 80.0, 0.33)], 0.0);
 
@@ -56,6 +57,8 @@ pub enum Program {
     /// Of every 200 ms, 30 of nothing but allocations.
     Bursts,
     Leak,
+    /// Turns of 0.3 s in which all is freed explicitly that is allocated.
+    Churn,
 }
 
 impl Program {
@@ -67,6 +70,8 @@ impl Program {
             Self::Phases => any(&[BUFFERS, CONCAT, COMPUTE, COMPUTE], random),
             Self::Bursts if now % 200e6 < 30e6 => TIGHT,
             Self::Bursts => any(&[JSON, COMPUTE, COMPUTE], random),
+            Self::Churn if now % 600e6 < 300e6 => any(&[CHURN, COMPUTE], random),
+            Self::Churn => any(&[JSON, CLOSURES], random),
             Self::Leak => any(&[LEAK, CONCAT, COMPUTE], random),
         }
     }
@@ -169,10 +174,12 @@ impl<'a> Recording<'a> {
     fn new(setup: &'a Setup, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let edge = random.unit() * (setup.period - setup.window);
+        let mut estimator = Estimator::new();
+        estimator.set_sampling(setup.rate);
         Self {
             setup,
             random,
-            estimator: Estimator::new(),
+            estimator,
             truth: Truth::default(),
             now: 0.0,
             worked: 0.0,
@@ -292,6 +299,7 @@ impl<'a> Recording<'a> {
         let window = Window {
             opened: opened as Nanos,
             closed,
+            cost: PROBED * events as f64,
             events,
             freed: self.freed as u64,
             made,

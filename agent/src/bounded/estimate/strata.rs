@@ -3,6 +3,7 @@
 use super::classes::{Class, Classes, Key};
 use super::exact::Exact;
 use super::outcome::{Outcome, Weights};
+use super::ran::Ran;
 use super::sums::Sum;
 use super::tables::Share;
 use super::timeline::Volume;
@@ -33,15 +34,18 @@ pub struct Stratum {
     pub key: Key,
     /// What was allocated outside of windows.
     pub volume: Volume,
+    /// For how much CPU time that was.
+    pub ran: Ran,
     /// What windows saw, by level.
     pub sums: Vec<Sum>,
 }
 
 impl Strata {
     /// Puts classes together.
-    pub fn new(classes: &Classes, exact: &Exact, tables: &[Share]) -> Self {
-        let all = merge(classes.all().iter().enumerate().map(Stratum::of).collect());
+    pub fn new(classes: &Classes, exact: &Exact, tables: &[Share], period: f64) -> Self {
+        let mut all = merge(classes.all().iter().enumerate().map(Stratum::of).collect());
         let last_resort = if exact.made > 0 { vec![like_exact(exact)] } else { Vec::new() };
+        all.iter_mut().for_each(|stratum| stratum.ran.set_period(period));
         let mut seen = Outcome::of(exact);
         tables.iter().for_each(|share| share.add_to(&mut seen));
         let mut strata = Self { all, seen, last_resort };
@@ -69,7 +73,7 @@ impl Strata {
         let every = self.every();
         let mut outcome = self.seen.clone();
         for stratum in &self.all {
-            outcome.add(&stratum.volume, &stratum.drawn(&every), 1.0);
+            outcome.add(stratum, &stratum.drawn(&every));
         }
         outcome
     }
@@ -89,7 +93,7 @@ impl Strata {
     /// What was allocated outside of windows, by each stratum.
     fn outside(&self) -> Vec<f64> {
         let every = self.every();
-        let gross = |stratum: &Stratum| Weights::new(&stratum.drawn(&every)).gross(&stratum.volume);
+        let gross = |stratum: &Stratum| Weights::new(&stratum.drawn(&every)).gross(stratum);
         self.all.iter().map(gross).collect()
     }
 
@@ -134,7 +138,7 @@ impl Stratum {
     fn of((number, class): (usize, &Class)) -> Self {
         let mut sums: Vec<Sum> = class.batches.sums().cloned().collect();
         sums.iter_mut().for_each(|sum| sum.level.class = number);
-        Self { key: class.key.clone(), volume: class.volume, sums }
+        Self { key: class.key.clone(), volume: class.volume, ran: class.ran, sums }
     }
 
     /// Its windows, each once, or those of `every` stratum if it has none.
@@ -147,6 +151,7 @@ impl Stratum {
             self.key = other.key;
         }
         self.volume.add(&other.volume);
+        self.ran.join(&other.ran);
         self.sums.extend(other.sums);
     }
 

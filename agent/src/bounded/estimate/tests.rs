@@ -88,6 +88,20 @@ fn a_leak_that_is_rare_is_seen() {
 }
 
 #[test]
+fn what_is_freed_explicitly_is_told_by_the_time_that_it_takes() {
+    for seed in 0..3 {
+        let recorded = record(Program::Churn, &Setup { time: 20e9, ..Setup::default() }, 20 + seed);
+        let total = recorded.estimate.total.gross;
+        let (told, error) = (total.value / recorded.truth.gross, total.error.unwrap_or(0.0) / recorded.truth.gross);
+        println!("{told} ±{error}, worst {}", recorded.worst());
+        // The counters have less than half of it, and those of every other turn nothing.
+        assert!(recorded.truth.net < 0.5 * recorded.truth.gross);
+        assert!((told - 1.0).abs() < 0.15 && (told - 1.0).abs() < error && error < 0.3, "{told} ±{error}");
+        assert!(recorded.worst() < 8.0, "{}", recorded.worst());
+    }
+}
+
+#[test]
 fn what_the_vm_counts_is_measured() {
     let recorded = record(Program::Phases, &Setup { time: 5e9, gross: true, ..Setup::default() }, 1);
     let gross = recorded.estimate.total.gross;

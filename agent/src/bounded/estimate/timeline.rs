@@ -72,8 +72,20 @@ pub struct Slice {
     pub intervals: u32,
     /// What ran, and in how many samples.
     pub activities: Vec<(ActivityId, u32)>,
-    /// The windows, and the rate in bytes per nanosecond around each.
-    pub windows: Vec<(Window, Option<f64>)>,
+    /// The windows.
+    pub windows: Vec<Settled>,
+}
+
+/// A window that is over.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    pub window: Window,
+    /// The rate in bytes per nanosecond around it.
+    pub rate: Option<f64>,
+    /// About the rate in it.
+    pub within: Option<f64>,
+    /// Samples of CPU time in it.
+    pub ran: f64,
 }
 
 /// What was allocated, in bytes, without string tables. A difference of two noisy numbers may be negative.
@@ -258,7 +270,9 @@ impl Timeline {
         if side == Side::Later {
             done(std::mem::take(&mut self.slice));
         }
-        self.slice.windows.push((window, rate));
+        let ran = self.activities(window.opened, window.closed).count();
+        let within = self.rate_within(&window);
+        self.slice.windows.push(Settled { window, rate, within, ran: ran as f64 });
         if side == Side::Earlier {
             done(std::mem::take(&mut self.slice));
         }

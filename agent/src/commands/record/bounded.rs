@@ -63,6 +63,8 @@ pub struct BoundedRecording {
     counters: Counters,
     sampler: Sampler,
     activity: ActivityBuffer,
+    /// Samples a second of CPU time.
+    rate: f64,
 }
 
 impl BoundedRecording {
@@ -98,7 +100,7 @@ impl BoundedRecording {
             probes: Box::new(move || cost::known_allocation_probes(is_cheap)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
-        Ok(Self { windows, counters, sampler, activity })
+        Ok(Self { windows, counters, sampler, activity, rate: f64::from(rate as u32) })
     }
 
     /// What makes the sampler tick.
@@ -108,6 +110,7 @@ impl BoundedRecording {
 
     /// Takes what was observed since.
     pub fn drain(&mut self, estimation: &mut Estimation) {
+        estimation.set_sampling(self.rate);
         for news in self.windows.news() {
             if news == News::Failed {
                 let text = "lj-trace: the kernel does not put in probes any more: what comes from now on is not seen";
