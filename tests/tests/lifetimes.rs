@@ -128,11 +128,16 @@ fn check(name: &'static str) -> Result<()> {
     for life in [leak, cache, run.of("temporary")?, run.of("text")?] {
         ensure!(life.followed >= 20 && life.lost < 0.05, "{life:?}");
     }
-    // All of it, without exception.
-    ensure!(leak.alive.value == 1.0 && leak.cycles.is_none(), "{leak:?}");
-    ensure!(leak.survival.iter().all(|&share| share == 1.0), "{leak:?}");
-    // Dead at the next flip, but for those that are in use right then.
-    for life in [run.of("temporary")?, run.of("text")?] {
+    // All of it, without exception; the parts of its tables with them.
+    for life in [leak, run.of("table with parts")?, run.of("larger hash part")?] {
+        ensure!(life.alive.value == 1.0 && life.cycles.is_none() && life.parts < 0.05, "{life:?}");
+        ensure!(life.survival.iter().all(|&share| share == 1.0), "{life:?}");
+    }
+    println!("{name}: the list's slots: {:?}", run.of("list")?);
+    // Dead at the next flip, but for those that are in use right then: the first hash part is replaced by the larger one.
+    for mark in ["temporary", "text", "short table", "short part", "hash part"] {
+        let life = run.of(mark)?;
+        ensure!(life.parts < 0.05, "{life:?}");
         let cycles = life.cycles.context("none has died")?.value;
         ensure!((1.0..1.05).contains(&cycles) && life.survival[0] < 0.05, "{life:?}");
     }
