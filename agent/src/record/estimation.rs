@@ -203,7 +203,7 @@ impl Estimation {
     /// The profile with what is estimated by now.
     pub fn profile(&mut self) -> &mut EstimatedProfile {
         if let Some(lifetimes) = &mut self.lifetimes {
-            self.profile.set_lives(lifetimes.lives());
+            self.profile.set_lives(lifetimes.lives(), lifetimes.is_polled());
         }
         let growers = self.growers();
         self.estimator.set_growers(growers);

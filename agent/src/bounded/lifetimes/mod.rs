@@ -2,7 +2,7 @@
 //!
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
-//! watchpoint ([`lj_trace_common::lifetime`]). So deaths are known exactly, without a probe where memory is freed. What is
+//! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known exactly, without a probe where memory is freed. What is
 //! part of an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
 //! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
 //! are followed, and in all of memory ([`search`]). [`life`] has what follows for each source.
@@ -14,7 +14,9 @@
 pub mod choice;
 pub mod life;
 pub mod object;
+mod observer;
 pub mod part;
+pub mod polled;
 pub mod search;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -26,7 +28,9 @@ use self::choice::{Block, Choice};
 use self::life::{Fates, Living};
 pub use self::life::{Kept, Life, rank};
 use self::object::{Object, object_in};
+use self::observer::Observer;
 use self::part::{Newborn, Part, find_owners};
+use self::polled::Polled;
 use self::search::Search;
 use crate::bounded::estimate::random::Random;
 use crate::bounded::observation::{Nanos, SourceId};
@@ -36,7 +40,7 @@ use crate::probes::watchpoints::Watchpoints;
 use crate::stream::memprof::Event;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
-use crate::vm::object::marked_offset;
+use crate::vm::object::{field, marked_offset};
 
 /// Objects of one source that are chosen at a time, while there is much room to follow them.
 const EACH: usize = 4;
@@ -46,7 +50,7 @@ const GROWN: usize = 64;
 
 /// Follows objects.
 pub struct Lifetimes {
-    watchpoints: Watchpoints,
+    observer: Observer,
     memory: ProcessMemory,
     shapes: Vec<Shape>,
     choice: Choice,
@@ -83,20 +87,40 @@ impl Lifetimes {
     /// As [`Watchpoints::attach`].
     pub fn attach(programs: &mut Programs, process: &Process, vms: &[Vm]) -> Result<Self, ProbeError> {
         let watchpoints = Watchpoints::attach(programs, process, vms)?;
-        let watched = watchpoints.vms() as usize;
-        Ok(Self {
-            watchpoints,
+        Ok(Self::with(Some(watchpoints), Polled::new(process), process, vms))
+    }
+
+    /// The same with what there is: the VMs that no watchpoint is there for are those of `polled`.
+    pub fn with(watchpoints: Option<Watchpoints>, polled: Polled, process: &Process, vms: &[Vm]) -> Self {
+        let mut lifetimes = Self {
+            observer: Observer::new(watchpoints, polled),
             memory: process.memory(),
-            shapes: vms[..watched].iter().map(|vm| Shape::new(vm.layout)).collect(),
+            shapes: Vec::new(),
             choice: Choice::new(EACH),
-            newborn: (0..watched).map(|_| Newborn::default()).collect(),
+            newborn: Vec::new(),
             search: Search::new(process),
-            grown: vec![VecDeque::new(); watched],
+            grown: Vec::new(),
             fates: Fates::default(),
             places: vec![None; MAX_FOLLOWED as usize],
-            flips: vec![0; watched],
+            flips: Vec::new(),
             random: Random::new(3),
-        })
+        };
+        vms.iter().for_each(|vm| lifetimes.add_vm(vm));
+        lifetimes
+    }
+
+    /// Begins to watch the collector of one more VM, which has the next number.
+    pub fn add_vm(&mut self, vm: &Vm) {
+        self.observer.add(self.shapes.len(), field(vm.global, vm.layout.g_gc_currentwhite));
+        self.shapes.push(Shape::new(vm.layout));
+        self.newborn.push(Newborn::default());
+        self.grown.push(VecDeque::new());
+        self.flips.push(0);
+    }
+
+    /// Whether there are VMs whose flips are noticed by polling.
+    pub fn is_polled(&self) -> bool {
+        self.observer.is_polled(self.shapes.len().saturating_sub(1))
     }
 
     /// Takes a call of the allocator by the VM of this number, in the order of time.
@@ -148,7 +172,7 @@ impl Lifetimes {
 
     /// When a VM was last flipped.
     fn flipped(&self, vm: usize) -> Nanos {
-        self.watchpoints.watched(vm as u32).flipped
+        self.observer.watched(vm).flipped
     }
 
     /// Objects of a VM that may have parts: those that are followed, and those that had.
@@ -156,13 +180,16 @@ impl Lifetimes {
         let marked = marked_offset(self.shapes[vm].gc64());
         let places = self.places.iter().flatten().filter(move |place| place.vm == vm);
         let owners = places.filter(|place| matches!(place.object.gct, gct::TAB | gct::THREAD));
-        owners.map(|place| place.object.place).chain(self.grown[vm].iter().copied()).map(move |at| at.wrapping_sub(marked))
+        owners
+            .map(|place| place.object.place)
+            .chain(self.grown[vm].iter().copied())
+            .map(move |at| at.wrapping_sub(marked))
     }
 
     /// Has those that were added looked at from now on, unless there was a flip since they were allocated.
     fn begin(&mut self, added: &[usize], since: Nanos) {
         let end = self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        self.watchpoints.set_end(end as u32);
+        self.observer.set_end(end);
         for &index in added {
             if self.places[index].is_some_and(|place| self.flipped(place.vm) >= since) {
                 self.leave(index);
@@ -182,12 +209,13 @@ impl Lifetimes {
             link: part.map_or(0, |part| part.link),
             part: part.map_or(0, |part| part.address),
             survived: 0,
+            // No more VMs are known than this has numbers for (`MAX_VMS`).
             watched: block.vm as u8,
             wide: u8::from(self.shapes[block.vm].gc64()),
             gct: object.gct,
             state: State::Alive as u8,
         };
-        self.watchpoints.follow(index as u32, followed);
+        self.observer.follow(block.vm, index, followed);
         Some(index)
     }
 
@@ -231,23 +259,24 @@ impl Lifetimes {
     }
 
     fn leave(&mut self, index: usize) {
-        self.places[index] = None;
-        self.watchpoints.follow(index as u32, Followed::default());
+        if let Some(place) = self.places[index].take() {
+            self.observer.follow(place.vm, index, Followed::default());
+        }
     }
 
     /// Takes note of who has died. To be called some times a second.
     pub fn look(&mut self) {
         let mut flipped = false;
-        for (vm, known) in (0..).zip(&mut self.flips) {
-            let flips = self.watchpoints.watched(vm).flips;
+        for (vm, known) in self.flips.iter_mut().enumerate() {
+            let flips = self.observer.watched(vm).flips;
             flipped |= flips != *known;
             *known = flips;
         }
         if flipped {
             (0..self.places.len()).for_each(|place| self.look_at(place));
         }
-        for vm in 0..self.watchpoints.vms() {
-            if !self.watchpoints.synchronize(vm) {
+        for vm in 0..self.shapes.len() {
+            if !self.observer.is_complete(vm) {
                 self.lose(vm);
             }
         }
@@ -255,8 +284,8 @@ impl Lifetimes {
     }
 
     fn look_at(&mut self, index: usize) {
-        let Some(Place { source, weight, .. }) = self.places[index] else { return };
-        let followed = self.watchpoints.followed(index as u32);
+        let Some(Place { source, weight, vm, .. }) = self.places[index] else { return };
+        let followed = self.observer.followed(vm, index);
         if followed.state == State::Dead as u8 {
             self.fates.died(source, weight, followed.survived);
         } else if followed.state == State::Gone as u8 {
@@ -268,9 +297,9 @@ impl Lifetimes {
     }
 
     /// A flip of this VM was missed: who has died in it is unknown.
-    fn lose(&mut self, vm: u32) {
+    fn lose(&mut self, vm: usize) {
         for index in 0..self.places.len() {
-            let Some(place) = self.places[index].filter(|place| place.vm == vm as usize) else { continue };
+            let Some(place) = self.places[index].filter(|place| place.vm == vm) else { continue };
             self.fates.lost(place.source, place.weight);
             self.leave(index);
         }
@@ -284,10 +313,10 @@ impl Lifetimes {
     /// How long the objects of each source live.
     pub fn lives(&mut self) -> Vec<Life> {
         self.look();
-        let living = |(index, place): (u32, &Option<Place>)| {
-            let survived = self.watchpoints.followed(index).survived;
-            place.map(|Place { source, weight, .. }| Living { source, weight, survived })
+        let living = |(index, place): (usize, &Option<Place>)| {
+            let Place { source, weight, vm, .. } = (*place)?;
+            Some(Living { source, weight, survived: self.observer.followed(vm, index).survived })
         };
-        self.fates.lives((0..).zip(&self.places).filter_map(living))
+        self.fates.lives(self.places.iter().enumerate().filter_map(living))
     }
 }

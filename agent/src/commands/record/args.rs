@@ -113,6 +113,10 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_uprobe_multi: bool,
 
+    /// Notice the ends of mark phases by polling, as machines without watchpoints need it: tests do
+    #[arg(long, hide = true)]
+    pub no_watchpoint: bool,
+
     /// Put probes on the allocator that do no more than each event needs: the benchmark compares with them
     #[arg(long, hide = true)]
     pub floor_probes: bool,

@@ -6,6 +6,7 @@ use super::args::{Mode, RecordArgs};
 use super::cost;
 use super::targets::RecordTarget;
 use crate::bounded::counters::Counters;
+use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::windows::driver::{News, Settings, Windows};
 use crate::commands::exit::CommandError;
 use crate::probes::activity::ActivityBuffer;
@@ -66,7 +67,7 @@ pub struct BoundedRecording {
 }
 
 impl BoundedRecording {
-    /// Begins: the target may lose the share `budget` of its CPU time.
+    /// Begins: the target may lose the share `budget` of its CPU time. VMs of `polled` are polled beside their counters.
     ///
     /// # Errors
     /// The kernel cannot open windows, or the sampler cannot be attached.
@@ -76,8 +77,9 @@ impl BoundedRecording {
         probes: &AllocationProbes,
         opener: WindowOpener,
         budget: f64,
+        polled: Polled,
     ) -> Result<Self, CommandError> {
-        let RecordTarget { process, vms, only, .. } = target;
+        let process = &target.process;
         if programs.mechanism() == Mechanism::Classic {
             return Err(ProbeError::no_windows(std::io::ErrorKind::Unsupported.into()).into());
         }
@@ -85,9 +87,7 @@ impl BoundedRecording {
         let rate = (SAMPLER_BUDGET / (tick + LIGHT_SAMPLE)).clamp(SLOWEST, FASTEST);
         let activity = ActivityBuffer::open(programs)?;
         let sampler = Sampler::attach_light(programs, process, rate as u32)?;
-        let watched = vms.iter().enumerate().filter(|(index, _)| only.is_none_or(|only| only == *index));
-        let watched = watched.map(|(_, vm)| vm.clone()).collect();
-        let counters = Counters::start(process, watched);
+        let counters = Counters::start(process, target.recorded(), polled);
         let counters = counters.map_err(|error| CommandError::io("start a thread", &error))?;
         let is_cheap = probes.plans().iter().all(ProbePlan::is_cheap);
         let settings = Settings {

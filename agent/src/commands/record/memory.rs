@@ -10,6 +10,7 @@ use super::args::{RecordArgs, default_output};
 use super::bounded::BoundedRecording;
 use super::lifetimes;
 use super::targets::RecordTarget;
+use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
@@ -90,17 +91,18 @@ impl MemoryPreparation {
             RecordArgs { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
             _ => Handlers::Record,
         };
+        let polled = Polled::new(process);
         let (probes, bounded) = match args.overhead {
             None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),
             Some(budget) => {
                 let (probes, opener) = AllocationProbes::in_windows(programs, process, maps, vms, handlers)?;
-                let bounded = BoundedRecording::start(target, programs, &probes, opener, budget)?;
+                let bounded = BoundedRecording::start(target, programs, &probes, opener, budget, polled.clone())?;
                 (probes, Some(bounded))
             }
         };
         let Self { events, c_symbols, mut outputs } = self;
         if let Some(estimation) = outputs.estimation() {
-            lifetimes::start(target, programs, estimation);
+            lifetimes::start(target, programs, estimation, polled);
         }
         let only = only.and_then(|only| u32::try_from(only).ok());
         Ok(MemoryRecording {

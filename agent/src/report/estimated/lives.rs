@@ -42,9 +42,16 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         rows.push(([alive, cycles, survival.join(" ")], name));
     }
     aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", out)?;
+    if profile.polled {
+        writeln!(out, "  seen by polling, without a watchpoint: a few of the dead may count as having survived")?;
+    }
     let unknown = unknown(profile);
     if unknown >= 0.001 {
-        writeln!(out, "  {:.1}% of the bytes could not be followed: they are taken to live like the rest", unknown * 100.0)?;
+        writeln!(
+            out,
+            "  {:.1}% of the bytes could not be followed: they are taken to live like the rest",
+            unknown * 100.0
+        )?;
     }
     Ok(())
 }
