@@ -43,6 +43,7 @@ pub struct Counters {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     readings: Receiver<Reading>,
+    more: Sender<Vm>,
 }
 
 impl Counters {
@@ -54,12 +55,14 @@ impl Counters {
         let (memory, away) = (process.memory(), Away::from(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, readings) = mpsc::channel();
+        let (more, new) = mpsc::channel();
         let watched = vms.into_iter().map(Watched::new).collect();
         let mut reader = Reader {
             memory,
             vms: watched,
             stop: stop.clone(),
             sender,
+            new,
             away,
             polled,
             looked: 0,
@@ -73,7 +76,13 @@ impl Counters {
             let _ = privileges::drop_unneeded(&[], || true);
             reader.run();
         })?;
-        Ok(Self { thread: Some(thread), stop, readings })
+        Ok(Self { thread: Some(thread), stop, readings, more })
+    }
+
+    /// Reads the counters of one more VM, from now on.
+    pub fn add_vm(&self, vm: Vm) {
+        // If nobody reads any more, all is over.
+        let _ = self.more.send(vm);
     }
 
     /// What was read since.
@@ -109,6 +118,14 @@ impl Watched {
         let collector = Collector::new(vm.layout.is_gc64());
         Self { place: Place::new(vm.global, &vm.layout), vm, collector, is_gone: false }
     }
+
+    /// Looks whether it is still there; or there again: a VM that is closed leaves its place to the next one.
+    fn check(&mut self, memory: &ProcessMemory) {
+        let was_gone = std::mem::replace(&mut self.is_gone, !self.vm.still_valid(memory));
+        if was_gone && !self.is_gone {
+            self.collector.begin_anew();
+        }
+    }
 }
 
 /// How readings come.
@@ -140,6 +157,8 @@ struct Reader {
     vms: Vec<Watched>,
     stop: Arc<AtomicBool>,
     sender: Sender<Reading>,
+    /// VMs that are to be read, too.
+    new: Receiver<Vm>,
     /// Over how many readings it is looked how fast the cycles are, how many were begun by their first, and what came out.
     looked: u32,
     cycles: u64,
@@ -158,6 +177,7 @@ impl Reader {
         let mut checked = Instant::now();
         loop {
             let is_last = self.stop.load(Ordering::Relaxed);
+            self.vms.extend(self.new.try_iter().map(Watched::new));
             let has_changed = if self.bursts { self.read_burst() } else { self.read(Readings::Single) };
             self.look_at_cycles();
             alike = if has_changed { 0 } else { alike + 1 };
@@ -170,7 +190,7 @@ impl Reader {
             if checked.elapsed() >= CHECK_INTERVAL {
                 checked = Instant::now();
                 let Self { memory, vms, .. } = self;
-                vms.iter_mut().for_each(|watched| watched.is_gone |= !watched.vm.still_valid(memory));
+                vms.iter_mut().for_each(|watched| watched.check(memory));
             }
             thread::sleep(if alike > ALIKE { IDLE_INTERVAL } else { INTERVAL });
         }

@@ -183,7 +183,7 @@ mod tests {
     fn a_table_is_found_wherever_it_is() {
         let shapes = [Shape::new(x64_layout("2022-03(Debian)", "x64gc64"))];
         let slots = vec![0_u64; 100];
-        let mut table = vec![0_u64; 8];
+        let mut table = Box::new([0_u64; 8]);
         table[1] = u64::from(gct::TAB) << 8;
         table[usize::from(shapes[0].layout.tab_array) / 8] = slots.as_ptr() as u64;
         table[6] = 100;

@@ -213,9 +213,16 @@ impl RecordArgs {
             stack_every,
             kernel_frames: self.kernel,
             mechanism,
-            activity: self.overhead.is_some() && memory,
+            // A memory profile alone looks out for new VMs with it.
+            activity: memory && (self.overhead.is_some() || self.looks_out()),
             processes,
         }
+    }
+
+    /// Whether a light sampler looks out for VMs that nobody knows.
+    pub(super) fn looks_out(&self) -> bool {
+        let is_benchmark = self.floor_probes || self.empty_probes;
+        self.mode == Mode::Memprof && self.overhead.is_none() && self.vm.is_none() && !is_benchmark
     }
 
     /// The same for one of the children: its files have its process id in their names.

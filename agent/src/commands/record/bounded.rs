@@ -1,9 +1,8 @@
 //! A memory profile of bounded cost: windows, and what is known without probes.
 
-use lj_trace_common::activity::ActivitySample;
-
 use super::args::{Mode, RecordArgs};
 use super::cost;
+use super::lookout::Strangers;
 use super::targets::RecordTarget;
 use crate::bounded::counters::Counters;
 use crate::bounded::lifetimes::polled::Polled;
@@ -21,6 +20,8 @@ use crate::probes::windows::WindowOpener;
 use crate::record::Estimation;
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
+use crate::target::Maps;
+use crate::vm::Vm;
 
 /// What light samples may cost, as a share of CPU time.
 const SAMPLER_BUDGET: f64 = 0.005;
@@ -64,6 +65,7 @@ pub struct BoundedRecording {
     counters: Counters,
     sampler: Sampler,
     activity: ActivityBuffer,
+    strangers: Strangers,
 }
 
 impl BoundedRecording {
@@ -98,7 +100,7 @@ impl BoundedRecording {
             probes: Box::new(move || cost::known_allocation_probes(is_cheap)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
-        Ok(Self { windows, counters, sampler, activity })
+        Ok(Self { windows, counters, sampler, activity, strangers: Strangers::new(&target.maps, &target.vms) })
     }
 
     /// What makes the sampler tick.
@@ -116,7 +118,21 @@ impl BoundedRecording {
             estimation.news(news);
         }
         self.counters.readings().for_each(|reading| estimation.reading(reading));
-        self.activity.drain(usize::MAX, |sample: ActivitySample| estimation.sample(&sample));
+        self.activity.drain(usize::MAX, |mut sample| {
+            self.strangers.look(&mut sample);
+            estimation.sample(&sample);
+        });
+    }
+
+    /// Samples in an interpreter that no known VM was running.
+    pub fn strangers(&mut self) -> &mut Strangers {
+        &mut self.strangers
+    }
+
+    /// One more VM is known.
+    pub fn add_vm(&mut self, maps: &Maps, vm: &Vm) {
+        self.strangers.add_vm(maps, vm);
+        self.counters.add_vm(vm.clone());
     }
 
     /// Ends the windows and all that is beside them. What they have seen can still be drained.
