@@ -27,10 +27,10 @@ const WORKLOAD: &str = "lifetimes.lua";
 const CHUNK: &[u8] = b"@lifetimes.lua";
 
 /// Objects in its cache: each stays for as many turns.
-const CACHED: u64 = 20_000;
+const CACHED: u64 = 12_000;
 
 /// Cycles that are waited for.
-const CYCLES: u64 = 8;
+const CYCLES: u64 = 6;
 
 /// The event that a stream would have. Who it was does not matter here.
 fn as_event(event: &AllocationEvent) -> Event {
@@ -188,7 +188,7 @@ fn name_the_leak(options: &[&str]) -> Result<String> {
     workload.go()?;
     let pid = workload.pid().to_string();
     let memprof =
-        ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--duration", "8s", "-o", &stream, "-o", &text];
+        ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--duration", "6s", "-o", &stream, "-o", &text];
     let outcome = Tracer::start(memprof.iter().chain(options))?.wait()?;
     outcome.expect(0, &["what stays of that"]);
     let text = std::fs::read_to_string(text)?;
