@@ -5,12 +5,13 @@
 ** LIBRARY is a libluajit-5.1.so. A thread runs the VM `first` on LuaJIT's allocator. The program prints `ready` and waits
 ** for a line on standard input. Then it starts two more: `second` on LuaJIT's allocator, and `third` on one of the
 ** program's, which nothing has used before; with `anonymous` it lies in memory of no file. It prints `done`, and all of
-** them work until its input ends.
+** them work until there is another line: then they stop where they are, and it prints `done` once more and waits.
 **
 ** In a turn a VM makes 500 tables in each of two lines, those in line 4 of twice the size of those in line 3; then it
 ** sleeps for a millisecond. It keeps 20000 tables, so that collection cycles take some time. Its chunk has the VM's name.
 */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@ static lua_State *(*newstate_builtin)(void);
 static void (*openlibs)(lua_State *);
 static int (*loadbuffer)(lua_State *, const char *, size_t, const char *);
 static int (*call)(lua_State *, int, int, int);
+static atomic_int stop;
 
 static void *allocate(void *data, void *pointer, size_t old_size, size_t size)
 {
@@ -70,13 +72,14 @@ static void *work(void *argument)
 	struct worker *worker = argument;
 	lua_State *L = worker->allocator ? newstate(worker->allocator, &used) : newstate_builtin();
 	openlibs(L);
-	for (;;) {
+	while (!stop) {
 		if (loadbuffer(L, source, sizeof(source) - 1, worker->name) || call(L, 0, 0, 0)) {
 			fprintf(stderr, "the Lua code fails\n");
 			exit(1);
 		}
 		usleep(1000);
 	}
+	return NULL;
 }
 
 int main(int count, char **arguments)
@@ -105,7 +108,13 @@ int main(int count, char **arguments)
 		pthread_create(&threads[i], NULL, work, &workers[i]);
 	puts("done");
 	fflush(stdout);
-	while (fgets(line, sizeof(line), stdin))
-		;
+	if (!fgets(line, sizeof(line), stdin))
+		return 0;
+	stop = 1;
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+	puts("done");
+	fflush(stdout);
+	fgets(line, sizeof(line), stdin);
 	return 0;
 }

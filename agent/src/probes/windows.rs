@@ -79,6 +79,11 @@ impl WindowOpener {
         Ok(WindowProbes { _links: links })
     }
 
+    /// How many allocators a window probes: a window that is open does not have those that came since.
+    pub fn allocators(&self) -> usize {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// The gate.
     pub fn gate(&self) -> &Gate {
         &self.gate

@@ -75,9 +75,10 @@ impl Newcomers {
 
     /// Takes note of whether there were new ones among these.
     pub fn note(&mut self, is_new: bool) {
-        self.wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2) };
         // A process with much memory takes long to search.
-        self.next_search = Instant::now() + self.wait.max(self.began.elapsed() * 10);
+        let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.began.elapsed() * 10) };
+        self.wait = wait;
+        self.next_search = Instant::now() + wait;
     }
 }
 
