@@ -148,7 +148,7 @@ impl Readings {
                 return None;
             }
         }
-        Some(collector.cycles() - before)
+        Some(collector.cycles().saturating_sub(before))
     }
 }
 
