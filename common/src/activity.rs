@@ -16,7 +16,8 @@ use crate::vm::VmConfig;
 pub struct ActivitySample {
     /// When: nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// What is executed: a `GCproto`, or a C function that no Lua function has called. 0 for anything else.
+    /// What is executed: a `GCproto`, or a C function that no Lua function has called. 0 for anything else. Where no VM runs,
+    /// the instruction's address.
     pub function: u64,
     /// The thread.
     pub tid: u32,

@@ -51,6 +51,10 @@ pub struct Config {
     pub stack_limit: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
+    /// Index of a VM whose coroutines refer to their `global_State` in another way than those of the first; 0 for none.
+    pub other_kind: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
     /// The C frames of VMs with 64-bit GC references.
     pub wide_c_frames: CFrameShape,
     /// The C frames of VMs with 32-bit GC references.
@@ -59,7 +63,7 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
 }
 
-const _: () = assert!(size_of::<Config>() == 8 + 10 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
+const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;

@@ -5,6 +5,8 @@
 //! whoever looks at the mark bits right after each flip, before the sweep frees anything, knows of every object in which
 //! cycle it has died. A hardware watchpoint on `gc.currentwhite` tells when that is.
 
+use crate::memory::ReadMemory;
+
 /// How many objects are followed at a time: looking at all of them at each flip takes some ten microseconds.
 pub const MAX_FOLLOWED: u32 = 2048;
 
@@ -45,17 +47,23 @@ pub enum State {
     Gone = 3,
 }
 
-/// An object that is followed.
+/// An object that is followed, or a part of one: that lives as long as the object, and as long as this refers to it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// Address of its `marked`, which its type byte follows.
+    /// Address of the object's `marked`, which its type byte follows.
     pub place: u64,
+    /// Of a part: the address of the reference to it. 0 for an object.
+    pub link: u64,
+    /// Of a part: where it is.
+    pub part: u64,
     /// How many flips it has survived.
     pub survived: u32,
     /// Which VM it belongs to, by its number among the watched ones.
-    pub watched: u16,
-    /// Its type byte.
+    pub watched: u8,
+    /// Whether the VM's references have 64 bits.
+    pub wide: u8,
+    /// The object's type byte.
     pub gct: u8,
     /// A [`State`].
     pub state: u8,
@@ -72,12 +80,20 @@ impl Watched {
 }
 
 impl Followed {
-    /// Notes what the object's `marked` and type byte are right after a flip that made `dead` the dead objects' white.
+    /// Looks at it right after a flip that made `dead` the dead objects' white.
     #[inline(always)]
-    pub fn note(&mut self, header: Option<[u8; 2]>, dead: u8) {
+    pub fn look(&mut self, memory: &impl ReadMemory, dead: u8) {
+        let header = memory.read::<[u8; 2]>(self.place).ok();
+        let is_linked = self.link == 0 || memory.read_ref(self.wide != 0, self.link) == Ok(self.part);
+        self.note(header, is_linked, dead);
+    }
+
+    /// Notes what the object's `marked` and type byte are, and whether it still has the part.
+    #[inline(always)]
+    fn note(&mut self, header: Option<[u8; 2]>, is_linked: bool, dead: u8) {
         match header {
             Some([marked, gct]) if gct == self.gct => {
-                if marked & dead != 0 && marked & FIXED == 0 {
+                if (marked & dead != 0 && marked & FIXED == 0) || !is_linked {
                     self.state = State::Dead as u8;
                 } else {
                     self.survived += 1;
@@ -90,7 +106,7 @@ impl Followed {
 
 const _: () = {
     assert!(size_of::<Watched>() == 24);
-    assert!(size_of::<Followed>() == 16);
+    assert!(size_of::<Followed>() == 32);
 };
 
 #[cfg(test)]
@@ -111,7 +127,7 @@ mod tests {
         let alive = Followed { gct: 11, state: State::Alive as u8, ..Followed::default() };
         let after = |header| {
             let mut followed = alive;
-            followed.note(header, 1);
+            followed.note(header, true, 1);
             (followed.state, followed.survived)
         };
         assert_eq!(after(Some([4, 11])), (State::Alive as u8, 1), "black");
@@ -120,5 +136,8 @@ mod tests {
         assert_eq!(after(Some([0x21, 11])), (State::Alive as u8, 1), "fixed");
         assert_eq!(after(Some([4, 4])), (State::Gone as u8, 0));
         assert_eq!(after(None), (State::Gone as u8, 0));
+        let mut replaced = alive;
+        replaced.note(Some([4, 11]), false, 1);
+        assert_eq!(replaced.state, State::Dead as u8, "the table lives, but has other slots by now");
     }
 }

@@ -91,6 +91,7 @@ fn look(pad: &mut Scratchpad, sample: &mut ActivitySample, vms: u32) {
         unsafe { bpf_loop(MAX_VMS, try_next as *mut c_void, (&raw mut search).cast(), 0) };
         index = search.vm;
         if index == NO_VM {
+            sample.function = pad.registers[reg::RIP];
             return;
         }
         let _ = RAN_LAST.insert(&sample.tid, &index, 0);

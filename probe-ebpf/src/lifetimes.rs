@@ -53,7 +53,7 @@ extern "C" fn look(index: u64, flip: *mut c_void) -> i64 {
     // SAFETY: as above; the agent writes entries that are free, and frees others.
     let followed = unsafe { &mut *followed };
     if followed.state == State::Alive as u8 && u32::from(followed.watched) == flip.watched {
-        followed.note(UserMemory.read::<[u8; 2]>(followed.place).ok(), flip.dead as u8);
+        followed.look(&UserMemory, flip.dead as u8);
     }
     0
 }

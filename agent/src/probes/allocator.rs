@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use aya::maps::{MapData, RingBuf};
@@ -11,7 +12,7 @@ use lj_trace_common::allocation::event::PROTOTYPE_SEEN;
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
-use lj_trace_common::vm::NO_WORD;
+use lj_trace_common::vm::{NO_WORD, VmConfig};
 
 use super::gate::Gate;
 use super::links::{Links, program};
@@ -21,7 +22,7 @@ use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
 use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
-use super::windows::{ProbedFunction, WindowOpener, WindowPrograms};
+use super::windows::{Places, ProbedFunction, WindowOpener, WindowPrograms};
 use crate::target::{Maps, Process};
 use crate::vm::Vm;
 
@@ -104,6 +105,10 @@ pub struct AllocationProbes {
     links: Links,
     session: Session,
     gate: Gate,
+    /// Addresses of the functions that are probed, and whether their plans leave the data unknown.
+    functions: BTreeMap<u64, bool>,
+    /// If they are probed in windows only.
+    places: Option<Places>,
 }
 
 /// Which programs see calls and returns.
@@ -144,14 +149,28 @@ impl Allocator {
             by_function.entry(function).or_default().push((index, data));
         }
         let planned = |(address, users): (u64, Vec<_>)| {
-            let function = AllocatorFunction::find(process, maps, address)?;
-            let mut plan = plan(&function.code, address, Need::All);
-            if !plan.is_cheap() && users.len() == 1 {
-                plan = super::plan::plan(&function.code, address, Need::AllButUserData);
+            let mut allocator = Self { users, ..Self::plan(process, maps, address)? };
+            if !allocator.plan.is_cheap() && allocator.users.len() == 1 {
+                allocator.plan = plan(&allocator.function.code, address, Need::AllButUserData);
             }
-            Ok(Self { function, plan, users })
+            Ok(allocator)
         };
         by_function.into_iter().map(planned).collect()
+    }
+}
+
+impl Allocator {
+    /// One that any number of VMs may come to use.
+    fn plan(process: &Process, maps: &Maps, address: u64) -> Result<Self, AllocatorError> {
+        let function = AllocatorFunction::find(process, maps, address)?;
+        let plan = plan(&function.code, address, Need::All);
+        Ok(Self { function, plan, users: Vec::new() })
+    }
+
+    /// Its address, and whether its probes do not see the data.
+    fn kind(&self) -> (u64, bool) {
+        let is_lost = |point: &ProbePoint| point.arguments.contains(&ArgumentLocation::Lost);
+        (self.function.address, self.plan.points.iter().any(is_lost))
     }
 }
 
@@ -188,8 +207,7 @@ impl AllocationProbes {
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
         programs.set_templates(templates(vms)).map_err(refused)?;
         for allocator in allocators {
-            probes.attach_to(programs, process, &allocator)?;
-            probes.plans.push(allocator.plan);
+            probes.attach_to(programs, process, allocator)?;
         }
         Ok(probes)
     }
@@ -209,12 +227,10 @@ impl AllocationProbes {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
         probes.gate.close().map_err(refused)?;
-        let mut places = Vec::new();
+        let places = Places::default();
+        probes.places = Some(places.clone());
         for allocator in allocators {
-            let calls = points(&allocator, &|_| true, &cookie);
-            let returns = points(&allocator, &|point| point.return_probe, &|_| 0);
-            probes.plans.push(allocator.plan);
-            places.push(ProbedFunction { function: allocator.function, calls, returns });
+            probes.attach_to(programs, process, allocator)?;
         }
         let programs = match std::mem::replace(&mut probes.session, Session::InWindows) {
             Session::Program(program) => WindowPrograms::Session(program),
@@ -262,38 +278,100 @@ impl AllocationProbes {
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
-        let probes = Self { handlers, events, plans: Vec::new(), links: Links::default(), session, gate };
+        let functions = allocators.iter().map(Allocator::kind).collect();
+        let (plans, links, places) = (Vec::new(), Links::default(), None);
+        let probes = Self { handlers, events, plans, links, session, gate, functions, places };
         if programs.wants_allocation_stacks() {
             program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
         Ok((probes, allocators))
     }
 
+    /// Records one more VM, which the programs know by this index already: its allocator is probed, unless it was before.
+    ///
+    /// # Errors
+    /// As [`Self::attach`]; the other VMs are recorded as before.
+    pub fn add_vm(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        maps: &Maps,
+        vm: &Vm,
+        index: u32,
+    ) -> Result<(), AllocatorError> {
+        let refused = |error: anyhow::Error| ProbeError::sort(error);
+        if vm.config().thread_word == NO_WORD && !matches!(self.session, Session::Missing(_)) {
+            return Err(
+                refused(anyhow::anyhow!("it does not name the coroutine that runs, as the other VMs do")).into()
+            );
+        }
+        let gone = |Unreadable| AllocatorError::VmGone { global: vm.global };
+        let (function, data) = allocator_of(process, vm).map_err(gone)?;
+        let is_probed = self.functions.contains_key(&function);
+        if !is_probed {
+            // Other VMs may come to use it, so its data has to tell them apart.
+            let allocator = Allocator::plan(process, maps, function)?;
+            self.functions.extend([allocator.kind()]);
+            self.use_data(programs, process, data, index).map_err(refused)?;
+            self.attach_to(programs, process, allocator)?;
+        } else {
+            self.use_data(programs, process, data, index).map_err(refused)?;
+            if self.functions.get(&function) == Some(&true) {
+                self.use_data(programs, process, UNKNOWN_USER_DATA, index).map_err(refused)?;
+            }
+        }
+        if let Some(size) = vm.first_block_size().filter(|_| self.places.is_none()) {
+            programs.add_template(size, index).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    /// Says that the VM of this index gives its allocator this data. Others that are still there may do the same.
+    fn use_data(&self, programs: &mut Programs, process: &Process, data: u64, index: u32) -> anyhow::Result<()> {
+        let memory = process.memory();
+        let uses = |config: VmConfig| {
+            data == UNKNOWN_USER_DATA
+                || memory.read::<u64>(config.global + u64::from(config.layout.g_allocd)) == Ok(data)
+        };
+        let user = programs.user_of(data).filter(|&user| user != index);
+        let is_shared = user.is_some_and(|user| user == SHARED_USER_DATA || programs.vm(user).is_some_and(uses));
+        programs.add_allocator(data, if is_shared { SHARED_USER_DATA } else { index })
+    }
+
     fn attach_to(
         &mut self,
         programs: &mut Programs,
         process: &Process,
-        allocator: &Allocator,
+        allocator: Allocator,
     ) -> Result<(), ProbeError> {
+        if let Some(places) = &self.places {
+            let calls = points(&allocator, &|_| true, &cookie);
+            let returns = points(&allocator, &|point| point.return_probe, &|_| 0);
+            self.plans.push(allocator.plan);
+            let new = ProbedFunction { function: allocator.function, calls, returns };
+            places.lock().unwrap_or_else(PoisonError::into_inner).push(new);
+            return Ok(());
+        }
         let [on_call, on_return] = self.handlers.programs();
         let path = allocator.function.probe_path();
         let pid = process.pid();
         // The return's probe is there first: a return without its call is ignored, but a call without its return would be
         // an event less, for as long as the kernel takes to attach a program.
         let with_result = |point: &ProbePoint| point.return_probe;
-        let calls = points(allocator, &|_| true, &cookie);
+        let calls = points(&allocator, &|_| true, &cookie);
         if !self.attach_session(&path, &calls, pid) {
             for name in [on_call, on_return] {
                 loaded(programs, name).map_err(ProbeError::sort)?;
             }
-            let returns = points(allocator, &with_result, &|_| 0);
+            let returns = points(&allocator, &with_result, &|_| 0);
             self.links.attach(programs, on_return, &returns, &path, pid)?;
             self.links.attach(programs, on_call, &calls, &path, pid)?;
         }
         if programs.wants_allocation_stacks() {
-            let stacks = points(allocator, &with_result, &cookie);
+            let stacks = points(&allocator, &with_result, &cookie);
             self.links.attach(programs, STACKS, &stacks, &path, pid)?;
         }
+        self.plans.push(allocator.plan);
         Ok(())
     }
 

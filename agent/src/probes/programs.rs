@@ -9,6 +9,7 @@ use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
+use lj_trace_common::layout::VmLayout;
 use lj_trace_common::vm::VmConfig;
 
 use super::mechanism::Mechanism;
@@ -244,6 +245,40 @@ impl Programs {
             let is_wide = vm.layout.is_gc64();
             let shape = if is_wide { &mut config.wide_c_frames } else { &mut config.narrow_c_frames };
             shape.include(&vm.layout);
+        })?;
+        let kind = |layout: &VmLayout| (layout.is_gc64(), layout.l_glref);
+        if kind(&list_entry(&self.ebpf, 0)?.layout) != kind(&vm.layout) {
+            self.change_config(|config| config.other_kind = index)?;
+        }
+        Ok(())
+    }
+
+    /// The index of the VM whose `global_State` is there, if the programs know it.
+    pub fn index_of(&self, global: u64) -> Option<u32> {
+        let globals: HashMap<_, u64, u32> = self.ebpf.map("GLOBALS")?.try_into().ok()?;
+        globals.get(&global, 0).ok()
+    }
+
+    /// The index of the VM that gives its allocator this data, or [`SHARED_USER_DATA`].
+    pub(super) fn user_of(&self, data: u64) -> Option<u32> {
+        let allocators: HashMap<_, u64, u32> = self.ebpf.map("ALLOCATORS")?.try_into().ok()?;
+        allocators.get(&data, 0).ok()
+    }
+
+    /// A VM that the programs know.
+    pub(super) fn vm(&self, index: u32) -> Option<VmConfig> {
+        list_entry(&self.ebpf, index).ok()
+    }
+
+    /// One more kind of VMs that may come into being, if there is room for it ([`Self::set_templates`]).
+    pub(super) fn add_template(&mut self, size: u64, vm: u32) -> anyhow::Result<()> {
+        if self.config.templates.iter().any(|template| template.size == size) {
+            return Ok(());
+        }
+        self.change_config(|config| {
+            if let Some(free) = config.templates.iter_mut().find(|template| template.size == 0) {
+                *free = Template { size, vm, reserved: 0 };
+            }
         })
     }
 
@@ -370,4 +405,9 @@ pub(super) fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<Map> {
 
 fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
     ebpf.map_mut(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
+}
+/// An entry of the list of VMs.
+fn list_entry(ebpf: &Ebpf, index: u32) -> anyhow::Result<VmConfig> {
+    let list = ebpf.map("VMS").ok_or_else(|| anyhow::anyhow!("no map VMS"))?;
+    Ok(Array::<_, VmConfig>::try_from(list)?.get(&index, 0)?)
 }

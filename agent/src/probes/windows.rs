@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lj_trace_common::config::{WINDOW_NUMBERS, WINDOW_SHIFT};
 
@@ -15,10 +16,13 @@ use super::uprobe_multi::{Kind, attach};
 /// What opens windows.
 pub struct WindowOpener {
     pub(super) programs: WindowPrograms,
-    pub(super) places: Vec<ProbedFunction>,
+    pub(super) places: Places,
     pub(super) pid: u32,
     pub(super) gate: Gate,
 }
+
+/// The allocators that windows probe: more may come while there are windows.
+pub(super) type Places = Arc<Mutex<Vec<ProbedFunction>>>;
 
 /// The programs that see calls and returns.
 pub(super) enum WindowPrograms {
@@ -57,7 +61,8 @@ impl WindowOpener {
             points.iter().map(|&(offset, cookie)| (offset, cookie | u64::from(number) << WINDOW_SHIFT)).collect()
         };
         let mut links = Vec::new();
-        for ProbedFunction { function, calls, returns } in &self.places {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        for ProbedFunction { function, calls, returns } in places.iter() {
             let path = &function.probe_path();
             match &self.programs {
                 WindowPrograms::Session(program) => {
@@ -72,6 +77,11 @@ impl WindowOpener {
             }
         }
         Ok(WindowProbes { _links: links })
+    }
+
+    /// How many allocators a window probes: a window that is open does not have those that came since.
+    pub fn allocators(&self) -> usize {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// The gate.

@@ -8,21 +8,22 @@ use crate::vm::{Vm, prove_again};
 /// Decides it.
 #[derive(Debug, Default)]
 pub struct Deciding {
-    /// When it has tried last.
-    tried: Option<Instant>,
+    /// When it may try again.
+    next: Option<Instant>,
 }
 
 impl Deciding {
     /// The same VM with what is decided now that it has traces; [`None`] if nothing is open, if a moment ago was too early,
     /// and if the process is gone.
     pub fn decide(&mut self, process: &Process, vm: &Vm) -> Option<Vm> {
-        /// Proving takes some milliseconds.
+        /// Proving takes some milliseconds; where it takes longer, so does what comes in between.
         const BETWEEN: Duration = Duration::from_millis(50);
-        if vm.undecided.is_empty() || self.tried.is_some_and(|tried| tried.elapsed() < BETWEEN) {
+        let began = Instant::now();
+        if vm.undecided.is_empty() || self.next.is_some_and(|next| began < next) {
             return None;
         }
-        self.tried = Some(Instant::now());
-        let maps = process.maps().ok()?;
-        prove_again(process, &maps, vm).ok()
+        let decided = process.maps().ok().and_then(|maps| prove_again(process, &maps, vm).ok());
+        self.next = Some(Instant::now() + BETWEEN.max(began.elapsed() * 10));
+        decided
     }
 }

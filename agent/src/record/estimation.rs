@@ -13,6 +13,7 @@ use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, SourceI
 use crate::bounded::windows::driver::News;
 use crate::report::{EstimatedProfile, Frame};
 use crate::stream::memprof::{Event, Source};
+use crate::vm::Vm;
 
 /// How long after a window was closed its events are on their way still.
 const ON_THE_WAY: Nanos = 10_000_000;
@@ -88,6 +89,13 @@ impl Estimation {
     /// Has some of the objects followed that windows see.
     pub fn follow_objects(&mut self, lifetimes: Lifetimes) {
         self.lifetimes = Some(lifetimes);
+    }
+
+    /// Has the objects of one more VM followed, which has the next number.
+    pub fn add_vm(&mut self, vm: &Vm) {
+        if let Some(lifetimes) = &mut self.lifetimes {
+            lifetimes.add_vm(vm);
+        }
     }
 
     /// The next events are in this window, of whose number these are the lower bits.
@@ -211,7 +219,7 @@ impl Estimation {
     /// The profile with what is estimated by now.
     pub fn profile(&mut self) -> &mut EstimatedProfile {
         if let Some(lifetimes) = &mut self.lifetimes {
-            self.profile.set_lives(lifetimes.lives());
+            self.profile.set_lives(lifetimes.lives(), lifetimes.is_polled());
         }
         let growers = self.growers();
         self.estimator.set_growers(growers);

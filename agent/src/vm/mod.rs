@@ -19,7 +19,7 @@ pub(crate) mod overlay;
 pub(crate) mod page_cache;
 pub mod prototype;
 mod prove;
-mod scan;
+pub mod scan;
 pub mod status;
 mod table;
 pub(crate) mod text;

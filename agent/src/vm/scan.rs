@@ -70,6 +70,13 @@ pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -
     found
 }
 
+/// Where objects may be: all private writable memory that exists.
+pub fn object_memory(pid: u32, maps: &Maps) -> Vec<Range<u64>> {
+    let pages = ResidentPages::open(pid);
+    let mappings = maps.iter().filter(|mapping| may_hold_objects(mapping));
+    mappings.flat_map(|mapping| pages.runs(mapping.start..mapping.end)).collect()
+}
+
 /// Whether a candidate's stack begins with the candidate itself, as `stack_init` (`lj_state.c`) writes it and nothing
 /// ever changes it. That is not so in the remains of closed VMs, nor in copies of a VM's memory.
 pub fn owns_its_stack(memory: &impl ReadMemory, candidate: Candidate) -> bool {

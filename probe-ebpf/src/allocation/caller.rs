@@ -8,7 +8,7 @@ use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::runs_at;
 
 use super::arguments::{registers, stack_pointer};
-use crate::maps::{GLOBALS, VMS};
+use crate::maps::{CONFIG, GLOBALS, VMS};
 use crate::memory::UserMemory;
 
 /// The VM that calls the allocator, by what the caller keeps over the call: it adds up the VM's memory afterwards
@@ -18,22 +18,35 @@ use crate::memory::UserMemory;
 pub fn calling_vm(context: &ProbeContext) -> Option<u32> {
     let registers = registers(context);
     let kept = [registers.rbx, registers.rbp, registers.r12, registers.r13, registers.r14, registers.r15];
-    let layout = &VMS.get(0)?.layout;
     for value in kept {
-        // SAFETY: entries are copied at once.
-        if let Some(vm) = unsafe { GLOBALS.get(&value) } {
-            return Some(*vm);
+        if let Some(vm) = vm_at(value) {
+            return Some(vm);
         }
-        // Or it keeps the coroutine.
-        let thread = value.wrapping_add(u64::from(layout.l_glref));
-        if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread)
-            // SAFETY: as above.
-            && let Some(vm) = unsafe { GLOBALS.get(&global) }
-        {
-            return Some(*vm);
+    }
+    // Or it keeps the coroutine: of one build, or of another one that is in the process, too.
+    let other = CONFIG.get(0)?.other_kind;
+    for kind in [0, other] {
+        let layout = &VMS.get(kind)?.layout;
+        for value in kept {
+            let thread = value.wrapping_add(u64::from(layout.l_glref));
+            if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread)
+                && let Some(vm) = vm_at(global)
+            {
+                return Some(vm);
+            }
+        }
+        if other == 0 {
+            break;
         }
     }
     None
+}
+
+/// The VM whose `global_State` is there.
+#[inline(always)]
+fn vm_at(global: u64) -> Option<u32> {
+    // SAFETY: entries are copied at once.
+    unsafe { GLOBALS.get(&global) }.copied()
 }
 
 /// How many places on the native stack may be the innermost C frame: between it and the allocator there are functions

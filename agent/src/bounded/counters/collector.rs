@@ -112,6 +112,11 @@ impl Collector {
         }
     }
 
+    /// The next reading says nothing of the time before it.
+    pub fn begin_anew(&mut self) {
+        (self.last, self.burst) = (None, None);
+    }
+
     /// How much a counter has changed, which goes round at its width.
     fn difference(&self, from: u64, to: u64) -> f64 {
         let change = to.wrapping_sub(from);

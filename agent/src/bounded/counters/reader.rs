@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::away::Away;
 use super::collector::Collector;
 use super::place::{Place, Raw};
+use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::bounded::observation::{Reading, Tables};
 use crate::privileges;
@@ -42,24 +43,28 @@ pub struct Counters {
     thread: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     readings: Receiver<Reading>,
+    more: Sender<Vm>,
 }
 
 impl Counters {
-    /// Begins to read the counters of these VMs.
+    /// Begins to read the counters of these VMs, and shows them to `polled`, too.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(process: &Process, vms: Vec<Vm>) -> std::io::Result<Self> {
+    pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled) -> std::io::Result<Self> {
         let (memory, away) = (process.memory(), Away::from(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, readings) = mpsc::channel();
+        let (more, new) = mpsc::channel();
         let watched = vms.into_iter().map(Watched::new).collect();
         let mut reader = Reader {
             memory,
             vms: watched,
             stop: stop.clone(),
             sender,
+            new,
             away,
+            polled,
             looked: 0,
             cycles: 0,
             bursts: false,
@@ -71,7 +76,13 @@ impl Counters {
             let _ = privileges::drop_unneeded(&[], || true);
             reader.run();
         })?;
-        Ok(Self { thread: Some(thread), stop, readings })
+        Ok(Self { thread: Some(thread), stop, readings, more })
+    }
+
+    /// Reads the counters of one more VM, from now on.
+    pub fn add_vm(&self, vm: Vm) {
+        // If nobody reads any more, all is over.
+        let _ = self.more.send(vm);
     }
 
     /// What was read since.
@@ -107,6 +118,38 @@ impl Watched {
         let collector = Collector::new(vm.layout.is_gc64());
         Self { place: Place::new(vm.global, &vm.layout), vm, collector, is_gone: false }
     }
+
+    /// Looks whether it is still there; or there again: a VM that is closed leaves its place to the next one.
+    fn check(&mut self, memory: &ProcessMemory) {
+        let was_gone = std::mem::replace(&mut self.is_gone, !self.vm.still_valid(memory));
+        if was_gone && !self.is_gone {
+            self.collector.begin_anew();
+        }
+    }
+}
+
+/// How readings come.
+#[derive(Clone, Copy)]
+enum Readings {
+    /// Each as soon after the one before as it tells all that was in between.
+    Single,
+    /// This one after a longer time.
+    FirstOfBurst,
+}
+
+impl Readings {
+    /// Gives a reading to a collector. How many flips there were since the one before, if that is known.
+    fn give(self, collector: &mut Collector, at: f64, raw: Raw) -> Option<u64> {
+        let before = collector.cycles();
+        match self {
+            Self::Single => collector.add(at, raw),
+            Self::FirstOfBurst => {
+                collector.begin_burst(at, raw);
+                return None;
+            }
+        }
+        Some(collector.cycles().saturating_sub(before))
+    }
 }
 
 struct Reader {
@@ -114,11 +157,14 @@ struct Reader {
     vms: Vec<Watched>,
     stop: Arc<AtomicBool>,
     sender: Sender<Reading>,
+    /// VMs that are to be read, too.
+    new: Receiver<Vm>,
     /// Over how many readings it is looked how fast the cycles are, how many were begun by their first, and what came out.
     looked: u32,
     cycles: u64,
     bursts: bool,
     away: Away,
+    polled: Polled,
     /// Bursts that were left out, since they would have stopped the target.
     skipped: u32,
     /// The largest sum so far: it may fall for a moment, where more is given back than is taken.
@@ -131,7 +177,8 @@ impl Reader {
         let mut checked = Instant::now();
         loop {
             let is_last = self.stop.load(Ordering::Relaxed);
-            let has_changed = if self.bursts { self.read_burst() } else { self.read(Collector::add) };
+            self.vms.extend(self.new.try_iter().map(Watched::new));
+            let has_changed = if self.bursts { self.read_burst() } else { self.read(Readings::Single) };
             self.look_at_cycles();
             alike = if has_changed { 0 } else { alike + 1 };
             // While nothing changes, one in between is enough to know that.
@@ -143,7 +190,7 @@ impl Reader {
             if checked.elapsed() >= CHECK_INTERVAL {
                 checked = Instant::now();
                 let Self { memory, vms, .. } = self;
-                vms.iter_mut().for_each(|watched| watched.is_gone |= !watched.vm.still_valid(memory));
+                vms.iter_mut().for_each(|watched| watched.check(memory));
             }
             thread::sleep(if alike > ALIKE { IDLE_INTERVAL } else { INTERVAL });
         }
@@ -156,9 +203,9 @@ impl Reader {
             return true;
         }
         self.skipped = 0;
-        let has_changed = self.read(Collector::begin_burst);
+        let has_changed = self.read(Readings::FirstOfBurst);
         (1..BURST).for_each(|_| {
-            self.read(Collector::add);
+            self.read(Readings::Single);
         });
         self.vms.iter_mut().for_each(|vm| vm.collector.end_burst());
         has_changed
@@ -177,16 +224,16 @@ impl Reader {
         }
     }
 
-    /// Reads all counters, in one system call, and gives them to `take`; whether they have changed.
-    fn read(&mut self, take: impl Fn(&mut Collector, f64, Raw)) -> bool {
-        let Self { memory, vms, .. } = self;
+    /// Reads all counters, in one system call; whether they have changed.
+    fn read(&mut self, readings: Readings) -> bool {
+        let Self { memory, vms, polled, .. } = self;
         let places: Vec<(u64, usize)> =
             vms.iter().filter(|vm| !vm.is_gone).map(|vm| (vm.place.start, vm.place.size)).collect();
         let bytes = memory.read_scattered(&places);
         let at = now() as f64 * 1e-9;
         let mut rest = bytes.as_slice();
         let mut has_changed = false;
-        for watched in vms.iter_mut().filter(|vm| !vm.is_gone) {
+        for (vm, watched) in vms.iter_mut().enumerate().filter(|(_, vm)| !vm.is_gone) {
             // What cannot be read comes to the end of what was read.
             let Some((own, others)) = rest.split_at_checked(watched.place.size) else {
                 watched.is_gone = true;
@@ -195,7 +242,7 @@ impl Reader {
             rest = others;
             if let Some(raw) = watched.place.decode(own) {
                 has_changed |= !watched.collector.is_same(&raw);
-                take(&mut watched.collector, at, raw);
+                polled.see(vm, raw.white, readings.give(&mut watched.collector, at, raw));
             }
         }
         has_changed

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::part::Newborn;
 use crate::bounded::estimate::random::Random;
 use crate::bounded::observation::SourceId;
 use crate::stream::memprof::Event;
@@ -21,8 +22,6 @@ pub struct Choice {
 struct Reservoir {
     /// New blocks so far.
     blocks: u64,
-    /// Sizes of what was only given another size.
-    resized: u64,
     chosen: Vec<Block>,
 }
 
@@ -39,8 +38,10 @@ pub struct Block {
     pub size: u64,
     /// How many bytes of its source it stands for.
     pub weight: f64,
-    /// It was freed explicitly, or given another size: so it is no object.
+    /// It was freed explicitly, or given another size, by now.
     pub freed: bool,
+    /// Who may have it as a part: what came into being right before it.
+    pub newborn: Newborn,
 }
 
 impl Choice {
@@ -49,8 +50,8 @@ impl Choice {
         Self { sources: BTreeMap::new(), addresses: HashSet::new(), each, random: Random::new(2) }
     }
 
-    /// Takes a call of the allocator by the VM of this number, in the order of time.
-    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event) {
+    /// Takes a call of the allocator by the VM of this number, in the order of time, and what came into being before it.
+    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event, newborn: &Newborn) {
         let freed = match *event {
             Event::Free { addr, .. } | Event::Realloc { old_addr: addr, .. } => Some(addr),
             _ => None,
@@ -59,15 +60,8 @@ impl Choice {
             let chosen = self.sources.values_mut().flat_map(|reservoir| &mut reservoir.chosen);
             chosen.filter(|block| block.address == address).for_each(|block| block.freed = true);
         }
-        match *event {
-            Event::Alloc { addr: address, size, .. } => {
-                self.new_block(Block { source, vm, address, size, weight: 0.0, freed: false });
-            }
-            Event::Realloc { size, .. } => {
-                let reservoir = self.sources.entry(source).or_default();
-                reservoir.resized = reservoir.resized.saturating_add(size);
-            }
-            Event::Free { .. } | Event::Symbol(_) => {}
+        if let Event::Alloc { addr: address, size, .. } | Event::Realloc { addr: address, size, .. } = *event {
+            self.new_block(Block { source, vm, address, size, weight: 0.0, freed: false, newborn: *newborn });
         }
     }
 
@@ -84,19 +78,16 @@ impl Choice {
         self.addresses.insert(block.address);
     }
 
-    /// Those that were chosen, each with its weight, and what each source has resized. Begins anew.
-    pub fn take(&mut self, each: usize) -> (Vec<Block>, Vec<(SourceId, u64)>) {
+    /// Those that were chosen, each with its weight. Begins anew.
+    pub fn take(&mut self, each: usize) -> Vec<Block> {
         self.addresses.clear();
         self.each = each;
         let mut blocks = Vec::new();
-        let mut resized = Vec::new();
-        for (source, reservoir) in std::mem::take(&mut self.sources) {
+        for reservoir in std::mem::take(&mut self.sources).into_values() {
             let times = reservoir.blocks as f64 / reservoir.chosen.len().max(1) as f64;
             blocks.extend(reservoir.chosen.iter().map(|block| Block { weight: block.size as f64 * times, ..*block }));
-            resized.push((source, reservoir.resized));
         }
-        resized.retain(|(_, bytes)| *bytes > 0);
-        (blocks, resized)
+        blocks
     }
 }
 
@@ -119,14 +110,14 @@ mod tests {
     fn rare_sources_are_chosen_from_as_well_and_weights_add_up() {
         let mut choice = Choice::new(4);
         for i in 0..1000 {
-            choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40));
+            choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &Newborn::default());
         }
-        choice.event(SourceId(1), 0, &made(0x99, 8));
-        let (blocks, resized) = choice.take(4);
-        assert_eq!((blocks.len(), resized.len()), (5, 0));
+        choice.event(SourceId(1), 0, &made(0x99, 8), &Newborn::default());
+        let blocks = choice.take(4);
+        assert_eq!(blocks.len(), 5);
         let weight = |id| blocks.iter().filter(|b| b.source == SourceId(id)).map(|b| b.weight).sum::<f64>();
         assert!((weight(0) - 40_000.0).abs() < 1e-6 && (weight(1) - 8.0).abs() < 1e-6);
-        assert_eq!(choice.take(4).0, []);
+        assert_eq!(choice.take(4), []);
     }
 
     #[test]
@@ -135,9 +126,9 @@ mod tests {
         let mut first_half = 0;
         for _ in 0..500 {
             for i in 0..100 {
-                choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40));
+                choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &Newborn::default());
             }
-            first_half += choice.take(4).0.iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
+            first_half += choice.take(4).iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
         }
         // 2000 were chosen; four deviations are 90.
         assert!((910..1090).contains(&first_half), "{first_half}");
@@ -146,14 +137,18 @@ mod tests {
     #[test]
     fn what_is_freed_explicitly_is_known() {
         let mut choice = Choice::new(4);
-        choice.event(SourceId(0), 0, &made(0x100, 40));
-        choice.event(SourceId(0), 0, &freed(0x100));
+        choice.event(SourceId(0), 0, &made(0x100, 40), &Newborn::default());
+        choice.event(SourceId(0), 0, &freed(0x100), &Newborn::default());
         // Another block at the same place.
-        choice.event(SourceId(0), 0, &made(0x100, 16));
-        let (blocks, _) = choice.take(4);
+        choice.event(SourceId(0), 0, &made(0x100, 16), &Newborn::default());
+        let blocks = choice.take(4);
         assert_eq!(blocks.iter().map(|block| block.freed).collect::<Vec<_>>(), [true, false]);
-        let resized = Event::Realloc { source: BY, old_addr: 8, old_size: 64, addr: 0x200, size: 128 };
-        choice.event(SourceId(3), 0, &resized);
-        assert_eq!(choice.take(4), (vec![], vec![(SourceId(3), 128)]));
+        // Twice another size, the second time in the same place.
+        choice.event(SourceId(3), 0, &made(0x200, 64), &Newborn::default());
+        for old_addr in [0x200, 0x300] {
+            let resized = Event::Realloc { source: BY, old_addr, old_size: 64, addr: 0x300, size: 128 };
+            choice.event(SourceId(3), 0, &resized, &Newborn::default());
+        }
+        assert_eq!(choice.take(4).iter().map(|block| block.freed).collect::<Vec<_>>(), [true, true, false]);
     }
 }

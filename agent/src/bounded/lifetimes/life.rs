@@ -23,7 +23,7 @@ struct Fate {
     died: [Weights; CYCLES + 1],
     /// Objects that were lost sight of.
     lost: Weights,
-    /// Blocks that are no objects.
+    /// Blocks of which it is not known what they are part of.
     parts: f64,
 }
 
@@ -60,8 +60,8 @@ pub struct Life {
     pub cycles: Option<Figure>,
     /// The share of bytes that survives one cycle, two, and so on; shorter where too few objects are that old.
     pub survival: Vec<f64>,
-    /// The share of what was allocated that is parts of objects, such as the slots of tables, which live as long as the
-    /// object does.
+    /// The share of what was allocated that is neither an object nor known to be part of one, such as string buffers, and the
+    /// slots of tables that were not found.
     pub parts: f64,
     /// The share of objects' bytes that was lost sight of.
     pub lost: f64,
@@ -109,7 +109,7 @@ impl Fates {
         self.sources.entry(source).or_default().lost.add(weight);
     }
 
-    /// A block was no object.
+    /// A block was no object, and not found to be part of one.
     pub fn part(&mut self, source: SourceId, bytes: f64) {
         self.sources.entry(source).or_default().parts += bytes;
     }

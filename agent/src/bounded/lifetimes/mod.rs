@@ -2,25 +2,36 @@
 //!
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
-//! watchpoint ([`lj_trace_common::lifetime`]). So deaths are known exactly, without a probe where memory is freed.
-//! [`life`] has what follows for each source.
+//! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known exactly, without a probe where memory is freed. What is
+//! part of an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
+//! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
+//! are followed, and in all of memory ([`search`]). [`life`] has what follows for each source.
 //!
 //! Limits: a string that is made again while it is dead and not swept yet lives on, and counts as dead. What has a
-//! finalizer lives a cycle longer than it is in reach. Parts of objects (the slots of a table, the stack of a coroutine)
-//! live as long as the object; they are counted, but not followed.
+//! finalizer lives a cycle longer than it is in reach. Blocks that nothing is found to refer to (string buffers, or a table's
+//! slots if the table is looked for longer than a cycle takes) are counted, but not followed.
 
 pub mod choice;
 pub mod life;
 pub mod object;
+mod observer;
+pub mod part;
+pub mod polled;
+pub mod search;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use lj_trace_common::layout::gct;
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, State};
 
 use self::choice::{Block, Choice};
 use self::life::{Fates, Living};
 pub use self::life::{Kept, Life, rank};
-use self::object::object_in;
+use self::object::{Object, object_in};
+use self::observer::Observer;
+use self::part::{Newborn, Part, find_owners};
+use self::polled::Polled;
+use self::search::Search;
 use crate::bounded::estimate::random::Random;
 use crate::bounded::observation::{Nanos, SourceId};
 use crate::heap::shape::Shape;
@@ -29,22 +40,44 @@ use crate::probes::watchpoints::Watchpoints;
 use crate::stream::memprof::Event;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
+use crate::vm::object::{field, marked_offset};
 
 /// Objects of one source that are chosen at a time, while there is much room to follow them.
 const EACH: usize = 4;
 
+/// How many objects of a VM are kept in mind that have grown.
+const GROWN: usize = 64;
+
 /// Follows objects.
 pub struct Lifetimes {
-    watchpoints: Watchpoints,
+    observer: Observer,
     memory: ProcessMemory,
     shapes: Vec<Shape>,
     choice: Choice,
+    /// By VM.
+    newborn: Vec<Newborn>,
+    search: Search,
+    /// What was found by searching, by VM: whatever has grown will grow again.
+    grown: Vec<VecDeque<u64>>,
     fates: Fates,
-    /// Who has allocated the object in each place, and how many bytes it stands for.
-    places: Vec<Option<(SourceId, f64)>>,
+    /// What is followed in each place.
+    places: Vec<Option<Place>>,
     /// The flips of each VM at the last look.
     flips: Vec<u32>,
     random: Random,
+}
+
+/// What is followed.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Who has allocated it.
+    source: SourceId,
+    /// How many bytes it stands for.
+    weight: f64,
+    /// The number of its VM.
+    vm: usize,
+    /// The object, or the one that it is part of.
+    object: Object,
 }
 
 impl Lifetimes {
@@ -54,25 +87,50 @@ impl Lifetimes {
     /// As [`Watchpoints::attach`].
     pub fn attach(programs: &mut Programs, process: &Process, vms: &[Vm]) -> Result<Self, ProbeError> {
         let watchpoints = Watchpoints::attach(programs, process, vms)?;
-        let watched = watchpoints.vms() as usize;
-        Ok(Self {
-            watchpoints,
+        Ok(Self::with(Some(watchpoints), Polled::new(process), process, vms))
+    }
+
+    /// The same with what there is: the VMs that no watchpoint is there for are those of `polled`.
+    pub fn with(watchpoints: Option<Watchpoints>, polled: Polled, process: &Process, vms: &[Vm]) -> Self {
+        let mut lifetimes = Self {
+            observer: Observer::new(watchpoints, polled),
             memory: process.memory(),
-            shapes: vms[..watched].iter().map(|vm| Shape::new(vm.layout)).collect(),
+            shapes: Vec::new(),
             choice: Choice::new(EACH),
+            newborn: Vec::new(),
+            search: Search::new(process),
+            grown: Vec::new(),
             fates: Fates::default(),
             places: vec![None; MAX_FOLLOWED as usize],
-            flips: vec![0; watched],
+            flips: Vec::new(),
             random: Random::new(3),
-        })
+        };
+        vms.iter().for_each(|vm| lifetimes.add_vm(vm));
+        lifetimes
+    }
+
+    /// Begins to watch the collector of one more VM, which has the next number.
+    pub fn add_vm(&mut self, vm: &Vm) {
+        self.observer.add(self.shapes.len(), field(vm.global, vm.layout.g_gc_currentwhite));
+        self.shapes.push(Shape::new(vm.layout));
+        self.newborn.push(Newborn::default());
+        self.grown.push(VecDeque::new());
+        self.flips.push(0);
+    }
+
+    /// Whether there are VMs whose flips are noticed by polling.
+    pub fn is_polled(&self) -> bool {
+        self.observer.is_polled(self.shapes.len().saturating_sub(1))
     }
 
     /// Takes a call of the allocator by the VM of this number, in the order of time.
     #[inline]
     pub fn event(&mut self, source: SourceId, vm: usize, event: &Event) {
-        if vm < self.shapes.len() {
-            self.choice.event(source, vm, event);
+        let (Some(shape), Some(newborn)) = (self.shapes.get(vm), self.newborn.get_mut(vm)) else { return };
+        if let Event::Alloc { addr, size, .. } = *event {
+            newborn.add(shape, addr, size);
         }
+        self.choice.event(source, vm, event, newborn);
     }
 
     /// Begins to follow some of what was allocated since the last time: all of it after `since`, when a window was opened
@@ -81,67 +139,117 @@ impl Lifetimes {
     pub fn follow(&mut self, since: Nanos) {
         self.look();
         let free = self.places.iter().filter(|place| place.is_none()).count();
-        let (blocks, resized) = self.choice.take(if 2 * free > self.places.len() { EACH } else { 1 });
-        let in_time = |this: &Self, vm: usize| this.watchpoints.watched(vm as u32).flipped < since;
-        let mut in_time_of: Vec<bool> = (0..self.shapes.len()).map(|vm| in_time(self, vm)).collect();
+        let blocks = self.choice.take(if 2 * free > self.places.len() { EACH } else { 1 });
+        let in_time_of: Vec<bool> = (0..self.shapes.len()).map(|vm| self.flipped(vm) < since).collect();
+        let (freed, blocks): (Vec<_>, Vec<_>) =
+            blocks.into_iter().filter(|block| in_time_of[block.vm]).partition(|block| block.freed);
         let mut added = Vec::new();
+        let mut rest: Vec<HashMap<u64, Block>> = self.shapes.iter().map(|_| HashMap::new()).collect();
         for block in blocks {
-            if in_time_of[block.vm]
-                && let Some(place) = self.add(&block)
-            {
-                added.push((place, block.vm));
+            match object_in(&self.memory, &self.shapes[block.vm], block.address, block.size) {
+                Some(object) => added.extend(self.add(&block, object, None)),
+                None => _ = rest[block.vm].insert(block.address, block),
             }
         }
-        let end = self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        self.watchpoints.set_end(end as u32);
-        for (vm, was) in (0..).zip(&mut in_time_of) {
-            *was = *was && in_time(self, vm);
-        }
-        // It is only by now certain that there was no flip before they were followed.
-        for (place, vm) in added {
-            if !in_time_of[vm] {
-                self.leave(place);
+        for (vm, rest) in rest.iter_mut().enumerate().filter(|(_, rest)| !rest.is_empty()) {
+            let newborn = rest.values().flat_map(|block| block.newborn.addresses());
+            let owners: Vec<u64> = newborn.chain(self.owners(vm)).collect();
+            for (block, part) in find_owners(&self.memory, &self.shapes[vm], owners.into_iter(), rest) {
+                added.extend(self.add(&block, part.owner, Some(part)));
             }
         }
-        for (source, bytes) in resized {
-            self.fates.part(source, bytes as f64);
+        self.begin(&added, since);
+        // It is only by now certain that there was no flip before.
+        for block in freed {
+            if self.flipped(block.vm) < since {
+                self.fates.died(block.source, block.weight, 0);
+            }
+        }
+        for block in self.search.start(rest.into_iter().flat_map(HashMap::into_values), since) {
+            self.fates.part(block.source, block.weight);
         }
     }
 
-    /// Follows the object in a block, if that is one; where.
-    fn add(&mut self, block: &Block) -> Option<usize> {
-        let shape = &self.shapes[block.vm];
-        let object = if block.freed { None } else { object_in(&self.memory, shape, block.address, block.size) };
-        let Some(object) = object else {
-            self.fates.part(block.source, block.weight);
+    /// When a VM was last flipped.
+    fn flipped(&self, vm: usize) -> Nanos {
+        self.observer.watched(vm).flipped
+    }
+
+    /// Objects of a VM that may have parts: those that are followed, and those that had.
+    fn owners(&self, vm: usize) -> impl Iterator<Item = u64> + '_ {
+        let marked = marked_offset(self.shapes[vm].gc64());
+        let places = self.places.iter().flatten().filter(move |place| place.vm == vm);
+        let owners = places.filter(|place| matches!(place.object.gct, gct::TAB | gct::THREAD));
+        owners
+            .map(|place| place.object.place)
+            .chain(self.grown[vm].iter().copied())
+            .map(move |at| at.wrapping_sub(marked))
+    }
+
+    /// Has those that were added looked at from now on, unless there was a flip since they were allocated.
+    fn begin(&mut self, added: &[usize], since: Nanos) {
+        let end = self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.observer.set_end(end);
+        for &index in added {
+            if self.places[index].is_some_and(|place| self.flipped(place.vm) >= since) {
+                self.leave(index);
+            }
+        }
+    }
+
+    /// Follows the object in a block, or that which it is part of; where.
+    fn add(&mut self, block: &Block, object: Object, part: Option<Part>) -> Option<usize> {
+        let Some(index) = self.places.iter().position(Option::is_none).or_else(|| self.thin_out()) else {
+            self.fates.lost(block.source, block.weight);
             return None;
         };
-        let place = self.places.iter().position(Option::is_none).or_else(|| self.thin_out())?;
-        self.places[place] = Some((block.source, block.weight));
+        self.places[index] = Some(Place { source: block.source, weight: block.weight, vm: block.vm, object });
         let followed = Followed {
             place: object.place,
+            link: part.map_or(0, |part| part.link),
+            part: part.map_or(0, |part| part.address),
             survived: 0,
-            watched: block.vm as u16,
+            // No more VMs are known than this has numbers for (`MAX_VMS`).
+            watched: block.vm as u8,
+            wide: u8::from(self.shapes[block.vm].gc64()),
             gct: object.gct,
             state: State::Alive as u8,
         };
-        self.watchpoints.follow(place as u32, followed);
-        Some(place)
+        self.observer.follow(block.vm, index, followed);
+        Some(index)
+    }
+
+    /// Goes on with the search for what parts belong to.
+    fn search(&mut self) {
+        for (wanted, part) in self.search.go_on(&self.shapes) {
+            let block = wanted.block;
+            if let (Some(part), Some(grown)) = (part, self.grown.get_mut(block.vm)) {
+                grown.truncate(GROWN - 1);
+                grown.push_front(part.owner.place);
+            }
+            match part {
+                Some(part) if self.flipped(block.vm) < wanted.since => {
+                    let added = self.add(&block, part.owner, Some(part));
+                    self.begin(added.as_slice(), wanted.since);
+                }
+                _ => self.fates.part(block.source, block.weight),
+            }
+        }
     }
 
     /// Forgets about half of the objects, drawn by lot, each other of which stands for twice as much then: so that sums
     /// stay what they are on average. Sources with few objects keep them. A place that is free now.
     fn thin_out(&mut self) -> Option<usize> {
         let mut counts: BTreeMap<SourceId, usize> = BTreeMap::new();
-        self.places.iter().flatten().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);
+        self.places.iter().flatten().for_each(|place| *counts.entry(place.source).or_default() += 1);
         let fair = self.places.len() / 2 / counts.len().max(1);
-        for place in 0..self.places.len() {
-            match &mut self.places[place] {
-                Some((source, weight)) if counts[source] > fair => {
+        for index in 0..self.places.len() {
+            match &mut self.places[index] {
+                Some(place) if counts[&place.source] > fair => {
                     if self.random.below(2) == 0 {
-                        self.leave(place);
+                        self.leave(index);
                     } else {
-                        *weight *= 2.0;
+                        place.weight *= 2.0;
                     }
                 }
                 _ => {}
@@ -150,32 +258,34 @@ impl Lifetimes {
         self.places.iter().position(Option::is_none)
     }
 
-    fn leave(&mut self, place: usize) {
-        self.places[place] = None;
-        self.watchpoints.follow(place as u32, Followed::default());
+    fn leave(&mut self, index: usize) {
+        if let Some(place) = self.places[index].take() {
+            self.observer.follow(place.vm, index, Followed::default());
+        }
     }
 
     /// Takes note of who has died. To be called some times a second.
     pub fn look(&mut self) {
         let mut flipped = false;
-        for (vm, known) in (0..).zip(&mut self.flips) {
-            let flips = self.watchpoints.watched(vm).flips;
+        for (vm, known) in self.flips.iter_mut().enumerate() {
+            let flips = self.observer.watched(vm).flips;
             flipped |= flips != *known;
             *known = flips;
         }
         if flipped {
             (0..self.places.len()).for_each(|place| self.look_at(place));
         }
-        for vm in 0..self.watchpoints.vms() {
-            if !self.watchpoints.synchronize(vm) {
+        for vm in 0..self.shapes.len() {
+            if !self.observer.is_complete(vm) {
                 self.lose(vm);
             }
         }
+        self.search();
     }
 
-    fn look_at(&mut self, place: usize) {
-        let Some((source, weight)) = self.places[place] else { return };
-        let followed = self.watchpoints.followed(place as u32);
+    fn look_at(&mut self, index: usize) {
+        let Some(Place { source, weight, vm, .. }) = self.places[index] else { return };
+        let followed = self.observer.followed(vm, index);
         if followed.state == State::Dead as u8 {
             self.fates.died(source, weight, followed.survived);
         } else if followed.state == State::Gone as u8 {
@@ -183,17 +293,15 @@ impl Lifetimes {
         } else {
             return;
         }
-        self.leave(place);
+        self.leave(index);
     }
 
     /// A flip of this VM was missed: who has died in it is unknown.
-    fn lose(&mut self, vm: u32) {
-        for place in 0..self.places.len() {
-            let Some((source, weight)) = self.places[place] else { continue };
-            if u32::from(self.watchpoints.followed(place as u32).watched) == vm {
-                self.fates.lost(source, weight);
-                self.leave(place);
-            }
+    fn lose(&mut self, vm: usize) {
+        for index in 0..self.places.len() {
+            let Some(place) = self.places[index].filter(|place| place.vm == vm) else { continue };
+            self.fates.lost(place.source, place.weight);
+            self.leave(index);
         }
     }
 
@@ -205,10 +313,10 @@ impl Lifetimes {
     /// How long the objects of each source live.
     pub fn lives(&mut self) -> Vec<Life> {
         self.look();
-        let living = |(place, object): (u32, &Option<(SourceId, f64)>)| {
-            let survived = self.watchpoints.followed(place).survived;
-            object.map(|(source, weight)| Living { source, weight, survived })
+        let living = |(index, place): (usize, &Option<Place>)| {
+            let Place { source, weight, vm, .. } = (*place)?;
+            Some(Living { source, weight, survived: self.observer.followed(vm, index).survived })
         };
-        self.fates.lives((0..).zip(&self.places).filter_map(living))
+        self.fates.lives(self.places.iter().enumerate().filter_map(living))
     }
 }

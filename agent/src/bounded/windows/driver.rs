@@ -244,13 +244,14 @@ impl Driver {
         over
     }
 
-    /// Leaves the probes in as long as they cost little.
+    /// Leaves the probes in as long as they cost little, and are all that there are to be.
     fn stay(&mut self) -> Result<(), Over> {
         let before = Counted::read(&self.counts);
+        let allocators = self.opener.allocators();
         let (probes, opened) = self.open()?;
         let mut spent = before;
         let mut over = self.news.send(News::Staying { number: self.number, opened }).map_err(|_| Over);
-        while over.is_ok() && self.policy.may_stay() {
+        while over.is_ok() && self.policy.may_stay() && self.opener.allocators() == allocators {
             over = self.wait(LOOK_AT_STAYING);
             let counted = Counted::read(&self.counts);
             self.policy.spend(counted.memory_profile(self.probes) - spent.memory_profile(self.probes));

@@ -113,6 +113,10 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_uprobe_multi: bool,
 
+    /// Notice the ends of mark phases by polling, as machines without watchpoints need it: tests do
+    #[arg(long, hide = true)]
+    pub no_watchpoint: bool,
+
     /// Put probes on the allocator that do no more than each event needs: the benchmark compares with them
     #[arg(long, hide = true)]
     pub floor_probes: bool,
@@ -209,9 +213,16 @@ impl RecordArgs {
             stack_every,
             kernel_frames: self.kernel,
             mechanism,
-            activity: self.overhead.is_some() && memory,
+            // A memory profile alone looks out for new VMs with it.
+            activity: memory && (self.overhead.is_some() || self.looks_out()),
             processes,
         }
+    }
+
+    /// Whether a light sampler looks out for VMs that nobody knows.
+    pub(super) fn looks_out(&self) -> bool {
+        let is_benchmark = self.floor_probes || self.empty_probes;
+        self.mode == Mode::Memprof && self.overhead.is_none() && self.vm.is_none() && !is_benchmark
     }
 
     /// The same for one of the children: its files have its process id in their names.

@@ -1,11 +1,11 @@
 //! A memory profile of bounded cost: windows, and what is known without probes.
 
-use lj_trace_common::activity::ActivitySample;
-
 use super::args::{Mode, RecordArgs};
 use super::cost;
+use super::lookout::Strangers;
 use super::targets::RecordTarget;
 use crate::bounded::counters::Counters;
+use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::windows::driver::{News, Settings, Windows};
 use crate::commands::exit::CommandError;
 use crate::probes::activity::ActivityBuffer;
@@ -20,6 +20,8 @@ use crate::probes::windows::WindowOpener;
 use crate::record::Estimation;
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
+use crate::target::Maps;
+use crate::vm::Vm;
 
 /// What light samples may cost, as a share of CPU time.
 const SAMPLER_BUDGET: f64 = 0.005;
@@ -65,10 +67,11 @@ pub struct BoundedRecording {
     activity: ActivityBuffer,
     /// Samples a second of CPU time.
     rate: f64,
+    strangers: Strangers,
 }
 
 impl BoundedRecording {
-    /// Begins: the target may lose the share `budget` of its CPU time.
+    /// Begins: the target may lose the share `budget` of its CPU time. VMs of `polled` are polled beside their counters.
     ///
     /// # Errors
     /// The kernel cannot open windows, or the sampler cannot be attached.
@@ -78,8 +81,9 @@ impl BoundedRecording {
         probes: &AllocationProbes,
         opener: WindowOpener,
         budget: f64,
+        polled: Polled,
     ) -> Result<Self, CommandError> {
-        let RecordTarget { process, vms, only, .. } = target;
+        let process = &target.process;
         if programs.mechanism() == Mechanism::Classic {
             return Err(ProbeError::no_windows(std::io::ErrorKind::Unsupported.into()).into());
         }
@@ -87,9 +91,7 @@ impl BoundedRecording {
         let rate = (SAMPLER_BUDGET / (tick + LIGHT_SAMPLE)).clamp(SLOWEST, FASTEST);
         let activity = ActivityBuffer::open(programs)?;
         let sampler = Sampler::attach_light(programs, process, rate as u32)?;
-        let watched = vms.iter().enumerate().filter(|(index, _)| only.is_none_or(|only| only == *index));
-        let watched = watched.map(|(_, vm)| vm.clone()).collect();
-        let counters = Counters::start(process, watched);
+        let counters = Counters::start(process, target.recorded(), polled);
         let counters = counters.map_err(|error| CommandError::io("start a thread", &error))?;
         let is_cheap = probes.plans().iter().all(ProbePlan::is_cheap);
         let settings = Settings {
@@ -100,7 +102,8 @@ impl BoundedRecording {
             probes: Box::new(move || cost::known_allocation_probes(is_cheap)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
-        Ok(Self { windows, counters, sampler, activity, rate: f64::from(rate as u32) })
+        let (rate, strangers) = (f64::from(rate as u32), Strangers::new(&target.maps, &target.vms));
+        Ok(Self { windows, counters, sampler, activity, rate, strangers })
     }
 
     /// What makes the sampler tick.
@@ -119,7 +122,21 @@ impl BoundedRecording {
             estimation.news(news);
         }
         self.counters.readings().for_each(|reading| estimation.reading(reading));
-        self.activity.drain(usize::MAX, |sample: ActivitySample| estimation.sample(&sample));
+        self.activity.drain(usize::MAX, |mut sample| {
+            self.strangers.look(&mut sample);
+            estimation.sample(&sample);
+        });
+    }
+
+    /// Samples in an interpreter that no known VM was running.
+    pub fn strangers(&mut self) -> &mut Strangers {
+        &mut self.strangers
+    }
+
+    /// One more VM is known.
+    pub fn add_vm(&mut self, maps: &Maps, vm: &Vm) {
+        self.strangers.add_vm(maps, vm);
+        self.counters.add_vm(vm.clone());
     }
 
     /// Ends the windows and all that is beside them. What they have seen can still be drained.

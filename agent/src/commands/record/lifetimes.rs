@@ -2,25 +2,23 @@
 
 use super::targets::RecordTarget;
 use crate::bounded::lifetimes::Lifetimes;
+use crate::bounded::lifetimes::polled::Polled;
 use crate::probes::programs::Programs;
+use crate::probes::watchpoints::Watchpoints;
 use crate::record::Estimation;
 use crate::service::journal::{Priority, say};
 
-/// Begins to follow some of the objects that windows see. Where the machine has no watchpoints to spare, the profile does
-/// without, and says so.
-pub fn start(target: &RecordTarget, programs: &mut Programs, estimation: &mut Estimation) {
-    let RecordTarget { process, vms, only, .. } = target;
-    // In the order of their numbers in the outputs: the only one that is recorded has none.
-    let vms: Vec<_> = match only {
-        Some(only) => vms.get(*only).cloned().into_iter().collect(),
-        None => vms.clone(),
-    };
-    match Lifetimes::attach(programs, process, &vms) {
-        Ok(lifetimes) => estimation.follow_objects(lifetimes),
-        Err(error) => {
-            let text =
-                format!("lj-trace: the profile will not tell how long objects live, without watchpoints: {error}");
-            say(Priority::Info, &text);
-        }
+/// Begins to follow some of the objects that windows see. Where the machine has no watchpoints to spare, the collectors are
+/// polled, which is said.
+pub fn start(target: &RecordTarget, programs: &mut Programs, estimation: &mut Estimation, polled: Polled) {
+    let RecordTarget { args, process, .. } = target;
+    let vms = target.recorded();
+    let watchpoints = (!args.no_watchpoint).then(|| Watchpoints::attach(programs, process, &vms));
+    if let Some(Err(error)) = &watchpoints {
+        let text = format!(
+            "lj-trace: how long objects live is told a little less exactly, from polling instead of watchpoints: {error}"
+        );
+        say(Priority::Info, &text);
     }
+    estimation.follow_objects(Lifetimes::with(watchpoints.and_then(Result::ok), polled, process, &vms));
 }

@@ -9,7 +9,9 @@ use lj_trace_common::config::Counter;
 use super::args::{RecordArgs, default_output};
 use super::bounded::BoundedRecording;
 use super::lifetimes;
+use super::lookout::{Lookout, Strangers};
 use super::targets::RecordTarget;
+use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
@@ -20,7 +22,9 @@ use crate::record::{
     MemorySummary, MemoryTally, Resolved, TraceTable,
 };
 use crate::report::Weight;
+use crate::service::journal::{Priority, say};
 use crate::target::Process;
+use crate::vm::Vm;
 
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;
@@ -90,20 +94,29 @@ impl MemoryPreparation {
             RecordArgs { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
             _ => Handlers::Record,
         };
+        let polled = Polled::new(process);
         let (probes, bounded) = match args.overhead {
             None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),
             Some(budget) => {
                 let (probes, opener) = AllocationProbes::in_windows(programs, process, maps, vms, handlers)?;
-                let bounded = BoundedRecording::start(target, programs, &probes, opener, budget)?;
+                let bounded = BoundedRecording::start(target, programs, &probes, opener, budget, polled.clone())?;
                 (probes, Some(bounded))
             }
         };
         let Self { events, c_symbols, mut outputs } = self;
         if let Some(estimation) = outputs.estimation() {
-            lifetimes::start(target, programs, estimation);
+            lifetimes::start(target, programs, estimation, polled);
         }
         let only = only.and_then(|only| u32::try_from(only).ok());
+        let lookout = args.looks_out().then(|| Lookout::start(programs, process)).transpose();
+        if let Err(error) = &lookout {
+            let text = format!("lj-trace: new VMs with new allocators will not be noticed: {error}");
+            say(Priority::Info, &text);
+        }
         Ok(MemoryRecording {
+            lookout: lookout.ok().flatten().map(|lookout| (lookout, Strangers::new(maps, vms))),
+            version: args.stream_version,
+            left_out: 0,
             bounded,
             probes,
             stopped: None,
@@ -143,6 +156,12 @@ pub struct MemoryRecording {
     only: Option<u32>,
     /// Events of VMs that nothing is known of, or that are not to be recorded.
     strays: u64,
+    /// If nothing else tells of VMs that nobody knows.
+    lookout: Option<(Lookout, Strangers)>,
+    /// That of the streams.
+    version: u8,
+    /// VMs that came into being and cannot be recorded.
+    left_out: u64,
 }
 
 /// Takes a record of a VM that is known.
@@ -259,18 +278,86 @@ impl MemoryRecording {
             self.strays += 1;
             return Ok(());
         };
+        let events = template.of_another(process, &vm, self.vms);
+        self.insert(record.vm(), events)?;
+        let Self { events, c_symbols, outputs, .. } = self;
+        events[record.vm() as usize].as_mut().map_or(Ok(()), |events| add(events, record, c_symbols, outputs))
+    }
+
+    /// How many samples were in an interpreter that no known VM was running.
+    pub fn strangers(&mut self) -> u32 {
+        match (&mut self.bounded, &mut self.lookout) {
+            (Some(bounded), _) => bounded.strangers().count(),
+            (None, Some((lookout, strangers))) => {
+                lookout.drain(strangers);
+                strangers.count()
+            }
+            (None, None) => 0,
+        }
+    }
+
+    /// Counts them anew.
+    pub fn forget_strangers(&mut self) {
+        if let Some(bounded) = &mut self.bounded {
+            bounded.strangers().forget();
+        }
+        if let Some((_, strangers)) = &mut self.lookout {
+            strangers.forget();
+        }
+    }
+
+    /// Records a VM that came into being without the probes' noticing, if its allocator can be probed.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn admit(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        vm: &Vm,
+        index: u32,
+    ) -> Result<(), CommandError> {
+        let maps = process.maps()?;
+        if let Some((_, strangers)) = &mut self.lookout {
+            strangers.add_vm(&maps, vm);
+        }
+        if self.stopped.is_some() {
+            return Ok(());
+        }
+        if let Err(error) = self.probes.add_vm(programs, process, &maps, vm, index) {
+            self.left_out += 1;
+            let text = format!("lj-trace: a VM that came into being, {:#x}, is not recorded: {error}", vm.global);
+            say(Priority::Warning, &text);
+            return Ok(());
+        }
         let number = self.vms;
-        let mut events = template.of_another(process, &vm, number);
-        self.outputs.create(number)?;
-        events.start(&self.c_symbols, &mut self.outputs)?;
-        let outcome = add(&mut events, record, &mut self.c_symbols, &mut self.outputs);
+        let mut events = MemoryEvents::read(process, vm, number, self.version);
+        if self.events.iter().flatten().any(|events| events.by_trace().is_some()) {
+            events.group_by_trace();
+        }
+        self.insert(index, events)?;
+        if let Some(bounded) = &mut self.bounded {
+            bounded.add_vm(&maps, vm);
+        }
+        if let Some(estimation) = self.outputs.estimation() {
+            estimation.add_vm(vm);
+        }
+        Ok(())
+    }
+
+    /// Starts what is written of a VM, which has the next number.
+    fn insert(&mut self, index: u32, mut events: MemoryEvents) -> Result<(), CommandError> {
+        self.outputs.create(self.vms)?;
+        if self.started {
+            events.start(&self.c_symbols, &mut self.outputs)?;
+        }
         self.vms += 1;
-        let index = record.vm() as usize;
+        let index = index as usize;
         if self.events.len() <= index {
             self.events.resize_with(index + 1, || None);
         }
         self.events[index] = Some(events);
-        outcome
+        Ok(())
     }
 
     /// What makes the light sampler tick, if there is one.
@@ -345,6 +432,10 @@ impl MemoryRecording {
             estimation.finish();
             EstimateSummary::new(estimation)
         });
+        let mut noted = programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]);
+        if self.left_out > 0 {
+            noted.push(("VMs that came into being and could not be recorded", self.left_out));
+        }
         let summary = MemorySummary {
             estimate,
             duration: self.stopped.unwrap_or(duration),
@@ -352,7 +443,7 @@ impl MemoryRecording {
             cost,
             accounts,
             lost: programs.counted(&LOST),
-            noted: programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]),
+            noted,
             traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
         };
         let files = self.outputs.finish(&summary.lost)?;

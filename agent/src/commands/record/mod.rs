@@ -6,6 +6,7 @@ mod children;
 pub(super) mod cost;
 pub(super) mod interrupts;
 mod lifetimes;
+mod lookout;
 mod memory;
 mod newcomers;
 pub(super) mod priority;

@@ -3,7 +3,6 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::commands::exit::CommandError;
 use crate::probes::programs::Programs;
 use crate::record::Pipeline;
 use crate::target::Process;
@@ -17,11 +16,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// interpreter has a C frame.
 const STRANGERS: u32 = 3;
 
-/// Makes new VMs known to the CPU profile: the allocator's probes tell of those that they see come into being, others
-/// are searched for when samples are in an interpreter that runs none of the known VMs.
+/// Finds new VMs: the allocator's probes tell of those that they see come into being, others are searched for when samples are
+/// in an interpreter that runs none of the known VMs.
 pub struct Newcomers {
     /// The search that is under way, in a thread of its own: samples go on coming meanwhile.
     search: Option<JoinHandle<Vec<Vm>>>,
+    began: Instant,
     next_search: Instant,
     wait: Duration,
 }
@@ -29,7 +29,7 @@ pub struct Newcomers {
 impl Newcomers {
     /// Nothing was searched yet.
     pub fn new() -> Self {
-        Self { search: None, next_search: Instant::now(), wait: FIRST_WAIT }
+        Self { search: None, began: Instant::now(), next_search: Instant::now(), wait: FIRST_WAIT }
     }
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.
@@ -53,31 +53,32 @@ impl Newcomers {
         }
     }
 
-    /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known
-    /// that were found.
-    ///
-    /// # Errors
-    /// The kernel does not take a VM that was found.
-    pub fn search(
-        &mut self,
-        process: &Process,
-        programs: &mut Programs,
-        pipeline: &mut Pipeline,
-    ) -> Result<(), CommandError> {
-        if let Some(search) = self.search.take_if(|search| search.is_finished()) {
-            let found = search.join().unwrap_or_default();
-            let is_new = meet(&found, programs, pipeline)?;
-            self.wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2) };
-            self.next_search = Instant::now() + self.wait;
-        }
-        if self.search.is_none() && Instant::now() >= self.next_search && pipeline.strangers() >= STRANGERS {
-            pipeline.forget_strangers();
-            let process = process.clone();
-            // A process that is going away has no VMs any more: that is no error here.
-            let find = move || process.maps().ok().and_then(|maps| find_vms(&process, &maps).ok()).unwrap_or_default();
-            self.search = thread::Builder::new().name("vm search".to_owned()).spawn(find).ok();
-        }
-        Ok(())
+    /// Whether it is time to search, if so many samples were in an interpreter that no known VM was running.
+    pub fn are_due(&self, strangers: u32) -> bool {
+        strangers >= STRANGERS && self.search.is_none() && Instant::now() >= self.next_search
+    }
+
+    /// Has the process searched for VMs.
+    pub fn search(&mut self, process: &Process) {
+        let process = process.clone();
+        // A process that is going away has no VMs any more: that is no error here.
+        let find = move || process.maps().ok().and_then(|maps| find_vms(&process, &maps).ok()).unwrap_or_default();
+        self.began = Instant::now();
+        self.search = thread::Builder::new().name("vm search".to_owned()).spawn(find).ok();
+    }
+
+    /// All VMs that a search has found, once it is over.
+    pub fn found(&mut self) -> Option<Vec<Vm>> {
+        let search = self.search.take_if(|search| search.is_finished())?;
+        Some(search.join().unwrap_or_default())
+    }
+
+    /// Takes note of whether there were new ones among these.
+    pub fn note(&mut self, is_new: bool) {
+        // A process with much memory takes long to search.
+        let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.began.elapsed() * 10) };
+        self.wait = wait;
+        self.next_search = Instant::now() + wait;
     }
 }
 
@@ -88,20 +89,4 @@ fn proven_anew(process: &Process, copy: &Vm) -> Option<Vm> {
         return None;
     }
     prove_again(process, &maps, copy).ok()
-}
-
-/// Makes those VMs known that were not; whether there were any.
-fn meet(found: &[Vm], programs: &mut Programs, pipeline: &mut Pipeline) -> Result<bool, CommandError> {
-    let mut is_new = false;
-    for vm in found {
-        if pipeline.vms().iter().any(|known| known.global == vm.global) {
-            continue;
-        }
-        let Some(index) = programs.add_late_vm(&vm.config())? else { break };
-        if index as usize == pipeline.vms().len() {
-            pipeline.add_vm(vm.clone());
-            is_new = true;
-        }
-    }
-    Ok(is_new)
 }

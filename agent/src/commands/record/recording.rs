@@ -163,12 +163,47 @@ impl Recording {
         let samples = self.drain_samples(listener)?;
         self.measure_memory();
         self.limit_cost();
-        if let Some((_, pipeline)) = self.samples.as_mut().filter(|_| self.only.is_none()) {
-            self.newcomers.search(&self.process, &mut self.programs, pipeline)?;
+        if self.only.is_none() {
+            self.meet_newcomers()?;
         }
         let Self { programs, process, memory, .. } = self;
         let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process))?;
         Ok(memory && samples)
+    }
+
+    /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known that were
+    /// found.
+    fn meet_newcomers(&mut self) -> Result<(), CommandError> {
+        let Self { process, programs, samples, memory, newcomers, .. } = self;
+        let mut pipeline = samples.as_mut().map(|(_, pipeline)| pipeline);
+        let seen = pipeline.as_ref().map_or(0, |pipeline| pipeline.strangers());
+        if newcomers.are_due(seen + memory.as_mut().map_or(0, MemoryRecording::strangers)) {
+            if let Some(pipeline) = &mut pipeline {
+                pipeline.forget_strangers();
+            }
+            if let Some(memory) = memory {
+                memory.forget_strangers();
+            }
+            newcomers.search(process);
+        }
+        let Some(found) = newcomers.found() else { return Ok(()) };
+        let mut is_new = false;
+        for vm in found {
+            let is_known = pipeline.as_ref().is_some_and(|own| own.vms().iter().any(|known| known.global == vm.global));
+            if is_known || programs.index_of(vm.global).is_some() {
+                continue;
+            }
+            let Some(index) = programs.add_late_vm(&vm.config())? else { break };
+            is_new = true;
+            if let Some(pipeline) = pipeline.as_mut().filter(|own| index as usize == own.vms().len()) {
+                pipeline.add_vm(vm.clone());
+            }
+            if let Some(memory) = memory {
+                memory.admit(programs, process, &vm, index)?;
+            }
+        }
+        newcomers.note(is_new);
+        Ok(())
     }
 
     /// Measures the heap and the process now and then, for what shows how they change.

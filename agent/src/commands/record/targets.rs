@@ -38,6 +38,12 @@ impl RecordTarget {
         Ok(Self { args, process, maps, vms, only, live: None })
     }
 
+    /// The VMs that are recorded, in the order of their numbers in the outputs: the only one that is recorded has none.
+    pub fn recorded(&self) -> Vec<Vm> {
+        let Self { vms, only, .. } = self;
+        only.map_or_else(|| vms.clone(), |only| vms.get(only).cloned().into_iter().collect())
+    }
+
     /// What people know it by: `nginx (pid 4242)`.
     pub fn name(&self) -> String {
         format!("{} (pid {})", self.process.command(), self.args.pid)

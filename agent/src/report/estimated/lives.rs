@@ -41,5 +41,27 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
         rows.push(([alive, cycles, survival.join(" ")], name));
     }
-    aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", out)
+    aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", out)?;
+    if profile.polled {
+        writeln!(out, "  seen by polling, without a watchpoint: a few of the dead may count as having survived")?;
+    }
+    let unknown = unknown(profile);
+    if unknown >= 0.001 {
+        writeln!(
+            out,
+            "  {:.1}% of the bytes could not be followed: they are taken to live like the rest",
+            unknown * 100.0
+        )?;
+    }
+    Ok(())
+}
+
+/// The share of what all lines have allocated that was not followed: lost sight of, or not known to be part of any object.
+fn unknown(profile: &EstimatedProfile) -> f64 {
+    let lives = profile.lines.iter().filter_map(|line| Some((line.bytes.value, profile.lives.get(&line.source)?)));
+    let (unknown, all) = lives.fold((0.0, 0.0), |(unknown, all), (bytes, life)| {
+        // What was lost is a share of what could be followed.
+        (unknown + bytes * (life.parts + (1.0 - life.parts) * life.lost), all + bytes)
+    });
+    if all > 0.0 { unknown / all } else { 0.0 }
 }

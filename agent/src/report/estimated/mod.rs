@@ -36,6 +36,8 @@ pub struct EstimatedProfile {
     lines: Vec<Line>,
     /// How long their objects live, by the source's number.
     lives: BTreeMap<SourceId, Life>,
+    /// Whether these come from polling.
+    polled: bool,
     about: About,
     losses: BTreeMap<String, u64>,
     /// Of which program, as a title.
@@ -90,6 +92,7 @@ impl EstimatedProfile {
                 self.lives.extend(life);
                 return;
             }
+            self.polled |= notes::is_polled(&key);
             if self.about.take(&key, &value) {
                 return;
             }
@@ -157,8 +160,9 @@ impl EstimatedProfile {
         })
     }
 
-    /// Sets how long the objects of each source live.
-    pub fn set_lives(&mut self, lives: Vec<Life>) {
+    /// Sets how long the objects of each source live, and whether this was noticed by polling.
+    pub fn set_lives(&mut self, lives: Vec<Life>, polled: bool) {
+        self.polled = polled;
         self.lives = lives.into_iter().map(|life| (life.source, life)).collect();
     }
 
@@ -182,7 +186,8 @@ impl EstimatedProfile {
             Some(notes::line(line, self.lives.get(&line.source), &frames).to_symbol())
         };
         let lines = self.lines.iter().filter_map(note);
-        lines.chain(self.about.properties().iter().map(Annotation::to_symbol)).collect()
+        let polled = self.polled.then(notes::polled_mark);
+        lines.chain(self.about.properties().iter().map(Annotation::to_symbol)).chain(polled).collect()
     }
 
     /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.

@@ -13,6 +13,9 @@ pub const SAMPLE: &str = "sample";
 /// What the keys of an estimate's properties begin with.
 pub const ESTIMATE: &str = "estimate ";
 
+/// The property of how long objects live, if that was noticed by polling.
+const POLLED: &str = "estimate polled";
+
 /// The property of a line.
 const LINE: &str = "estimate line";
 
@@ -32,6 +35,16 @@ pub fn is_sample(symbols: &[Symbol]) -> bool {
 pub fn sample_mark() -> Symbol {
     let value = "windows in which all allocations were recorded: not all that there were".to_owned();
     Annotation::Property { key: SAMPLE.to_owned(), value }.to_symbol()
+}
+
+/// Says that how long objects live was noticed by polling.
+pub fn polled_mark() -> Symbol {
+    Annotation::Property { key: POLLED.to_owned(), value: String::new() }.to_symbol()
+}
+
+/// Whether a property is that mark.
+pub fn is_polled(key: &str) -> bool {
+    key == POLLED
 }
 
 /// The note on a line, root first.

@@ -1,0 +1,190 @@
+//! Which object a block is part of: the slots of tables and the stacks of coroutines are blocks of their own, which live as
+//! long as what refers to them.
+
+use std::collections::{HashMap, HashSet};
+
+use lj_trace_common::layout::gct;
+
+use super::choice::Block;
+use super::object::Object;
+use crate::heap::object::Header;
+use crate::heap::shape::{NODE, Shape, VALUE};
+use crate::target::ProcessMemory;
+use crate::vm::object::marked_offset;
+
+/// A block as part of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// What it is part of.
+    pub owner: Object,
+    /// Where that refers to it.
+    pub link: u64,
+    /// Where the block is.
+    pub address: u64,
+}
+
+/// How an object of type `gct` may refer to a part: where it does, and where the number of entries is, what an entry takes,
+/// and how many more there are than the number says.
+struct Link {
+    gct: u8,
+    at: u16,
+    number: u16,
+    entry: u64,
+    more: u64,
+}
+
+/// `GCtab.array` and `asize`, `GCtab.node` and `hmask`, `lua_State.stack` and `stacksize` (`lj_obj.h`).
+const fn links(shape: &Shape) -> [Link; 3] {
+    let l = &shape.layout;
+    [
+        Link { gct: gct::TAB, at: l.tab_array, number: l.tab_asize, entry: VALUE, more: 0 },
+        Link { gct: gct::TAB, at: l.tab_node, number: l.tab_hmask, entry: NODE, more: 1 },
+        Link { gct: gct::THREAD, at: l.l_stack, number: l.l_stacksize, entry: VALUE, more: 0 },
+    ]
+}
+
+/// What a block may have as long as it is a part of something: its size is that of some number of slots.
+pub fn may_be_part(size: u64) -> bool {
+    size.is_multiple_of(VALUE) || (size.is_multiple_of(NODE) && (size / NODE).is_power_of_two())
+}
+
+/// Those parts of the object at `address` that are among the blocks that `size_of` knows.
+fn parts_of<'a>(
+    header: &'a Header,
+    shape: &'a Shape,
+    size_of: impl Fn(u64) -> Option<u64> + 'a,
+) -> impl Iterator<Item = Part> + 'a {
+    let kind = header.gct(shape);
+    links(shape).into_iter().filter(move |link| kind == Some(link.gct)).filter_map(move |link| {
+        let address = header.reference(shape, link.at.into())?;
+        let entries = u64::from(header.u32(link.number.into())?) + link.more;
+        let place = header.address.wrapping_add(marked_offset(shape.gc64()));
+        let part = Part { owner: Object { place, gct: link.gct }, link: header.address + u64::from(link.at), address };
+        (size_of(address)? == entries * link.entry).then_some(part)
+    })
+}
+
+/// The object that refers to a block of this size from `link`.
+pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -> Option<Part> {
+    links(shape).into_iter().find_map(|kind| {
+        let header = Header::read_directly(memory, link.checked_sub(kind.at.into())?);
+        parts_of(&header, shape, |_| Some(size)).find(|part| part.link == link)
+    })
+}
+
+/// What may be tables and coroutines of a VM that came into being lately: whoever makes one mostly fills it at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Newborn {
+    /// Their addresses.
+    blocks: [u64; NEWBORN],
+    /// The place of the next one.
+    next: usize,
+}
+
+/// How many are kept in mind.
+const NEWBORN: usize = 16;
+
+/// Small tables have their array part with them (`LJ_MAX_COLOSIZE`, `lj_def.h`).
+const MOST_SLOTS: u64 = 16;
+
+impl Newborn {
+    /// Takes a new block.
+    #[inline]
+    pub fn add(&mut self, shape: &Shape, address: u64, size: u64) {
+        let is_table = (shape.table..=shape.table + MOST_SLOTS * VALUE).contains(&size);
+        if is_table || size == u64::from(shape.layout.sizeof_l) {
+            self.blocks[self.next] = address;
+            self.next = (self.next + 1) % NEWBORN;
+        }
+    }
+
+    /// They, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.blocks.into_iter().filter(|&address| address != 0)
+    }
+}
+
+/// Finds what blocks are parts of, among the objects at `owners`. Those that it was found of are taken out of `blocks`, which
+/// are there by their addresses.
+pub fn find_owners(
+    memory: &ProcessMemory,
+    shape: &Shape,
+    owners: impl Iterator<Item = u64>,
+    blocks: &mut HashMap<u64, Block>,
+) -> Vec<(Block, Part)> {
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    for owner in owners.filter(|&owner| seen.insert(owner)) {
+        if blocks.is_empty() {
+            break;
+        }
+        let header = Header::read_directly(memory, owner);
+        let parts: Vec<Part> =
+            parts_of(&header, shape, |address| blocks.get(&address).map(|block| block.size)).collect();
+        found.extend(parts.into_iter().filter_map(|part| Some((blocks.remove(&part.address)?, part))));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounded::observation::SourceId;
+    use crate::vm::object::tests::x64_layout;
+
+    /// A table of Debian's build, with 9 slots of the array at `array`, and 4 of the hash at `node`.
+    fn table(array: u64, node: u64) -> Vec<u64> {
+        let mut words = vec![0; 16];
+        words[1] = u64::from(gct::TAB) << 8;
+        let shape = shape();
+        words[usize::from(shape.layout.tab_array) / 8] = array;
+        words[usize::from(shape.layout.tab_node) / 8] = node;
+        words[6] = 9 | 3 << 32;
+        words
+    }
+
+    fn shape() -> Shape {
+        Shape::new(x64_layout("2022-03(Debian)", "x64gc64"))
+    }
+
+    #[test]
+    fn parts_are_found_from_their_table_and_from_what_refers_to_them() {
+        let memory = ProcessMemory::new(std::process::id());
+        let table = table(0x5000, 0x6000);
+        let address = table.as_ptr() as u64;
+        let block = |address, size| Block {
+            source: SourceId(0),
+            vm: 0,
+            address,
+            size,
+            weight: 1.0,
+            freed: false,
+            newborn: Newborn::default(),
+        };
+        // The last one is too large for the table: it is something else by now.
+        let all = [block(0x5000, 72), block(0x6000, 96), block(0x7000, 8)];
+        let mut blocks: HashMap<u64, Block> = all.into_iter().map(|block| (block.address, block)).collect();
+        let found = find_owners(&memory, &shape(), [8, address].into_iter(), &mut blocks);
+        assert_eq!((found.len(), blocks.len()), (2, 1));
+        let owner = Object { place: address + 8, gct: gct::TAB };
+        let link = address + u64::from(shape().layout.tab_node);
+        let node = Part { owner, link, address: 0x6000 };
+        assert!(found.contains(&(all[1], node)), "{found:?}");
+        assert_eq!(owner_with(&memory, &shape(), link, 96), Some(node));
+        assert_eq!(owner_with(&memory, &shape(), link, 192), None, "another size");
+        assert_eq!(owner_with(&memory, &shape(), link + 8, 96), None);
+        assert_eq!(owner_with(&memory, &shape(), 4, 96), None);
+    }
+
+    #[test]
+    fn tables_are_known_by_their_size() {
+        let mut newborn = Newborn::default();
+        for (address, size) in [(1, 64), (2, 64 + 128), (3, 40), (4, 96)] {
+            newborn.add(&shape(), address, size);
+        }
+        assert_eq!(newborn.addresses().collect::<Vec<_>>(), [1, 2, 4]);
+        (0..2000).for_each(|address| newborn.add(&shape(), address, 64));
+        assert_eq!(newborn.addresses().collect::<HashSet<_>>(), (1984..2000).collect());
+        assert!(may_be_part(72) && may_be_part(24) && may_be_part(96) && !may_be_part(36));
+    }
+}

@@ -1,0 +1,213 @@
+//! The search of memory for what refers to a block: an old table that grows is among no blocks that a window saw. It goes on
+//! piece by piece, and takes a tenth of the time.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
+
+use super::choice::Block;
+use super::part::{Part, may_be_part, owner_with};
+use crate::bounded::observation::Nanos;
+use crate::heap::shape::Shape;
+use crate::target::{Process, ProcessMemory};
+use crate::vm::scan::object_memory;
+
+/// How much is read at a time.
+const PIECE: usize = 1 << 20;
+
+/// For each time that it takes it waits so many of it.
+const WAIT: u32 = 9;
+
+/// Blocks that are looked for at a time.
+const MOST: usize = 64;
+
+/// A search, which may be under way.
+pub struct Search {
+    process: Process,
+    memory: ProcessMemory,
+    /// What is looked for, by its address.
+    wanted: HashMap<u64, Wanted>,
+    filter: Filter,
+    /// What is left to be read, the last first.
+    left: Vec<Range<u64>>,
+    next: Instant,
+    buffer: Vec<u8>,
+}
+
+/// A block that is looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// The block.
+    pub block: Block,
+    /// It was allocated after that.
+    pub since: Nanos,
+}
+
+impl Search {
+    /// None is under way.
+    pub fn new(process: &Process) -> Self {
+        Self {
+            memory: process.memory(),
+            process: process.clone(),
+            wanted: HashMap::new(),
+            filter: Filter::default(),
+            left: Vec::new(),
+            next: Instant::now(),
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Begins to look for some blocks, if none are looked for; those that are not.
+    pub fn start(&mut self, blocks: impl IntoIterator<Item = Block>, since: Nanos) -> Vec<Block> {
+        let is_free = self.wanted.is_empty() && Instant::now() >= self.next;
+        let mut refused = Vec::new();
+        for block in blocks {
+            if is_free && self.wanted.len() < MOST && may_be_part(block.size) {
+                self.wanted.insert(block.address, Wanted { block, since });
+            } else {
+                refused.push(block);
+            }
+        }
+        if is_free && !self.wanted.is_empty() {
+            self.filter = Filter::of(self.wanted.keys());
+            self.left = self.process.maps().map(|maps| object_memory(self.process.pid(), &maps)).unwrap_or_default();
+        }
+        refused
+    }
+
+    /// Goes on. What each block is part of, of those that are found or not to be found; `shapes` are those of the VMs.
+    pub fn go_on(&mut self, shapes: &[Shape]) -> Vec<(Wanted, Option<Part>)> {
+        let began = Instant::now();
+        if self.wanted.is_empty() || began < self.next {
+            return Vec::new();
+        }
+        let mut found = Vec::new();
+        if let Some(piece) = self.next_piece() {
+            self.buffer.resize(PIECE, 0);
+            let length = usize::try_from(piece.end - piece.start).unwrap_or(PIECE).min(PIECE);
+            let read = self.memory.read_some(piece.start, &mut self.buffer[..length]).unwrap_or(0);
+            for (link, address) in references(piece.start, &self.buffer[..read], &self.filter) {
+                let part = self.wanted.get(&address).and_then(|wanted| {
+                    let shape = shapes.get(wanted.block.vm)?;
+                    owner_with(&self.memory, shape, link, wanted.block.size).filter(|part| part.address == address)
+                });
+                if let Some(part) = part {
+                    found.extend(self.wanted.remove(&address).map(|wanted| (wanted, Some(part))));
+                }
+            }
+        }
+        if self.left.is_empty() {
+            found.extend(self.wanted.drain().map(|(_, wanted)| (wanted, None)));
+        }
+        self.next = Instant::now() + began.elapsed() * WAIT;
+        found
+    }
+
+    fn next_piece(&mut self) -> Option<Range<u64>> {
+        let last = self.left.last_mut()?;
+        let piece = last.start..last.end.min(last.start + PIECE as u64);
+        last.start = piece.end;
+        if last.is_empty() {
+            self.left.pop();
+        }
+        Some(piece)
+    }
+}
+
+/// Bits of some addresses: most words have none of them.
+struct Filter([u64; 64]);
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self([0; 64])
+    }
+}
+
+impl Filter {
+    fn of<'a>(addresses: impl IntoIterator<Item = &'a u64>) -> Self {
+        let mut filter = Self::default();
+        for address in addresses {
+            filter.0[(address >> 10 & 63) as usize] |= 1 << (address >> 4 & 63);
+        }
+        filter
+    }
+
+    #[inline]
+    const fn may_have(&self, address: u64) -> bool {
+        address & 7 == 0 && self.0[(address >> 10 & 63) as usize] >> (address >> 4 & 63) & 1 != 0
+    }
+}
+
+/// The places of all words that may be an address of the filter, with these addresses: of 64 bits, and of 32.
+fn references(start: u64, bytes: &[u8], filter: &Filter) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let (words, _) = bytes.as_chunks::<8>();
+    for (place, word) in (start..).step_by(8).zip(words) {
+        let word = u64::from_le_bytes(*word);
+        let (low, high) = (word & 0xffff_ffff, word >> 32);
+        if low != 0 && filter.may_have(low) {
+            found.push((place, low));
+            if high != 0 {
+                found.push((place, word));
+            }
+        }
+        if high != 0 && filter.may_have(high) {
+            found.push((place + 4, high));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_common::layout::gct;
+
+    use super::*;
+    use crate::bounded::lifetimes::part::Newborn;
+    use crate::bounded::observation::SourceId;
+    use crate::vm::object::tests::x64_layout;
+
+    #[test]
+    fn references_of_both_widths_are_seen() {
+        let (wide, narrow) = (0x7f12_3456_7890_u64, 0x4000_1230_u32);
+        let mut bytes = vec![0; 64];
+        bytes[8..16].copy_from_slice(&wide.to_le_bytes());
+        bytes[20..24].copy_from_slice(&narrow.to_le_bytes());
+        let seen = |addresses: &[u64]| references(0x1000, &bytes, &Filter::of(addresses));
+        assert!(seen(&[wide]).contains(&(0x1008, wide)));
+        assert!(seen(&[0x3000, narrow.into()]).contains(&(0x1014, narrow.into())));
+        assert_eq!(seen(&[0x3010]), []);
+    }
+
+    #[test]
+    fn a_table_is_found_wherever_it_is() {
+        let shapes = [Shape::new(x64_layout("2022-03(Debian)", "x64gc64"))];
+        let slots = vec![0_u64; 100];
+        let mut table = Box::new([0_u64; 8]);
+        table[1] = u64::from(gct::TAB) << 8;
+        table[usize::from(shapes[0].layout.tab_array) / 8] = slots.as_ptr() as u64;
+        table[6] = 100;
+        let block = |address: u64, size| Block {
+            source: SourceId(0),
+            vm: 0,
+            address,
+            size,
+            weight: 1.0,
+            freed: false,
+            newborn: Newborn::default(),
+        };
+        let of_table = block(slots.as_ptr() as u64, 800);
+        // Nothing refers to that; the last one is no table's.
+        let strange = [block(table.as_ptr() as u64 + 8, 64), block(0x1000, 33)];
+        let mut search = Search::new(&Process::open(std::process::id()).unwrap());
+        assert_eq!(search.start([of_table].into_iter().chain(strange), 1), strange[1..]);
+        assert_eq!(search.start([of_table], 1), [of_table], "one is under way");
+        let mut found = Vec::new();
+        while found.len() < 2 {
+            found.extend(search.go_on(&shapes));
+        }
+        let part = |wanted: Block| found.iter().find(|(found, _)| found.block == wanted).unwrap().1;
+        assert_eq!(part(of_table).map(|part| part.owner.place), Some(table.as_ptr() as u64 + 8));
+        assert_eq!(part(strange[0]), None);
+    }
+}

@@ -1,0 +1,105 @@
+//! Tells of VMs that nobody knows yet: light samples hit the interpreter where none of the known VMs runs.
+
+use std::ops::Range;
+
+use lj_trace_common::activity::ActivitySample;
+use lj_trace_common::event::NO_VM;
+
+use crate::probes::activity::ActivityBuffer;
+use crate::probes::programs::{ProbeError, Programs};
+use crate::probes::sampler::Sampler;
+use crate::target::{Maps, Process};
+use crate::vm::Vm;
+
+/// Counts samples in an interpreter that no known VM was running.
+pub struct Strangers {
+    /// The code of interpreters, and of the libraries that they are in.
+    texts: Vec<Range<u64>>,
+    count: u32,
+}
+
+/// What a VM alone executes: its interpreter, and all of its library if it is in one. In a program of its own, the rest is
+/// executed without any VM as well.
+fn code_of(maps: &Maps, vm: &Vm) -> Range<u64> {
+    let library = maps.find(vm.text.range.start).filter(|mapping| mapping.path.contains(".so"));
+    library.map_or_else(|| vm.text.range.clone(), |mapping| mapping.start..mapping.end)
+}
+
+impl Strangers {
+    /// These VMs are known.
+    pub fn new(maps: &Maps, vms: &[Vm]) -> Self {
+        let mut strangers = Self { texts: Vec::new(), count: 0 };
+        vms.iter().for_each(|vm| strangers.add_vm(maps, vm));
+        strangers
+    }
+
+    /// One more is known.
+    pub fn add_vm(&mut self, maps: &Maps, vm: &Vm) {
+        if !self.texts.iter().any(|text| text.contains(&vm.text.range.start)) {
+            self.texts.push(code_of(maps, vm));
+        }
+    }
+
+    /// Takes a sample; what is left of it says no more than which function of which VM ran.
+    pub fn look(&mut self, sample: &mut ActivitySample) {
+        if sample.vm == NO_VM {
+            let instruction = std::mem::take(&mut sample.function);
+            self.count += u32::from(self.texts.iter().any(|text| text.contains(&instruction)));
+        }
+    }
+
+    /// How many there were since [`Self::forget`].
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Counts them anew.
+    pub fn forget(&mut self) {
+        self.count = 0;
+    }
+}
+
+/// Samples a second of CPU time: enough to notice a VM within a second or so. They cost some 0.1% of it.
+const RATE: u32 = 199;
+
+/// A light sampler that has nothing else to do.
+pub struct Lookout {
+    _sampler: Sampler,
+    samples: ActivityBuffer,
+}
+
+impl Lookout {
+    /// Begins to sample.
+    ///
+    /// # Errors
+    /// The sampler cannot be attached.
+    pub fn start(programs: &mut Programs, process: &Process) -> Result<Self, ProbeError> {
+        let samples = ActivityBuffer::open(programs)?;
+        Ok(Self { _sampler: Sampler::attach_light(programs, process, RATE)?, samples })
+    }
+
+    /// Shows the samples since to `strangers`.
+    pub fn drain(&mut self, strangers: &mut Strangers) {
+        self.samples.drain(usize::MAX, |mut sample| strangers.look(&mut sample));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_run_an_interpreter_and_are_no_vm() {
+        let mut strangers = Strangers { texts: vec![0x1000..0x2000, 0x5000..0x6000], count: 0 };
+        let mut look = |vm, function| {
+            let mut sample = ActivitySample { vm, function, ..ActivitySample::EMPTY };
+            strangers.look(&mut sample);
+            (sample.function, strangers.count())
+        };
+        assert_eq!(look(0, 0x1000), (0x1000, 0), "a prototype may be anywhere");
+        assert_eq!(look(NO_VM, 0x2000), (0, 0), "native code");
+        assert_eq!(look(NO_VM, 0x5fff), (0, 1));
+        strangers.forget();
+        assert_eq!(strangers.count(), 0);
+    }
+}
