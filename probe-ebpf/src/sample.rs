@@ -16,11 +16,11 @@ use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
-    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK,
+    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK,
 };
 use lj_trace_common::event::{
-    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL,
-    SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
+    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
+    reg,
 };
 use lj_trace_common::frame::{Step, Walk, WalkEnd};
 use lj_trace_common::memo::Memo;
@@ -36,15 +36,11 @@ use crate::count::count;
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
-use crate::traces;
+use crate::{stack_copy, traces};
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
-const PAYLOAD: usize =
+pub const PAYLOAD: usize =
     MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize + MAX_KERNEL_STACK as usize;
-
-/// Chunks of the C stack that may be missing in between. LuaJIT's string functions have buffers of 8 KiB on the
-/// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may lie in pages that nothing was ever written to.
-const MAX_HOLE: u32 = 3 * 4096 / STACK_CHUNK;
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
@@ -53,7 +49,7 @@ const LOWEST_ADDRESS: u64 = 0x1_0000;
 #[repr(C)]
 pub struct Scratch {
     pub header: SampleHeader,
-    payload: [u8; PAYLOAD],
+    pub payload: [u8; PAYLOAD],
     pub traces: Traces,
     pub machine: Machine,
 }
@@ -77,14 +73,16 @@ pub struct Machine {
     /// Where to look instead if none begins there; 0 to go on.
     guess: u64,
     /// First address after the copied C stack.
-    stack_end: u64,
+    pub stack_end: u64,
     mode: u32,
     /// The VM that is walked.
     vm: u32,
     /// Bytes of the C stack in the payload.
-    stack_size: u32,
-    /// How far above `rsp` the main thread's first frame is: more than a stack can have on other threads.
-    stack_frames: u64,
+    pub stack_size: u32,
+    /// How many bytes of the C stack are wanted.
+    pub wanted: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames.
@@ -146,13 +144,14 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
     }
     let mut area = area;
     let context = (&raw mut area).cast();
-    prepare_copy(borrow(), config);
-    // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
-    unsafe { bpf_loop(MAX_STACK / STACK_CHUNK, copy_next_chunk as *mut c_void, context, 0) };
-    finish_copy(borrow(), config);
+    if !stack_copy::at_once(borrow(), config) {
+        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
+        unsafe { bpf_loop(stack_copy::PAGES, stack_copy::next_page as *mut c_void, context, 0) };
+        stack_copy::finish(borrow(), config);
+    }
     if config.vms != 0 {
         prepare_walk(borrow(), config);
-        // SAFETY: as above.
+        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
         copy_lua_stack(borrow());
         traces::note(area);
@@ -219,92 +218,6 @@ fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation
         r.rip,
     ];
     true
-}
-
-/// Sets the state machine to where the C stack begins.
-#[inline(always)]
-fn prepare_copy(scratch: &mut Scratch, config: &Config) {
-    scratch.machine.stack_size = 0;
-    // Above the main thread's first frame lie only the arguments and the environment.
-    scratch.machine.stack_frames = config.stack_start.wrapping_sub(scratch.header.registers[reg::RSP]);
-}
-
-/// Copies what is left of the C stack where its mapping ends within a chunk.
-#[inline(always)]
-fn finish_copy(scratch: &mut Scratch, config: &Config) {
-    let start = scratch.header.registers[reg::RSP];
-    let frames = scratch.machine.stack_frames;
-    let payload = scratch.payload.as_mut_ptr();
-    let copied = Copied(&raw mut scratch.machine.stack_size);
-    if copied.get() >= config.stack_limit {
-        scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
-    } else if u64::from(copied.get()) <= frames {
-        // The mapping ends within this chunk: take what there is, down to single words.
-        let mut part = STACK_CHUNK / 2;
-        while part >= 8 {
-            let size = copied.get();
-            if size <= MAX_STACK - STACK_CHUNK && copy_chunk(payload, size, part, start) {
-                copied.set(size + part);
-            }
-            part /= 2;
-        }
-    }
-    let size = copied.get();
-    if size == 0 {
-        count(Counter::NoStack);
-    }
-    scratch.header.stack_size = size;
-    scratch.machine.stack_end = start + u64::from(size);
-}
-
-/// Copies the chunk of the C stack with this number, counted from `rsp` upward: 0 to go on, 1 to stop.
-extern "C" fn copy_next_chunk(index: u64, area: *mut c_void) -> i64 {
-    // SAFETY: `take` passes the number of its working area.
-    let area = unsafe { *area.cast::<u32>() };
-    let (Some(config), Some(scratch)) = (CONFIG.get(0), SCRATCH.get_ptr_mut(area)) else { return 1 };
-    // SAFETY: as in `take`, whose own reference is not used while this runs.
-    let scratch = unsafe { &mut *scratch };
-    // The verifier does not know how often it is called.
-    let offset = index as u32 % (MAX_STACK / STACK_CHUNK) * STACK_CHUNK;
-    if offset >= config.stack_limit || u64::from(offset) > scratch.machine.stack_frames {
-        return 1;
-    }
-    let start = scratch.header.registers[reg::RSP];
-    // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
-    // part of a buffer in a C function's frame.
-    if copy_chunk(scratch.payload.as_mut_ptr(), offset, STACK_CHUNK, start) {
-        scratch.machine.stack_size = offset + STACK_CHUNK;
-        return 0;
-    }
-    i64::from(offset >= scratch.machine.stack_size + MAX_HOLE * STACK_CHUNK)
-}
-
-/// How much was copied so far: kept in memory, where the verifier does not follow its value. In a register it
-/// would follow every combination of chunks that are there and chunks that are not.
-struct Copied(*mut u32);
-
-impl Copied {
-    #[inline(always)]
-    fn get(&self) -> u32 {
-        // SAFETY: the pointer is that of a field of the working area.
-        unsafe { self.0.read_volatile() }
-    }
-
-    #[inline(always)]
-    fn set(&self, size: u32) {
-        // SAFETY: as above.
-        unsafe { self.0.write_volatile(size) };
-    }
-}
-
-/// Copies `size` bytes of the C stack that begins at `stack` to their place in the payload.
-#[inline(always)]
-fn copy_chunk(payload: *mut u8, offset: u32, size: u32, stack: u64) -> bool {
-    // SAFETY: the callers keep `offset + size` within the payload; the helper checks the source.
-    unsafe {
-        let source = (stack + u64::from(offset)) as *const c_void;
-        bpf_probe_read_user(payload.add(offset as usize).cast(), size, source) == 0
-    }
 }
 
 /// Sets the state machine to where the search for Lua stacks begins.
