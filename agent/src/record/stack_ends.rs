@@ -10,11 +10,22 @@ use crate::unwind::{NativeStack, UnwindEnd};
 /// Bytes that are not worth the while.
 const LITTLE: u64 = 512;
 
+/// How often what is known of a page may turn out to be wrong: then nothing is said of it any more.
+const MAX_WRONG: u8 = 3;
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    end: Option<StackEnd>,
+    /// How often it was wrong.
+    wrong: u8,
+}
+
 /// What was found out.
 #[derive(Debug, Default)]
 pub struct StackEnds {
-    /// By page; none where it has turned out to be wrong: there it may be wrong again.
-    known: HashMap<u64, Option<StackEnd>>,
+    /// By page.
+    known: HashMap<u64, Known>,
     /// What the kernel half does not know yet.
     news: Vec<(u64, Option<StackEnd>)>,
 }
@@ -38,13 +49,10 @@ impl StackEnds {
         if self.known.len() >= 2 * MAX_STACK_ENDS as usize {
             self.known.clear();
         }
-        let is_new = match self.known.get(&page) {
-            Some(None) => false,
-            Some(Some(known)) => Some(*known) != end,
-            None => true,
-        };
-        if is_new {
-            self.known.insert(page, end);
+        let known = self.known.entry(page).or_default();
+        if known.end != end && known.wrong < MAX_WRONG {
+            known.end = end;
+            known.wrong += u8::from(end.is_none());
             self.news.push((page, end));
         }
     }
@@ -104,13 +112,15 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_was_wrong_is_forgotten_for_good() {
+    fn an_end_that_is_wrong_again_and_again_is_forgotten_for_good() {
         let mut ends = StackEnds::default();
-        ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
-        ends.take();
         let beyond = UnwindEnd::StackNotCaptured { address: 0x7000_3000 };
-        ends.note(&header(SAMPLE_STACK_END_KNOWN, 0x510), &stack(&WHOLE, beyond));
-        assert_eq!(ends.take(), [(0x7_0001, None)]);
+        for _ in 0..MAX_WRONG {
+            ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
+            assert_eq!(ends.take().first(), Some(&(0x7_0001, Some(END))));
+            ends.note(&header(SAMPLE_STACK_END_KNOWN, 0x510), &stack(&WHOLE, beyond));
+            assert_eq!(ends.take(), [(0x7_0001, None)]);
+        }
         ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
         assert_eq!(ends.take(), []);
     }
