@@ -47,7 +47,7 @@ pub struct Config {
     pub kernel_frames: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
     pub cpus: u32,
-    /// How much of the C stack a sample takes along at most, in bytes, a multiple of [`STACK_CHUNK`].
+    /// How much of the C stack a sample takes along at most, in bytes, a multiple of 8.
     pub stack_limit: u32,
     /// Where the main thread's stack began when the program was started; 0 if that is not known.
     pub stack_start: u64,
@@ -68,15 +68,12 @@ const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMP
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
 
-/// The C stack is copied in chunks of this many bytes.
-pub const STACK_CHUNK: u32 = 1024;
-
 /// The most bytes of the kernel's stack in a sample: 64 frames, half of what the kernel itself follows
 /// (`PERF_MAX_STACK_DEPTH`).
 pub const MAX_KERNEL_STACK: u32 = 64 * 8;
 
 /// The most of the C stack that fits into a sample.
-pub const MAX_STACK: u32 = 64 * STACK_CHUNK;
+pub const MAX_STACK: u32 = 64 << 10;
 
 /// The most frames that fit into a sample.
 pub const MAX_FRAMES: u32 = 1000;

@@ -20,6 +20,9 @@ pub const SAMPLE_BASE_UNCERTAIN: u32 = 1 << 3;
 /// The C stack goes on above what was copied.
 pub const SAMPLE_STACK_TRUNCATED: u32 = 1 << 4;
 
+/// The C stack was copied only as far as it went at an earlier sample ([`crate::stack_end::StackEnd`]).
+pub const SAMPLE_STACK_END_KNOWN: u32 = 1 << 6;
+
 /// Not a tick of the clock, but an allocation of `allocation_size` bytes.
 pub const SAMPLE_ALLOCATION: u32 = 1 << 5;
 

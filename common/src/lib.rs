@@ -15,6 +15,8 @@ pub mod layout;
 pub mod lifetime;
 pub mod memo;
 pub mod memory;
+pub mod moment;
+pub mod stack_end;
 pub mod string;
 pub mod thread;
 pub mod top;
@@ -32,4 +34,6 @@ mod user {
     unsafe impl aya::Pod for crate::lifetime::Watched {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::lifetime::Followed {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::stack_end::StackEnd {}
 }

@@ -14,6 +14,7 @@ mod lifetimes;
 mod maps;
 mod memory;
 mod sample;
+mod stack_copy;
 mod traces;
 
 /// The helpers for reading user memory and for BTF are GPL-only.

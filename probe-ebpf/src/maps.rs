@@ -6,6 +6,7 @@ use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
+use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceIdentity;
 use lj_trace_common::vm::VmConfig;
 
@@ -35,6 +36,10 @@ pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 /// Traces of which the agent has a copy.
 #[map]
 pub static TRACES: LruHashMap<TraceIdentity, u8> = LruHashMap::with_max_entries(8192, 0);
+
+/// Where native stacks end, by page. The agent finds it out.
+#[map]
+pub static STACK_ENDS: LruHashMap<u64, StackEnd> = LruHashMap::with_max_entries(MAX_STACK_ENDS, 0);
 
 /// Events by [`lj_trace_common::config::Counter`].
 #[map]

@@ -16,11 +16,11 @@ use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
-    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, STACK_CHUNK,
+    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK,
 };
 use lj_trace_common::event::{
-    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL,
-    SAMPLE_STACK_TRUNCATED, SampleHeader, reg,
+    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
+    reg,
 };
 use lj_trace_common::frame::{Step, Walk, WalkEnd};
 use lj_trace_common::memo::Memo;
@@ -28,7 +28,7 @@ use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::thread::Thread;
 use lj_trace_common::top;
 use lj_trace_common::trace::Traces;
-use lj_trace_common::vm::{self, VmConfig};
+use lj_trace_common::vm::VmConfig;
 
 use crate::allocation::pending;
 use crate::clock::Timer;
@@ -36,15 +36,11 @@ use crate::count::count;
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
-use crate::traces;
+use crate::{stack_copy, traces};
 
 const FRAME_SIZE: usize = size_of::<FrameRecord>();
-const PAYLOAD: usize =
+pub const PAYLOAD: usize =
     MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize + MAX_KERNEL_STACK as usize;
-
-/// Chunks of the C stack that may be missing in between. LuaJIT's string functions have buffers of 8 KiB on the
-/// stack (`LUAL_BUFFERSIZE`, `luaconf.h`), which may lie in pages that nothing was ever written to.
-const MAX_HOLE: u32 = 3 * 4096 / STACK_CHUNK;
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
@@ -53,7 +49,7 @@ const LOWEST_ADDRESS: u64 = 0x1_0000;
 #[repr(C)]
 pub struct Scratch {
     pub header: SampleHeader,
-    payload: [u8; PAYLOAD],
+    pub payload: [u8; PAYLOAD],
     pub traces: Traces,
     pub machine: Machine,
 }
@@ -74,17 +70,21 @@ pub struct Machine {
     pub memo: Memo,
     /// Address on the C stack where a C frame may begin.
     scan: u64,
+    /// The coroutine that runs in the only VM, if it was found; else its address is 0.
+    current: Thread,
     /// Where to look instead if none begins there; 0 to go on.
     guess: u64,
     /// First address after the copied C stack.
-    stack_end: u64,
+    pub stack_end: u64,
     mode: u32,
     /// The VM that is walked.
     vm: u32,
     /// Bytes of the C stack in the payload.
-    stack_size: u32,
-    /// How far above `rsp` the main thread's first frame is: more than a stack can have on other threads.
-    stack_frames: u64,
+    pub stack_size: u32,
+    /// How many bytes of the C stack are wanted.
+    pub wanted: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
 }
 
 /// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames.
@@ -106,7 +106,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
     let kernel = if in_kernel && config.kernel_frames != 0 { context.ctx.cast() } else { core::ptr::null_mut() };
-    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, kernel);
+    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, (data, kernel));
     timer.stop(Counter::SampleTime, LONGEST_SAMPLE);
     0
 }
@@ -122,16 +122,22 @@ pub fn sample_allocation(config: &Config, size: u64) {
         return;
     }
     let timer = Timer::start();
-    take(config, area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
+    take(config, area, SAMPLE_ALLOCATION, size, (core::ptr::null(), core::ptr::null_mut()));
     timer.stop(Counter::StackTime, LONGEST_SAMPLE);
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }
 
 /// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's, if `kernel` is the
-/// context of a program that may ask for it.
+/// context of a program that may ask for it. `tick` is the context of a perf event's program, or null.
 #[inline(always)]
-fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *mut c_void) {
+fn take(
+    config: &Config,
+    area: u32,
+    flags: u32,
+    allocation_size: u64,
+    (tick, kernel): (*const bpf_perf_event_data, *mut c_void),
+) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
         count(Counter::NoScratch);
         return;
@@ -140,19 +146,20 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
     // anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
-    if !read_registers(borrow(), config.allocators, flags, allocation_size) {
+    if !read_registers(borrow(), config.allocators, flags, allocation_size, tick) {
         count(Counter::NoRegisters);
         return;
     }
     let mut area = area;
     let context = (&raw mut area).cast();
-    prepare_copy(borrow(), config);
-    // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
-    unsafe { bpf_loop(MAX_STACK / STACK_CHUNK, copy_next_chunk as *mut c_void, context, 0) };
-    finish_copy(borrow(), config);
+    if !stack_copy::at_once(borrow(), config) {
+        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
+        unsafe { bpf_loop(stack_copy::PAGES, stack_copy::next_page as *mut c_void, context, 0) };
+        stack_copy::finish(borrow(), config);
+    }
     if config.vms != 0 {
         prepare_walk(borrow(), config);
-        // SAFETY: as above.
+        // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
         copy_lua_stack(borrow());
         traces::note(area);
@@ -182,7 +189,13 @@ pub fn is_duplicate(context: &PerfEventContext, thread: u32) -> bool {
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted. Where
 /// `allocators` are probed, a call of one may not have returned yet.
 #[inline(always)]
-fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation_size: u64) -> bool {
+fn read_registers(
+    scratch: &mut Scratch,
+    allocators: u32,
+    flags: u32,
+    allocation_size: u64,
+    tick: *const bpf_perf_event_data,
+) -> bool {
     let Scratch { header, payload, .. } = scratch;
     clear(header);
     header.vm = NO_VM;
@@ -190,121 +203,46 @@ fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation
     let id = bpf_get_current_pid_tgid();
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
-    // They are too large for the program's stack, and nothing is in the payload yet.
-    let registers = payload.as_mut_ptr().cast::<pt_regs>();
-    // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
-    let outcome = unsafe {
-        header.time = bpf_ktime_get_ns();
-        let source = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const c_void;
-        bpf_probe_read_kernel(registers.cast(), size_of::<pt_regs>() as u32, source)
-    };
-    if outcome != 0 {
-        return false;
+    // SAFETY: the helper has no preconditions.
+    header.time = unsafe { bpf_ktime_get_ns() };
+    header.flags = flags;
+    header.allocation_size = allocation_size;
+    if !tick.is_null() && flags & SAMPLE_IN_KERNEL == 0 {
+        // The registers are what the context begins with.
+        header.registers = general_registers(tick.cast());
+    } else {
+        // They are too large for the program's stack, and nothing is in the payload yet.
+        let registers = payload.as_mut_ptr().cast::<pt_regs>();
+        // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
+        let outcome = unsafe {
+            let source = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const c_void;
+            bpf_probe_read_kernel(registers.cast(), size_of::<pt_regs>() as u32, source)
+        };
+        if outcome != 0 {
+            return false;
+        }
+        header.registers = general_registers(registers);
     }
-    // SAFETY: the payload is aligned for them, and holds them now.
-    let r = unsafe { &*registers };
     if allocators != 0
         && let Some(pending) = pending::of_id(id)
     {
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
     }
-    if r.rsp == 0 {
-        return false;
-    }
-    header.flags = flags;
-    header.allocation_size = allocation_size;
-    header.registers = [
-        r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
-        r.rip,
-    ];
-    true
+    header.registers[reg::RSP] != 0
 }
 
-/// Sets the state machine to where the C stack begins.
+/// The general registers among those at `place`, each in a load of its own: the verifier knows no other way into the
+/// context of a program.
 #[inline(always)]
-fn prepare_copy(scratch: &mut Scratch, config: &Config) {
-    scratch.machine.stack_size = 0;
-    // Above the main thread's first frame lie only the arguments and the environment.
-    scratch.machine.stack_frames = config.stack_start.wrapping_sub(scratch.header.registers[reg::RSP]);
-}
-
-/// Copies what is left of the C stack where its mapping ends within a chunk.
-#[inline(always)]
-fn finish_copy(scratch: &mut Scratch, config: &Config) {
-    let start = scratch.header.registers[reg::RSP];
-    let frames = scratch.machine.stack_frames;
-    let payload = scratch.payload.as_mut_ptr();
-    let copied = Copied(&raw mut scratch.machine.stack_size);
-    if copied.get() >= config.stack_limit {
-        scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
-    } else if u64::from(copied.get()) <= frames {
-        // The mapping ends within this chunk: take what there is, down to single words.
-        let mut part = STACK_CHUNK / 2;
-        while part >= 8 {
-            let size = copied.get();
-            if size <= MAX_STACK - STACK_CHUNK && copy_chunk(payload, size, part, start) {
-                copied.set(size + part);
-            }
-            part /= 2;
-        }
+fn general_registers(place: *const pt_regs) -> Registers {
+    macro_rules! load {
+        ($($register:ident)*) => {
+            // SAFETY: the callers have the registers there.
+            unsafe { [$((&raw const (*place).$register).read_volatile()),*] }
+        };
     }
-    let size = copied.get();
-    if size == 0 {
-        count(Counter::NoStack);
-    }
-    scratch.header.stack_size = size;
-    scratch.machine.stack_end = start + u64::from(size);
-}
-
-/// Copies the chunk of the C stack with this number, counted from `rsp` upward: 0 to go on, 1 to stop.
-extern "C" fn copy_next_chunk(index: u64, area: *mut c_void) -> i64 {
-    // SAFETY: `take` passes the number of its working area.
-    let area = unsafe { *area.cast::<u32>() };
-    let (Some(config), Some(scratch)) = (CONFIG.get(0), SCRATCH.get_ptr_mut(area)) else { return 1 };
-    // SAFETY: as in `take`, whose own reference is not used while this runs.
-    let scratch = unsafe { &mut *scratch };
-    // The verifier does not know how often it is called.
-    let offset = index as u32 % (MAX_STACK / STACK_CHUNK) * STACK_CHUNK;
-    if offset >= config.stack_limit || u64::from(offset) > scratch.machine.stack_frames {
-        return 1;
-    }
-    let start = scratch.header.registers[reg::RSP];
-    // The helper leaves zeros where it cannot read, and that is what a page holds that was never touched:
-    // part of a buffer in a C function's frame.
-    if copy_chunk(scratch.payload.as_mut_ptr(), offset, STACK_CHUNK, start) {
-        scratch.machine.stack_size = offset + STACK_CHUNK;
-        return 0;
-    }
-    i64::from(offset >= scratch.machine.stack_size + MAX_HOLE * STACK_CHUNK)
-}
-
-/// How much was copied so far: kept in memory, where the verifier does not follow its value. In a register it
-/// would follow every combination of chunks that are there and chunks that are not.
-struct Copied(*mut u32);
-
-impl Copied {
-    #[inline(always)]
-    fn get(&self) -> u32 {
-        // SAFETY: the pointer is that of a field of the working area.
-        unsafe { self.0.read_volatile() }
-    }
-
-    #[inline(always)]
-    fn set(&self, size: u32) {
-        // SAFETY: as above.
-        unsafe { self.0.write_volatile(size) };
-    }
-}
-
-/// Copies `size` bytes of the C stack that begins at `stack` to their place in the payload.
-#[inline(always)]
-fn copy_chunk(payload: *mut u8, offset: u32, size: u32, stack: u64) -> bool {
-    // SAFETY: the callers keep `offset + size` within the payload; the helper checks the source.
-    unsafe {
-        let source = (stack + u64::from(offset)) as *const c_void;
-        bpf_probe_read_user(payload.add(offset as usize).cast(), size, source) == 0
-    }
+    load!(rax rdx rcx rbx rsi rdi rbp rsp r8 r9 r10 r11 r12 r13 r14 r15 rip)
 }
 
 /// Sets the state machine to where the search for Lua stacks begins.
@@ -316,16 +254,30 @@ fn prepare_walk(scratch: &mut Scratch, config: &Config) {
     // C frames lie 16-byte aligned: the VM calls C functions from there.
     scratch.machine.scan = (start + 15) & !15;
     scratch.machine.guess = 0;
+    scratch.machine.current.coroutine.thread = 0;
     if config.vms == 1
         && let Some(vm) = VMS.get(0)
-        && let Some(cframe) = vm::current_cframe(&UserMemory, vm)
-        && cframe >= start
-        && cframe < scratch.machine.stack_end
+        && let Some(thread) = current_thread(scratch, vm)
+        && thread.cframe >= start
+        && thread.cframe < scratch.machine.stack_end
     {
         // The usual case needs no search: this is the innermost C frame.
         scratch.machine.guess = scratch.machine.scan;
-        scratch.machine.scan = cframe;
+        scratch.machine.scan = thread.cframe;
+        scratch.machine.current = thread;
     }
+}
+
+/// The coroutine that runs in this VM.
+#[inline(always)]
+fn current_thread(scratch: &mut Scratch, vm: &VmConfig) -> Option<Thread> {
+    let memo = &mut scratch.machine.memo;
+    let moment = memo.moment(&UserMemory, vm).ok()?;
+    if moment.thread == 0 {
+        return None;
+    }
+    let thread = Thread::read(&UserMemory, &vm.layout, moment.thread, &mut memo.head).ok()?;
+    (thread.is_thread && thread.global == vm.global).then_some(thread)
 }
 
 /// One step of the state machine: 0 to go on, 1 to stop.
@@ -390,6 +342,11 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
         let head = scratch.payload.as_ptr().add(offset);
         (head, head.add(16).cast::<u64>().read(), head.add(24).cast::<u32>().read())
     };
+    let current = &scratch.machine.current;
+    let address = current.coroutine.thread;
+    if address != 0 && current.cframe == cframe && (wide == address || u64::from(narrow) == address) {
+        return Some((0, *current));
+    }
     let mut thread = 0;
     let mut index = NO_VM;
     if may_begin(&config.wide_c_frames, head) && plausible(wide, start, cframe) {

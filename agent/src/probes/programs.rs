@@ -10,6 +10,7 @@ use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
 use lj_trace_common::layout::VmLayout;
+use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::vm::VmConfig;
 
 use super::mechanism::Mechanism;
@@ -280,6 +281,22 @@ impl Programs {
                 *free = Template { size, vm, reserved: 0 };
             }
         })
+    }
+
+    /// Says where native stacks end, by page, or that this is not known any more. Where the kernel does not take it, samples
+    /// take along more than they need.
+    pub fn set_stack_ends(&mut self, ends: &[(u64, Option<StackEnd>)]) {
+        if ends.is_empty() {
+            return;
+        }
+        let Ok(map) = map_mut(&mut self.ebpf, "STACK_ENDS") else { return };
+        let Ok(mut map) = HashMap::<_, u64, StackEnd>::try_from(map) else { return };
+        for (page, end) in ends {
+            let _ = match end {
+                Some(end) => map.insert(page, end, 0),
+                None => map.remove(page),
+            };
+        }
     }
 
     /// Says what VMs that come into being may look like: the size of their first block, and the index of a VM that is

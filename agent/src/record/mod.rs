@@ -17,6 +17,7 @@ mod naming;
 pub mod outputs;
 mod pipeline;
 mod reports;
+mod stack_ends;
 mod stream_file;
 mod summary;
 mod thread_names;

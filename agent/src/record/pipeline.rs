@@ -9,12 +9,14 @@ use lj_trace_common::event::{
     FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
 
 use super::deciding::Deciding;
 use super::machine_code::machine_code;
 use super::naming::Namer;
+use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use crate::probes::sample::Sample;
@@ -115,6 +117,7 @@ pub struct Pipeline {
     namer: Namer,
     tally: Tally,
     threads: ThreadNames,
+    stack_ends: StackEnds,
     kernel: KernelSymbols,
     /// See [`Self::strangers`].
     strangers: u32,
@@ -136,6 +139,7 @@ impl Pipeline {
             namer: Namer::new(process, vms),
             tally: Tally::default(),
             threads: ThreadNames::new(process),
+            stack_ends: StackEnds::default(),
             kernel: KernelSymbols::default(),
             strangers: 0,
         }
@@ -205,6 +209,7 @@ impl Pipeline {
         if top == Top::Rewalked {
             native = self.unwind(&sample);
         }
+        self.stack_ends.note(&sample.header, &native);
         let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
         let innermost = match &on_trace {
             Some(Ok(on_trace)) => Innermost::Compiled { frames: on_trace.frames.len(), certain: on_trace.certain },
@@ -284,6 +289,12 @@ impl Pipeline {
     /// The VMs of whose layout more was decided since the last time it was asked: the probes are to know it too.
     pub fn take_decided(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.decided)
+    }
+
+    /// Where native stacks end, by page, and pages of which that is not known any more: what was found out since the last
+    /// time it was asked, for the probes.
+    pub fn take_stack_ends(&mut self) -> Vec<(u64, Option<StackEnd>)> {
+        self.stack_ends.take()
     }
 
     fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {

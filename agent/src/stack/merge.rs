@@ -231,6 +231,7 @@ mod tests {
         let native = NativeStack {
             frames: vec![vm(Some(100)), code(1), code(2), vm(Some(200)), code(3)],
             end: UnwindEnd::Entry,
+            reach: 0,
         };
         let frames = [lua(10), mark(100), lua(11), lua(12), mark(200)];
         let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
@@ -240,15 +241,18 @@ mod tests {
 
     #[test]
     fn a_c_frame_without_lua_frames_places_none() {
-        let native =
-            NativeStack { frames: vec![vm(Some(100)), vm(None), code(1), vm(Some(200))], end: UnwindEnd::Entry };
+        let native = NativeStack {
+            frames: vec![vm(Some(100)), vm(None), code(1), vm(Some(200))],
+            end: UnwindEnd::Entry,
+            reach: 0,
+        };
         let frames = [mark(100), lua(1), mark(200)];
         assert_eq!(names(&merge(&native, &frames, WalkEnd::Complete, Innermost::Known)), ["n1", "l1"]);
     }
 
     #[test]
     fn lua_frames_survive_a_native_stack_that_ends_early() {
-        let native = NativeStack { frames: vec![code(1)], end: UnwindEnd::Limit };
+        let native = NativeStack { frames: vec![code(1)], end: UnwindEnd::Limit, reach: 0 };
         let frames = [lua(1), mark(100), lua(2), mark(200)];
         let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
         assert_eq!(
@@ -260,8 +264,11 @@ mod tests {
 
     #[test]
     fn a_torn_walk_is_marked_where_it_was_torn() {
-        let native =
-            NativeStack { frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)], end: UnwindEnd::Entry };
+        let native = NativeStack {
+            frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)],
+            end: UnwindEnd::Entry,
+            reach: 0,
+        };
         let frames = [lua(1), mark(100), lua(2)];
         let stack = merge(&native, &frames, WalkEnd::BadLink, Innermost::Known);
         let reason = format!("[{}]", WalkEnd::BadLink.describe());
@@ -271,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_trace_stands_above_the_frame_that_runs_it() {
-        let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry };
+        let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry, reach: 0 };
         let frames = [lua(1), mark(100)];
         let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Trace(Some(NoTrace::Gone)));
         let reason = format!("[{}]", NoTrace::Gone.describe());
@@ -281,7 +288,7 @@ mod tests {
 
     #[test]
     fn frames_in_a_trace_are_marked() {
-        let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry };
+        let native = NativeStack { frames: vec![code(1), vm(Some(100)), code(2)], end: UnwindEnd::Entry, reach: 0 };
         let frames = [lua(1), lua(2), lua(3), mark(100)];
         let compiled = |certain| Innermost::Compiled { frames: 2, certain };
         let stack = merge(&native, &frames, WalkEnd::Complete, compiled(true));

@@ -184,6 +184,8 @@ pub struct NativeStack {
     pub frames: Vec<NativeFrame>,
     /// Why it ends.
     pub end: UnwindEnd,
+    /// Of a complete stack: first address after what was needed of it.
+    pub reach: u64,
 }
 
 /// Unwinds the samples of one process.
@@ -231,6 +233,7 @@ impl Unwinder {
         let mut frames = Vec::with_capacity(32);
         let mut registers = *registers;
         let mut is_return = false;
+        let mut reach = 0;
         let end = loop {
             if frames.len() >= MAX_FRAMES {
                 break UnwindEnd::Limit;
@@ -239,6 +242,9 @@ impl Unwinder {
             frames.push(NativeFrame { pc: registers.rip(), is_return, sp: registers.rsp(), kind });
             let caller = step.and_then(|row| {
                 let mut caller = row.apply(&registers, stack);
+                if caller == Err(UnwindEnd::Entry) {
+                    reach = row.cfa(&registers, stack).unwrap_or(0);
+                }
                 if let Err(UnwindEnd::RegisterLost { .. }) = caller
                     && let Some(value) = self.find_frame_pointer(&registers, is_return, &row, stack, (vms, cframes))
                 {
@@ -261,7 +267,7 @@ impl Unwinder {
                 }
             }
         };
-        NativeStack { frames, end }
+        NativeStack { frames, end, reach }
     }
 
     /// Goes on from the next C frame after unwinding has failed below it, since the VM knows where that is:

@@ -56,16 +56,24 @@ impl UnwindRow {
         }
     }
 
+    /// The canonical frame address, given the registers of the frame.
+    ///
+    /// # Errors
+    /// Why it is not known.
+    pub fn cfa(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<u64, UnwindEnd> {
+        let lost = UnwindEnd::RegisterLost { pc: registers.rip() };
+        match &self.cfa {
+            CfaRule::Offset(register, offset) => Ok(registers.get(*register).ok_or(lost)?.wrapping_add_signed(*offset)),
+            CfaRule::Expression(expression) => expression::evaluate(expression, None, registers, stack),
+        }
+    }
+
     /// The caller's registers, given those of the frame.
     ///
     /// # Errors
     /// [`UnwindEnd::Entry`] if the row marks the outermost frame, else why there is no way on.
     pub fn apply(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<Registers, UnwindEnd> {
-        let lost = UnwindEnd::RegisterLost { pc: registers.rip() };
-        let cfa = match &self.cfa {
-            CfaRule::Offset(register, offset) => registers.get(*register).ok_or(lost)?.wrapping_add_signed(*offset),
-            CfaRule::Expression(expression) => expression::evaluate(expression, None, registers, stack)?,
-        };
+        let cfa = self.cfa(registers, stack)?;
         let mut caller = registers.preserved_by_call(0, cfa);
         for (register, rule) in &self.saved {
             let value = match rule {

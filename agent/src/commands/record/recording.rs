@@ -272,6 +272,7 @@ impl Recording {
         for index in pipeline.take_decided() {
             programs.update_vm(index as u32, &pipeline.vms()[index].config())?;
         }
+        programs.set_stack_ends(&pipeline.take_stack_ends());
         outcome.map(|()| taken < SAMPLE_BATCH)
     }
 

@@ -20,17 +20,18 @@ impl<S: Surroundings> Walker<'_, S> {
         let Search { aim, not_empty, guards } = search;
         let mut begin = start.clone();
         (begin.used, begin.guesses) = (0, 0);
-        let mut open = vec![(begin, Vec::new())];
+        let mut trails = Trails::default();
+        let mut open = vec![(begin, Trail::EMPTY)];
         let mut ways: Vec<Way> = Vec::new();
         let mut budget = MAX_STEPS;
         let doubts = |place: &Place| place.guesses + (guards.len() as u32).saturating_sub(place.used.count_ones());
         // The way of which least speaks against is followed first, and of several the newest.
-        let likeliest = |open: &[(Place, Vec<Step>)]| {
+        let likeliest = |open: &[(Place, Trail)]| {
             let least = open.iter().map(|(place, _)| doubts(place)).min()?;
             open.iter().rposition(|(place, _)| doubts(place) == least)
         };
         while let Some(index) = likeliest(&open) {
-            let (mut place, mut steps) = open.remove(index);
+            let (mut place, mut trail) = open.remove(index);
             let least = ways.iter().map(|way| way.doubts).min();
             loop {
                 if budget == 0 || ways.len() >= MAX_WAYS {
@@ -40,34 +41,34 @@ impl<S: Surroundings> Walker<'_, S> {
                     break;
                 }
                 budget -= 1;
-                steps.extend(place.native.take());
+                trail = trails.extended(trail, place.native.take());
                 let here = place.stack() == Some(aim.stack) && place.position == aim.position && place.forced.is_none();
-                if here && !(not_empty && steps.is_empty()) {
+                if here && !(not_empty && trail.length == 0) {
                     // The snapshot may have been taken in the middle of a call.
                     if let Some(step) = self.step(stacks, &place).filter(|step| is_call(step.op)) {
-                        steps.extend([step, Step { is_native: true, ..step }]);
+                        trail = trails.extended(trail, [step, Step { is_native: true, ..step }]);
                     }
-                    ways.push(Way { steps, doubts: doubts(&place), end: place });
+                    ways.push(Way { steps: trails.steps(trail), doubts: doubts(&place), end: place });
                     break;
                 }
-                let again = !steps.is_empty()
+                let again = trail.length != 0
                     && self.begin
                         == Some(Aim { stack: place.stack().unwrap_or(StackId::MAX), position: place.position });
-                if steps.len() >= MAX_LENGTH || again {
+                if trail.length >= MAX_LENGTH || again {
                     break;
                 }
                 let Some(step) = self.step(stacks, &place) else { break };
-                steps.push(step);
+                trail = trails.extended(trail, [step]);
                 match self.next(stacks, &place, step, aim, guards) {
                     Next::One(next) => place = next,
                     Next::Either(mut places) => {
                         places.reverse();
-                        open.extend(places.into_iter().map(|place| (place, steps.clone())));
+                        open.extend(places.into_iter().map(|place| (place, trail)));
                         break;
                     }
                     Next::Aim(end) => {
                         // The other ways may still come by it later on.
-                        ways.push(Way { steps, doubts: doubts(&end), end });
+                        ways.push(Way { steps: trails.steps(trail), doubts: doubts(&end), end });
                         break;
                     }
                     Next::Nothing => break,
@@ -75,6 +76,49 @@ impl<S: Surroundings> Walker<'_, S> {
             }
         }
         best(ways)
+    }
+}
+
+/// The steps of several ways: where they part, they share what comes before.
+#[derive(Default)]
+struct Trails {
+    /// The steps, and for each the number of the one before.
+    steps: Vec<(Step, usize)>,
+}
+
+/// The steps of one way so far.
+#[derive(Clone, Copy)]
+struct Trail {
+    /// The number of the last one.
+    last: usize,
+    /// How many there are.
+    length: usize,
+}
+
+impl Trail {
+    const EMPTY: Self = Self { last: usize::MAX, length: 0 };
+}
+
+impl Trails {
+    /// The way that goes on with these steps.
+    fn extended(&mut self, mut trail: Trail, more: impl IntoIterator<Item = Step>) -> Trail {
+        for step in more {
+            self.steps.push((step, trail.last));
+            trail = Trail { last: self.steps.len() - 1, length: trail.length + 1 };
+        }
+        trail
+    }
+
+    /// The steps of a way, in order.
+    fn steps(&self, trail: Trail) -> Vec<Step> {
+        let mut next = trail.last;
+        let mut steps = Vec::with_capacity(trail.length);
+        while let Some(&(step, before)) = self.steps.get(next) {
+            steps.push(step);
+            next = before;
+        }
+        steps.reverse();
+        steps
     }
 }
 
@@ -88,4 +132,30 @@ fn best(mut ways: Vec<Way>) -> Vec<Way> {
 /// Whether an instruction calls, so that a snapshot may be taken in its middle.
 fn is_call(op: Op) -> bool {
     matches!(op, Op::CALL | Op::CALLM | Op::CALLT | Op::CALLMT | Op::ITERC | Op::ITERN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::made::ad;
+    use crate::vm::bytecode::Instruction;
+
+    #[test]
+    fn ways_that_part_share_what_comes_before() {
+        let step = |position: u32| Step {
+            stack: 0,
+            position,
+            instruction: Instruction(ad(Op::KSHORT, 0, 0)),
+            op: Op::KSHORT,
+            operands: Default::default(),
+            is_native: false,
+        };
+        let mut trails = Trails::default();
+        let shared = trails.extended(Trail::EMPTY, [step(1), step(2)]);
+        let (one, other) = (trails.extended(shared, [step(3)]), trails.extended(shared, [step(4), step(5)]));
+        let positions = |trail: Trail| trails.steps(trail).iter().map(|step| step.position).collect::<Vec<_>>();
+        assert_eq!((positions(one), positions(other)), (vec![1, 2, 3], vec![1, 2, 4, 5]));
+        assert_eq!((one.length, other.length), (3, 4));
+        assert!(positions(Trail::EMPTY).is_empty());
+    }
 }

@@ -1,0 +1,141 @@
+//! Where native stacks end: what unwinding shows at one sample spares the kernel half copying too much at the next ones.
+
+use std::collections::HashMap;
+
+use lj_trace_common::event::{SAMPLE_STACK_END_KNOWN, SampleHeader, reg};
+use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
+
+use crate::unwind::{NativeStack, UnwindEnd};
+
+/// Bytes that are not worth the while.
+const LITTLE: u64 = 512;
+
+/// How often what is known of a page may turn out to be wrong: then nothing is said of it any more.
+const MAX_WRONG: u8 = 3;
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    end: Option<StackEnd>,
+    /// How often it was wrong.
+    wrong: u8,
+}
+
+/// What was found out.
+#[derive(Debug, Default)]
+pub struct StackEnds {
+    /// By page.
+    known: HashMap<u64, Known>,
+    /// What the kernel half does not know yet.
+    news: Vec<(u64, Option<StackEnd>)>,
+}
+
+impl StackEnds {
+    /// Takes in what a sample shows.
+    pub fn note(&mut self, header: &SampleHeader, native: &NativeStack) {
+        let rsp = header.registers[reg::RSP];
+        if header.flags & SAMPLE_STACK_END_KNOWN != 0 {
+            if matches!(native.end, UnwindEnd::StackNotCaptured { .. }) {
+                self.set(StackEnd::page(rsp), None);
+            }
+        } else if let Some(end) = end_of(header, native) {
+            for page in StackEnd::page(rsp)..=StackEnd::page(end.slot) {
+                self.set(page, Some(end));
+            }
+        }
+    }
+
+    fn set(&mut self, page: u64, end: Option<StackEnd>) {
+        if self.known.len() >= 2 * MAX_STACK_ENDS as usize {
+            self.known.clear();
+        }
+        let known = self.known.entry(page).or_default();
+        if known.end != end && known.wrong < MAX_WRONG {
+            known.end = end;
+            known.wrong += u8::from(end.is_none());
+            self.news.push((page, end));
+        }
+    }
+
+    /// What was found out since the last time it was asked.
+    pub fn take(&mut self) -> Vec<(u64, Option<StackEnd>)> {
+        std::mem::take(&mut self.news)
+    }
+}
+
+/// The end of the stack of a sample, if that is certain, and if much less is needed of it than was copied.
+fn end_of(header: &SampleHeader, native: &NativeStack) -> Option<StackEnd> {
+    let rsp = header.registers[reg::RSP];
+    let copied = rsp..rsp.saturating_add(header.stack_size.into());
+    let outermost = native.frames.last().filter(|frame| native.end.is_entry() && frame.is_return && frame.pc != 0)?;
+    // A signal handler may have a stack of its own.
+    let is_one = native.frames.iter().all(|frame| frame.sp >= rsp) && native.frames.is_sorted_by_key(|frame| frame.sp);
+    let slot = outermost.sp.checked_sub(8).filter(|slot| is_one && *slot >= rsp)?;
+    let end = native.reach.max(outermost.sp);
+    (copied.contains(&end) && copied.end - end > LITTLE).then_some(StackEnd { slot, return_address: outermost.pc, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::{FrameKind, NativeFrame};
+
+    const RSP: u64 = 0x7000_1f00;
+
+    fn header(flags: u32, stack_size: u32) -> SampleHeader {
+        let mut header = SampleHeader { flags, stack_size, ..SampleHeader::default() };
+        header.registers[reg::RSP] = RSP;
+        header
+    }
+
+    fn stack(sps: &[u64], end: UnwindEnd) -> NativeStack {
+        let frame = |(index, &sp): (usize, &u64)| NativeFrame {
+            pc: 0x40_0000 + index as u64,
+            is_return: index != 0,
+            sp,
+            kind: FrameKind::Native,
+        };
+        NativeStack { frames: sps.iter().enumerate().map(frame).collect(), end, reach: 0x7000_2410 }
+    }
+
+    const WHOLE: [u64; 3] = [RSP, 0x7000_2000, 0x7000_2400];
+    const END: StackEnd = StackEnd { slot: 0x7000_23f8, return_address: 0x40_0002, end: 0x7000_2410 };
+
+    #[test]
+    fn an_end_counts_for_all_pages_up_to_it_and_is_told_once() {
+        let mut ends = StackEnds::default();
+        ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
+        assert_eq!(ends.take(), [(0x7_0001, Some(END)), (0x7_0002, Some(END))]);
+        ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
+        ends.note(&header(SAMPLE_STACK_END_KNOWN, 0x510), &stack(&WHOLE, UnwindEnd::Entry));
+        assert_eq!(ends.take(), []);
+    }
+
+    #[test]
+    fn an_end_that_is_wrong_again_and_again_is_forgotten_for_good() {
+        let mut ends = StackEnds::default();
+        let beyond = UnwindEnd::StackNotCaptured { address: 0x7000_3000 };
+        for _ in 0..MAX_WRONG {
+            ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
+            assert_eq!(ends.take().first(), Some(&(0x7_0001, Some(END))));
+            ends.note(&header(SAMPLE_STACK_END_KNOWN, 0x510), &stack(&WHOLE, beyond));
+            assert_eq!(ends.take(), [(0x7_0001, None)]);
+        }
+        ends.note(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Entry));
+        assert_eq!(ends.take(), []);
+    }
+
+    #[test]
+    fn stacks_that_show_no_end_teach_nothing() {
+        let none = |header: &SampleHeader, stack: &NativeStack| assert_eq!(end_of(header, stack), None);
+        let whole = stack(&WHOLE, UnwindEnd::Entry);
+        assert_eq!(end_of(&header(0, 0x8000), &whole), Some(END));
+        none(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Limit));
+        none(&header(0, 0x600), &whole);
+        none(&header(0, 0x8000), &stack(&[RSP], UnwindEnd::Entry));
+        // On a signal stack, above or below the thread's own.
+        none(&header(0, 0x8000), &stack(&[RSP, 0x7000_5000, 0x7000_2400], UnwindEnd::Entry));
+        none(&header(0, 0x8000), &stack(&[RSP, 0x6000_0000, 0x7000_2400], UnwindEnd::Entry));
+        none(&header(0, 0x8000), &stack(&[RSP, 0x7fff_0000_0000], UnwindEnd::Entry));
+    }
+}

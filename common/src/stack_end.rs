@@ -1,0 +1,57 @@
+//! Where native stacks end, as unwinding has shown: a stack that is not the main thread's (another thread's, a fiber's)
+//! does not tell, since what lies above it may be mapped, too. Without this knowledge a sample would take along all that
+//! is there.
+//!
+//! Stacks are known by the pages that the stack pointer was in. That one of them still ends where it did shows in the
+//! return address that its outermost frame was called with, which must be where it was.
+
+use crate::config::MAX_STACK;
+
+/// How many pages are remembered; those that were not asked for the longest time are forgotten.
+pub const MAX_STACK_ENDS: u32 = 8192;
+
+/// The end of the native stack that a page belongs to.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackEnd {
+    /// Where the return address into the outermost frame is.
+    pub slot: u64,
+    /// That return address.
+    pub return_address: u64,
+    /// First address after all that unwinding needs.
+    pub end: u64,
+}
+
+impl StackEnd {
+    /// The page that an address is in.
+    #[inline(always)]
+    pub const fn page(address: u64) -> u64 {
+        address >> 12
+    }
+
+    /// How many bytes of a stack there are from `rsp` up to this end, a multiple of 8; 0 if it is no end for a stack that
+    /// begins there.
+    #[inline(always)]
+    pub const fn size_from(&self, rsp: u64) -> u32 {
+        let size = self.end.wrapping_sub(rsp).wrapping_add(7) & !7;
+        if rsp <= self.slot && self.slot < self.end && size <= MAX_STACK as u64 { size as u32 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_lies_above_and_within_reach() {
+        let end = StackEnd { slot: 0x2_0100, return_address: 0x5555, end: 0x2_0110 };
+        assert_eq!(end.size_from(0x2_0000), 0x110);
+        assert_eq!(end.size_from(0x2_0001), 0x110, "whole words");
+        assert_eq!(end.size_from(0x2_0100), 0x10);
+        assert_eq!(end.size_from(0x2_0108), 0, "the outermost frame is gone");
+        assert_eq!(end.size_from(0x1_0110), MAX_STACK);
+        assert_eq!(end.size_from(0x1_0100), 0, "too far away");
+        assert_eq!(StackEnd::default().size_from(0x2_0000), 0);
+        assert_eq!(StackEnd { end: 0x100, ..end }.size_from(0x2_0000), 0);
+    }
+}
