@@ -1,5 +1,7 @@
 //! How much slower a program is with lj-trace than without, from blocks of both in turns in one run.
 
+use std::fmt;
+
 use super::work::{Spent, Work};
 
 /// Shares of time that are lost, one for each block with lj-trace.
@@ -26,6 +28,11 @@ impl Losses {
         Self(losses.collect())
     }
 
+    /// Whether there was no block.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Their mean.
     pub fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len().max(1) as f64
@@ -39,6 +46,17 @@ impl Losses {
         }
         let variance = self.0.iter().map(|loss| (loss - mean).powi(2)).sum::<f64>() / (count - 1.0);
         student(count - 1.0) * (variance / count).sqrt()
+    }
+}
+
+/// The mean and its error, in percent.
+impl fmt::Display for Losses {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            0 => out.write_str("-"),
+            1 => write!(out, "{:.1}%", self.mean() * 100.0),
+            _ => write!(out, "{:.1}% ±{:.1}", self.mean() * 100.0, self.error() * 100.0),
+        }
     }
 }
 
@@ -93,6 +111,8 @@ mod tests {
         let losses = Losses::of(&[without.clone(), with, without], |spent| spent.cpu);
         assert!((losses.mean() - 0.05).abs() < 1e-9, "{losses:?}");
         assert_eq!(losses.error(), f64::INFINITY, "one block tells no spread");
+        assert_eq!(losses.to_string(), "5.0%");
+        assert_eq!(Losses::of(&[], |spent| spent.cpu).to_string(), "-");
     }
 
     #[test]

@@ -197,7 +197,8 @@ pub fn rank<'a>(lives: impl IntoIterator<Item = &'a Life>, lines: &[Line]) -> Ve
         let (share, off) = (life.alive.value, life.alive.error.unwrap_or(0.0));
         let alive = bytes.value * share;
         let error = (bytes.value * off).hypot(bytes.error.unwrap_or(0.0) * share);
-        let stays = bytes.value * life.survival.last().copied().unwrap_or(share).min(share);
+        // Of what has not seen a cycle yet nothing is known, so it stays at least.
+        let stays = bytes.value * life.survival.last().map_or((share - off).max(0.0), |last| last.min(share));
         (life.followed > 0).then(|| Kept { source: life.source, alive: Figure::estimated(alive, error), stays })
     };
     let mut ranked: Vec<Kept> = lives.into_iter().filter_map(kept).collect();
@@ -289,7 +290,7 @@ mod tests {
             bytes: Figure::estimated(bytes, bytes / 10.0),
             count: Figure::measured(0.0),
         };
-        let lines = vec![line(0, 1e9), line(1, 1e6), line(2, 5e6)];
+        let lines = vec![line(0, 1e9), line(1, 1e6), line(2, 5e6), line(3, 2e6)];
         let mut fates = Fates::default();
         (0..1000).for_each(|_| fates.died(SourceId(0), 100.0, 0));
         // A cache: what is alive dies sooner or later.
@@ -300,5 +301,8 @@ mod tests {
         let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(2, 10, 1))), &lines);
         assert_eq!(ranked.iter().map(|kept| kept.source.0).collect::<Vec<_>>(), [1, 2, 0]);
         assert!((ranked[0].stays - 1e6).abs() < 1.0 && ranked[0].alive.error.unwrap() > 1e5, "{:?}", ranked[0]);
+        // One that is alive since no cycle has come yet is no leak.
+        let ranked = rank(&fates.lives(alive(1, 10, 6).chain(alive(3, 1, 0))), &lines);
+        assert_eq!(ranked[0].source, SourceId(1), "{ranked:?}");
     }
 }
