@@ -14,6 +14,9 @@ use crate::bounded::observation::Tables;
 /// `GCSfinalize`, `lj_gc.h`: here the estimate falls by what the collector thinks finalizers cost.
 const FINALIZE: u8 = 5;
 
+/// A reading that comes later than this after the one before, in seconds, tells nothing of the order of what was between.
+const ON_TIME: f64 = 0.003;
+
 /// `GCSatomic`, `lj_gc.h`.
 const ATOMIC: u8 = 2;
 
@@ -71,10 +74,10 @@ impl Collector {
             let usual = self.rate * time;
             // Nothing is allocated in the atomic phase, at whose end the estimate is all that there is: so what was allocated
             // since is known. As much was before, on average, if the phase lies anywhere between the readings. A program that
-            // did not have a CPU meanwhile has allocated nothing, whatever is usual.
+            // did not have a CPU meanwhile has allocated nothing, whatever is usual. But in a long time more may have happened.
             let since = self.difference(raw.estimate, raw.total).max(0.0);
             let both = if last.state == ATOMIC { since } else { 2.0 * since };
-            if flipped { both.min(2.0 * usual).max(rise) } else { usual.max(rise) }
+            if flipped && time <= ON_TIME { both.min(2.0 * usual).max(rise) } else { usual.max(rise) }
         } else {
             let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
             let weight = (time / RATE_OVER).min(1.0);

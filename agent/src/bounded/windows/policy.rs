@@ -10,7 +10,7 @@ use crate::bounded::estimate::random::Random;
 
 /// What a window aims at: enough to tell lines apart by, and no more, since each is one look at what the program does, and
 /// should be short against that.
-const EVENTS: f64 = 1000.0;
+const EVENTS: f64 = 1500.0;
 
 /// How long windows are, in seconds. A shorter one would cost more at its edges than in it.
 const SHORTEST: f64 = 0.003;
