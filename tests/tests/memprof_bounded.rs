@@ -225,7 +225,10 @@ fn a_kernel_without_windows_is_said_to_have_none() -> Result<()> {
     let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
     let workload = Workload::start(&program, BOUNDED, &["mix", "1"])?;
     let pid = workload.pid().to_string();
-    let outcome = run(["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--no-uprobe-multi"])?;
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("run.bin").display().to_string();
+    let options = ["--mode", "memprof", "--overhead", "5%", "--no-uprobe-multi"];
+    let outcome = run(["--pid", &pid, "--output", &output].into_iter().chain(options))?;
     outcome.expect(exit_code::UNAVAILABLE, &["Linux 6.6 has", "--max-overhead"]);
     Ok(())
 }
