@@ -206,9 +206,13 @@ impl AllocationProbes {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
         programs.set_templates(templates(vms)).map_err(refused)?;
+        // The kernel puts in one breakpoint after the other, while the process runs: a block must not be seen to be
+        // allocated, and then not to be freed.
+        probes.gate.close().map_err(refused)?;
         for allocator in allocators {
             probes.attach_to(programs, process, allocator)?;
         }
+        probes.gate.open(0).map_err(refused)?;
         Ok(probes)
     }
 
@@ -312,8 +316,9 @@ impl AllocationProbes {
             // Other VMs may come to use it, so its data has to tell them apart.
             let allocator = Allocator::plan(process, maps, function)?;
             self.functions.extend([allocator.kind()]);
-            self.use_data(programs, process, data, index).map_err(refused)?;
             self.attach_to(programs, process, allocator)?;
+            // Its calls are events once all of its breakpoints are there.
+            self.use_data(programs, process, data, index).map_err(refused)?;
         } else {
             self.use_data(programs, process, data, index).map_err(refused)?;
             if self.functions.get(&function) == Some(&true) {

@@ -7,7 +7,7 @@ use lj_trace_common::config::GATE_CLOSED;
 
 use super::programs::{Programs, take_map};
 
-/// The gate. Until somebody closes it, it is open for probes that are there all the time.
+/// The gate. Until somebody closes it, it is open for probes that are there all the time, whose window is 0.
 #[derive(Clone)]
 pub struct Gate(Arc<Mutex<Array<MapData, u32>>>);
 
