@@ -15,7 +15,6 @@ pub mod layout;
 pub mod lifetime;
 pub mod memo;
 pub mod memory;
-pub mod moment;
 pub mod stack_end;
 pub mod string;
 pub mod thread;

@@ -6,10 +6,9 @@ use crate::event::FrameRecord;
 use crate::frame::Coroutine;
 use crate::head::Head;
 use crate::layout::VmLayout;
+
 use crate::memory::{Plain, ReadMemory, Unreadable, clear};
-use crate::moment::{MOMENT_WORDS, Moment};
 use crate::string;
-use crate::vm::VmConfig;
 
 /// How many functions and how many strings are remembered, powers of two.
 const FUNCTIONS: usize = 16;
@@ -44,7 +43,6 @@ pub struct Memo {
     functions: [MemoFunction; FUNCTIONS],
     identities: [u64; STRINGS],
     slots: Slots,
-    moment: Moment,
     /// To read the heads of objects into: the stack of a BPF program has little room.
     pub head: Head,
 }
@@ -82,21 +80,6 @@ impl Memo {
     pub fn forget(&mut self) {
         clear(&mut self.keys);
         self.slots.stack = 0;
-        self.moment.global = 0;
-    }
-
-    /// What the VM is doing.
-    ///
-    /// # Errors
-    /// [`Unreadable`] if its state is.
-    #[inline(always)]
-    pub fn moment(&mut self, memory: &impl ReadMemory, vm: &VmConfig) -> Result<Moment, Unreadable> {
-        const { assert!(SLOTS == MOMENT_WORDS) };
-        if self.moment.global != vm.global {
-            self.slots.start = u64::MAX;
-            self.moment = Moment::read(memory, vm, &mut self.slots.words)?;
-        }
-        Ok(self.moment)
     }
 
     /// Fills in what `function` is, if it is known.

@@ -6,7 +6,7 @@ use crate::layout::{VmLayout, gct};
 use crate::memory::{ReadMemory, Unreadable};
 
 /// What a `lua_State` says of itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// The `global_State` of its VM.
     pub global: u64,

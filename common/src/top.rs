@@ -12,8 +12,7 @@ use crate::frame::{Coroutine, describe, read_frame_with};
 use crate::layout::ABSENT;
 use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
-use crate::moment::Moment;
-use crate::vm::{VmConfig, VmState};
+use crate::vm::{VmConfig, VmState, jit_base};
 
 /// The start of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,8 +49,8 @@ pub fn find(
 ) -> Result<Top, Unreadable> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
-    let Moment { vmstate, jit_base, .. } = scratch.1.moment(memory, vm)?;
-    let mut top = Top { vmstate, jit_base, thread_base, ..Top::default() };
+    let vmstate = memory.read::<i32>(vm.global.wrapping_add(u64::from(layout.g_vmstate)))?;
+    let mut top = Top { vmstate, jit_base: jit_base(memory, vm)?, thread_base, ..Top::default() };
     top.base = top.thread_base;
     let state = VmState::from_raw(layout.states(), vmstate);
     // The compiler's states come from the interpreter: jit_base is zero there. A trace keeps it set, also

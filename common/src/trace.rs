@@ -117,37 +117,24 @@ pub struct Traces {
 unsafe impl Plain for Traces {}
 
 impl Traces {
-    /// Finds the traces of a VM; `head` is to work in.
+    /// Finds the traces of a VM.
     ///
     /// # Errors
     /// [`Unreadable`] if the state of the JIT compiler is.
     #[inline(always)]
-    pub fn read(&mut self, memory: &impl ReadMemory, vm: &VmConfig, head: &mut Head) -> Result<(), Unreadable> {
-        /// The size of an area is behind its address, and its limits in between; that of the array is in the next word.
-        const WORDS: usize = 4;
+    pub fn read(&mut self, memory: &impl ReadMemory, vm: &VmConfig) -> Result<(), Unreadable> {
         let layout = &vm.layout;
         if layout.g_to_j == ABSENT || layout.j_trace == ABSENT || layout.j_mcarea == ABSENT {
             return Ok(());
         }
         let jit_state = vm.global.wrapping_add(u64::from(layout.g_to_j));
-        let offset = layout.j_szmcarea.wrapping_sub(layout.j_mcarea);
-        head.read::<WORDS, WORDS>(memory, true, jit_state.wrapping_add(u64::from(layout.j_mcarea)))?;
-        self.area = head.u64(0)?;
-        // The access before the comparison, for the verifier's sake: see `Head::u64`.
-        self.area_size = match head.u64(offset) {
-            Ok(size) if usize::from(offset) < 8 * WORDS => size,
-            _ => memory.read(jit_state.wrapping_add(u64::from(layout.j_szmcarea)))?,
-        };
+        self.area = memory.read(jit_state.wrapping_add(u64::from(layout.j_mcarea)))?;
+        self.area_size = memory.read(jit_state.wrapping_add(u64::from(layout.j_szmcarea)))?;
         if layout.tr_nsnap == ABSENT || layout.tr_nsnapmap == ABSENT {
             return Ok(());
         }
-        let offset = layout.j_sizetrace.wrapping_sub(layout.j_trace);
-        head.read::<WORDS, WORDS>(memory, true, jit_state.wrapping_add(u64::from(layout.j_trace)))?;
-        self.array = head.u64(0)?;
-        self.size = match head.u32(offset) {
-            Ok(size) if usize::from(offset) < 8 * WORDS => size.into(),
-            _ => memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_sizetrace)))?.into(),
-        };
+        self.array = memory.read::<u64>(jit_state.wrapping_add(u64::from(layout.j_trace)))?;
+        self.size = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_sizetrace)))?.into();
         self.jit_state = jit_state;
         Ok(())
     }

@@ -176,6 +176,21 @@ pub fn jit_base(memory: &impl ReadMemory, vm: &VmConfig) -> Result<u64, Unreadab
     memory.read_ref(vm.layout.is_gc64(), vm.global.wrapping_add(u64::from(vm.layout.g_jit_base)))
 }
 
+/// The innermost C frame of the coroutine that `cur_L` names, if that is running at all.
+#[inline(always)]
+pub fn current_cframe(memory: &impl ReadMemory, vm: &VmConfig) -> Option<u64> {
+    if vm.layout.g_cur_l == ABSENT {
+        return None;
+    }
+    let gc64 = vm.layout.is_gc64();
+    let thread = memory.read_ref(gc64, vm.global.wrapping_add(u64::from(vm.layout.g_cur_l))).ok()?;
+    if thread == 0 {
+        return None;
+    }
+    let cframe = memory.read::<u64>(thread.wrapping_add(u64::from(vm.layout.l_cframe))).ok()? & !CFRAME_FLAGS;
+    (cframe != 0).then_some(cframe)
+}
+
 /// Whether `thread` is a coroutine of this VM whose innermost C frame is at `cframe`: both point at each other.
 #[inline(always)]
 pub fn runs_at(memory: &impl ReadMemory, vm: &VmConfig, thread: u64, cframe: u64) -> bool {

@@ -28,7 +28,7 @@ use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::thread::Thread;
 use lj_trace_common::top;
 use lj_trace_common::trace::Traces;
-use lj_trace_common::vm::VmConfig;
+use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
 use crate::clock::Timer;
@@ -70,8 +70,6 @@ pub struct Machine {
     pub memo: Memo,
     /// Address on the C stack where a C frame may begin.
     scan: u64,
-    /// The coroutine that runs in the only VM, if it was found; else its address is 0.
-    current: Thread,
     /// Where to look instead if none begins there; 0 to go on.
     guess: u64,
     /// First address after the copied C stack.
@@ -106,7 +104,7 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
     let kernel = if in_kernel && config.kernel_frames != 0 { context.ctx.cast() } else { core::ptr::null_mut() };
-    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, (data, kernel));
+    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, kernel);
     timer.stop(Counter::SampleTime, LONGEST_SAMPLE);
     0
 }
@@ -122,22 +120,16 @@ pub fn sample_allocation(config: &Config, size: u64) {
         return;
     }
     let timer = Timer::start();
-    take(config, area, SAMPLE_ALLOCATION, size, (core::ptr::null(), core::ptr::null_mut()));
+    take(config, area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
     timer.stop(Counter::StackTime, LONGEST_SAMPLE);
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }
 
 /// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's, if `kernel` is the
-/// context of a program that may ask for it. `tick` is the context of a perf event's program, or null.
+/// context of a program that may ask for it.
 #[inline(always)]
-fn take(
-    config: &Config,
-    area: u32,
-    flags: u32,
-    allocation_size: u64,
-    (tick, kernel): (*const bpf_perf_event_data, *mut c_void),
-) {
+fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *mut c_void) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
         count(Counter::NoScratch);
         return;
@@ -146,7 +138,7 @@ fn take(
     // anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
-    if !read_registers(borrow(), config.allocators, flags, allocation_size, tick) {
+    if !read_registers(borrow(), config.allocators, flags, allocation_size) {
         count(Counter::NoRegisters);
         return;
     }
@@ -189,13 +181,7 @@ pub fn is_duplicate(context: &PerfEventContext, thread: u32) -> bool {
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted. Where
 /// `allocators` are probed, a call of one may not have returned yet.
 #[inline(always)]
-fn read_registers(
-    scratch: &mut Scratch,
-    allocators: u32,
-    flags: u32,
-    allocation_size: u64,
-    tick: *const bpf_perf_event_data,
-) -> bool {
+fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation_size: u64) -> bool {
     let Scratch { header, payload, .. } = scratch;
     clear(header);
     header.vm = NO_VM;
@@ -203,46 +189,35 @@ fn read_registers(
     let id = bpf_get_current_pid_tgid();
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
-    // SAFETY: the helper has no preconditions.
-    header.time = unsafe { bpf_ktime_get_ns() };
-    header.flags = flags;
-    header.allocation_size = allocation_size;
-    if !tick.is_null() && flags & SAMPLE_IN_KERNEL == 0 {
-        // The registers are what the context begins with.
-        header.registers = general_registers(tick.cast());
-    } else {
-        // They are too large for the program's stack, and nothing is in the payload yet.
-        let registers = payload.as_mut_ptr().cast::<pt_regs>();
-        // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
-        let outcome = unsafe {
-            let source = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const c_void;
-            bpf_probe_read_kernel(registers.cast(), size_of::<pt_regs>() as u32, source)
-        };
-        if outcome != 0 {
-            return false;
-        }
-        header.registers = general_registers(registers);
+    // They are too large for the program's stack, and nothing is in the payload yet.
+    let registers = payload.as_mut_ptr().cast::<pt_regs>();
+    // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
+    let outcome = unsafe {
+        header.time = bpf_ktime_get_ns();
+        let source = bpf_task_pt_regs(bpf_get_current_task_btf()) as *const c_void;
+        bpf_probe_read_kernel(registers.cast(), size_of::<pt_regs>() as u32, source)
+    };
+    if outcome != 0 {
+        return false;
     }
+    // SAFETY: the payload is aligned for them, and holds them now.
+    let r = unsafe { &*registers };
     if allocators != 0
         && let Some(pending) = pending::of_id(id)
     {
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
     }
-    header.registers[reg::RSP] != 0
-}
-
-/// The general registers among those at `place`, each in a load of its own: the verifier knows no other way into the
-/// context of a program.
-#[inline(always)]
-fn general_registers(place: *const pt_regs) -> Registers {
-    macro_rules! load {
-        ($($register:ident)*) => {
-            // SAFETY: the callers have the registers there.
-            unsafe { [$((&raw const (*place).$register).read_volatile()),*] }
-        };
+    if r.rsp == 0 {
+        return false;
     }
-    load!(rax rdx rcx rbx rsi rdi rbp rsp r8 r9 r10 r11 r12 r13 r14 r15 rip)
+    header.flags = flags;
+    header.allocation_size = allocation_size;
+    header.registers = [
+        r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
+        r.rip,
+    ];
+    true
 }
 
 /// Sets the state machine to where the search for Lua stacks begins.
@@ -254,30 +229,16 @@ fn prepare_walk(scratch: &mut Scratch, config: &Config) {
     // C frames lie 16-byte aligned: the VM calls C functions from there.
     scratch.machine.scan = (start + 15) & !15;
     scratch.machine.guess = 0;
-    scratch.machine.current.coroutine.thread = 0;
     if config.vms == 1
         && let Some(vm) = VMS.get(0)
-        && let Some(thread) = current_thread(scratch, vm)
-        && thread.cframe >= start
-        && thread.cframe < scratch.machine.stack_end
+        && let Some(cframe) = vm::current_cframe(&UserMemory, vm)
+        && cframe >= start
+        && cframe < scratch.machine.stack_end
     {
         // The usual case needs no search: this is the innermost C frame.
         scratch.machine.guess = scratch.machine.scan;
-        scratch.machine.scan = thread.cframe;
-        scratch.machine.current = thread;
+        scratch.machine.scan = cframe;
     }
-}
-
-/// The coroutine that runs in this VM.
-#[inline(always)]
-fn current_thread(scratch: &mut Scratch, vm: &VmConfig) -> Option<Thread> {
-    let memo = &mut scratch.machine.memo;
-    let moment = memo.moment(&UserMemory, vm).ok()?;
-    if moment.thread == 0 {
-        return None;
-    }
-    let thread = Thread::read(&UserMemory, &vm.layout, moment.thread, &mut memo.head).ok()?;
-    (thread.is_thread && thread.global == vm.global).then_some(thread)
 }
 
 /// One step of the state machine: 0 to go on, 1 to stop.
@@ -342,11 +303,6 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
         let head = scratch.payload.as_ptr().add(offset);
         (head, head.add(16).cast::<u64>().read(), head.add(24).cast::<u32>().read())
     };
-    let current = &scratch.machine.current;
-    let address = current.coroutine.thread;
-    if address != 0 && current.cframe == cframe && (wide == address || u64::from(narrow) == address) {
-        return Some((0, *current));
-    }
     let mut thread = 0;
     let mut index = NO_VM;
     if may_begin(&config.wide_c_frames, head) && plausible(wide, start, cframe) {

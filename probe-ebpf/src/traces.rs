@@ -38,7 +38,7 @@ pub fn note(area: u32) -> u32 {
     let Some(vm) = VMS.get(header.vm) else { return 0 };
     clear(traces);
     // What could not be read stays zero.
-    if traces.read(&UserMemory, vm, &mut machine.memo.head).is_ok() {
+    if traces.read(&UserMemory, vm).is_ok() {
         let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
     }
     offer(&header.trace, &vm.layout, header.vm);
