@@ -56,7 +56,8 @@ impl Functions {
         lines.map(|line| self.names.get(&line).map(String::as_str)).collect()
     }
 
-    /// Whether a stack can be: it begins in the main chunk, and each function is called by one that does call it.
+    /// Whether a stack can be: it begins in the main chunk, or where a mark says that the Lua stack was not readable below, as
+    /// while it is moved; and each function is called by one that does call it.
     pub fn are_possible(&self, stack: &Stack) -> bool {
         let Some(names) = self.on(stack).into_iter().collect::<Option<Vec<_>>>() else {
             // The main chunk has functions without a name: the loops that declare.
@@ -65,7 +66,9 @@ impl Functions {
         let is_call = |pair: &[&str]| self.calls.contains(&(pair[0].to_owned(), pair[1].to_owned()));
         // Coroutines of Tarantool's and of `coroutine.wrap` stand on those who resume them.
         let linked = |pair: &[&str]| is_call(pair) || pair == ["coroutines", "generate"];
-        names.first() == Some(&"main") && names.windows(2).all(linked)
+        let lua = stack.frames.iter().position(|frame| line_in(frame, &self.script).is_some());
+        let is_cut = lua.is_some_and(|first| stack.frames[..first].iter().any(|frame| frame == NOT_READABLE));
+        (is_cut || names.first() == Some(&"main")) && names.windows(2).all(linked)
     }
 
     /// Functions whose share of their part is off by more than `points` percentage points, and what chance explains.
@@ -91,6 +94,9 @@ impl Functions {
         failures
     }
 }
+
+/// In place of the frames below, where reading them failed.
+const NOT_READABLE: &str = "[unknown: Lua stack not readable]";
 
 /// Records such a workload on a program, with its arguments; [`None`] if the program is left out.
 ///
