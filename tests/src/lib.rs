@@ -31,6 +31,7 @@ pub mod systemd;
 pub mod tracer;
 pub mod usage;
 pub mod vm_per_thread;
+pub mod windows;
 pub mod workload;
 pub mod written;
 pub mod wrk;

@@ -24,13 +24,27 @@ pub fn cpu_times(pid: u32) -> Result<[f64; 2]> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // proc(5): utime and stime are the 14th and 15th field; the 2nd ends with the last parenthesis.
     let fields: Vec<_> = stat.rsplit_once(')').context("no command in stat")?.1.split_whitespace().collect();
+    let time = |index: usize| seconds(fields.get(index).context("stat is too short")?);
+    Ok([time(11)?, time(12)?])
+}
+
+/// The time that the host of a virtual machine has run something else instead of one of its CPUs, in seconds, since it
+/// was started. The kernel keeps it out of the CPU time of the process that ran there, and the timer behind the samples
+/// does not: of a process there are up to so many seconds of samples more than it has used CPU time.
+///
+/// # Errors
+/// If /proc does not tell.
+pub fn stolen() -> Result<f64> {
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    // proc(5): the first line is the sum of all CPUs, and steal its 8th figure.
+    seconds(stat.split_whitespace().nth(8).context("/proc/stat is too short")?)
+}
+
+/// A time as /proc tells it, in seconds.
+fn seconds(ticks: &str) -> Result<f64> {
     // SAFETY: sysconf takes a plain integer.
     let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    let time = |index: usize| {
-        let ticks: f64 = fields.get(index).context("stat is too short")?.parse()?;
-        anyhow::Ok(ticks / per_second as f64)
-    };
-    Ok([time(11)?, time(12)?])
+    Ok(ticks.parse::<f64>()? / per_second as f64)
 }
 
 /// Waits until a process has used so much more CPU time, in seconds: on a machine that has much else to do that takes

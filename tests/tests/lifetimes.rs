@@ -9,7 +9,6 @@ use lj_trace::bounded::lifetimes::{Life, Lifetimes};
 use lj_trace::bounded::now;
 use lj_trace::bounded::observation::SourceId;
 use lj_trace::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
-use lj_trace::probes::mechanism::Mechanism;
 use lj_trace::probes::programs::{Programs, Wanted};
 use lj_trace::stream::memprof::{Event, Source};
 use lj_trace::target::Process;
@@ -19,6 +18,7 @@ use lj_trace_tests::estimates::staying;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::source::line_of;
 use lj_trace_tests::tracer::{Tracer, run};
+use lj_trace_tests::windows;
 use lj_trace_tests::workload::Workload;
 
 const WORKLOAD: &str = "lifetimes.lua";
@@ -76,15 +76,7 @@ fn follow(program: &Program) -> Result<Run> {
     let process = Process::open(workload.pid())?;
     let maps = process.maps()?;
     let vms = find_vms(&process, &maps)?;
-    let wanted = Wanted {
-        cpu: false,
-        memory: true,
-        stack_every: 0,
-        kernel_frames: false,
-        activity: false,
-        mechanism: Mechanism::detect(),
-        processes: 1,
-    };
+    let wanted = Wanted { memory: true, ..Wanted::nothing() };
     let mut programs = Programs::load(wanted, &vms.iter().map(|vm| vm.config()).collect::<Vec<_>>())?;
     let mut lifetimes = Lifetimes::attach(&mut programs, &process, &vms)?;
     let mut probes = AllocationProbes::attach(&mut programs, &process, &maps, &vms, Handlers::Record)?;
@@ -168,12 +160,18 @@ fn deaths_on_tarantool() -> Result<()> {
 /// The same at a bounded cost: the leak comes first, and the stream says all of it, too.
 #[test]
 fn a_leak_is_named() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
     name_the_leak(&[]).map(drop)
 }
 
 /// As machines without watchpoints need it.
 #[test]
 fn a_leak_is_named_by_polling() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
     let text = name_the_leak(&["--no-watchpoint"])?;
     ensure!(text.contains("seen by polling"), "{text}");
     Ok(())

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::code;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::tracer::{Outcome, Tracer, exit_code, run};
+use lj_trace_tests::windows;
 use lj_trace_tests::workload::Workload;
 
 const BOUNDED: &str = "bounded.lua";
@@ -155,6 +156,9 @@ fn check_stream(stream: &Path, text: &str) -> Result<()> {
 
 #[test]
 fn a_steady_mix_is_estimated_on_all_forks() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
     for program in [LUAJIT, LUAJIT2, TARANTOOL] {
         let Some(recorded) = Recorded::of(program, &["mix", "3"], "memprof")? else { continue };
         println!("{program}: {}", recorded.outcome.stderr);
@@ -169,6 +173,9 @@ fn a_steady_mix_is_estimated_on_all_forks() -> Result<()> {
 
 #[test]
 fn phases_are_no_surprise() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
     let recorded = Recorded::of(LUAJIT, &["phases", "5"], "all")?.context("it is everywhere")?;
     println!("{}", recorded.outcome.stderr);
     recorded.check_shares()?;
@@ -177,6 +184,9 @@ fn phases_are_no_surprise() -> Result<()> {
 
 #[test]
 fn what_is_compiled_is_told_by_its_lines() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
     let recorded = Recorded::of(LUAJIT, &["mix", "3", "jit"], "memprof")?.context("it is everywhere")?;
     println!("{}", recorded.outcome.stderr);
     recorded.check_shares()?;
@@ -185,6 +195,9 @@ fn what_is_compiled_is_told_by_its_lines() -> Result<()> {
 
 #[test]
 fn what_is_cheap_is_seen_in_full() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
     let recorded = Recorded::of(LUAJIT, &["slow", "2"], "memprof")?.context("it is everywhere")?;
     println!("{}{}", recorded.outcome.stderr, recorded.text);
     ensure!(recorded.outcome.stderr.contains("seen in full"), "{}", recorded.outcome.stderr);

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
-use lj_trace_tests::usage::cpu_time;
+use lj_trace_tests::usage::{cpu_time, stolen};
 use lj_trace_tests::workload::Workload;
 
 /// Every thread runs in a VM of its own and uses a known CPU time.
@@ -16,17 +16,36 @@ fn start(count: u32, seconds: f64) -> Result<Workload> {
     Workload::start(&program, THREADS, &[&count.to_string(), &seconds.to_string()])
 }
 
+/// What a process has used so far.
+#[derive(Clone, Copy)]
+struct Used {
+    /// CPU time, in seconds.
+    cpu: f64,
+    /// The time that the machine's CPUs were taken away, in seconds.
+    stolen: f64,
+}
+
+impl Used {
+    fn by(workload: &Workload) -> Result<Self> {
+        Ok(Self { cpu: cpu_time(workload.pid())?, stolen: stolen()? })
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { cpu: self.cpu - before.cpu, stolen: self.stolen - before.stolen }
+    }
+}
+
 /// Checks that a thread's samples are as many as its CPU time has: for each thread, and for all of the process.
-fn expect_each_once(recorded: &Recorded, report: &[String], process_time: f64) -> Result<()> {
+fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Result<()> {
     let mut failures = Vec::new();
     let mut check = |what: &str, seconds: f64, samples: u64| {
-        let expected = seconds * f64::from(RATE);
+        let [least, most] = [seconds, seconds + process.stolen].map(|seconds| seconds * f64::from(RATE));
         // Four standard deviations, as if the samples fell at random: they do better, but the scheduler cuts a
         // thread's time into pieces of which none may hold a whole period.
-        let tolerance = 4.0 * expected.sqrt();
-        let verdict = format!("{what}: {samples} samples, expected {expected:.0} with tolerance {tolerance:.0}");
+        let tolerance = 4.0 * most.sqrt();
+        let verdict = format!("{what}: {samples} samples, expected {least:.0} to {most:.0}, tolerance {tolerance:.0}");
         println!("{verdict}");
-        if (samples as f64 - expected).abs() > tolerance {
+        if !(least - tolerance..=most + tolerance).contains(&(samples as f64)) {
             failures.push(verdict);
         }
     };
@@ -38,7 +57,7 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process_time: f64) -
         let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_its));
         check(&format!("thread {number}"), seconds.parse()?, samples);
     }
-    check("all threads", process_time, recorded.folded.samples());
+    check("all threads", process.cpu, recorded.folded.samples());
     ensure!(failures.is_empty(), "\n{}", failures.join("\n"));
     for what in ["Lua complete", "native complete"] {
         let share = recorded.share(what)?;
@@ -57,13 +76,15 @@ fn with_vms_that_come_into_being_after_lj_trace() -> Result<()> {
     let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
     workload.go()?;
     workload.expect("started")?;
+    let before = stolen()?;
     workload.go()?;
     let report = workload.report()?;
+    let stolen = stolen()? - before;
     let recorded = recording.stop()?;
     let is_late = |frame: &String| frame.contains("@thread");
     let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_late));
     let used: f64 = report.iter().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
-    let (most, least) = (used * f64::from(RATE), (used - SEARCH) * f64::from(RATE));
+    let [least, most] = [used - SEARCH, used + stolen].map(|seconds| seconds * f64::from(RATE));
     let tolerance = 4.0 * most.sqrt();
     let samples = samples as f64;
     let is_right = (least - tolerance..most + tolerance).contains(&samples);
@@ -80,13 +101,13 @@ fn with_vms_that_come_into_being_after_lj_trace() -> Result<()> {
 fn that_start_after_lj_trace() -> Result<()> {
     let mut workload = start(8, 0.5)?;
     let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
-    let before = cpu_time(workload.pid())?;
+    let before = Used::by(&workload)?;
     workload.go()?;
     workload.expect("started")?;
     workload.go()?;
     let report = workload.report()?;
-    let process_time = cpu_time(workload.pid())? - before;
-    expect_each_once(&recording.stop()?, &report, process_time)
+    let used = Used::by(&workload)?.since(before);
+    expect_each_once(&recording.stop()?, &report, used)
 }
 
 #[test]
@@ -98,9 +119,9 @@ fn that_start_while_lj_trace_attaches() -> Result<()> {
     workload.expect("started")?;
     recording.tracer.wait_until_attached()?;
     // So far they have only waited.
-    let before = cpu_time(workload.pid())?;
+    let before = Used::by(&workload)?;
     workload.go()?;
     let report = workload.report()?;
-    let process_time = cpu_time(workload.pid())? - before;
-    expect_each_once(&recording.stop()?, &report, process_time)
+    let used = Used::by(&workload)?.since(before);
+    expect_each_once(&recording.stop()?, &report, used)
 }

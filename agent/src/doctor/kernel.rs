@@ -15,32 +15,9 @@ const BOTH: [Mode; 2] = [Mode::Sysprof, Mode::Memprof];
 
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), uprobe_session(), clock()];
-    checks.push(programs(
-        "BPF sampler",
-        Wanted {
-            cpu: true,
-            memory: false,
-            stack_every: 0,
-            kernel_frames: false,
-            activity: false,
-            mechanism: Mechanism::detect(),
-            processes: 1,
-        },
-        Mode::Sysprof,
-    ));
-    checks.push(programs(
-        "BPF allocation probes",
-        Wanted {
-            cpu: false,
-            memory: true,
-            stack_every: 0,
-            kernel_frames: false,
-            activity: false,
-            mechanism: Mechanism::detect(),
-            processes: 1,
-        },
-        Mode::Memprof,
-    ));
+    let nothing = Wanted::nothing();
+    checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Mode::Sysprof));
+    checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Mode::Memprof));
     checks
 }
 

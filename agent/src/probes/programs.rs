@@ -117,6 +117,19 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// None of them, of one process.
+    pub fn nothing() -> Self {
+        Self {
+            cpu: false,
+            memory: false,
+            stack_every: 0,
+            kernel_frames: false,
+            mechanism: Mechanism::detect(),
+            activity: false,
+            processes: 1,
+        }
+    }
+
     /// The size of a ring buffer.
     fn buffer(self) -> u32 {
         /// What the object file has for one process.

@@ -12,6 +12,9 @@ use crate::paths;
 /// What the script's lines begin with: all else on the console is the kernel's.
 pub const MARK: &str = "@@ ";
 
+/// The status of a test that says `NOT RUN`, and why.
+pub const NOT_RUN: &str = "not-run";
+
 /// How many times longer the tests wait for what they wait for.
 const SLOWER: u32 = 5;
 
@@ -61,9 +64,11 @@ fn script(environment: &[(&str, String)], jobs: &Jobs) -> String {
             script,
             "began=$(date +%s)\n\
              echo '{MARK}begin {file} {name}'\n\
-             timeout --kill-after=5 {LIMIT} {binary} --exact '{name}' --test-threads=1 > /tmp/output 2>&1\n\
+             timeout --kill-after=5 {LIMIT} {binary} --exact '{name}' --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
-             [ $status = 0 ] || tail -{SHOWN} /tmp/output | sed 's/^/{MARK}| /'\n\
+             reason=$(grep -o 'NOT RUN: .*' /tmp/output)\n\
+             if [ $status != 0 ]; then tail -{SHOWN} /tmp/output | sed 's/^/{MARK}| /'\n\
+             elif [ -n \"$reason\" ]; then status={NOT_RUN}; echo \"{MARK}| $reason\"; fi\n\
              echo \"{MARK}end {file} {name} $status $(($(date +%s) - began))\""
         );
     }

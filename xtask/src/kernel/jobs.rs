@@ -21,6 +21,8 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("hostile_files", USER_SPACE),
     ("jit", TICKS),
     ("layouts", USER_SPACE),
+    ("lifetimes::deaths_on_gc64", LOAD),
+    ("lifetimes::deaths_on_tarantool", LOAD),
     ("list", USER_SPACE),
     ("matrix", "the same as truth and memprof_truth, on more programs"),
     ("memprof_truth::samples_cost_no_events", TICKS),
@@ -41,7 +43,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
 const USER_SPACE: &str = "does not use what differs between kernels";
 const TICKS: &str =
     "counts on ticks of the sampler, most of which an emulated CPU misses that has to wait for a real one";
-const LOAD: &str = "records a program that does nothing but allocate, and samples: more than an emulated CPU does";
+const LOAD: &str = "records a program that does nothing but allocate: more than an emulated CPU does in that time";
 const TIME: &str = "measures time, which an emulated CPU distorts";
 
 /// One test.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 
-use super::guest::MARK;
+use super::guest::{MARK, NOT_RUN};
 use super::image::Image;
 use super::jobs::Jobs;
 
@@ -17,8 +17,17 @@ const KILLED: &str = "137";
 pub struct Report<'j> {
     jobs: &'j Jobs,
     kernel: Option<String>,
-    /// By file and name: whether it passed, and the line that says so.
-    verdicts: BTreeMap<(String, String), (bool, String)>,
+    /// By file and name: how it went, and the line that says so.
+    verdicts: BTreeMap<(String, String), (Outcome, String)>,
+}
+
+/// How a test went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// It has said why it cannot run there.
+    NotRun,
+    Failed,
 }
 
 impl<'j> Report<'j> {
@@ -38,14 +47,15 @@ impl<'j> Report<'j> {
                 self.kernel = Some(release.to_owned());
             }
             ["end", file, name, status, seconds] => {
-                let (passed, verdict) = match status {
-                    "0" => (true, "ok     "),
-                    STOPPED | KILLED => (false, "TOO LONG"),
-                    _ => (false, "FAILED "),
+                let (outcome, verdict) = match status {
+                    "0" => (Outcome::Passed, "ok     "),
+                    NOT_RUN => (Outcome::NotRun, "not run"),
+                    STOPPED | KILLED => (Outcome::Failed, "TOO LONG"),
+                    _ => (Outcome::Failed, "FAILED "),
                 };
                 let verdict = format!("{verdict} {file}: {name} ({seconds} s)");
                 println!("{verdict}");
-                self.verdicts.insert((file.to_owned(), name.to_owned()), (passed, verdict));
+                self.verdicts.insert((file.to_owned(), name.to_owned()), (outcome, verdict));
             }
             ["|", ..] => println!("    {}", line.trim_start_matches(['|', ' '])),
             ["broken:", ..] => println!("{line}"),
@@ -64,16 +74,20 @@ impl<'j> Report<'j> {
         for job in &missing {
             println!("no verdict {}: {}: time was over, or the kernel has crashed", job.file, job.name);
         }
-        let failed: Vec<&String> =
-            self.verdicts.values().filter(|(passed, _)| !passed).map(|(_, verdict)| verdict).collect();
-        if !failed.is_empty() {
+        let of = |outcome| self.verdicts.values().filter(move |(own, _)| *own == outcome);
+        let [passed, not_run, failed] =
+            [Outcome::Passed, Outcome::NotRun, Outcome::Failed].map(|outcome| of(outcome).count());
+        if failed > 0 {
             println!();
         }
-        failed.iter().for_each(|verdict| println!("{verdict}"));
-        let passed = self.verdicts.len() - failed.len();
-        println!("Linux {kernel}: {passed} passed, {} failed, {} without a verdict", failed.len(), missing.len());
-        if passed < self.jobs.jobs.len() {
-            bail!("{} of {} tests failed on Linux {kernel}", self.jobs.jobs.len() - passed, self.jobs.jobs.len());
+        of(Outcome::Failed).for_each(|(_, verdict)| println!("{verdict}"));
+        let missing = missing.len();
+        println!("Linux {kernel}: {passed} passed, {failed} failed, {not_run} not run, {missing} without a verdict");
+        if failed + missing > 0 {
+            bail!("{} of {} tests failed on Linux {kernel}", failed + missing, self.jobs.jobs.len());
+        }
+        if passed == 0 {
+            bail!("no test ran on Linux {kernel}");
         }
         Ok(())
     }
@@ -99,6 +113,7 @@ mod tests {
         };
         let (kernel, one, two) = ("\x1b[2J@@ kernel 6.1", "@@ end truth one 0 3", "@@ end truth two 0 4");
         assert_eq!(of(&[kernel, "noise", one, two]), Ok(()));
+        assert_eq!(of(&[kernel, one, "@@ | NOT RUN: why", "@@ end truth two not-run 1"]), Ok(()));
         assert_eq!(of(&[]), Err("/boot/vmlinuz-6.1 did not boot".to_owned()));
         let one_failed = Err("1 of 2 tests failed on Linux 6.1".to_owned());
         assert_eq!(of(&[kernel, one]), one_failed);

@@ -1,0 +1,12 @@
+//! Whether the kernel has what memory profiles of bounded cost are made of.
+
+use lj_trace::probes::mechanism::Mechanism;
+
+/// Whether windows can be opened on this kernel; if not, that is said.
+pub fn are_possible() -> bool {
+    let possible = Mechanism::detect() == Mechanism::Multi;
+    if !possible {
+        println!("NOT RUN: this kernel has no uprobe_multi links, which windows are made of");
+    }
+    possible
+}
