@@ -6,8 +6,8 @@
 -- for 30 ms of every 200 ms; `leak` is `steady`, but keeps one object in a thousand.
 --
 -- It prints `ready` and waits for lines on standard input. For each, a number, it works for so many seconds, and prints
--- `line NUMBER CALLS BYTES` for each of its lines that allocate, where BYTES is what a call takes as it has measured itself,
--- or `-` where a call has several lines; `kind NAME TURNS CPU WALL` for each kind of turns, in seconds; where it knows,
+-- `line NUMBER FUNCTION CALLS BYTES` for each of its lines that allocate, where FUNCTION is the line that its function begins
+-- in, and BYTES what a call takes as it has measured itself, or `-` where a call has several lines; `kind NAME TURNS CPU WALL` for each kind of turns, in seconds; where it knows,
 -- `allocated BYTES`; and `done`.
 
 local mode = arg[1]
@@ -21,7 +21,9 @@ local kept = {}
 for number = 1, 60000 do kept[number] = { number, {} } end
 
 -- What is allocated escapes: compiled code must allocate it as well.
-local sink, number = {}, 1e6
+local sink = {}
+-- Of as many digits always, so that strings with it take the same.
+local number, LARGEST = 1e8, 9e8
 local leaked
 local methods = { __index = {} }
 local filler = ("0123456789"):rep(60)
@@ -90,12 +92,15 @@ local makers = {
 -- Lines that share a maker: their marks, and its name.
 local shared = { list = "list", slots = "list" }
 
+-- Where it is not the maker that allocates.
+local functions = { tuple = tuple }
+
 local calls = {}
 for name in pairs(makers) do calls[name] = 0 end
 
 local function make(name, times)
   makers[name](number, number + times - 1)
-  number = number + times
+  number = number < LARGEST and number + times or 1e8
   calls[name] = calls[name] + times
 end
 
@@ -172,7 +177,11 @@ local lines, at_line = {}, 0
 for text in io.lines(arg[0]) do
   at_line = at_line + 1
   local mark = text:match("%-%-@ (%w+)$")
-  if mark then lines[#lines + 1] = { number = at_line, mark = mark, maker = shared[mark] or mark } end
+  if mark then
+    local maker = shared[mark] or mark
+    local first = debug.getinfo(functions[mark] or makers[maker], "S").linedefined
+    lines[#lines + 1] = { number = at_line, mark = mark, maker = maker, first = first }
+  end
 end
 
 -- Tarantool's fork counts the bytes that it allocates.
@@ -213,7 +222,7 @@ for seconds in io.stdin:lines() do
   if metrics then say("allocated %.0f", metrics().gc_allocated - allocated) end
   for _, line in ipairs(lines) do
     local each = shared[line.mark] and "-" or ("%.3f"):format(bytes[line.maker])
-    if calls[line.maker] > 0 then say("line %d %d %s", line.number, calls[line.maker], each) end
+    if calls[line.maker] > 0 then say("line %d %d %d %s", line.number, line.first, calls[line.maker], each) end
   end
   for name, spent in pairs(spent) do
     if spent.turns > 0 then say("kind %s %d %.6f %.6f", name, spent.turns, spent.cpu, spent.wall) end

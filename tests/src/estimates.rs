@@ -10,6 +10,15 @@ use lj_trace::report::estimated::{About, LineFigures};
 use lj_trace::report::{EstimatedProfile, Frame, memprof};
 use lj_trace::stream::{Body, Stream};
 
+/// Where a chunk allocates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// At this line.
+    Line(u64),
+    /// Somewhere in the function that begins at this line: on a trace, where more is not certain.
+    Function(u64),
+}
+
 /// What an estimate says of a line.
 #[derive(Clone, Copy, Debug)]
 pub struct Estimated {
@@ -26,12 +35,12 @@ pub struct Estimated {
 pub struct Estimates {
     /// Of all together.
     pub about: About,
-    /// By line.
-    pub lines: BTreeMap<u64, Estimated>,
+    /// By place.
+    pub places: BTreeMap<Place, Estimated>,
 }
 
 impl Estimates {
-    /// Those of a stream for the lines of the chunk with this file name.
+    /// Those of a stream for the places of the chunk with this file name.
     ///
     /// # Errors
     /// If the file is no such stream, or is cut off.
@@ -43,15 +52,15 @@ impl Estimates {
         let cut = memprof::read(symbols, &mut reader, |event| _ = profile.add(0, &event))?;
         ensure!(cut.is_none(), "the stream is cut off: {cut:?}");
         profile.weigh();
-        let mut lines = BTreeMap::new();
+        let mut places = BTreeMap::new();
         for figures in profile.figures() {
-            let Some(line) = line_of(&figures, chunk) else { continue };
+            let Some(place) = place_of(&figures, chunk) else { continue };
             let LineFigures { share, bytes, count, .. } = figures;
             // Interpreted and compiled, a line is told twice.
             let more = Estimated { share, bytes, count };
-            lines.entry(line).and_modify(|line: &mut Estimated| *line = line.plus(more)).or_insert(more);
+            places.entry(place).and_modify(|place: &mut Estimated| *place = place.plus(more)).or_insert(more);
         }
-        Ok(Self { about: profile.about().clone(), lines })
+        Ok(Self { about: profile.about().clone(), places })
     }
 }
 
@@ -74,11 +83,13 @@ fn plus(one: Figure, other: Figure) -> Figure {
     Figure { value: one.value + other.value, error }
 }
 
-fn line_of(figures: &LineFigures<'_>, wanted: &str) -> Option<u64> {
-    match figures.frames.last()? {
-        Frame::Line { chunk, line } if chunk.rsplit('/').next() == Some(wanted) => Some(u64::from(*line)),
-        _ => None,
-    }
+fn place_of(figures: &LineFigures<'_>, wanted: &str) -> Option<Place> {
+    let (chunk, place) = match figures.frames.last()? {
+        Frame::Line { chunk, line } => (chunk, Place::Line(u64::from(*line))),
+        Frame::Lua { chunk, first_line, .. } => (chunk, Place::Function(u64::from(*first_line))),
+        _ => return None,
+    };
+    (chunk.trim_start_matches('@').rsplit('/').next() == Some(wanted)).then_some(place)
 }
 
 /// Lines of the part of a text report on what stays, in its order.

@@ -5,13 +5,14 @@ use std::collections::{HashMap, VecDeque};
 
 use lj_trace_common::activity::ActivitySample;
 
+use super::trace_lines::TraceLine;
 use super::window_tally::{UsualEvents, WindowTally, merge};
 use crate::bounded::estimate::{Estimator, Growers};
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
 use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
 use crate::bounded::windows::driver::News;
-use crate::report::{EstimatedProfile, Frame};
+use crate::report::EstimatedProfile;
 use crate::stream::memprof::{Event, Source};
 use crate::vm::Vm;
 
@@ -41,6 +42,8 @@ pub struct Estimation {
     activities: HashMap<(u32, u64), ActivityId>,
     /// The sources of a VM's function, by its prototype.
     functions: HashMap<(u32, u64), Vec<SourceId>>,
+    /// In which function the trace starts that a VM's source is on.
+    on_traces: HashMap<(usize, Source), u64>,
     /// Sources with smaller numbers were met.
     known: u32,
     /// How many events a window has.
@@ -77,6 +80,7 @@ impl Estimation {
             part: None,
             activities: HashMap::new(),
             functions: HashMap::new(),
+            on_traces: HashMap::new(),
             known: 0,
             usual: UsualEvents::default(),
             stayed: 0.0,
@@ -119,19 +123,24 @@ impl Estimation {
         }
     }
 
-    /// Notes which function a source is in.
+    /// Notes which function samples show where a source allocates.
     fn meet(&mut self, vm: usize, number: SourceId, event: &Event) {
         let (Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. }) = *event else {
             return;
         };
-        if let Source::Lua { proto, .. } = source {
-            self.functions.entry((vm as u32, proto)).or_default().push(number);
+        let function = match source {
+            Source::Lua { proto, .. } => Some(proto),
+            on_trace => self.on_traces.get(&(vm, on_trace)).copied(),
+        };
+        if let Some(function) = function {
+            self.functions.entry((vm as u32, function)).or_default().push(number);
         }
     }
 
     /// Says which Lua line a source on a trace is.
-    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
-        self.profile.line(vm, source, frames);
+    pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
+        self.on_traces.insert((vm, source), line.entered);
+        self.profile.line(vm, source, line.frames);
     }
 
     /// Takes a reading of the counters.

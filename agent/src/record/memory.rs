@@ -268,9 +268,9 @@ impl MemoryEvents {
     /// What reports show instead of the trace that caused an event: the Lua line, where that is certain.
     fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
         let place = place.filter(|_| out.shows_lines())?;
-        let (source, frames) = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, place)?;
-        if let Some(frames) = frames {
-            out.line(self.number, source, frames);
+        let (source, line) = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, place)?;
+        if let Some(line) = line {
+            out.line(self.number, source, line);
         }
         Some(source)
     }

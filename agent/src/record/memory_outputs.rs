@@ -10,9 +10,10 @@ use super::listener::SharedListener;
 use super::outputs::{ReportOutput, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
 use super::stream_file;
+use super::trace_lines::TraceLine;
 use crate::commands::exit::CommandError;
 use crate::report::estimated::sample_mark;
-use crate::report::{Format, Frame, MemoryProfile, Weight};
+use crate::report::{Format, MemoryProfile, Weight};
 use crate::stream::memprof::{Event, MemprofWriter, Source};
 use crate::stream::{Annotation, Symbol, WriteError};
 
@@ -227,12 +228,13 @@ impl MemoryOutputs {
     }
 
     /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.
-    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+    pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
+        if let Some(estimation) = &mut self.estimation {
+            estimation.line(vm, source, line.clone());
+        }
+        let TraceLine { frames, .. } = line;
         if let Some(live) = &self.live {
             live.borrow_mut().line(vm, source, frames.clone());
-        }
-        if let Some(estimation) = &mut self.estimation {
-            estimation.line(vm, source, frames.clone());
         }
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.line(vm, source, frames);

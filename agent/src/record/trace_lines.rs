@@ -33,6 +33,15 @@ pub struct TraceLines {
     sampled: HashMap<(u64, u64), (Option<TraceIdentity>, Option<SampledTrace>)>,
 }
 
+/// A line on a trace.
+#[derive(Clone, Debug)]
+pub struct TraceLine {
+    /// Its chunk, its function, and itself.
+    pub frames: Vec<Frame>,
+    /// The prototype that the trace starts in, which is all that light samples tell of it.
+    pub entered: u64,
+}
+
 /// Places kept: more than traces call the allocator from.
 const MAX_KNOWN: usize = 1 << 16;
 
@@ -43,7 +52,7 @@ impl TraceLines {
         self.now.clear();
     }
 
-    /// What reports show instead of a trace, if its line is certain. The frames come along the first time.
+    /// What reports show instead of a trace, if its line is certain. What it is comes along the first time.
     /// `definitions` tell what functions are called.
     pub fn line(
         &mut self,
@@ -51,7 +60,7 @@ impl TraceLines {
         vm: &Vm,
         definitions: &Definitions,
         place: TracePlace,
-    ) -> Option<(Source, Option<Vec<Frame>>)> {
+    ) -> Option<(Source, Option<TraceLine>)> {
         let (mcode, offset) = place.at?;
         let identity = self.identity(memory, vm, place.number, mcode)?;
         if let Some((_, source)) = self.known.get(&place).filter(|(known, _)| *known == identity) {
@@ -60,7 +69,7 @@ impl TraceLines {
         if self.missed.contains(&place) {
             return None;
         }
-        let Some(frames) = self.find(memory, vm, definitions, &identity, offset) else {
+        let Some(line) = self.find(memory, vm, definitions, &identity, offset) else {
             self.missed.insert(place);
             return None;
         };
@@ -69,7 +78,7 @@ impl TraceLines {
         }
         let source = Source::Trace { number: place.number, mcode: Some(mcode.wrapping_add(u64::from(offset))) };
         self.known.insert(place, (identity, source));
-        Some((source, Some(frames)))
+        Some((source, Some(line)))
     }
 
     /// The trace itself; [`None`] if it was gone when it was first asked for.
@@ -106,11 +115,12 @@ impl TraceLines {
         definitions: &Definitions,
         identity: &TraceIdentity,
         offset: u32,
-    ) -> Option<Vec<Frame>> {
+    ) -> Option<TraceLine> {
         let trace = known(&mut self.traces, memory, vm, identity)?;
         // The call is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
-        frames(&trace, &span.chain, definitions)
+        let frames = frames(&trace, &span.chain, definitions)?;
+        Some(TraceLine { frames, entered: trace.body.trace.startpt })
     }
 }
 

@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::accuracy::{Accuracy, Checks, Truth};
 use super::slowdown::Losses;
+use super::string_tables::StringTables;
 use super::table::{Table, verdict};
 use super::work::{SCRIPT, Work};
 use crate::estimates::Estimates;
@@ -109,12 +110,14 @@ fn measure(plan: &Plan, program: &Program, workload: &str) -> Result<Measured> {
 
     let stream = folder.path().join("estimate.bin");
     let tracer = attach(&workload, &stream)?;
+    let tables = StringTables::of(workload.pid())?;
     let began = (Instant::now(), cpu_time(tracer.pid())?);
     let work = Work::of(&mut workload, plan.seconds)?;
+    let tables = tables.end()?;
     let tracer_cpu = 100.0 * (cpu_time(tracer.pid())? - began.1) / began.0.elapsed().as_secs_f64();
     end(tracer)?;
     let estimates = Estimates::read(&stream, SCRIPT)?;
-    let accuracy = truth.check(&work, &estimates)?;
+    let accuracy = truth.check(&work, tables, &estimates)?;
 
     let mut blocks = vec![Work::of(&mut workload, BLOCK)?];
     for _ in 0..plan.blocks {
@@ -158,7 +161,11 @@ impl Measured {
         let outside = if accuracy.total_is_covered { "" } else { " (outside)" };
         [
             name,
-            format!("{:.2} points, line {}", accuracy.worst, accuracy.worst_line),
+            format!(
+                "{:.2} points{}",
+                accuracy.worst,
+                accuracy.worst_place.map_or_else(String::new, |place| format!(", {place:?}"))
+            ),
             shares,
             bytes,
             counts,

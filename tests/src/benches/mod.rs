@@ -5,6 +5,7 @@ mod accuracy;
 mod bounded;
 mod leak;
 mod slowdown;
+mod string_tables;
 mod table;
 mod work;
 

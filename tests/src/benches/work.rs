@@ -26,6 +26,8 @@ pub struct Work {
 /// What a line has done.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Calls {
+    /// The line that its function begins in.
+    pub function: u64,
     /// How often it was run.
     pub calls: f64,
     /// The bytes of objects that each of them makes, as the workload has measured itself, if that is of one line alone.
@@ -68,8 +70,9 @@ impl Work {
     fn add(&mut self, line: &str) -> Option<()> {
         let number = |word: &str| word.parse::<f64>().ok();
         match line.split(' ').collect::<Vec<_>>()[..] {
-            ["line", line, calls, bytes] => {
-                self.lines.insert(line.parse().ok()?, Calls { calls: number(calls)?, bytes: number(bytes) });
+            ["line", line, function, calls, bytes] => {
+                let calls = Calls { function: function.parse().ok()?, calls: number(calls)?, bytes: number(bytes) };
+                self.lines.insert(line.parse().ok()?, calls);
             }
             ["kind", name, turns, cpu, wall] => {
                 let spent = Spent { turns: number(turns)?, cpu: number(cpu)?, wall: number(wall)? };
@@ -88,9 +91,9 @@ mod tests {
 
     #[test]
     fn reads_what_the_workload_says() {
-        let report = ["line 29 300 88.000", "line 30 20 -", "kind mix 10 0.5 0.75", "allocated 4711"];
+        let report = ["line 29 28 300 88.000", "line 30 28 20 -", "kind mix 10 0.5 0.75", "allocated 4711"];
         let work = Work::parse(&report.map(str::to_owned)).unwrap();
-        assert_eq!(work.lines[&29], Calls { calls: 300.0, bytes: Some(88.0) });
+        assert_eq!(work.lines[&29], Calls { function: 28, calls: 300.0, bytes: Some(88.0) });
         assert_eq!(work.lines[&30].bytes, None);
         assert_eq!(work.kinds["mix"], Spent { turns: 10.0, cpu: 0.5, wall: 0.75 });
         assert_eq!(work.allocated, Some(4711.0));

@@ -17,9 +17,6 @@ use crate::bounded::observation::{ActivityId, Block, CpuSample, Nanos, Reading, 
 const COPYING: Nanos = 20_000_000;
 const COPYING_BYTE: Nanos = 100;
 
-/// A sample that was taken so long before a table was replaced, at most, shows who was copying it.
-const RECENT: Nanos = 2_000_000;
-
 /// What was found of string tables.
 #[derive(Clone, Debug, Default)]
 pub struct TableLog {
@@ -71,15 +68,16 @@ impl TableLog {
     pub fn note(&mut self, from: &Reading, to: &Reading, samples: &VecDeque<CpuSample>) {
         let change = to.tables.since(&from.tables);
         if change.growths > 0 {
-            self.copied = Some((from.at, change));
+            self.copied = Some((to.at, change));
         }
         if change.freed == 0 {
             return;
         }
         let Some((since, change)) = self.copied.take() else { return };
-        let end = samples.partition_point(|sample| sample.at <= to.at);
+        // What runs before it is allocated, and after it has replaced the other, may be anything.
+        let end = samples.partition_point(|sample| sample.at <= from.at);
         let last = end.checked_sub(1).and_then(|last| samples.get(last));
-        if let Some(sample) = last.filter(|sample| sample.at.saturating_add(RECENT) >= since) {
+        if let Some(sample) = last.filter(|sample| sample.at >= since) {
             let ran = self.ran.entry(sample.activity).or_default();
             *ran = (ran.0.saturating_add(change.grown), ran.1 + change.growths);
         }
@@ -278,8 +276,9 @@ mod tests {
     #[test]
     fn who_ran_while_a_table_was_copied_has_made_it() {
         let readings = readings();
-        let samples: VecDeque<_> =
-            [(10, 1), (23, 7), (30, 2)].map(|(ms, id)| CpuSample { at: ms * MS, activity: ActivityId(id) }).into();
+        let samples: VecDeque<_> = [(10, 1), (19, 3), (23, 7), (25, 4), (30, 2)]
+            .map(|(ms, id)| CpuSample { at: ms * MS, activity: ActivityId(id) })
+            .into();
         let mut log = TableLog::default();
         for (from, to) in readings.iter().zip(readings.iter().skip(1)) {
             log.note(from, to, &samples);
