@@ -13,12 +13,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "library.h"
-
-typedef void *(*lua_Alloc)(void *, void *, size_t, size_t);
+#include "anonymous.h"
 
 static lua_State *(*newstate)(lua_Alloc, void *);
 static lua_State *(*newstate_builtin)(void);
@@ -36,23 +34,6 @@ static void *allocate(void *data, void *pointer, size_t old_size, size_t size)
 		return NULL;
 	}
 	return realloc(pointer, size);
-}
-
-/* The same allocator, called by a few instructions in anonymous memory, as a JIT compiler would make them. */
-static lua_Alloc anonymous(void)
-{
-	/* mov rax, ADDRESS; jmp rax */
-	unsigned char code[] = { 0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0 };
-	lua_Alloc target = allocate;
-	unsigned char *memory =
-		mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED) {
-		perror("mmap");
-		exit(1);
-	}
-	memcpy(code + 2, &target, sizeof(target));
-	memcpy(memory, code, sizeof(code));
-	return (lua_Alloc)memory;
 }
 
 struct worker {
@@ -94,7 +75,7 @@ int main(int count, char **arguments)
 	struct worker workers[] = {
 		{ "@first.lua", NULL },
 		{ "@second.lua", NULL },
-		{ "@third.lua", count > 2 && !strcmp(arguments[2], "anonymous") ? anonymous() : allocate },
+		{ "@third.lua", count > 2 && !strcmp(arguments[2], "anonymous") ? anonymous(allocate) : allocate },
 	};
 	pthread_t threads[3];
 	char line[100];

@@ -3,8 +3,8 @@
 **   vms LIBRARY [same-data | anonymous]
 **
 ** LIBRARY is a libluajit-5.1.so. The VMs are a and b on LuaJIT's allocator, and c and d on the program's, which has
-** data of its own for each VM, or with `same-data` none for both; with `anonymous` it lies in memory of no file. It prints `ready` and waits for a line on standard
-** input. Then each VM runs a chunk of its name, b on two threads one after the other, c into the limit of its
+** data of its own for each VM, or with `same-data` none for both; with `anonymous` it lies in memory of no file. It prints
+** `ready` and waits for a line on standard input. Then each VM runs a chunk of its name, b on two threads one after the other, c into the limit of its
 ** allocator; VMs e, f and g are opened, used and closed one after the other, f on the program's allocator with the data
 ** that d has, or none; and b is closed. For each VM it prints
 **
@@ -17,13 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "library.h"
+#include "anonymous.h"
 
 enum { BEGIN = 50021, END = 60037, LIMIT = 4 << 20, LUA_GCSTOP = 0, LUA_GCCOUNT = 3, LUA_GCCOUNTB = 4 };
-
-typedef void *(*lua_Alloc)(void *, void *, size_t, size_t);
 
 static lua_State *(*newstate)(lua_Alloc, void *);
 static lua_State *(*newstate_builtin)(void);
@@ -55,23 +53,6 @@ static void *allocate(void *data, void *pointer, size_t old_size, size_t size)
 	if (vm)
 		vm->used += size - old_size;
 	return realloc(pointer, size);
-}
-
-/* The same allocator, called by a few instructions in anonymous memory, as a JIT compiler would make them. */
-static lua_Alloc anonymous(void)
-{
-	/* mov rax, ADDRESS; jmp rax */
-	unsigned char code[] = { 0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0 };
-	lua_Alloc target = allocate;
-	unsigned char *memory =
-		mmap(NULL, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED) {
-		perror("mmap");
-		exit(1);
-	}
-	memcpy(code + 2, &target, sizeof(target));
-	memcpy(memory, code, sizeof(code));
-	return (lua_Alloc)memory;
 }
 
 static void run(lua_State *L, const char *name)
@@ -159,7 +140,7 @@ int main(int count, char **arguments)
 
 	int same = count > 2 && !strcmp(arguments[2], "same-data");
 	static struct limited limits[2];
-	lua_Alloc own = count > 2 && !strcmp(arguments[2], "anonymous") ? anonymous() : allocate;
+	lua_Alloc own = count > 2 && !strcmp(arguments[2], "anonymous") ? anonymous(allocate) : allocate;
 	const char *names[] = { "=a", "=b", "=c", "=d" };
 	lua_State *vms[] = {
 		newstate_builtin(),

@@ -92,6 +92,14 @@ impl Choice {
 }
 
 #[cfg(test)]
+impl Block {
+    /// One of which nothing else is known.
+    pub fn at(address: u64, size: u64) -> Self {
+        Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, newborn: Newborn::default() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::stream::memprof::Source;

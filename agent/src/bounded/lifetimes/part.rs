@@ -152,17 +152,8 @@ mod tests {
         let memory = ProcessMemory::new(std::process::id());
         let table = table(0x5000, 0x6000);
         let address = table.as_ptr() as u64;
-        let block = |address, size| Block {
-            source: SourceId(0),
-            vm: 0,
-            address,
-            size,
-            weight: 1.0,
-            freed: false,
-            newborn: Newborn::default(),
-        };
         // The last one is too large for the table: it is something else by now.
-        let all = [block(0x5000, 72), block(0x6000, 96), block(0x7000, 8)];
+        let all = [Block::at(0x5000, 72), Block::at(0x6000, 96), Block::at(0x7000, 8)];
         let mut blocks: HashMap<u64, Block> = all.into_iter().map(|block| (block.address, block)).collect();
         let found = find_owners(&memory, &shape(), [8, address].into_iter(), &mut blocks);
         assert_eq!((found.len(), blocks.len()), (2, 1));

@@ -187,18 +187,9 @@ mod tests {
         table[1] = u64::from(gct::TAB) << 8;
         table[usize::from(shapes[0].layout.tab_array) / 8] = slots.as_ptr() as u64;
         table[6] = 100;
-        let block = |address: u64, size| Block {
-            source: SourceId(0),
-            vm: 0,
-            address,
-            size,
-            weight: 1.0,
-            freed: false,
-            newborn: Newborn::default(),
-        };
-        let of_table = block(slots.as_ptr() as u64, 800);
+        let of_table = Block::at(slots.as_ptr() as u64, 800);
         // Nothing refers to that; the last one is no table's.
-        let strange = [block(table.as_ptr() as u64 + 8, 64), block(0x1000, 33)];
+        let strange = [Block::at(table.as_ptr() as u64 + 8, 64), Block::at(0x1000, 33)];
         let mut search = Search::new(&Process::open(std::process::id()).unwrap());
         assert_eq!(search.start([of_table].into_iter().chain(strange), 1), strange[1..]);
         assert_eq!(search.start([of_table], 1), [of_table], "one is under way");
