@@ -40,11 +40,15 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a test waits for something that takes `seconds` at most: as often as `LJ_TRACE_TEST_PATIENCE` says, which is set
-/// on machines that are many times slower than others.
+/// How many times slower than others this machine is, as `LJ_TRACE_TEST_PATIENCE` says: an emulated one, say.
+pub fn slower() -> u64 {
+    let factor = env::var("LJ_TRACE_TEST_PATIENCE").ok().and_then(|factor| factor.parse().ok());
+    factor.unwrap_or(1).max(1)
+}
+
+/// How long a test waits for something that takes `seconds` at most on other machines.
 pub fn patience(seconds: u64) -> Duration {
-    let factor = env::var("LJ_TRACE_TEST_PATIENCE").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1);
-    Duration::from_secs(seconds * factor)
+    Duration::from_secs(seconds * slower())
 }
 
 /// The folder of all that is built: `CARGO_TARGET_DIR` or `target` in the workspace.

@@ -64,7 +64,7 @@ impl Server {
             if left.is_empty() {
                 return Ok(());
             }
-            ensure!(ended.elapsed() < Duration::from_secs(10), "left behind: {left:?}");
+            ensure!(ended.elapsed() < crate::patience(10), "left behind: {left:?}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

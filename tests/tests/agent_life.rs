@@ -38,7 +38,7 @@ fn expect_unharmed(pid: u32) -> Result<()> {
         if left.is_empty() {
             return Ok(());
         }
-        ensure!(ended.elapsed() < Duration::from_secs(10), "left behind: {left:?}");
+        ensure!(ended.elapsed() < lj_trace_tests::patience(10), "left behind: {left:?}");
         sleep(Duration::from_millis(20));
     }
 }
@@ -47,7 +47,7 @@ fn expect_unharmed(pid: u32) -> Result<()> {
 fn wait_for_bytes(file: &Path, bytes: u64) -> Result<()> {
     let started = Instant::now();
     while fs::metadata(file).map_or(0, |file| file.len()) <= bytes {
-        ensure!(started.elapsed() < Duration::from_secs(20), "{} does not grow", file.display());
+        ensure!(started.elapsed() < lj_trace_tests::patience(20), "{} does not grow", file.display());
         sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -205,7 +205,7 @@ fn read_to_end(mut reader: File) -> Result<u8> {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => sleep(Duration::from_millis(1)),
             Err(error) => return Err(error.into()),
         }
-        ensure!(started.elapsed() < Duration::from_secs(25), "no end");
+        ensure!(started.elapsed() < lj_trace_tests::patience(25), "no end");
     }
 }
 

@@ -95,7 +95,7 @@ fn a_stopped_process_goes_on() -> Result<()> {
 fn wait_until(holds: impl Fn() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !holds()? {
-        ensure!(start.elapsed() < Duration::from_secs(20), "it does not go on");
+        ensure!(start.elapsed() < lj_trace_tests::patience(20), "it does not go on");
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())

@@ -88,7 +88,7 @@ fn follow(program: &Program) -> Result<Run> {
     let begin = Instant::now();
     // The last of them are to find the cache full.
     while lifetimes.cycles() < CYCLES || turns < 3 * CACHED {
-        ensure!(begin.elapsed() < Duration::from_secs(60), "{} cycles in a minute", lifetimes.cycles());
+        ensure!(begin.elapsed() < lj_trace_tests::patience(60), "{} cycles in a minute", lifetimes.cycles());
         std::thread::sleep(Duration::from_millis(2));
         let drained = now();
         probes.drain(100_000, |record| {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind};
 use lj_trace_tests::code;
+use lj_trace_tests::patience;
 use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::workload::{STORM, Workload};
@@ -90,7 +91,7 @@ fn no_breakpoint_stays_behind() -> Result<()> {
 
         // The kernel cleans up after a killed process in its own time.
         let ended = Instant::now();
-        while !code::differences(pid)?.is_empty() && ended.elapsed() < Duration::from_secs(5) {
+        while !code::differences(pid)?.is_empty() && ended.elapsed() < patience(5) {
             std::thread::sleep(Duration::from_millis(20));
         }
         let left = code::differences(pid)?;

@@ -33,7 +33,7 @@ fn record(program: &Program, folder: &Path, version: &str) -> Result<Stream<File
     // Events wait until the symbol table is written: what is loaded meanwhile may be in it.
     let begun = Instant::now();
     while std::fs::metadata(&stream)?.len() == 0 && version == "3" {
-        ensure!(begun.elapsed() < Duration::from_secs(30), "no symbol table was written");
+        ensure!(begun.elapsed() < lj_trace_tests::patience(30), "no symbol table was written");
         thread::sleep(Duration::from_millis(10));
     }
     workload.go()?;

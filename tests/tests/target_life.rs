@@ -202,7 +202,7 @@ fn it_unloads_luajit_and_loads_it_again() -> Result<()> {
     // The new VM is recorded as well, into a stream of its own, which is written out every second.
     let started = Instant::now();
     while events(&again) < 10_000 {
-        ensure!(started.elapsed() < Duration::from_secs(20), "nothing of the second VM");
+        ensure!(started.elapsed() < lj_trace_tests::patience(20), "nothing of the second VM");
         sleep(Duration::from_millis(50));
     }
     let profiles = profiling.stop()?;

@@ -71,6 +71,10 @@ impl TableLog {
             self.copied = Some((to.at, change));
         }
         if change.freed == 0 {
+            if change.growths == 0 && counted(to) > counted(from) {
+                // Whoever allocates does not copy.
+                self.copied = None;
+            }
             return;
         }
         let Some((since, change)) = self.copied.take() else { return };
@@ -162,7 +166,6 @@ pub fn move_back(readings: &mut [Reading]) {
     if made == 0 {
         return;
     }
-    let counted = |reading: &Reading| reading.gross.unwrap_or(reading.net);
     let reach = COPYING.saturating_add(made.saturating_mul(COPYING_BYTE));
     let mut later = *now;
     let mut rises = Vec::new();
@@ -173,7 +176,9 @@ pub fn move_back(readings: &mut [Reading]) {
         rises.push((counted(&later).saturating_sub(counted(reading)), index));
         later = *reading;
     }
-    let Some(&(rise, index)) = rises.iter().max() else { return };
+    // While it is copied nothing is allocated.
+    let before_copying = rises.iter().skip(1).find(|(rise, _)| *rise > 0).filter(|(rise, _)| *rise >= made);
+    let Some(&(rise, index)) = before_copying.or_else(|| rises.iter().max()) else { return };
     if rise < made {
         return;
     }
@@ -183,6 +188,11 @@ pub fn move_back(readings: &mut [Reading]) {
         reading.tables.growths += change.growths;
         reading.tables.shrunk += change.shrunk;
     }
+}
+
+/// Bytes allocated up to a reading.
+fn counted(reading: &Reading) -> u64 {
+    reading.gross.unwrap_or(reading.net)
 }
 
 /// Whether a block is one that was made or freed in this change.
@@ -248,6 +258,25 @@ mod tests {
         assert_eq!((readings[19].tables.grown, readings[20].tables.grown), (0, 2 * OLD));
         assert_eq!((readings[24].tables.freed, readings[25].tables.freed), (0, OLD));
         assert!(readings.iter().all(|reading| reading.tables.made() <= 2 * OLD));
+    }
+
+    #[test]
+    fn what_is_allocated_in_a_pause_of_the_reader_is_no_table() {
+        let mut readings = Vec::new();
+        let mut reading = Reading::default();
+        for ms in 0..40 {
+            reading.at = ms * MS;
+            match ms {
+                10 => reading.net += 5 * OLD,
+                20 => reading.net += 2 * OLD,
+                21..25 => {}
+                25 => reading.tables.resize(OLD, 2 * OLD),
+                _ => reading.net += 100_000,
+            }
+            readings.push(reading);
+            move_back(&mut readings);
+        }
+        assert_eq!((readings[19].tables.grown, readings[20].tables.grown), (0, 2 * OLD));
     }
 
     #[test]
