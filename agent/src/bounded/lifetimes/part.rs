@@ -129,7 +129,6 @@ pub fn find_owners(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::observation::SourceId;
     use crate::vm::object::tests::x64_layout;
 
     /// A table of Debian's build, with 9 slots of the array at `array`, and 4 of the hash at `node`.

@@ -163,8 +163,6 @@ mod tests {
     use lj_trace_common::layout::gct;
 
     use super::*;
-    use crate::bounded::lifetimes::part::Newborn;
-    use crate::bounded::observation::SourceId;
     use crate::vm::object::tests::x64_layout;
 
     #[test]
