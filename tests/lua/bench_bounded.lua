@@ -5,9 +5,11 @@
 -- `steady` allocates everything in turns; `phases` changes what it does every 0.3 s; `bursts` allocates as fast as it can
 -- for 30 ms of every 200 ms; `leak` is `steady`, but keeps one object in a thousand.
 --
--- It prints `ready` and waits for lines on standard input. For each, a number, it works for so many seconds, and prints
--- `line NUMBER FUNCTION CALLS BYTES` for each of its lines that allocate, where FUNCTION is the line that its function begins
--- in, and BYTES what a call takes as it has measured itself, or `-` where a call has several lines; `kind NAME TURNS CPU WALL` for each kind of turns, in seconds; where it knows,
+-- It prints `ready` and waits for lines on standard input. For each, two numbers, it works for so many seconds, and looks at
+-- the mask of its VM's string table, at the address that is the second one. Then it prints
+-- `line NUMBER FUNCTION CALLS GROWN BYTES` for each of its lines that allocate, where FUNCTION is the line that its function begins
+-- in, GROWN how many slots the string tables have that were made larger there, and BYTES what a call takes as it has measured
+-- itself, or `-` where a call has several lines; `shrunk SLOTS` for those that were made smaller; `kind NAME TURNS CPU WALL` for each kind of turns, in seconds; where it knows,
 -- `allocated BYTES`; and `done`.
 
 local mode = arg[1]
@@ -95,13 +97,31 @@ local shared = { list = "list", slots = "list" }
 -- Where it is not the maker that allocates.
 local functions = { tuple = tuple }
 
-local calls = {}
-for name in pairs(makers) do calls[name] = 0 end
+local calls, grown = {}, {}
+for name in pairs(makers) do calls[name], grown[name] = 0, 0 end
+
+local ffi = require("ffi")
+local own_mask = ffi.new("uint32_t[1]")
+local mask, last_mask, shrunk = own_mask, 0, 0
+
+-- Notes who has changed the size of the string table.
+local function note_tables(name)
+  local now = mask[0]
+  while last_mask < now do
+    last_mask = last_mask * 2 + 1
+    grown[name] = grown[name] + last_mask + 1
+  end
+  while last_mask > now do
+    last_mask = (last_mask - 1) / 2
+    shrunk = shrunk + last_mask + 1
+  end
+end
 
 local function make(name, times)
   makers[name](number, number + times - 1)
   number = number < LARGEST and number + times or 1e8
   calls[name] = calls[name] + times
+  if mask[0] ~= last_mask then note_tables(name) end
 end
 
 local sum = 0
@@ -214,16 +234,24 @@ end
 
 say("ready")
 io.stdout:flush()
-for seconds in io.stdin:lines() do
-  for name in pairs(calls) do calls[name] = 0 end
+for words in io.stdin:lines() do
+  local seconds, address = words:match("^(%S+) (%d+)$")
+  mask = ffi.cast("uint32_t *", ffi.cast("uintptr_t", tonumber(address)))
+  last_mask, shrunk = mask[0], 0
+  for name in pairs(calls) do calls[name], grown[name] = 0, 0 end
   for _, spent in pairs(spent) do spent.turns, spent.cpu, spent.wall = 0, 0, 0 end
   local allocated = metrics and metrics().gc_allocated
   work(tonumber(seconds))
   if metrics then say("allocated %.0f", metrics().gc_allocated - allocated) end
   for _, line in ipairs(lines) do
     local each = shared[line.mark] and "-" or ("%.3f"):format(bytes[line.maker])
-    if calls[line.maker] > 0 then say("line %d %d %d %s", line.number, line.first, calls[line.maker], each) end
+    -- A table is charged to one line of those that share a maker.
+    local slots = line.mark == line.maker and grown[line.maker] or 0
+    if calls[line.maker] > 0 then
+      say("line %d %d %d %d %s", line.number, line.first, calls[line.maker], slots, each)
+    end
   end
+  say("shrunk %d", shrunk)
   for name, spent in pairs(spent) do
     if spent.turns > 0 then say("kind %s %d %.6f %.6f", name, spent.turns, spent.cpu, spent.wall) end
   end

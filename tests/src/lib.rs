@@ -6,6 +6,7 @@
 
 pub mod allocations;
 pub mod benches;
+pub mod bounded_run;
 pub mod capabilities;
 pub mod code;
 pub mod consumers;

@@ -5,6 +5,7 @@
 //! do in more depth on a few builds.
 
 use anyhow::{Result, ensure};
+use lj_trace_tests::bounded_run::{BOUNDED, BoundedRun};
 use lj_trace_tests::folded::{Stack, is_lua};
 use lj_trace_tests::hosts::Host;
 use lj_trace_tests::memory_truth::MemoryRun;
@@ -36,6 +37,12 @@ macro_rules! rows {
             #[test]
             fn memprof() -> Result<()> {
                 super::memprof($title, $host)
+            }
+
+            #[ignore = "part of the whole matrix"]
+            #[test]
+            fn overhead() -> Result<()> {
+                super::overhead($title, $host)
             }
         })*
     };
@@ -220,5 +227,22 @@ fn memprof(title: &str, host: Host) -> Result<()> {
     );
     failures.truncate(20);
     ensure!(failures.is_empty(), "\n{}\n{}", failures.join("\n"), run.summary);
+    Ok(())
+}
+
+fn overhead(title: &str, host: Host) -> Result<()> {
+    tell("title", title);
+    let (scratch, output) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let Some(mut workload) = host.start(scratch.path(), BOUNDED, &["mix", &SECONDS.to_string()])? else {
+        return Ok(());
+    };
+    let run = BoundedRun::of(&mut workload, output, "memprof")?;
+    tell_builds(&run.outcome.stderr);
+    let (error, total, cost) = (run.check_shares()?, run.check_total()?, run.cost()?);
+    let total = (total - 1.0) * 100.0;
+    tell(
+        "figures",
+        format!("shares off by {error:.1} points at most, the total by {total:+.1}%; {cost:.1}% of its time"),
+    );
     Ok(())
 }

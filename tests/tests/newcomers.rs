@@ -1,5 +1,5 @@
-//! VMs that come into being while a memory profile is recorded, on threads of their own: on an allocator that is known, and
-//! on one that nothing has used before.
+//! VMs that come into being while a memory profile is recorded, on threads of their own: on an allocator that is known, on
+//! one that nothing has used before, and in a LuaJIT that was not there.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind, Place};
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::programs::folder as package_folder;
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::windows;
 use lj_trace_tests::workload::Workload;
@@ -88,6 +89,26 @@ fn new_vms_on_new_allocators_are_recorded() -> Result<()> {
         ensure!(small > 1000.0 && (small - large).abs() <= 500.0, "{tables:?}");
     }
     ensure!(!outcome.stderr.contains("NOT ACCOUNTED FOR"), "{}", outcome.stderr);
+    ensure!(!outcome.stderr.contains("could not be recorded"), "{}", outcome.stderr);
+    Ok(())
+}
+
+#[test]
+fn a_vm_of_a_luajit_that_is_loaded_later_is_recorded() -> Result<()> {
+    // OpenResty's fork, which is not that of the other VMs.
+    let other = package_folder("libluajit2-5.1-2").join("usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2");
+    if !other.exists() {
+        println!("NOT RUN: this system has no second LuaJIT: {}", other.display());
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let outcome = record(folder.path(), &[&*other.to_string_lossy()], &["--no-limit"], 3)?;
+    let tables = tables(folder.path())?;
+    for name in ["@first.lua", "@second.lua", "@third.lua"] {
+        let [small, large] = *tables.get(name).with_context(|| format!("{tables:?}: {}", outcome.stderr))?;
+        ensure!(small > 1000 && small.abs_diff(large) <= 500, "{tables:?}");
+    }
+    ensure!(outcome.stderr.contains("or2021-06-07"), "the other build is not named: {}", outcome.stderr);
     ensure!(!outcome.stderr.contains("could not be recorded"), "{}", outcome.stderr);
     Ok(())
 }

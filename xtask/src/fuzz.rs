@@ -100,11 +100,13 @@ fn cargo_fuzz() -> Result<PathBuf> {
 /// `--ignore-rust-version`. And its flags for the compiler are those of a nightly.
 fn as_host_cargo(command: &mut Command, folder: &Path) -> Result<()> {
     let real = host_cargo("build")?;
+    let program = Path::new(real.get_program());
+    // By its whole path: its name alone would be the script's own.
+    let found = if program.is_absolute() { Some(program.to_owned()) } else { paths::find_command("cargo") };
+    let program = found.context("there is no cargo in PATH")?;
     let more = real.get_args().skip(1).map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    let script = format!(
-        "#!/bin/sh\nsubcommand=$1\nshift\nexec '{}' \"$subcommand\" {more} \"$@\"\n",
-        real.get_program().to_string_lossy()
-    );
+    let script =
+        format!("#!/bin/sh\nsubcommand=$1\nshift\nexec '{}' \"$subcommand\" {more} \"$@\"\n", program.display());
     let shim = folder.join("cargo");
     fs::write(&shim, script)?;
     fs::set_permissions(&shim, fs::Permissions::from_mode(0o755))?;

@@ -23,7 +23,7 @@ use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::symbols::KernelSymbols;
-use crate::target::{Process, ProcessMemory};
+use crate::target::{KnownCode, Process, ProcessMemory};
 use crate::trace::{self, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 use crate::vm::Vm;
@@ -119,6 +119,8 @@ pub struct Pipeline {
     threads: ThreadNames,
     stack_ends: StackEnds,
     kernel: KernelSymbols,
+    /// What was there at first.
+    known_code: KnownCode,
     /// See [`Self::strangers`].
     strangers: u32,
 }
@@ -141,6 +143,7 @@ impl Pipeline {
             threads: ThreadNames::new(process),
             stack_ends: StackEnds::default(),
             kernel: KernelSymbols::default(),
+            known_code: process.maps().map(|maps| KnownCode::of(&maps)).unwrap_or_default(),
             strangers: 0,
         }
     }
@@ -158,7 +161,7 @@ impl Pipeline {
         self.vms.push(vm);
     }
 
-    /// Samples since [`Self::forget_strangers`] that were in an interpreter that no known VM was running.
+    /// Samples since [`Self::forget_strangers`] that no known VM was running, in an interpreter or in new code.
     pub fn strangers(&self) -> u32 {
         self.strangers
     }
@@ -200,7 +203,9 @@ impl Pipeline {
         let mut native = self.unwind(&sample);
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
-            self.strangers += u32::from(native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc))));
+            // What was loaded since may be another LuaJIT.
+            let is_strange = |pc| !self.known_code.contains(pc) || texts().any(|text| text.contains(&pc));
+            self.strangers += u32::from(native.frames.iter().any(|frame| is_strange(frame.pc)));
         }
         let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;

@@ -3,11 +3,13 @@
 //! Nothing here knows about LuaJIT, and nothing here writes to the target.
 
 pub mod family;
+pub mod known_code;
 pub mod maps;
 pub mod memory;
 pub mod namespace;
 pub mod process;
 
+pub use known_code::KnownCode;
 pub use maps::{Mapping, Maps};
 pub use memory::ProcessMemory;
 pub use process::{Halt, Process, TargetError};

@@ -1,15 +1,14 @@
 //! Estimates against the truth: what the workload has counted, times what full tracing has seen each call take.
 //!
 //! A call takes the same at any time, but for string tables: the line that makes one string too many is charged with a table
-//! of megabytes. How many of those there are depends on how fast everything goes, so they are counted while it is recorded,
-//! and the full trace only says whose they are.
+//! of megabytes. How many of those there are depends on how fast everything goes, so the workload notes each.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::string_tables::Made;
+use super::string_table::StringTable;
 use super::work::{SCRIPT, Work};
 use crate::estimates::{Estimated, Estimates, Place};
 use crate::tracer::Tracer;
@@ -29,15 +28,10 @@ struct Cost {
 #[derive(Clone, Debug)]
 pub struct Truth {
     costs: BTreeMap<Place, Cost>,
-    /// In which proportions places make string tables larger, which add up to 1; or none has.
-    growers: BTreeMap<Place, f64>,
-    /// By how much the bytes of a line are off at most from what the workload has measured itself, as a share. Those that
-    /// make string tables larger are left out.
+    table: StringTable,
+    /// By how much the bytes of a line are off at most from what the workload has measured itself, as a share.
     pub disagreement: f64,
 }
-
-/// What a line takes more than its objects do, as a share, is string tables: all else agrees better.
-const TABLES: f64 = 2e-3;
 
 /// How far the estimates of a run were off.
 #[derive(Clone, Debug, Default)]
@@ -68,21 +62,26 @@ impl Truth {
     ///
     /// # Errors
     /// If that fails, or not all was seen.
-    pub fn of(workload: &mut Workload, seconds: f64, folder: &Path) -> Result<Self> {
+    pub fn of(workload: &mut Workload, table: StringTable, seconds: f64, folder: &Path) -> Result<Self> {
         let file = folder.join("full.speedscope.json");
         let (pid, output) = (workload.pid().to_string(), file.display().to_string());
         let mut tracer = Tracer::start(["--pid", &pid, "--mode", "memprof", "--no-limit", "--output", &output])?;
         tracer.wait_until_attached()?;
-        let work = Work::of(workload, seconds)?;
+        let work = Work::of(workload, table.mask, seconds)?;
         tracer.signal(libc::SIGINT)?;
         tracer.wait()?.expect(0, &["lost               0"]);
         let [bytes, counts] = [by_place(&file, "alloc_space")?, by_place(&file, "alloc_objects")?];
-        Self::from(&work, &bytes, &counts)
+        Self::from(&work, table, &bytes, &counts)
     }
 
     /// From what a full trace of some work has seen.
-    fn from(work: &Work, bytes: &BTreeMap<Place, f64>, counts: &BTreeMap<Place, f64>) -> Result<Self> {
-        let mut truth = Self { costs: BTreeMap::new(), growers: BTreeMap::new(), disagreement: 0.0 };
+    fn from(
+        work: &Work,
+        table: StringTable,
+        bytes: &BTreeMap<Place, f64>,
+        counts: &BTreeMap<Place, f64>,
+    ) -> Result<Self> {
+        let mut truth = Self { costs: BTreeMap::new(), table, disagreement: 0.0 };
         for (&line, calls) in &work.lines {
             let of = |seen: &BTreeMap<Place, f64>, place| seen.get(&place).copied().unwrap_or(0.0) / calls.calls;
             // Lines of one function share what is known of it alone.
@@ -91,44 +90,45 @@ impl Truth {
             let places: Vec<Place> = places.collect();
             let seen: f64 = places.iter().map(|place| of(bytes, *place)).sum();
             ensure!(seen > 0.0, "line {line} was run {} times and not seen in full tracing", calls.calls);
-            let own = calls.bytes.unwrap_or(seen);
-            let grows = seen > own * (1.0 + TABLES);
-            if grows {
-                truth.growers.insert(places[0], (seen - own) * calls.calls);
-            } else {
-                truth.disagreement = truth.disagreement.max((seen / own - 1.0).abs());
+            // Without the string tables.
+            let objects = seen - calls.grown * table.slot / calls.calls;
+            if let Some(own) = calls.bytes {
+                truth.disagreement = truth.disagreement.max((objects / own - 1.0).abs());
             }
-            let factor = if grows { own / seen } else { 1.0 };
-            let cost = |place| Cost { line, bytes: of(bytes, place) * factor, count: of(counts, place) };
+            let cost = |place| Cost { line, bytes: of(bytes, place) * objects / seen, count: of(counts, place) };
             truth.costs.extend(places.iter().map(|place| (*place, cost(*place))));
         }
-        let all: f64 = truth.growers.values().sum();
-        truth.growers.values_mut().for_each(|bytes| *bytes /= all);
         Ok(truth)
     }
 
-    /// Holds estimates against it, of work during which these string tables were made.
+    /// Holds estimates against it.
     ///
     /// # Errors
     /// If they are of other work.
-    pub fn check(&self, work: &Work, tables: Made, estimates: &Estimates) -> Result<Accuracy> {
+    pub fn check(&self, work: &Work, estimates: &Estimates) -> Result<Accuracy> {
         let mut truth = Vec::new();
+        let mut grown = 0.0;
         for (place, cost) in &self.costs {
             let line = cost.line;
-            let calls = work.lines.get(&line).with_context(|| format!("line {line} was not run"))?.calls;
-            let grown = self.growers.get(place).map_or(0.0, |part| part * tables.grown);
-            truth.push((*place, cost.bytes * calls + grown, cost.count * calls));
+            let calls = work.lines.get(&line).with_context(|| format!("line {line} was not run"))?;
+            let tables = if *place == Place::Line(line) { calls.grown * self.table.slot } else { 0.0 };
+            grown += tables;
+            truth.push((*place, cost.bytes * calls.calls + tables, cost.count * calls.calls));
         }
+        let shrunk = work.shrunk * self.table.slot;
         let known: f64 = truth.iter().map(|(_, bytes, _)| bytes).sum();
-        let total = work.allocated.unwrap_or(known + tables.shrunk);
+        let total = work.allocated.unwrap_or(known + shrunk);
         let gross = estimates.about.gross.context("nothing is estimated")?;
         let mut accuracy = Accuracy {
             total: gross.value / total - 1.0,
             total_is_covered: is_within(gross, total),
             ..Accuracy::default()
         };
-        let megabytes = [gross.value, total, known, tables.grown, tables.shrunk].map(|bytes| (bytes / 1e6).round());
-        println!("    [total told, true; lines, tables grown, shrunk] = {megabytes:?} MB");
+        let megabytes = [gross.value, total, known, grown, shrunk].map(|bytes| (bytes / 1e6).round());
+        println!(
+            "    [total told, true; lines, tables grown, shrunk] = {megabytes:?} MB, net {:.0} MB",
+            estimates.about.net as f64 / 1e6
+        );
         // A place that no window saw may have what is said of all of these.
         let unseen = estimates.about.unseen;
         let none = |whole: f64| Figure::estimated(0.0, unseen * whole);
@@ -214,17 +214,18 @@ mod tests {
 
     #[test]
     fn a_call_takes_no_string_table() {
-        let calls = |function, calls, bytes| Calls { function, calls, bytes };
+        let calls = |function, grown, bytes| Calls { function, calls: 10.0, grown, bytes };
         let work = Work {
             // Two lines of one function, and one that makes strings.
-            lines: [(7, calls(5, 10.0, Some(40.0))), (8, calls(5, 10.0, None)), (20, calls(19, 10.0, Some(100.0)))]
+            lines: [(7, calls(5, 0.0, Some(40.0))), (8, calls(5, 0.0, None)), (20, calls(19, 250.0, Some(100.0)))]
                 .into(),
             ..Work::default()
         };
         let seen =
             [(Place::Line(7), 100.0), (Place::Function(5), 300.0), (Place::Line(8), 50.0), (Place::Line(20), 3000.0)];
         let counts = seen.map(|(place, _)| (place, 20.0));
-        let truth = Truth::from(&work, &seen.into(), &counts.into()).unwrap();
+        let table = StringTable { mask: 0, slot: 8.0 };
+        let truth = Truth::from(&work, table, &seen.into(), &counts.into()).unwrap();
         let bytes: Vec<_> = truth.costs.iter().map(|(place, cost)| (*place, cost.line, cost.bytes)).collect();
         let expected = [
             (Place::Line(7), 7, 10.0),
@@ -233,6 +234,5 @@ mod tests {
             (Place::Function(5), 7, 30.0),
         ];
         assert_eq!((bytes, truth.disagreement), (expected.to_vec(), 0.0));
-        assert_eq!(truth.growers, [(Place::Line(20), 1.0)].into());
     }
 }

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::accuracy::{Accuracy, Checks, Truth};
 use super::slowdown::Losses;
-use super::string_tables::StringTables;
+use super::string_table::StringTable;
 use super::table::{Table, verdict};
 use super::work::{SCRIPT, Work};
 use crate::estimates::Estimates;
@@ -105,26 +105,25 @@ fn measure(plan: &Plan, program: &Program, workload: &str) -> Result<Measured> {
     let arguments: Vec<&str> = [mode].iter().chain(arguments).copied().collect();
     // Whatever else is traced on this machine, a file of its own has no other breakpoints.
     let mut workload = Workload::start(&program.copy_to(folder.path())?, SCRIPT, &arguments)?;
-    Work::of(&mut workload, WARMING)?;
-    let truth = Truth::of(&mut workload, TRACED, folder.path())?;
+    let table = StringTable::of(workload.pid())?;
+    Work::of(&mut workload, table.mask, WARMING)?;
+    let truth = Truth::of(&mut workload, table, TRACED, folder.path())?;
 
     let stream = folder.path().join("estimate.bin");
     let tracer = attach(&workload, &stream)?;
-    let tables = StringTables::of(workload.pid())?;
     let began = (Instant::now(), cpu_time(tracer.pid())?);
-    let work = Work::of(&mut workload, plan.seconds)?;
-    let tables = tables.end()?;
+    let work = Work::of(&mut workload, table.mask, plan.seconds)?;
     let tracer_cpu = 100.0 * (cpu_time(tracer.pid())? - began.1) / began.0.elapsed().as_secs_f64();
     end(tracer)?;
     let estimates = Estimates::read(&stream, SCRIPT)?;
-    let accuracy = truth.check(&work, tables, &estimates)?;
+    let accuracy = truth.check(&work, &estimates)?;
 
-    let mut blocks = vec![Work::of(&mut workload, BLOCK)?];
+    let mut blocks = vec![Work::of(&mut workload, table.mask, BLOCK)?];
     for _ in 0..plan.blocks {
         let tracer = attach(&workload, &stream)?;
-        blocks.push(Work::of(&mut workload, BLOCK)?);
+        blocks.push(Work::of(&mut workload, table.mask, BLOCK)?);
         end(tracer)?;
-        blocks.push(Work::of(&mut workload, BLOCK)?);
+        blocks.push(Work::of(&mut workload, table.mask, BLOCK)?);
     }
     let [cpu, wall] = [Losses::of(&blocks, |spent| spent.cpu), Losses::of(&blocks, |spent| spent.wall)];
     let losses = [Losses::in_kernel(&blocks), cpu, wall];

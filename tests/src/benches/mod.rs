@@ -5,7 +5,7 @@ mod accuracy;
 mod bounded;
 mod leak;
 mod slowdown;
-mod string_tables;
+mod string_table;
 mod table;
 mod work;
 

@@ -26,7 +26,7 @@ const IDLE_INTERVAL: Duration = Duration::from_millis(8);
 const ALIKE: u32 = 16;
 
 /// A cycle with fewer readings is resolved by bursts: of so many readings, some 2 us each.
-const FEWEST_READINGS: u64 = 20;
+const FEWEST_READINGS: u64 = 4;
 const BURST: u32 = 20;
 
 /// So many bursts may be left out, one after the other, where the target's CPU is the only one there is.

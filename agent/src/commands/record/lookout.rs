@@ -1,4 +1,5 @@
-//! Tells of VMs that nobody knows yet: light samples hit the interpreter where none of the known VMs runs.
+//! Tells of VMs that nobody knows yet: light samples hit the interpreter where none of the known VMs runs, or code that was
+//! not there before, which may be another LuaJIT.
 
 use std::ops::Range;
 
@@ -8,13 +9,14 @@ use lj_trace_common::event::NO_VM;
 use crate::probes::activity::ActivityBuffer;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::sampler::Sampler;
-use crate::target::{Maps, Process};
+use crate::target::{KnownCode, Maps, Process};
 use crate::vm::Vm;
 
-/// Counts samples in an interpreter that no known VM was running.
+/// Counts samples that no known VM was running, in an interpreter or in new code.
 pub struct Strangers {
     /// The code of interpreters, and of the libraries that they are in.
     texts: Vec<Range<u64>>,
+    known: KnownCode,
     count: u32,
 }
 
@@ -28,7 +30,7 @@ fn code_of(maps: &Maps, vm: &Vm) -> Range<u64> {
 impl Strangers {
     /// These VMs are known.
     pub fn new(maps: &Maps, vms: &[Vm]) -> Self {
-        let mut strangers = Self { texts: Vec::new(), count: 0 };
+        let mut strangers = Self { texts: Vec::new(), known: KnownCode::of(maps), count: 0 };
         vms.iter().for_each(|vm| strangers.add_vm(maps, vm));
         strangers
     }
@@ -44,7 +46,8 @@ impl Strangers {
     pub fn look(&mut self, sample: &mut ActivitySample) {
         if sample.vm == NO_VM {
             let instruction = std::mem::take(&mut sample.function);
-            self.count += u32::from(self.texts.iter().any(|text| text.contains(&instruction)));
+            let in_interpreter = || self.texts.iter().any(|text| text.contains(&instruction));
+            self.count += u32::from(in_interpreter() || !self.known.contains(instruction));
         }
     }
 
@@ -90,7 +93,9 @@ mod tests {
 
     #[test]
     fn strangers_run_an_interpreter_and_are_no_vm() {
-        let mut strangers = Strangers { texts: vec![0x1000..0x2000, 0x5000..0x6000], count: 0 };
+        let text = "1000-9000 r-xp 00000000 08:01 12 /bin/host\n9000-a000 rw-p 00000000 00:00 0 \n";
+        let known = KnownCode::of(&Maps::parse(text));
+        let mut strangers = Strangers { texts: vec![0x1000..0x2000, 0x5000..0x6000], known, count: 0 };
         let mut look = |vm, function| {
             let mut sample = ActivitySample { vm, function, ..ActivitySample::EMPTY };
             strangers.look(&mut sample);
@@ -101,5 +106,11 @@ mod tests {
         assert_eq!(look(NO_VM, 0x5fff), (0, 1));
         strangers.forget();
         assert_eq!(strangers.count(), 0);
+        let mut look = |function| {
+            strangers.look(&mut ActivitySample { vm: NO_VM, function, ..ActivitySample::EMPTY });
+            strangers.count()
+        };
+        assert_eq!(look(0), 0, "nothing is known of it");
+        assert_eq!(look(0x9800), 1, "code where there was none");
     }
 }
