@@ -49,8 +49,8 @@ struct Burst {
 /// No string table has more bytes (`LJ_MAX_STRTAB`, `lj_def.h`).
 const LARGEST_TABLE: u64 = 8 << 26;
 
-/// Over how many seconds the rate is an average.
-const RATE_OVER: f64 = 0.02;
+/// Over how many seconds the rate is an average: some readings, and less than a program takes to change what it does.
+const RATE_OVER: f64 = 0.005;
 
 impl Collector {
     /// Of a VM with counters of 8 bytes, or of 4.
@@ -163,6 +163,11 @@ mod tests {
     /// A collector that allocates `rate` bytes a millisecond, and as soon as there are twice as many as are alive flips,
     /// and sweeps within `sweep` milliseconds what is garbage.
     fn run(wide: bool, rate: u64, alive: u64, sweep: u64, every: u64) -> (Collector, f64) {
+        run_at(wide, |_| rate, alive, sweep, every)
+    }
+
+    /// The same with a rate that depends on the millisecond.
+    fn run_at(wide: bool, rate: impl Fn(u64) -> u64, alive: u64, sweep: u64, every: u64) -> (Collector, f64) {
         let offset = if wide { 0 } else { u64::from(u32::MAX) - 1000 };
         let narrow = |value: u64| if wide { value } else { u64::from((value + offset) as u32) };
         let mut collector = Collector::new(wide);
@@ -178,8 +183,8 @@ mod tests {
                 (_, 0) => collector.add(at, raw),
                 _ => {}
             }
-            total += rate;
-            allocated += rate;
+            total += rate(tick);
+            allocated += rate(tick);
             if left > 0 {
                 total -= garbage;
                 estimate -= garbage;
@@ -211,6 +216,13 @@ mod tests {
         assert!((collector.net() / allocated - 1.0).abs() < 0.03, "{} of {allocated}", collector.net());
         let cycles = allocated / 48_000.0;
         assert!((collector.cycles() as f64 / cycles - 1.0).abs() < 0.2, "{} of {cycles}", collector.cycles());
+    }
+
+    #[test]
+    fn bursts_of_the_program_count_from_their_begin() {
+        // 30 of 200 ms, with a cycle each 6 ms or so.
+        let (collector, allocated) = run_at(true, |tick| if tick % 200 < 30 { 7000 } else { 50 }, 40_000, 3, 1);
+        assert!((collector.net() / allocated - 1.0).abs() < 0.02, "{} of {allocated}", collector.net());
     }
 
     #[test]

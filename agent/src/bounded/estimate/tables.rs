@@ -236,11 +236,17 @@ mod tests {
 
     /// Readings of a program that allocates 100 KB in a millisecond, but for five in which its string table grows.
     fn readings() -> VecDeque<Reading> {
+        readings_with(0)
+    }
+
+    /// The same, but for so many bytes in the tenth.
+    fn readings_with(more: u64) -> VecDeque<Reading> {
         let mut readings = Vec::new();
         let mut reading = Reading::default();
         for ms in 0..40 {
             reading.at = ms * MS;
             match ms {
+                10 => reading.net += 100_000 + more,
                 20 => reading.net += 2 * OLD,
                 21..25 => {}
                 25 => reading.tables.resize(OLD, 2 * OLD),
@@ -262,20 +268,7 @@ mod tests {
 
     #[test]
     fn what_is_allocated_in_a_pause_of_the_reader_is_no_table() {
-        let mut readings = Vec::new();
-        let mut reading = Reading::default();
-        for ms in 0..40 {
-            reading.at = ms * MS;
-            match ms {
-                10 => reading.net += 5 * OLD,
-                20 => reading.net += 2 * OLD,
-                21..25 => {}
-                25 => reading.tables.resize(OLD, 2 * OLD),
-                _ => reading.net += 100_000,
-            }
-            readings.push(reading);
-            move_back(&mut readings);
-        }
+        let readings = readings_with(5 * OLD);
         assert_eq!((readings[19].tables.grown, readings[20].tables.grown), (0, 2 * OLD));
     }
 
