@@ -1,6 +1,6 @@
 //! Folded stacks (`outermost;...;innermost COUNT`), as lj-trace writes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 
@@ -43,6 +43,16 @@ impl Folded {
             *sorted.entry(stack.frames.as_slice()).or_default() += stack.samples;
         }
         sorted
+    }
+
+    /// Stacks that other samples have not as often, the first few: how often each has them.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let (own, others) = (self.sorted(), other.sorted());
+        let stacks: BTreeSet<&[String]> = own.keys().chain(others.keys()).copied().collect();
+        let times = |samples: &BTreeMap<&[String], u64>, stack: &[String]| samples.get(stack).copied().unwrap_or(0);
+        let both = stacks.into_iter().map(|stack| (stack, times(&own, stack), times(&others, stack)));
+        let different = both.filter(|(_, one, two)| one != two);
+        different.take(5).map(|(stack, one, two)| format!("{one} and {two} times {}", stack.join(";"))).collect()
     }
 
     /// The samples whose stack fulfils a condition.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::{Allocations, Kind, Place};
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::patience;
 use lj_trace_tests::programs::folder as package_folder;
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::windows;
@@ -19,14 +20,14 @@ const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 /// How long VMs are recorded after they were found.
 const RECORDED: Duration = Duration::from_secs(3);
 
-/// How long it may take to find them: it takes some tenths of a second.
-const FOUND: Duration = Duration::from_secs(30);
+/// How many seconds it may take to find them: it takes some tenths of one.
+const FOUND: u64 = 30;
 
 /// Waits until there are streams of so many VMs.
 fn wait_for_streams(folder: &Path, count: usize) -> Result<()> {
     let begin = Instant::now();
     while !folder.join(format!("all-{count}.bin")).exists() {
-        ensure!(begin.elapsed() < FOUND, "no stream of VM {count} after {FOUND:?}");
+        ensure!(begin.elapsed() < patience(FOUND), "no stream of VM {count}");
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())

@@ -42,8 +42,9 @@ fn check(program: &'static str) -> Result<()> {
         let uncertain = folded.stacks.iter().filter(|stack| is_compiled(stack) && !is_certain(stack));
         failures.push(format!("{share:.2}% of the samples in traces are certain:{}", examples(uncertain)));
     }
-    if recorded.folded_of_stream()?.sorted() != folded.sorted() {
-        failures.push("the stream says other than the folded stacks".to_owned());
+    let different = recorded.folded_of_stream()?.differences(folded);
+    if !different.is_empty() {
+        failures.push(format!("the stream says other than the folded stacks: {different:#?}"));
     }
     if !recorded.outcome.stderr.contains("goes on to") {
         failures.push("--traces lists no traces".to_owned());

@@ -203,9 +203,10 @@ impl Pipeline {
         let mut native = self.unwind(&sample);
         if vm.is_none() {
             let texts = || self.vms.iter().map(|vm| &vm.text.range);
+            let in_interpreter = native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc)));
             // What was loaded since may be another LuaJIT.
-            let is_strange = |pc| !self.known_code.contains(pc) || texts().any(|text| text.contains(&pc));
-            self.strangers += u32::from(native.frames.iter().any(|frame| is_strange(frame.pc)));
+            let is_new = || native.frames.first().is_some_and(|frame| !self.known_code.contains(frame.pc));
+            self.strangers += u32::from(in_interpreter || is_new());
         }
         let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;

@@ -20,7 +20,6 @@ use crate::probes::windows::WindowOpener;
 use crate::record::Estimation;
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
-use crate::target::Maps;
 use crate::vm::Vm;
 
 /// What light samples may cost, as a share of CPU time.
@@ -134,8 +133,8 @@ impl BoundedRecording {
     }
 
     /// One more VM is known.
-    pub fn add_vm(&mut self, maps: &Maps, vm: &Vm) {
-        self.strangers.add_vm(maps, vm);
+    pub fn add_vm(&mut self, vm: &Vm) {
+        self.strangers.add_vm(vm);
         self.counters.add_vm(vm.clone());
     }
 

@@ -14,31 +14,25 @@ use crate::vm::Vm;
 
 /// Counts samples that no known VM was running, in an interpreter or in new code.
 pub struct Strangers {
-    /// The code of interpreters, and of the libraries that they are in.
+    /// The code of interpreters. The rest of their libraries is executed without a VM, too: a program that looks at values
+    /// of a VM does not run it.
     texts: Vec<Range<u64>>,
     known: KnownCode,
     count: u32,
-}
-
-/// What a VM alone executes: its interpreter, and all of its library if it is in one. In a program of its own, the rest is
-/// executed without any VM as well.
-fn code_of(maps: &Maps, vm: &Vm) -> Range<u64> {
-    let library = maps.find(vm.text.range.start).filter(|mapping| mapping.path.contains(".so"));
-    library.map_or_else(|| vm.text.range.clone(), |mapping| mapping.start..mapping.end)
 }
 
 impl Strangers {
     /// These VMs are known.
     pub fn new(maps: &Maps, vms: &[Vm]) -> Self {
         let mut strangers = Self { texts: Vec::new(), known: KnownCode::of(maps), count: 0 };
-        vms.iter().for_each(|vm| strangers.add_vm(maps, vm));
+        vms.iter().for_each(|vm| strangers.add_vm(vm));
         strangers
     }
 
     /// One more is known.
-    pub fn add_vm(&mut self, maps: &Maps, vm: &Vm) {
-        if !self.texts.iter().any(|text| text.contains(&vm.text.range.start)) {
-            self.texts.push(code_of(maps, vm));
+    pub fn add_vm(&mut self, vm: &Vm) {
+        if !self.texts.contains(&vm.text.range) {
+            self.texts.push(vm.text.range.clone());
         }
     }
 

@@ -319,7 +319,7 @@ impl MemoryRecording {
     ) -> Result<(), CommandError> {
         let maps = process.maps()?;
         if let Some((_, strangers)) = &mut self.lookout {
-            strangers.add_vm(&maps, vm);
+            strangers.add_vm(vm);
         }
         if self.stopped.is_some() {
             return Ok(());
@@ -337,7 +337,7 @@ impl MemoryRecording {
         }
         self.insert(index, events)?;
         if let Some(bounded) = &mut self.bounded {
-            bounded.add_vm(&maps, vm);
+            bounded.add_vm(vm);
         }
         if let Some(estimation) = self.outputs.estimation() {
             estimation.add_vm(vm);

@@ -75,8 +75,8 @@ impl Newcomers {
 
     /// Takes note of whether there were new ones among these.
     pub fn note(&mut self, is_new: bool) {
-        // A process with much memory takes long to search.
-        let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.began.elapsed() * 10) };
+        // A process with much memory takes long to search: 4% of a core are enough.
+        let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.began.elapsed() * 25) };
         self.wait = wait;
         self.next_search = Instant::now() + wait;
     }
