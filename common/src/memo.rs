@@ -6,7 +6,6 @@ use crate::event::FrameRecord;
 use crate::frame::Coroutine;
 use crate::head::Head;
 use crate::layout::VmLayout;
-
 use crate::memory::{Plain, ReadMemory, Unreadable, clear};
 use crate::string;
 
