@@ -2,23 +2,24 @@
 
 use std::io::{self, Write};
 
+use inferno::flamegraph::Options;
 use inferno::flamegraph::color::{Color, PaletteMap};
-use inferno::flamegraph::{self, Options};
 
 use super::object::Kind;
 use super::snapshot::{Heap, Snapshot};
 use crate::dump::text::bytes;
 use crate::report::formats::folded::escape;
+use crate::report::formats::picture;
 use crate::report::text::fit;
 
-/// The lines of folded stacks: `globals;.sessions;[*];table BYTES`; the VM first where there are several.
-pub fn lines(snapshot: &Snapshot) -> Vec<String> {
+/// Folded stacks and their bytes: `globals;.sessions;[*];table`; the VM first where there are several.
+fn lines(snapshot: &Snapshot) -> Vec<(String, [u64; 1])> {
     let mut lines = Vec::new();
     for heap in &snapshot.vms {
         let root = if snapshot.vms.len() > 1 { format!("VM {};", heap.address) } else { String::new() };
         let mut line = |stack: &str, bytes: u64| {
             if bytes > 0 {
-                lines.push(format!("{root}{stack} {bytes}"));
+                lines.push((format!("{root}{stack}"), [bytes]));
             }
         };
         let stacks = stacks(heap);
@@ -56,8 +57,8 @@ fn stacks(heap: &Heap) -> Vec<String> {
 /// # Errors
 /// The output cannot take the bytes.
 pub fn write_folded(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> {
-    for line in lines(snapshot) {
-        writeln!(out, "{line}")?;
+    for (stack, [bytes]) in lines(snapshot) {
+        writeln!(out, "{stack} {bytes}")?;
     }
     out.flush()
 }
@@ -69,8 +70,7 @@ pub fn write_folded(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> 
 pub fn write_svg(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> {
     let lines = lines(snapshot);
     let mut palette = PaletteMap::default();
-    for line in &lines {
-        let stack = line.rsplit_once(' ').map_or(line.as_str(), |(stack, _)| stack);
+    for (stack, _) in &lines {
         for (index, step) in stack.split(';').rev().enumerate() {
             let kind = Kind::ALL.into_iter().find(|kind| index == 0 && kind.name() == step);
             palette.insert(step.to_owned(), kind.map_or(STEP, color));
@@ -78,7 +78,7 @@ pub fn write_svg(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> {
     }
     palette.insert(String::new(), STEP);
     let mut options = Options::default();
-    let total = snapshot.vms.iter().map(|heap| heap.total_after).sum();
+    let total = snapshot.vms.iter().map(|heap| heap.total_after).fold(0, u64::saturating_add);
     options.title = fit(&format!("Lua heap of {} (pid {})", snapshot.command, snapshot.pid), 100);
     let rss = bytes(snapshot.rss);
     options.subtitle = Some(fit(&format!("gc.total {}, RSS {rss}; {}", bytes(total), snapshot.how()), 160));
@@ -86,9 +86,7 @@ pub fn write_svg(snapshot: &Snapshot, mut out: impl Write) -> io::Result<()> {
     options.name_type = "Step:".to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
-    let empty = ["no objects 1".to_owned()];
-    let lines = if lines.is_empty() { empty.as_slice() } else { &lines };
-    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)?;
+    picture::draw(&mut options, &lines, "no objects", &mut out)?;
     out.flush()
 }
 
@@ -128,7 +126,8 @@ mod tests {
     #[test]
     fn every_byte_is_in_the_picture() {
         let lines = lines(&snapshot());
-        assert_eq!(lines, ["globals;[\"a,b\"];[*];table 300", "globals;[\"a,b\"];table 128", "globals;table 64"]);
+        let expected = [("globals;[\"a,b\"];[*];table", 300), ("globals;[\"a,b\"];table", 128), ("globals;table", 64)];
+        assert_eq!(lines, expected.map(|(stack, bytes)| (stack.to_owned(), [bytes])));
         let mut svg = Vec::new();
         write_svg(&snapshot(), &mut svg).unwrap();
         let svg = String::from_utf8(svg).unwrap();
@@ -139,7 +138,7 @@ mod tests {
     fn several_vms_and_none() {
         let mut two = snapshot();
         two.vms.push(heap(&[(None, "registry", 1, 5)]));
-        assert!(lines(&two).contains(&"VM 0x1000;registry;table 5".to_owned()));
+        assert!(lines(&two).contains(&("VM 0x1000;registry;table".to_owned(), [5])));
         let mut svg = Vec::new();
         write_svg(&Snapshot { vms: Vec::new(), ..snapshot() }, &mut svg).unwrap();
         assert!(String::from_utf8(svg).unwrap().contains("no objects"));

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
-use inferno::flamegraph::{self, Options};
+use inferno::flamegraph::Options;
 
 use super::Profile;
-use super::formats::{Format, folded};
+use super::formats::{Format, folded, picture};
 use super::memory::amount;
 use super::model::Unit;
 use super::text::{COLUMNS, fit, percent};
@@ -70,7 +70,9 @@ impl Diff {
     pub fn write(&self, format: Format, mut out: impl Write) -> io::Result<()> {
         match format {
             Format::Text => self.write_text(&mut out)?,
-            Format::Folded => self.lines(false).iter().try_for_each(|line| writeln!(out, "{line}"))?,
+            Format::Folded => {
+                self.lines(false).iter().try_for_each(|(stack, [old, new])| writeln!(out, "{stack} {old} {new}"))?;
+            }
             Format::Svg => self.write_svg(&mut out)?,
             _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "this format does not show differences")),
         }
@@ -82,8 +84,9 @@ impl Diff {
         self.unit == Unit::Samples
     }
 
-    /// `stack OLD NEW`; the old numbers as they would be if there were as many as new ones, if `scaled`.
-    fn lines(&self, scaled: bool) -> Vec<String> {
+    /// Each stack, its old weight and its new one; the old ones as they would be if there were as many as new ones, if
+    /// `scaled`.
+    fn lines(&self, scaled: bool) -> Vec<(String, [u64; 2])> {
         let stacks: BTreeSet<&String> = self.old.stacks.keys().chain(self.new.stacks.keys()).collect();
         let scale = |weight: u64| {
             if !scaled || self.old.total == 0 {
@@ -93,7 +96,7 @@ impl Diff {
             u64::try_from((product + u128::from(self.old.total) / 2) / u128::from(self.old.total)).unwrap_or(u64::MAX)
         };
         let weight = |side: &Side, stack: &String| side.stacks.get(stack).copied().unwrap_or(0);
-        let line = |stack| format!("{stack} {} {}", scale(weight(&self.old, stack)), weight(&self.new, stack));
+        let line = |stack: &String| (stack.clone(), [scale(weight(&self.old, stack)), weight(&self.new, stack)]);
         stacks.into_iter().map(line).collect()
     }
 
@@ -105,13 +108,8 @@ impl Diff {
         options.subtitle = Some(fit(&subtitle, 160));
         options.count_name = self.unit.name().to_owned();
         options.notes = "lj-trace".to_owned();
-        let mut lines = self.lines(self.is_by_share());
-        // What is gone has no width in the picture of what there is now, and the library wants some line.
-        if self.new.total == 0 {
-            lines.push(format!("no {} 1 1", self.unit.name()));
-        }
-        flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), out)?;
-        Ok(())
+        let lines = self.lines(self.is_by_share());
+        picture::draw(&mut options, &lines, &format!("no {}", self.unit.name()), out)
     }
 
     fn write_text(&self, out: &mut impl Write) -> io::Result<()> {

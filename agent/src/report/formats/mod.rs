@@ -4,6 +4,7 @@ mod firefox;
 pub mod folded;
 mod functions;
 pub mod output;
+pub mod picture;
 mod pprof;
 mod speedscope;
 pub mod svg;

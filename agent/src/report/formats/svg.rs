@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
+use inferno::flamegraph::Options;
 use inferno::flamegraph::color::{Color, PaletteMap};
-use inferno::flamegraph::{self, Options};
 
-use super::folded;
+use super::{folded, picture};
 use crate::report::frame::FrameKind;
 use crate::report::model::Profile;
 use crate::report::text::fit;
@@ -39,12 +39,8 @@ pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
     options.count_name = profile.shown().unit.name().to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
-    let mut lines = folded::lines(profile);
-    if lines.is_empty() {
-        // The library refuses an empty graph; an empty profile is a result too.
-        lines.push(format!("no {} 1", profile.shown().unit.name()));
-    }
-    flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut out)?;
+    let lines: Vec<_> = folded::weights(profile).into_iter().map(|(stack, weight)| (stack, [weight])).collect();
+    picture::draw(&mut options, &lines, &format!("no {}", profile.shown().unit.name()), &mut out)?;
     out.flush()
 }
 
