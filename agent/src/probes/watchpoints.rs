@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::AsFd as _;
+use std::time::Duration;
 
 use aya::maps::{Array, MapData};
 use aya::programs::PerfEvent;
@@ -14,6 +15,13 @@ use crate::privileges::Operation;
 use crate::target::{Process, ProcessMemory, TargetError};
 use crate::vm::Vm;
 use crate::vm::object::field;
+
+/// How late the program may take note of a flip: some microseconds usually, but the host of a virtual machine may take the
+/// CPU away right between the write and the trap.
+const LATENESS: Duration = Duration::from_millis(20);
+
+/// How often is looked meanwhile.
+const WAITS: u32 = 100;
 
 /// Running watchpoints. Dropping this takes them away.
 pub struct Watchpoints {
@@ -75,9 +83,10 @@ impl Watchpoints {
             _events: events,
         };
         for (index, currentwhite) in (0..).zip(addresses) {
-            let watched = Watched { currentwhite, ..Watched::default() };
+            // What is wrong with it, if it is flipped right now, is found when it is looked at for the first time.
+            let white = watchpoints.memory.read::<u8>(currentwhite).map_or(0, |white| u32::from(white & WHITES));
+            let watched = Watched { currentwhite, white, ..Watched::default() };
             watchpoints.watched.set(index, &watched, 0).map_err(ProbeError::sort)?;
-            watchpoints.synchronize(index);
         }
         Ok(watchpoints)
     }
@@ -94,20 +103,19 @@ impl Watchpoints {
 
     /// Makes sure that a VM's white is what the program takes it for; `false` if it was not. Then a flip was missed.
     pub fn synchronize(&mut self, index: u32) -> bool {
-        let mut was = true;
-        // It may be flipped at any time, of which the program takes note, too.
-        for _ in 0..3 {
-            let known = self.watched(index);
-            let Ok(currentwhite) = self.memory.read::<u8>(known.currentwhite) else { return was };
-            let white = u32::from(currentwhite & WHITES);
-            if known.white == white || self.watched(index) != known {
-                return was;
+        let settled = settle(
+            || self.watched(index),
+            |known| self.memory.read::<u8>(known.currentwhite).ok().map(|white| u32::from(white & WHITES)),
+            || std::thread::sleep(LATENESS / WAITS),
+        );
+        match settled {
+            Settled::Known => true,
+            Settled::Missed(watched) => {
+                // The map is in reach as long as the programs are.
+                let _ = self.watched.set(index, &watched, 0);
+                false
             }
-            was = false;
-            // The map is in reach as long as the programs are.
-            let _ = self.watched.set(index, &Watched { white, ..known }, 0);
         }
-        was
     }
 
     /// An object that is followed.
@@ -125,5 +133,63 @@ impl Watchpoints {
     pub fn set_end(&mut self, end: u32) {
         // As above.
         let _ = self.end.set(0, &end.min(MAX_FOLLOWED), 0);
+    }
+}
+
+/// What is to be said of a VM's white.
+#[derive(Debug, PartialEq, Eq)]
+enum Settled {
+    /// The program knows it.
+    Known,
+    /// The program has missed a flip: what it has to know.
+    Missed(Watched),
+}
+
+/// Compares the white that the program knows with the VM's, which is changed first: so it `wait`s for the program.
+fn settle(
+    mut known: impl FnMut() -> Watched,
+    mut white: impl FnMut(&Watched) -> Option<u32>,
+    mut wait: impl FnMut(),
+) -> Settled {
+    let first = known();
+    for _ in 0..WAITS {
+        // Who cannot be read has exited.
+        let Some(white) = white(&first) else { return Settled::Known };
+        if first.white == white || known() != first {
+            return Settled::Known;
+        }
+        wait();
+    }
+    white(&first).map_or(Settled::Known, |white| Settled::Missed(Watched { white, ..first }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const BEFORE: Watched = Watched { currentwhite: 0x1000, flipped: 0, flips: 3, white: 1 };
+
+    #[test]
+    fn a_flip_that_the_program_has_not_seen_yet_is_not_missed() {
+        let waits = Cell::new(0);
+        let after = Watched { flips: 4, white: 2, ..BEFORE };
+        let known = || if waits.get() < 40 { BEFORE } else { after };
+        let settled = settle(known, |_| Some(2), || waits.set(waits.get() + 1));
+        assert_eq!((settled, waits.get()), (Settled::Known, 40));
+    }
+
+    #[test]
+    fn a_flip_that_the_program_never_sees_is_missed() {
+        let settled = settle(|| BEFORE, |_| Some(2), || {});
+        assert_eq!(settled, Settled::Missed(Watched { white: 2, ..BEFORE }));
+    }
+
+    #[test]
+    fn nothing_is_waited_for_where_both_agree_or_nobody_is_left() {
+        for white in [Some(1), None] {
+            assert_eq!(settle(|| BEFORE, |_| white, || panic!("waited")), Settled::Known);
+        }
     }
 }
