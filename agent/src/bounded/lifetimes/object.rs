@@ -17,7 +17,7 @@ pub struct Object {
 }
 
 /// The object that fills the block of this size; [`None`] if it is none. What is no object has the header of one by chance
-/// at most, and hardly ever one that says the same size.
+/// at most, and hardly ever one that says the same size, or, where it says none, that is in the chain of all objects.
 pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64) -> Option<Object> {
     // An object of the FFI that is aligned more than usual, or of variable size, does not begin with its block: then it
     // is not found.
@@ -25,9 +25,18 @@ pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64)
     let kind = header.gct(shape).filter(|kind| (gct::STR..=gct::UDATA).contains(kind))?;
     let fits = match own_size(&header, shape, kind) {
         Some(own) => own == size,
-        None => kind == CDATA && size > shape.cdata || kind == gct::TRACE,
+        None => (kind == CDATA && size > shape.cdata || kind == gct::TRACE) && is_in_chain(memory, shape, &header),
     };
     fits.then_some(Object { place: address.wrapping_add(marked_offset(shape.gc64())), gct: kind })
+}
+
+/// Whether another object follows in `gc.root`'s chain: what is new comes first in it, so there is one (`lj_cdata_new`,
+/// `lj_cdata.h`; `trace_save`, `lj_trace.c`). The key of a hash part's first node is where the type byte would be: of a
+/// string's address, one in 256 has any given type there.
+fn is_in_chain(memory: &ProcessMemory, shape: &Shape, header: &Header) -> bool {
+    let next = header.next(shape);
+    let kind = Header::read_directly(memory, next).gct(shape);
+    next != 0 && kind.is_some_and(|kind| (gct::STR..=gct::UDATA).contains(&kind))
 }
 
 /// The size of an object's own block (`lj_gc.c`, `gc_freefunc`), where its header tells.
@@ -55,4 +64,39 @@ fn own_size(header: &Header, s: &Shape, kind: u8) -> Option<u64> {
         gct::UDATA => s.userdata + u64::from(header.u32(s.udata_len())?),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::object::tests::x64_layout;
+
+    /// What is seen in a block of these words.
+    fn seen(words: &[u64]) -> Option<u8> {
+        let shape = Shape::new(x64_layout("2022-03(Debian)", "x64gc64"));
+        let memory = ProcessMemory::new(std::process::id());
+        object_in(&memory, &shape, words.as_ptr() as u64, 8 * words.len() as u64).map(|object| object.gct)
+    }
+
+    #[test]
+    fn a_hash_part_is_no_object_wherever_its_key_lies() {
+        for kind in [CDATA, gct::TRACE] {
+            // A node: a number, and a string whose address has the type's number in its second byte.
+            let key = 0xfffd_8000_4100_0020 | u64::from(kind) << 8;
+            for number in [0.0, 1.0, 100.0, 1e300] {
+                assert_eq!(seen(&[f64::to_bits(number), key, 0]), None, "{kind} {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn objects_without_a_size_are_in_a_chain() {
+        let [table, string] = [gct::TAB, gct::STR].map(|kind| [0, 1 | u64::from(kind) << 8, 0, 0, 0, 0, 0, 0]);
+        for next in [table, string] {
+            for kind in [CDATA, gct::TRACE] {
+                assert_eq!(seen(&[next.as_ptr() as u64, 1 | u64::from(kind) << 8, 0]), Some(kind));
+            }
+        }
+        assert_eq!(seen(&table), Some(gct::TAB), "its size is enough");
+    }
 }
