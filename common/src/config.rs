@@ -165,6 +165,10 @@ counters! {
     ActivityLost => "light samples lost: the ring buffer was full",
     /// How long the light sampler took.
     ActivityTime => "nanoseconds for light samples",
+    /// A thread wrote a VM's `gc.currentwhite`.
+    WatchpointHits => "hits of watchpoints on collectors",
+    /// How long looking at objects took then.
+    WatchpointTime => "nanoseconds at hits of watchpoints",
 }
 
 /// Number of counters.

@@ -7,7 +7,8 @@
 
 use crate::memory::ReadMemory;
 
-/// How many objects are followed at a time: looking at all of them at each flip takes some ten microseconds.
+/// How many objects are followed at a time: fewer where flips are so frequent that looking at all of them at each would
+/// cost the target too much.
 pub const MAX_FOLLOWED: u32 = 2048;
 
 /// How many VMs are watched: a CPU has so many debug registers.

@@ -5,9 +5,12 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_loop};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
+use lj_trace_common::config::{Counter, LONGEST_SAMPLE};
 use lj_trace_common::lifetime::{MAX_FOLLOWED, MAX_WATCHED, State};
 use lj_trace_common::memory::ReadMemory as _;
 
+use crate::clock::Timer;
+use crate::count::count;
 use crate::maps::{FOLLOWED, FOLLOWED_END, WATCHED};
 use crate::memory::UserMemory;
 
@@ -21,6 +24,8 @@ struct Flip {
 /// Runs where a thread of the target has written `gc.currentwhite`, right behind that instruction: nothing is swept yet.
 #[perf_event]
 pub fn white_written(_context: PerfEventContext) -> u32 {
+    let timer = Timer::start();
+    count(Counter::WatchpointHits);
     // An event says which of them it was only where it was not inherited: so all are looked at, few as they are.
     for index in 0..MAX_WATCHED {
         let Some(watched) = WATCHED.get_ptr_mut(index) else { return 0 };
@@ -42,6 +47,7 @@ pub fn white_written(_context: PerfEventContext) -> u32 {
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(end.min(MAX_FOLLOWED), look as *mut c_void, context, 0) };
     }
+    timer.stop(Counter::WatchpointTime, LONGEST_SAMPLE);
     0
 }
 

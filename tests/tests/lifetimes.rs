@@ -23,6 +23,9 @@ use lj_trace_tests::workload::Workload;
 
 const WORKLOAD: &str = "lifetimes.lua";
 
+/// What is said when watchpoints would cost too much.
+const GIVEN_UP: &str = "so many collection cycles that watching each would cost it more than 1%";
+
 /// Its chunkname.
 const CHUNK: &[u8] = b"@lifetimes.lua";
 
@@ -202,6 +205,25 @@ fn a_leak_is_named_by_polling() -> Result<()> {
     Ok(())
 }
 
+/// Where a VM has thousands of cycles a second, a stop at each to look at objects is what would cost most of all.
+#[test]
+fn too_many_cycles_are_not_watched() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
+    let mut workload = Workload::start(&Program::find(LUAJIT).context(LUAJIT)?, "small_heap.lua", &[])?;
+    workload.go()?;
+    let pid = workload.pid().to_string();
+    let memprof = ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--duration", "5s", "-o", "txt:/dev/null"];
+    let outcome = Tracer::start(memprof)?.wait()?;
+    if outcome.stderr.contains("from polling instead of watchpoints") {
+        println!("NOT RUN: this machine has no watchpoints");
+        return Ok(());
+    }
+    outcome.expect(0, &[GIVEN_UP, "collection cycles"]);
+    Ok(())
+}
+
 /// Records the workload, with options; gives the report.
 fn name_the_leak(options: &[&str]) -> Result<String> {
     let program = Program::find(LUAJIT).context(LUAJIT)?;
@@ -214,6 +236,7 @@ fn name_the_leak(options: &[&str]) -> Result<String> {
         ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--duration", "6s", "-o", &stream, "-o", &text];
     let outcome = Tracer::start(memprof.iter().chain(options))?.wait()?;
     outcome.expect(0, &["what stays of that"]);
+    ensure!(!outcome.stderr.contains(GIVEN_UP), "{}", outcome.stderr);
     let text = std::fs::read_to_string(text)?;
     let place = |mark| format!("{WORKLOAD}:{} ", line_of(WORKLOAD, mark));
     let rows = staying(&text);

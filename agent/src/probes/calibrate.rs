@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use super::classic;
@@ -21,10 +22,12 @@ pub struct ProbeCost {
     pub returned: f64,
     /// A tick of the sampler.
     pub tick: f64,
+    /// A hit of a watchpoint.
+    pub hit: f64,
 }
 
 /// Where it cannot be measured: what it was on a virtual machine (Linux 6.18, 2 CPUs).
-pub const ASSUMED: ProbeCost = ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6 };
+pub const ASSUMED: ProbeCost = ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6, hit: 4e-6 };
 
 /// Calls at once, and how often they are made.
 const CALLS: u32 = 500;
@@ -54,7 +57,7 @@ pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<Pro
         let _links = probed(true)?;
         function.time()
     };
-    Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), tick: 0.0 })
+    Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), tick: 0.0, hit: 0.0 })
 }
 
 /// Tries a probe on an instruction of our own.
@@ -88,6 +91,29 @@ pub fn tick(clock: Clock) -> io::Result<f64> {
         let ticking = spin();
         event.enable(false)?;
         *cost = (ticking - plain) / (event.ticks()? - before).max(1.0);
+    }
+    Ok(median(&mut costs).max(0.0))
+}
+
+/// Measures a hit of a watchpoint, in seconds.
+///
+/// # Errors
+/// There are no debug registers, or others use them.
+pub fn hit() -> io::Result<f64> {
+    const WRITES: u32 = 100;
+    let byte = AtomicU8::new(0);
+    let write = || {
+        let began = thread_time();
+        (0..WRITES).for_each(|_| byte.store(1, Ordering::Relaxed));
+        thread_time().saturating_sub(began).as_secs_f64() / f64::from(WRITES)
+    };
+    let event = perf_event::Watching::new(byte.as_ptr() as u64)?;
+    let mut costs = [0.0; ROUNDS];
+    for cost in &mut costs {
+        event.enable(false)?;
+        let plain = write();
+        event.enable(true)?;
+        *cost = write() - plain;
     }
     Ok(median(&mut costs).max(0.0))
 }

@@ -80,6 +80,27 @@ impl Ticking {
     }
 }
 
+/// A watchpoint on this thread's own memory, without a program.
+pub struct Watching(OwnedFd);
+
+impl Watching {
+    /// One on the byte at `address`, which is off.
+    ///
+    /// # Errors
+    /// As [`watch`].
+    pub fn new(address: u64) -> io::Result<Self> {
+        open(&Attr::watchpoint(address), 0).map(Self)
+    }
+
+    /// Starts or stops it.
+    ///
+    /// # Errors
+    /// Whatever `ioctl(2)` gives.
+    pub fn enable(&self, on: bool) -> io::Result<()> {
+        enable(&self.0, on)
+    }
+}
+
 fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
     /// `_IO('$', 0)` and `_IO('$', 1)` of linux/perf_event.h.
     const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use aya::maps::{Array, MapData};
 use aya::programs::PerfEvent;
+use lj_trace_common::config::Counter;
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, WHITES, Watched};
 use lj_trace_common::memory::ReadMemory as _;
 
 use super::perf_event::{self, Attached};
-use super::programs::{ProbeError, Programs, take_map};
+use super::programs::{Counts, ProbeError, Programs, take_map};
 use crate::privileges::Operation;
 use crate::target::{Process, ProcessMemory, TargetError};
 use crate::vm::Vm;
@@ -26,6 +27,7 @@ const WAITS: u32 = 100;
 /// Running watchpoints. Dropping this takes them away.
 pub struct Watchpoints {
     memory: ProcessMemory,
+    counts: Counts,
     watched: Array<MapData, Watched>,
     followed: Array<MapData, Followed>,
     end: Array<MapData, u32>,
@@ -73,9 +75,11 @@ impl Watchpoints {
         if events.is_empty() {
             return Err(TargetError::NoSuchProcess(process.pid()).into());
         }
+        let counts = programs.counts().clone();
         let mut map = |name| take_map(&mut programs.ebpf, name).map_err(ProbeError::sort);
         let mut watchpoints = Self {
             memory: process.memory(),
+            counts,
             watched: map("WATCHED")?.try_into().map_err(ProbeError::sort)?,
             followed: map("FOLLOWED")?.try_into().map_err(ProbeError::sort)?,
             end: map("FOLLOWED_END")?.try_into().map_err(ProbeError::sort)?,
@@ -94,6 +98,11 @@ impl Watchpoints {
     /// How many VMs are watched: those of the lowest numbers.
     pub fn vms(&self) -> u32 {
         self.vms
+    }
+
+    /// How often they were hit so far, and how many nanoseconds the program has taken at that.
+    pub fn spent(&self) -> (u64, u64) {
+        (self.counts.count(Counter::WatchpointHits), self.counts.count(Counter::WatchpointTime))
     }
 
     /// What is known of a VM.

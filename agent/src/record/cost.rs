@@ -52,6 +52,8 @@ pub struct Counted {
     outside: u64,
     /// Ticks of the light sampler, and nanoseconds in its program.
     light: (u64, u64),
+    /// The same for hits of watchpoints.
+    hits: (u64, u64),
 }
 
 impl Counted {
@@ -69,6 +71,7 @@ impl Counted {
             stacks: programs.count(Counter::StackTime),
             outside: programs.count(Counter::CallsOutside),
             light: (programs.count(Counter::ActivitySampled), programs.count(Counter::ActivityTime)),
+            hits: (programs.count(Counter::WatchpointHits), programs.count(Counter::WatchpointTime)),
         }
     }
 
@@ -97,10 +100,15 @@ impl Counted {
         of(self.calls, probes.call) + of(self.returns, probes.returned) + self.stacks as f64 * 1e-9
     }
 
-    /// Seconds that windows have cost at their edges, and light samples.
-    pub fn windows(&self, probes: ProbeCost) -> f64 {
-        let (samples, nanoseconds) = self.light;
-        self.outside as f64 * probes.call + samples as f64 * probes.tick + nanoseconds as f64 * 1e-9
+    /// Seconds that windows have cost at their edges.
+    pub fn edges(&self, probes: ProbeCost) -> f64 {
+        self.outside as f64 * probes.call
+    }
+
+    /// Seconds that what is always on beside windows has cost: light samples, and watchpoints.
+    pub fn beside(&self, probes: ProbeCost) -> f64 {
+        let of = |(times, nanoseconds): (u64, u64), each: f64| times as f64 * each + nanoseconds as f64 * 1e-9;
+        of(self.light, probes.tick) + of(self.hits, probes.hit)
     }
 }
 
@@ -119,7 +127,7 @@ pub fn cpu_time(pid: u32) -> Option<f64> {
 mod tests {
     use super::*;
 
-    const PROBES: ProbeCost = ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6 };
+    const PROBES: ProbeCost = ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6, hit: 5e-6 };
 
     #[test]
     fn programs_are_timed_now_and_then_and_count_for_all() {
@@ -130,14 +138,16 @@ mod tests {
             stacks: 1_000_000,
             outside: 1000,
             light: (10, 10_000),
+            hits: (100, 20_000),
         };
         let cpu = counted.cpu_profile(PROBES);
         assert!((cpu - 0.0015).abs() < 1e-9, "{cpu}");
         // 1 M x (0.5 + 0.3) us, 0.4 M x (0.25 + 0.1) us, and 1 ms.
         let memory = counted.memory_profile(PROBES);
         assert!((memory - (0.8 + 0.14 + 0.001)).abs() < 1e-9, "{memory}");
-        let windows = counted.windows(PROBES);
-        assert!((windows - (0.000_5 + 0.000_1 + 0.000_01)).abs() < 1e-9, "{windows}");
+        let [edges, beside] = [counted.edges(PROBES), counted.beside(PROBES)];
+        assert!((edges - 0.000_5).abs() < 1e-9, "{edges}");
+        assert!((beside - (0.000_1 + 0.000_01 + 0.000_5 + 0.000_02)).abs() < 1e-9, "{beside}");
         assert_eq!(Counted::default().memory_profile(PROBES), 0.0);
     }
 

@@ -54,6 +54,8 @@ pub struct Estimation {
     short: u64,
     /// Follows objects, if anything does.
     lifetimes: Option<Lifetimes>,
+    /// It was told that watchpoints were given up.
+    said_so: bool,
     /// When the events were drained the last time.
     drained: Nanos,
 }
@@ -86,6 +88,7 @@ impl Estimation {
             stayed: 0.0,
             short: 0,
             lifetimes: None,
+            said_so: false,
             drained: 0,
         }
     }
@@ -93,6 +96,12 @@ impl Estimation {
     /// Has some of the objects followed that windows see.
     pub fn follow_objects(&mut self, lifetimes: Lifetimes) {
         self.lifetimes = Some(lifetimes);
+    }
+
+    /// Whether flips are not watched any more, since there are too many: that became known just now.
+    pub fn has_given_up_watchpoints(&mut self) -> bool {
+        let gave_up = self.lifetimes.as_ref().is_some_and(Lifetimes::gave_up);
+        gave_up && !std::mem::replace(&mut self.said_so, true)
     }
 
     /// Has the objects of one more VM followed, which has the next number.

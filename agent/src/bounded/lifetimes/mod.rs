@@ -2,8 +2,9 @@
 //!
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
-//! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known exactly, without a probe where memory is freed. What is
-//! part of an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
+//! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known
+//! exactly, without a probe where memory is freed. They are fewer the more cycles there are ([`restraint`]). What is part of
+//! an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
 //! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
 //! are followed, and in all of memory ([`search`]). [`life`] has what follows for each source.
 //!
@@ -16,13 +17,15 @@ pub mod life;
 pub mod object;
 mod observer;
 pub mod part;
+mod places;
 pub mod polled;
+mod restraint;
 pub mod search;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use lj_trace_common::layout::gct;
-use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, State};
+use lj_trace_common::lifetime::{Followed, State};
 
 use self::choice::{Block, Choice};
 use self::life::{Fates, Living};
@@ -30,13 +33,16 @@ pub use self::life::{Kept, Life, rank};
 use self::object::{Object, object_in};
 use self::observer::Observer;
 use self::part::{Newborn, Part, find_owners};
+use self::places::{Place, Places};
 use self::polled::Polled;
+use self::restraint::{Restraint, Verdict};
 use self::search::Search;
-use crate::bounded::estimate::random::Random;
+use crate::bounded::now;
 use crate::bounded::observation::{Nanos, SourceId};
 use crate::heap::shape::Shape;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::watchpoints::Watchpoints;
+use crate::record::cpu_time;
 use crate::stream::memprof::Event;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
@@ -44,6 +50,9 @@ use crate::vm::object::{field, marked_offset};
 
 /// Objects of one source that are chosen at a time, while there is much room to follow them.
 const EACH: usize = 4;
+
+/// How often objects are thinned out at a time.
+const MAX_ROUNDS: usize = 8;
 
 /// How many objects of a VM are kept in mind that have grown.
 const GROWN: usize = 64;
@@ -60,24 +69,15 @@ pub struct Lifetimes {
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
     fates: Fates,
-    /// What is followed in each place.
-    places: Vec<Option<Place>>,
+    places: Places,
     /// The flips of each VM at the last look.
     flips: Vec<u32>,
-    random: Random,
-}
-
-/// What is followed.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    /// Who has allocated it.
-    source: SourceId,
-    /// How many bytes it stands for.
-    weight: f64,
-    /// The number of its VM.
-    vm: usize,
-    /// The object, or the one that it is part of.
-    object: Object,
+    pid: u32,
+    restraint: Restraint,
+    /// Where each VM has its `gc.currentwhite`.
+    currentwhites: Vec<u64>,
+    /// The watchpoints were given up: that cost too much.
+    gave_up: bool,
 }
 
 impl Lifetimes {
@@ -101,9 +101,12 @@ impl Lifetimes {
             search: Search::new(process),
             grown: Vec::new(),
             fates: Fates::default(),
-            places: vec![None; MAX_FOLLOWED as usize],
+            places: Places::new(),
             flips: Vec::new(),
-            random: Random::new(3),
+            pid: process.pid(),
+            restraint: Restraint::new(),
+            currentwhites: Vec::new(),
+            gave_up: false,
         };
         vms.iter().for_each(|vm| lifetimes.add_vm(vm));
         lifetimes
@@ -111,7 +114,9 @@ impl Lifetimes {
 
     /// Begins to watch the collector of one more VM, which has the next number.
     pub fn add_vm(&mut self, vm: &Vm) {
-        self.observer.add(self.shapes.len(), field(vm.global, vm.layout.g_gc_currentwhite));
+        let currentwhite = field(vm.global, vm.layout.g_gc_currentwhite);
+        self.observer.add(self.shapes.len(), currentwhite);
+        self.currentwhites.push(currentwhite);
         self.shapes.push(Shape::new(vm.layout));
         self.newborn.push(Newborn::default());
         self.grown.push(VecDeque::new());
@@ -121,6 +126,11 @@ impl Lifetimes {
     /// Whether there are VMs whose flips are noticed by polling.
     pub fn is_polled(&self) -> bool {
         self.observer.is_polled(self.shapes.len().saturating_sub(1))
+    }
+
+    /// Whether watchpoints were given up, since there are so many collection cycles that they cost too much.
+    pub fn gave_up(&self) -> bool {
+        self.gave_up
     }
 
     /// Takes a call of the allocator by the VM of this number, in the order of time.
@@ -138,8 +148,7 @@ impl Lifetimes {
     /// it is too late, and nothing of it is followed.
     pub fn follow(&mut self, since: Nanos) {
         self.look();
-        let free = self.places.iter().filter(|place| place.is_none()).count();
-        let blocks = self.choice.take(if 2 * free > self.places.len() { EACH } else { 1 });
+        let blocks = self.choice.take(if 2 * self.places.taken() < self.places.limit() { EACH } else { 1 });
         let in_time_of: Vec<bool> = (0..self.shapes.len()).map(|vm| self.flipped(vm) < since).collect();
         let (freed, blocks): (Vec<_>, Vec<_>) =
             blocks.into_iter().filter(|block| in_time_of[block.vm]).partition(|block| block.freed);
@@ -178,7 +187,7 @@ impl Lifetimes {
     /// Objects of a VM that may have parts: those that are followed, and those that had.
     fn owners(&self, vm: usize) -> impl Iterator<Item = u64> + '_ {
         let marked = marked_offset(self.shapes[vm].gc64());
-        let places = self.places.iter().flatten().filter(move |place| place.vm == vm);
+        let places = self.places.iter().map(|(_, place)| place).filter(move |place| place.vm == vm);
         let owners = places.filter(|place| matches!(place.object.gct, gct::TAB | gct::THREAD));
         owners
             .map(|place| place.object.place)
@@ -188,10 +197,9 @@ impl Lifetimes {
 
     /// Has those that were added looked at from now on, unless there was a flip since they were allocated.
     fn begin(&mut self, added: &[usize], since: Nanos) {
-        let end = self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-        self.observer.set_end(end);
+        self.observer.set_end(self.places.end());
         for &index in added {
-            if self.places[index].is_some_and(|place| self.flipped(place.vm) >= since) {
+            if self.places.get(index).is_some_and(|place| self.flipped(place.vm) >= since) {
                 self.leave(index);
             }
         }
@@ -199,11 +207,15 @@ impl Lifetimes {
 
     /// Follows the object in a block, or that which it is part of; where.
     fn add(&mut self, block: &Block, object: Object, part: Option<Part>) -> Option<usize> {
-        let Some(index) = self.places.iter().position(Option::is_none).or_else(|| self.thin_out()) else {
+        if self.places.taken() >= self.places.limit() {
+            self.thin_out();
+        }
+        let has_room = self.places.taken() < self.places.limit();
+        let Some(index) = self.places.first_free().filter(|_| has_room) else {
             self.fates.lost(block.source, block.weight);
             return None;
         };
-        self.places[index] = Some(Place { source: block.source, weight: block.weight, vm: block.vm, object });
+        self.places.set(index, Place { source: block.source, weight: block.weight, vm: block.vm, object });
         let followed = Followed {
             place: object.place,
             link: part.map_or(0, |part| part.link),
@@ -237,35 +249,70 @@ impl Lifetimes {
         }
     }
 
-    /// Forgets about half of the objects, drawn by lot, each other of which stands for twice as much then: so that sums
-    /// stay what they are on average. Sources with few objects keep them. A place that is free now.
-    fn thin_out(&mut self) -> Option<usize> {
-        let mut counts: BTreeMap<SourceId, usize> = BTreeMap::new();
-        self.places.iter().flatten().for_each(|place| *counts.entry(place.source).or_default() += 1);
-        let fair = self.places.len() / 2 / counts.len().max(1);
-        for index in 0..self.places.len() {
-            match &mut self.places[index] {
-                Some(place) if counts[&place.source] > fair => {
-                    if self.random.below(2) == 0 {
-                        self.leave(index);
-                    } else {
-                        place.weight *= 2.0;
-                    }
-                }
-                _ => {}
+    /// Forgets about half of the objects, for which the others stand.
+    fn thin_out(&mut self) {
+        self.places.thin_out().into_iter().for_each(|index| self.leave(index));
+    }
+
+    /// Follows no more than may be: where there are many cycles, looking at all of them at each costs the target too much.
+    fn restrain(&mut self) {
+        let Some(spent) = self.observer.spent().filter(|_| self.restraint.is_due(now())) else { return };
+        let Some(cpu) = cpu_time(self.pid) else { return };
+        match self.restraint.judge(now(), cpu, spent, self.places.taken()) {
+            Verdict::AtMost(limit) => self.places.set_limit(limit),
+            Verdict::TooFrequent => {
+                (0..self.shapes.len()).for_each(|vm| self.lose(vm));
+                self.observer.give_up_watchpoints(self.currentwhites.iter().copied());
+                self.places.set_limit(usize::MAX);
+                self.gave_up = true;
+                return;
             }
         }
-        self.places.iter().position(Option::is_none)
+        // Each round leaves about half of them, or of those whose source has many.
+        for _ in 0..MAX_ROUNDS {
+            if self.places.taken() <= self.places.limit() {
+                break;
+            }
+            self.thin_out();
+        }
+        self.close_up();
+    }
+
+    /// Has the program look at no more places than there must be: those at the end are moved to free ones.
+    fn close_up(&mut self) {
+        loop {
+            let end = self.places.end();
+            self.observer.set_end(end);
+            let (Some(last), Some(free)) = (end.checked_sub(1), self.places.first_free()) else { return };
+            // Some free ones in between do no harm.
+            if last < 2 * self.places.limit() || free > last {
+                return;
+            }
+            let Some(place) = self.places.free(last) else { return };
+            let before = self.observer.watched(place.vm).flips;
+            let followed = self.observer.followed(place.vm, last);
+            self.observer.follow(place.vm, last, Followed::default());
+            self.observer.follow(place.vm, free, followed);
+            self.observer.set_end(last);
+            if self.observer.watched(place.vm).flips == before {
+                self.places.set(free, place);
+            } else {
+                // It may be that nobody has looked at it at this flip.
+                self.observer.follow(place.vm, free, Followed::default());
+                self.fates.lost(place.source, place.weight);
+            }
+        }
     }
 
     fn leave(&mut self, index: usize) {
-        if let Some(place) = self.places[index].take() {
+        if let Some(place) = self.places.free(index) {
             self.observer.follow(place.vm, index, Followed::default());
         }
     }
 
     /// Takes note of who has died. To be called some times a second.
     pub fn look(&mut self) {
+        self.restrain();
         let mut flipped = false;
         for (vm, known) in self.flips.iter_mut().enumerate() {
             let flips = self.observer.watched(vm).flips;
@@ -284,7 +331,7 @@ impl Lifetimes {
     }
 
     fn look_at(&mut self, index: usize) {
-        let Some(Place { source, weight, vm, .. }) = self.places[index] else { return };
+        let Some(Place { source, weight, vm, .. }) = self.places.get(index) else { return };
         let followed = self.observer.followed(vm, index);
         if followed.state == State::Dead as u8 {
             self.fates.died(source, weight, followed.survived);
@@ -299,7 +346,7 @@ impl Lifetimes {
     /// A flip of this VM was missed: who has died in it is unknown.
     fn lose(&mut self, vm: usize) {
         for index in 0..self.places.len() {
-            let Some(place) = self.places[index].filter(|place| place.vm == vm) else { continue };
+            let Some(place) = self.places.get(index).filter(|place| place.vm == vm) else { continue };
             self.fates.lost(place.source, place.weight);
             self.leave(index);
         }
@@ -313,10 +360,11 @@ impl Lifetimes {
     /// How long the objects of each source live.
     pub fn lives(&mut self) -> Vec<Life> {
         self.look();
-        let living = |(index, place): (usize, &Option<Place>)| {
-            let Place { source, weight, vm, .. } = (*place)?;
-            Some(Living { source, weight, survived: self.observer.followed(vm, index).survived })
+        let living = |(index, &Place { source, weight, vm, .. }): (usize, &Place)| Living {
+            source,
+            weight,
+            survived: self.observer.followed(vm, index).survived,
         };
-        self.fates.lives(self.places.iter().enumerate().filter_map(living))
+        self.fates.lives(self.places.iter().map(living))
     }
 }

@@ -3,6 +3,7 @@
 use lj_trace_common::lifetime::{Followed, Watched};
 
 use super::polled::Polled;
+use super::restraint::Spent;
 use crate::probes::watchpoints::Watchpoints;
 
 /// Looks at the objects of each VM, in one way or the other.
@@ -22,6 +23,22 @@ impl Observer {
     /// Begins with the VM of this number, whose `gc.currentwhite` is there.
     pub fn add(&self, vm: usize, currentwhite: u64) {
         if self.is_polled(vm) {
+            self.polled.add(vm, currentwhite);
+        }
+    }
+
+    /// What the watchpoints have cost so far, if there are any.
+    pub fn spent(&self) -> Option<Spent> {
+        self.watchpoints.as_ref().map(|watchpoints| {
+            let (hits, time) = watchpoints.spent();
+            Spent { hits, time }
+        })
+    }
+
+    /// Takes the watchpoints away: the VMs with these `gc.currentwhite` are polled from now on. What is followed is lost.
+    pub fn give_up_watchpoints(&mut self, currentwhites: impl Iterator<Item = u64>) {
+        self.watchpoints = None;
+        for (vm, currentwhite) in currentwhites.enumerate() {
             self.polled.add(vm, currentwhite);
         }
     }

@@ -87,7 +87,7 @@ impl Windows {
             });
             let Settings { opener, counts, budget, pid, probes } = settings;
             let policy = Policy::new(budget, now());
-            let used = cpu_time(pid).map(|cpu| (now(), cpu));
+            let used = cpu_time(pid).map(|cpu| (now(), cpu, Counted::read(&counts)));
             let (outside, closed) = (0, now());
             let mut driver = Driver {
                 opener,
@@ -151,8 +151,8 @@ struct Driver {
     probes: ProbeCost,
     policy: Policy,
     number: u32,
-    /// When the CPU time of the target was last read, and what it was.
-    used: Option<(Nanos, f64)>,
+    /// When the CPU time of the target was last read, what it was, and what was counted by then.
+    used: Option<(Nanos, f64, Counted)>,
     stopped: Receiver<()>,
     news: Sender<News>,
     /// Those of the first window, which are there already.
@@ -264,12 +264,17 @@ impl Driver {
 
     /// Tells the policy what CPU time the target has used.
     fn note_use(&mut self) {
-        let Some((at, cpu)) = self.used else { return };
-        let reading = cpu_time(self.pid).map(|cpu| (now(), cpu));
+        let Some((at, cpu, counted)) = self.used else { return };
+        let later = now();
         // The clock of another process ticks 250 times a second, or even less often.
-        if let Some((later, more)) = reading.filter(|(later, _)| later - at >= 20_000_000) {
-            self.policy.used(more - cpu, (later - at) as f64 * 1e-9);
-            self.used = reading;
+        if later - at < 20_000_000 {
+            return;
+        }
+        if let Some(more) = cpu_time(self.pid) {
+            let counts = Counted::read(&self.counts);
+            let beside = counts.beside(self.probes) - counted.beside(self.probes);
+            self.policy.used(more - cpu, (later - at) as f64 * 1e-9, beside);
+            self.used = Some((later, more, counts));
         }
     }
 }

@@ -48,6 +48,9 @@ const AT_FIRST: f64 = 0.2;
 /// The least use of CPUs that is reckoned with: a program that sleeps has no rate.
 const LEAST_CORES: f64 = 0.02;
 
+/// The part of the budget that windows have at least, whatever is taken beside them: else there would be none.
+const LEAST_LEFT: f64 = 0.2;
+
 /// What a window has cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Past {
@@ -86,6 +89,8 @@ pub struct Policy {
     purse: f64,
     /// How many CPUs the target keeps busy.
     cores: f64,
+    /// The share of its CPU time that it loses without any window.
+    beside: f64,
     is_new: bool,
 }
 
@@ -94,18 +99,28 @@ impl Policy {
     pub fn new(budget: f64, seed: u64) -> Self {
         let budget = budget * PLANNED;
         let (random, recent) = (Random::new(seed), VecDeque::new());
-        Self { budget, random, recent, purse: budget * AT_FIRST, cores: 1.0, is_new: true }
+        Self { budget, random, recent, purse: budget * AT_FIRST, cores: 1.0, beside: 0.0, is_new: true }
     }
 
-    /// Notes that the target has used so much CPU time in so much time, all in seconds.
-    pub fn used(&mut self, cpu: f64, time: f64) {
+    /// Notes that the target has used so much CPU time in so much time, and has lost `beside` of that to what is always on
+    /// beside windows, all in seconds.
+    pub fn used(&mut self, cpu: f64, time: f64, beside: f64) {
         if time <= 0.0 {
             return;
         }
         // An average over half a second or so.
         let weight = (time / 0.5).min(1.0);
         self.cores = (self.cores * (1.0 - weight) + cpu / time * weight).max(0.0);
-        self.purse = (self.purse + self.budget * cpu).min(self.budget * SAVED * self.cores().max(0.1));
+        // What that is a share of ticks more coarsely than it does.
+        let share = beside / cpu.max(time * LEAST_CORES);
+        self.beside = self.beside * (1.0 - weight) + share * weight;
+        let purse = self.purse + self.budget * cpu - beside;
+        self.purse = purse.min(self.budget * SAVED * self.cores().max(0.1));
+    }
+
+    /// The share of CPU time that is left for windows.
+    fn left(&self) -> f64 {
+        (self.budget - self.beside).max(self.budget * LEAST_LEFT)
     }
 
     fn cores(&self) -> f64 {
@@ -149,7 +164,7 @@ impl Policy {
             return false;
         }
         let (open, cost) = self.sums(|past| past.cost);
-        cost / (open * self.cores()) < self.budget / 2.0
+        cost / (open * self.cores()) < self.left() / 2.0
     }
 
     fn sums(&self, cost: impl Fn(&Past) -> f64) -> (f64, f64) {
@@ -178,7 +193,7 @@ impl Policy {
         let loss = length * share + edges + EDGE * cores;
         // What was saved, or lost beyond the budget, changes the pace.
         let behind = 1.0 - self.purse / (self.budget * SAVED * cores);
-        let planned = loss / (self.budget * cores) * behind.clamp(0.8, 4.0);
+        let planned = loss / (self.left() * cores) * behind.clamp(0.8, 4.0);
         planned.clamp(SHORTEST_PERIOD.max(length * 1.05), LONGEST_PERIOD)
     }
 }
@@ -190,6 +205,17 @@ mod tests {
     /// Has windows opened for so many seconds over a program with `rate` calls a second of its own time, each of which
     /// costs `cost` seconds; returns the starts, lengths and the share of time that it lost.
     fn run(budget: f64, seconds: f64, cost: f64, rate: impl Fn(f64) -> f64) -> (Vec<(f64, f64)>, f64, Policy) {
+        run_beside(budget, 0.0, seconds, cost, rate)
+    }
+
+    /// The same where it loses the share `beside` anyway.
+    fn run_beside(
+        budget: f64,
+        beside: f64,
+        seconds: f64,
+        cost: f64,
+        rate: impl Fn(f64) -> f64,
+    ) -> (Vec<(f64, f64)>, f64, Policy) {
         let mut policy = Policy::new(budget, 7);
         let (mut now, mut windows, mut lost) = (0.0, Vec::new(), 0.0);
         while now < seconds {
@@ -201,13 +227,15 @@ mod tests {
                     now += length;
                     lost += events * cost;
                     policy.closed(Past { open: length, events: events as u64, cost: events * cost, edges: 0.0 });
-                    policy.used(pause + length, pause + length);
+                    policy.used(pause + length, pause + length, (pause + length) * beside);
+                    lost += (pause + length) * beside;
                 }
                 Next::Stay => {
                     while policy.may_stay() && now < seconds {
                         let events = 0.005 / (1.0 / rate(now) + cost);
                         policy.spend(events * cost);
-                        policy.used(0.005, 0.005);
+                        policy.used(0.005, 0.005, 0.005 * beside);
+                        lost += 0.005 * beside;
                         lost += events * cost;
                         now += 0.005;
                     }
@@ -231,6 +259,18 @@ mod tests {
         assert!(lost < 0.05, "{lost}");
         let (_, lost, _) = run(0.05, 60.0, 1e-6, |now| if now % 0.2 < 0.03 { 1e7 } else { 1e3 });
         assert!(lost < 0.05, "{lost}");
+    }
+
+    #[test]
+    fn what_is_always_on_is_part_of_what_it_may_lose() {
+        for beside in [0.005, 0.01, 0.02] {
+            let (windows, lost, _) = run_beside(0.05, beside, 60.0, 1e-6, |_| 5e6);
+            assert!((0.03..0.05).contains(&lost), "{beside}: {lost}");
+            assert!(windows.len() > 100, "{beside}: {}", windows.len());
+        }
+        // Where that alone is too much there are windows still, though few.
+        let (windows, lost, _) = run_beside(0.05, 0.06, 60.0, 1e-6, |_| 5e6);
+        assert!(lost < 0.075 && windows.len() > 20, "{} {lost}", windows.len());
     }
 
     #[test]

@@ -96,9 +96,9 @@ impl BoundedRecording {
         let settings = Settings {
             opener,
             counts: programs.counts().clone(),
-            budget: budget - rate * (tick + LIGHT_SAMPLE),
+            budget,
             pid: process.pid(),
-            probes: Box::new(move || cost::known_allocation_probes(is_cheap)),
+            probes: Box::new(move || cost::known_probes(is_cheap, tick)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
         let (rate, strangers) = (f64::from(rate as u32), Strangers::new(&target.maps, &target.vms));
@@ -119,6 +119,11 @@ impl BoundedRecording {
                 say(Priority::Warning, text);
             }
             estimation.news(news);
+        }
+        if estimation.has_given_up_watchpoints() {
+            let text = "lj-trace: the program has so many collection cycles that watching each would cost it more than 1% of \
+                        its time: how long objects live is told from polling, which may lose sight of them";
+            say(Priority::Info, text);
         }
         self.counters.readings().for_each(|reading| estimation.reading(reading));
         self.activity.drain(usize::MAX, |mut sample| {

@@ -142,7 +142,7 @@ impl CostMeter {
         [
             of(&|counted| counted.cpu_profile(probes), last, counted.samples(), "sample"),
             of(
-                &|counted| counted.memory_profile(probes) + counted.windows(probes),
+                &|counted| counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes),
                 memory_last,
                 counted.calls(),
                 "call of the allocator",
@@ -160,9 +160,12 @@ enum Calibration {
 /// What was measured so far: by whether the instructions are emulated.
 static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
 
-/// The same without measuring it: [`None`] as long as that was not done.
-pub(super) fn known_allocation_probes(is_cheap: bool) -> Option<ProbeCost> {
-    ALLOCATION[usize::from(is_cheap)].get().copied().flatten()
+static HIT: OnceLock<Option<f64>> = OnceLock::new();
+
+/// The same, where a tick costs that much, without measuring it: [`None`] as long as that was not done.
+pub(super) fn known_probes(is_cheap: bool, tick: f64) -> Option<ProbeCost> {
+    let probes = ALLOCATION[usize::from(is_cheap)].get().copied().flatten()?;
+    Some(ProbeCost { tick, hit: HIT.get().copied().flatten().unwrap_or(ASSUMED.hit), ..probes })
 }
 
 /// What probes on an allocator cost, if that can be measured: it does not change while lj-trace runs, however many it
@@ -177,6 +180,11 @@ pub(super) fn tick(clock: Clock) -> Option<f64> {
     *MEASURED.get_or_init(|| calibrate::tick(clock).ok())
 }
 
+/// What a hit of a watchpoint costs, in seconds, if that can be measured.
+fn hit() -> Option<f64> {
+    *HIT.get_or_init(|| calibrate::hit().ok())
+}
+
 impl Calibration {
     fn start(allocation: Option<(Mechanism, bool)>, clock: Option<Clock>) -> Result<Self, CommandError> {
         let (sender, receiver) = mpsc::channel();
@@ -186,8 +194,9 @@ impl Calibration {
             let measured = probes != Some(None) && tick != Some(None);
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
+            let hit = allocation.and_then(|_| hit()).unwrap_or(ASSUMED.hit);
             // The recording may have ended before.
-            let _ = sender.send((ProbeCost { tick, ..probes }, measured));
+            let _ = sender.send((ProbeCost { tick, hit, ..probes }, measured));
         };
         let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
         started.map_err(|error| CommandError::io("start a thread", &error))?;

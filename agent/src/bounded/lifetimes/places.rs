@@ -1,0 +1,150 @@
+//! The objects that are followed, each in its place, and how many may be.
+
+use std::collections::BTreeMap;
+
+use lj_trace_common::lifetime::MAX_FOLLOWED;
+
+use super::object::Object;
+use crate::bounded::estimate::random::Random;
+use crate::bounded::observation::SourceId;
+
+/// What is followed.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Who has allocated it.
+    pub source: SourceId,
+    /// How many bytes it stands for.
+    pub weight: f64,
+    /// The number of its VM.
+    pub vm: usize,
+    /// The object, or the one that it is part of.
+    pub object: Object,
+}
+
+/// All places, by their numbers.
+pub struct Places {
+    places: Vec<Option<Place>>,
+    /// How many may be taken.
+    limit: usize,
+    random: Random,
+}
+
+impl Places {
+    /// None is taken, and all may be.
+    pub fn new() -> Self {
+        let places = vec![None; MAX_FOLLOWED as usize];
+        Self { limit: places.len(), places, random: Random::new(3) }
+    }
+
+    /// How many there are, taken or not.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// How many may be taken.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Sets that; those that are taken stay so.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit.min(self.places.len());
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        self.places.iter().flatten().count()
+    }
+
+    /// What is in a place.
+    pub fn get(&self, index: usize) -> Option<Place> {
+        self.places.get(index).copied().flatten()
+    }
+
+    /// Takes a place.
+    pub fn set(&mut self, index: usize, place: Place) {
+        self.places[index] = Some(place);
+    }
+
+    /// Frees a place; what was in it.
+    pub fn free(&mut self, index: usize) -> Option<Place> {
+        self.places.get_mut(index)?.take()
+    }
+
+    /// The first that is free.
+    pub fn first_free(&self) -> Option<usize> {
+        self.places.iter().position(Option::is_none)
+    }
+
+    /// The one after the last that is taken.
+    pub fn end(&self) -> usize {
+        self.places.iter().rposition(Option::is_some).map_or(0, |last| last + 1)
+    }
+
+    /// Those that are taken.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &Place)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
+    }
+
+    /// Chooses about half of them by lot, to be freed, each other of which stands for twice as much from now on: so that
+    /// sums stay what they are on average. Sources with few objects keep them.
+    pub fn thin_out(&mut self) -> Vec<usize> {
+        let mut counts: BTreeMap<SourceId, usize> = BTreeMap::new();
+        self.places.iter().flatten().for_each(|place| *counts.entry(place.source).or_default() += 1);
+        let fair = self.limit / 2 / counts.len().max(1);
+        let mut chosen = Vec::new();
+        for (index, place) in self.places.iter_mut().enumerate() {
+            let Some(place) = place.as_mut().filter(|place| counts[&place.source] > fair) else { continue };
+            if self.random.below(2) == 0 {
+                chosen.push(index);
+            } else {
+                place.weight *= 2.0;
+            }
+        }
+        chosen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMON: SourceId = SourceId(1);
+    const RARE: SourceId = SourceId(2);
+
+    /// So many objects of a source, each of which stands for a byte.
+    fn add(places: &mut Places, source: SourceId, count: usize) {
+        for _ in 0..count {
+            let index = places.first_free().unwrap();
+            places.set(index, Place { source, weight: 1.0, vm: 0, object: Object { place: 0, gct: 0 } });
+        }
+    }
+
+    fn sum(places: &Places, of: SourceId) -> f64 {
+        places.iter().filter(|(_, place)| place.source == of).map(|(_, place)| place.weight).sum()
+    }
+
+    #[test]
+    fn half_of_what_is_common_goes_and_the_rest_stands_for_it() {
+        let mut places = Places::new();
+        add(&mut places, COMMON, 1000);
+        add(&mut places, RARE, 20);
+        places.set_limit(1000);
+        for index in places.thin_out() {
+            assert_eq!(places.free(index).map(|place| place.source), Some(COMMON));
+        }
+        assert_eq!((sum(&places, RARE), places.end() > 900), (20.0, true));
+        // 1000 throws of a coin, 4 sigma.
+        assert!((sum(&places, COMMON) - 1000.0).abs() < 4.0 * 1000_f64.sqrt(), "{}", sum(&places, COMMON));
+        assert!(places.taken() > 400 && places.first_free().is_some_and(|first| first < 100));
+    }
+
+    #[test]
+    fn all_have_to_make_room_where_there_is_less_than_one_for_each() {
+        let mut places = Places::new();
+        (0..100).for_each(|source| add(&mut places, SourceId(source), 1));
+        places.set_limit(32);
+        let chosen = places.thin_out().len();
+        assert!((25..75).contains(&chosen), "{chosen}");
+    }
+}

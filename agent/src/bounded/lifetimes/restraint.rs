@@ -1,0 +1,150 @@
+//! How many objects are followed at a time, so that looking at them at each flip costs the target little.
+//!
+//! A VM with a small heap that allocates much has thousands of collection cycles a second, and each flip stops it for as
+//! long as it takes to look at all that is followed.
+
+use lj_trace_common::lifetime::MAX_FOLLOWED;
+
+use crate::bounded::observation::Nanos;
+use crate::probes::calibrate::ASSUMED;
+
+/// What looking may cost, as a share of the target's CPU time.
+const MOST: f64 = 0.005;
+
+/// With so few it may cost more: fewer tell nothing.
+const FEWEST: usize = 32;
+
+/// If it would cost that much even then, flips are not watched any more.
+const TOO_MUCH: f64 = 0.01;
+
+/// How often in a row before that is believed.
+const SURE: u32 = 3;
+
+/// How long it is looked at the cost before it is judged, and how much CPU time that has to be, in seconds.
+const PERIOD: Nanos = 100_000_000;
+const LEAST_CPU: f64 = 0.02;
+
+/// What of the program's time at a hit has nothing to do with objects, in seconds.
+const BASE: f64 = 0.5e-6;
+
+/// The least that looking at an object takes.
+const LEAST_EACH: f64 = 0.02e-6;
+
+/// What watchpoints have cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spent {
+    /// Their hits.
+    pub hits: u64,
+    /// Nanoseconds in the program that they run.
+    pub time: u64,
+}
+
+/// What follows from the cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// So many objects may be followed.
+    AtMost(usize),
+    /// Flips are too frequent to watch them at all.
+    TooFrequent,
+}
+
+/// Judges, now and then.
+#[derive(Debug)]
+pub struct Restraint {
+    last: Option<(Nanos, f64, Spent)>,
+    limit: usize,
+    too_frequent: u32,
+}
+
+impl Restraint {
+    /// One that has seen nothing yet.
+    pub fn new() -> Self {
+        Self { last: None, limit: MAX_FOLLOWED as usize, too_frequent: 0 }
+    }
+
+    /// Whether it is time to judge again.
+    pub fn is_due(&self, now: Nanos) -> bool {
+        self.last.is_none_or(|(last, ..)| now.saturating_sub(last) >= PERIOD)
+    }
+
+    /// Judges, where the target has used so many seconds of `cpu` time, and `followed` objects are followed.
+    pub fn judge(&mut self, now: Nanos, cpu: f64, spent: Spent, followed: usize) -> Verdict {
+        let Some((_, cpu_before, before)) = self.last else {
+            self.last = Some((now, cpu, spent));
+            return Verdict::AtMost(self.limit);
+        };
+        let used = cpu - cpu_before;
+        if used < LEAST_CPU {
+            return Verdict::AtMost(self.limit);
+        }
+        self.last = Some((now, cpu, spent));
+        let hits = spent.hits.saturating_sub(before.hits) as f64;
+        if hits == 0.0 {
+            self.limit = (self.limit * 2).min(MAX_FOLLOWED as usize);
+            return Verdict::AtMost(self.limit);
+        }
+        let time = spent.time.saturating_sub(before.time) as f64 * 1e-9 / hits;
+        let each = ((time - BASE).max(0.0) / followed.max(1) as f64).max(LEAST_EACH);
+        let anyway = ASSUMED.hit + BASE;
+        let affordable = ((used * MOST / hits - anyway) / each).max(0.0) as usize;
+        // It is lowered at once, and raised slowly.
+        self.limit = affordable.clamp(FEWEST, (self.limit * 2).min(MAX_FOLLOWED as usize));
+        let is_too_much = hits * (anyway + FEWEST as f64 * each) > used * TOO_MUCH;
+        self.too_frequent = if is_too_much { self.too_frequent + 1 } else { 0 };
+        if self.too_frequent >= SURE { Verdict::TooFrequent } else { Verdict::AtMost(self.limit) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is judged after some seconds of `flips` a second, where looking at an object takes so many microseconds; and
+    /// the share of time that it costs at last.
+    fn after(flips: f64, each: f64, restraint: &mut Restraint) -> (Verdict, f64) {
+        let (mut spent, mut limit, mut share) = (Spent::default(), MAX_FOLLOWED as usize, 0.0);
+        let began = restraint.last.map_or((0, 0.0), |(now, cpu, _)| (now, cpu));
+        restraint.last = restraint.last.map(|(now, cpu, _)| (now, cpu, spent));
+        for step in 1..=40 {
+            let (now, cpu) = (began.0 + step * PERIOD, began.1 + step as f64 * 0.1);
+            assert!(restraint.is_due(now));
+            spent.hits += (flips * 0.1) as u64;
+            spent.time += (flips * 0.1 * (500.0 + 1000.0 * each * limit as f64)) as u64;
+            match restraint.judge(now, cpu, spent, limit) {
+                Verdict::AtMost(most) => limit = most,
+                Verdict::TooFrequent => return (Verdict::TooFrequent, share),
+            }
+            share = flips * (ASSUMED.hit + BASE + each * 1e-6 * limit as f64);
+        }
+        (Verdict::AtMost(limit), share)
+    }
+
+    #[test]
+    fn few_flips_leave_room_for_all() {
+        assert_eq!(after(0.0, 0.2, &mut Restraint::new()).0, Verdict::AtMost(2048));
+        assert_eq!(after(10.0, 0.2, &mut Restraint::new()).0, Verdict::AtMost(2048));
+    }
+
+    #[test]
+    fn more_flips_have_fewer_objects_looked_at() {
+        for flips in [50.0, 100.0, 400.0] {
+            let (verdict, share) = after(flips, 0.2, &mut Restraint::new());
+            assert!(matches!(verdict, Verdict::AtMost(33..1024)), "{flips}: {verdict:?}");
+            assert!((0.0045..=0.0051).contains(&share), "{flips}: {share}");
+        }
+        let (verdict, share) = after(800.0, 0.2, &mut Restraint::new());
+        assert!(verdict == Verdict::AtMost(FEWEST) && share < TOO_MUCH, "{verdict:?} {share}");
+    }
+
+    #[test]
+    fn what_costs_too_much_anyway_is_given_up() {
+        assert_eq!(after(3000.0, 0.2, &mut Restraint::new()).0, Verdict::TooFrequent);
+    }
+
+    #[test]
+    fn the_limit_rises_again() {
+        let mut restraint = Restraint::new();
+        assert!(matches!(after(400.0, 0.2, &mut restraint).0, Verdict::AtMost(..100)));
+        assert_eq!(after(5.0, 0.2, &mut restraint).0, Verdict::AtMost(2048));
+    }
+}
