@@ -80,8 +80,18 @@ fn tables(folder: &Path) -> Result<HashMap<String, [usize; 2]>> {
 
 #[test]
 fn new_vms_on_new_allocators_are_recorded() -> Result<()> {
+    record_newcomers(&["--no-limit"])
+}
+
+/// As on kernels without `uprobe_multi` links.
+#[test]
+fn new_vms_on_new_allocators_are_recorded_by_classic_probes() -> Result<()> {
+    record_newcomers(&["--no-limit", "--no-uprobe-multi"])
+}
+
+fn record_newcomers(options: &[&str]) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let outcome = record(folder.path(), &[], &["--no-limit"], 3)?;
+    let outcome = record(folder.path(), &[], options, 3)?;
     let tables = tables(folder.path())?;
     for name in ["@first.lua", "@second.lua", "@third.lua"] {
         let lines = tables.get(name).with_context(|| format!("{tables:?}: {}", outcome.stderr))?;

@@ -35,6 +35,7 @@ use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
 use crate::privileges::{self, Capabilities, Capability};
+use crate::probes::calibrate::try_probe;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::{Clock, try_open};
 use crate::service::journal::{Priority, say};
@@ -77,10 +78,15 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
 
 /// Gives up what nothing needs any more that is attached, but for `more`. `works` says whether it can still do what it
 /// has to.
-pub(super) fn give_up_privileges(args: &RecordArgs, more: &[Capability], works: impl FnMut() -> bool) {
+pub(super) fn give_up_privileges(args: &RecordArgs, more: &[Capability], mut works: impl FnMut() -> bool) {
     // The kernel's symbols are read when the first one is asked for.
     let symbols: &[Capability] = if args.kernel { &[Capability::Syslog] } else { &[] };
-    if let Err(error) = privileges::drop_unneeded(&[more, symbols].concat(), works) {
+    // VMs that come into being may have allocators that nobody has used before: links can be made without privileges,
+    // perf events cannot.
+    let is_classic = args.vm.is_none() && args.wanted(1).mechanism == Mechanism::Classic;
+    let later: &[Capability] = if is_classic { &privileges::TO_ATTACH } else { &[] };
+    let works = || works() && (!is_classic || try_probe(Mechanism::Classic).is_ok());
+    if let Err(error) = privileges::drop_unneeded(&[more, symbols, later].concat(), works) {
         say(Priority::Warning, &format!("lj-trace: goes on with all privileges, they cannot be given up: {error}"));
     }
 }
