@@ -18,7 +18,7 @@ use lj_trace_tests::workload::Workload;
 const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
 /// How long VMs are recorded after they were found.
-const RECORDED: Duration = Duration::from_secs(3);
+const RECORDED: Duration = Duration::from_millis(1500);
 
 /// How many seconds it may take to find them: it takes some tenths of one.
 const FOUND: u64 = 30;

@@ -26,7 +26,7 @@ mod trace_table;
 mod window_tally;
 
 pub use c_symbols::CSymbols;
-pub use cost::{Cost, Counted, cpu_time};
+pub use cost::{Cost, Counted, IN_WINDOW, cpu_time};
 pub use deciding::Deciding;
 pub use estimation::Estimation;
 pub use listener::{AllocationListener, SampleListener, SharedListener};

@@ -1,5 +1,7 @@
 //! The thread that opens and closes the windows.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -13,7 +15,7 @@ use crate::privileges::{self, Capabilities};
 use crate::probes::calibrate::{ASSUMED, ProbeCost};
 use crate::probes::programs::Counts;
 use crate::probes::windows::{WindowOpener, WindowProbes, next_number};
-use crate::record::{Counted, cpu_time};
+use crate::record::{Counted, IN_WINDOW, cpu_time};
 
 /// How often a window that is open is looked at.
 const LOOK: Duration = Duration::from_micros(500);
@@ -41,7 +43,7 @@ pub enum News {
         closed: Nanos,
         /// Whether its probes had stayed.
         stayed: bool,
-        /// What it has cost the target, in seconds of its CPU time.
+        /// What counters tell that it has cost the target, in seconds of its CPU time.
         cost: f64,
     },
     /// The kernel does not open windows any more.
@@ -53,6 +55,7 @@ pub struct Windows {
     thread: Option<JoinHandle<()>>,
     stop: Option<Sender<()>>,
     news: Receiver<News>,
+    disturbed: Arc<AtomicU64>,
 }
 
 /// What the thread needs.
@@ -79,6 +82,8 @@ impl Windows {
         let first = settings.opener.put_in(number)?;
         let (stop, stopped) = mpsc::channel();
         let (sender, news) = mpsc::channel();
+        let disturbed = Arc::new(AtomicU64::new(0));
+        let in_thread = disturbed.clone();
         let run = move || {
             come_first();
             // Opening windows takes these to the end. If nothing can be given up, nothing is lost by it.
@@ -103,18 +108,24 @@ impl Windows {
                 first: Some(first),
                 closed,
                 outside,
+                disturbed: in_thread,
             };
             // If nobody listens any more, all is over.
             let _ = driver.run();
             let _ = driver.opener.gate().close();
         };
         let thread = thread::Builder::new().name("windows".to_owned()).spawn(run)?;
-        Ok(Self { thread: Some(thread), stop: Some(stop), news })
+        Ok(Self { thread: Some(thread), stop: Some(stop), news, disturbed })
     }
 
     /// What has happened since.
     pub fn news(&self) -> impl Iterator<Item = News> + '_ {
         self.news.try_iter()
+    }
+
+    /// Seconds that the target has lost to windows beyond what counters tell ([`IN_WINDOW`]).
+    pub fn disturbed(&self) -> f64 {
+        self.disturbed.load(Ordering::Relaxed) as f64 * 1e-9
     }
 
     /// Ends it: the window that is open is closed, which the news tell still.
@@ -161,6 +172,8 @@ struct Driver {
     closed: Nanos,
     /// Calls at the edges of windows, up to the last one.
     outside: u64,
+    /// Nanoseconds that the target has lost beyond what counters tell.
+    disturbed: Arc<AtomicU64>,
 }
 
 impl Driver {
@@ -240,6 +253,8 @@ impl Driver {
         let outside = self.counts.count(Counter::CallsOutside);
         let edges = (outside - std::mem::replace(&mut self.outside, outside)) as f64 * self.probes.call;
         let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
+        self.disturbed.fetch_add(((cost + edges) * (IN_WINDOW - 1.0) * 1e9) as u64, Ordering::Relaxed);
+        let (cost, edges) = (cost * IN_WINDOW, edges * IN_WINDOW);
         self.policy.closed(Past { open, events: after.calls() - before.calls(), cost, edges });
         over
     }

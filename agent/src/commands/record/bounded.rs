@@ -132,6 +132,11 @@ impl BoundedRecording {
         });
     }
 
+    /// Seconds that the target has lost to windows beyond what counters tell.
+    pub fn disturbed(&self) -> f64 {
+        self.windows.disturbed()
+    }
+
     /// Samples in an interpreter that no known VM was running.
     pub fn strangers(&mut self) -> &mut Strangers {
         &mut self.strangers

@@ -122,8 +122,9 @@ impl CostMeter {
         Some(share)
     }
 
-    /// What recording has cost altogether: the CPU profile, and the memory profile.
-    pub fn finish(mut self, programs: &Programs) -> [Cost; 2] {
+    /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
+    /// seconds more than counters tell.
+    pub fn finish(mut self, programs: &Programs, disturbed: f64) -> [Cost; 2] {
         let (probes, measured) = self.calibration.wait();
         let counted = Counted::read(programs.counts());
         let last = match cpu_time(self.pid) {
@@ -132,17 +133,18 @@ impl CostMeter {
             None => self.window.back().map(|last| (last.cpu, last.counted)),
         };
         let memory_last = self.too_dear.map(|last| (last.cpu, last.counted)).or(last);
-        let of = |cost: &dyn Fn(&Counted) -> f64, last: Option<(f64, Counted)>, events, event| {
+        let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event| {
             let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
                 let used = cpu - first.cpu;
-                (used > 0.0).then(|| ((cost(&counted) - cost(&first.counted)) / used).clamp(0.0, 1.0))
+                (used > 0.0).then(|| ((cost(&counted) - cost(&first.counted) + more) / used).clamp(0.0, 1.0))
             });
-            Cost { seconds: cost(&counted), share, events, event, measured }
+            Cost { seconds: cost(&counted) + more, share, events, event, measured }
         };
         [
-            of(&|counted| counted.cpu_profile(probes), last, counted.samples(), "sample"),
+            of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample"),
             of(
                 &|counted| counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes),
+                disturbed,
                 memory_last,
                 counted.calls(),
                 "call of the allocator",

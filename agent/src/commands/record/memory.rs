@@ -360,6 +360,11 @@ impl MemoryRecording {
         Ok(())
     }
 
+    /// Seconds that the target has lost to windows beyond what counters tell.
+    pub fn disturbed(&self) -> f64 {
+        self.bounded.as_ref().map_or(0.0, BoundedRecording::disturbed)
+    }
+
     /// What makes the light sampler tick, if there is one.
     pub fn clock(&self) -> Option<Clock> {
         self.bounded.as_ref().map(BoundedRecording::clock)

@@ -336,7 +336,8 @@ impl Recording {
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
         let Self { programs, samples, cpu, memory, cost, left_out, .. } = self;
-        let [cpu_cost, memory_cost] = cost.finish(&programs);
+        let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
+        let [cpu_cost, memory_cost] = cost.finish(&programs, disturbed);
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let lost = programs.counted(&LOST_SAMPLES);
