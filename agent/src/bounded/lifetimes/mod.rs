@@ -3,7 +3,7 @@
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
 //! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known
-//! exactly, without a probe where memory is freed. They are fewer the more cycles there are ([`restraint`]). What is part of
+//! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`restraint`). What is part of
 //! an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
 //! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
 //! are followed, and in all of memory ([`search`]). [`life`] has what follows for each source.
