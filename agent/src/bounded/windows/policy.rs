@@ -10,10 +10,10 @@ use crate::bounded::estimate::random::Random;
 
 /// What a window aims at: enough to tell lines apart by, and no more, since each is one look at what the program does, and
 /// should be short against that.
-const EVENTS: f64 = 1500.0;
+const EVENTS: f64 = 1000.0;
 
 /// How long windows are, in seconds. A shorter one would cost more at its edges than in it.
-const SHORTEST: f64 = 0.003;
+const SHORTEST: f64 = 0.002;
 const LONGEST: f64 = 0.050;
 
 /// A window that has seen so many is closed even before its time: something allocates as it did not lately.
@@ -28,7 +28,7 @@ const LONGEST_PERIOD: f64 = 2.0;
 const EDGE: f64 = 0.000_1;
 
 /// The part of the budget that is planned with: what the cost of an event is known to is no better.
-const PLANNED: f64 = 0.85;
+const PLANNED: f64 = 0.8;
 
 /// How many windows the plan for the next one follows from.
 const RECENT: usize = 32;
