@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -37,6 +38,16 @@ pub fn names(pattern: &str) -> Vec<String> {
 pub fn depends(package: &str) -> Vec<String> {
     let text = output(Command::new("apt-cache").args(["depends", package]).env("LC_ALL", "C")).unwrap_or_default();
     text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect()
+}
+
+/// Whether the lists of packages are there, and of today: older ones name versions that servers no longer have, and know
+/// nothing of newer ones.
+pub fn lists_are_recent() -> bool {
+    /// It changes with each `apt-get update`, even if that finds nothing new.
+    const TOUCHED_BY_UPDATE: &str = "/var/lib/apt/lists/partial";
+    const RECENT: Duration = Duration::from_hours(24);
+    let age = || std::fs::metadata(TOUCHED_BY_UPDATE).ok()?.modified().ok()?.elapsed().ok();
+    age().is_some_and(|age| age < RECENT) && candidate("libc6").is_some()
 }
 
 /// Fetches the lists of packages.

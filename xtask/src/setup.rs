@@ -26,16 +26,26 @@ pub fn setup_for_tests() -> Result<()> {
     if consumers::missing().is_empty() {
         return Ok(());
     }
-    if apt::is_here() && apt::candidate("libc6").is_none() {
+    if apt::is_here() {
         fetch_lists()?;
     }
     consumers::install();
     Ok(())
 }
 
+/// Fetches the lists of packages if they are not of today. Old ones still serve where no new ones can be had.
 fn fetch_lists() -> Result<()> {
+    if apt::lists_are_recent() {
+        return Ok(());
+    }
     eprintln!("setup: fetching apt's lists of packages (apt-get update)");
-    apt::update()
+    match apt::update() {
+        Err(error) if apt::candidate("libc6").is_some() => {
+            eprintln!("setup: {error:#}: going on with the lists that are here");
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 /// Installs what is missing for `scope`.
@@ -48,9 +58,7 @@ pub fn setup_for(scope: Scope) -> Result<()> {
     if !apt::is_here() {
         bail!("{}", missing.by_hand());
     }
-    if apt::candidate("libc6").is_none() || missing.needs_newer_lists() {
-        fetch_lists()?;
-    }
+    fetch_lists()?;
     missing.leave_out_unpackaged();
     let plan = Plan::new(&missing)?;
     if plan.is_nothing() {
@@ -99,12 +107,6 @@ impl Missing {
 
     fn is_nothing(&self) -> bool {
         !self.bpf_linker && self.packages.is_empty() && self.programs.is_empty() && !self.lupa
-    }
-
-    /// Whether apt does not know a package that it should: its lists may only be missing or old.
-    fn needs_newer_lists(&self) -> bool {
-        let unknown = |package: &&str| apt::candidate(package).is_none();
-        self.packages.iter().any(unknown) || self.bpf_compiler && RUST_PACKAGES.iter().all(|set| unknown(&set[0]))
     }
 
     /// Forgets the programs that this system has no package of: they can be done without.
