@@ -91,7 +91,7 @@ impl Followed {
 
     /// Notes what the object's `marked` and type byte are, and whether it still has the part.
     #[inline(always)]
-    fn note(&mut self, header: Option<[u8; 2]>, is_linked: bool, dead: u8) {
+    pub fn note(&mut self, header: Option<[u8; 2]>, is_linked: bool, dead: u8) {
         match header {
             Some([marked, gct]) if gct == self.gct => {
                 if (marked & dead != 0 && marked & FIXED == 0) || !is_linked {

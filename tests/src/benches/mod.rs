@@ -1,9 +1,10 @@
-//! What `cargo xtask bench` measures with the support of the tests: the accuracy of estimates and what they cost, and what
-//! clients of a server feel.
+//! What `cargo xtask bench` measures with the support of the tests: the accuracy of estimates and what they cost, what
+//! samples cost, and what clients of a server feel.
 
 mod accuracy;
 mod bounded;
 mod leak;
+mod sampler;
 mod slowdown;
 mod string_table;
 mod table;
@@ -11,3 +12,4 @@ mod work;
 
 pub use bounded::{Plan, WORKLOADS, bounded};
 pub use leak::leak;
+pub use sampler::sampler;

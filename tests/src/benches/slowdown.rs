@@ -11,11 +11,16 @@ pub struct Losses(Vec<f64>);
 impl Losses {
     /// From the blocks of a run: one without, one with, and so on, ended by one without. `clock` says which time it is about.
     pub fn of(blocks: &[Work], clock: fn(&Spent) -> f64) -> Self {
-        let losses = blocks.windows(3).step_by(2).filter_map(|blocks| match blocks {
-            [before, with, after] => loss(with, [before, after], clock),
-            _ => None,
-        });
-        Self(losses.collect())
+        let mut losses = Self::default();
+        blocks.windows(3).step_by(2).for_each(|blocks| losses.add(blocks, clock));
+        losses
+    }
+
+    /// Adds what the second of three blocks has lost against the first and the third.
+    pub fn add(&mut self, blocks: &[Work], clock: fn(&Spent) -> f64) {
+        if let [before, with, after] = blocks {
+            self.0.extend(loss(with, [before, after], clock));
+        }
     }
 
     /// The same by the time in the kernel alone: all that probes and samples do is done there, and what else the machine does
@@ -52,10 +57,11 @@ impl Losses {
 /// The mean and its error, in percent.
 impl fmt::Display for Losses {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = out.precision().unwrap_or(1);
         match self.0.len() {
             0 => out.write_str("-"),
-            1 => write!(out, "{:.1}%", self.mean() * 100.0),
-            _ => write!(out, "{:.1}% ±{:.1}", self.mean() * 100.0, self.error() * 100.0),
+            1 => write!(out, "{:.digits$}%", self.mean() * 100.0),
+            _ => write!(out, "{:.digits$}% ±{:.digits$}", self.mean() * 100.0, self.error() * 100.0),
         }
     }
 }

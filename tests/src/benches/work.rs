@@ -63,7 +63,11 @@ impl Work {
         Ok(Self { in_kernel: kernel / (user + kernel).max(f64::EPSILON), ..work })
     }
 
-    fn parse(report: &[String]) -> Result<Self> {
+    /// What it has reported.
+    ///
+    /// # Errors
+    /// If that is not understood.
+    pub fn parse(report: &[String]) -> Result<Self> {
         let mut work = Self::default();
         for line in report {
             work.add(line).with_context(|| format!("the workload reported {line:?}"))?;

@@ -1,8 +1,8 @@
-//! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, where both lists are
-//! separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+//! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler BLOCKS RATES
+//! PROGRAM`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, leak};
+use lj_trace_tests::benches::{Plan, bounded, leak, sampler};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -15,10 +15,17 @@ fn main() -> Result<()> {
             let programs: Vec<_> = programs?.into_iter().flatten().collect();
             bounded(&Plan { seconds: seconds.parse()?, blocks: blocks.parse()?, workloads }, &programs)
         }
+        ["sampler", blocks, rates, name] => {
+            let rates: Result<Vec<u32>, _> = rates.split(',').map(str::parse).collect();
+            let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
+            sampler(blocks.parse()?, &rates?, &program)
+        }
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
-        _ => bail!("usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | bench leak SECONDS ROUNDS"),
+        _ => bail!(
+            "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler BLOCKS RATES PROGRAM | leak SECONDS ROUNDS"
+        ),
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Options {
 enum What {
     /// The sampler at 99 and 1000 Hz, beside `perf record -g` and no profiler
     Sysprof(sysprof::Options),
+    /// The sampler in turns with nothing, to fractions of a percent: interpreted, compiled, in 4000 traces
+    Sampler(supported::Sampler),
     /// The allocation probes, beside empty ones, bpftrace and no profiler
     Memprof(memprof::Options),
     /// Memory profiles with `--overhead 5%`: their errors against the truth, and what they cost
@@ -30,6 +32,7 @@ enum What {
 pub fn bench(options: &Options) -> Result<()> {
     match &options.what {
         What::Sysprof(options) => sysprof::bench(options),
+        What::Sampler(options) => supported::sampler(options),
         What::Memprof(options) => memprof::bench(options),
         What::Bounded(options) => supported::bounded(options),
         What::Leak(options) => supported::leak(options),

@@ -35,6 +35,23 @@ pub struct Bounded {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench sampler`.
+#[derive(clap::Args)]
+pub struct Sampler {
+    /// How many blocks of 2 s there are for each rate, each between two without lj-trace
+    #[arg(long, default_value_t = 12)]
+    blocks: u32,
+    /// The rates, in Hz
+    #[arg(long, value_delimiter = ',', default_values_t = [99, 1000])]
+    rates: Vec<u32>,
+    /// The program to run the workloads on: luajit, luajit2, tarantool
+    #[arg(long, default_value = "luajit")]
+    program: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
 /// Options of `cargo xtask bench leak`.
 #[derive(clap::Args)]
 pub struct Leak {
@@ -54,6 +71,13 @@ pub fn bounded(options: &Bounded) -> Result<()> {
     let Bounded { seconds, blocks, workloads, programs, binary } = options;
     let arguments = [seconds.to_string(), blocks.to_string(), workloads.join(","), programs.join(",")];
     bench("bounded", &arguments, binary.clone())
+}
+
+/// Measures what samples cost.
+pub fn sampler(options: &Sampler) -> Result<()> {
+    let Sampler { blocks, rates, program, binary } = options;
+    let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
+    bench("sampler", &[blocks.to_string(), rates.join(","), program.clone()], binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.

@@ -1,5 +1,7 @@
 //! Ends of mark phases that are noticed by reading `gc.currentwhite` again and again, where no watchpoint tells of them: on
-//! virtual machines without debug registers, or where others use these, and of more VMs than a CPU has such registers.
+//! virtual machines without debug registers, or where others use these; where the program would be slower for a watchpoint
+//! that is not even hit, as on most processors ([`armed`](crate::probes::calibrate::armed)); and of more VMs than a CPU has
+//! such registers.
 //!
 //! It is less exact: what the sweep has freed before it is noticed may be taken by an object of the same type, which then
 //! counts as the old one, alive; and what was allocated in between counts as having survived. With readings every
@@ -13,6 +15,9 @@ use lj_trace_common::memory::ReadMemory as _;
 
 use crate::bounded::now;
 use crate::target::{Process, ProcessMemory};
+
+/// So many objects are looked at at once: each has two places at most, and a system call takes 1024 (`IOV_MAX`).
+const AT_ONCE: usize = 512;
 
 /// VMs that are polled, and their objects. Whoever reads the VMs' counters ([`Self::see`]) shares it with whoever follows
 /// the objects.
@@ -78,12 +83,11 @@ impl Polled {
         poll.watched.flips += 1;
         poll.just_flipped = true;
         let alive = followed.iter_mut().filter(|followed| followed.state == State::Alive as u8);
-        for followed in alive.filter(|followed| usize::from(followed.watched) == vm) {
-            followed.look(&self.memory, dead);
+        let mut own: Vec<&mut Followed> = alive.filter(|followed| usize::from(followed.watched) == vm).collect();
+        own.chunks_mut(AT_ONCE).for_each(|some| look(&self.memory, some, dead));
+        for followed in own.into_iter().filter(|followed| followed.state == State::Gone as u8) {
             // Nothing but the sweep frees an object, and what it frees is dead.
-            if followed.state == State::Gone as u8 {
-                followed.state = State::Dead as u8;
-            }
+            followed.state = State::Dead as u8;
         }
         // What is followed from here on was allocated later.
         poll.watched.flipped = now();
@@ -108,6 +112,38 @@ impl Polled {
     pub fn follow(&self, slot: usize, followed: Followed) {
         if let Some(place) = self.state().followed.get_mut(slot) {
             *place = followed;
+        }
+    }
+}
+
+/// Looks at objects right after a flip, with one system call: while this goes on, the sweep does, too.
+fn look(memory: &ProcessMemory, objects: &mut [&mut Followed], dead: u8) {
+    const HEADER: usize = size_of::<[u8; 2]>();
+    let link = |followed: &Followed| match (followed.link, followed.wide) {
+        (0, _) => 0,
+        (_, 0) => size_of::<u32>(),
+        _ => size_of::<u64>(),
+    };
+    let places = objects.iter().flat_map(|followed| [(followed.place, HEADER), (followed.link, link(followed))]);
+    let places: Vec<(u64, usize)> = places.filter(|&(_, size)| size > 0).collect();
+    let bytes = memory.read_scattered(&places);
+    let mut rest = bytes.as_slice();
+    for followed in objects {
+        let own = rest.split_at_checked(HEADER).and_then(|(header, rest)| {
+            let (reference, rest) = rest.split_at_checked(link(followed))?;
+            Some(([header[0], header[1]], reference, rest))
+        });
+        match own {
+            Some((header, reference, others)) => {
+                rest = others;
+                let part = followed.part.to_le_bytes();
+                followed.note(Some(header), part.starts_with(reference), dead);
+            }
+            // What cannot be read ends what was read.
+            None => {
+                rest = &[];
+                followed.look(memory, dead);
+            }
         }
     }
 }

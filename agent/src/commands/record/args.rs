@@ -113,9 +113,9 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_uprobe_multi: bool,
 
-    /// Notice the ends of mark phases by polling, as machines without watchpoints need it: tests do
-    #[arg(long, hide = true)]
-    pub no_watchpoint: bool,
+    /// Whether the ends of mark phases are noticed by a hardware watchpoint, or by polling: tests want either
+    #[arg(long, hide = true, value_enum, default_value_t)]
+    pub watchpoint: UseWatchpoint,
 
     /// Put probes on the allocator that do no more than each event needs: the benchmark compares with them
     #[arg(long, hide = true)]
@@ -152,6 +152,18 @@ Examples:
                                                       all workers of nginx, in one flame graph
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
+
+/// When watchpoints are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum UseWatchpoint {
+    /// Where the processor is not slower for one that is not hit.
+    #[default]
+    Auto,
+    /// Wherever there is one.
+    Always,
+    /// Never.
+    Never,
+}
 
 /// What to record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
