@@ -39,8 +39,8 @@ impl fmt::Display for Cost {
 
 /// What a call in a window costs against one among many, of which the programs' time and the way into them tell: caches that
 /// the target has filled are used by the kernel, and the other way round, at each window anew. From blocks with windows and
-/// without in turns (`cargo xtask bench bounded`, docs/bounded.md): 1.7 ±0.4.
-pub const IN_WINDOW: f64 = 1.7;
+/// without in turns (`cargo xtask bench bounded`, docs/bounded.md): 2.1 ±0.3.
+pub const IN_WINDOW: f64 = 2.1;
 
 /// What the kernel has counted by some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
