@@ -21,6 +21,9 @@ const ON_TIME: f64 = 0.003;
 /// `GCSatomic`, `lj_gc.h`.
 const ATOMIC: u8 = 2;
 
+/// `GCSsweepstring`, `lj_gc.h`: follows that.
+const SWEEP_STRING: u8 = 3;
+
 /// The sum over one VM.
 #[derive(Clone, Debug, Default)]
 pub struct Collector {
@@ -38,6 +41,8 @@ pub struct Collector {
     last_rate: f64,
     /// The share of the time between two readings that the atomic phase takes.
     in_atomic: f64,
+    /// The last reading was amid the end of that phase: the estimate was still the old one.
+    estimate_is_due: bool,
     wide: bool,
 }
 
@@ -75,9 +80,18 @@ impl Collector {
         }
         let flipped = raw.white != last.white;
         let net = if flipped || estimate > 0.0 {
-            self.cycles += if flipped { 1.0 } else { 2.0 };
+            let is_late = std::mem::take(&mut self.estimate_is_due) && !flipped;
+            self.cycles += match (flipped, is_late) {
+                (true, _) => 1.0,
+                (false, true) => 0.0,
+                (false, false) => 2.0,
+            };
             let usual = self.rate * time;
-            if flipped && time <= ON_TIME { self.flipped(&last, &raw, time).unwrap_or(rise) } else { usual.max(rise) }
+            match () {
+                () if is_late => self.difference(raw.estimate, raw.total),
+                () if flipped && time <= ON_TIME => self.flipped(&last, &raw, time).unwrap_or(rise),
+                () => usual.max(rise),
+            }
         } else {
             let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
             let weight = (time / RATE_OVER).min(1.0);
@@ -93,12 +107,17 @@ impl Collector {
     /// The atomic phase, in which nothing is allocated, sets the estimate to all that there is: so what was allocated since
     /// is known. It is no measure of what was allocated before: then the program marked, and now it sweeps, which leaves it
     /// less time to work, or more. But before was as between the two readings before these; and the phase lies anywhere
-    /// between the readings, so half of their time was before it, on average. [`None`] if that cannot be.
+    /// between the readings, so half of their time was before it, on average. [`None`] if it is what total has risen by.
     fn flipped(&mut self, last: &Raw, raw: &Raw, time: f64) -> Option<f64> {
         /// So much more than expected is no chance: the program has begun to allocate faster.
         const RISEN: f64 = 1.5;
         /// Over how many flips the time of the atomic phase is averaged.
         const FLIPS: f64 = 64.0;
+        if raw.estimate == last.estimate && (ATOMIC..=SWEEP_STRING).contains(&raw.state) {
+            // It is set last, which may take a while: nothing was freed or allocated since.
+            self.estimate_is_due = true;
+            return None;
+        }
         let since = self.difference(raw.estimate, raw.total).max(0.0);
         let is_known = last.state == ATOMIC;
         // The longer the phase, the more often there is a reading in it.
@@ -289,6 +308,20 @@ mod tests {
             collector.net() - 20_000.0
         };
         assert_eq!((after(ATOMIC).round(), after(1).round()), (200.0, 700.0));
+    }
+
+    #[test]
+    fn the_estimate_comes_after_the_flip() {
+        let raw = |total, estimate, white, state| Raw { total, estimate, white, state, ..Raw::default() };
+        let mut collector = Collector::new(true);
+        collector.add(0.0, raw(100_000, 50_000, 1, 1));
+        collector.add(0.001, raw(101_000, 50_000, 1, 1));
+        collector.add(0.002, raw(101_500, 50_000, 2, 3));
+        // 300 were allocated since, and 10,000 swept.
+        collector.add(0.003, raw(91_800, 91_500, 2, 4));
+        assert_eq!((collector.net(), collector.cycles()), (1800.0, 1));
+        collector.add(0.004, raw(92_000, 91_000, 2, 4));
+        assert_eq!(collector.net(), 1800.0 + 700.0);
     }
 
     #[test]
