@@ -28,7 +28,7 @@ const LONGEST_PERIOD: f64 = 2.0;
 const EDGE: f64 = 0.000_1;
 
 /// The part of the budget that is planned with: what the cost of an event is known to is no better.
-const PLANNED: f64 = 0.8;
+const PLANNED: f64 = 0.65;
 
 /// How many windows the plan for the next one follows from.
 const RECENT: usize = 32;
