@@ -121,10 +121,13 @@ fn samples_are_complete_while_allocations_are_recorded() -> Result<()> {
         // One call may have been interrupted for longer than it takes to take the probes out.
         let unaccounted = outcome.stderr.lines().find_map(|line| line.strip_prefix("NOT ACCOUNTED FOR: "));
         ensure!(unaccounted.is_none_or(|what| what.starts_with("1 calls ")), "{program}: {}", outcome.stderr);
-        for what in ["Lua complete", "native complete"] {
+        // The storm throws errors all the time. As libgcc jumps to where one is caught, it writes the registers of that place
+        // over those that its own frame has saved (`uw_install_context_1`), so there the callers' are gone: up to 1% of all
+        // samples where probes cost little, shown as unresolved.
+        for (what, least) in [("Lua complete", 99.0), ("native complete", 98.0)] {
             let share = outcome.share(what)?;
             println!("{program}: {what} {share}%");
-            ensure!(share >= 99.0, "{program}: {what} {share}%: {}", outcome.stderr);
+            ensure!(share >= least, "{program}: {what} {share}%: {}", outcome.stderr);
         }
     }
     Ok(())
