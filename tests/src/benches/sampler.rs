@@ -128,7 +128,7 @@ impl Measured {
         self.tracer_cpu.push((cpu_time(tracer.pid())? - before) / began.elapsed().as_secs_f64());
         tracer.signal(libc::SIGINT)?;
         let outcome = tracer.wait()?;
-        outcome.expect(0, &["lost             0"]);
+        outcome.expect(0, &["lost               0"]);
         let told = outcome.stderr.lines().find_map(|line| line.trim_start().strip_prefix("cost to it"));
         self.told = told.map(|told| told.trim_start().to_owned());
         // Files are written on the other CPU; the next block does not begin amid that.
