@@ -121,8 +121,8 @@ pub fn hit() -> io::Result<f64> {
 /// How much longer string instructions take while there is a watchpoint that is never hit, as a factor.
 ///
 /// As long as a data breakpoint is enabled, processors do without their fast way to carry these out (`rep movs`, `rep
-/// stos`): on an Intel one of 2023 each takes 2.5 to 4 times as long, which costs a program that makes tables all the time
-/// 10 to 28% of its speed (compilers copy and clear small objects with them).
+/// stos`): on the Intel Xeon that it was looked at on each takes 2.5 to 4 times as long, and a program that makes tables
+/// all the time is slower by a quarter (compilers copy and clear small objects with them).
 ///
 /// # Errors
 /// As [`hit`].
