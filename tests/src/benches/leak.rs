@@ -1,5 +1,13 @@
 //! `cargo xtask bench leak`: nginx with Lua under load from wrk, leaking with each request: what names the leak, and what
 //! clients feel of that.
+//!
+//! How many answers wrk gets depends as much on how it and nginx take turns: whichever is disturbed, both may find themselves in
+//! a slower rhythm, or a faster one. So a timer is measured, too, that does nothing but go off as often as lj-trace looks at
+//! the collector: what clients feel of that is no cost of a profile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{scope, sleep};
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -10,7 +18,10 @@ use crate::wrk::Answers;
 /// How long the server warms up, in seconds.
 const WARMING: u64 = 3;
 
-/// Measures each of so many rounds with lj-trace and without, each for so many seconds on a server of its own, and prints
+/// How often the timer goes off.
+const TIMER: Duration = Duration::from_millis(1);
+
+/// Measures each of so many rounds without lj-trace, with a timer, and with lj-trace, each for so many seconds on a server of its own, and prints
 /// what came out. [`None`] where this system has no nginx or wrk.
 ///
 /// # Errors
@@ -23,6 +34,9 @@ pub fn leak(seconds: u64, rounds: u32) -> Result<Option<()>> {
         let Some(server) = warm()? else { return Ok(None) };
         let Some(bare) = server.load("without lj-trace", seconds)? else { return Ok(None) };
         table.row(cells(format!("{round}: without lj-trace"), &bare, seconds));
+        let Some(server) = warm()? else { return Ok(None) };
+        let Some(timed) = beside_timer(|| server.load("beside a timer", seconds))? else { return Ok(None) };
+        table.row(cells(format!("{round}: a timer of 1 ms"), &timed, seconds));
         let Some(server) = warm()? else { return Ok(None) };
         let Some(recorded) = server.record("recorded at a cost of 5%", seconds, Attach::UnderLoad)? else {
             return Ok(None);
@@ -44,6 +58,21 @@ pub fn leak(seconds: u64, rounds: u32) -> Result<Option<()>> {
     verdict("the line that leaks is the first", &all, &format!("{named} of {rounds}"), named == rounds);
     verdict("its table is the largest of the heap", &all, &format!("{found} of {rounds}"), found == rounds);
     Ok(Some(()))
+}
+
+/// Does something while a timer goes off all the time.
+fn beside_timer<T>(work: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                sleep(TIMER);
+            }
+        });
+        let done = work();
+        is_over.store(true, Ordering::Relaxed);
+        done
+    })
 }
 
 fn warm() -> Result<Option<Leaking>> {

@@ -121,7 +121,7 @@ impl Measured {
         let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--output", output])?;
         tracer.wait_until_attached()?;
         self.attach.push(began.elapsed().as_secs_f64());
-        // It is not idle, as it will not be: what is sampled while it stands still would tell lj-trace nothing.
+        // The program works meanwhile: of one that stands still there are no samples to settle by.
         work(workload, SETTLING.as_secs_f64())?;
         let (before, began) = (cpu_time(tracer.pid())?, Instant::now());
         let work = work(workload, BLOCK)?;

@@ -87,10 +87,12 @@ impl Collector {
                 (false, false) => 2.0,
             };
             let usual = self.rate * time;
-            match () {
-                () if is_late => self.difference(raw.estimate, raw.total),
-                () if flipped && time <= ON_TIME => self.flipped(&last, &raw, time).unwrap_or(rise),
-                () => usual.max(rise),
+            if is_late {
+                self.difference(raw.estimate, raw.total)
+            } else if flipped && time <= ON_TIME {
+                self.flipped(&last, &raw, time).unwrap_or(rise)
+            } else {
+                usual.max(rise)
             }
         } else {
             let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
@@ -123,10 +125,12 @@ impl Collector {
         // The longer the phase, the more often there is a reading in it.
         self.in_atomic += (f64::from(u8::from(is_known)) - self.in_atomic) / FLIPS;
         let whole = self.last_rate * time;
-        let before = match () {
-            () if is_known => 0.0,
-            () if since > whole * RISEN => since,
-            () => whole * (1.0 - self.in_atomic) / 2.0,
+        let before = if is_known {
+            0.0
+        } else if since > whole * RISEN {
+            since
+        } else {
+            whole * (1.0 - self.in_atomic) / 2.0
         };
         let net = since + before;
         (self.difference(last.total, raw.total) <= net * 2.0).then_some(net)
