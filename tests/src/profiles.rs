@@ -67,7 +67,7 @@ impl Profiling {
     /// # Errors
     /// If it does not work.
     pub fn let_work(&self, pid: u32) -> Result<()> {
-        let_work(pid, 0.2)
+        let_work(pid, 0.2 * crate::slower() as f64)
     }
 
     /// Stops it as Ctrl-C does, in whatever surroundings it was started; gives what it left.

@@ -37,7 +37,8 @@ fn kernel_frames_are_shown_where_they_are_asked_for() -> Result<()> {
     let is_restricted =
         || std::fs::read_to_string("/proc/sys/kernel/kptr_restrict").is_ok_and(|text| text.trim() == "2");
     let names = recorded.folded.stacks.iter().flat_map(|stack| &stack.frames);
-    assert!(reading * 4 > samples, "{reading} of {samples} samples: {:#?}", recorded.folded);
+    // Emulated, what else it calls takes most of the time.
+    assert!(reading * 4 * lj_trace_tests::slower() > samples, "{reading} of {samples} samples: {:#?}", recorded.folded);
     if is_restricted() {
         println!("names of kernel functions not tested: kernel.kptr_restrict hides them");
     } else {

@@ -49,7 +49,7 @@ fn record(folder: &Path, arguments: &[&str], options: &[&str], streams: usize) -
     if arguments.contains(&"anonymous") {
         tracer.wait_until("is not recorded")?;
     }
-    std::thread::sleep(RECORDED);
+    std::thread::sleep(RECORDED * lj_trace_tests::slower() as u32);
     host.go()?;
     host.report()?;
     tracer.signal(libc::SIGINT)?;

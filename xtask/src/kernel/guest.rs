@@ -21,7 +21,10 @@ const SLOWER: u32 = 5;
 /// How long one test may take, in seconds: about ten times what it takes on a real machine.
 const LIMIT: u32 = 300;
 
-/// Lines that are shown of what a failed test has printed.
+/// How a test begins to say why it has failed: what it shows after that may be long.
+const WHY: &str = "panicked at|^Error:";
+
+/// Lines that are shown of what a failed test has printed, the last ones.
 const SHOWN: u32 = 40;
 
 /// Whether the machine has something of its own in this place.
@@ -67,7 +70,7 @@ fn script(environment: &[(&str, String)], jobs: &Jobs) -> String {
              timeout --kill-after=5 {LIMIT} {binary} --exact '{name}' --test-threads=1 --nocapture > /tmp/output 2>&1\n\
              status=$?\n\
              reason=$(grep -o 'NOT RUN: .*' /tmp/output)\n\
-             if [ $status != 0 ]; then tail -{SHOWN} /tmp/output | sed 's/^/{MARK}| /'\n\
+             if [ $status != 0 ]; then {{ grep -m1 -A3 -E '{WHY}' /tmp/output; tail -{SHOWN} /tmp/output; }} | sed 's/^/{MARK}| /'\n\
              elif [ -n \"$reason\" ]; then status={NOT_RUN}; echo \"{MARK}| $reason\"; fi\n\
              echo \"{MARK}end {file} {name} $status $(($(date +%s) - began))\""
         );

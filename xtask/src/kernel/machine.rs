@@ -1,7 +1,7 @@
 //! The emulated machine.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -14,10 +14,14 @@ use super::image::Image;
 use super::needs::virtiofsd;
 use crate::run::Guarded;
 
+/// Where all is that its console has shown.
+pub const CONSOLE_LOG: &str = "console.log";
+
 /// Its memory.
 const MEMORY: &str = "3G";
 
-/// Boots the machine and gives `take` every line of its console, until it is switched off or `limit` is over.
+/// Boots the machine and gives `take` every line of its console, until it is switched off or `limit` is over. All of it is
+/// in `console.log` in `folder` afterwards: if the kernel has crashed, it says why there.
 pub fn run(image: &Image, initramfs: &Path, folder: &Path, limit: Duration, mut take: impl FnMut(&str)) -> Result<()> {
     let (_shared, socket) = share_root(folder)?;
     let mut qemu = Command::new("qemu-system-x86_64");
@@ -36,11 +40,22 @@ pub fn run(image: &Image, initramfs: &Path, folder: &Path, limit: Duration, mut 
         // Nobody listens any more once time is over.
         let _ = lines.map(|line| sender.send(line)).take_while(Result::is_ok).count();
     });
+    let mut log = File::create(folder.join(CONSOLE_LOG))?;
     let deadline = Instant::now() + limit;
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(line) => take(String::from_utf8_lossy(&line).trim_end()),
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(line) => {
+                let line = String::from_utf8_lossy(&line);
+                writeln!(log, "{}", line.trim_end())?;
+                take(line.trim_end());
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let status = machine.0.wait()?;
+                if !status.success() {
+                    eprintln!("QEMU: {status}");
+                }
+                return Ok(());
+            }
             Err(RecvTimeoutError::Timeout) => {
                 eprintln!("the tests took more than {} minutes: the machine is switched off", limit.as_secs() / 60);
                 return Ok(());

@@ -22,6 +22,7 @@ use crate::run::is_root;
 use crate::{build, consumers, paths, setup, variants};
 use image::Image;
 use jobs::Jobs;
+use machine::CONSOLE_LOG;
 use report::Report;
 
 /// Options that go with `--kernel`.
@@ -75,5 +76,8 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
     let mut report = Report::new(&jobs);
     let limit = Duration::from_secs(options.minutes * 60);
     machine::run(&image, &initramfs, &folder, limit, |line| report.take(line))?;
+    if let Some(test) = report.went_down_in() {
+        println!("the machine went down, or time was over, in {test}: see {}", folder.join(CONSOLE_LOG).display());
+    }
     report.verdict(&image)
 }

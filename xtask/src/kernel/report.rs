@@ -19,6 +19,9 @@ pub struct Report<'j> {
     kernel: Option<String>,
     /// By file and name: how it went, and the line that says so.
     verdicts: BTreeMap<(String, String), (Outcome, String)>,
+    /// The test that is being run, and whether all were.
+    running: Option<String>,
+    is_complete: bool,
 }
 
 /// How a test went.
@@ -33,7 +36,7 @@ enum Outcome {
 impl<'j> Report<'j> {
     /// Nothing yet.
     pub fn new(jobs: &'j Jobs) -> Self {
-        Self { jobs, kernel: None, verdicts: BTreeMap::new() }
+        Self { jobs, kernel: None, verdicts: BTreeMap::new(), running: None, is_complete: false }
     }
 
     /// Takes a line of the machine's console, and shows what it says about tests.
@@ -46,7 +49,10 @@ impl<'j> Report<'j> {
                 println!("Linux {release}");
                 self.kernel = Some(release.to_owned());
             }
+            ["begin", file, name] => self.running = Some(format!("{file}: {name}")),
+            ["complete"] => self.is_complete = true,
             ["end", file, name, status, seconds] => {
+                self.running = None;
                 let (outcome, verdict) = match status {
                     "0" => (Outcome::Passed, "ok     "),
                     NOT_RUN => (Outcome::NotRun, "not run"),
@@ -61,6 +67,11 @@ impl<'j> Report<'j> {
             ["broken:", ..] => println!("{line}"),
             _ => {}
         }
+    }
+
+    /// The test in which the machine went down, if it did.
+    pub fn went_down_in(&self) -> Option<&str> {
+        self.running.as_deref().filter(|_| !self.is_complete)
     }
 
     /// Prints what was not run and why, and how many have passed.
@@ -97,6 +108,16 @@ impl<'j> Report<'j> {
 mod tests {
     use super::*;
     use crate::kernel::jobs::Job;
+
+    #[test]
+    fn the_test_is_named_that_it_went_down_in() {
+        let jobs = Jobs { jobs: Vec::new(), left_out: Vec::new() };
+        let mut report = Report::new(&jobs);
+        ["@@ begin truth one", "@@ end truth one 0 3"].into_iter().for_each(|line| report.take(line));
+        assert_eq!(report.went_down_in(), None);
+        report.take("@@ begin truth two");
+        assert_eq!(report.went_down_in(), Some("truth: two"));
+    }
 
     fn image() -> Image {
         Image { vmlinuz: "/boot/vmlinuz-6.1".into(), modules: None }
