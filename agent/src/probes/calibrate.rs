@@ -123,7 +123,7 @@ pub fn hit() -> io::Result<f64> {
 /// As long as a data breakpoint is enabled, processors do without their fast way to carry these out (`rep movs`, `rep
 /// stos`): on the Intel Xeon that it was looked at on each takes 2.5 to 4 times as long, and a program that makes tables
 /// all the time is slower by a quarter (compilers copy and clear small objects with them). All but those to the very start
-/// of a cache line: they take as long as ever, so it is measured off that ([`OffTheStart`]).
+/// of a cache line: they take as long as ever, so it is measured off that (`OffTheStart`).
 ///
 /// # Errors
 /// As [`hit`].
