@@ -1,9 +1,9 @@
 //! `cargo xtask bench leak`: nginx with Lua under load from wrk, leaking with each request: what names the leak, and what
 //! clients feel of that.
 //!
-//! How many answers wrk gets depends as much on how it and nginx take turns: whichever is disturbed, both may find themselves in
-//! a slower rhythm, or a faster one. So a timer is measured, too, that does nothing but go off as often as lj-trace looks at
-//! the collector: what clients feel of that is no cost of a profile.
+//! How many answers wrk gets depends as much on how it and nginx take turns: whichever is disturbed, both may find
+//! themselves in a slower rhythm, or a faster one. So a timer is measured, too, that does nothing but go off as often as
+//! lj-trace looks at the collector: what clients feel of that is no cost of a profile.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
@@ -21,8 +21,8 @@ const WARMING: u64 = 3;
 /// How often the timer goes off.
 const TIMER: Duration = Duration::from_millis(1);
 
-/// Measures each of so many rounds without lj-trace, with a timer, and with lj-trace, each for so many seconds on a server of its own, and prints
-/// what came out. [`None`] where this system has no nginx or wrk.
+/// Measures each of so many rounds without lj-trace, with a timer, and with lj-trace, each for so many seconds on a server
+/// of its own, and prints what came out. [`None`] where this system has no nginx or wrk.
 ///
 /// # Errors
 /// If a request or lj-trace has failed.

@@ -19,9 +19,8 @@ pub struct Report<'j> {
     kernel: Option<String>,
     /// By file and name: how it went, and the line that says so.
     verdicts: BTreeMap<(String, String), (Outcome, String)>,
-    /// The test that is being run, and whether all were.
+    /// The test that is being run.
     running: Option<String>,
-    is_complete: bool,
 }
 
 /// How a test went.
@@ -36,7 +35,7 @@ enum Outcome {
 impl<'j> Report<'j> {
     /// Nothing yet.
     pub fn new(jobs: &'j Jobs) -> Self {
-        Self { jobs, kernel: None, verdicts: BTreeMap::new(), running: None, is_complete: false }
+        Self { jobs, kernel: None, verdicts: BTreeMap::new(), running: None }
     }
 
     /// Takes a line of the machine's console, and shows what it says about tests.
@@ -50,7 +49,6 @@ impl<'j> Report<'j> {
                 self.kernel = Some(release.to_owned());
             }
             ["begin", file, name] => self.running = Some(format!("{file}: {name}")),
-            ["complete"] => self.is_complete = true,
             ["end", file, name, status, seconds] => {
                 self.running = None;
                 let (outcome, verdict) = match status {
@@ -69,9 +67,9 @@ impl<'j> Report<'j> {
         }
     }
 
-    /// The test in which the machine went down, if it did.
+    /// The test that has begun and not ended: the machine went down in it, if it is down.
     pub fn went_down_in(&self) -> Option<&str> {
-        self.running.as_deref().filter(|_| !self.is_complete)
+        self.running.as_deref()
     }
 
     /// Prints what was not run and why, and how many have passed.
