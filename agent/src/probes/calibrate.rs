@@ -1,5 +1,8 @@
 //! What a probe costs on this machine apart from its program: the way into the kernel and out again. It differs from
 //! machine to machine by an order of magnitude, so it is measured, on calls that lj-trace makes itself.
+//!
+//! [`survive`] is around all that traps: probes are on instructions behind which it does no harm to go on, though they
+//! were not carried out (a `nop`; a `test`, of which the rest is another one), watchpoints trap behind what has written.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -10,6 +13,7 @@ use std::time::Duration;
 use super::classic;
 use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
+use super::trapped::survive;
 use super::uprobe_multi::{Instruction, Kind, attach, load};
 use crate::target::Maps;
 
@@ -39,6 +43,10 @@ const ROUNDS: usize = 7;
 /// # Errors
 /// The kernel does not let us.
 pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
+    survive(|| measure_allocation_probes(mechanism, is_cheap))
+}
+
+fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
     let function = if is_cheap { Function::emulated() } else { Function::stepped() };
     let (offset, plain) = (function.file_offset()?, function.time());
     // A session that wants its return has both; where there are no sessions, two programs have.
@@ -100,6 +108,10 @@ pub fn tick(clock: Clock) -> io::Result<f64> {
 /// # Errors
 /// There are no debug registers, or others use them.
 pub fn hit() -> io::Result<f64> {
+    survive(measure_hit)
+}
+
+fn measure_hit() -> io::Result<f64> {
     const WRITES: u32 = 100;
     let byte = AtomicU8::new(0);
     let write = || {
@@ -128,6 +140,10 @@ pub fn hit() -> io::Result<f64> {
 /// # Errors
 /// As [`hit`].
 pub fn armed() -> io::Result<f64> {
+    survive(measure_armed)
+}
+
+fn measure_armed() -> io::Result<f64> {
     const COPIES: u32 = 2000;
     let (source, mut target) = ([1; LINE], OffTheStart::default());
     let mut copy = || {

@@ -14,6 +14,7 @@ pub mod programs;
 pub mod sample;
 pub mod sampler;
 pub mod session;
+mod trapped;
 mod uprobe_multi;
 pub mod watchpoints;
 pub mod windows;

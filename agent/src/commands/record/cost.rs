@@ -1,6 +1,7 @@
 //! What a recording costs its target, watched while it runs: a limit to it ends a memory profile.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -14,6 +15,7 @@ use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{Cost, Counted, cpu_time};
+use crate::service::journal::{Priority, say};
 use crate::target::Process;
 
 /// How much a memory profile may cost.
@@ -76,20 +78,9 @@ struct Reading {
 }
 
 impl CostMeter {
-    /// Begins; what probes cost is measured meanwhile, in a thread of its own. `allocation` says, if allocations are
-    /// recorded, whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by.
-    ///
-    /// # Errors
-    /// The system has no more threads.
-    pub fn start(
-        process: &Process,
-        allocation: Option<(Mechanism, bool)>,
-        clock: Option<Clock>,
-        limit: Option<f64>,
-    ) -> Result<Self, CommandError> {
-        let calibration = Calibration::start(allocation, clock)?;
-        let limit = limit.filter(|_| allocation.is_some());
-        Ok(Self { calibration, pid: process.pid(), limit, first: None, too_dear: None, window: VecDeque::new() })
+    /// Begins; a memory profile may cost this share of the target's CPU time.
+    pub fn new(process: &Process, calibration: Calibration, limit: Option<f64>) -> Self {
+        Self { calibration, pid: process.pid(), limit, first: None, too_dear: None, window: VecDeque::new() }
     }
 
     /// Has a look, if it is time to: the share of the target's CPU time that its memory profile costs, once that is more
@@ -124,7 +115,7 @@ impl CostMeter {
 
     /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
     /// seconds more than counters tell.
-    pub fn finish(mut self, programs: &Programs, disturbed: f64) -> [Cost; 2] {
+    pub fn finish(self, programs: &Programs, disturbed: f64) -> [Cost; 2] {
         let (probes, measured) = self.calibration.wait();
         let counted = Counted::read(programs.counts());
         let last = match cpu_time(self.pid) {
@@ -154,8 +145,12 @@ impl CostMeter {
 }
 
 /// What probes cost here, once that is known.
-enum Calibration {
+pub struct Calibration(Measured);
+
+enum Measured {
+    /// In a thread of its own.
     Running(Receiver<(ProbeCost, bool)>),
+    /// The costs, and whether none of them is assumed.
     Done(ProbeCost, bool),
 }
 
@@ -173,54 +168,73 @@ pub(super) fn known_probes(is_cheap: bool, tick: f64) -> Option<ProbeCost> {
 /// What probes on an allocator cost, if that can be measured: it does not change while lj-trace runs, however many it
 /// records. `is_cheap` says whether the instructions under them are emulated.
 fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> Option<ProbeCost> {
-    *ALLOCATION[usize::from(is_cheap)].get_or_init(|| calibrate::allocation_probes(mechanism, is_cheap).ok())
+    *ALLOCATION[usize::from(is_cheap)].get_or_init(|| told(calibrate::allocation_probes(mechanism, is_cheap)))
 }
 
 /// What a tick of this clock costs, in seconds, if that can be measured.
 pub(super) fn tick(clock: Clock) -> Option<f64> {
     static MEASURED: OnceLock<Option<f64>> = OnceLock::new();
-    *MEASURED.get_or_init(|| calibrate::tick(clock).ok())
+    *MEASURED.get_or_init(|| told(calibrate::tick(clock)))
 }
 
 /// What a hit of a watchpoint costs, in seconds, if that can be measured.
 fn hit() -> Option<f64> {
-    *HIT.get_or_init(|| calibrate::hit().ok())
+    *HIT.get_or_init(|| told(calibrate::hit()))
+}
+
+/// Says why something could not be measured.
+fn told<T>(measured: io::Result<T>) -> Option<T> {
+    let say_why = |error: &io::Error| {
+        say(Priority::Info, &format!("lj-trace: what a probe costs is assumed, it cannot be measured here: {error}"));
+    };
+    measured.inspect_err(say_why).ok()
 }
 
 impl Calibration {
-    fn start(allocation: Option<(Mechanism, bool)>, clock: Option<Clock>) -> Result<Self, CommandError> {
+    /// Begins to measure, in a thread of its own. `allocation` says, if allocations are recorded, how they are probed and
+    /// whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by;
+    /// `is_watching` is whether there are watchpoints.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn start(
+        allocation: Option<(Mechanism, bool)>,
+        clock: Option<Clock>,
+        is_watching: bool,
+    ) -> Result<Self, CommandError> {
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
             let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
             let tick = clock.map(tick);
-            let measured = probes != Some(None) && tick != Some(None);
+            let hit = is_watching.then(hit);
+            let measured = probes != Some(None) && tick != Some(None) && hit != Some(None);
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
-            let hit = allocation.and_then(|_| hit()).unwrap_or(ASSUMED.hit);
+            let hit = hit.flatten().unwrap_or(ASSUMED.hit);
             // The recording may have ended before.
             let _ = sender.send((ProbeCost { tick, hit, ..probes }, measured));
         };
         let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
         started.map_err(|error| CommandError::io("start a thread", &error))?;
-        Ok(Self::Running(receiver))
+        Ok(Self(Measured::Running(receiver)))
     }
 
     /// What is known by now.
     fn result(&mut self) -> Option<(ProbeCost, bool)> {
-        if let Self::Running(receiver) = self {
+        if let Measured::Running(receiver) = &self.0 {
             let (probes, measured) = receiver.try_recv().ok()?;
-            *self = Self::Done(probes, measured);
+            self.0 = Measured::Done(probes, measured);
         }
-        match self {
-            Self::Done(probes, measured) => Some((*probes, *measured)),
-            Self::Running(_) => None,
+        match self.0 {
+            Measured::Done(probes, measured) => Some((probes, measured)),
+            Measured::Running(_) => None,
         }
     }
 
-    fn wait(&mut self) -> (ProbeCost, bool) {
-        match self {
-            Self::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
-            Self::Done(probes, measured) => (*probes, *measured),
+    fn wait(&self) -> (ProbeCost, bool) {
+        match &self.0 {
+            Measured::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
+            Measured::Done(probes, measured) => (*probes, *measured),
         }
     }
 }

@@ -8,7 +8,8 @@ use lj_trace_common::event::NO_VM;
 use lj_trace_common::vm::VmConfig;
 
 use super::args::RecordArgs;
-use super::cost::CostMeter;
+use super::cost::{Calibration, CostMeter};
+use super::lifetimes;
 use super::memory::{self, MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
 use super::stopping::Stop;
@@ -133,7 +134,8 @@ impl Recording {
         let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
         // Windows keep to a limit of their own.
         let limit = args.limit.share().filter(|_| args.overhead.is_none());
-        let cost = CostMeter::start(process, allocation, clock, limit)?;
+        let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args))?;
+        let cost = CostMeter::new(process, calibration, limit.filter(|_| allocation.is_some()));
         let (process, name, only) = (process.clone(), target.name(), *only);
         let (left_out, memory_measured) = (0, None);
         Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })

@@ -1,0 +1,116 @@
+//! What measures breakpoints and watchpoints on lj-trace itself must not be the end of it: a trap that the kernel does
+//! not take for one of theirs becomes a SIGTRAP, which ends a process that has no handler for it. That was seen once in
+//! some thousands of recordings, on a virtual machine whose host emulates them.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Once;
+
+use crate::target::Maps;
+
+/// A SIGTRAP that has reached a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Trap {
+    /// `si_code` of sigaction(2): `SI_KERNEL` (128) for a breakpoint, `TRAP_HWBKPT` (4) for a watchpoint, `TRAP_TRACE`
+    /// (2) for a single step, `TRAP_BRKPT` (1) for a trap that says nothing of itself.
+    code: i32,
+    /// The instruction that the thread goes on with.
+    next: u64,
+}
+
+thread_local! {
+    /// What has reached this thread: [`None`] if it does not measure anything.
+    static TRAPS: Cell<Option<Option<Trap>>> = const { Cell::new(None) };
+}
+
+/// Runs what measures traps of this thread. The instructions that they are on must be such that it does no harm to go on
+/// behind a trap.
+///
+/// # Errors
+/// Those of `measure`; a SIGTRAP, whatever `measure` says.
+pub fn survive<T>(measure: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    static HANDLED: Once = Once::new();
+    HANDLED.call_once(handle);
+    TRAPS.set(Some(None));
+    let measured = measure();
+    match TRAPS.take().flatten() {
+        None => measured,
+        Some(Trap { code, next }) => {
+            let maps = Maps::read(std::process::id()).map_err(io::Error::other)?;
+            let of = maps
+                .find(next)
+                .map(|mapping| format!("{:#x} of {}", next - mapping.start + mapping.offset, mapping.path));
+            let of = of.unwrap_or_else(|| format!("{next:#x}"));
+            Err(io::Error::other(format!(
+                "the kernel took a trap for somebody else's: SIGTRAP with code {code} before {of}"
+            )))
+        }
+    }
+}
+
+fn handle() {
+    // SAFETY: all zeros are a valid `sigaction`: no flags, no signals to block.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction =
+        trapped as extern "C" fn(libc::c_int, *const libc::siginfo_t, *const libc::c_void) as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+    // SAFETY: `action` is initialized, and its handler does only what a signal handler may. Without it a trap ends the
+    // process, as it always did.
+    unsafe { libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut()) };
+}
+
+/// Takes the signal down; in a thread that measures nothing, it does what it does without a handler.
+extern "C" fn trapped(signal: libc::c_int, info: *const libc::siginfo_t, context: *const libc::c_void) {
+    if TRAPS.get().is_none() {
+        // SAFETY: both are safe in a signal handler. The signal is blocked here and ends the process on the way out.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+        return;
+    }
+    // SAFETY: the kernel passes both to handlers with `SA_SIGINFO`.
+    let (info, context) = unsafe { (&*info, &*context.cast::<libc::ucontext_t>()) };
+    let next = context.uc_mcontext.gregs[libc::REG_RIP as usize].cast_unsigned();
+    TRAPS.set(Some(Some(Trap { code: info.si_code, next })));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+
+    use super::*;
+
+    fn breakpoint() {
+        // SAFETY: it changes nothing, and a SIGTRAP is what this is about.
+        unsafe { std::arch::asm!("int3", options(nostack, nomem)) };
+    }
+
+    #[test]
+    fn a_trap_is_an_error() {
+        assert_eq!(survive(|| Ok(1)).unwrap(), 1);
+        let trapped = survive(|| {
+            breakpoint();
+            Ok(())
+        });
+        let said = trapped.unwrap_err().to_string();
+        assert!(said.contains("code 128"), "{said}");
+        assert_eq!(survive(|| Ok(2)).unwrap(), 2);
+        let refused = survive(|| Err::<(), _>(io::Error::from_raw_os_error(libc::EPERM)));
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn a_trap_elsewhere_is_the_end() {
+        const CHILD: &str = "LJ_TRACE_TEST_TRAPPED";
+        if std::env::var_os(CHILD).is_some() {
+            let _ = survive(|| Ok(()));
+            breakpoint();
+            return;
+        }
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "probes::trapped::tests::a_trap_elsewhere_is_the_end"]).env(CHILD, "1");
+        assert_eq!(again.output().unwrap().status.signal(), Some(libc::SIGTRAP));
+    }
+}
