@@ -5,6 +5,7 @@ pub mod allocator;
 pub mod calibrate;
 mod classic;
 pub mod gate;
+pub mod harm;
 mod links;
 pub mod mechanism;
 pub mod object;

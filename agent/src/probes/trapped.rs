@@ -1,6 +1,6 @@
 //! What measures breakpoints and watchpoints on lj-trace itself must not be the end of it: a trap that the kernel does
-//! not take for one of theirs becomes a SIGTRAP, which ends a process that has no handler for it. That was seen once in
-//! some thousands of recordings, on a virtual machine whose host emulates them.
+//! not take for one of theirs becomes a SIGTRAP, which ends a process that has no handler for it. On virtual machines
+//! that happens ([`Harm::Ends`](super::harm::Harm::Ends)).
 
 use std::cell::Cell;
 use std::io;

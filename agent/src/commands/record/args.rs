@@ -156,7 +156,7 @@ Examples:
 /// When watchpoints are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum UseWatchpoint {
-    /// Where the processor is not slower for one that is not hit.
+    /// Where it does no harm.
     #[default]
     Auto,
     /// Wherever there is one.
