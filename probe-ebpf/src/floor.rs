@@ -1,40 +1,90 @@
-//! The least that a probe which records can do, for the benchmark: note the call, read one word of the target, hand over a
-//! record. What lj-trace needs beyond that tells who caused the event.
+//! The least that probes which record can do, for the benchmark: note the call, read a word of the target, hand over a
+//! record; and the least that tells who caused it: four reads of which each but the last needs the one before. What
+//! lj-trace does beyond that makes functions and lines of what was read, and sees to it that no event is lost or false.
 
 use core::ffi::c_void;
+use core::mem::MaybeUninit;
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::generated::bpf_get_func_ip;
 use aya_ebpf::programs::ProbeContext;
-use lj_trace_common::allocation::AllocationKind;
-use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind};
+use lj_trace_common::frame::CFRAME_FLAGS;
+use lj_trace_common::head::Head;
+use lj_trace_common::memory::{ReadMemory as _, Unreadable, zeroed};
+use lj_trace_common::vm::{VmConfig, VmState, WINDOW};
 
 use crate::allocation::arguments::{registers, stack_pointer};
 use crate::allocation::pending;
 use crate::allocation::send::send;
+use crate::maps::VMS;
 use crate::memory::UserMemory;
 
 /// In place of [`crate::allocation::allocator_session`].
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe.multi")]
-pub extern "C" fn floor_session(context: *mut c_void) -> u32 {
-    let context = ProbeContext::new(context);
+pub extern "C" fn recording_session(context: *mut c_void) -> u32 {
+    session(&ProbeContext::new(context), |event, context| {
+        // As a session that awaits its result has to know whose it is.
+        event.place = UserMemory.read::<u64>(stack_pointer(context))?;
+        Ok(())
+    })
+}
+
+/// The same, for the first of the target's VMs.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe.multi")]
+pub extern "C" fn attributing_session(context: *mut c_void) -> u32 {
+    session(&ProbeContext::new(context), |event, _| VMS.get(0).map_or(Ok(()), |vm| attribute(vm, event)))
+}
+
+/// A call of the allocator, or its return.
+#[inline(always)]
+fn session(
+    context: &ProbeContext,
+    read: impl FnOnce(&mut AllocationEvent, &ProbeContext) -> Result<(), Unreadable>,
+) -> u32 {
     let Some(pending) = pending::of_thread() else { return 1 };
+    let event = &mut pending.event;
     // SAFETY: the context is valid for the whole program.
-    if registers(&context).rip != unsafe { bpf_get_func_ip(context.as_ptr()) } {
-        pending.event.result = registers(&context).rax;
-        send(&pending.event);
+    if registers(context).rip != unsafe { bpf_get_func_ip(context.as_ptr()) } {
+        event.result = registers(context).rax;
+        send(event);
         return 0;
     }
     // Where LuaJIT's own allocator has them at the probes.
-    let (pointer, old_size, size) = (registers(&context).rsi, registers(&context).rdx, registers(&context).rcx);
+    let (pointer, old_size, size) = (registers(context).rsi, registers(context).rdx, registers(context).rcx);
     let kind = AllocationKind::of_call(pointer, size);
-    let event = &mut pending.event;
     (event.kind, event.pointer, event.old_size, event.size, event.result) = (kind as u8, pointer, old_size, size, 0);
-    pending.return_address = UserMemory.read::<u64>(stack_pointer(&context)).unwrap_or(0);
+    if read(event, context).is_err() {
+        event.place = 0;
+    }
     if kind != AllocationKind::Free {
         return 0;
     }
     send(event);
     1
+}
+
+/// Reads what tells who allocates: the VM's state and coroutine; unless the garbage collector does, where that coroutine
+/// is, its function, and its PC.
+#[inline(always)]
+fn attribute(vm: &VmConfig, event: &mut AllocationEvent) -> Result<(), Unreadable> {
+    let layout = &vm.layout;
+    let mut window = MaybeUninit::uninit();
+    let start = vm.global.wrapping_add(u64::from(layout.g_vmstate & !7));
+    let window = UserMemory.read_array::<WINDOW>(start, &mut window)?;
+    let raw = (window[0] >> (u32::from(layout.g_vmstate & 4) * 8)) as i32;
+    let word = vm.thread_word as usize;
+    if VmState::from_raw(layout.states(), raw) == VmState::Gc || word >= WINDOW {
+        return Ok(());
+    }
+    let mut place = MaybeUninit::uninit();
+    let head = zeroed::<Head>(&mut place);
+    head.read::<11, 7>(&UserMemory, layout.is_gc64(), window[word])?;
+    let (base, cframe) = (head.u64(layout.l_base)?, head.u64(layout.l_cframe)? & !CFRAME_FLAGS);
+    let frame = UserMemory.read::<[u64; 2]>(base.wrapping_sub(16))?;
+    let pc = UserMemory.read_ref(layout.is_gc64(), cframe.wrapping_add(u64::from(layout.cframe_pc)))?;
+    (event.place, event.line) = (frame[0], pc as u32);
+    Ok(())
 }

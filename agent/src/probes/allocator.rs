@@ -51,7 +51,9 @@ pub enum Handlers {
     /// The same, with separate programs for calls and returns even if one could see both.
     RecordSeparately,
     /// No more than what an event cannot do without: nobody is found out to have caused it.
-    Floor,
+    Recording,
+    /// The same, and what has to be read to find out.
+    Attributing,
     /// Nothing: what is left is what probes at these instructions cost at least.
     Empty,
 }
@@ -60,7 +62,9 @@ impl Handlers {
     /// The programs for calls and for returns.
     fn programs(self) -> [&'static str; 2] {
         match self {
-            Self::Record | Self::RecordSeparately | Self::Floor => ["allocator_called", "allocator_returned"],
+            Self::Record | Self::RecordSeparately | Self::Recording | Self::Attributing => {
+                ["allocator_called", "allocator_returned"]
+            }
             Self::Empty => ["empty_called", "empty_returned"],
         }
     }
@@ -273,10 +277,11 @@ impl AllocationProbes {
         }
         let session = match handlers {
             Handlers::Record => Session::load("allocator_session", programs, vms),
-            Handlers::Floor => Session::load("floor_session", programs, vms),
+            Handlers::Recording => Session::load("recording_session", programs, vms),
+            Handlers::Attributing => Session::load("attributing_session", programs, vms),
             Handlers::RecordSeparately | Handlers::Empty => Session::Missing(anyhow::anyhow!("not wanted")),
         };
-        if let (Handlers::Floor, Session::Missing(error)) = (handlers, &session) {
+        if let (Handlers::Recording | Handlers::Attributing, Session::Missing(error)) = (handlers, &session) {
             return Err(refused(anyhow::anyhow!("{error:#}")).into());
         }
         let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));

@@ -45,7 +45,9 @@ enum Profiler {
     None,
     EmptyProbes,
     /// The least that probes can do which record: note the call, read a word, hand over an event.
-    FloorProbes,
+    RecordingProbes,
+    /// The least that tells who caused it: the same with four reads.
+    AttributingProbes,
     LjTrace,
     Bpftrace,
     /// Tarantool's own.
@@ -53,8 +55,14 @@ enum Profiler {
 }
 
 /// What is measured on any LuaJIT.
-const OUTSIDE: [Profiler; 5] =
-    [Profiler::None, Profiler::EmptyProbes, Profiler::FloorProbes, Profiler::LjTrace, Profiler::Bpftrace];
+const OUTSIDE: [Profiler; 6] = [
+    Profiler::None,
+    Profiler::EmptyProbes,
+    Profiler::RecordingProbes,
+    Profiler::AttributingProbes,
+    Profiler::LjTrace,
+    Profiler::Bpftrace,
+];
 /// What is measured on one that has a profiler of its own.
 const BOTH_SIDES: [Profiler; 4] = [Profiler::None, Profiler::EmptyProbes, Profiler::LjTrace, Profiler::InProcess];
 
@@ -267,8 +275,13 @@ impl Profiler {
         }
         command.arg(binary).args(["record", "--mode", "memprof", "--no-limit", "--pid", &pid.to_string()]);
         command.arg("--output").arg(scratch.join("memprof.bin"));
-        command.args((self == Self::EmptyProbes).then_some("--empty-probes"));
-        command.args((self == Self::FloorProbes).then_some("--floor-probes"));
+        let probes = match self {
+            Self::EmptyProbes => "empty",
+            Self::RecordingProbes => "recording",
+            Self::AttributingProbes => "attributing",
+            _ => return command,
+        };
+        command.args(["--benchmark-probes", probes]);
         command
     }
 
@@ -276,7 +289,8 @@ impl Profiler {
         match self {
             Self::None => "no profiler",
             Self::EmptyProbes => "empty probes, same places",
-            Self::FloorProbes => "least probes that record",
+            Self::RecordingProbes => "least probes that record",
+            Self::AttributingProbes => "least that tell by whom",
             Self::InProcess => "in the process itself",
             Self::LjTrace => "lj-trace --mode memprof",
             Self::Bpftrace => "bpftrace at the entry",
@@ -297,7 +311,8 @@ impl Allocator {
     /// Lets lj-trace find it in the target.
     fn find(pid: u32, binary: &Path) -> Result<Self> {
         let mut command = Command::new(binary);
-        command.args(["record", "--mode", "memprof", "--no-limit", "--verbose", "--empty-probes", "--duration", "1ms"]);
+        command.args(["record", "--mode", "memprof", "--no-limit", "--verbose", "--duration", "1ms"]);
+        command.args(["--benchmark-probes", "empty"]);
         command.args(["--pid", &pid.to_string(), "--output", "bin:/dev/null"]);
         let output = command.output().context("cannot run lj-trace")?;
         let said = String::from_utf8_lossy(&output.stderr);

@@ -98,7 +98,7 @@ pub struct RecordArgs {
     /// good for most programs. A program that allocates so little that all of it may be recorded for that is recorded in
     /// full. 5% is a good choice for production. Needs Linux 6.6.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    #[arg(conflicts_with_all = ["max_overhead", "no_limit", "alloc_stacks", "empty_probes", "floor_probes"])]
+    #[arg(conflicts_with_all = ["max_overhead", "no_limit", "alloc_stacks", "benchmark_probes"])]
     pub overhead: Option<f64>,
 
     /// What a memory profile may cost.
@@ -117,13 +117,9 @@ pub struct RecordArgs {
     #[arg(long, hide = true, value_enum, default_value_t)]
     pub watchpoint: UseWatchpoint,
 
-    /// Put probes on the allocator that do no more than each event needs: the benchmark compares with them
-    #[arg(long, hide = true)]
-    pub floor_probes: bool,
-
-    /// Put probes on the allocator that do nothing: the benchmark compares with them
-    #[arg(long, hide = true)]
-    pub empty_probes: bool,
+    /// Put other probes on the allocator, which the benchmark compares with
+    #[arg(long, hide = true, value_enum)]
+    pub benchmark_probes: Option<BenchmarkProbes>,
 
     /// Say more about what is done: where the probes on the allocator are, and why there
     #[arg(short, long)]
@@ -163,6 +159,17 @@ pub enum UseWatchpoint {
     Always,
     /// Never.
     Never,
+}
+
+/// Probes that do less than those that record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchmarkProbes {
+    /// Nothing.
+    Empty,
+    /// No more than recording each event needs.
+    Recording,
+    /// The same, and read what tells who causes it.
+    Attributing,
 }
 
 /// What to record.
@@ -233,8 +240,7 @@ impl RecordArgs {
 
     /// Whether a light sampler looks out for VMs that nobody knows.
     pub(super) fn looks_out(&self) -> bool {
-        let is_benchmark = self.floor_probes || self.empty_probes;
-        self.mode == Mode::Memprof && self.overhead.is_none() && self.vm.is_none() && !is_benchmark
+        self.mode == Mode::Memprof && self.overhead.is_none() && self.vm.is_none() && self.benchmark_probes.is_none()
     }
 
     /// The same for one of the children: its files have its process id in their names.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use lj_trace_common::config::Counter;
 
-use super::args::{RecordArgs, default_output};
+use super::args::{BenchmarkProbes, RecordArgs, default_output};
 use super::bounded::BoundedRecording;
 use super::lifetimes;
 use super::lookout::{Lookout, Strangers};
@@ -89,8 +89,11 @@ impl MemoryPreparation {
     pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, CommandError> {
         let RecordTarget { args, process, maps, vms, only, .. } = target;
         let handlers = match args {
-            RecordArgs { empty_probes: true, .. } => Handlers::Empty,
-            RecordArgs { floor_probes: true, .. } => Handlers::Floor,
+            RecordArgs { benchmark_probes: Some(probes), .. } => match probes {
+                BenchmarkProbes::Empty => Handlers::Empty,
+                BenchmarkProbes::Recording => Handlers::Recording,
+                BenchmarkProbes::Attributing => Handlers::Attributing,
+            },
             RecordArgs { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
             _ => Handlers::Record,
         };
