@@ -39,7 +39,7 @@ pub fn try_open(clock: Clock) -> io::Result<()> {
     open(&Attr::new(clock, 1), 0).map(drop)
 }
 
-/// An event on this thread that ticks and does nothing else.
+/// An event that ticks and does nothing else.
 #[derive(Debug)]
 pub struct Ticking {
     event: OwnedFd,
@@ -47,14 +47,22 @@ pub struct Ticking {
 }
 
 impl Ticking {
-    /// Prepares it for so many ticks a second of its clock, as if that counted nanoseconds.
+    /// Prepares it for so many ticks a second of its clock, as if that counted nanoseconds, on this thread.
     ///
     /// # Errors
     /// Whatever `perf_event_open(2)` gives.
     pub fn new(clock: Clock, rate: u32) -> io::Result<Self> {
+        Self::on(clock, rate, 0)
+    }
+
+    /// The same on the thread `tid`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn on(clock: Clock, rate: u32, tid: u32) -> io::Result<Self> {
         let period = 1_000_000_000 / rate.max(1);
         let attr = Attr { sample_period: period.into(), flags: DISABLED, ..Attr::new(clock, rate) };
-        Ok(Self { event: open(&attr, 0)?, period: period.into() })
+        Ok(Self { event: open(&attr, tid as libc::pid_t)?, period: period.into() })
     }
 
     /// Starts or stops it.

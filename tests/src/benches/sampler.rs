@@ -2,12 +2,15 @@
 //!
 //! Its workloads work in turns of some 10 ms that are all the same, and a block is told by the median of its turns, so that
 //! less than a percent can be seen on a machine that is not idle. Of the blocks without, some count as if lj-trace had been
-//! there: what they have lost is the error of the method.
+//! there: what they have lost is the error of the method. What a clock costs that only ticks, as often as the highest rate, is
+//! measured beside: no sampler that is told by it costs less.
 
+use std::fmt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use lj_trace::probes::perf_event::{Clock, Ticking};
 
 use super::slowdown::Losses;
 use super::table::{Table, verdict};
@@ -30,8 +33,15 @@ const WARMING: f64 = 3.0;
 /// How long lj-trace is given after it has attached: the first samples of a function or trace have it read much.
 const SETTLING: Duration = Duration::from_millis(500);
 
-/// How a block is sampled: so often a second, or not at all.
-type Rate = Option<u32>;
+/// What a block works with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum With {
+    Nothing,
+    /// A clock that ticks so often a second and does nothing.
+    Ticks(u32),
+    /// lj-trace, which samples so often a second.
+    LjTrace(u32),
+}
 
 /// What was measured at a rate.
 #[derive(Default)]
@@ -51,7 +61,9 @@ struct Measured {
 /// # Errors
 /// If a workload or lj-trace fails.
 pub fn sampler(blocks: u32, rates: &[u32], program: &Program) -> Result<()> {
-    let rates: Vec<Rate> = [None].into_iter().chain(rates.iter().copied().map(Some)).collect();
+    let ticks = rates.iter().max().map(|&rate| With::Ticks(rate));
+    let traced = rates.iter().copied().map(With::LjTrace);
+    let all_with: Vec<With> = [With::Nothing].into_iter().chain(ticks).chain(traced).collect();
     let mut table = Table::new([
         "",
         "lost, CPU time",
@@ -63,13 +75,13 @@ pub fn sampler(blocks: u32, rates: &[u32], program: &Program) -> Result<()> {
     let mut all = Vec::new();
     for (name, script, arguments) in WORKLOADS {
         println!("{name}");
-        let measured = measure(blocks, &rates, program, (script, arguments)).context(name)?;
-        for (rate, measured) in rates.iter().zip(measured) {
-            table.row(measured.cells(format!("{name}, {}", title(*rate))));
-            all.push((*rate, measured));
+        let measured = measure(blocks, &all_with, program, (script, arguments)).context(name)?;
+        for (with, measured) in all_with.iter().zip(measured) {
+            table.row(measured.cells(format!("{name}, {with}")));
+            all.push((*with, measured));
         }
     }
-    println!("\n{}: {blocks} blocks of {BLOCK} s for each rate, each between two without lj-trace", program.name);
+    println!("\n{}: {blocks} blocks of {BLOCK} s for each row, each between two without lj-trace", program.name);
     table.print();
     println!();
     print_verdicts(&all);
@@ -78,7 +90,7 @@ pub fn sampler(blocks: u32, rates: &[u32], program: &Program) -> Result<()> {
 
 fn measure(
     blocks: u32,
-    rates: &[Rate],
+    all_with: &[With],
     program: &Program,
     (script, arguments): (&str, &[&str]),
 ) -> Result<Vec<Measured>> {
@@ -86,13 +98,14 @@ fn measure(
     let output = folder.path().join("cpu.bin").display().to_string();
     let mut workload = Workload::start(program, script, arguments)?;
     work(&mut workload, WARMING)?;
-    let mut all: Vec<Measured> = rates.iter().map(|_| Measured::default()).collect();
+    let mut all: Vec<Measured> = all_with.iter().map(|_| Measured::default()).collect();
     let mut before = work(&mut workload, BLOCK)?;
     for _ in 0..blocks {
-        for (&rate, measured) in rates.iter().zip(&mut all) {
-            let with = match rate {
-                None => work(&mut workload, BLOCK)?,
-                Some(rate) => measured.record(rate, &mut workload, &output)?,
+        for (&with, measured) in all_with.iter().zip(&mut all) {
+            let with = match with {
+                With::Nothing => work(&mut workload, BLOCK)?,
+                With::Ticks(rate) => work_with_ticks(&mut workload, rate)?,
+                With::LjTrace(rate) => measured.record(rate, &mut workload, &output)?,
             };
             let after = work(&mut workload, BLOCK)?;
             let three = [before, with, after];
@@ -109,8 +122,23 @@ fn work(workload: &mut Workload, seconds: f64) -> Result<Work> {
     Work::parse(&workload.report()?)
 }
 
-fn title(rate: Rate) -> String {
-    rate.map_or_else(|| "without".to_owned(), |rate| format!("{rate} Hz"))
+/// Lets it work for a block while a clock ticks.
+fn work_with_ticks(workload: &mut Workload, rate: u32) -> Result<Work> {
+    let ticking = Ticking::on(Clock::detect(), rate, workload.pid())?;
+    ticking.enable(true)?;
+    let worked = work(workload, BLOCK)?;
+    ensure!(ticking.ticks()? > BLOCK * f64::from(rate) / 2.0, "{} ticks", ticking.ticks()?);
+    Ok(worked)
+}
+
+impl fmt::Display for With {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => out.write_str("without"),
+            Self::Ticks(rate) => write!(out, "{rate} ticks"),
+            Self::LjTrace(rate) => write!(out, "{rate} Hz"),
+        }
+    }
 }
 
 impl Measured {
@@ -155,9 +183,9 @@ fn most(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-fn print_verdicts(all: &[(Rate, Measured)]) {
+fn print_verdicts(all: &[(With, Measured)]) {
     for (rate, asked) in [(99, 0.005), (1000, 0.03)] {
-        let measured = all.iter().filter(|(of, _)| *of == Some(rate)).map(|(_, measured)| &measured.cpu);
+        let measured = all.iter().filter(|(with, _)| *with == With::LjTrace(rate)).map(|(_, measured)| &measured.cpu);
         let Some(worst) = measured.max_by(|a, b| a.mean().total_cmp(&b.mean())) else { continue };
         let (what, asked_for) =
             (format!("the most CPU time that is lost at {rate} Hz"), format!("<= {}%", asked * 100.0));
