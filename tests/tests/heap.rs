@@ -31,10 +31,19 @@ fn phases(program: &Program, more: &[&str]) -> Result<Vec<(Phase, HeapView)>> {
         workload.go()?;
         let phase = Phase::parse(&workload.report()?)?;
         let paths = phase.addresses.values().flat_map(|address| ["--path-to", address]);
+        let stack = stack_size(workload.pid())?;
         let heap = snapshot(&workload, &paths.chain(more.iter().copied()).collect::<Vec<_>>())?;
+        // Kernels before Linux 6.5 make it grow for whoever reads below it.
+        ensure!(stack_size(workload.pid())? == stack, "its stack has grown, it was {stack}");
         phases.push((phase, heap));
     }
     Ok(phases)
+}
+
+/// The size of a process's stack, in the kernel's words.
+fn stack_size(pid: u32) -> Result<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    Ok(status.lines().find(|line| line.starts_with("VmStk:")).context("it has no stack")?.to_owned())
 }
 
 fn check(program: &Program, more: &[&str]) -> Result<()> {

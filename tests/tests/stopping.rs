@@ -45,6 +45,17 @@ fn by_sigterm() -> Result<()> {
     expect_complete(&recording.finish()?)
 }
 
+/// timeout(1) sends its signal to the process, and at once to the process group as well: that is no second one.
+#[test]
+fn by_timeout() -> Result<()> {
+    let (_workload, recording) = start("60", &[])?;
+    std::thread::sleep(Duration::from_secs(1));
+    recording.tracer.signal(libc::SIGTERM)?;
+    std::thread::sleep(Duration::from_millis(2));
+    recording.tracer.signal(libc::SIGTERM)?;
+    expect_complete(&recording.finish()?)
+}
+
 #[test]
 fn by_duration() -> Result<()> {
     let (_workload, recording) = start("60", &["--duration", "2s"])?;

@@ -16,6 +16,7 @@ pub mod file;
 pub mod index;
 pub mod labels;
 pub mod object;
+mod off_the_stack;
 pub mod overhead;
 pub mod paths;
 pub mod pause;
@@ -38,12 +39,13 @@ pub use trail::Target;
 use self::blocks::Blocks;
 use self::labels::Labels;
 use self::object::{Header, Kind, Scales};
+use self::off_the_stack::OffTheStack;
 use self::pause::Paused;
 use self::shape::Shape;
 use self::snapshot::{Asked, Big, PathRow, TypeRow};
 use self::trail::{NoTrail, Trails};
 use self::walk::{Walked, Walker};
-use crate::target::{Maps, Process, ProcessMemory};
+use crate::target::{Maps, Process};
 use crate::vm::Vm;
 use crate::vm::object::field;
 use crate::vm::status::{VmStatus, VmSummary};
@@ -78,7 +80,7 @@ pub fn take(process: &Process, vms: &[Vm], options: &Options) -> Result<Snapshot
     let mut bytes_read = 0;
     let mut heaps = Vec::new();
     for vm in vms {
-        let blocks = Blocks::new(process.memory());
+        let blocks = Blocks::new(OffTheStack::new(process.memory(), &maps));
         heaps.push(heap(process, &maps, &blocks, vm, options, &mut tick));
         bytes_read += blocks.bytes_read();
     }
@@ -105,7 +107,7 @@ fn milliseconds(duration: Duration) -> f64 {
 fn heap(
     process: &Process,
     maps: &Maps,
-    blocks: &Blocks<ProcessMemory>,
+    blocks: &Blocks<OffTheStack>,
     vm: &Vm,
     options: &Options,
     tick: &mut dyn FnMut(),
@@ -166,7 +168,7 @@ fn in_words(trail: Result<String, NoTrail>) -> String {
     }
 }
 
-fn biggest(trails: &Trails<'_, ProcessMemory>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
+fn biggest(trails: &Trails<'_, OffTheStack>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
     let all = if strings { walked.biggest.strings() } else { walked.biggest.tables() };
     let one = |big: biggest::Big| Big {
         address: format!("{:#x}", big.address),

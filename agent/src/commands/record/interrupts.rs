@@ -2,13 +2,20 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::commands::exit::CommandError;
 
 /// The event that the handler makes readable; none before there is one.
 static EVENT: AtomicI32 = AtomicI32::new(-1);
+
+/// When the first signal came, in nanoseconds of the monotonic clock; 0 before.
+static FIRST: AtomicU64 = AtomicU64::new(0);
+
+/// Signals that come so soon after the first belong to it: timeout(1) sends its own to the process, and to the process
+/// group as well.
+const SAME: Duration = Duration::from_millis(200);
 
 /// Listens for the signals that end a recording. That they are heard does not depend on what lj-trace is doing: an
 /// output that takes nothing may keep it from looking at anything else, but not from being ended.
@@ -30,6 +37,7 @@ impl Interrupts {
         // SAFETY: the kernel has just given us this descriptor, and nobody else closes it.
         let event = unsafe { OwnedFd::from_raw_fd(event) };
         EVENT.store(event.as_raw_fd(), Ordering::SeqCst);
+        FIRST.store(0, Ordering::SeqCst);
         for signal in [libc::SIGINT, libc::SIGTERM] {
             // SAFETY: all zeros are a valid `sigaction`: no flags, no signals to block.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -66,13 +74,31 @@ impl Drop for Interrupts {
     }
 }
 
-/// The first signal. From here on the next one, whichever it is, ends lj-trace at once.
-extern "C" fn heard(_signal: libc::c_int) {
-    default_actions();
-    let one = 1_u64;
-    // SAFETY: write(2) is safe in a signal handler, and `one` is eight readable bytes. Without an event there is nobody
-    // to tell: the descriptor is -1.
-    unsafe { libc::write(EVENT.load(Ordering::SeqCst), (&raw const one).cast(), size_of::<u64>()) };
+/// The first signal is told. A later one, whichever it is, ends lj-trace at once.
+extern "C" fn heard(signal: libc::c_int) {
+    let now = now();
+    match FIRST.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(_) => {
+            let one = 1_u64;
+            // SAFETY: write(2) is safe in a signal handler, and `one` is eight readable bytes. Without an event there is
+            // nobody to tell: the descriptor is -1.
+            unsafe { libc::write(EVENT.load(Ordering::SeqCst), (&raw const one).cast(), size_of::<u64>()) };
+        }
+        Err(first) if u128::from(now.saturating_sub(first)) < SAME.as_nanos() => {}
+        Err(_) => {
+            default_actions();
+            // SAFETY: raise(3) is safe in a signal handler. The signal is blocked here, and ends the process on the way out.
+            unsafe { libc::raise(signal) };
+        }
+    }
+}
+
+/// The monotonic clock, in nanoseconds.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime(2) is safe in a signal handler, and `time` is written by the call alone.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 fn default_actions() {
@@ -93,8 +119,8 @@ mod tests {
         // SAFETY: the handler is in place.
         unsafe { libc::raise(libc::SIGTERM) };
         assert!(interrupts.heard_within(Duration::from_secs(5)) && interrupts.heard_within(Duration::ZERO));
-        // SAFETY: reads the disposition of a signal.
-        let next = unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
-        assert_eq!(next, libc::SIG_DFL);
+        // One that comes with it does no more. A later one would end this process.
+        // SAFETY: as above.
+        unsafe { libc::raise(libc::SIGINT) };
     }
 }

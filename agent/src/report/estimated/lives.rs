@@ -20,6 +20,13 @@ const CYCLES: usize = 3;
 pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io::Result<()> {
     let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
     if followed == 0 {
+        if profile.polled && unknown(profile) > 0.0 {
+            writeln!(
+                out,
+                "\nWhat stays of that is not known: the VM has so many collection cycles that reading its collector's state \
+                 every millisecond misses some, and objects are lost sight of then"
+            )?;
+        }
         return Ok(());
     }
     let whole = |bytes: f64| amount(bytes.round() as u64);
