@@ -20,17 +20,18 @@ pub struct Deciding {
 }
 
 impl Deciding {
-    /// The same VM with what is decided now that it has traces; [`None`] if nothing is open, if a moment ago was too early,
-    /// and if the process is gone.
+    /// The same VM with more that is decided, now that it has traces; [`None`] if nothing is open that traces need, if a
+    /// moment ago was too early, if there were none just then, and if the process is gone.
     pub fn decide(&mut self, process: &Process, vm: &Vm) -> Option<Vm> {
         let began = Instant::now();
-        if vm.undecided.is_empty() || self.next.is_some_and(|next| began < next) {
+        if !vm.leaves_traces_open() || self.next.is_some_and(|next| began < next) {
             return None;
         }
         let decided = process.maps().ok().and_then(|maps| prove_again(process, &maps, vm).ok());
         self.next = Some(Instant::now() + pause(self.tries, began.elapsed()));
         self.tries += 1;
-        decided
+        // In a moment without traces it would know less than before.
+        decided.filter(|decided| decided.undecided.len() < vm.undecided.len())
     }
 }
 

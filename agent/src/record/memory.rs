@@ -180,7 +180,7 @@ impl MemoryEvents {
     #[inline]
     pub fn is_undecided(&self, record: &AllocationRecord) -> bool {
         let is_on_trace = |event: &AllocationEvent| event.source == AllocationSource::Trace as u8;
-        !self.vm.undecided.is_empty() && matches!(record, AllocationRecord::Event(event) if is_on_trace(event))
+        self.vm.leaves_traces_open() && matches!(record, AllocationRecord::Event(event) if is_on_trace(event))
     }
 
     /// More was decided of the layout of its VM: what could not be told of its traces is forgotten.

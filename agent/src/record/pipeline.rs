@@ -192,7 +192,7 @@ impl Pipeline {
     /// Resolves one sample.
     pub fn resolve(&mut self, mut sample: Sample<'_>) -> Resolved {
         let vm = (sample.header.vm != NO_VM).then_some(sample.header.vm as usize).filter(|&vm| vm < self.vms.len());
-        if let Some(vm) = vm.filter(|&vm| !self.vms[vm].undecided.is_empty())
+        if let Some(vm) = vm.filter(|&vm| self.vms[vm].leaves_traces_open())
             && sample.header.flags & SAMPLE_ON_TRACE != 0
         {
             self.decide(vm);

@@ -53,6 +53,12 @@ impl Vm {
                 .is_ok_and(|total| total > u64::from(self.layout.g_to_bcff))
     }
 
+    /// Whether something is undecided that traces need. Where a `global_State` ends (`sizeof_g`) is nothing to them, and
+    /// no trace tells it.
+    pub fn leaves_traces_open(&self) -> bool {
+        self.undecided.iter().any(|&field| field != "sizeof_g")
+    }
+
     /// What the probes must know of it.
     pub fn config(&self) -> VmConfig {
         let text = (self.text.range.start, self.text.range.end);
@@ -130,5 +136,21 @@ mod tests {
         assert_eq!(of(&["or20230119, or20240314"]), "OpenResty's LuaJIT");
         assert_eq!(of(&["tt2.5+smart"]), "Tarantool's LuaJIT");
         assert_eq!(of(&["2019-01, tt2.5"]), "LuaJIT or Tarantool's LuaJIT");
+    }
+
+    #[test]
+    fn what_traces_do_not_need_is_not_waited_for() {
+        let layout = VmLayout::from_values(&[0; VmLayout::FIELDS.len()]);
+        let text = InterpreterText { range: 0..0, exact: true };
+        let vm = |undecided: &[&'static str]| Vm {
+            global: 0,
+            main_thread: 0,
+            layout,
+            builds: Vec::new(),
+            undecided: undecided.to_vec(),
+            text: text.clone(),
+        };
+        assert!(!vm(&[]).leaves_traces_open() && !vm(&["sizeof_g"]).leaves_traces_open());
+        assert!(vm(&["sizeof_g", "sizeof_snap"]).leaves_traces_open());
     }
 }
