@@ -20,11 +20,11 @@ const CYCLES: usize = 3;
 pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io::Result<()> {
     let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
     if followed == 0 {
-        if profile.polled && unknown(profile) > 0.0 {
+        if profile.polled && profile.about.cycles > 0 {
             writeln!(
                 out,
-                "\nWhat stays of that is not known: the VM has so many collection cycles that reading its collector's state \
-                 every millisecond misses some, and objects are lost sight of then"
+                "\nWhat stays of that is not known: no object was followed to a collection cycle. They are noticed by reading \
+                 the collector's state every millisecond; of hundreds a second some are missed, and objects are lost sight of"
             )?;
         }
         return Ok(());

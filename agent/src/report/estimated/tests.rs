@@ -72,6 +72,17 @@ fn figures_are_labelled_as_estimates() {
 }
 
 #[test]
+fn it_is_said_why_nothing_is_known_of_lifetimes() {
+    let mut profile = EstimatedProfile::new("luajit (pid 7)");
+    let estimate = estimate(&mut profile);
+    profile.set(estimate);
+    for is_polled in [true, false] {
+        profile.set_lives(Vec::new(), is_polled);
+        assert_eq!(text(&profile).contains("What stays of that is not known"), is_polled);
+    }
+}
+
+#[test]
 fn a_stream_has_all_of_it() {
     let mut profile = EstimatedProfile::new("a");
     let estimate = estimate(&mut profile);
