@@ -145,12 +145,10 @@ impl CostMeter {
 }
 
 /// What probes cost here, once that is known.
-pub struct Calibration(Measured);
-
-enum Measured {
-    /// In a thread of its own.
+pub enum Calibration {
+    /// It is being measured, in a thread of its own.
     Running(Receiver<(ProbeCost, bool)>),
-    /// The costs, and whether none of them is assumed.
+    /// The costs, and whether those of probes and ticks were measured.
     Done(ProbeCost, bool),
 }
 
@@ -206,35 +204,34 @@ impl Calibration {
         let measure = move || {
             let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
             let tick = clock.map(tick);
-            let hit = is_watching.then(hit);
-            let measured = probes != Some(None) && tick != Some(None) && hit != Some(None);
+            let measured = probes != Some(None) && tick != Some(None);
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
-            let hit = hit.flatten().unwrap_or(ASSUMED.hit);
+            let hit = is_watching.then(hit).flatten().unwrap_or(ASSUMED.hit);
             // The recording may have ended before.
             let _ = sender.send((ProbeCost { tick, hit, ..probes }, measured));
         };
         let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
         started.map_err(|error| CommandError::io("start a thread", &error))?;
-        Ok(Self(Measured::Running(receiver)))
+        Ok(Self::Running(receiver))
     }
 
     /// What is known by now.
     fn result(&mut self) -> Option<(ProbeCost, bool)> {
-        if let Measured::Running(receiver) = &self.0 {
+        if let Self::Running(receiver) = self {
             let (probes, measured) = receiver.try_recv().ok()?;
-            self.0 = Measured::Done(probes, measured);
+            *self = Self::Done(probes, measured);
         }
-        match self.0 {
-            Measured::Done(probes, measured) => Some((probes, measured)),
-            Measured::Running(_) => None,
+        match self {
+            Self::Done(probes, measured) => Some((*probes, *measured)),
+            Self::Running(_) => None,
         }
     }
 
     fn wait(&self) -> (ProbeCost, bool) {
-        match &self.0 {
-            Measured::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
-            Measured::Done(probes, measured) => (*probes, *measured),
+        match self {
+            Self::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
+            Self::Done(probes, measured) => (*probes, *measured),
         }
     }
 }

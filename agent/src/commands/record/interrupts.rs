@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::bounded::now;
 use crate::commands::exit::CommandError;
 
 /// The event that the handler makes readable; none before there is one.
@@ -76,6 +77,7 @@ impl Drop for Interrupts {
 
 /// The first signal is told. A later one, whichever it is, ends lj-trace at once.
 extern "C" fn heard(signal: libc::c_int) {
+    // It is one call of clock_gettime(2), which is safe in a signal handler.
     let now = now();
     match FIRST.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(_) => {
@@ -91,14 +93,6 @@ extern "C" fn heard(signal: libc::c_int) {
             unsafe { libc::raise(signal) };
         }
     }
-}
-
-/// The monotonic clock, in nanoseconds.
-fn now() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: clock_gettime(2) is safe in a signal handler, and `time` is written by the call alone.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
 fn default_actions() {
