@@ -109,12 +109,16 @@ impl Watching {
     }
 }
 
-fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
+/// Starts or stops a perf event, and those that threads have inherited from it.
+///
+/// # Errors
+/// Whatever `ioctl(2)` gives.
+pub fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
     /// `_IO('$', 0)` and `_IO('$', 1)` of linux/perf_event.h.
     const PERF_EVENT_IOC_ENABLE: libc::c_ulong = 0x2400;
     const PERF_EVENT_IOC_DISABLE: libc::c_ulong = 0x2401;
     let request = if on { PERF_EVENT_IOC_ENABLE } else { PERF_EVENT_IOC_DISABLE };
-    // SAFETY: the requests take a plain integer, and the descriptor is a perf event that we own.
+    // SAFETY: the requests take a plain integer, and the descriptor is open.
     if unsafe { libc::ioctl(event.as_raw_fd(), request, 0) } < 0 {
         return Err(io::Error::last_os_error());
     }

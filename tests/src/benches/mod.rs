@@ -7,6 +7,7 @@ mod leak;
 mod sampler;
 mod slowdown;
 mod string_table;
+mod switched;
 mod table;
 mod work;
 

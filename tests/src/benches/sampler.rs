@@ -1,18 +1,23 @@
-//! `cargo xtask bench sampler`: what samples cost a program, from blocks with lj-trace and without in turns.
+//! `cargo xtask bench sampler`: what samples cost a program.
 //!
-//! Its workloads work in turns of some 10 ms that are all the same, and a block is told by the median of its turns, so that
-//! less than a percent can be seen on a machine that is not idle. Of the blocks without, some count as if lj-trace had been
-//! there: what they have lost is the error of the method. What a clock costs that only ticks, as often as the highest rate, is
-//! measured beside: no sampler that is told by it costs less.
+//! A workload does always the same, for a tenth of a second with nothing, with a clock that only ticks, with lj-trace at each
+//! rate, and so on in turns, so that whatever else changes on a machine changes for all of them, and a tenth of a percent can
+//! be seen. All are there all the time, and only switched on when it is their turn: it is the cost of a recording that goes
+//! on. What attaching takes, and what lj-trace needs when everything is new to it, are measured before, by attaching a few
+//! times.
+//!
+//! What the row `nothing` has lost is the error of the method, and no sampler that is told by a clock costs less than one that
+//! only ticks.
 
 use std::fmt;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace::probes::perf_event::{Clock, Ticking};
+use tempfile::TempDir;
 
 use super::slowdown::Losses;
+use super::switched::Switched;
 use super::table::{Table, verdict};
 use super::work::{Spent, Work};
 use crate::programs::Program;
@@ -26,92 +31,123 @@ const WORKLOADS: [(&str, &str, &[&str]); 3] = [
     ("compiled", "bench.lua", &["1", "jit"]),
     ("in 4000 traces", "many_traces.lua", &["1"]),
 ];
-/// How long a block is, in seconds.
-const BLOCK: f64 = 2.1;
 /// How long a workload warms up, in seconds.
 const WARMING: f64 = 3.0;
-/// How long lj-trace is given after it has attached: the first samples of a function or trace have it read much.
-const SETTLING: Duration = Duration::from_millis(500);
+/// How often it is attached to, for each rate, and how long it is recorded then, in seconds.
+const ATTACHES: u32 = 4;
+const FIRST: f64 = 2.0;
+/// How long lj-trace samples before it is measured, in seconds: by then it knows the traces and functions.
+const SETTLING: f64 = 5.0;
+/// How long each turn is, in seconds.
+const TURN: f64 = 0.12;
 
-/// What a block works with.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What it works with.
 enum With {
     Nothing,
     /// A clock that ticks so often a second and does nothing.
-    Ticks(u32),
+    Ticks(u32, Ticking),
     /// lj-trace, which samples so often a second.
-    LjTrace(u32),
+    LjTrace(u32, Switched),
 }
 
-/// What was measured at a rate.
+/// What it has cost.
 #[derive(Default)]
 struct Measured {
     cpu: Losses,
     wall: Losses,
-    /// In seconds, for each time it was attached.
-    attach: Vec<f64>,
-    /// In shares of a core, for each block.
-    tracer_cpu: Vec<f64>,
-    /// What lj-trace says of its cost at the end of a block.
-    told: Option<String>,
+    /// How long it was on, in seconds.
+    on: f64,
+    /// The CPU time, in seconds, that lj-trace has used then.
+    tracer_cpu: f64,
 }
 
-/// Measures the rates on a program, with so many blocks for each, and prints the table.
+/// What was seen while lj-trace attached.
+#[derive(Default)]
+struct First {
+    /// How long attaching took, in seconds, each time.
+    attach: Vec<f64>,
+    /// In shares of a core, for each time.
+    tracer_cpu: Vec<f64>,
+    /// What lj-trace has said of its cost, the last time.
+    told: String,
+}
+
+/// What all workloads have shown.
+#[derive(Default)]
+struct Findings {
+    /// With lj-trace: its rate, and the CPU time that was lost.
+    lost: Vec<(u32, Losses)>,
+    attach: Vec<f64>,
+}
+
+/// Measures the rates on a program, in so many rounds, and prints the tables.
 ///
 /// # Errors
 /// If a workload or lj-trace fails.
-pub fn sampler(blocks: u32, rates: &[u32], program: &Program) -> Result<()> {
-    let ticks = rates.iter().max().map(|&rate| With::Ticks(rate));
-    let traced = rates.iter().copied().map(With::LjTrace);
-    let all_with: Vec<With> = [With::Nothing].into_iter().chain(ticks).chain(traced).collect();
-    let mut table = Table::new([
-        "",
-        "lost, CPU time",
-        "lost, elapsed",
-        "as lj-trace tells it",
-        "attached within, ms",
-        "lj-trace, % of a core",
-    ]);
-    let mut all = Vec::new();
+pub fn sampler(rounds: u32, rates: &[u32], program: &Program) -> Result<()> {
+    let mut first_table =
+        Table::new(["", "attached within, ms", "lj-trace at first, % of a core", "cost, as lj-trace tells it"]);
+    let mut table = Table::new(["", "lost, CPU time", "lost, elapsed", "lj-trace, % of a core"]);
+    let mut findings = Findings::default();
     for (name, script, arguments) in WORKLOADS {
         println!("{name}");
-        let measured = measure(blocks, &all_with, program, (script, arguments)).context(name)?;
-        for (with, measured) in all_with.iter().zip(measured) {
+        let mut workload = Workload::start(program, script, arguments)?;
+        work(&mut workload, WARMING)?;
+        for &rate in rates {
+            let first = First::measure(rate, &mut workload).context(name)?;
+            first_table.row(first.cells(format!("{name}, {rate} Hz")));
+            findings.attach.extend(first.attach);
+        }
+        for (with, measured) in measure(rounds, rates, &mut workload).context(name)? {
             table.row(measured.cells(format!("{name}, {with}")));
-            all.push((*with, measured));
+            let (rate, ticks) = match with {
+                With::Nothing => continue,
+                With::Ticks(rate, ticking) => (rate, ticking.ticks()?),
+                With::LjTrace(rate, tracer) => {
+                    findings.lost.push((rate, measured.cpu));
+                    (rate, tracer.end()?)
+                }
+            };
+            let wanted = f64::from(rate) * measured.on;
+            ensure!(ticks > wanted / 2.0, "{name}: {ticks} ticks at {rate} Hz in {:.1} s", measured.on);
         }
     }
-    println!("\n{}: {blocks} blocks of {BLOCK} s for each row, each between two without lj-trace", program.name);
+    println!("\n{}, attached to {ATTACHES} times, and recorded for {FIRST} s:", program.name);
+    first_table.print();
+    println!("\n{}, {rounds} rounds of {TURN} s with each:", program.name);
     table.print();
     println!();
-    print_verdicts(&all);
+    findings.print_verdicts();
     Ok(())
 }
 
-fn measure(
-    blocks: u32,
-    all_with: &[With],
-    program: &Program,
-    (script, arguments): (&str, &[&str]),
-) -> Result<Vec<Measured>> {
+/// Lets it work with everything in turns.
+fn measure(rounds: u32, rates: &[u32], workload: &mut Workload) -> Result<Vec<(With, Measured)>> {
     let folder = tempfile::tempdir()?;
-    let output = folder.path().join("cpu.bin").display().to_string();
-    let mut workload = Workload::start(program, script, arguments)?;
-    work(&mut workload, WARMING)?;
-    let mut all: Vec<Measured> = all_with.iter().map(|_| Measured::default()).collect();
-    let mut before = work(&mut workload, BLOCK)?;
-    for _ in 0..blocks {
-        for (&with, measured) in all_with.iter().zip(&mut all) {
-            let with = match with {
-                With::Nothing => work(&mut workload, BLOCK)?,
-                With::Ticks(rate) => work_with_ticks(&mut workload, rate)?,
-                With::LjTrace(rate) => measured.record(rate, &mut workload, &output)?,
-            };
-            let after = work(&mut workload, BLOCK)?;
-            let three = [before, with, after];
+    let mut all = vec![With::Nothing];
+    if let Some(&rate) = rates.iter().max() {
+        all.push(With::Ticks(rate, Ticking::on(Clock::detect(), rate, workload.pid())?));
+    }
+    for &rate in rates {
+        all.push(With::LjTrace(rate, Switched::of(attach(rate, workload, &folder)?)?));
+    }
+    work(workload, SETTLING)?;
+    all.iter().try_for_each(|with| with.switch(false))?;
+
+    let mut all: Vec<_> = all.into_iter().map(|with| (with, Measured::default())).collect();
+    // Each comes between two turns with nothing at all, and after another one in each round.
+    for round in 0..rounds {
+        let mut bare = work(workload, TURN)?;
+        let count = all.len();
+        for index in 0..count {
+            let index = if round % 2 == 0 { index } else { count - 1 - index };
+            let (with, measured) = &mut all[(index + round as usize / 2) % count];
+            let worked = measured.during(with, workload)?;
+            let after = work(workload, TURN)?;
+            let three = [bare, worked, after];
             measured.cpu.add(&three, |spent: &Spent| spent.cpu);
             measured.wall.add(&three, |spent: &Spent| spent.wall);
-            [.., before] = three;
+            [.., bare] = three;
         }
     }
     Ok(all)
@@ -122,56 +158,96 @@ fn work(workload: &mut Workload, seconds: f64) -> Result<Work> {
     Work::parse(&workload.report()?)
 }
 
-/// Lets it work for a block while a clock ticks.
-fn work_with_ticks(workload: &mut Workload, rate: u32) -> Result<Work> {
-    let ticking = Ticking::on(Clock::detect(), rate, workload.pid())?;
-    ticking.enable(true)?;
-    let worked = work(workload, BLOCK)?;
-    ensure!(ticking.ticks()? > BLOCK * f64::from(rate) / 2.0, "{} ticks", ticking.ticks()?);
-    Ok(worked)
+fn attach(rate: u32, workload: &Workload, folder: &TempDir) -> Result<Tracer> {
+    let output = folder.path().join(format!("{rate}.bin")).display().to_string();
+    let (pid, rate) = (workload.pid().to_string(), rate.to_string());
+    let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--output", &output])?;
+    tracer.wait_until_attached()?;
+    Ok(tracer)
+}
+
+impl With {
+    fn switch(&self, on: bool) -> Result<()> {
+        match self {
+            Self::Nothing => Ok(()),
+            Self::Ticks(_, ticking) => Ok(ticking.enable(on)?),
+            Self::LjTrace(_, tracer) => tracer.switch(on),
+        }
+    }
+
+    /// The CPU time that lj-trace has used so far, in seconds.
+    fn tracer_cpu(&self) -> Result<f64> {
+        if let Self::LjTrace(_, tracer) = self { cpu_time(tracer.pid()) } else { Ok(0.0) }
+    }
 }
 
 impl fmt::Display for With {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nothing => out.write_str("without"),
-            Self::Ticks(rate) => write!(out, "{rate} ticks"),
-            Self::LjTrace(rate) => write!(out, "{rate} Hz"),
+            Self::Nothing => out.write_str("nothing"),
+            Self::Ticks(rate, _) => write!(out, "{rate} ticks"),
+            Self::LjTrace(rate, _) => write!(out, "{rate} Hz"),
         }
     }
 }
 
 impl Measured {
-    /// Lets it work for a block while it is recorded.
-    fn record(&mut self, rate: u32, workload: &mut Workload, output: &str) -> Result<Work> {
-        let (pid, rate) = (workload.pid().to_string(), rate.to_string());
+    /// Lets it work for a turn.
+    fn during(&mut self, with: &With, workload: &mut Workload) -> Result<Work> {
+        let before = with.tracer_cpu()?;
+        with.switch(true)?;
         let began = Instant::now();
-        let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--output", output])?;
-        tracer.wait_until_attached()?;
-        self.attach.push(began.elapsed().as_secs_f64());
-        // The program works meanwhile: of one that stands still there are no samples to settle by.
-        work(workload, SETTLING.as_secs_f64())?;
-        let (before, began) = (cpu_time(tracer.pid())?, Instant::now());
-        let work = work(workload, BLOCK)?;
-        self.tracer_cpu.push((cpu_time(tracer.pid())? - before) / began.elapsed().as_secs_f64());
-        tracer.signal(libc::SIGINT)?;
-        let outcome = tracer.wait()?;
-        outcome.expect(0, &["lost               0"]);
-        let told = outcome.stderr.lines().find_map(|line| line.trim_start().strip_prefix("cost to it"));
-        self.told = told.map(|told| told.trim_start().to_owned());
-        // Files are written on the other CPU; the next block does not begin amid that.
-        sleep(Duration::from_millis(100));
+        let work = work(workload, TURN)?;
+        self.on += began.elapsed().as_secs_f64();
+        with.switch(false)?;
+        self.tracer_cpu += with.tracer_cpu()? - before;
         Ok(work)
     }
 
-    fn cells(&self, name: String) -> [String; 6] {
-        let most = |values: &[f64], unit: f64| match values.iter().copied().reduce(f64::max) {
-            Some(_) => format!("{:.1} (at most {:.1})", mean(values) * unit, most(values) * unit),
-            None => "-".to_owned(),
-        };
+    fn cells(&self, name: String) -> [String; 4] {
         let [cpu, wall] = [&self.cpu, &self.wall].map(|losses| format!("{losses:.2}"));
-        let told = self.told.clone().unwrap_or_else(|| "-".to_owned());
-        [name, cpu, wall, told, most(&self.attach, 1000.0), most(&self.tracer_cpu, 100.0)]
+        [name, cpu, wall, format!("{:.1}", self.tracer_cpu / self.on * 100.0)]
+    }
+}
+
+impl First {
+    /// Attaches a few times, and records what everything is new in.
+    fn measure(rate: u32, workload: &mut Workload) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let mut first = Self::default();
+        for _ in 0..ATTACHES {
+            let began = Instant::now();
+            let tracer = attach(rate, workload, &folder)?;
+            first.attach.push(began.elapsed().as_secs_f64());
+            let (before, began) = (cpu_time(tracer.pid())?, Instant::now());
+            work(workload, FIRST)?;
+            first.tracer_cpu.push((cpu_time(tracer.pid())? - before) / began.elapsed().as_secs_f64());
+            tracer.signal(libc::SIGINT)?;
+            let outcome = tracer.wait()?;
+            outcome.expect(0, &["lost               0"]);
+            let told = outcome.stderr.lines().find_map(|line| line.trim_start().strip_prefix("cost to it"));
+            told.context("lj-trace does not tell its cost")?.trim().clone_into(&mut first.told);
+        }
+        Ok(first)
+    }
+
+    fn cells(&self, name: String) -> [String; 4] {
+        let of = |values: &[f64], unit: f64| format!("{:.1} (at most {:.1})", mean(values) * unit, most(values) * unit);
+        [name, of(&self.attach, 1000.0), of(&self.tracer_cpu, 100.0), self.told.clone()]
+    }
+}
+
+impl Findings {
+    fn print_verdicts(&self) {
+        for (rate, asked) in [(99, 0.005), (1000, 0.03)] {
+            let lost = self.lost.iter().filter(|(at, _)| *at == rate).map(|(_, lost)| lost);
+            let Some(worst) = lost.max_by(|a, b| a.mean().total_cmp(&b.mean())) else { continue };
+            let what = format!("the most CPU time that is lost at {rate} Hz");
+            let asked_for = format!("<= {}%", asked * 100.0);
+            verdict(&what, &asked_for, &format!("{worst:.2}"), worst.mean() <= asked);
+        }
+        let longest = most(&self.attach);
+        verdict("the longest time to attach", "<= 300 ms", &format!("{:.0} ms", longest * 1000.0), longest <= 0.3);
     }
 }
 
@@ -181,16 +257,4 @@ fn mean(values: &[f64]) -> f64 {
 
 fn most(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
-}
-
-fn print_verdicts(all: &[(With, Measured)]) {
-    for (rate, asked) in [(99, 0.005), (1000, 0.03)] {
-        let measured = all.iter().filter(|(with, _)| *with == With::LjTrace(rate)).map(|(_, measured)| &measured.cpu);
-        let Some(worst) = measured.max_by(|a, b| a.mean().total_cmp(&b.mean())) else { continue };
-        let (what, asked_for) =
-            (format!("the most CPU time that is lost at {rate} Hz"), format!("<= {}%", asked * 100.0));
-        verdict(&what, &asked_for, &format!("{worst:.2}"), worst.mean() <= asked);
-    }
-    let longest = all.iter().map(|(_, measured)| most(&measured.attach)).fold(0.0, f64::max);
-    verdict("the longest time to attach", "<= 300 ms", &format!("{:.0} ms", longest * 1000.0), longest <= 0.3);
 }

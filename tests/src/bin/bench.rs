@@ -1,4 +1,4 @@
-//! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler BLOCKS RATES
+//! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler ROUNDS RATES
 //! PROGRAM`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
 
 use anyhow::{Context as _, Result, bail};
@@ -15,16 +15,16 @@ fn main() -> Result<()> {
             let programs: Vec<_> = programs?.into_iter().flatten().collect();
             bounded(&Plan { seconds: seconds.parse()?, blocks: blocks.parse()?, workloads }, &programs)
         }
-        ["sampler", blocks, rates, name] => {
+        ["sampler", rounds, rates, name] => {
             let rates: Result<Vec<u32>, _> = rates.split(',').map(str::parse).collect();
             let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
-            sampler(blocks.parse()?, &rates?, &program)
+            sampler(rounds.parse()?, &rates?, &program)
         }
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
         _ => bail!(
-            "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler BLOCKS RATES PROGRAM | leak SECONDS ROUNDS"
+            "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES PROGRAM | leak SECONDS ROUNDS"
         ),
     }
 }

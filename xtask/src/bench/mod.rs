@@ -18,7 +18,7 @@ pub struct Options {
 enum What {
     /// The sampler at 99 and 1000 Hz, beside `perf record -g` and no profiler
     Sysprof(sysprof::Options),
-    /// The sampler in turns with nothing, to fractions of a percent: interpreted, compiled, in 4000 traces
+    /// The sampler in turns with nothing, to tenths of a percent: interpreted, compiled, in 4000 traces
     Sampler(supported::Sampler),
     /// The allocation probes, beside empty ones, bpftrace and no profiler
     Memprof(memprof::Options),

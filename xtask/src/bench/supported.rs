@@ -38,9 +38,9 @@ pub struct Bounded {
 /// Options of `cargo xtask bench sampler`.
 #[derive(clap::Args)]
 pub struct Sampler {
-    /// How many blocks of 2 s there are for each rate, each between two without lj-trace
-    #[arg(long, default_value_t = 12)]
-    blocks: u32,
+    /// How many rounds there are: 0.12 s with each rate, a clock that only ticks, and nothing
+    #[arg(long, default_value_t = 240)]
+    rounds: u32,
     /// The rates, in Hz
     #[arg(long, value_delimiter = ',', default_values_t = [99, 1000])]
     rates: Vec<u32>,
@@ -75,9 +75,9 @@ pub fn bounded(options: &Bounded) -> Result<()> {
 
 /// Measures what samples cost.
 pub fn sampler(options: &Sampler) -> Result<()> {
-    let Sampler { blocks, rates, program, binary } = options;
+    let Sampler { rounds, rates, program, binary } = options;
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
-    bench("sampler", &[blocks.to_string(), rates.join(","), program.clone()], binary.clone())
+    bench("sampler", &[rounds.to_string(), rates.join(","), program.clone()], binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.
