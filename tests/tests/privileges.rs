@@ -1,12 +1,16 @@
 //! With the least privileges everything works; with less, the message names what is missing; and what is not needed any
 //! more is given up.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::chown;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::allocations::Allocations;
 use lj_trace_tests::capabilities::{
-    BPF, Capability, OF_NO_USE, PERFMON, SYS_ADMIN, SYS_PTRACE, has, of_threads, without,
+    BPF, Capability, NOBODY, OF_NO_USE, PERFMON, SYS_ADMIN, SYS_PTRACE, has, of_threads, without,
 };
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT, Program};
@@ -40,11 +44,20 @@ fn what_is_missing_is_named() -> Result<()> {
     for mode in ["sysprof", "memprof", "all"] {
         for (capabilities, said) in cases {
             println!("{mode} with {capabilities:?}");
-            let outcome = run_with(
-                capabilities,
-                &["--pid", &pid, "--mode", mode, "--duration", "1s", "-o", "/tmp/unwritten.bin"],
-            );
+            let folder = tempfile::tempdir()?;
+            let earlier = folder.path().join("run.bin");
+            fs::write(&earlier, "an earlier recording")?;
+            chown(&earlier, Some(NOBODY), Some(NOBODY))?;
+            let [stream, report] = ["run.bin", "run.svg"].map(|name| folder.path().join(name).display().to_string());
+            let arguments =
+                ["--pid", &pid, "--mode", mode, "--duration", "1s", "--output", &stream, "--output", &report];
+            let outcome = Tracer::start_as_nobody_with(capabilities, folder.path(), &arguments)?.wait();
             outcome?.expect(exit_code::PRIVILEGES, &[said, "AmbientCapabilities"]);
+            // What is refused leaves what was there, and nothing else.
+            ensure!(fs::read(&earlier)? == b"an earlier recording", "{mode}: an earlier recording was overwritten");
+            let left = fs::read_dir(folder.path())?.map(|entry| Ok(entry?.file_name()));
+            let left: BTreeSet<_> = left.collect::<Result<_>>()?;
+            ensure!(left == ["lj-trace", "run.bin"].map(OsString::from).into(), "{mode} left {left:?}");
         }
     }
     for command in ["dump", "doctor"] {
@@ -113,7 +126,7 @@ fn record(capabilities: Option<&[Capability]>) -> Result<(Outcome, Vec<(u64, u64
     let outcome = tracer.wait()?;
     outcome.expect(0, &["Lua complete"]);
     ensure!(!outcome.stderr.contains("LOST"), "{}", outcome.stderr);
-    let stacks = Folded::parse(&std::fs::read_to_string(path("run.sysprof.folded"))?)?;
+    let stacks = Folded::parse(&fs::read_to_string(path("run.sysprof.folded"))?)?;
     ensure!(stacks.samples() > 100, "{} samples", stacks.samples());
     let allocations = Allocations::read(&path("run.memprof.bin"))?;
     allocations.check_addresses()?;

@@ -384,10 +384,12 @@ impl StreamFile {
     }
 }
 
-/// Whatever happens, there is a stream in the file.
+/// Whatever happens, there is a stream in a file that one was started in.
 impl Drop for StreamFile {
     fn drop(&mut self) {
-        let _ = self.finish();
+        if !matches!(self.content, Content::Nothing(_)) {
+            let _ = self.finish();
+        }
     }
 }
 
@@ -452,10 +454,23 @@ mod tests {
         let path = folder.path().join("a.bin");
         let mut outputs = MemoryOutputs::open(&options(&[path.display().to_string()], 1)).unwrap();
         outputs.create(0).unwrap();
-        drop(outputs);
+        outputs.finish(&[]).unwrap();
         let stream = Stream::open(std::fs::File::open(path).unwrap()).unwrap();
         let Body::Memprof(mut events) = stream.body else { panic!("no events") };
         assert_eq!((stream.symbols, events.next_event().unwrap()), (vec![], None));
+    }
+
+    #[test]
+    fn what_is_never_begun_leaves_earlier_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["a.bin", "a.svg", "new.bin", "new.svg"].map(|name| folder.path().join(name));
+        paths.iter().take(2).for_each(|path| std::fs::write(path, "earlier").unwrap());
+        let names = paths.each_ref().map(|path| path.display().to_string());
+        let mut outputs = MemoryOutputs::open(&options(&names, 1)).unwrap();
+        outputs.create(0).unwrap();
+        drop(outputs);
+        let left = paths.each_ref().map(|path| std::fs::read_to_string(path).ok());
+        assert_eq!(left, [Some("earlier".to_owned()), Some("earlier".to_owned()), None, None]);
     }
 
     #[test]

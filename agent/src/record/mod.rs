@@ -14,6 +14,7 @@ mod machine_code;
 mod memory;
 mod memory_outputs;
 mod naming;
+mod output_file;
 pub mod outputs;
 mod pipeline;
 mod reports;

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::about_process;
+use super::output_file::OutputFile;
 use super::pipeline::{Code, Resolved};
 use super::reports::CpuReports;
 use super::stream_file;
@@ -64,10 +65,19 @@ pub struct Outputs {
     stream_paths: Vec<PathBuf>,
     /// How many VMs have streams.
     vms: usize,
+    /// Those that are not begun.
+    waiting: Vec<WaitingStream>,
     streams: Vec<StreamOutput>,
     reports: CpuReports,
     /// The folder that the target works in.
     folder: Option<PathBuf>,
+}
+
+/// The file of a stream that is not begun, and its VM.
+struct WaitingStream {
+    path: PathBuf,
+    vm: usize,
+    file: Box<dyn Write>,
 }
 
 /// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
@@ -81,10 +91,13 @@ struct StreamOutput {
 pub(super) struct ReportOutput {
     pub(super) path: PathBuf,
     format: Format,
+    /// The file, unless it is standard output.
+    file: Option<OutputFile>,
 }
 
 impl Outputs {
-    /// Opens all of `files`.
+    /// Opens all of `files`; what is in them stays until [`begin`](Self::begin), and what was not there goes again if that is
+    /// never called.
     ///
     /// # Errors
     /// An I/O error for what cannot be written.
@@ -96,6 +109,7 @@ impl Outputs {
             traces: TraceTable::default(),
             stream_paths,
             vms: 0,
+            waiting: Vec::new(),
             streams: Vec::new(),
             reports,
             folder: None,
@@ -103,23 +117,35 @@ impl Outputs {
         if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
         }
-        (0..vms).try_for_each(|vm| outputs.start_vm(vm, vms))?;
+        (0..vms).try_for_each(|vm| outputs.open_vm(vm, vms))?;
         Ok(outputs)
     }
 
     /// Opens the streams of a VM. If it was the only one when the recording began, of `vms` VMs, its streams have no
     /// number.
-    fn start_vm(&mut self, vm: usize, vms: usize) -> Result<(), CommandError> {
+    fn open_vm(&mut self, vm: usize, vms: usize) -> Result<(), CommandError> {
         // A stream is of one VM: on standard output that is the first.
         for path in self.stream_paths.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
             let path = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
-            let writer = SysprofWriter::new(stream_file::create(&path)?, &SymbolTable::new());
+            let file = stream_file::create(&path)?;
+            self.waiting.push(WaitingStream { path, vm, file });
+        }
+        self.vms = vm + 1;
+        Ok(())
+    }
+
+    /// Begins the streams: samples will come.
+    ///
+    /// # Errors
+    /// A stream cannot be written.
+    pub fn begin(&mut self) -> Result<(), CommandError> {
+        for WaitingStream { path, vm, file } in self.waiting.drain(..) {
+            let writer = SysprofWriter::new(file, &SymbolTable::new());
             // What makes it a stream is there from the beginning, whatever else finds room.
             let begun = writer.and_then(|mut writer| writer.flush().map(|()| writer));
             let writer = begun.map_err(|error| stream_file::failed(&path, &error))?;
             self.streams.push(StreamOutput { path, vm, writer });
         }
-        self.vms = vm + 1;
         Ok(())
     }
 
@@ -137,7 +163,8 @@ impl Outputs {
         }
         // VMs may come into being while they are recorded.
         for new in self.vms..=vm {
-            self.start_vm(new, new + 1)?;
+            self.open_vm(new, new + 1)?;
+            self.begin()?;
         }
         for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
             stream.add(state, sample, self.jit_samples).map_err(|error| stream_file::failed(&stream.path, &error))?;
@@ -261,12 +288,16 @@ impl StreamOutput {
 
 impl ReportOutput {
     pub(super) fn open(format: Format, path: &Path) -> Result<Self, CommandError> {
-        // Empty until the end, but known to be writable.
-        drop(create(path)?);
-        Ok(Self { path: path.to_owned(), format })
+        // Known to be writable, but as it is until the end.
+        let file = (path != Path::new("-")).then(|| OutputFile::open(path));
+        let file = file.transpose().map_err(|error| failed(path, &error))?;
+        Ok(Self { path: path.to_owned(), format, file })
     }
 
     pub(super) fn write(&self, profile: &dyn Profile) -> Result<(), CommandError> {
+        if let Some(file) = &self.file {
+            file.keep();
+        }
         formats::write(self.format, profile, create(&self.path)?).map_err(|error| failed(&self.path, &error))
     }
 }

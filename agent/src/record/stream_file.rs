@@ -6,12 +6,13 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd as _;
 use std::path::Path;
 
+use super::output_file::OutputFile;
 use super::outputs::failed as cannot_write;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::stream::{WriteError, end_after};
 
-/// Opens a stream for writing; `-` is standard output. There is no buffer but the writer's own, which knows what is
-/// whole.
+/// Opens a stream for writing; `-` is standard output. What is in the file stays until the first bytes are written. There is
+/// no buffer but the writer's own, which knows what is whole.
 ///
 /// # Errors
 /// Exit code 74 if that is not possible.
@@ -19,7 +20,7 @@ pub fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
     if path == Path::new("-") {
         return Ok(Box::new(StandardOutput));
     }
-    let file = File::create(path).map_err(|error| cannot_write(path, &error))?;
+    let file = OutputFile::open(path).map_err(|error| cannot_write(path, &error))?;
     Ok(Box::new(file))
 }
 

@@ -125,8 +125,12 @@ impl Recording {
             let sampler = Sampler::attach(&mut programs, process, args.rate)?;
             Ok::<_, CommandError>(CpuRecording { sampler, outputs })
         });
-        let cpu = cpu.transpose()?;
+        let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
+        if let Some(cpu) = &mut cpu {
+            // Nothing can be refused any more: earlier files may go.
+            cpu.outputs.begin()?;
+        }
         let newcomers = Newcomers::new();
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
