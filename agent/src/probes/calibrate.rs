@@ -103,7 +103,7 @@ pub fn tick(clock: Clock) -> io::Result<f64> {
 }
 
 /// Counts down to zero, in a register. A loop that has its counter in memory is slower for long after each tick on some
-/// processors (seen on an Intel Xeon: ticks of 18 us seemed to cost 20 to 100), which is nothing that programs do.
+/// processors (seen on an Intel Xeon: ticks of 18 us seemed to cost 20 to 100), and its loss is not that of programs.
 fn count_down(turns: u64) {
     // SAFETY: it counts in a register, and ends.
     unsafe {

@@ -282,8 +282,11 @@ pub(super) fn open(attr: &Attr, tid: libc::pid_t) -> io::Result<OwnedFd> {
     owned(fd)
 }
 
-/// Takes the descriptor that a system call has returned.
-fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
+/// Takes the descriptor that a system call has just returned.
+///
+/// # Errors
+/// Why it has returned none.
+pub(super) fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     match i32::try_from(result) {
         // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),

@@ -3,9 +3,11 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+
+use super::perf_event::owned;
 
 /// An instruction (`struct bpf_insn`).
 pub type Instruction = [u8; 8];
@@ -128,15 +130,6 @@ pub fn attach(program: &OwnedFd, path: &Path, points: &[(u64, u64)], pid: u32, k
     };
     // SAFETY: as in `load`; the lists have as many elements as it says.
     owned(unsafe { libc::syscall(libc::SYS_bpf, BPF_LINK_CREATE, &raw const attr, size_of::<LinkAttr>()) })
-}
-
-/// Takes the descriptor that a system call has returned.
-fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
-    match i32::try_from(result) {
-        // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 const _: () = assert!(size_of::<LoadAttr>() == 72 && size_of::<LinkAttr>() == 64);

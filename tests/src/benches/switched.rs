@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace::probes::perf_event;
+use lj_trace::target::Process;
 
 use crate::tracer::Tracer;
 
@@ -22,7 +23,7 @@ impl Switched {
     /// # Errors
     /// If it has none, or the kernel does not hand them out.
     pub fn of(tracer: Tracer) -> Result<Self> {
-        let process = pidfd_open(tracer.pid()).context("cannot open lj-trace")?;
+        let process = Process::open(tracer.pid())?.exit_event().context("the kernel has no descriptor of lj-trace")?;
         let mut events = Vec::new();
         for entry in fs::read_dir(format!("/proc/{}/fd", tracer.pid()))? {
             let entry = entry?;
@@ -71,20 +72,11 @@ impl Switched {
     }
 }
 
-fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
-    // SAFETY: the arguments are plain integers.
-    owned(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
-}
-
 /// A copy of the descriptor of this number of a process (since Linux 5.6).
 fn pidfd_getfd(process: &OwnedFd, number: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: the arguments are plain integers, and the first is an open descriptor.
-    owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) })
-}
-
-/// Takes the descriptor that a system call has returned.
-fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
-    match i32::try_from(result) {
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+    match i32::try_from(fd) {
         // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),

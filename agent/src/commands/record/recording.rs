@@ -127,10 +127,6 @@ impl Recording {
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
-        if let Some(cpu) = &mut cpu {
-            // Nothing can be refused any more: earlier files may go.
-            cpu.outputs.begin()?;
-        }
         let newcomers = Newcomers::new();
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
@@ -140,6 +136,10 @@ impl Recording {
         let limit = args.limit.share().filter(|_| args.overhead.is_none());
         let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args))?;
         let cost = CostMeter::new(process, calibration, limit.filter(|_| allocation.is_some()));
+        if let Some(cpu) = &mut cpu {
+            // Nothing can be refused any more: earlier files may go.
+            cpu.outputs.begin()?;
+        }
         let (process, name, only) = (process.clone(), target.name(), *only);
         let (left_out, memory_measured) = (0, None);
         Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })
