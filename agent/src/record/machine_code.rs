@@ -1,10 +1,12 @@
 //! Where a VM's machine code is: the interpreter's, and what its JIT compiler has generated so far.
 
+use std::iter::once;
 use std::ops::Range;
 
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 
+use crate::target::ProcessMemory;
 use crate::unwind::VmCode;
 use crate::vm::Vm;
 
@@ -12,21 +14,41 @@ use crate::vm::Vm;
 /// (`lj_jit.h`, `JIT_PARAMDEF`), and some raise the limit.
 const MAX_AREAS: usize = 4096;
 
+/// What one call reads at most (`IOV_MAX`).
+const AT_ONCE: usize = 1024;
+
 /// The machine code of `vm` at this moment.
 pub fn machine_code(memory: &impl ReadMemory, vm: &Vm) -> VmCode {
     VmCode {
         text: vm.text.range.clone(),
-        mcode: areas(memory, vm).unwrap_or_default(),
+        mcode: newest_area_at(vm).and_then(|newest| areas(memory, newest).ok()).unwrap_or_default(),
+        sampled: Vec::new(),
         cframe_size: u64::from(vm.layout.cframe_size),
         gc64: vm.layout.is_gc64(),
     }
 }
 
-/// The areas of generated code: each begins with the address of the next and its own size (`MCLink`,
-/// `lj_jit.h`; from 2.0 to 2.1 of August 2026).
-fn areas(memory: &impl ReadMemory, vm: &Vm) -> Result<Vec<Range<u64>>, Unreadable> {
-    let Some(jit_state) = vm.jit_state().filter(|_| vm.layout.j_mcarea != ABSENT) else { return Ok(Vec::new()) };
-    let mut area = memory.read::<u64>(jit_state + u64::from(vm.layout.j_mcarea))?;
+/// Brings the machine code of `vm` up to date: that costs one system call, unless areas have come or gone.
+pub fn refresh(code: &mut VmCode, memory: &ProcessMemory, vm: &Vm) {
+    code.sampled.clear();
+    match newest_area_at(vm) {
+        Some(newest) if !are_all(memory, newest, &code.mcode) => {
+            code.mcode = areas(memory, newest).unwrap_or_default();
+        }
+        _ => {}
+    }
+}
+
+/// Where the address of the newest area lies; [`None`] without a JIT compiler.
+fn newest_area_at(vm: &Vm) -> Option<u64> {
+    let jit_state = vm.jit_state().filter(|_| vm.layout.j_mcarea != ABSENT)?;
+    Some(jit_state + u64::from(vm.layout.j_mcarea))
+}
+
+/// The areas of generated code, the newest one first: each begins with the address of the next and its own size
+/// (`MCLink`, `lj_jit.h`; from 2.0 to 2.1 of August 2026).
+fn areas(memory: &impl ReadMemory, newest: u64) -> Result<Vec<Range<u64>>, Unreadable> {
+    let mut area = memory.read::<u64>(newest)?;
     let mut areas = Vec::new();
     while area != 0 && areas.len() < MAX_AREAS {
         let [next, size] = memory.read::<[u64; 2]>(area)?;
@@ -34,4 +56,56 @@ fn areas(memory: &impl ReadMemory, vm: &Vm) -> Result<Vec<Range<u64>>, Unreadabl
         area = next;
     }
     Ok(areas)
+}
+
+/// Whether these are still all areas, in this order: all links are read at once and compared.
+fn are_all(memory: &ProcessMemory, newest: u64, areas: &[Range<u64>]) -> bool {
+    let places: Vec<_> = once((newest, 8)).chain(areas.iter().map(|area| (area.start, 16))).collect();
+    let links = places.chunks(AT_ONCE).flat_map(|places| memory.read_scattered(places));
+    let start = |index: usize| areas.get(index).map_or(0, |area| area.start);
+    let link = |(index, area): (usize, &Range<u64>)| [start(index + 1), area.end - area.start];
+    let expected = once(start(0)).chain(areas.iter().enumerate().flat_map(link));
+    links.eq(expected.flat_map(u64::to_le_bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The address of a value of our own memory.
+    fn at<T>(value: &T) -> u64 {
+        std::ptr::from_ref(value) as u64
+    }
+
+    #[test]
+    fn areas_are_followed_as_they_come_and_go() {
+        let memory = ProcessMemory::new(std::process::id());
+        // Volatile writes: it is read behind the compiler's back.
+        let set = |place: &mut [u64; 2], value| {
+            // SAFETY: an exclusive reference is valid for writes.
+            unsafe { std::ptr::write_volatile(place, value) }
+        };
+        let (mut oldest, mut middle, mut newest) = ([0_u64; 2], [0; 2], [0; 2]);
+        let mut head = [0_u64; 2];
+        assert!(are_all(&memory, at(&head), &[]));
+
+        set(&mut oldest, [0, 0x1000]);
+        set(&mut middle, [at(&oldest), 0x2000]);
+        set(&mut newest, [at(&middle), 0x3000]);
+        set(&mut head, [at(&newest), 0]);
+        assert!(!are_all(&memory, at(&head), &[]), "some have come");
+        let found = areas(&memory, at(&head)).unwrap();
+        let range = |area: &[u64; 2], size| at(area)..at(area) + size;
+        assert_eq!(found, [range(&newest, 0x3000), range(&middle, 0x2000), range(&oldest, 0x1000)]);
+        assert!(are_all(&memory, at(&head), &found));
+        assert!(!are_all(&memory, at(&head), &found[1..]), "one was added");
+
+        set(&mut oldest, [0, 0x4000]);
+        assert!(!are_all(&memory, at(&head), &found), "the last one has another size");
+        set(&mut oldest, [at(&head), 0x1000]);
+        assert!(!are_all(&memory, at(&head), &found), "the last one has a successor");
+        set(&mut middle, [1, 0x2000]);
+        assert!(!are_all(&memory, at(&head), &found), "one leads elsewhere");
+        assert_eq!(areas(&memory, at(&head)), Err(Unreadable));
+    }
 }

@@ -14,7 +14,7 @@ use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
 
 use super::deciding::Deciding;
-use super::machine_code::machine_code;
+use super::machine_code::{self, machine_code};
 use super::naming::Namer;
 use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
@@ -173,15 +173,13 @@ impl Pipeline {
 
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
     pub fn refresh(&mut self) {
-        let code = |(index, vm): (usize, &Vm)| {
-            let mut code = machine_code(&self.memory, vm);
+        for (index, (code, vm)) in self.codes.iter_mut().zip(&self.vms).enumerate() {
+            machine_code::refresh(code, &self.memory, vm);
             // A VM that was closed may have left its address to another, to which the generated code there belongs.
             if self.vms[index + 1..].iter().any(|later| later.global == vm.global) {
                 code.mcode.clear();
             }
-            code
-        };
-        self.codes = self.vms.iter().enumerate().map(code).collect();
+        }
     }
 
     /// What became of the samples so far.
@@ -247,12 +245,12 @@ impl Pipeline {
     /// Machine code that was there at the sample, and may not be any more.
     fn know_code(&mut self, vm: usize, running: &RunningTrace) {
         let RunningTrace { identity, area, area_size } = *running;
-        let code = &mut self.codes[vm].mcode;
+        let code = &mut self.codes[vm];
         for (start, size) in [(area, area_size), (identity.mcode, u64::from(identity.szmcode))] {
             let range = start..start.saturating_add(size);
             let is_known = |area: &Range<u64>| area.contains(&start) && range.end <= area.end;
-            if size != 0 && !code.iter().any(is_known) {
-                code.push(range);
+            if size != 0 && !code.mcode.iter().chain(&code.sampled).any(is_known) {
+                code.sampled.push(range);
             }
         }
     }

@@ -594,7 +594,13 @@ mod tests {
         let frame = stack.frames[names.iter().position(of_test).unwrap()];
         assert!(names.iter().position(of_test).unwrap() > 2, "{names:#?}");
         // Registers are shown for the frames of a VM, so let the frame pass for one.
-        let vm = VmCode { text: frame.pc - 1..frame.pc, mcode: Vec::new(), cframe_size: 80, gc64: true };
+        let vm = VmCode {
+            text: frame.pc - 1..frame.pc,
+            mcode: Vec::new(),
+            sampled: Vec::new(),
+            cframe_size: 80,
+            gc64: true,
+        };
         let mut unwinder = Unwinder::new(Process::open(std::process::id()).unwrap());
         let copy = StackCopy { start: sample.start, bytes: &sample.stack };
         let stack = unwinder.unwind(&sample.registers, &copy, &[vm], &[]);
@@ -639,7 +645,7 @@ mod tests {
         // A C frame above: the stack goes on there, and says that something is missing.
         let words = [0_u64; 9].into_iter().chain([0x10]).flat_map(u64::to_le_bytes).collect::<Vec<_>>();
         let copy = StackCopy { start: 0x1000, bytes: &words };
-        let vm = VmCode { text: 0x20..0x30, mcode: Vec::new(), cframe_size: 80, gc64: true };
+        let vm = VmCode { text: 0x20..0x30, mcode: Vec::new(), sampled: Vec::new(), cframe_size: 80, gc64: true };
         let stack = unwinder.unwind(&registers, &copy, &[vm], &[CFrame { address: 0x1000, vm: 0 }]);
         let kinds: Vec<_> = stack.frames.iter().map(|frame| frame.kind).collect();
         assert!(

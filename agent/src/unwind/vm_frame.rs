@@ -19,6 +19,8 @@ pub struct VmCode {
     pub text: Range<u64>,
     /// The areas of machine code that its JIT compiler has allocated.
     pub mcode: Vec<Range<u64>>,
+    /// Further machine code that was there at a sample, and may have been freed since.
+    pub sampled: Vec<Range<u64>>,
     /// Distance from a C frame's lowest address to its CFA.
     pub cframe_size: u64,
     /// Whether GC references are 64 bits wide.
@@ -33,7 +35,7 @@ impl VmCode {
 
     /// Whether `pc` is in a trace, an exit stub, or what else the JIT compiler generates.
     pub fn in_mcode(&self, pc: u64) -> bool {
-        self.mcode.iter().any(|area| area.contains(&pc))
+        self.mcode.iter().chain(&self.sampled).any(|area| area.contains(&pc))
     }
 }
 
@@ -168,7 +170,7 @@ mod tests {
 
     fn vm(gc64: bool) -> VmCode {
         let area = MCODE..MCODE + 0x1000;
-        VmCode { text: TEXT..TEXT + 0x1000, mcode: vec![area], cframe_size: 80, gc64 }
+        VmCode { text: TEXT..TEXT + 0x1000, mcode: vec![area], sampled: Vec::new(), cframe_size: 80, gc64 }
     }
 
     /// A stack of 64 words from 0x1000 on; each holds its own address, but for the ones given.

@@ -11,6 +11,7 @@ use lj_trace_common::string;
 use super::bytecode::{Instruction, Op};
 use super::object::{ObjectError, field, marked_offset, read_bytes, read_string};
 use super::overlay::plain_at;
+use super::page_cache::PageCache;
 use super::prove::bytecode_set;
 
 /// Which prototype a sample saw: its address, and fields that tell it from another one that took its place.
@@ -99,6 +100,16 @@ impl Prototype {
     /// # Errors
     /// [`PrototypeError::Gone`] if it is not the one of `key`, before or after everything was read.
     pub fn read<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
+        let prototype = Self::read_of(&PageCache::new(memory), layout, key)?;
+        // Had it been collected meanwhile, what was read would be of others. What is cached does not tell.
+        if Self::key_at(&PageCache::new(memory), layout, key.address)? != key {
+            return Err(PrototypeError::Gone);
+        }
+        Ok(prototype)
+    }
+
+    /// Reads it in many pieces, from `memory` that does not change.
+    fn read_of<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
         if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
         }
@@ -114,7 +125,7 @@ impl Prototype {
             return Err(PrototypeError::Gone);
         }
         let bytecode = block.words(u64::from(layout.sizeof_pt), key.sizebc)?;
-        let prototype = Self {
+        Ok(Self {
             key,
             chunkname: text(read_string(memory, layout, block.chunkname()?, MAX_CHUNKNAME)?),
             numline: block.field(layout.pt_numline)?,
@@ -127,12 +138,7 @@ impl Prototype {
             names: block.names(memory, &bytecode)?,
             children: block.children(&bytecode)?,
             bytecode,
-        };
-        // The strings were read later than the block: had it been collected meanwhile, they would be others.
-        if Self::key_at(memory, layout, key.address)? != key {
-            return Err(PrototypeError::Gone);
-        }
-        Ok(prototype)
+        })
     }
 
     /// Reads the key of the prototype that lies at `address` now.

@@ -25,20 +25,26 @@ use crate::tracer::Tracer;
 use crate::usage::cpu_time;
 use crate::workload::Workload;
 
-/// What is run: a name, a script and its arguments.
-const WORKLOADS: [(&str, &str, &[&str]); 3] = [
-    ("interpreted", "bench.lua", &["1"]),
-    ("compiled", "bench.lua", &["1", "jit"]),
-    ("in 4000 traces", "many_traces.lua", &["1"]),
+/// What is run.
+struct Kind {
+    name: &'static str,
+    script: &'static str,
+    arguments: &'static [&'static str],
+    /// How long lj-trace samples before it is measured, in seconds: by then it knows most functions and traces.
+    settling: f64,
+}
+
+const WORKLOADS: [Kind; 3] = [
+    Kind { name: "interpreted", script: "bench.lua", arguments: &["1"], settling: 5.0 },
+    Kind { name: "compiled", script: "bench.lua", arguments: &["1", "jit"], settling: 5.0 },
+    // Each of its 4000 traces takes a sample.
+    Kind { name: "traces", script: "many_traces.lua", arguments: &["1"], settling: 120.0 },
 ];
 /// How long a workload warms up, in seconds.
 const WARMING: f64 = 3.0;
 /// How often it is attached to, for each rate, and how long it is recorded then, in seconds.
 const ATTACHES: u32 = 4;
 const FIRST: f64 = 2.0;
-/// How long lj-trace samples before it is measured, in seconds: by then it knows most functions and traces; at 99 Hz, those of
-/// a program with thousands it does not.
-const SETTLING: f64 = 5.0;
 /// How long each turn is, in seconds.
 const TURN: f64 = 0.12;
 
@@ -81,25 +87,32 @@ struct Findings {
     attach: Vec<f64>,
 }
 
-/// Measures the rates on a program, in so many rounds, and prints the tables.
+/// Measures the rates on workloads of a program, in so many rounds, and prints the tables.
 ///
 /// # Errors
-/// If a workload or lj-trace fails.
-pub fn sampler(rounds: u32, rates: &[u32], program: &Program) -> Result<()> {
+/// If a workload is not known or fails, or lj-trace does.
+pub fn sampler(rounds: u32, rates: &[u32], workloads: &[&str], program: &Program) -> Result<()> {
+    let kind = |name: &&str| {
+        let names = || WORKLOADS.map(|kind| kind.name).join(", ");
+        let known = WORKLOADS.iter().find(|kind| kind.name == *name);
+        known.with_context(|| format!("there is no workload {name}; there are {}", names()))
+    };
+    let kinds: Vec<_> = workloads.iter().map(kind).collect::<Result<_>>()?;
     let mut first_table =
         Table::new(["", "attached within, ms", "lj-trace at first, % of a core", "cost, as lj-trace tells it"]);
     let mut table = Table::new(["", "lost, CPU time", "lost, elapsed", "lj-trace, % of a core"]);
     let mut findings = Findings::default();
-    for (name, script, arguments) in WORKLOADS {
+    for kind in kinds {
+        let name = kind.name;
         println!("{name}");
-        let mut workload = Workload::start(program, script, arguments)?;
+        let mut workload = Workload::start(program, kind.script, kind.arguments)?;
         work(&mut workload, WARMING)?;
         for &rate in rates {
             let first = First::measure(rate, &mut workload).context(name)?;
             first_table.row(first.cells(format!("{name}, {rate} Hz")));
             findings.attach.extend(first.attach);
         }
-        for (with, measured) in measure(rounds, rates, &mut workload).context(name)? {
+        for (with, measured) in measure(rounds, rates, kind.settling, &mut workload).context(name)? {
             table.row(measured.cells(format!("{name}, {with}")));
             let (rate, ticks) = match with {
                 With::Nothing => continue,
@@ -123,7 +136,7 @@ pub fn sampler(rounds: u32, rates: &[u32], program: &Program) -> Result<()> {
 }
 
 /// Lets it work with everything in turns.
-fn measure(rounds: u32, rates: &[u32], workload: &mut Workload) -> Result<Vec<(With, Measured)>> {
+fn measure(rounds: u32, rates: &[u32], settling: f64, workload: &mut Workload) -> Result<Vec<(With, Measured)>> {
     let folder = tempfile::tempdir()?;
     let mut all = vec![With::Nothing];
     if let Some(&rate) = rates.iter().max() {
@@ -132,7 +145,7 @@ fn measure(rounds: u32, rates: &[u32], workload: &mut Workload) -> Result<Vec<(W
     for &rate in rates {
         all.push(With::LjTrace(rate, Switched::of(attach(rate, workload, &folder)?)?));
     }
-    work(workload, SETTLING)?;
+    work(workload, settling)?;
     all.iter().try_for_each(|with| with.switch(false))?;
 
     let mut all: Vec<_> = all.into_iter().map(|with| (with, Measured::default())).collect();

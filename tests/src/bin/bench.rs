@@ -1,5 +1,5 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler ROUNDS RATES
-//! PROGRAM`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+//! WORKLOADS PROGRAM`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
 
 use anyhow::{Context as _, Result, bail};
 use lj_trace_tests::benches::{Plan, bounded, leak, sampler};
@@ -15,16 +15,18 @@ fn main() -> Result<()> {
             let programs: Vec<_> = programs?.into_iter().flatten().collect();
             bounded(&Plan { seconds: seconds.parse()?, blocks: blocks.parse()?, workloads }, &programs)
         }
-        ["sampler", rounds, rates, name] => {
+        ["sampler", rounds, rates, workloads, name] => {
             let rates: Result<Vec<u32>, _> = rates.split(',').map(str::parse).collect();
             let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
-            sampler(rounds.parse()?, &rates?, &program)
+            let workloads: Vec<&str> = workloads.split(',').collect();
+            sampler(rounds.parse()?, &rates?, &workloads, &program)
         }
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
         _ => bail!(
-            "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES PROGRAM | leak SECONDS ROUNDS"
+            "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
+             | leak SECONDS ROUNDS"
         ),
     }
 }

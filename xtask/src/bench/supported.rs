@@ -44,6 +44,9 @@ pub struct Sampler {
     /// The rates, in Hz
     #[arg(long, value_delimiter = ',', default_values_t = [99, 1000])]
     rates: Vec<u32>,
+    /// The workloads: one that is interpreted, one that is compiled, and one with 4000 traces
+    #[arg(long, value_delimiter = ',', default_value = "interpreted,compiled,traces")]
+    workloads: Vec<String>,
     /// The program to run the workloads on: luajit, luajit2, tarantool
     #[arg(long, default_value = "luajit")]
     program: String,
@@ -75,9 +78,10 @@ pub fn bounded(options: &Bounded) -> Result<()> {
 
 /// Measures what samples cost.
 pub fn sampler(options: &Sampler) -> Result<()> {
-    let Sampler { rounds, rates, program, binary } = options;
+    let Sampler { rounds, rates, workloads, program, binary } = options;
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
-    bench("sampler", &[rounds.to_string(), rates.join(","), program.clone()], binary.clone())
+    let arguments = [rounds.to_string(), rates.join(","), workloads.join(","), program.clone()];
+    bench("sampler", &arguments, binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.
