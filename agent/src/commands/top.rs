@@ -10,10 +10,11 @@ use ratatui::crossterm::event::{self, Event};
 use super::exit::CommandError;
 use super::record::cost::LimitArgs;
 use super::record::interrupts::Interrupts;
+use super::record::pace;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
-use super::record::{DRAIN_INTERVAL, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, priority};
+use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, priority};
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
 
@@ -101,8 +102,7 @@ fn look(
     runtime.block_on(async {
         let interrupts = Interrupts::listen()?;
         let mut stopping = Stopping::new(&interrupts, std::iter::once(&target.process))?;
-        let mut tick = tokio::time::interval(DRAIN_INTERVAL);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+        let mut next_drain = began;
         let mut next = began;
         while !app.quit {
             tokio::select! {
@@ -110,8 +110,9 @@ fn look(
                     Stop::TargetExited => end(stop, recording, app)?,
                     _ => break,
                 },
-                _ = tick.tick() => {}
+                () = tokio::time::sleep_until(next_drain.into()) => {}
             }
+            next_drain = Instant::now() + recording.interval();
             if app.ended.is_none() {
                 recording.drain(Some(app))?;
                 if recording.is_over() {
@@ -122,7 +123,7 @@ fn look(
             }
             let mut changed = act_on_keys(app)?;
             if Instant::now() >= next {
-                next += args.interval.max(DRAIN_INTERVAL);
+                next += args.interval.max(pace::SHORTEST);
                 next = next.max(Instant::now());
                 if app.ended.is_none() {
                     app.elapsed = began.elapsed();

@@ -123,6 +123,8 @@ pub struct Pipeline {
     known_code: KnownCode,
     /// See [`Self::strangers`].
     strangers: u32,
+    /// See [`Self::take_lateness`].
+    was_late: bool,
 }
 
 impl Pipeline {
@@ -145,6 +147,7 @@ impl Pipeline {
             kernel: KernelSymbols::default(),
             known_code: process.maps().map(|maps| KnownCode::of(&maps)).unwrap_or_default(),
             strangers: 0,
+            was_late: false,
         }
     }
 
@@ -215,6 +218,7 @@ impl Pipeline {
         }
         self.stack_ends.note(&sample.header, &native);
         let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
+        self.was_late |= matches!(on_trace, Some(Err(NoTrace::Gone | NoTrace::Another | NoTrace::Unreadable)));
         let innermost = match &on_trace {
             Some(Ok(on_trace)) => Innermost::Compiled { frames: on_trace.frames.len(), certain: on_trace.certain },
             Some(Err(reason)) => Innermost::Trace(Some(*reason)),
@@ -295,6 +299,11 @@ impl Pipeline {
         std::mem::take(&mut self.decided)
     }
 
+    /// Whether something that a sample has hit was gone before it could be read, since the last time it was asked.
+    pub fn take_lateness(&mut self) -> bool {
+        std::mem::take(&mut self.was_late)
+    }
+
     /// Where native stacks end, by page, and pages of which that is not known any more: what was found out since the last
     /// time it was asked, for the probes.
     pub fn take_stack_ends(&mut self) -> Vec<(u64, Option<StackEnd>)> {
@@ -368,6 +377,7 @@ impl Pipeline {
                     };
                     let is_compiled = matches!(frame, Frame::Compiled(_));
                     let function = self.namer.lua(record, caller, is_compiled);
+                    self.was_late |= function.chunkname.is_none();
                     frames.push(ResolvedFrame {
                         named: function.named,
                         code: Code::Lua { prototype: record.code, first_line: record.first_line },

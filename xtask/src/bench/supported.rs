@@ -38,7 +38,7 @@ pub struct Bounded {
 /// Options of `cargo xtask bench sampler`.
 #[derive(clap::Args)]
 pub struct Sampler {
-    /// How many rounds there are: 0.12 s with each rate, a clock that only ticks, and nothing. 240 take a quarter of an hour
+    /// How many rounds there are: 0.12 s with each rate, a clock that only ticks, and nothing. 240 take some 17 minutes
     #[arg(long, default_value_t = 240)]
     rounds: u32,
     /// The rates, in Hz

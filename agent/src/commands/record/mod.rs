@@ -9,6 +9,7 @@ mod lifetimes;
 mod lookout;
 mod memory;
 mod newcomers;
+pub(super) mod pace;
 pub(super) mod priority;
 mod progress;
 pub(super) mod recording;
@@ -41,10 +42,6 @@ use crate::probes::perf_event::{Clock, try_open};
 use crate::service::journal::{Priority, say};
 use crate::service::memory::MemoryLimit;
 use crate::target::Process;
-
-/// How often the ring buffers are looked at: often enough that a function is named before it can be collected, and
-/// that a burst of allocations does not fill the buffer.
-pub(super) const DRAIN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs the command.
 ///
@@ -145,8 +142,7 @@ async fn record(
 ) -> Result<Stop, CommandError> {
     let began = Instant::now();
     let deadline = args.duration.and_then(|duration| began.checked_add(duration));
-    let mut tick = tokio::time::interval(DRAIN_INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let mut next_drain = began;
     let mut next_look = began;
     let mut next_memory = began;
     let mut has_parent = true;
@@ -161,7 +157,8 @@ async fn record(
                 reason => break Ok(reason),
             },
             _ = interim.recv() => session.write_interim()?,
-            _ = tick.tick() => {
+            () = tokio::time::sleep_until(next_drain.into()) => {
+                next_drain = Instant::now() + session.interval();
                 session.drain()?;
                 if session.is_over() && children.is_none() {
                     break Ok(Stop::TooDear);

@@ -12,6 +12,7 @@ use super::cost::{Calibration, CostMeter};
 use super::lifetimes;
 use super::memory::{self, MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
+use super::pace::Pace;
 use super::stopping::Stop;
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
@@ -55,6 +56,7 @@ pub struct Recording {
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
     newcomers: Newcomers,
+    pace: Pace,
     cost: CostMeter,
     /// When the target's memory was measured.
     memory_measured: Option<Instant>,
@@ -141,8 +143,22 @@ impl Recording {
             cpu.outputs.begin()?;
         }
         let (process, name, only) = (process.clone(), target.name(), *only);
+        let pace = Pace::new((!wanted.memory).then_some(args.rate), Instant::now());
         let (left_out, memory_measured) = (0, None);
-        Ok(Self { process, programs, samples, cpu, memory, newcomers, cost, name, only, left_out, memory_measured })
+        Ok(Self {
+            process,
+            programs,
+            samples,
+            cpu,
+            memory,
+            newcomers,
+            pace,
+            cost,
+            name,
+            only,
+            left_out,
+            memory_measured,
+        })
     }
 
     /// Whether it can still reach what its programs have counted.
@@ -159,6 +175,11 @@ impl Recording {
         if let Some(memory) = &mut self.memory {
             memory.detach(&mut self.programs);
         }
+    }
+
+    /// How long after one [`Self::drain`] the next one should be.
+    pub fn interval(&self) -> Duration {
+        self.pace.interval(Instant::now())
     }
 
     /// Takes what is ready; false if there may be more already. `listener` hears of it, too.
@@ -246,7 +267,7 @@ impl Recording {
     }
 
     fn drain_samples(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
-        let Self { process, programs, samples, cpu, memory, name, only, left_out, .. } = self;
+        let Self { process, programs, samples, cpu, memory, name, only, left_out, pace, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
@@ -279,6 +300,9 @@ impl Recording {
             programs.update_vm(index as u32, &pipeline.vms()[index].config())?;
         }
         programs.set_stack_ends(&pipeline.take_stack_ends());
+        if pipeline.take_lateness() {
+            pace.was_late(Instant::now());
+        }
         outcome.map(|()| taken < SAMPLE_BATCH)
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::args::{Mode, RecordArgs};
 use super::memory::MemoryRecording;
+use super::pace;
 use super::progress::Progress;
 use super::recording::{Recording, Summaries};
 use super::stopping::Stop;
@@ -107,6 +108,11 @@ impl<'a> Session<'a> {
     pub fn next_growth(&self) -> u64 {
         let memory = self.recordings().filter_map(|recording| recording.memory.as_ref());
         memory.map(MemoryRecording::next_growth).sum()
+    }
+
+    /// How long after one [`Self::drain`] the next one should be.
+    pub fn interval(&self) -> Duration {
+        self.recordings().map(Recording::interval).min().unwrap_or(pace::SHORTEST)
     }
 
     /// Takes what is ready of each.

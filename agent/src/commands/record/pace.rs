@@ -1,0 +1,70 @@
+//! How often the ring buffers are looked at.
+
+use std::time::{Duration, Instant};
+
+/// Often enough that a function is named before it can be collected, and that a burst of allocations does not fill the
+/// buffer.
+pub const SHORTEST: Duration = Duration::from_millis(10);
+
+/// Where samples are few, each look costs lj-trace more than the samples themselves: a tenth of a millisecond, a hundred
+/// times a second.
+const LONGEST: Duration = Duration::from_millis(40);
+
+/// So many samples of a thread are worth waiting for.
+const SAMPLES: u32 = 4;
+
+/// How long it keeps to the shortest interval once something was gone before it could be read, and at first.
+const HURRY: Duration = Duration::from_secs(10);
+
+/// When to look next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// The interval while nothing is lost by it.
+    relaxed: Duration,
+    /// Until when there is none.
+    hurry_until: Instant,
+}
+
+impl Pace {
+    /// For samples at `rate` Hz in each thread; [`None`] if allocations are recorded too.
+    pub fn new(rate: Option<u32>, now: Instant) -> Self {
+        let relaxed = rate.and_then(|rate| (Duration::from_secs(1) * SAMPLES).checked_div(rate));
+        Self { relaxed: relaxed.unwrap_or(SHORTEST).clamp(SHORTEST, LONGEST), hurry_until: now + HURRY }
+    }
+
+    /// Something that a sample has hit was gone before it could be read.
+    pub fn was_late(&mut self, now: Instant) {
+        self.hurry_until = now + HURRY;
+    }
+
+    /// How long after the last look the next one should be.
+    pub fn interval(&self, now: Instant) -> Duration {
+        if now < self.hurry_until { SHORTEST } else { self.relaxed }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_samples_can_wait_unless_something_was_missed() {
+        let began = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut pace = Pace::new(Some(99), began);
+        assert_eq!(pace.interval(began), SHORTEST, "short recordings miss as little as they can");
+        assert_eq!(pace.interval(began + 11 * second), LONGEST);
+        pace.was_late(began + 20 * second);
+        assert_eq!(pace.interval(began + 29 * second), SHORTEST);
+        assert_eq!(pace.interval(began + 31 * second), LONGEST);
+    }
+
+    #[test]
+    fn many_samples_and_allocations_cannot() {
+        let later = Instant::now() + 2 * HURRY;
+        for (rate, milliseconds) in [(Some(1), 40), (Some(250), 16), (Some(1000), 10), (Some(0), 10), (None, 10)] {
+            let interval = Pace::new(rate, Instant::now()).interval(later);
+            assert_eq!(interval, Duration::from_millis(milliseconds), "{rate:?}");
+        }
+    }
+}
