@@ -1,9 +1,11 @@
 //! What a watchpoint does to a program beside stopping it where that is wanted.
 
 use std::fmt;
+use std::io;
 use std::sync::OnceLock;
 
 use super::calibrate;
+use super::trapped::is_mistaken;
 
 /// A watchpoint that slows string instructions by this factor is not worth what it tells.
 const HARMLESS: f64 = 1.1;
@@ -30,9 +32,19 @@ impl Harm {
             if std::fs::read_to_string("/proc/cpuinfo").map_or(true, |text| is_virtual(&text)) {
                 return Some(Self::Ends);
             }
-            // If there are none, it is told when one is wanted.
-            calibrate::armed().ok().filter(|&factor| factor >= HARMLESS).map(Self::Slows)
+            Self::shown_by(calibrate::armed())
         })
+    }
+
+    /// What is told by a watchpoint of our own: by which factor string instructions were slower, or why that could not be
+    /// measured.
+    fn shown_by(armed: io::Result<f64>) -> Option<Self> {
+        match armed {
+            Ok(factor) => (factor >= HARMLESS).then_some(Self::Slows(factor)),
+            Err(error) if is_mistaken(&error) => Some(Self::Ends),
+            // There are none: that is told when one is wanted.
+            Err(_) => None,
+        }
     }
 }
 
@@ -61,12 +73,26 @@ fn is_virtual(cpuinfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::probes::trapped::survive;
 
     #[test]
     fn virtual_machines_say_so() {
         assert!(is_virtual("processor\t: 0\nflags\t\t: fpu rdrand hypervisor lahf_lm\nbugs\t: \n"));
         assert!(!is_virtual("processor\t: 0\nflags\t\t: fpu rdrand lahf_lm\nbugs\t: hypervisors\n"));
         assert!(is_virtual("processor\t: 0\n"), "in doubt");
+    }
+
+    #[test]
+    fn what_ours_does_tells() {
+        assert_eq!(Harm::shown_by(Ok(1.02)), None);
+        assert_eq!(Harm::shown_by(Ok(2.5)), Some(Harm::Slows(2.5)));
+        assert_eq!(Harm::shown_by(Err(io::ErrorKind::Unsupported.into())), None);
+        let mistaken = survive(|| {
+            // SAFETY: it changes nothing, and a SIGTRAP is what this is about.
+            unsafe { std::arch::asm!("int3", options(nostack, nomem)) };
+            Ok(1.0)
+        });
+        assert_eq!(Harm::shown_by(mistaken), Some(Harm::Ends));
     }
 
     #[test]

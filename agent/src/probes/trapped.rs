@@ -18,6 +18,21 @@ struct Trap {
     next: u64,
 }
 
+/// A trap of a probe or a watchpoint that the kernel took for somebody else's: elsewhere it would have ended the process.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the kernel took a trap for somebody else's: SIGTRAP with code {code} before {place}")]
+struct Mistaken {
+    /// As in [`Trap`].
+    code: i32,
+    /// The instruction behind it: a place in a file, or an address.
+    place: String,
+}
+
+/// Whether this is an error of [`survive`] that tells of a SIGTRAP.
+pub fn is_mistaken(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|error| error.is::<Mistaken>())
+}
+
 thread_local! {
     /// What has reached this thread: [`None`] if it does not measure anything.
     static TRAPS: Cell<Option<Option<Trap>>> = const { Cell::new(None) };
@@ -37,13 +52,11 @@ pub fn survive<T>(measure: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         None => measured,
         Some(Trap { code, next }) => {
             let maps = Maps::read(std::process::id()).map_err(io::Error::other)?;
-            let of = maps
+            let place = maps
                 .find(next)
                 .map(|mapping| format!("{:#x} of {}", next - mapping.start + mapping.offset, mapping.path));
-            let of = of.unwrap_or_else(|| format!("{next:#x}"));
-            Err(io::Error::other(format!(
-                "the kernel took a trap for somebody else's: SIGTRAP with code {code} before {of}"
-            )))
+            let place = place.unwrap_or_else(|| format!("{next:#x}"));
+            Err(io::Error::other(Mistaken { code, place }))
         }
     }
 }
