@@ -271,7 +271,7 @@ impl Findings {
 /// What turns have lost, without those that something else disturbed.
 fn typical(losses: &Losses) -> String {
     let (mean, error) = losses.trimmed();
-    format!("{:.2}% ±{:.2}%", mean * 100.0, error * 100.0)
+    format!("{:.2}% ±{:.2}", mean * 100.0, error * 100.0)
 }
 
 fn mean(values: &[f64]) -> f64 {
