@@ -51,10 +51,10 @@ pub fn survive<T>(measure: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     match TRAPS.take().flatten() {
         None => measured,
         Some(Trap { code, next }) => {
-            let maps = Maps::read(std::process::id()).map_err(io::Error::other)?;
-            let place = maps
-                .find(next)
-                .map(|mapping| format!("{:#x} of {}", next - mapping.start + mapping.offset, mapping.path));
+            let maps = Maps::read(std::process::id()).ok();
+            let mapping = maps.as_ref().and_then(|maps| maps.find(next));
+            let place =
+                mapping.map(|mapping| format!("{:#x} of {}", next - mapping.start + mapping.offset, mapping.path));
             let place = place.unwrap_or_else(|| format!("{next:#x}"));
             Err(io::Error::other(Mistaken { code, place }))
         }
