@@ -102,7 +102,7 @@ fn look(
     runtime.block_on(async {
         let interrupts = Interrupts::listen()?;
         let mut stopping = Stopping::new(&interrupts, std::iter::once(&target.process))?;
-        let mut next_drain = began;
+        let mut ticks = pace::ticks();
         let mut next = began;
         while !app.quit {
             tokio::select! {
@@ -110,11 +110,11 @@ fn look(
                     Stop::TargetExited => end(stop, recording, app)?,
                     _ => break,
                 },
-                () = tokio::time::sleep_until(next_drain.into()) => {}
+                _ = ticks.tick() => {}
             }
-            next_drain = Instant::now() + recording.interval();
             if app.ended.is_none() {
                 recording.drain(Some(app))?;
+                pace::relax(&mut ticks, recording.interval());
                 if recording.is_over() {
                     app.ended = Some(Stop::TooDear.describe());
                 } else if target.process.has_become_another_program() {

@@ -142,7 +142,7 @@ async fn record(
 ) -> Result<Stop, CommandError> {
     let began = Instant::now();
     let deadline = args.duration.and_then(|duration| began.checked_add(duration));
-    let mut next_drain = began;
+    let mut ticks = pace::ticks();
     let mut next_look = began;
     let mut next_memory = began;
     let mut has_parent = true;
@@ -157,9 +157,9 @@ async fn record(
                 reason => break Ok(reason),
             },
             _ = interim.recv() => session.write_interim()?,
-            () = tokio::time::sleep_until(next_drain.into()) => {
-                next_drain = Instant::now() + session.interval();
+            _ = ticks.tick() => {
                 session.drain()?;
+                pace::relax(&mut ticks, session.interval());
                 if session.is_over() && children.is_none() {
                     break Ok(Stop::TooDear);
                 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::time::{Interval, MissedTickBehavior};
+
 /// Often enough that a function is named before it can be collected, and that a burst of allocations does not fill the
 /// buffer.
 pub const SHORTEST: Duration = Duration::from_millis(10);
@@ -15,6 +17,21 @@ const SAMPLES: u32 = 4;
 
 /// How long it keeps to the shortest interval once something was gone before it could be read, and at first.
 const HURRY: Duration = Duration::from_secs(10);
+
+/// Ticks at the shortest interval. If a look takes longer than that, the next one still waits for a tick: signals are noticed
+/// between them.
+pub fn ticks() -> Interval {
+    let mut ticks = tokio::time::interval(SHORTEST);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks
+}
+
+/// Lets the next tick come `interval` from now, if that is more than the shortest one.
+pub fn relax(ticks: &mut Interval, interval: Duration) {
+    if interval > SHORTEST {
+        ticks.reset_after(interval);
+    }
+}
 
 /// When to look next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
