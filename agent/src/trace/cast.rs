@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lj_trace_common::layout::VmLayout;
+use lj_trace_common::layout::{BytecodeSet, VmLayout};
 use lj_trace_common::memory::ReadMemory;
 
 use super::body::Body;
-use super::ir::{BIAS, FIRST, Ins, Numbering, Op, irt};
+use super::ir::{BIAS, Code, FIRST, Ins, Numbering, Op, irt, is_wide};
+use crate::vm::bytecode::{Instruction, Op as Bytecode};
 use crate::vm::object::{Function, read_function, read_string};
-use crate::vm::{Prototype, Prototypes};
+use crate::vm::{FunctionNames, Prototype, Prototypes};
 
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,12 +53,18 @@ pub struct Cast {
     /// Constants, by their references.
     constants: HashMap<u16, Callee>,
     prototypes: HashMap<u64, Arc<Prototype>>,
-    /// By reference: what a guard says that the value is.
-    specialized: HashMap<u16, Callee>,
-    /// By the address of a key, a string: functions that were loaded by it.
-    by_key: HashMap<u64, Vec<Callee>>,
-    /// By the name of a metamethod: functions that were loaded by it.
-    metamethods: HashMap<String, Vec<Callee>>,
+    /// By reference: what guards say that the value is.
+    guarded: HashMap<u16, Vec<Callee>>,
+    /// Constant strings: their addresses, and whether each may be the name of a metamethod.
+    strings: HashMap<u16, (u64, bool)>,
+    /// Constant pointers to bytecode: the prototype that each points into.
+    bytecodes: HashMap<u16, u64>,
+    /// Functions with the names that they were loaded by, none for those that were loaded otherwise.
+    loaded_by: Vec<(Callee, Option<String>)>,
+    /// Functions are stored in tables, so any of them may be found there again without a guard.
+    stores_functions: bool,
+    /// The names of library functions.
+    names: Arc<FunctionNames>,
     sizeof_pt: u64,
 }
 
@@ -77,28 +84,37 @@ impl Cast {
             numbering,
             constants: constants.iter().copied().collect(),
             prototypes,
-            specialized: HashMap::new(),
-            by_key: HashMap::new(),
-            metamethods: HashMap::new(),
+            guarded: HashMap::new(),
+            strings: HashMap::new(),
+            bytecodes: HashMap::new(),
+            loaded_by: Vec::new(),
+            stores_functions: false,
+            names: Arc::default(),
             sizeof_pt,
         }
     }
 
-    /// Looks through the constants and guards of a trace.
+    /// Looks through the constants and guards of a trace. The prototypes `above` are those of the frames that it may run
+    /// in.
     pub fn read<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
         prototypes: &mut Prototypes,
         body: &Body,
         numbering: Numbering,
+        names: Arc<FunctionNames>,
+        above: &[u64],
     ) -> Self {
         let mut cast = Self {
             numbering,
             constants: HashMap::new(),
             prototypes: HashMap::new(),
-            specialized: HashMap::new(),
-            by_key: HashMap::new(),
-            metamethods: HashMap::new(),
+            guarded: HashMap::new(),
+            strings: HashMap::new(),
+            bytecodes: HashMap::new(),
+            loaded_by: Vec::new(),
+            stores_functions: false,
+            names,
             sizeof_pt: u64::from(layout.sizeof_pt),
         };
         let mut at = body.code.references().start;
@@ -108,22 +124,15 @@ impl Cast {
             if op == Some(Op::KGC) {
                 cast.add_constant(memory, layout, body, at, ins);
             }
-            let wide = match op {
-                Some(Op::KNUM | Op::KINT64) => true,
-                Some(Op::KGC | Op::KPTR | Op::KKPTR) => layout.is_gc64(),
-                _ => false,
-            };
-            at += 1 + u16::from(wide);
+            at += 1 + u16::from(is_wide(op, layout.is_gc64()));
         }
-        cast.constants.values().filter_map(|callee| callee.prototype()).chain([body.trace.startpt]).for_each(
-            |address| {
-                let read =
-                    Prototype::key_at(memory, layout, address).and_then(|key| prototypes.get(memory, layout, key));
-                if let Ok(prototype) = read {
-                    cast.prototypes.insert(address, prototype);
-                }
-            },
-        );
+        let above = above.iter().copied().chain([body.trace.startpt]);
+        cast.constants.values().filter_map(|callee| callee.prototype()).chain(above).for_each(|address| {
+            let read = Prototype::key_at(memory, layout, address).and_then(|key| prototypes.get(memory, layout, key));
+            if let Ok(prototype) = read {
+                cast.prototypes.insert(address, prototype);
+            }
+        });
         cast.read_guards(memory, layout, body);
         cast
     }
@@ -140,6 +149,11 @@ impl Cast {
                 Err(_) => return,
             },
             PROTO => Callee::Lua { prototype: address, function: None },
+            irt::STR => {
+                let name = read_string(memory, layout, address, MAX_NAME);
+                self.strings.insert(at, (address, name.is_ok_and(|name| name.starts_with(b"__"))));
+                return;
+            }
             _ => return,
         };
         self.constants.insert(at, callee);
@@ -148,59 +162,137 @@ impl Cast {
     /// What `rec_call_specialize` (`lj_record.c`) has left: `EQ value function`, or, where a prototype has many
     /// closures, `EQ (FLOAD value func.pc) bytecode`.
     fn read_guards<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &Body) {
-        let op = |numbering: Numbering, ins: Ins| numbering.opcode(ins.number()).map(|opcode| opcode.op);
-        for at in FIRST..body.code.end() {
-            let ins = body.code.ins(at);
-            if op(self.numbering, ins) != Some(Op::EQ) {
-                continue;
+        let code = &body.code;
+        let op = |at: u16| self.numbering.opcode(code.ins(at).number()).map(|opcode| opcode.op);
+        for at in (code.references().start..BIAS).filter(|&at| matches!(op(at), Some(Op::KPTR | Op::KKPTR))) {
+            let prototype = object(layout, body, at).wrapping_sub(self.sizeof_pt);
+            if self.prototypes.contains_key(&prototype) {
+                self.bytecodes.insert(at, prototype);
             }
-            for (value, constant) in [(ins.op1(), ins.op2()), (ins.op2(), ins.op1())] {
-                if value < BIAS || constant >= BIAS {
-                    continue;
+        }
+        for at in FIRST..code.end() {
+            let ins = code.ins(at);
+            match op(at) {
+                Some(Op::HSTORE | Op::ASTORE) => {
+                    self.stores_functions |= code.ins(ins.op2()).kind_of_result() == irt::FUNC;
                 }
-                if let Some(&callee) = self.constants.get(&constant) {
-                    self.specialized.insert(value, callee);
-                    continue;
-                }
-                let load = body.code.ins(value);
-                if op(self.numbering, load) == Some(Op::FLOAD)
-                    && matches!(op(self.numbering, body.code.ins(constant)), Some(Op::KPTR | Op::KKPTR))
-                {
-                    let prototype = object(layout, body, constant).wrapping_sub(self.sizeof_pt);
-                    if self.prototypes.contains_key(&prototype) {
-                        self.specialized.insert(load.op1(), Callee::Lua { prototype, function: None });
+                Some(Op::EQ) => {
+                    let Some(callee) = self.guard(ins.op1(), ins.op2()) else { continue };
+                    let value = if ins.op1() >= BIAS { ins.op1() } else { ins.op2() };
+                    let is_bytecode =
+                        self.bytecodes.contains_key(&ins.op1()) || self.bytecodes.contains_key(&ins.op2());
+                    let value = if is_bytecode { code.ins(value).op1() } else { value };
+                    let name = key_of(self.numbering, body, value)
+                        .and_then(|key| read_string(memory, layout, object(layout, body, key), MAX_NAME).ok())
+                        .map(|name| String::from_utf8_lossy(&name).into_owned());
+                    self.loaded_by.push((callee, name));
+                    let guarded = self.guarded.entry(value).or_default();
+                    if !guarded.contains(&callee) {
+                        guarded.push(callee);
                     }
                 }
+                _ => {}
             }
         }
-        let specialized: Vec<(u16, Callee)> = self.specialized.iter().map(|(at, callee)| (*at, *callee)).collect();
-        for (at, callee) in specialized {
-            let load = body.code.ins(at);
-            if op(self.numbering, load) != Some(Op::HLOAD) {
-                continue;
-            }
-            let reference = body.code.ins(load.op1());
-            if !matches!(op(self.numbering, reference), Some(Op::HREFK | Op::HREF)) {
-                continue;
-            }
-            let key = reference.op2();
-            let key =
-                if op(self.numbering, body.code.ins(key)) == Some(Op::KSLOT) { body.code.ins(key).op1() } else { key };
-            if key >= BIAS || op(self.numbering, body.code.ins(key)) != Some(Op::KGC) {
-                continue;
-            }
-            let string = object(layout, body, key);
-            self.by_key.entry(string).or_default().push(callee);
-            if let Ok(name) = read_string(memory, layout, string, MAX_NAME)
-                && name.starts_with(b"__")
-            {
-                let name = String::from_utf8_lossy(&name).into_owned();
-                self.metamethods.entry(name).or_default().push(callee);
-            }
+    }
+
+    /// The function that a guard with these operands holds a value against.
+    pub fn guard(&self, op1: u16, op2: u16) -> Option<Callee> {
+        let (value, constant) = if op1 >= BIAS { (op1, op2) } else { (op2, op1) };
+        if value < BIAS || constant >= BIAS {
+            return None;
         }
-        for known in self.by_key.values_mut().chain(self.metamethods.values_mut()) {
-            known.dedup();
+        let prototype = || self.bytecodes.get(&constant).map(|&prototype| Callee::Lua { prototype, function: None });
+        self.constants.get(&constant).copied().or_else(prototype)
+    }
+
+    /// The address of the constant string at a reference, and whether it may be the name of a metamethod.
+    pub fn string(&self, at: u16) -> Option<(u64, bool)> {
+        self.strings.get(&at).copied()
+    }
+
+    /// Whether a string is a constant of the trace.
+    pub fn has_string(&self, address: u64) -> bool {
+        self.strings.values().any(|(known, _)| *known == address)
+    }
+
+    /// Whether a function is a constant of the trace.
+    pub fn has_function(&self, callee: Callee) -> bool {
+        self.constants.values().any(|known| *known == callee)
+    }
+
+    /// The functions that guards hold the value at a reference against.
+    pub fn guarded(&self, at: u16) -> Vec<Callee> {
+        self.guarded.get(&at).cloned().unwrap_or_default()
+    }
+
+    /// Whether a function may have been found as the metamethod of this name: guarded by it, or in a way that no guard
+    /// tells.
+    pub fn may_be_metamethod(&self, callee: Callee, name: &str) -> bool {
+        let mut loads = self.loaded_by.iter().filter(|(known, _)| known.same_code(callee));
+        self.stores_functions || loads.any(|(_, known)| known.as_deref() == Some(name))
+    }
+
+    /// The closure of a prototype, if the trace knows of one only.
+    pub fn only_closure(&self, prototype: u64) -> Option<u64> {
+        if let [only] = self.closures(prototype)[..] { Some(only) } else { None }
+    }
+
+    /// The closures of a prototype among the constants. What a return goes to is told by its prototype alone.
+    pub fn closures(&self, prototype: u64) -> Vec<u64> {
+        let closure = |callee: &Callee| match callee {
+            Callee::Lua { prototype: known, function } if *known == prototype => *function,
+            _ => None,
+        };
+        self.constants.values().filter_map(closure).collect()
+    }
+
+    /// All functions among the constants, each code once: what a trace calls is among them.
+    pub fn callable(&self) -> Vec<Callee> {
+        let mut callable: Vec<Callee> = Vec::new();
+        for callee in self.functions() {
+            if callable.iter().any(|known| known.same_code(callee)) {
+                continue;
+            }
+            callable.push(match callee {
+                // Of several closures nobody knows which.
+                Callee::Lua { prototype, .. } => Callee::Lua { prototype, function: self.only_closure(prototype) },
+                Callee::Native { .. } => callee,
+            });
         }
+        callable
+    }
+
+    /// Whether a library function calls a function that it is given: `pcall`, `xpcall`. [`None`] if that is not known, since
+    /// the VM's libraries could not be read.
+    pub fn protects(&self, ffid: u8) -> Option<bool> {
+        const PROTECTED: [&str; 2] = ["pcall", "xpcall"];
+        match self.names.builtin(ffid) {
+            Some(name) => Some(PROTECTED.contains(&name)),
+            None => PROTECTED.iter().all(|name| self.names.has_builtin(name)).then_some(false),
+        }
+    }
+
+    /// Whether a C function or fast function may be found as the metamethod of this name: like a Lua function, or as one of
+    /// those that the VM itself has put into the metatables of C data, C libraries and files, which are not looked up.
+    pub fn may_be_native_metamethod(&self, callee: Callee, name: &str) -> bool {
+        let Callee::Native { ffid, .. } = callee else { return false };
+        self.may_be_metamethod(callee, name) || self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
+    }
+
+    /// The library that a library function is in: `math`.
+    pub fn library(&self, ffid: u8) -> Option<&str> {
+        self.names.builtin(ffid)?.split_once('.').map(|(library, _)| library)
+    }
+
+    /// Whether a library function has this name.
+    pub fn is_named(&self, ffid: u8, name: &str) -> bool {
+        self.names.builtin(ffid) == Some(name)
+    }
+
+    /// Whether it is the function that finds the functions of a C library.
+    pub fn is_c_library_index(&self, callee: Callee) -> bool {
+        matches!(callee, Callee::Native { ffid, .. } if self.names.builtin(ffid) == Some("ffi.clib.__index"))
     }
 
     /// The function that the constant at a reference is.
@@ -208,22 +300,14 @@ impl Cast {
         self.constants.get(&at).copied()
     }
 
-    /// What a guard says that the value at a reference is.
-    pub fn specialized(&self, at: u16) -> Option<Callee> {
-        self.specialized.get(&at).copied()
-    }
-
-    /// The function that was loaded by the string at `key`, if there is one only.
-    pub fn by_key(&self, key: u64) -> Option<Callee> {
-        match self.by_key.get(&key).map(Vec::as_slice) {
-            Some([callee]) => Some(*callee),
-            _ => None,
-        }
-    }
-
-    /// The functions that were loaded as this metamethod.
-    pub fn metamethods(&self, name: &str) -> &[Callee] {
-        self.metamethods.get(name).map_or(&[], Vec::as_slice)
+    /// Whether one of its functions has a tail call.
+    pub fn calls_in_tails(&self, set: BytecodeSet) -> bool {
+        let is_tail = |ins: Instruction| {
+            ins.opcode(set).is_some_and(|opcode| matches!(opcode.op, Bytecode::CALLT | Bytecode::CALLMT))
+        };
+        self.prototypes
+            .values()
+            .any(|read| (0..read.key.sizebc).filter_map(|position| read.instruction(position)).any(is_tail))
     }
 
     /// All functions among the constants, each once.
@@ -264,7 +348,27 @@ impl Cast {
     }
 }
 
+/// The constant string by which a value was loaded from a table.
+fn key_of(numbering: Numbering, body: &Body, value: u16) -> Option<u16> {
+    let op = |at: u16| numbering.opcode(body.code.ins(at).number()).map(|opcode| opcode.op);
+    if op(value) != Some(Op::HLOAD) {
+        return None;
+    }
+    let reference = body.code.ins(value).op1();
+    if !matches!(op(reference), Some(Op::HREFK | Op::HREF)) {
+        return None;
+    }
+    let key = body.code.ins(reference).op2();
+    let key = if op(key) == Some(Op::KSLOT) { body.code.ins(key).op1() } else { key };
+    (key < BIAS && op(key) == Some(Op::KGC) && body.code.ins(key).kind_of_result() == irt::STR).then_some(key)
+}
+
 /// The address of the object or the pointer that a constant is.
 pub fn object(layout: &VmLayout, body: &Body, at: u16) -> u64 {
-    if layout.is_gc64() { body.code.word(at + 1) & ((1 << 47) - 1) } else { u64::from(body.code.ins(at).literal()) }
+    object_at(layout, &body.code, at)
+}
+
+/// The same, in the code of a trace of which no more was read.
+pub(super) fn object_at(layout: &VmLayout, code: &Code, at: u16) -> u64 {
+    if layout.is_gc64() { code.word(at + 1) & ((1 << 47) - 1) } else { u64::from(code.ins(at).literal()) }
 }

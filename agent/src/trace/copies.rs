@@ -1,54 +1,42 @@
 //! Loops: their body is recorded once and copied once, with what does not change left out (`loop_unroll`,
 //! `lj_opt_loop.c`). The copy is what runs.
+//!
+//! Each recorded instruction is made again with what its operands have become, in order. Where all of those are known,
+//! so is what it must look like; where not (it became something that was there before, or a value that was stored),
+//! the copies up to the next one that is known may be of any of the instructions in between that can become such.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::ir::{Code, Effect, FIRST, Ins, Numbering, Op, Operand};
 
 /// For each instruction behind the `LOOP` at `loop_at`: the recorded ones that it may be the copy of. `slots` are the
 /// entries of the loop's snapshot, with what is in each slot when the loop begins anew.
 pub fn originals(code: &Code, numbering: Numbering, loop_at: u16, slots: &[u32]) -> HashMap<u16, Vec<u16>> {
-    let mut originals: HashMap<u16, Vec<u16>> = HashMap::new();
     let mut copies = Copies { code, numbering, substitute: HashMap::new() };
     let end = (loop_at + 1..code.end()).find(|&at| copies.op(at) == Some(Op::PHI)).unwrap_or(code.end());
-    let mut next = loop_at + 1;
-    let mut last_matched = FIRST;
     for at in FIRST..loop_at {
-        let Some((opcode, ins)) = copies.get(at) else { continue };
-        if opcode == Op::NOP {
-            continue;
-        }
-        if opcode == Op::SLOAD {
-            // Forwarded from what the iteration before has left there.
-            let left = slots.iter().find(|entry| *entry >> 24 == u32::from(ins.op1()));
-            copies.substitute.insert(at, left.map_or(at, |entry| *entry as u16));
-            continue;
-        }
-        let operands = copies.operands(at, ins);
-        let unchanged = operands == (Some(ins.op1()), Some(ins.op2()));
-        if unchanged && copies.effect(at) == Some(Effect::Normal) {
-            copies.substitute.insert(at, at);
-            continue;
-        }
-        /// Instructions that may have become something else in between.
-        const AHEAD: u16 = 4;
-        let matching =
-            (next..end.min(next.saturating_add(AHEAD))).find(|&copy| copies.is_copy(copy, opcode, ins, operands));
-        // Otherwise it became something that was there before, or what was stored where it loads from.
-        let Some(copy) = matching else { continue };
-        for unknown in (next..copy).filter(|&at| copies.op(at) != Some(Op::NOP)) {
-            originals.insert(unknown, (last_matched..=at).collect());
-        }
-        originals.insert(copy, vec![at]);
-        copies.substitute.insert(at, copy);
-        next = copy + 1;
-        last_matched = at;
+        // Forwarded from what the iteration before has left there.
+        let Some((Op::SLOAD, ins)) = copies.get(at) else { continue };
+        let left = slots.iter().find(|entry| *entry >> 24 == u32::from(ins.op1()));
+        copies.substitute.insert(at, left.map_or(at, |entry| *entry as u16));
     }
-    for unknown in next..end {
-        originals.insert(unknown, (last_matched..loop_at).collect());
+    let mut originals = HashMap::new();
+    // What a gap tells may close others.
+    for _ in 0..MAX_ROUNDS {
+        let before = copies.substitute.len();
+        originals = copies.round(loop_at, end);
+        if copies.substitute.len() == before {
+            break;
+        }
     }
     originals
 }
+
+/// How often what was learned is used to learn more.
+const MAX_ROUNDS: usize = 8;
+/// Gaps of more cells than this are left as they are.
+const MAX_CELLS: usize = 1 << 18;
 
 struct Copies<'a> {
     code: &'a Code,
@@ -58,6 +46,137 @@ struct Copies<'a> {
 }
 
 impl Copies<'_> {
+    /// Goes through all recorded instructions once.
+    fn round(&mut self, loop_at: u16, end: u16) -> HashMap<u16, Vec<u16>> {
+        let mut originals = HashMap::new();
+        let mut next = self.past_nops(loop_at + 1, end);
+        // Recorded instructions that may have made something since the last one of which all is known.
+        let mut loose: Vec<u16> = Vec::new();
+        // What memory holds that the trace has loaded or stored, by the reference to it.
+        let mut held: HashMap<(Op, u16), u16> = HashMap::new();
+        for at in FIRST..loop_at {
+            self.hold(&mut held, at);
+        }
+        for at in FIRST..loop_at {
+            let Some((op, ins)) = self.get(at) else { continue };
+            if matches!(op, Op::NOP | Op::SLOAD) {
+                continue;
+            }
+            let operands = self.operands(at, ins);
+            let unchanged = operands == (Some(ins.op1()), Some(ins.op2()));
+            if unchanged && self.effect(at) == Some(Effect::Normal) {
+                self.substitute.insert(at, at);
+                continue;
+            }
+            let (Some(first), Some(second)) = operands else {
+                loose.push(at);
+                continue;
+            };
+            // Of several loads of the same, one may have been left out and another one made; if none was made at all, each
+            // is what memory holds.
+            let is_load = matches!(memory_of(op), Some((_, true)));
+            let is_same = |other: u16| {
+                let found = self.get(other).filter(|(known, _)| *known == op);
+                found.is_some_and(|(_, ins)| self.operands(other, ins).0.is_none_or(|operand| operand == first))
+            };
+            let is_made = |at: u16| self.is_copy(at, op, ins, (first, second));
+            if is_load && (FIRST..loop_at).any(|other| other != at && is_same(other)) && (loop_at..end).any(is_made) {
+                loose.push(at);
+                continue;
+            }
+            let until = if loose.is_empty() { end.min(next.saturating_add(1)) } else { end };
+            let copy = (next..until).find(|&copy| self.is_copy(copy, op, ins, (first, second)));
+            let Some(copy) = copy else {
+                // It became something that was there before, or something else.
+                let is_left_out = !(next..end).any(|copy| self.is_copy(copy, op, ins, (first, second)));
+                let same = is_left_out.then(|| match memory_of(op) {
+                    Some((memory, true)) => held.get(&(memory, first)).copied(),
+                    Some((_, false)) => None,
+                    None if self.effect(at) == Some(Effect::Normal)
+                        || matches!(op, Op::UREFO | Op::UREFC | Op::HREF) =>
+                    {
+                        (FIRST..next).find(|&before| self.is_copy(before, op, ins, (first, second)))
+                    }
+                    None => None,
+                });
+                if let (Some((memory, false)), true) = (memory_of(op), is_left_out) {
+                    // A store that another one makes superfluous: its value is what memory holds all the same.
+                    held.insert((memory, first), second);
+                    continue;
+                }
+                match same.flatten() {
+                    Some(same) => drop(self.substitute.insert(at, same)),
+                    None => loose.push(at),
+                }
+                continue;
+            };
+            self.hold(&mut held, copy);
+            self.close(&mut originals, next..copy, &loose);
+            loose.clear();
+            originals.insert(copy, vec![at]);
+            self.substitute.insert(at, copy);
+            next = self.past_nops(copy + 1, end);
+        }
+        self.close(&mut originals, next..end, &loose);
+        originals
+    }
+
+    /// Notes what memory holds after an instruction.
+    fn hold(&self, held: &mut HashMap<(Op, u16), u16>, now: u16) {
+        let Some((op, ins)) = self.get(now) else { return };
+        match memory_of(op) {
+            Some((memory, true)) => drop(held.insert((memory, ins.op1()), now)),
+            Some((memory, false)) => drop(held.insert((memory, ins.op1()), ins.op2())),
+            None => {}
+        }
+    }
+
+    /// Copies of which it is not known what they are of, between two that are: each is of one of `loose`, in order.
+    fn close(&mut self, originals: &mut HashMap<u16, Vec<u16>>, gap: Range<u16>, loose: &[u16]) {
+        let copies: Vec<u16> = gap.filter(|&at| self.op(at) != Some(Op::NOP)).collect();
+        if copies.is_empty() {
+            return;
+        }
+        let (items, places) = (copies.len(), loose.len());
+        if places == 0 || items * places > MAX_CELLS {
+            return;
+        }
+        let can = |item: usize, place: usize| self.can_become(loose[place], copies[item]);
+        let mut forward = vec![false; items * places];
+        for item in 0..items {
+            let mut any_before = item == 0;
+            for place in 0..places {
+                any_before |= item > 0 && forward[(item - 1) * places + place];
+                forward[item * places + place] = any_before && can(item, place);
+            }
+        }
+        let mut backward = vec![false; items * places];
+        for item in (0..items).rev() {
+            let mut any_after = item + 1 == items;
+            for place in (0..places).rev() {
+                any_after |= item + 1 < items && backward[(item + 1) * places + place];
+                backward[item * places + place] = any_after && can(item, place);
+            }
+        }
+        for (item, &copy) in copies.iter().enumerate() {
+            let cell = |place: &usize| forward[item * places + place] && backward[item * places + place];
+            let of: Vec<u16> = (0..places).filter(cell).map(|place| loose[place]).collect();
+            if let [only] = of[..]
+                && self.op(only) == self.op(copy)
+            {
+                self.substitute.insert(only, copy);
+            }
+            originals.insert(copy, of);
+        }
+    }
+
+    fn past_nops(&self, mut at: u16, end: u16) -> u16 {
+        while at < end && self.op(at) == Some(Op::NOP) {
+            at += 1;
+        }
+        at
+    }
+
     fn get(&self, at: u16) -> Option<(Op, Ins)> {
         let ins = self.code.ins(at);
         Some((self.numbering.opcode(ins.number())?.op, ins))
@@ -80,12 +199,92 @@ impl Copies<'_> {
         (operand(opcode.operands.0, ins.op1()), operand(opcode.operands.1, ins.op2()))
     }
 
-    fn is_copy(&self, copy: u16, op: Op, ins: Ins, operands: (Option<u16>, Option<u16>)) -> bool {
+    fn is_copy(&self, copy: u16, op: Op, ins: Ins, (first, second): (u16, u16)) -> bool {
         let Some((other, copied)) = self.get(copy) else { return false };
-        let same = |expected: Option<u16>, found: u16| expected.is_none_or(|expected| expected == found);
-        let straight = same(operands.0, copied.op1()) && same(operands.1, copied.op2());
-        let swapped = same(operands.0, copied.op2()) && same(operands.1, copied.op1());
-        other == op && copied.kind_of_result() == ins.kind_of_result() && (straight || swapped)
+        let operands = (copied.op1(), copied.op2());
+        let same = operands == (first, second) || operands == (second, first);
+        other == op && copied.kind_of_result() == ins.kind_of_result() && same
+    }
+
+    /// Whether a recorded instruction can become this one when it is made again.
+    fn can_become(&self, at: u16, copy: u16) -> bool {
+        let (Some((op, ins)), Some((other, copied))) = (self.get(at), self.get(copy)) else { return true };
+        // Integers and numbers are made one of the other at the end.
+        if other == Op::CONV {
+            return true;
+        }
+        if op != other {
+            return family(op).is_some() && family(op) == family(other);
+        }
+        let operands = self.operands(at, ins);
+        let fits = |known: Option<u16>, found: u16| known.is_none_or(|known| known == found);
+        family(op).is_some()
+            || fits(operands.0, copied.op1()) && fits(operands.1, copied.op2())
+            || fits(operands.0, copied.op2()) && fits(operands.1, copied.op1())
+    }
+}
+
+/// The kind of memory that an instruction works on, and whether it loads from it, or stores there: what was stored is
+/// not loaded again, but used as it is (`lj_opt_mem.c`).
+fn memory_of(op: Op) -> Option<(Op, bool)> {
+    match op {
+        Op::ULOAD => Some((Op::ULOAD, true)),
+        Op::USTORE => Some((Op::ULOAD, false)),
+        Op::ALOAD => Some((Op::ALOAD, true)),
+        Op::ASTORE => Some((Op::ALOAD, false)),
+        Op::HLOAD => Some((Op::HLOAD, true)),
+        Op::HSTORE => Some((Op::HLOAD, false)),
+        _ => None,
+    }
+}
+
+/// Opcodes that folding makes out of each other.
+fn family(op: Op) -> Option<u8> {
+    match op {
+        Op::ADD
+        | Op::SUB
+        | Op::MUL
+        | Op::DIV
+        | Op::MOD
+        | Op::POW
+        | Op::NEG
+        | Op::ABS
+        | Op::LDEXP
+        | Op::MIN
+        | Op::MAX
+        | Op::FPMATH
+        | Op::ADDOV
+        | Op::SUBOV
+        | Op::MULOV
+        | Op::CONV
+        | Op::TOBIT
+        | Op::STRTO
+        | Op::BNOT
+        | Op::BSWAP
+        | Op::BAND
+        | Op::BOR
+        | Op::BXOR
+        | Op::BSHL
+        | Op::BSHR
+        | Op::BSAR
+        | Op::BROL
+        | Op::BROR => Some(0),
+        Op::LT | Op::GE | Op::LE | Op::GT | Op::ULT | Op::UGE | Op::ULE | Op::UGT | Op::EQ | Op::NE | Op::ABC => {
+            Some(1)
+        }
+        Op::HREF | Op::HREFK | Op::NEWREF => Some(2),
+        Op::BUFHDR
+        | Op::BUFPUT
+        | Op::BUFSTR
+        | Op::TOSTR
+        | Op::SNEW
+        | Op::XSNEW
+        | Op::CALLL
+        | Op::CALLN
+        | Op::CALLA
+        | Op::CARG => Some(3),
+        Op::FLOAD | Op::ALEN => Some(4),
+        _ => None,
     }
 }
 
@@ -130,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_change_has_no_copy_and_what_is_new_may_be_of_all_before() {
+    fn what_does_not_change_has_no_copy_and_what_is_new_is_of_what_changes() {
         let code = [
             ins(Op::SLOAD, 1, 0),
             ins(Op::SLOAD, 2, 0),
@@ -141,8 +340,9 @@ mod tests {
             ins(Op::ADD, at(4), at(3)),
             ins(Op::PHI, at(4), at(7)),
         ];
-        let before = (1..=4).map(at).collect();
-        assert_eq!(found(&code, 5, &[1 << 24 | u32::from(at(4))]), [(at(6), before), (at(7), vec![at(4)])]);
+        // Folding may have made both of the sum.
+        let slots = [1 << 24 | u32::from(at(4))];
+        assert_eq!(found(&code, 5, &slots), [(at(6), vec![at(4)]), (at(7), vec![at(4)])]);
     }
 
     #[test]
@@ -159,7 +359,7 @@ mod tests {
         };
         let slots = [1 << 24 | u32::from(at(4))];
         assert_eq!(found(&code(at(2), at(4)), 5, &slots), [(at(6), vec![at(3)])]);
-        let all = (1..=4).map(at).collect();
+        let all = vec![at(3), at(4)];
         assert_eq!(found(&code(at(2), at(3)), 5, &slots), [(at(6), all)], "it is no copy of the product");
     }
 }

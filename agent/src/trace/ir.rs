@@ -12,16 +12,31 @@ pub const BIAS: u16 = 0x8000;
 /// The first recorded instruction (`REF_FIRST`).
 pub const FIRST: u16 = BIAS + 1;
 
+/// `nil`, and a field's owner where it is the VM itself (`REF_NIL`).
+pub const NIL: u16 = BIAS - 1;
+
 /// Flag in [`Ins::kind_of_result`]: the instruction may leave the trace (`IRT_GUARD`).
 const GUARD: u8 = 0x80;
 
 /// Types of results, as far as they matter here (`IRT_*`, `lj_ir.h`, the same since 2.0).
 pub mod irt {
+    /// Nil.
+    pub const NIL: u8 = 0;
+    /// A string.
+    pub const STR: u8 = 4;
+    /// A pointer of 32 bits.
+    pub const P32: u8 = 5;
     /// A function.
     pub const FUNC: u8 = 8;
+    /// A pointer of 64 bits.
+    pub const P64: u8 = 9;
+    /// C data.
+    pub const CDATA: u8 = 10;
     /// A table.
     pub const TAB: u8 = 11;
-    /// A floating-point number.
+    /// Userdata.
+    pub const UDATA: u8 = 12;
+    /// A floating-point number; from here on all types are numbers.
     pub const NUM: u8 = 14;
 }
 
@@ -146,7 +161,7 @@ impl Numbering {
             let literals = match opcode.op {
                 Op::SLOAD => ins.op1() < 256 && ins.op2() < 0x80,
                 // Of no object (`REF_NIL`): a field of the VM itself.
-                Op::FLOAD => ins.op2() < 64 || ins.op1() == BIAS - 1,
+                Op::FLOAD => ins.op2() < 64 || ins.op1() == NIL,
                 Op::FREF => ins.op2() < 64,
                 Op::XLOAD => ins.op2() < 8,
                 _ => true,
@@ -189,6 +204,15 @@ impl Code {
     /// First reference after the last.
     pub fn end(&self) -> u16 {
         self.start.saturating_add(u16::try_from(self.words.len()).unwrap_or(u16::MAX))
+    }
+}
+
+/// Whether a constant takes two words: its value stands in the second one.
+pub fn is_wide(op: Option<Op>, gc64: bool) -> bool {
+    match op {
+        Some(Op::KNUM | Op::KINT64) => true,
+        Some(Op::KGC | Op::KPTR | Op::KKPTR) => gc64,
+        _ => false,
     }
 }
 

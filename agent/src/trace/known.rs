@@ -8,6 +8,7 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::trace::{TraceCopy, TraceIdentity};
 
+use super::ancestors::prototypes_above;
 use super::around::Around;
 use super::attribution::{Attribution, Attributor, Chain};
 use super::body::{Body, BodyError};
@@ -19,7 +20,7 @@ use super::machine::base_stores;
 use super::stacks::NOWHERE;
 use crate::target::Maps;
 use crate::vm::page_cache::PageCache;
-use crate::vm::{Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
+use crate::vm::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 
 /// A trace and what its code belongs to.
 #[derive(Debug)]
@@ -35,14 +36,24 @@ pub struct KnownTrace {
     /// Where it returns to lower frames: the offset from which on `jit_base` is that frame's, its function, and the
     /// position after the call there.
     returns: Vec<(u32, Callee, u32)>,
+    /// Whether one of its functions may replace itself by a tail call.
+    pub calls_in_tails: bool,
     numbering: Numbering,
     /// The snapshot of its loop's beginning.
     loop_snapshot: Option<usize>,
 }
 
 impl KnownTrace {
-    fn read<M: ReadMemory>(memory: &M, vm: &Vm, prototypes: &mut Prototypes, body: Body, numbering: Numbering) -> Self {
-        let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering);
+    fn read<M: ReadMemory>(
+        memory: &M,
+        vm: &Vm,
+        prototypes: &mut Prototypes,
+        names: Arc<FunctionNames>,
+        body: Body,
+        numbering: Numbering,
+    ) -> Self {
+        let above = prototypes_above(memory, vm, &body, numbering);
+        let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
         // The same bytecode and exit stubs are asked for again and again.
         let memory = &PageCache::new(memory);
         let around = Around { memory, vm, trace: &body.trace };
@@ -54,6 +65,8 @@ impl KnownTrace {
             cast: &cast,
             surroundings: &around,
             exit_at: &|address| around.exit_at(address),
+            metatypes: around.has_metatypes(),
+            text: &vm.text,
         };
         let attribution = attributor.attribute();
         // Each return to a lower frame moves `jit_base` too; one more store is that of the trace's end.
@@ -67,7 +80,8 @@ impl KnownTrace {
         let is_loop =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
-        Self { body, cast, attribution, moved, returns, numbering, loop_snapshot }
+        let calls_in_tails = cast.calls_in_tails(crate::vm::bytecode_set(&vm.layout));
+        Self { body, cast, attribution, moved, returns, calls_in_tails, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
@@ -139,6 +153,8 @@ pub struct Traces {
     listed: Vec<Trace>,
     scanned: Option<Instant>,
     prototypes: Prototypes,
+    /// The names of library functions.
+    names: Option<Arc<FunctionNames>>,
     /// Numberings that some trace does not fit.
     excluded: Vec<Numbering>,
 }
@@ -306,7 +322,8 @@ impl Traces {
         let numbering = Numbering::ALL.into_iter().find(fits).ok_or(BodyError::Malformed)?;
         self.make_room();
         let identity = identity(&body.trace);
-        let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, body, numbering));
+        let names = self.names.get_or_insert_with(|| Arc::new(FunctionNames::read(memory, vm))).clone();
+        let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, names, body, numbering));
         self.bytes += known.body.size();
         if let Some(before) = self.known.insert(identity, known.clone()) {
             self.bytes = self.bytes.saturating_sub(before.body.size());

@@ -1,10 +1,9 @@
 //! Traces from inside: which functions were compiled into a trace, and which one a machine instruction belongs to.
 //!
-//! [`Body`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`path`] follows the bytecode that
-//! was recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.
+//! [`Body`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`reading`] finds all ways through the
+//! bytecode that can have been recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.
 
-pub mod affinity;
-pub mod align;
+mod ancestors;
 pub mod around;
 pub mod attribution;
 pub mod body;
@@ -12,13 +11,12 @@ pub mod cast;
 pub mod copied;
 pub mod copies;
 pub mod frames;
-pub mod hidden;
 pub mod ir;
 pub mod known;
 pub mod machine;
 #[cfg(test)]
 mod made;
-pub mod path;
+pub mod reading;
 pub mod resolve;
 pub mod stacks;
 

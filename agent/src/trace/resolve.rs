@@ -229,8 +229,10 @@ fn fitting<M: ReadMemory>(
     bottom: &FrameRecord,
 ) -> Result<OnTrace, NoTrace> {
     let Some((outermost, _)) = chain.first() else {
-        // Nothing is known but the frame on the stack.
-        let frames = vec![FrameRecord { position: NO_POSITION, ..*bottom }];
+        // Nothing is known but the frame on the stack, and not even that where a tail call may have replaced it.
+        let frame = FrameRecord { position: NO_POSITION, ..*bottom };
+        let replaced = FrameRecord { code: 0, function: 0, chunkname: 0, first_line: 0, size_bc: 0, ..frame };
+        let frames = vec![if trace.calls_in_tails { replaced } else { frame }];
         return Ok(OnTrace { trace: trace.clone(), frames, certain: false });
     };
     let fits = outermost.prototype() == Some(bottom.code);

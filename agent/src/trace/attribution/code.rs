@@ -1,15 +1,18 @@
-//! What the machine code belongs to: it is aligned with the intermediate code.
+//! What the machine code belongs to: it is put beside the intermediate code, in every way that is possible.
 
 use std::collections::HashMap;
 
 use lj_trace_common::memory::ReadMemory;
 
-use super::{Attribution, Attributor, Candidate, Chain, Span};
-use crate::trace::align::{TWICE, align};
-use crate::trace::ir::{BIAS, FIRST};
+use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, is_single, is_visible};
+use super::{Attribution, Attributor, Chain, Span};
+use crate::trace::ir::{BIAS, FIRST, Op as Ir};
 use crate::trace::machine::{self, Action, Machine};
-use crate::trace::path::{Aim, Surroundings};
+use crate::trace::reading::{Aim, Candidate, Candidates, Surroundings};
 use crate::trace::stacks::{NOWHERE, StackId, Stacks};
+
+/// Stretches of more cells than this are not told apart.
+const MAX_CELLS: usize = 1 << 22;
 
 impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
     /// The stretches of machine code with what they belong to.
@@ -17,7 +20,8 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         &self,
         stacks: &Stacks,
         aims: &[Option<Aim>],
-        candidates: &HashMap<u16, Vec<Candidate>>,
+        candidates: &Candidates,
+        only: Option<StackId>,
     ) -> Attribution {
         let code = machine::decode(self.body.trace.mcode.start, &self.body.mcode);
         let mut attribution = Attribution::default();
@@ -33,32 +37,26 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
                 attribution.spans.push(span);
             }
         };
-        let base: Vec<Candidate> =
-            aims.iter().flatten().map(|aim| (outermost(stacks, aim.stack), NOWHERE)).take(1).collect();
+        // Behind the last snapshot, the trace only leaves: from there.
+        let end: Option<Candidate> = aims.last().copied().flatten().map(|aim| (aim.stack, NOWHERE));
         for (machine, refs) in self.segments(&code) {
             let assembled: Vec<u16> = refs.into_iter().filter(|&at| self.is_assembled(at)).collect();
-            let score = |item: usize, place: usize| self.fit(&machine[item], assembled[place]);
-            let skip = |place: usize| {
-                let ins = self.body.code.ins(assembled[place]);
-                self.numbering.opcode(ins.number()).map_or(0.0, |opcode| machine::absence(opcode, ins))
-            };
-            // Two of a kind in a row come from two instructions.
-            let stay = |item: usize, _: usize| {
-                let (own, ahead): (&Machine, &Machine) = (&machine[item], &machine[item - 1]);
-                if own.mnemonic == ahead.mnemonic && own.is_arithmetic() { TWICE } else { 0.0 }
-            };
-            let (fits, _) = align(machine.len(), assembled.len(), score, skip, stay);
+            let possible = self.possible(machine, &assembled);
+            let is_first = machine.first().is_some_and(|first| first.offset == 0);
             for (index, instruction) in machine.iter().enumerate() {
-                let possible = fits.get(index).map(|fit| {
-                    fit.possible.iter().map(|&place| assembled[place]).filter(|&at| self.is_recorded(at)).collect()
-                });
-                let possible: Vec<u16> = possible.unwrap_or_default();
-                let mut all: Vec<Candidate> = Vec::new();
-                let known = !possible.is_empty() && possible.iter().all(|at| candidates.contains_key(at));
-                if known {
-                    all.extend(possible.iter().filter_map(|at| candidates.get(at)).flatten());
-                } else {
-                    all.extend(&base);
+                let of: Option<Vec<&Vec<Candidate>>> =
+                    possible[index].iter().map(|&place| candidates.get(&assembled[place])).collect();
+                let mut all: Vec<Candidate> = of.into_iter().flatten().flatten().copied().collect();
+                if assembled.is_empty() {
+                    all.extend(end);
+                    // What a trace begins with may have come here, too, where nothing else was assembled.
+                    all.extend(
+                        aims.first().copied().flatten().map(|aim| (aim.stack, aim.position)).filter(|_| is_first),
+                    );
+                }
+                if all.is_empty() {
+                    // A trace of one function leaves no doubt whose code it is, whatever else is not known.
+                    all.extend(only.map(|stack| (stack, NOWHERE)));
                 }
                 add(instruction.offset, all);
             }
@@ -66,26 +64,131 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         attribution
     }
 
-    pub(super) fn is_assembled(&self, at: u16) -> bool {
-        let ins = self.body.code.ins(at);
-        self.numbering.opcode(ins.number()).is_some_and(|opcode| machine::is_assembled(opcode, ins))
+    /// For each machine instruction: the instructions that it can come from, by their index.
+    fn possible(&self, machine: &[Machine], assembled: &[u16]) -> Vec<Vec<usize>> {
+        let (items, places) = (machine.len(), assembled.len());
+        if items == 0 || places == 0 || items.saturating_mul(places) > MAX_CELLS {
+            return vec![(0..places).collect(); items];
+        }
+        let own = |item: usize, place: usize| {
+            let ins = self.body.code.ins(assembled[place]);
+            self.numbering.opcode(ins.number()).is_some_and(|opcode| is_its_own(&machine[item], opcode, ins))
+        };
+        let kind = |place: usize| {
+            let ins = self.body.code.ins(assembled[place]);
+            let opcode = self.numbering.opcode(ins.number());
+            let is_of_lookup = matches!(self.op(assembled[place]), Some(Ir::EQ | Ir::NE))
+                && self.op(assembled[place] - 1) == Some(Ir::HREF);
+            opcode.map_or((false, false), |opcode| (is_visible(opcode, ins) && !is_of_lookup, is_single(opcode, ins)))
+        };
+        let kinds: Vec<(bool, bool)> = (0..places).map(kind).collect();
+        let can: Vec<bool> =
+            (0..items * places).map(|cell| self.can(&machine[cell / places], assembled[cell % places])).collect();
+        let together: Vec<bool> = (1..items).map(|item| belong_together(&machine[item - 1], &machine[item])).collect();
+        // For each item and place: whether it can be reached, without and with the instruction's own code among it.
+        let cell = |item: usize, place: usize, seen: bool| (item * places + place) * 2 + usize::from(seen);
+        let mut forward = vec![false; items * places * 2];
+        let put = |table: &mut Vec<bool>, item: usize, place: usize, seen: bool| {
+            if can[item * places + place] {
+                let is_own = own(item, place);
+                // One operation is enough for it.
+                if !(seen && is_own && kinds[place].1) {
+                    table[cell(item, place, seen || is_own)] = true;
+                }
+            }
+        };
+        // Places that nothing needs to come from, up to each.
+        let mut skippable = vec![0_usize; places + 1];
+        for place in 0..places {
+            skippable[place + 1] = skippable[place] + usize::from(kinds[place].0);
+        }
+        for (place, &needed) in skippable.iter().enumerate().take(places) {
+            if needed == 0 {
+                put(&mut forward, 0, place, false);
+            }
+        }
+        for item in 1..items {
+            // The last place that is complete and from which all between can be left out.
+            let mut from: Option<usize> = None;
+            for place in 0..places {
+                for seen in [false, true] {
+                    if forward[cell(item - 1, place, seen)] {
+                        put(&mut forward, item, place, seen);
+                    }
+                }
+                if !together[item - 1] && from.is_some_and(|from| skippable[place] == from) {
+                    put(&mut forward, item, place, false);
+                }
+                let complete =
+                    forward[cell(item - 1, place, true)] || !kinds[place].0 && forward[cell(item - 1, place, false)];
+                if complete {
+                    from = Some(skippable[place + 1]);
+                }
+            }
+        }
+        let mut backward = vec![false; items * places * 2];
+        for place in 0..places {
+            if skippable[places] == skippable[place + 1] {
+                for seen in [false, true] {
+                    let is_complete = seen || !kinds[place].0;
+                    backward[cell(items - 1, place, seen)] = is_complete && forward[cell(items - 1, place, seen)];
+                }
+            }
+        }
+        for item in (0..items - 1).rev() {
+            let mut to: Option<usize> = None;
+            for place in (0..places).rev() {
+                for seen in [false, true] {
+                    if !forward[cell(item, place, seen)] {
+                        continue;
+                    }
+                    // The next one of the same instruction.
+                    let next_own = own(item + 1, place);
+                    let is_allowed = !(seen && next_own && kinds[place].1);
+                    let stays = is_allowed && backward[cell(item + 1, place, seen || next_own)];
+                    let goes_on =
+                        !together[item] && (seen || !kinds[place].0) && to.is_some_and(|to| skippable[place + 1] == to);
+                    backward[cell(item, place, seen)] = stays || goes_on;
+                }
+                let begins = [false, true].into_iter().any(|seen| {
+                    // A place is begun with or without its own code.
+                    backward[cell(item + 1, place, seen)] && seen == own(item + 1, place)
+                });
+                if begins {
+                    to = Some(skippable[place]);
+                }
+            }
+        }
+        (0..items)
+            .map(|item| {
+                (0..places)
+                    .filter(|&place| [false, true].into_iter().any(|seen| backward[cell(item, place, seen)]))
+                    .collect()
+            })
+            .collect()
     }
 
-    pub(super) fn fit(&self, machine: &Machine, at: u16) -> f32 {
+    fn is_assembled(&self, at: u16) -> bool {
         let ins = self.body.code.ins(at);
-        let Some(opcode) = self.numbering.opcode(ins.number()) else { return 0.0 };
-        let mut score = machine::affinity(machine, opcode, ins);
+        self.numbering.opcode(ins.number()).is_some_and(|opcode| is_assembled(opcode, ins))
+    }
+
+    fn can(&self, machine: &Machine, at: u16) -> bool {
+        let ins = self.body.code.ins(at);
+        let Some(opcode) = self.numbering.opcode(ins.number()) else { return true };
         if let Action::Guard { target } = machine.action
             && let Some(exit) = (self.exit_at)(target)
+            && at >= FIRST
+            && self.body.snapshot_of(at) as u8 != exit
         {
             // Guards leave by the exit of the snapshot before them.
-            score += if self.body.snapshot_of(at) as u8 == exit { 2.0 } else { -6.0 };
+            return false;
         }
-        score
+        can_come_from(machine, opcode, ins)
     }
 
     /// Pairs of machine code and intermediate code that belong together, in order.
-    pub(super) fn segments<'b>(&self, code: &'b [Machine]) -> Vec<(&'b [Machine], Vec<u16>)> {
+    fn segments<'b>(&self, code: &'b [Machine]) -> Vec<(&'b [Machine], Vec<u16>)> {
         let snapshots = &self.body.snapshots;
         let end = self.body.code.end();
         let offsets: Option<Vec<u16>> = snapshots.iter().map(|snapshot| snapshot.mcode).collect();
@@ -108,18 +211,11 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
     }
 }
 
-fn outermost(stacks: &Stacks, mut stack: StackId) -> StackId {
-    while let Some(caller) = stacks.get(stack).caller {
-        stack = caller;
-    }
-    stack
-}
-
 /// What all candidates share.
 fn merge(stacks: &Stacks, candidates: &[Candidate]) -> (Chain, bool) {
     let mut chains = candidates.iter().map(|&(stack, position)| stacks.frames(stack, position));
     let Some(mut shared) = chains.next() else { return (Chain::new(), false) };
-    let mut certain = candidates != [(candidates[0].0, NOWHERE)];
+    let mut certain = true;
     for chain in chains {
         let same = shared.iter().zip(&chain).take_while(|(a, b)| a.0.same_code(b.0)).count();
         certain &= same == shared.len() && same == chain.len();

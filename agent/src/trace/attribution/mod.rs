@@ -1,23 +1,27 @@
 //! Which function each machine instruction of a trace belongs to.
 //!
-//! The snapshots say where the trace would be left, not whose code runs. So the way through the bytecode is
-//! followed from snapshot to snapshot ([`super::path`]), the intermediate code is aligned with it, and the machine
-//! code with the intermediate code. What may belong to several functions is said to be uncertain, and is given to
-//! the innermost frame that all of them share.
+//! The snapshots say where the trace would be left, not whose code runs. So all ways are sought that the recorder can
+//! have gone through the bytecode ([`super::reading`]); the machine code is put beside the intermediate code, again in
+//! all ways that are possible (`code`). What belongs to the same function in all of them is certain. The rest is given
+//! to the innermost frame that all of them share, and marked.
 
+mod assembly;
 mod code;
-mod matching;
-mod recorded;
+
+use std::collections::HashSet;
+use std::ops::Range;
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
 use super::body::Body;
-use super::cast::{Callee, Cast};
+use super::cast::{Callee, Cast, object};
+use super::copies::originals;
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
-use super::path::{Aim, Surroundings};
+use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, Surroundings};
 use super::stacks::{NOWHERE, StackId, Stacks};
+use crate::vm::InterpreterText;
 
 /// The frames within a trace, from the one in which it runs inward, and the position in each ([`NOWHERE`] if it is
 /// not known).
@@ -39,9 +43,6 @@ pub struct Span {
 pub struct Attribution {
     spans: Vec<Span>,
 }
-
-/// What an instruction may belong to: a call stack and a bytecode in its innermost function.
-type Candidate = (StackId, u32);
 
 impl Attribution {
     /// The stretch at an offset.
@@ -71,7 +72,14 @@ pub struct Attributor<'a, M, S> {
     pub surroundings: &'a S,
     /// The exit that the code at an address leaves by (its lowest byte), if it is an exit's.
     pub exit_at: &'a dyn Fn(u64) -> Option<u8>,
+    /// Whether types of C data have metatables.
+    pub metatypes: bool,
+    /// The interpreter's machine code.
+    pub text: &'a InterpreterText,
 }
+
+/// The work that one trace may take: some 10 ms.
+const MAX_WORK: usize = 10_000;
 
 impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
     /// Attributes all code of the trace.
@@ -81,15 +89,95 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             .map(|index| snapshot_frames(self.memory, self.layout, self.body, self.cast, index).ok())
             .collect();
         let aims: Vec<Option<Aim>> = frames.iter().map(|frames| self.aim(&mut stacks, frames.as_deref()?)).collect();
-        stacks.are_shown();
-        let mut candidates = self.candidates(&mut stacks, &frames, &aims);
+        let (mut candidates, floating) = self.recorded(&mut stacks, &frames, &aims);
         // What is done where the trace and its loop begin belongs to the frame in which they do.
-        for at in self.loop_at().into_iter().chain([BIAS]) {
+        let beginning = self.beginning();
+        for at in self.loop_at().into_iter().chain(beginning) {
             if let Some(aim) = aims.get(self.body.snapshot_of(at)).copied().flatten() {
                 candidates.insert(at, vec![(aim.stack, aim.position)]);
             }
         }
-        self.spans(&stacks, &aims, &candidates)
+        let only = self.only_function(&stacks, &aims, &floating);
+        self.spans(&stacks, &aims, &candidates, only)
+    }
+
+    /// The one frame that the trace runs in, if it can have entered no other: it calls no Lua function but its own, which
+    /// neither is a value in it nor was guarded as one.
+    fn only_function(&self, stacks: &Stacks, aims: &[Option<Aim>], floating: &HashSet<u64>) -> Option<StackId> {
+        let first = aims.first().copied().flatten()?.stack;
+        let own = stacks.get(first).callee;
+        let is_own = |callee: &Callee| {
+            callee.same_code(own) && callee.prototype().is_some_and(|prototype| !floating.contains(&prototype))
+        };
+        let is_called = |at: u16| {
+            let ins = self.body.code.ins(at);
+            let guarded = self.cast.guard(ins.op1(), ins.op2()).filter(|_| self.op(at) == Some(Ir::EQ));
+            guarded.is_some_and(|guarded| guarded.same_code(own))
+                && self.op(ins.op1().max(ins.op2())) != Some(Ir::SLOAD)
+        };
+        let is_alone = stacks.get(first).caller.is_none()
+            && aims.iter().all(|aim| aim.is_some_and(|aim| aim.stack == first))
+            && self.cast.callable().iter().all(|callee| callee.prototype().is_none() || is_own(callee))
+            && !(FIRST..self.body.code.end()).any(is_called);
+        is_alone.then_some(first)
+    }
+
+    /// What the intermediate code may belong to, and the functions that are constants as values.
+    fn recorded(
+        &self,
+        stacks: &mut Stacks,
+        frames: &[Option<Vec<SnapshotFrame>>],
+        aims: &[Option<Aim>],
+    ) -> (Candidates, HashSet<u64>) {
+        let loop_at = self.loop_at();
+        let snapshots = &self.body.snapshots;
+        let recorded = loop_at.map_or(snapshots.len(), |at| snapshots.partition_point(|snapshot| snapshot.at <= at));
+        let returns = self.returns();
+        let mut reader = Reader {
+            body: self.body,
+            numbering: self.numbering,
+            cast: self.cast,
+            surroundings: self.surroundings,
+            set: crate::vm::bytecode_set(self.layout),
+            fr2: self.layout.is_gc64(),
+            returns: &returns,
+            aims,
+            frames,
+            recorded,
+            powers: Powers::read(
+                self.memory,
+                self.layout,
+                self.body,
+                self.cast,
+                self.numbering,
+                self.metatypes,
+                self.text,
+            ),
+            floating: HashSet::new(),
+            numbers: HashSet::new(),
+        };
+        reader.floating = reader.find_floating();
+        reader.numbers = reader.find_numbers();
+        let mut candidates = reader.candidates(stacks, &mut Budget { left: MAX_WORK });
+        if let Some(loop_at) = loop_at {
+            let slots = self.body.snapshot_words(recorded.saturating_sub(1)).map_or(&[][..], |(slots, _)| slots);
+            for (copy, of) in originals(&self.body.code, self.numbering, loop_at, slots) {
+                let known = of.iter().map(|at| candidates.get(at)).collect::<Option<Vec<_>>>();
+                let mut all: Vec<Candidate> = known.into_iter().flatten().flatten().copied().collect();
+                all.sort_unstable();
+                all.dedup();
+                if !all.is_empty() {
+                    candidates.insert(copy, all);
+                }
+            }
+        }
+        (candidates, reader.floating)
+    }
+
+    /// The references that belong to the beginning of the trace: of a side trace, what it takes over from its parent
+    /// (`lj_snap_replay`, `lj_snap.c`).
+    fn beginning(&self) -> Range<u16> {
+        BIAS..self.body.snapshots.first().map_or(FIRST, |snapshot| snapshot.at).max(FIRST)
     }
 
     /// The reference of the instruction that separates a loop's first iteration from the others.
@@ -118,5 +206,18 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             };
         }
         Some(Aim { stack: stack?, position: call.wrapping_add(1) })
+    }
+
+    /// The frames that the trace returns to (`RETF`): a prototype and the address after the call.
+    pub(in crate::trace) fn returns(&self) -> Vec<(Callee, u32)> {
+        let returns = (FIRST..self.body.code.end()).filter(|&at| self.op(at) == Some(Ir::RETF));
+        let target = |at: u16| {
+            let ins = self.body.code.ins(at);
+            let prototype = self.cast.function(ins.op1())?.prototype()?;
+            let pc = object(self.layout, self.body, ins.op2());
+            let position = self.cast.position(self.cast.prototype(prototype)?, pc)?;
+            Some((self.cast.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
+        };
+        returns.map_while(target).collect()
     }
 }

@@ -1,0 +1,144 @@
+//! The traces that memprof streams name: by their numbers, which LuaJIT gives to others once it has thrown them away.
+//!
+//! The reference parser keeps the first start that it has seen an event of a number with. So a number whose start
+//! changes goes on as another one, [`GENERATION`] higher: LuaJIT's own numbers are lower than that.
+
+use std::collections::HashMap;
+
+use lj_trace_common::allocation::TraceSeen;
+use lj_trace_common::allocation::on_trace::NO_LINE;
+use lj_trace_common::trace::TraceIdentity;
+
+use super::memory::Meaning;
+use crate::stream::symtab::GENERATION;
+use crate::stream::{Symbol, TraceSymbol, reserved};
+
+/// Starts that a number may have had: whatever comes after them shares the last.
+const MAX_STARTS: usize = 4096;
+
+/// Where a trace starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// At a line of a prototype, which means this at the time.
+    At {
+        /// The prototype's address.
+        proto: u64,
+        /// The line.
+        line: u32,
+        /// What the address means.
+        meaning: Meaning,
+    },
+    /// That is not known.
+    Lost,
+}
+
+/// The traces of a VM's stream.
+#[derive(Debug, Default)]
+pub struct StreamTraces {
+    /// Which trace events with a number are of, and the line at which it starts.
+    now: HashMap<u64, (TraceIdentity, u32)>,
+    /// The starts that each number has had: what the stream says of it, and of its later generations.
+    starts: HashMap<u64, Vec<Start>>,
+    /// Whether the stream knows what a start that is lost reads.
+    knows_lost: bool,
+}
+
+/// What an event says that comes from a trace, and what has to be written before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The number for the stream.
+    pub number: u64,
+    /// Symbols that say what it means.
+    pub symbols: Vec<Symbol>,
+}
+
+impl StreamTraces {
+    /// Events of this trace come.
+    pub fn see(&mut self, seen: &TraceSeen) {
+        self.now.insert(u64::from(seen.identity.number), (seen.identity, seen.line));
+    }
+
+    /// The trace that events with a number are of.
+    pub fn identity(&self, number: u64) -> Option<&TraceIdentity> {
+        self.now.get(&number).map(|(identity, _)| identity)
+    }
+
+    /// The prototype in which that starts, and the line.
+    pub fn start(&self, number: u64) -> Option<(u64, u32)> {
+        self.now.get(&number).filter(|(_, line)| *line != NO_LINE).map(|(identity, line)| (identity.startpt, *line))
+    }
+
+    /// Gives what the stream calls a trace that starts there.
+    pub fn name(&mut self, number: u64, start: Start) -> Named {
+        let starts = self.starts.entry(number).or_default();
+        let known = starts.iter().position(|known| *known == start);
+        let generation = known.unwrap_or_else(|| starts.len().min(MAX_STARTS - 1));
+        // What is no number of a trace is no other one either.
+        let number = if number < GENERATION { number + generation as u64 * GENERATION } else { number };
+        if known.is_some() {
+            return Named { number, symbols: Vec::new() };
+        }
+        starts.truncate(generation);
+        starts.push(start);
+        let mut symbols = Vec::new();
+        let (proto, line) = match start {
+            Start::At { proto, line, .. } => (proto, u64::from(line)),
+            Start::Lost => {
+                if !std::mem::replace(&mut self.knows_lost, true) {
+                    symbols.push(Symbol::lua(reserved::LOST_START, b"=[unknown: its start was lost]", 0));
+                }
+                (reserved::LOST_START, 0)
+            }
+        };
+        symbols.push(Symbol::Trace(TraceSymbol { number, mcode: None, proto, line }));
+        Named { number, symbols }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(proto: u64, line: u32) -> Start {
+        Start::At { proto, line, meaning: Meaning::new(b"@a.lua", 1) }
+    }
+
+    #[test]
+    fn a_number_that_starts_elsewhere_is_another_one() {
+        let mut traces = StreamTraces::default();
+        let first = traces.name(7, at(0x1000, 3));
+        assert_eq!(first.number, 7);
+        let symbol = |number, proto, line| Symbol::Trace(TraceSymbol { number, mcode: None, proto, line });
+        assert_eq!(first.symbols, [symbol(7, 0x1000, 3)]);
+        assert_eq!(traces.name(7, at(0x1000, 3)), Named { number: 7, symbols: Vec::new() });
+        let other = traces.name(7, at(0x1000, 9));
+        assert_eq!(other, Named { number: 7 + GENERATION, symbols: vec![symbol(7 + GENERATION, 0x1000, 9)] });
+        assert_eq!(traces.name(7, at(0x1000, 3)).number, 7, "compiled again");
+        let reused = Start::At { proto: 0x1000, line: 3, meaning: Meaning::new(b"@b.lua", 1) };
+        assert_eq!(traces.name(7, reused).number, 7 + 2 * GENERATION, "another function at the same place");
+        assert_eq!(traces.name(8, at(0x1000, 3)).number, 8);
+    }
+
+    #[test]
+    fn a_start_that_is_lost_says_so() {
+        let mut traces = StreamTraces::default();
+        let lost = traces.name(7, Start::Lost);
+        assert_eq!((lost.number, lost.symbols.len()), (7, 2));
+        assert_eq!(traces.name(7, at(0x1000, 3)).number, 7 + GENERATION);
+        assert_eq!(traces.name(7, Start::Lost).number, 7);
+        let again = traces.name(8, Start::Lost);
+        assert_eq!((again.number, again.symbols.len()), (8, 1));
+        let garbage = traces.name(0x8cd0_0078, Start::Lost);
+        assert_eq!(garbage.number, 0x8cd0_0078);
+    }
+
+    #[test]
+    fn there_is_an_end_to_generations() {
+        let mut traces = StreamTraces::default();
+        for line in 0..MAX_STARTS as u32 + 10 {
+            let named = traces.name(7, at(0x1000, line));
+            assert_eq!(named.number, 7 + u64::from(line).min(MAX_STARTS as u64 - 1) * GENERATION);
+            assert_eq!(named.symbols.len(), 1);
+        }
+    }
+}

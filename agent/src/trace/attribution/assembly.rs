@@ -1,0 +1,221 @@
+//! Which intermediate code a machine instruction can have been assembled from (`lj_asm.c`, `lj_asm_x86.h`).
+//!
+//! The assembler goes through the intermediate code backwards and puts machine code in front of machine code, so both
+//! are in the same order. Between the code of two instructions stand loads and moves of registers that may be of either.
+
+use iced_x86::Mnemonic;
+
+use crate::trace::ir::{Effect, Ins, Op as Ir, Opcode, irt};
+use crate::trace::machine::{Action, Machine};
+
+/// Whether machine code was made from an instruction at all: others were dropped, sunk, or became an operand of
+/// what uses them.
+pub fn is_assembled(opcode: &Opcode, ins: Ins) -> bool {
+    if ins.is_sunk() || matches!(opcode.op, Ir::NOP | Ir::USE | Ir::PHI | Ir::RENAME | Ir::PVAL | Ir::CARG) {
+        return false;
+    }
+    // `ir_sideeff` (`lj_ir.h`): stores, and guards.
+    opcode.op == Ir::BASE
+        || opcode.effect == Effect::Store
+        || ins.is_guard()
+        || ins.register().is_some()
+        || ins.is_spilled()
+}
+
+/// Whether a call is made: surely, perhaps, or never.
+fn calls(ir: Ir) -> Option<bool> {
+    match ir {
+        Ir::CALLN
+        | Ir::CALLA
+        | Ir::CALLL
+        | Ir::CALLS
+        | Ir::CALLXS
+        | Ir::SNEW
+        | Ir::XSNEW
+        | Ir::TNEW
+        | Ir::TDUP
+        | Ir::TOSTR
+        | Ir::STRTO
+        | Ir::BUFPUT
+        | Ir::BUFSTR
+        | Ir::NEWREF => Some(true),
+        Ir::ADD
+        | Ir::SUB
+        | Ir::NEG
+        | Ir::ABS
+        | Ir::AREF
+        | Ir::HREFK
+        | Ir::FREF
+        | Ir::STRREF
+        | Ir::ALOAD
+        | Ir::HLOAD
+        | Ir::ULOAD
+        | Ir::FLOAD
+        | Ir::SLOAD
+        | Ir::VLOAD
+        | Ir::ASTORE
+        | Ir::HSTORE
+        | Ir::USTORE
+        | Ir::FSTORE
+        | Ir::UREFO
+        | Ir::UREFC
+        | Ir::LT
+        | Ir::GE
+        | Ir::LE
+        | Ir::GT
+        | Ir::ULT
+        | Ir::UGE
+        | Ir::ULE
+        | Ir::UGT
+        | Ir::EQ
+        | Ir::NE
+        | Ir::ABC
+        | Ir::RETF
+        | Ir::BNOT
+        | Ir::BSWAP
+        | Ir::BAND
+        | Ir::BOR
+        | Ir::BXOR
+        | Ir::ADDOV
+        | Ir::SUBOV
+        | Ir::TOBIT => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether a machine instruction can come from an instruction of the intermediate code.
+pub fn can_come_from(machine: &Machine, opcode: &Opcode, ins: Ins) -> bool {
+    let ir = opcode.op;
+    match machine.action {
+        Action::Guard { .. } => ins.is_guard() || matches!(ir, Ir::GCSTEP | Ir::BASE | Ir::LOOP | Ir::RETF | Ir::HIOP),
+        Action::Call => calls(ir) != Some(false),
+        Action::Store => match ir {
+            Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::XSTORE => true,
+            _ => !is_value(ir),
+        },
+        Action::Branch | Action::Jump | Action::Compute => match machine.mnemonic {
+            Mnemonic::Addsd => matches!(ir, Ir::ADD | Ir::TOBIT | Ir::CONV | Ir::LOOP),
+            Mnemonic::Subsd => matches!(ir, Ir::SUB | Ir::CONV | Ir::TOBIT),
+            Mnemonic::Mulsd => matches!(ir, Ir::MUL | Ir::POW),
+            Mnemonic::Divsd => matches!(ir, Ir::DIV | Ir::POW),
+            Mnemonic::Sqrtsd => matches!(ir, Ir::FPMATH | Ir::POW),
+            Mnemonic::Roundsd => ir == Ir::FPMATH,
+            Mnemonic::Minsd => ir == Ir::MIN,
+            Mnemonic::Maxsd => ir == Ir::MAX,
+            Mnemonic::Bswap => ir == Ir::BSWAP,
+            _ => true,
+        },
+    }
+}
+
+/// Whether an instruction only computes a value, so that it writes no memory but the native stack.
+fn is_value(ir: Ir) -> bool {
+    matches!(
+        ir,
+        Ir::ADD
+            | Ir::SUB
+            | Ir::MUL
+            | Ir::DIV
+            | Ir::NEG
+            | Ir::ABS
+            | Ir::AREF
+            | Ir::HREFK
+            | Ir::FREF
+            | Ir::STRREF
+            | Ir::ALOAD
+            | Ir::HLOAD
+            | Ir::ULOAD
+            | Ir::FLOAD
+            | Ir::SLOAD
+            | Ir::VLOAD
+            | Ir::UREFO
+            | Ir::UREFC
+            | Ir::LT
+            | Ir::GE
+            | Ir::LE
+            | Ir::GT
+            | Ir::ULT
+            | Ir::UGE
+            | Ir::ULE
+            | Ir::UGT
+            | Ir::EQ
+            | Ir::NE
+            | Ir::ABC
+            | Ir::BNOT
+            | Ir::BSWAP
+            | Ir::BAND
+            | Ir::BOR
+            | Ir::BXOR
+            | Ir::ADDOV
+            | Ir::SUBOV
+            | Ir::TOBIT
+    )
+}
+
+/// Whether an instruction must have left one of the machine instructions that [`is_its_own`] tells.
+pub fn is_visible(opcode: &Opcode, ins: Ins) -> bool {
+    let is_num = ins.kind_of_result() == irt::NUM;
+    match opcode.op {
+        Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV => is_num,
+        Ir::ASTORE | Ir::HSTORE | Ir::USTORE => true,
+        op => calls(op) == Some(true) || is_check(op, ins),
+    }
+}
+
+/// Whether an instruction is a guard that always leaves a conditional jump. Those of upvalues' references may leave none
+/// (`asm_uref`), and one of a lookup is made by it (`asm_ir`, `lj_asm.c`).
+fn is_check(ir: Ir, ins: Ins) -> bool {
+    ins.is_guard()
+        && matches!(
+            ir,
+            Ir::SLOAD
+                | Ir::ALOAD
+                | Ir::HLOAD
+                | Ir::ULOAD
+                | Ir::LT
+                | Ir::GE
+                | Ir::LE
+                | Ir::GT
+                | Ir::ULT
+                | Ir::UGE
+                | Ir::ULE
+                | Ir::UGT
+                | Ir::ABC
+                | Ir::HREFK
+                | Ir::RETF
+                | Ir::CONV
+                | Ir::EQ
+                | Ir::NE
+        )
+}
+
+/// Whether a machine instruction is the one that an instruction is for.
+pub fn is_its_own(machine: &Machine, opcode: &Opcode, ins: Ins) -> bool {
+    match opcode.op {
+        // The last one of a loop may jump back instead of leaving.
+        ir if is_check(ir, ins) => matches!(machine.action, Action::Guard { .. } | Action::Branch),
+        Ir::ADD => machine.mnemonic == Mnemonic::Addsd,
+        Ir::SUB => machine.mnemonic == Mnemonic::Subsd,
+        Ir::MUL => machine.mnemonic == Mnemonic::Mulsd,
+        Ir::DIV => machine.mnemonic == Mnemonic::Divsd,
+        Ir::ASTORE | Ir::HSTORE | Ir::USTORE => machine.action == Action::Store,
+        _ => machine.action == Action::Call,
+    }
+}
+
+/// Whether an instruction is assembled to one of these only.
+pub fn is_single(opcode: &Opcode, ins: Ins) -> bool {
+    ins.kind_of_result() == irt::NUM && matches!(opcode.op, Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV)
+}
+
+/// Whether two machine instructions in a row are of the same instruction: the second one works on the register that the
+/// first one has filled for it, or jumps by the flags that it has set.
+pub fn belong_together(first: &Machine, second: &Machine) -> bool {
+    if matches!(first.action, Action::Compute) && first.fills && first.writes.is_some() && first.writes == second.writes
+    {
+        return second.is_arithmetic() && second.second != first.writes;
+    }
+    let compares = matches!(first.mnemonic, Mnemonic::Cmp | Mnemonic::Ucomisd | Mnemonic::Test);
+    let jumps = |machine: &Machine| matches!(machine.action, Action::Guard { .. } | Action::Branch);
+    (compares || jumps(first) && first.mnemonic == Mnemonic::Jp) && jumps(second)
+}

@@ -1,0 +1,196 @@
+//! Calls and returns: which functions they lead into, and where they come back to.
+
+use super::{Frame, Phase, Place, Reader, Step, Surroundings, Value};
+use crate::trace::cast::Callee;
+use crate::trace::ir::irt;
+use crate::trace::stacks::{NOWHERE, Stacks};
+use crate::vm::bytecode::{Metamethod, Op};
+
+/// Frames in a trace: more than the slots that a snapshot has room for.
+pub(super) const MAX_DEPTH: usize = 120;
+
+/// How often a trace runs the same function above itself: `callunroll` is 3 by default, `recunroll` 2 (`lj_jit.h`),
+/// and each counts calls beyond the first.
+pub(super) const MAX_RECURSION: usize = 5;
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// The value that a call calls.
+    pub(super) fn called_value(&self, place: &Place, step: Step) -> Value {
+        let a = usize::from(step.instruction.a());
+        place.slot(if step.op == Op::ITERC { a.wrapping_sub(3) } else { a })
+    }
+
+    /// What a call of a value may call.
+    pub(super) fn callees(&self, _: &Place, value: Value) -> Vec<Callee> {
+        let others = || {
+            let mut callees = self.cast.callable();
+            if self.powers.unnamed_natives {
+                callees.push(UNNAMED);
+            }
+            callees
+        };
+        match value {
+            Value::Function(callee) => vec![callee],
+            Value::Ref(at) => match self.body.code.ins(at).kind_of_result() {
+                irt::FUNC => {
+                    let mut callees = self.cast.guarded(at);
+                    if self.powers.unnamed_natives {
+                        callees.push(UNNAMED);
+                    }
+                    callees
+                }
+                _ => self.called_objects(),
+            },
+            Value::Number(_) | Value::Constant => self.called_objects(),
+            Value::Any | Value::Unloaded => others(),
+        }
+    }
+
+    /// What a call of something that is no function may call.
+    fn called_objects(&self) -> Vec<Callee> {
+        let named = self.powers.looks_for("__call");
+        let may_be = |callee: &Callee| match callee {
+            Callee::Lua { .. } => self.powers.metatypes || named && self.cast.may_be_metamethod(*callee, "__call"),
+            Callee::Native { .. } => true,
+        };
+        self.cast.callable().into_iter().filter(may_be).collect()
+    }
+
+    /// The first slot of a call's arguments.
+    pub(super) fn arguments(&self, step: Step) -> usize {
+        usize::from(step.instruction.a()) + if self.fr2 { 2 } else { 1 }
+    }
+
+    /// The places after a call was set up: at the function's beginning, or in a library function.
+    pub(super) fn enter_called(&self, stacks: &mut Stacks, place: &Place, step: Step, callee: Callee) -> Vec<Place> {
+        let is_tail = matches!(step.op, Op::CALLT | Op::CALLMT);
+        let is_meta = matches!(place.phase, Phase::Meta(_));
+        let mut base = place.clone();
+        let (caller, call) = if is_tail && !is_meta {
+            let current = stacks.get(step.stack);
+            (current.caller, current.call)
+        } else {
+            (Some(step.stack), step.position)
+        };
+        match callee {
+            Callee::Native { .. } => {
+                // A library function that is called in a tail call takes its caller's place: but what it makes is
+                // still told of the call.
+                base.phase = Phase::Native(callee);
+                vec![base]
+            }
+            Callee::Lua { prototype, .. } => {
+                if self.cast.prototype(prototype).is_none() || base.frames.len() >= MAX_DEPTH {
+                    return Vec::new();
+                }
+                let runs = base.frames.iter().filter(|frame| stacks.get(frame.stack).callee.same_code(callee)).count();
+                if runs > MAX_RECURSION {
+                    return Vec::new();
+                }
+                let arguments = self.arguments(step);
+                let is_plain = !is_meta && matches!(self.called_value(place, step), Value::Function(_) | Value::Ref(_));
+                let passed: Vec<Value> = match step.op {
+                    Op::CALL | Op::CALLT if is_plain => {
+                        let count = usize::from(step.instruction.c()).saturating_sub(1);
+                        let count = if step.op == Op::CALLT {
+                            usize::from(step.instruction.d()).saturating_sub(1)
+                        } else {
+                            count
+                        };
+                        (arguments..arguments + count).map(|slot| place.slot(slot)).collect()
+                    }
+                    _ => Vec::new(),
+                };
+                if is_tail && !is_meta {
+                    base.frames.pop();
+                }
+                let stack = stacks.intern(caller, callee, call);
+                base.frames.push(Frame::new(stack));
+                for (slot, value) in passed.into_iter().enumerate() {
+                    base.set_slot(slot, if value == Value::Unloaded { Value::Any } else { value });
+                }
+                base.position = 0;
+                base.phase = Phase::Start;
+                vec![base]
+            }
+        }
+    }
+
+    /// The places after a return with `values`.
+    pub(super) fn leave(&self, stacks: &mut Stacks, place: &Place, values: &[Value]) -> Vec<Place> {
+        let mut next = place.with(Phase::Start);
+        let Some(Frame { stack, .. }) = next.frames.pop() else { return Vec::new() };
+        let mut call = stacks.get(stack).call;
+        let mut is_protected = false;
+        // Out of a protected call as well.
+        while let Some(outer) = next.frames.last().map(|frame| stacks.get(frame.stack))
+            && matches!(outer.callee, Callee::Native { .. })
+        {
+            call = outer.call;
+            next.frames.pop();
+            is_protected = true;
+        }
+        if next.frames.is_empty() {
+            // To the frame below the one in which the trace ran.
+            let Some(&(callee, position)) = self.returns.get(place.returns) else { return Vec::new() };
+            let stack = stacks.intern(None, callee, NOWHERE);
+            next.frames.push(Frame::new(stack));
+            next.position = position.wrapping_sub(1);
+            next.returns += 1;
+            let call = self.step(stacks, &next);
+            next.position = position;
+            if let Some(call) = call.filter(|call| matches!(call.op, Op::CALL | Op::CALLM | Op::ITERC)) {
+                // Of that frame, nothing but the results was loaded yet (`lj_record_ret`).
+                let a = usize::from(call.instruction.a());
+                (0..a).for_each(|slot| next.set_slot(slot, Value::Unloaded));
+                let wanted = usize::from(call.instruction.b()).saturating_sub(1);
+                if call.op == Op::CALL && !is_protected {
+                    values.iter().enumerate().take(wanted).for_each(|(index, value)| next.set_slot(a + index, *value));
+                }
+            }
+            return vec![next];
+        }
+        next.position = call;
+        let Some(step) = self.step(stacks, &next) else { return Vec::new() };
+        let a = usize::from(step.instruction.a());
+        match step.op {
+            Op::CALL | Op::CALLM | Op::ITERC => {
+                let mut next = next.go(call + 1);
+                next.forget_from(a);
+                let wanted = usize::from(step.instruction.b()).saturating_sub(1);
+                if !is_protected && step.op != Op::CALLM {
+                    for (index, value) in values.iter().enumerate().take(wanted) {
+                        next.set_slot(a + index, *value);
+                    }
+                }
+                vec![next]
+            }
+            _ => self.back(stacks, &next, step, values.first().copied().unwrap_or_default()),
+        }
+    }
+
+    /// The places after a metamethod has returned to the operation that called it.
+    pub(super) fn back(&self, stacks: &mut Stacks, place: &Place, step: Step, value: Value) -> Vec<Place> {
+        match step.instruction.opcode(self.set).map(|opcode| opcode.metamethod) {
+            Some(Metamethod::Named("__lt" | "__le" | "__eq")) => match self.ways(stacks, place, step) {
+                Some((taken, other)) => vec![place.go(other), place.go(taken)],
+                None => Vec::new(),
+            },
+            Some(Metamethod::Named("__concat")) => {
+                // The rest may be concatenated by further metamethods.
+                let mut next = place.go(step.position + 1);
+                next.set_slot(usize::from(step.instruction.a()), Value::Any);
+                vec![next, place.with(Phase::Start)]
+            }
+            Some(Metamethod::Named("__newindex")) => vec![place.go(step.position + 1)],
+            _ => {
+                let mut next = place.go(step.position + 1);
+                next.set_slot(usize::from(step.instruction.a()), value);
+                vec![next]
+            }
+        }
+    }
+}
+
+/// A library function of which there are many, so that it is no constant (`rec_call_specialize`).
+const UNNAMED: Callee = Callee::Native { function: 0, ffid: 0 };

@@ -1,0 +1,235 @@
+//! Random programs: every sample is under the functions that called there, or marked.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use anyhow::{Result, bail};
+use lj_trace_tests::oracle::generate::Interface;
+use lj_trace_tests::oracle::judge::Wrong;
+use lj_trace_tests::oracle::{Figures, Settings, generate, native, record, truth};
+use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
+
+/// The seeds whose programs are recorded with the JIT compiler on; `cargo xtask oracle` has more.
+const COMPILED: RangeInclusive<u64> = 1..=30;
+/// Those with the JIT compiler off.
+const INTERPRETED: RangeInclusive<u64> = 1..=8;
+/// How long each is recorded, in seconds.
+const SECONDS: f64 = 0.8;
+/// Samples a second.
+const RATE: u32 = 1999;
+/// With fewer samples in each recording the verdict means nothing.
+const LEAST_SAMPLES: u64 = 100;
+
+/// Programs that were wrong once, and by how many percent of their samples may be marked when they are compiled. None of
+/// them may be wrong. Where calls of C functions through FFI are compiled, nothing tells the functions apart yet.
+const KEPT: [(&str, f64); 8] = [
+    ("call_calls_add.lua", 100.0),
+    ("coroutines.lua", 20.0),
+    ("empty_loop.lua", 0.1),
+    ("index_function.lua", 100.0),
+    ("inlined_leaf.lua", 100.0),
+    ("results.lua", 100.0),
+    ("sort.lua", 2.0),
+    ("vararg.lua", 100.0),
+];
+/// How many percent of the samples may be marked when they are interpreted.
+const MARKED_INTERPRETED: f64 = 0.1;
+
+/// The share of all samples whose native frames may stand in the wrong place. None should; some 1 of 50,000 do, where a C
+/// function that calls Lua back through FFI is between the two. A function or a line is never wrong.
+const NATIVE: f64 = 0.0002;
+
+/// A folder with the C functions of the programs.
+fn scratch() -> Result<tempfile::TempDir> {
+    let folder = tempfile::tempdir()?;
+    for interface in [Interface::Ffi, Interface::Module] {
+        native::build(interface, folder.path())?;
+    }
+    Ok(folder)
+}
+
+/// What recordings came to.
+#[derive(Default)]
+struct Sums {
+    recordings: u64,
+    samples: u64,
+    marked: u64,
+    wrong: u64,
+    /// Of those, the ones with a native frame in the wrong place.
+    native: u64,
+    failures: String,
+}
+
+impl Sums {
+    fn add(&mut self, name: &str, figures: &Figures) {
+        self.recordings += 1;
+        self.samples += figures.samples();
+        self.marked += figures.marked();
+        self.wrong += figures.wrong();
+        for (samples, wrong, stack) in figures.failures.iter().take(3) {
+            match wrong {
+                Wrong::Native => println!("{name}: {samples} {wrong:?}: {stack}"),
+                _ => self.fail(name, &format!("{samples} {wrong:?}: {stack}")),
+            }
+        }
+        self.native += figures
+            .failures
+            .iter()
+            .filter(|(_, wrong, _)| *wrong == Wrong::Native)
+            .map(|failure| failure.0)
+            .sum::<u64>();
+        if figures.overrun > 1.0 {
+            self.fail(name, &format!("it took {:.1} s too long", figures.overrun));
+        }
+    }
+
+    fn fail(&mut self, name: &str, what: &str) {
+        self.failures.push_str(&format!("\n  {name}: {what}"));
+    }
+
+    fn verdict(&self, program: &str) -> Result<()> {
+        let verdict =
+            format!("{program}: of {} samples {} are marked, {} are wrong", self.samples, self.marked, self.wrong);
+        println!("{verdict}");
+        let expected = NATIVE * self.samples as f64;
+        if self.native as f64 > expected + 4.0 * expected.sqrt() {
+            bail!("{verdict}: {} have a native frame in the wrong place", self.native);
+        }
+        if !self.failures.is_empty() || self.samples < self.recordings * LEAST_SAMPLES {
+            bail!("{verdict}:{}", self.failures);
+        }
+        Ok(())
+    }
+}
+
+fn check(program: &'static str, seeds: RangeInclusive<u64>, jit: bool) -> Result<()> {
+    let Some(host) = Program::find(program) else { return Ok(()) };
+    let folder = scratch()?;
+    let mut sums = Sums::default();
+    for seed in seeds {
+        let figures = record(&host, &generate(seed), Settings { seconds: SECONDS, rate: RATE, jit }, folder.path())?;
+        sums.add(&format!("seed {seed}"), &figures);
+    }
+    sums.verdict(program)
+}
+
+fn check_kept(program: &'static str) -> Result<()> {
+    let Some(host) = Program::find(program) else { return Ok(()) };
+    let folder = scratch()?;
+    let mut sums = Sums::default();
+    for (file, most) in KEPT {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/oracle/kept").join(file);
+        let kept = truth::adopt(&host, &std::fs::read_to_string(path)?, folder.path())?;
+        for (jit, most) in [(true, most), (false, MARKED_INTERPRETED)] {
+            let figures = record(&host, &kept, Settings { seconds: SECONDS, rate: RATE, jit }, folder.path())?;
+            let name = format!("{file}, JIT {}", if jit { "on" } else { "off" });
+            sums.add(&name, &figures);
+            let expected = most / 100.0 * figures.samples() as f64;
+            // And what chance makes of so many.
+            if figures.marked() as f64 > expected + 4.0 * expected.sqrt() + 1.0 {
+                sums.fail(&name, &format!("{} of {} samples are marked", figures.marked(), figures.samples()));
+            }
+        }
+    }
+    sums.verdict(program)
+}
+
+#[test]
+fn kept_on_luajit() -> Result<()> {
+    check_kept(LUAJIT)
+}
+
+#[test]
+fn kept_on_luajit2() -> Result<()> {
+    check_kept(LUAJIT2)
+}
+
+#[test]
+fn kept_on_tarantool() -> Result<()> {
+    check_kept(TARANTOOL)
+}
+
+#[test]
+fn compiled_on_luajit() -> Result<()> {
+    check(LUAJIT, COMPILED, true)
+}
+
+#[test]
+fn compiled_on_luajit2() -> Result<()> {
+    check(LUAJIT2, COMPILED, true)
+}
+
+#[test]
+fn compiled_on_tarantool() -> Result<()> {
+    check(TARANTOOL, COMPILED, true)
+}
+
+#[test]
+fn interpreted_on_luajit() -> Result<()> {
+    check(LUAJIT, INTERPRETED, false)
+}
+
+#[test]
+fn interpreted_on_luajit2() -> Result<()> {
+    check(LUAJIT2, INTERPRETED, false)
+}
+
+#[test]
+fn interpreted_on_tarantool() -> Result<()> {
+    check(TARANTOOL, INTERPRETED, false)
+}
+
+/// A function that does nearly all the work without calling anything: what is certain must not say that others do it.
+#[test]
+fn arithmetic_counts_where_it_is() -> Result<()> {
+    /// The line where it begins.
+    const LEAF: u32 = 4;
+    /// The largest share of the samples that others may have, in percent: one division in 18, and what calls take.
+    const OTHERS: f64 = 15.0;
+    /// The largest share that may be marked.
+    const MARKED: f64 = 5.0;
+    for program in [LUAJIT, LUAJIT2, TARANTOOL] {
+        let Some(host) = Program::find(program) else { continue };
+        let folder = scratch()?;
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/oracle/arithmetic.lua");
+        let adopted = truth::adopt(&host, &std::fs::read_to_string(path)?, folder.path())?;
+        let settings = Settings { seconds: 2.0, rate: RATE, jit: true };
+        let figures = record(&host, &adopted, settings, folder.path())?;
+        let mut sums = Sums::default();
+        sums.add("arithmetic.lua", &figures);
+        let others = figures.innermost.iter().filter(|(first, _)| **first != LEAF).map(|(_, samples)| samples);
+        let share = 100.0 * others.sum::<u64>() as f64 / figures.samples().max(1) as f64;
+        let marked = 100.0 * figures.marked() as f64 / figures.samples().max(1) as f64;
+        if share > OTHERS || marked > MARKED {
+            let figures = format!("{share:.1}% of the samples are in other functions, {marked:.1}% are marked");
+            sums.fail("arithmetic.lua", &figures);
+        }
+        sums.verdict(program)?;
+    }
+    Ok(())
+}
+
+/// What the oracle holds lj-trace against is what the programs do, in the VMs' own words: nothing is missing from it, and
+/// nothing is in it that does not happen.
+#[test]
+fn the_oracle_is_right() -> Result<()> {
+    for program in [LUAJIT, LUAJIT2, TARANTOOL] {
+        let Some(host) = Program::find(program) else { continue };
+        let folder = tempfile::tempdir()?;
+        let (mut calls, mut unseen) = (0, Vec::new());
+        for seed in COMPILED {
+            let truth = truth::ask(&host, &generate(seed), folder.path())?;
+            if let Some(refused) = truth.refused.first() {
+                bail!("seed {seed} on {program}: the oracle refuses {refused}");
+            }
+            calls += truth.edges;
+            unseen.extend(truth.unseen);
+        }
+        println!("{program}: {} of {calls} calls do not happen", unseen.len());
+        // Some branches are not taken.
+        if unseen.len() * 50 > calls {
+            bail!("{program}: {} of {calls} calls do not happen: {unseen:#?}", unseen.len());
+        }
+    }
+    Ok(())
+}

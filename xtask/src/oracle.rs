@@ -1,0 +1,32 @@
+//! `cargo xtask oracle`: random programs whose every sample has one legal answer.
+
+use anyhow::{Result, bail};
+
+use crate::programs::{self, Scope};
+use crate::run::{is_root, run};
+use crate::test::END_TO_END;
+use crate::toolchain::host_cargo;
+use crate::{build, setup};
+
+/// Options of `cargo xtask oracle`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// What the oracle is told: `--seeds 1000 --program luajit --jit both --keep FOLDER`, and more that `--help` behind
+    /// `--` lists
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Sets up, builds, and asks the oracle.
+pub fn oracle(options: &Options) -> Result<()> {
+    setup::setup_for(Scope::Tests)?;
+    let binary = build::build(&build::Options { debug: false })?;
+    if !is_root() {
+        bail!("profiling needs privileges: run the oracle as root");
+    }
+    let mut cargo = host_cargo("run")?;
+    cargo.args(["--quiet", "--package", END_TO_END, "--bin", "oracle", "--"]).args(&options.arguments);
+    // Errors say what went wrong; where in the oracle does not matter.
+    cargo.env("LJ_TRACE_BIN", &binary).env("RUST_LIB_BACKTRACE", "0");
+    run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
+}
