@@ -4,6 +4,7 @@ use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
 
 use super::Cli;
+use super::exit::CommandError;
 
 /// Options of `lj-trace completions`.
 #[derive(Clone, Debug, Args)]
@@ -21,6 +22,11 @@ Examples:
   lj-trace completions fish > /usr/share/fish/vendor_completions.d/lj-trace.fish";
 
 /// Prints the script.
-pub fn run(args: &CompletionsArgs) {
-    clap_complete::generate(args.shell, &mut Cli::command(), "lj-trace", &mut std::io::stdout());
+///
+/// # Errors
+/// Exit code 74 if standard output cannot take it.
+pub fn run(args: &CompletionsArgs) -> Result<(), CommandError> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "lj-trace", &mut script);
+    super::print_text(&String::from_utf8_lossy(&script))
 }

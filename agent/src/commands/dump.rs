@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::exit::CommandError;
-use crate::dump::{Options, take};
+use crate::dump::{Dump, Options, take};
 use crate::target::Process;
 use crate::vm::find_vms;
 
@@ -38,8 +38,12 @@ The process is neither stopped nor changed. Where it moved on while it was read,
 /// A [`CommandError`] with the exit code that belongs to its cause.
 pub fn run(args: &DumpArgs) -> Result<(), CommandError> {
     let process = Process::open(args.pid)?;
+    let dumped = dump(&process, args).map_err(|error| error.unless_gone(&process))?;
+    super::print(&dumped, args.json)
+}
+
+fn dump(process: &Process, args: &DumpArgs) -> Result<Dump, CommandError> {
     let maps = process.maps()?;
-    let vms = find_vms(&process, &maps)?;
-    let dump = take(&process, &vms, Options { locals: args.locals })?;
-    super::print(&dump, args.json)
+    let vms = find_vms(process, &maps)?;
+    Ok(take(process, &vms, Options { locals: args.locals })?)
 }

@@ -2,10 +2,11 @@
 
 use std::io;
 
+use crate::privileges::limits;
 use crate::probes::allocator::AllocatorError;
 use crate::probes::programs::ProbeError;
 use crate::stream::{StreamError, WriteError};
-use crate::target::TargetError;
+use crate::target::{Process, TargetError};
 use crate::vm::FindError;
 
 /// An exit code of `lj-trace`, in the numbering of `sysexits.h`.
@@ -60,12 +61,28 @@ impl CommandError {
 
     /// The system refuses something that it never should.
     pub fn internal(error: &io::Error) -> Self {
-        Self::new(ExitCode::BUG, format!("cannot start: {error}"))
+        let code = limits::reached(error).map_or(ExitCode::BUG, |_| ExitCode::UNAVAILABLE);
+        Self::new(code, format!("cannot start: {}", limits::with_limit(error)))
     }
 
     /// Something about a file. `action` reads like `write x.svg`.
     pub fn io(action: &str, error: &io::Error) -> Self {
-        Self::new(ExitCode::IO, format!("cannot {action}: {error}"))
+        Self::new(ExitCode::IO, format!("cannot {action}: {}", limits::with_limit(error)))
+    }
+
+    /// The same, unless it happened since the process went away meanwhile: that is what is to be said.
+    pub fn unless_gone(self, process: &Process) -> Self {
+        let is_of_command = matches!(self.code, ExitCode::OK | ExitCode::USAGE | ExitCode::NO_PROCESS);
+        let (pid, message) = (process.pid(), &self.message);
+        if is_of_command || process.runs_same_program() {
+            self
+        } else if process.has_become_another_program() {
+            let text = format!("process {pid} has executed another program while lj-trace looked at it ({message})");
+            Self::new(ExitCode::NO_PROCESS, text)
+        } else {
+            let text = format!("process {pid} has exited while lj-trace looked at it ({message})");
+            Self::new(ExitCode::NO_PROCESS, text)
+        }
     }
 
     /// A stream that cannot be read.
@@ -106,7 +123,7 @@ impl From<ProbeError> for CommandError {
         match error {
             ProbeError::Target(error) => error.into(),
             ProbeError::NotPermitted { .. } => Self::new(ExitCode::PRIVILEGES, error.to_string()),
-            ProbeError::NoWindows(_) => Self::new(ExitCode::UNAVAILABLE, error.to_string()),
+            ProbeError::NoWindows(_) | ProbeError::Limit { .. } => Self::new(ExitCode::UNAVAILABLE, error.to_string()),
             error => Self::new(ExitCode::BUG, error.to_string()),
         }
     }

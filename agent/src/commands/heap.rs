@@ -1,7 +1,6 @@
 //! `lj-trace heap`: what is in a process' Lua heap, and what keeps it alive.
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +12,9 @@ use crate::heap::diff::Diff;
 use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;
 use crate::heap::{Options, PauseError, Snapshot, Target, file, picture, take};
+use crate::record::{OutputFile, allow_replacing};
 use crate::target::Process;
+use crate::untrusted::{Form, PlainWriter};
 use crate::vm::find_vms;
 
 /// Options of `lj-trace heap`.
@@ -49,6 +50,10 @@ pub struct HeapArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<PathBuf>,
 
+    /// Replace files that are there already
+    #[arg(long)]
+    pub force: bool,
+
     /// Write JSON, for programs
     #[arg(long)]
     pub json: bool,
@@ -76,6 +81,9 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if let Some(output) = args.output.iter().find(|output| format(output).is_none()) {
         let message = format!("{}: its ending says no format (.heap.gz, .svg, .folded, .json, .txt)", output.display());
         return Err(CommandError::usage(message));
+    }
+    if args.force {
+        allow_replacing();
     }
     let old = args.diff.as_deref().map(open).transpose()?;
     let snapshot = match (&args.file, args.pid) {
@@ -127,14 +135,18 @@ impl serde::Serialize for Shown<'_> {
 
 fn snapshot(pid: u32, args: &HeapArgs) -> Result<Snapshot, CommandError> {
     let process = Process::open(pid)?;
+    snapshot_of(&process, args).map_err(|error| error.unless_gone(&process))
+}
+
+fn snapshot_of(process: &Process, args: &HeapArgs) -> Result<Snapshot, CommandError> {
     let maps = process.maps()?;
-    let vms = find_vms(&process, &maps)?;
+    let vms = find_vms(process, &maps)?;
     let addresses = args.path_to.iter().filter_map(|target| match target {
         Target::Address(address) => Some(*address),
         Target::Kind(_) => None,
     });
     let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect() };
-    Ok(take(&process, &vms, &options)?)
+    Ok(take(process, &vms, &options)?)
 }
 
 fn open(path: &Path) -> Result<Snapshot, CommandError> {
@@ -165,13 +177,19 @@ fn format(path: &Path) -> Option<Format> {
 
 fn write(snapshot: &Snapshot, path: &Path) -> std::io::Result<()> {
     use std::io::Write as _;
-    let mut out = std::io::BufWriter::new(File::create(path)?);
+    let out = std::io::BufWriter::new(OutputFile::open(path)?);
+    let kind = match format(path) {
+        None | Some(Format::Snapshot) => return file::write(snapshot, out),
+        Some(Format::Json) => Form::Json,
+        Some(_) => Form::Text,
+    };
+    let mut out = PlainWriter::new(out, kind);
     match format(path) {
         Some(Format::Svg) => picture::write_svg(snapshot, &mut out),
         Some(Format::Folded) => picture::write_folded(snapshot, &mut out),
         Some(Format::Json) => serde_json::to_writer_pretty(&mut out, snapshot).map_err(Into::into),
         Some(Format::Text) => write!(out, "{snapshot}"),
-        Some(Format::Snapshot) | None => file::write(snapshot, &mut out),
+        Some(Format::Snapshot) | None => Ok(()),
     }?;
     out.flush()
 }

@@ -21,6 +21,7 @@ use clap::{Parser, Subcommand};
 use exit::CommandError;
 
 use crate::service::journal::{Priority, say};
+use crate::untrusted::{Form, PlainWriter};
 
 /// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
 ///
@@ -36,7 +37,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace --pid 1234                            where its CPU time goes, until Ctrl-C
   sudo lj-trace --pid 1234 --duration 30s -o cpu.svg  30 seconds of it, as a flame graph
-  lj-trace report lj-trace-1234.sysprof.bin           what a recording says
+  lj-trace report cpu.bin                             what a recording says
   sudo lj-trace top --pid 1234                        the same live, in the terminal
   sudo lj-trace list                                  which processes have LuaJIT in them
   sudo lj-trace dump --pid 1234                       what one of them executes right now
@@ -69,6 +70,9 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    // A file that reaches a limit (`ulimit -f`) is an error like a full disk, not the end of lj-trace.
+    // SAFETY: it is a valid disposition, and there is no other thread yet.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let cli = match Cli::try_parse_from(with_default_command(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {
@@ -86,10 +90,7 @@ pub fn main() -> ExitCode {
         Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
         Command::Doctor(args) => doctor::run(&args),
         Command::Unit(args) => unit::run(&args).map(|()| exit::ExitCode::OK),
-        Command::Completions(args) => {
-            completions::run(&args);
-            Ok(exit::ExitCode::OK)
-        }
+        Command::Completions(args) => completions::run(&args).map(|()| exit::ExitCode::OK),
         Command::Man(args) => man::run(&args).map(|()| exit::ExitCode::OK),
     };
     match outcome {
@@ -106,13 +107,27 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// Exit code 74 if that is not possible. Nobody reading any more (a closed pipe) is no error.
 fn print<T: std::fmt::Display + serde::Serialize>(result: &T, json: bool) -> Result<(), CommandError> {
-    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let kind = if json { Form::Json } else { Form::Text };
+    let mut out = PlainWriter::new(std::io::BufWriter::new(std::io::stdout().lock()), kind);
     let written = if json {
         serde_json::to_writer_pretty(&mut out, result).map_err(std::io::Error::from).and_then(|()| writeln!(out))
     } else {
         write!(out, "{result}")
     };
-    match written.and_then(|()| out.flush()) {
+    unless_nobody_reads(written.and_then(|()| out.flush()))
+}
+
+/// Prints a text of our own on standard output.
+///
+/// # Errors
+/// As [`print`].
+fn print_text(text: &str) -> Result<(), CommandError> {
+    let mut out = std::io::stdout().lock();
+    unless_nobody_reads(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+fn unless_nobody_reads(written: std::io::Result<()>) -> Result<(), CommandError> {
+    match written {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(CommandError::io("write standard output", &error))
         }

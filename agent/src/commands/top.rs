@@ -8,13 +8,14 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
 use super::exit::CommandError;
+use super::record::budget::{self, Budget};
 use super::record::cost::LimitArgs;
 use super::record::interrupts::Interrupts;
 use super::record::pace;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
-use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, priority};
+use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, priority, start_guardian};
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
 
@@ -63,6 +64,9 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         return Err(CommandError::usage(message));
     }
     priority::raise();
+    if args.mode != Mode::Sysprof {
+        start_guardian()?;
+    }
     let record_args = RecordArgs::live(args.pid, args.vm, args.mode, args.rate, args.limit.clone())?;
     let mut targets = targets(&record_args)?;
     // There is one for each process that is named.
@@ -80,7 +84,8 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     // It puts the terminal back in order if lj-trace panics.
     let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
     let outcome = look(args, target, &mut recording, &mut app, &mut terminal);
-    ratatui::restore();
+    // If the terminal has gone there is nothing to put in order.
+    let _ = ratatui::try_restore();
     recording.detach();
     outcome
 }
@@ -113,7 +118,7 @@ fn look(
                 _ = ticks.tick() => {}
             }
             if app.ended.is_none() {
-                recording.drain(Some(app))?;
+                recording.drain(Some(app), Budget::new(budget::LOOK))?;
                 pace::relax(&mut ticks, recording.interval());
                 if recording.is_over() {
                     app.ended = Some(Stop::TooDear.describe());
@@ -143,7 +148,7 @@ fn look(
 /// Takes the last of what there is of a process that is not there any more.
 fn end(why: Stop, recording: &mut Recording, app: &mut App) -> Result<(), CommandError> {
     recording.detach();
-    recording.drain_all(Some(app))?;
+    recording.drain_all(Some(app), Budget::new(budget::END))?;
     app.ended = Some(why.describe());
     Ok(())
 }

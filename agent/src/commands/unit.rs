@@ -40,14 +40,12 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
     let program = std::env::current_exe().map_err(|error| CommandError::io("find lj-trace's own file", &error))?;
     let program = program.to_string_lossy();
     if args.template {
-        print!("{}", unit::template(&program));
-        return Ok(());
+        return super::print_text(&unit::template(&program));
     }
     let record = parse(&args.record)?;
     let name = format!("lj-trace-{}", record.pid);
     let limit = record.duration.map(|duration| duration.as_secs().saturating_add(SLACK));
-    print!("{}", unit::command(&program, &name, &args.record, limit, more(&record)));
-    Ok(())
+    super::print_text(&unit::command(&program, &name, &args.record, limit, more(&record)))
 }
 
 /// Why this kernel wants `CAP_SYS_ADMIN` for a recording, if it does.

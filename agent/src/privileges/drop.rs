@@ -5,9 +5,8 @@ use std::io;
 use super::{Capabilities, Capability, permitted, set};
 
 /// What a recording needs to its end, as far as it has it: names of functions are read from the target's memory, code
-/// from the files of its mappings, also of those that come later; and outputs may be in anybody's folder.
-const TO_THE_END: [Capability; 4] =
-    [Capability::SysPtrace, Capability::CheckpointRestore, Capability::DacReadSearch, Capability::DacOverride];
+/// from the files of its mappings, also of those that come later.
+const TO_THE_END: [Capability; 3] = [Capability::SysPtrace, Capability::CheckpointRestore, Capability::DacReadSearch];
 
 /// What is kept beside that where something is still to be attached.
 pub const TO_ATTACH: [Capability; 2] = [Capability::Bpf, Capability::Perfmon];
@@ -38,6 +37,23 @@ pub fn drop_unneeded(more: &[Capability], mut works: impl FnMut() -> bool) -> io
     // SAFETY: prctl(2) with plain integers. It only forbids that a program which this one starts has more.
     unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
     Ok(())
+}
+
+/// Gives up all that this thread has but these. It allocates nothing.
+///
+/// # Errors
+/// What capget(2) and capset(2) say.
+pub fn keep_only(capabilities: Capabilities) -> io::Result<()> {
+    let kept = Capabilities(permitted()?.0 & capabilities.0);
+    set(kept, kept)
+}
+
+/// Gives up all that this thread has. What is gone cannot come back, unless the thread executes another program.
+///
+/// # Errors
+/// What capset(2) says.
+pub fn give_up_all() -> io::Result<()> {
+    set(Capabilities::default(), Capabilities::default())
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 //! what is not needed any more.
 
 mod drop;
+pub mod limits;
 mod refused;
 
 use std::io;
 
-pub use drop::{TO_ATTACH, drop_unneeded};
+pub use drop::{TO_ATTACH, drop_unneeded, give_up_all, keep_only};
 pub use refused::{Operation, Refusal};
 
 /// A part of root's powers (capabilities(7)).
@@ -31,10 +32,9 @@ pub enum Capability {
 }
 
 /// How to get the capabilities that lj-trace lives on.
-pub const HOW_TO_GET: &str = "run as root (`sudo lj-trace ...`), or `sudo setcap \
-                              cap_bpf,cap_perfmon,cap_sys_ptrace+ep $(command -v lj-trace)`; in a systemd unit \
-                              `AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE`; in a container `--cap-add` for \
-                              each";
+pub const HOW_TO_GET: &str = "run as root (`sudo lj-trace ...`), or as a job of systemd (`lj-trace unit --pid N | sudo \
+                              sh`, which gives it `AmbientCapabilities=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE` and little \
+                              else); in a container `--cap-add` for each";
 
 impl Capability {
     /// Its number in `linux/capability.h`.
@@ -81,6 +81,11 @@ impl Capabilities {
     /// Those with these bits.
     pub const fn of_bits(bits: u64) -> Self {
         Self(bits)
+    }
+
+    /// Their bits.
+    pub const fn bits(self) -> u64 {
+        self.0
     }
 
     /// Those that are named.

@@ -2,20 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
 use aya::maps::{MapData, RingBuf};
-use lj_trace_common::allocation::event::PROTOTYPE_SEEN;
-use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
+use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
+use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::{NO_WORD, VmConfig};
 
 use super::gate::Gate;
-use super::links::{Links, program};
+use super::links::{Links, loaded, program};
 use super::mechanism::Mechanism;
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
@@ -78,16 +77,18 @@ pub enum AllocationRecord {
     Event(AllocationEvent),
     /// What prototype later events mean.
     Prototype(PrototypeSeen),
+    /// What trace they mean.
+    Trace(TraceSeen),
 }
 
 impl AllocationRecord {
     /// Reads a record; [`None`] if it is none.
     #[inline]
     fn parse(bytes: &[u8]) -> Option<Self> {
-        if bytes.first() == Some(&PROTOTYPE_SEEN) {
-            plain(bytes).map(Self::Prototype)
-        } else {
-            plain(bytes).map(Self::Event)
+        match bytes.first() {
+            Some(&PROTOTYPE_SEEN) => plain(bytes).map(Self::Prototype),
+            Some(&TRACE_SEEN) => plain(bytes).map(Self::Trace),
+            _ => plain(bytes).map(Self::Event),
         }
     }
 
@@ -97,6 +98,7 @@ impl AllocationRecord {
         match self {
             Self::Event(event) => event.vm.into(),
             Self::Prototype(seen) => seen.vm.into(),
+            Self::Trace(seen) => seen.vm.into(),
         }
     }
 }
@@ -395,14 +397,19 @@ impl AllocationProbes {
     }
 
     /// Takes the breakpoints out. Events that are already recorded can still be drained.
-    pub fn detach(&mut self, programs: &mut Programs) {
+    pub fn detach(&mut self) {
         /// Calls of the allocator take some microseconds at most, but where it asks the kernel for memory.
         const CALL: Duration = Duration::from_millis(2);
         // What has been called by now may still return: else its event would be missing.
         if self.gate.close().is_ok() && self.is_attached() {
             std::thread::sleep(CALL);
         }
-        self.links.detach(programs);
+        self.links.detach();
+    }
+
+    /// Whether probes are gone that nobody here has taken out: who holds them was killed.
+    pub fn are_lost(&self) -> bool {
+        self.links.are_lost()
     }
 
     fn is_attached(&self) -> bool {
@@ -461,15 +468,6 @@ fn allocator_of(process: &Process, vm: &Vm) -> Result<(u64, u64), Unreadable> {
     let function = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocf))?;
     let data = memory.read::<u64>(vm.global + u64::from(vm.layout.g_allocd))?;
     Ok((function, data))
-}
-
-/// The program of this name, which is loaded if it is not yet.
-fn loaded(programs: &mut Programs, name: &str) -> anyhow::Result<OwnedFd> {
-    let program = program(programs, name)?;
-    if program.fd().is_err() {
-        program.load()?;
-    }
-    Ok(program.fd()?.as_fd().try_clone_to_owned()?)
 }
 
 /// Those points of an allocator that are wanted: offsets in its file, with their cookies.

@@ -5,16 +5,16 @@
 //! were not carried out (a `nop`; a `test`, of which the rest is another one), watchpoints trap behind what has written.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use super::classic;
+use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
 use super::trapped::survive;
-use super::uprobe_multi::{Instruction, Kind, attach, load};
+use super::uprobe_multi::{Instruction, Kind, load};
 use crate::target::Maps;
 
 /// What one of each costs whoever runs into it, in seconds.
@@ -204,17 +204,13 @@ fn copy_by_string_instruction(source: &[u64; LINE], target: &mut [u64; LINE]) {
 }
 
 /// Puts an empty program on an instruction of our own file, for this process alone.
-fn probe(mechanism: Mechanism, kind: Kind, offset: u64, wants_return: bool) -> io::Result<OwnedFd> {
+fn probe(mechanism: Mechanism, kind: Kind, offset: u64, wants_return: bool) -> io::Result<Held> {
     // `r0 = 0` or `r0 = 1`, which tells a session to leave the return out; `exit`.
     let answer = u8::from(!wants_return);
     let program: [Instruction; 2] = [[0xb7, 0, 0, 0, answer, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let load = |kind| load("calibrate", &program, c"GPL", kind);
-    let (path, pid) = (Path::new("/proc/self/exe"), std::process::id());
-    match mechanism {
-        Mechanism::Multi => attach(&load(Some(kind))?, path, &[(offset, 0)], pid, kind),
-        Mechanism::Classic if kind == Kind::Session => Err(io::ErrorKind::Unsupported.into()),
-        Mechanism::Classic => classic::attach(load(None)?.as_fd(), path, (offset, 0), pid, kind),
-    }
+    let means = Means::of(mechanism, kind)?;
+    let program = load("calibrate", &program, c"GPL", matches!(means, Means::Multi(_)).then_some(kind))?;
+    guardian::attach(program.as_fd(), Path::new("/proc/self/exe"), &[(offset, 0)], std::process::id(), means)
 }
 
 /// Something to call.

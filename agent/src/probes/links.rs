@@ -1,29 +1,21 @@
 //! Programs on instructions of one process, and taking them away again.
 
 use std::io;
-use std::num::NonZeroU32;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope};
 use aya::programs::{ProbeKind, UProbe};
 
-use super::classic;
+use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::programs::{ProbeError, Programs};
-use super::session::{SessionLink, SessionProgram};
+use super::session::SessionProgram;
 use super::uprobe_multi::Kind;
 use crate::privileges::Operation;
 
 /// What attaches programs: as long as it is there, they are.
 #[derive(Default)]
-pub struct Links {
-    /// By the program that they run.
-    multi: Vec<(&'static str, UProbeLinkId)>,
-    /// Of perf events.
-    classic: Vec<OwnedFd>,
-    sessions: Vec<SessionLink>,
-}
+pub struct Links(Vec<Held>);
 
 impl Links {
     /// Attaches the program of this name to instructions of a file, each a file offset and a cookie, for the process `pid`.
@@ -43,23 +35,10 @@ impl Links {
         }
         let mechanism = programs.mechanism();
         let program = program(programs, name).map_err(ProbeError::sort)?;
-        match mechanism {
-            Mechanism::Multi => {
-                let scope = NonZeroU32::new(pid).map_or(UProbeScope::CallingProcess, UProbeScope::OneProcess);
-                let points = points.iter().map(|&(offset, cookie)| UProbeAttachPoint {
-                    location: UProbeAttachLocation::AbsoluteOffset(offset),
-                    cookie: Some(cookie),
-                });
-                self.multi.push((name, program.attach(points, path, scope).map_err(ProbeError::sort)?));
-            }
-            Mechanism::Classic => {
-                let kind = if matches!(program.kind(), ProbeKind::Return) { Kind::Return } else { Kind::Call };
-                let program = program.fd().map_err(ProbeError::sort)?.as_fd();
-                for &point in points {
-                    self.classic.push(classic::attach(program, path, point, pid, kind).map_err(refused)?);
-                }
-            }
-        }
+        let kind = if matches!(program.kind(), ProbeKind::Return) { Kind::Return } else { Kind::Call };
+        let program = program.fd().map_err(ProbeError::sort)?.as_fd();
+        let attached = Means::of(mechanism, kind).and_then(|means| guardian::attach(program, path, points, pid, means));
+        self.0.push(attached.map_err(|error| refused(mechanism, error))?);
         Ok(())
     }
 
@@ -74,23 +53,25 @@ impl Links {
         path: &Path,
         pid: u32,
     ) -> io::Result<()> {
-        self.sessions.push(program.attach(path, points, pid)?);
+        self.0.push(program.attach(path, points, pid)?);
         Ok(())
     }
 
     /// Whether nothing is attached.
     pub fn is_empty(&self) -> bool {
-        self.multi.is_empty() && self.classic.is_empty() && self.sessions.is_empty()
+        self.0.is_empty()
     }
 
-    /// Takes all of them away, those that came last first.
-    pub fn detach(&mut self, programs: &mut Programs) {
-        self.sessions.clear();
-        while self.classic.pop().is_some() {}
-        for (name, link) in self.multi.drain(..).rev() {
-            // A link that is gone already is what we want.
-            let _ = program(programs, name).map(|program| program.detach(link));
-        }
+    /// Whether some are not attached any more, though nobody here has taken them away.
+    pub fn are_lost(&self) -> bool {
+        self.0.iter().any(Held::is_lost)
+    }
+
+    /// Takes all of them away.
+    pub fn detach(&mut self) {
+        // All at once, since each takes its time.
+        self.0.iter_mut().for_each(Held::release);
+        self.0.clear();
     }
 }
 
@@ -100,9 +81,18 @@ pub fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a
     Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
 }
 
-fn refused(error: io::Error) -> ProbeError {
-    match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => ProbeError::not_permitted(Operation::ClassicProbes),
+/// The program of this name, which is loaded if it is not yet.
+pub fn loaded(programs: &mut Programs, name: &str) -> anyhow::Result<OwnedFd> {
+    let program = program(programs, name)?;
+    if program.fd().is_err() {
+        program.load()?;
+    }
+    Ok(program.fd()?.as_fd().try_clone_to_owned()?)
+}
+
+fn refused(mechanism: Mechanism, error: io::Error) -> ProbeError {
+    match (mechanism, error.raw_os_error()) {
+        (Mechanism::Classic, Some(libc::EPERM | libc::EACCES)) => ProbeError::not_permitted(Operation::ClassicProbes),
         _ => ProbeError::sort(error),
     }
 }

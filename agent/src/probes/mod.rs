@@ -3,8 +3,8 @@
 pub mod activity;
 pub mod allocator;
 pub mod calibrate;
-mod classic;
 pub mod gate;
+pub mod guardian;
 pub mod harm;
 mod links;
 pub mod mechanism;

@@ -15,7 +15,7 @@ use lj_trace_common::vm::VmConfig;
 
 use super::mechanism::Mechanism;
 use super::object;
-use crate::privileges::{Operation, Refusal};
+use crate::privileges::{Operation, Refusal, limits};
 use crate::target::TargetError;
 
 /// Why probing cannot begin. Each message names the cause and the fix.
@@ -35,6 +35,14 @@ pub enum ProbeError {
     /// The kernel refused the BPF programs for another reason, which it said.
     #[error("the kernel refused the BPF programs (Linux {NEEDED_KERNEL} or later is needed): {}", last_lines(.0))]
     Refused(#[source] anyhow::Error),
+    /// A limit of the system or of lj-trace is reached.
+    #[error("cannot attach: {cause}: {limit}")]
+    Limit {
+        /// What the kernel said.
+        cause: String,
+        /// Which limit, and how to raise it.
+        limit: String,
+    },
     /// The target went away or may not be looked at.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -58,10 +66,11 @@ impl ProbeError {
     /// Tells missing privileges from everything else.
     pub(super) fn sort(source: impl Into<anyhow::Error>) -> Self {
         let source = source.into();
-        let refused = source.chain().any(|cause| {
-            let errno = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-            matches!(errno, Some(libc::EPERM | libc::EACCES))
-        });
+        let errors = || source.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+        let refused = errors().any(|error| matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)));
+        if let Some(limit) = errors().find_map(limits::reached) {
+            return Self::Limit { cause: whole(&source), limit };
+        }
         // The verifier refuses with EACCES too, but then it says why.
         let verifier = source
             .chain()
@@ -88,9 +97,21 @@ impl ProbeError {
     }
 }
 
+/// An error with all that has caused it. Some name their cause themselves.
+fn whole(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.trim().is_empty()) {
+        if !text.contains(cause.trim()) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(cause.trim_end());
+        }
+    }
+    text
+}
+
 /// The end of an error's text: the verifier says a thousand lines before it comes to the point.
 fn last_lines(error: &anyhow::Error) -> String {
-    let text = error.to_string();
+    let text = whole(error);
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let first = lines.first().filter(|_| lines.len() > 6).copied();
     let tail = &lines[lines.len().saturating_sub(6)..];
@@ -191,6 +212,7 @@ impl Programs {
         if wanted.memory {
             loader.map_max_entries("FUNCTIONS", max_vms * KNOWN_OBJECTS);
             loader.map_max_entries("PROTOTYPES", max_vms * KNOWN_OBJECTS);
+            loader.map_max_entries("KNOWN_TRACES", max_vms * KNOWN_OBJECTS);
         }
         let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?).map_err(|error| refused(error.into()))?;
         let maps = if wanted.memory { descriptors(&ebpf).map_err(|error| refused(error.into()))? } else { Vec::new() };

@@ -1,6 +1,7 @@
 //! A CPU sample as it comes out of the ring buffer, and what comes along with samples.
 
-use lj_trace_common::event::{FrameRecord, SampleHeader};
+use lj_trace_common::ends::{self, INNERMOST};
+use lj_trace_common::event::{FrameKind, FrameRecord, SampleHeader};
 use lj_trace_common::memory::Plain;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
 
@@ -34,7 +35,9 @@ pub struct Sample<'a> {
     pub header: SampleHeader,
     /// The C stack from `rsp` upward.
     pub stack: &'a [u8],
-    /// The Lua frames and the C frames between them, innermost first.
+    /// The Lua frames and the C frames between them, innermost first; where some are left out, a
+    /// [`LeftOut`](FrameKind::LeftOut) says how many. `header.inner_frames` counts these
+    /// records.
     pub frames: Vec<FrameRecord>,
     /// The Lua stack from `header.lua_copy_start`, where it was needed.
     pub lua_stack: &'a [u8],
@@ -46,11 +49,25 @@ impl<'a> Sample<'a> {
     /// Takes a record apart; `None` if its sizes do not add up.
     pub fn parse(record: &'a [u8]) -> Option<Self> {
         let (header, rest) = record.split_at_checked(size_of::<SampleHeader>())?;
-        let header: SampleHeader = plain(header)?;
+        let mut header: SampleHeader = plain(header)?;
         let (stack, rest) = rest.split_at_checked(header.stack_size as usize)?;
         let frames_size = (header.frame_count as usize).checked_mul(size_of::<FrameRecord>())?;
         let (frames, rest) = rest.split_at_checked(frames_size)?;
-        let frames = frames.chunks_exact(size_of::<FrameRecord>()).map(plain).collect::<Option<_>>()?;
+        let mut frames: Vec<_> = frames.chunks_exact(size_of::<FrameRecord>()).map(plain).collect::<Option<_>>()?;
+        if header.left_out != 0 {
+            if !ends::put_in_order(&mut frames, header.left_out) {
+                return None;
+            }
+            let kept = frames.iter().filter(|record| record.kind == FrameKind::CFrame as u8).count();
+            let crossings = header.crossings.saturating_sub(kept as u32);
+            let left_out = header.left_out.saturating_sub(crossings);
+            frames.insert(INNERMOST as usize, FrameRecord::left_out(u64::from(left_out)));
+            header.inner_frames = match header.inner_frames.checked_sub(INNERMOST) {
+                None => header.inner_frames,
+                // They end in what is left out, or after it.
+                Some(further) => INNERMOST + 1 + further.saturating_sub(header.left_out),
+            };
+        }
         let (lua_stack, rest) = rest.split_at_checked(header.lua_copy_size as usize)?;
         let (kernel, _) = rest.get(..header.kernel_size as usize)?.as_chunks::<8>();
         let kernel = kernel.iter().map(|word| u64::from_le_bytes(*word)).collect();
@@ -84,6 +101,57 @@ mod tests {
         let bytes = record(16, 2, 8, 16 + 96 + 8);
         let sample = Sample::parse(&bytes).unwrap();
         assert_eq!((sample.stack.len(), sample.frames.len(), sample.lua_stack.len()), (16, 2, 8));
+    }
+
+    #[test]
+    fn the_ends_of_a_deep_stack_are_in_order() {
+        use lj_trace_common::config::MAX_FRAMES;
+
+        let left_out = 300;
+        let all = MAX_FRAMES + left_out;
+        // Every tenth is a C frame.
+        let is_cframe = |number: u32| number.is_multiple_of(10);
+        let cframes = |numbers: std::ops::Range<u32>| numbers.filter(|number| is_cframe(*number)).count() as u32;
+        let parse = |frame_count, left_out, inner_frames| {
+            let crossings = cframes(0..frame_count + left_out);
+            let header = SampleHeader { frame_count, left_out, crossings, inner_frames, ..SampleHeader::default() };
+            let mut records = vec![FrameRecord::EMPTY; MAX_FRAMES as usize];
+            let mut kept = 0;
+            for number in 0..frame_count + left_out {
+                let kind = if is_cframe(number) { FrameKind::CFrame } else { FrameKind::Lua };
+                records[ends::place(kept, number - kept) as usize] =
+                    FrameRecord { base: u64::from(number), kind: kind as u8, ..FrameRecord::EMPTY };
+                kept = (kept + 1).min(MAX_FRAMES);
+            }
+            records.truncate(frame_count as usize);
+            let mut bytes = vec![0; size_of::<SampleHeader>() + size_of_val(&records[..])];
+            let (head, payload) = bytes.split_at_mut(size_of::<SampleHeader>());
+            // SAFETY: both have room for what is written.
+            unsafe {
+                head.as_mut_ptr().cast::<SampleHeader>().write_unaligned(header);
+                payload.as_mut_ptr().copy_from(records.as_ptr().cast(), payload.len());
+            }
+            let sample = Sample::parse(&bytes)?;
+            Some((sample.header.inner_frames, sample.frames))
+        };
+        let (_, frames) = parse(MAX_FRAMES, left_out, all).unwrap();
+        let mark = INNERMOST as usize;
+        let counted = left_out - cframes(INNERMOST..INNERMOST + left_out);
+        assert_eq!((frames[mark].kind, frames[mark].function), (FrameKind::LeftOut as u8, u64::from(counted)));
+        let numbers = |frames: &[FrameRecord]| frames.iter().map(|frame| frame.base as u32).collect::<Vec<_>>();
+        assert_eq!(numbers(&frames[..mark]), (0..INNERMOST).collect::<Vec<_>>());
+        assert_eq!(numbers(&frames[mark + 1..]), (INNERMOST + left_out..all).collect::<Vec<_>>());
+        // A coroutine that ends among the innermost frames, in what is left out, and after it.
+        for (inner, records) in [
+            (5, 5),
+            (INNERMOST + 7, INNERMOST + 1),
+            (INNERMOST + left_out, INNERMOST + 1),
+            (INNERMOST + left_out + 3, INNERMOST + 4),
+            (all, MAX_FRAMES + 1),
+        ] {
+            assert_eq!(parse(MAX_FRAMES, left_out, inner).unwrap().0, records, "{inner}");
+        }
+        assert!(parse(MAX_FRAMES - 1, 1, 5).is_none(), "there was room for it");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! clock and those of allocations.
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 
 use aya::maps::{MapData, RingBuf};
@@ -11,7 +12,7 @@ use lj_trace_common::config::LATE_EVENT;
 use super::perf_event::{self, Attached, Clock};
 use super::programs::{ProbeError, Programs, take_map};
 use super::sample::Record;
-use crate::privileges::Operation;
+use crate::privileges::{Operation, limits};
 use crate::target::{Process, TargetError};
 
 /// The samples that the programs have taken.
@@ -27,15 +28,14 @@ impl SampleBuffer {
         buffer.map(Self).map_err(ProbeError::sort)
     }
 
-    /// Calls `take` for every record that is ready, but for no more than `limit`; returns how many there were.
-    pub fn drain(&mut self, limit: usize, mut take: impl FnMut(Record<'_>)) -> usize {
-        for count in 0..limit {
-            let Some(record) = self.0.next() else { return count };
-            if let Some(record) = Record::parse(&record) {
-                take(record);
+    /// Calls `take` for every record that is ready, until it wants no more; whether all were taken.
+    pub fn drain(&mut self, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
+        while let Some(record) = self.0.next() {
+            if Record::parse(&record).is_some_and(|record| take(record).is_break()) {
+                return false;
             }
         }
-        limit
+        true
     }
 }
 
@@ -124,7 +124,10 @@ impl Sampler {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
                 Err(ProbeError::not_permitted(Operation::PerfEvents))
             }
-            Err(source) => Err(ProbeError::Thread { tid, source }),
+            Err(source) => Err(match limits::reached(&source) {
+                Some(limit) => ProbeError::Limit { cause: format!("thread {tid}: {source}"), limit },
+                None => ProbeError::Thread { tid, source },
+            }),
         }
     }
 

@@ -3,29 +3,19 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use anyhow::Context as _;
 use aya_obj::Object;
 
+use super::guardian::{self, Held, Means};
 use super::object;
 use super::uprobe_multi::{Instruction, Kind, attach, load};
 
 /// The loaded program.
 #[derive(Debug)]
 pub struct SessionProgram(OwnedFd);
-
-/// The program where it is attached: closing it detaches.
-#[derive(Debug)]
-pub struct SessionLink(OwnedFd);
-
-impl SessionLink {
-    /// What keeps the program attached.
-    pub(super) fn into_fd(self) -> OwnedFd {
-        self.0
-    }
-}
 
 impl SessionProgram {
     /// Loads the program of this name with these maps.
@@ -56,8 +46,8 @@ impl SessionProgram {
     ///
     /// # Errors
     /// What bpf(2) says.
-    pub fn attach(&self, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<SessionLink> {
-        Ok(SessionLink(attach(&self.0, path, points, pid, Kind::Session)?))
+    pub fn attach(&self, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<Held> {
+        guardian::attach(self.0.as_fd(), path, points, pid, Means::Multi(Kind::Session))
     }
 }
 
@@ -71,7 +61,7 @@ pub fn try_session() -> io::Result<()> {
     let program = load("nothing", &NOTHING, c"GPL", Some(Kind::Session))?;
     // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
     // that is none.
-    match attach(&program, Path::new("/"), &[(0, 0)], 0, Kind::Session) {
+    match attach(program.as_fd(), c"/", &[0], &[0], 0, Kind::Session) {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Ok(()),

@@ -1,11 +1,9 @@
 //! Uprobes at many places at once (`uprobe_multi` links, Linux 6.6), by bpf(2) itself: for programs that aya can neither
 //! load nor attach.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::Path;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 use super::perf_event::owned;
 
@@ -29,6 +27,21 @@ impl Kind {
         match self {
             Self::Call | Self::Return => 48,
             Self::Session => 57,
+        }
+    }
+
+    /// A number for each.
+    pub const fn number(self) -> u64 {
+        self as u64
+    }
+
+    /// The one of this number.
+    pub const fn of_number(number: u64) -> Option<Self> {
+        match number {
+            0 => Some(Self::Call),
+            1 => Some(Self::Return),
+            2 => Some(Self::Session),
+            _ => None,
         }
     }
 }
@@ -106,14 +119,19 @@ struct LinkAttr {
 }
 
 /// Attaches a program to instructions of a file, each given by its offset there and its cookie, in one process. Closing
-/// what is returned detaches it.
+/// what is returned detaches it. It allocates nothing. Only [`guardian`](super::guardian) has this done.
 ///
 /// # Errors
 /// What bpf(2) says.
-pub fn attach(program: &OwnedFd, path: &Path, points: &[(u64, u64)], pid: u32, kind: Kind) -> io::Result<OwnedFd> {
+pub fn attach(
+    program: BorrowedFd<'_>,
+    path: &CStr,
+    offsets: &[u64],
+    cookies: &[u64],
+    pid: u32,
+    kind: Kind,
+) -> io::Result<OwnedFd> {
     const BPF_LINK_CREATE: libc::c_long = 28;
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let (offsets, cookies): (Vec<u64>, Vec<u64>) = points.iter().copied().unzip();
     let attr = LinkAttr {
         program: program.as_raw_fd() as u32,
         target: 0,
@@ -123,7 +141,7 @@ pub fn attach(program: &OwnedFd, path: &Path, points: &[(u64, u64)], pid: u32, k
         offsets: offsets.as_ptr() as u64,
         reference_counters: 0,
         cookies: cookies.as_ptr() as u64,
-        count: points.len() as u32,
+        count: offsets.len().min(cookies.len()) as u32,
         multi_flags: u32::from(kind == Kind::Return),
         pid,
         reserved: 0,

@@ -3,15 +3,16 @@
 //! out some 20 to 70 ms later.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lj_trace_common::config::{WINDOW_NUMBERS, WINDOW_SHIFT};
 
 use super::gate::Gate;
+use super::guardian::{self, Held, Means};
 use super::plan::function::AllocatorFunction;
 use super::session::SessionProgram;
-use super::uprobe_multi::{Kind, attach};
+use super::uprobe_multi::Kind;
 
 /// What opens windows.
 pub struct WindowOpener {
@@ -43,7 +44,14 @@ pub(super) struct ProbedFunction {
 #[derive(Debug)]
 #[must_use]
 pub struct WindowProbes {
-    _links: Vec<OwnedFd>,
+    links: Vec<Held>,
+}
+
+impl Drop for WindowProbes {
+    fn drop(&mut self) {
+        // All at once, since each takes its time.
+        self.links.iter_mut().for_each(Held::release);
+    }
 }
 
 /// The number of the window that comes after this one: never 0, which is that of probes that are always there.
@@ -66,17 +74,22 @@ impl WindowOpener {
             let path = &function.probe_path();
             match &self.programs {
                 WindowPrograms::Session(program) => {
-                    links.push(program.attach(path, &marked(calls), self.pid)?.into_fd());
+                    links.push(program.attach(path, &marked(calls), self.pid)?);
                 }
                 WindowPrograms::Two { on_call, on_return } => {
+                    let mut put = |program: &OwnedFd, points: &[(u64, u64)], kind| {
+                        let means = Means::Multi(kind);
+                        links.push(guardian::attach(program.as_fd(), path, &marked(points), self.pid, means)?);
+                        Ok::<_, io::Error>(())
+                    };
                     if !returns.is_empty() {
-                        links.push(attach(on_return, path, &marked(returns), self.pid, Kind::Return)?);
+                        put(on_return, returns, Kind::Return)?;
                     }
-                    links.push(attach(on_call, path, &marked(calls), self.pid, Kind::Call)?);
+                    put(on_call, calls, Kind::Call)?;
                 }
             }
         }
-        Ok(WindowProbes { _links: links })
+        Ok(WindowProbes { links })
     }
 
     /// How many allocators a window probes: a window that is open does not have those that came since.

@@ -1,36 +1,47 @@
-//! Separate debug files: found by build id or `.gnu_debuglink`, under the target's root and ours.
+//! Separate debug files: found by build id or `.gnu_debuglink` among the target's files, by build id among ours.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::elf::{DebugLinks, debug_links};
-use crate::target::Process;
+use crate::target::{Process, Tree};
 use crate::unwind::module::Image;
 
 /// Where distributions put debug files (gdb's `debug-file-directory`).
 const DEBUG_DIRECTORY: &str = "/usr/lib/debug";
 
+/// Larger files are not looked through for their checksum. Those of programs that have no build id are old and small.
+const MAX_CHECKED: u64 = 1 << 30;
+
+/// Nor for longer than this.
+const MAX_CHECKING: Duration = Duration::from_secs(2);
+
 /// Finds and opens the debug file of a file at `path` (as the target sees it).
 pub fn find(process: &Process, path: &Path, links: &DebugLinks) -> Option<Image> {
-    let paths = candidates(path, links);
-    let places = paths.iter().map(|path| process.rooted(path)).chain(paths.iter().cloned());
-    places.into_iter().find_map(|place| open_matching(&place, links))
+    let by_build_id = by_build_id(links);
+    // What the target has chosen the name of is read with its rights, and in its own root.
+    let files = process.files();
+    let of_target = by_build_id.iter().cloned().chain(by_link(path, links)).filter_map(|path| files?.open(&path).ok());
+    // Ours are those of whoever administers this system.
+    let own = Tree::open(Path::new("/")).ok();
+    let own = by_build_id.iter().filter_map(|path| own.as_ref()?.file(path).ok());
+    of_target.chain(own).find_map(|file| matching(file, links))
 }
 
-/// The paths to try, best first.
-fn candidates(path: &Path, links: &DebugLinks) -> Vec<PathBuf> {
+/// Where distributions put the debug file of a build id.
+fn by_build_id(links: &DebugLinks) -> Option<PathBuf> {
+    let [first, rest @ ..] = links.build_id.as_deref()? else { return None };
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    (!rest.is_empty()).then(|| Path::new(DEBUG_DIRECTORY).join(format!(".build-id/{first:02x}/{rest}.debug")))
+}
+
+/// Where a file of the link's name is looked for, the best place first.
+fn by_link(path: &Path, links: &DebugLinks) -> Vec<PathBuf> {
     let mut paths = Vec::new();
-    let root = Path::new(DEBUG_DIRECTORY);
-    if let Some([first, rest @ ..]) = links.build_id.as_deref()
-        && !rest.is_empty()
-    {
-        let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-        paths.push(root.join(format!(".build-id/{first:02x}/{rest}.debug")));
-    }
     // A name with a folder in it could lead anywhere.
     if let Some((name, _)) = &links.debuglink
         && let Some(folder) = path.parent()
@@ -39,17 +50,13 @@ fn candidates(path: &Path, links: &DebugLinks) -> Vec<PathBuf> {
         let name = OsStr::from_bytes(name);
         paths.push(folder.join(name));
         paths.push(folder.join(".debug").join(name));
-        paths.push(root.join(folder.strip_prefix("/").unwrap_or(folder)).join(name));
+        paths.push(Path::new(DEBUG_DIRECTORY).join(folder.strip_prefix("/").unwrap_or(folder)).join(name));
     }
     paths
 }
 
-/// Opens a debug file if it belongs to the file with these links: same build id or, where that has none,
-/// the CRC of the link.
-fn open_matching(path: &Path, links: &DebugLinks) -> Option<Image> {
-    // Nonblocking, so that a pipe put there cannot hold us up.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    file.metadata().ok()?.is_file().then_some(())?;
+/// A debug file, if it belongs to the file with these links: same build id or, where that has none, the CRC of the link.
+fn matching(file: File, links: &DebugLinks) -> Option<Image> {
     let image = Image::File(file);
     let found = debug_links(&image)?;
     let matches = match (&links.build_id, &found.build_id, &links.debuglink) {
@@ -60,7 +67,7 @@ fn open_matching(path: &Path, links: &DebugLinks) -> Option<Image> {
     (matches && found.has_symtab).then_some(image)
 }
 
-/// The CRC-32 of a whole file, as `.gnu_debuglink` uses it (the usual polynomial, as in zip).
+/// The CRC-32 of a whole file, as `.gnu_debuglink` uses it (the usual polynomial, as in zip); none of one that is too large.
 fn crc32(mut file: &File) -> Option<u32> {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
@@ -78,10 +85,14 @@ fn crc32(mut file: &File) -> Option<u32> {
         table
     };
     use std::io::Seek as _;
+    if file.metadata().ok()?.len() > MAX_CHECKED {
+        return None;
+    }
+    let began = Instant::now();
     file.rewind().ok()?;
     let mut crc = u32::MAX;
     let mut buffer = vec![0; 1 << 16];
-    loop {
+    while began.elapsed() < MAX_CHECKING {
         match file.read(&mut buffer).ok()? {
             0 => return Some(!crc),
             length => {
@@ -91,6 +102,7 @@ fn crc32(mut file: &File) -> Option<u32> {
             }
         }
     }
+    None
 }
 
 #[cfg(test)]
@@ -106,7 +118,8 @@ mod tests {
             debuglink: Some((b"tool.debug".to_vec(), 0)),
             has_symtab: false,
         };
-        let found = candidates(Path::new("/usr/bin/tool"), &links);
+        let found: Vec<_> =
+            by_build_id(&links).into_iter().chain(by_link(Path::new("/usr/bin/tool"), &links)).collect();
         let wanted = [
             "/usr/lib/debug/.build-id/ab/0cde.debug",
             "/usr/bin/tool.debug",
@@ -115,7 +128,7 @@ mod tests {
         ];
         assert_eq!(found, wanted.map(PathBuf::from));
         let outside = DebugLinks { debuglink: Some((b"../../etc/x".to_vec(), 0)), ..DebugLinks::default() };
-        assert!(candidates(Path::new("/usr/bin/tool"), &outside).is_empty());
+        assert!(by_link(Path::new("/usr/bin/tool"), &outside).is_empty());
     }
 
     #[test]
@@ -123,5 +136,8 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"123456789").unwrap();
         assert_eq!(crc32(&file), Some(0xcbf4_3926));
+        // A sparse file of 8 TB would take an hour.
+        file.set_len(MAX_CHECKED + 1).unwrap();
+        assert_eq!(crc32(&file), None);
     }
 }

@@ -13,7 +13,10 @@ use object::{
 use crate::unwind::module::{Image, WithReader};
 
 /// Mini-debuginfo of the largest programs is some megabytes; nothing may unpack to more than this.
-const MAX_UNPACKED: u64 = 256 << 20;
+const MAX_UNPACKED: u64 = 64 << 20;
+
+/// What unpacking may take itself: ten times as much as what is packed with `xz -6`.
+const MAX_UNPACKING: u64 = 96 << 20;
 
 /// A function symbol. Addresses are the file's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +246,8 @@ fn add<'data, S: object::ObjectSymbol<'data>>(
 fn mini_debuginfo<'data, R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian, R>) -> Option<Vec<u8>> {
     let packed = file.section_by_name(".gnu_debugdata")?.data().ok()?;
     let mut unpacked = Vec::new();
-    liblzma::read::XzDecoder::new(packed).take(MAX_UNPACKED).read_to_end(&mut unpacked).ok()?;
+    let stream = liblzma::stream::Stream::new_stream_decoder(MAX_UNPACKING, 0).ok()?;
+    liblzma::read::XzDecoder::new_stream(packed, stream).take(MAX_UNPACKED).read_to_end(&mut unpacked).ok()?;
     Some(unpacked)
 }
 

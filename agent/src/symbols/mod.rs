@@ -1,5 +1,6 @@
 //! Names for native code: which function of which file an address belongs to.
 
+pub mod bounded;
 pub mod debug_file;
 pub mod demangle;
 pub mod elf;
@@ -82,6 +83,8 @@ impl Symbolizer {
     /// A symbolizer for `process`. Opens the files that are mapped now, so that what they hold can still be
     /// named when the process has gone.
     pub fn new(process: Process) -> Self {
+        // Debug files are looked for when their symbols are asked for, which may be after privileges were given up.
+        process.files();
         let mut modules = Modules::new(process);
         modules.open_all();
         Self { modules, tables: HashMap::new(), cache: HashMap::new() }

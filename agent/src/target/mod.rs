@@ -2,14 +2,19 @@
 //!
 //! Nothing here knows about LuaJIT, and nothing here writes to the target.
 
+pub mod breakpoints;
 pub mod family;
+pub mod files;
 pub mod known_code;
 pub mod maps;
 pub mod memory;
 pub mod namespace;
 pub mod process;
+pub mod tree;
 
+pub use files::TargetFiles;
 pub use known_code::KnownCode;
 pub use maps::{Mapping, Maps};
 pub use memory::ProcessMemory;
 pub use process::{Halt, Process, TargetError};
+pub use tree::{Refused, Tree};

@@ -5,12 +5,14 @@ use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::files::TargetFiles;
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
 use crate::privileges::{Operation, Refusal};
+use crate::untrusted;
 
 /// Why a target cannot be profiled. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +75,7 @@ pub struct Process {
     /// `/proc/PID/maps` of the program that runs in it now: the kernel binds an open one to that program's memory
     /// (`proc_maps_open` in Linux's `fs/proc/task_mmu.c`), and shows nothing any more once that is gone.
     program: Arc<File>,
+    files: Arc<OnceLock<Option<TargetFiles>>>,
 }
 
 /// What keeps a process from running, though it is alive.
@@ -104,7 +107,8 @@ impl Process {
         let path = format!("/proc/{pid}/maps");
         let program = File::open(&path).map_err(|error| TargetError::from_io(pid, path, error))?;
         let program = Arc::new(program);
-        let process = Self { pid, start_time: stat.start_time, stack_start: stat.stack_start, program };
+        let process =
+            Self { pid, start_time: stat.start_time, stack_start: stat.stack_start, program, files: Arc::default() };
         // Readable maps do not yet mean readable memory (CAP_PERFMON shows only the former), so try one byte.
         let maps = process.maps()?;
         let probe = maps.iter().find(|mapping| mapping.read && mapping.is_file());
@@ -178,10 +182,10 @@ impl Process {
         Some(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Its command name (`/proc/PID/comm`), or an empty string if it is gone.
+    /// Its command name (`/proc/PID/comm`) as it is shown, or an empty string if it is gone.
     pub fn command(&self) -> String {
         let bytes = std::fs::read(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).trim_end().to_owned()
+        untrusted::bytes(bytes.strip_suffix(b"\n").unwrap_or(&bytes))
     }
 
     /// Its resident memory in bytes (`/proc/PID/statm`), or 0 if it is gone.
@@ -214,6 +218,12 @@ impl Process {
         let path = format!("/proc/{}/task", self.pid);
         let entries = std::fs::read_dir(&path).map_err(|error| TargetError::from_io(self.pid, &path, error))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// Its files, read with its own rights; none if it has gone. The first call has to come while lj-trace has all of
+    /// its privileges.
+    pub fn files(&self) -> Option<&TargetFiles> {
+        self.files.get_or_init(|| TargetFiles::of(self.pid).ok()).as_ref()
     }
 
     /// Where `path`, as the target sees it, is found from here.

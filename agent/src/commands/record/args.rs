@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
@@ -50,6 +51,10 @@ pub struct RecordArgs {
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
 
+    /// Stop once a stream has this size, such as 500M or 2G, and what was recorded in a tenth of a second more
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub max_size: Option<u64>,
+
     /// Samples per second of CPU time of each thread
     #[arg(short, long, value_name = "HZ", default_value_t = 99)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=20_000))]
@@ -60,10 +65,15 @@ pub struct RecordArgs {
     /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text, `.pb.gz` for pprof,
     /// `.speedscope.json` for speedscope, `.json.gz` for the Firefox profiler, `.bin` a stream, from which
     /// `lj-trace report` makes all of these later, without threads and times. `svg:FILE` forces one. A process with
-    /// several VMs gets a stream for each, numbered. Default: lj-trace-PID.sysprof.bin or .memprof.bin in
-    /// $STATE_DIRECTORY or the current folder. SIGUSR1 writes what there is so far.
+    /// several VMs gets a stream for each, numbered. Default: lj-trace-PID-TIME.sysprof.bin or .memprof.bin in
+    /// $STATE_DIRECTORY or the current folder, with the time (UTC) when lj-trace was started. Only the owner may read
+    /// what is written. SIGUSR1 writes what there is so far.
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<String>,
+
+    /// Replace files that are there already
+    #[arg(long)]
+    pub force: bool,
 
     /// What the stream says of samples in JIT-compiled code
     #[arg(long, value_enum, default_value_t)]
@@ -109,6 +119,10 @@ pub struct RecordArgs {
     #[arg(long, hide = true)]
     pub no_uprobe_session: bool,
 
+    /// Take so long for each sample that all of them cannot be worked off: tests do
+    #[arg(long, hide = true, value_name = "TIME", value_parser = parse_duration)]
+    pub slow_down: Option<Duration>,
+
     /// Use a perf event for each probe on the allocator, as older kernels need: tests do
     #[arg(long, hide = true)]
     pub no_uprobe_multi: bool,
@@ -132,11 +146,11 @@ pub struct RecordArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234.sysprof.bin
+  sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234-TIME.sysprof.bin
   sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph
   sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
   sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
-  sudo lj-trace --pid 1234 -m memprof -d 10s          every allocation, into lj-trace-1234.memprof.bin
+  sudo lj-trace --pid 1234 -m memprof -d 10s          every allocation, into lj-trace-1234-TIME.memprof.bin
   sudo lj-trace --pid 1234 -m memprof -o mem.bin -o mem.svg
                                                       and a flame graph of the bytes allocated by each line
   sudo lj-trace --pid 1234 -m memprof --overhead 5% -d 60s -o mem.svg
@@ -262,6 +276,16 @@ impl RecordArgs {
         Ok(files)
     }
 
+    /// The folders that its files are in.
+    pub(super) fn folders(&self) -> impl Iterator<Item = PathBuf> {
+        let named = self.output.iter().filter_map(|output| output.parse::<Output>().ok()?.file);
+        let default = self.output.is_empty().then(|| default_output(self.pid, "sysprof"));
+        named.chain(default).map(|path| match path.parent() {
+            Some(folder) if folder != Path::new("") => folder.to_owned(),
+            _ => PathBuf::from("."),
+        })
+    }
+
     /// Refuses two kinds of profiles on one standard output.
     ///
     /// # Errors
@@ -300,12 +324,27 @@ fn with_path(output: &str, change: impl FnOnce(&Path) -> PathBuf) -> String {
 
 /// The stream's name if none is given: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
 pub(super) fn default_output(pid: u32, kind: &str) -> PathBuf {
-    let name = format!("lj-trace-{pid}.{kind}.bin");
+    let name = format!("lj-trace-{pid}-{}.{kind}.bin", started());
     match std::env::var("STATE_DIRECTORY") {
         // Several directories are separated by colons.
         Ok(folders) if !folders.is_empty() => PathBuf::from(folders.split(':').next().unwrap_or_default()).join(name),
         _ => PathBuf::from(name),
     }
+}
+
+/// When the first one asked, as names of files have it: `20261123T094500Z`. It is the same for all files of a run.
+fn started() -> &'static str {
+    static STARTED: OnceLock<String> = OnceLock::new();
+    STARTED.get_or_init(|| {
+        // SAFETY: time(2) may be given no place, and gmtime_r(3) fills in the structure, of which all zeros are a value.
+        let now = unsafe {
+            let (seconds, mut now) = (libc::time(std::ptr::null_mut()), std::mem::zeroed());
+            libc::gmtime_r(&raw const seconds, &raw mut now);
+            now
+        };
+        let libc::tm { tm_year, tm_mon, tm_mday, tm_hour, tm_min, tm_sec, .. } = now;
+        format!("{}{:02}{tm_mday:02}T{tm_hour:02}{tm_min:02}{tm_sec:02}Z", tm_year + 1900, tm_mon + 1)
+    })
 }
 
 /// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.
@@ -324,6 +363,26 @@ pub(in crate::commands) fn parse_duration(text: &str) -> Result<Duration, String
         Ok(duration) if !duration.is_zero() => Ok(duration),
         _ => Err("the time must be more than nothing, and fit".to_owned()),
     }
+}
+
+/// Reads a size such as `500M`, `2G` or `64k`; a bare number counts bytes.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 0,
+        "k" | "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("unknown unit `{unit}`: use k, M, G or T")),
+    };
+    let number: u64 = number.parse().map_err(|_| "expected a size such as 500M or 2G".to_owned())?;
+    number.checked_shl(shift).filter(|size| *size > 0 && size >> shift == number).ok_or(
+        "the size must be more than \
+        nothing, and fit"
+            .to_owned(),
+    )
 }
 
 /// Reads an address as `lj-trace list` shows it.
@@ -357,6 +416,17 @@ mod tests {
         assert_eq!(parse_address("0x7f30c8a193f0"), Ok(0x7f30_c8a1_93f0));
         assert_eq!(parse_address("40dfc3b8"), Ok(0x40df_c3b8));
         assert!(parse_address("VM 1").is_err());
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(parse_size("500M"), Ok(500 << 20));
+        assert_eq!(parse_size("2GiB"), Ok(2 << 30));
+        assert_eq!(parse_size("64kB"), Ok(64 << 10));
+        assert_eq!(parse_size("7"), Ok(7));
+        for wrong in ["", "M", "0", "5x", "-1", "99999999T"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::commands::exit::CommandError;
+use crate::privileges::{self, Capabilities, Capability};
 use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
@@ -202,6 +203,9 @@ impl Calibration {
     ) -> Result<Self, CommandError> {
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
+            // This thread began with all that lj-trace has.
+            let _ =
+                privileges::keep_only(Capabilities::of(&[Capability::Bpf, Capability::Perfmon, Capability::SysAdmin]));
             let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
             let tick = clock.map(tick);
             let measured = probes != Some(None) && tick != Some(None);

@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM: the first one asks lj-trace to end well, the second one ends it at once.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first one asks lj-trace to end well, the second one ends it at once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -17,6 +17,9 @@ static FIRST: AtomicU64 = AtomicU64::new(0);
 /// Signals that come so soon after the first belong to it: timeout(1) sends its own to the process, and to the process
 /// group as well.
 const SAME: Duration = Duration::from_millis(200);
+
+/// The signals that end a recording: Ctrl-C, a service manager, a terminal that goes, and Ctrl-\.
+const SIGNALS: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
 /// Listens for the signals that end a recording. That they are heard does not depend on what lj-trace is doing: an
 /// output that takes nothing may keep it from looking at anything else, but not from being ended.
@@ -39,7 +42,7 @@ impl Interrupts {
         let event = unsafe { OwnedFd::from_raw_fd(event) };
         EVENT.store(event.as_raw_fd(), Ordering::SeqCst);
         FIRST.store(0, Ordering::SeqCst);
-        for signal in [libc::SIGINT, libc::SIGTERM] {
+        for signal in SIGNALS.into_iter().filter(|&signal| signal != libc::SIGHUP || !is_ignored(signal)) {
             // SAFETY: all zeros are a valid `sigaction`: no flags, no signals to block.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = heard as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -95,8 +98,17 @@ extern "C" fn heard(signal: libc::c_int) {
     }
 }
 
+/// Whether a signal is ignored: nohup(1) has programs go on when their terminal goes.
+fn is_ignored(signal: libc::c_int) -> bool {
+    // SAFETY: all zeros are a valid `sigaction`, which the call overwrites, and nothing is changed.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
 fn default_actions() {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
+    for signal in SIGNALS.into_iter().filter(|&signal| !is_ignored(signal)) {
         // SAFETY: the default action is a valid disposition, and signal(2) is safe in a signal handler.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }

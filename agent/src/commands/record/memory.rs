@@ -8,6 +8,7 @@ use lj_trace_common::config::Counter;
 
 use super::args::{BenchmarkProbes, RecordArgs, default_output};
 use super::bounded::BoundedRecording;
+use super::budget::Budget;
 use super::lifetimes;
 use super::lookout::{Lookout, Strangers};
 use super::targets::RecordTarget;
@@ -28,6 +29,12 @@ use crate::vm::Vm;
 
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;
+
+/// Events that are taken before it is looked what time it is.
+const BETWEEN_LOOKS: usize = 1 << 8;
+
+/// What became of events that were recorded and not worked off.
+const UNREAD_EVENTS: &str = "events were not worked off in time when recording ended";
 
 /// What counts events that never arrived, or not whole.
 pub const LOST: [Counter; 5] =
@@ -120,6 +127,7 @@ impl MemoryPreparation {
             lookout: lookout.ok().flatten().map(|lookout| (lookout, Strangers::new(maps, vms))),
             version: args.stream_version,
             left_out: 0,
+            unread: 0,
             bounded,
             probes,
             stopped: None,
@@ -165,6 +173,8 @@ pub struct MemoryRecording {
     version: u8,
     /// VMs that came into being and cannot be recorded.
     left_out: u64,
+    /// Events that were not worked off when the time was over.
+    unread: u64,
 }
 
 /// Takes a record of a VM that is known.
@@ -178,17 +188,21 @@ fn add(
     match record {
         AllocationRecord::Event(event) => events.add(event, c_symbols, out),
         AllocationRecord::Prototype(seen) => events.introduce(seen, out),
+        AllocationRecord::Trace(seen) => {
+            events.see_trace(seen);
+            Ok(())
+        }
     }
 }
 
 impl MemoryRecording {
-    /// Takes the events that are ready, up to a batch of them; false if there may be more.
+    /// Takes the events that are ready, up to a batch of them, and as far as `budget` allows; false if there may be more.
     ///
     /// # Errors
     /// An output cannot take them.
-    pub fn drain(&mut self, programs: &mut Programs, process: &Process) -> Result<bool, CommandError> {
+    pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, CommandError> {
         let began = now();
-        let is_empty = self.drain_events(programs, process)?;
+        let is_empty = self.drain_events(programs, process, budget)?;
         if let (Some(bounded), Some(estimation)) = (&mut self.bounded, self.outputs.estimation()) {
             bounded.drain(estimation);
             if is_empty {
@@ -198,7 +212,12 @@ impl MemoryRecording {
         Ok(is_empty)
     }
 
-    fn drain_events(&mut self, programs: &mut Programs, process: &Process) -> Result<bool, CommandError> {
+    fn drain_events(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        budget: Budget,
+    ) -> Result<bool, CommandError> {
         if !std::mem::replace(&mut self.started, true) {
             self.start()?;
         }
@@ -209,7 +228,8 @@ impl MemoryRecording {
             let mut outcome = Ok(());
             let mut decided = None;
             let mut of_new_vm = None;
-            let some = probes.drain(BATCH - taken, |record| match events.get_mut(record.vm() as usize) {
+            let limit = BETWEEN_LOOKS.min(BATCH - taken);
+            let some = probes.drain(limit, |record| match events.get_mut(record.vm() as usize) {
                 _ if only.is_some_and(|only| only != record.vm()) => {
                     *strays += u64::from(matches!(record, AllocationRecord::Event(_)));
                     ControlFlow::Continue(())
@@ -237,24 +257,45 @@ impl MemoryRecording {
             }
             match of_new_vm {
                 Some(record) => self.meet(&record, programs, process)?,
-                None => return Ok(taken < BATCH),
+                None if some < limit => return Ok(true),
+                None if budget.is_over() => return Ok(false),
+                None => {}
             }
         }
         Ok(false)
     }
 
+    /// Counts the events that nobody is going to work off.
+    pub fn count_unread(&mut self) {
+        let unread = &mut self.unread;
+        self.probes.drain(usize::MAX, |record| {
+            *unread += u64::from(matches!(record, AllocationRecord::Event(_)));
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// The size of its largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        self.outputs.largest_stream()
+    }
+
     /// Takes the probes out before the recording ends.
-    pub fn stop(&mut self, programs: &mut Programs) {
+    pub fn stop(&mut self) {
         self.stopped = Some(self.began.elapsed());
-        self.detach(programs);
+        self.detach();
     }
 
     /// Takes the probes out.
-    pub fn detach(&mut self, programs: &mut Programs) {
+    pub fn detach(&mut self) {
+        if self.probes.are_lost() {
+            let text = "lj-trace: LOST: the probes were gone before the recording ended, since the process that holds them \
+                        (lj-trace-guard) was killed: what was allocated from then on is missing";
+            say(Priority::Warning, text);
+        }
         if let Some(bounded) = &mut self.bounded {
             bounded.end();
         }
-        self.probes.detach(programs);
+        self.probes.detach();
     }
 
     /// Starts the streams.
@@ -423,6 +464,7 @@ impl MemoryRecording {
         programs: &Programs,
         duration: Duration,
         cost: Cost,
+        unread_stacks: (&'static str, u64),
     ) -> Result<(MemorySummary, Vec<PathBuf>), CommandError> {
         let tally = self.events.iter().flatten().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
         let sum = |counters: &[Counter]| counters.iter().map(|&counter| programs.count(counter)).sum();
@@ -431,7 +473,7 @@ impl MemoryRecording {
             written: sum(&[Counter::AllocationsWritten]),
             lost: sum(&[Counter::AllocationsLost, Counter::PendingFull]),
             no_event: sum(&[Counter::AllocationsFailed, Counter::NothingFreed, Counter::UnknownVm]),
-            received: tally.events + self.strays,
+            received: tally.events + self.strays + self.unread,
         };
         let estimate = self.outputs.estimation().map(|estimation| {
             if let Some(bounded) = &mut self.bounded {
@@ -444,13 +486,15 @@ impl MemoryRecording {
         if self.left_out > 0 {
             noted.push(("VMs that came into being and could not be recorded", self.left_out));
         }
+        let mut lost = programs.counted(&LOST);
+        lost.extend([(UNREAD_EVENTS, self.unread), unread_stacks].into_iter().filter(|(_, count)| *count > 0));
         let summary = MemorySummary {
             estimate,
             duration: self.stopped.unwrap_or(duration),
             tally,
             cost,
             accounts,
-            lost: programs.counted(&LOST),
+            lost,
             noted,
             traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
         };

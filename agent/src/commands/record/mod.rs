@@ -2,6 +2,7 @@
 
 mod args;
 mod bounded;
+pub(super) mod budget;
 mod children;
 pub(super) mod cost;
 pub(super) mod interrupts;
@@ -19,6 +20,7 @@ pub(super) mod targets;
 mod wait;
 mod watch;
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
@@ -37,8 +39,10 @@ use targets::{RecordTarget, targets};
 use super::exit::CommandError;
 use crate::privileges::{self, Capabilities, Capability};
 use crate::probes::calibrate::try_probe;
+use crate::probes::guardian;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::{Clock, try_open};
+use crate::record::allow_replacing;
 use crate::service::journal::{Priority, say};
 use crate::service::memory::MemoryLimit;
 use crate::target::Process;
@@ -51,8 +55,14 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
     args.check_standard_output()?;
     bounded::check(args)?;
+    if args.force {
+        allow_replacing();
+    }
     priority::raise();
     let interrupts = Interrupts::listen()?;
+    if args.mode != Mode::Sysprof {
+        start_guardian()?;
+    }
     let progress = Progress::new(args);
     let targets = if args.wait.is_some() { wait::targets(args, &interrupts, &progress)? } else { Some(targets(args)?) };
     let Some(targets) = targets else { return Ok(()) };
@@ -73,6 +83,19 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     session.finish(stop, &progress)
 }
 
+/// Starts what puts probes in and takes them out: before there are threads, and much memory.
+pub(super) fn start_guardian() -> Result<(), CommandError> {
+    guardian::start().map_err(|error| CommandError::internal(&error))
+}
+
+/// What the guardian goes on with once all is attached: what probes cost is still being measured, and new VMs may have
+/// allocators of their own.
+fn guardian_needs(args: &RecordArgs) -> Capabilities {
+    let is_classic = args.wanted(1).mechanism == Mechanism::Classic;
+    let more: &[Capability] = if is_classic { &[Capability::SysAdmin] } else { &[] };
+    Capabilities::of(&[&privileges::TO_ATTACH[..], more].concat())
+}
+
 /// Gives up what nothing needs any more that is attached, but for `more`. `works` says whether it can still do what it
 /// has to.
 pub(super) fn give_up_privileges(args: &RecordArgs, more: &[Capability], mut works: impl FnMut() -> bool) {
@@ -83,9 +106,21 @@ pub(super) fn give_up_privileges(args: &RecordArgs, more: &[Capability], mut wor
     let is_classic = args.vm.is_none() && args.wanted(1).mechanism == Mechanism::Classic;
     let later: &[Capability] = if is_classic { &privileges::TO_ATTACH } else { &[] };
     let works = || works() && (!is_classic || try_probe(Mechanism::Classic).is_ok());
-    if let Err(error) = privileges::drop_unneeded(&[more, symbols, later].concat(), works) {
+    guardian::keep_only(guardian_needs(args));
+    // VMs and children that come into being get files of their own.
+    let files: &[Capability] =
+        if args.folders().all(|folder| is_own(&folder)) { &[] } else { &[Capability::DacOverride] };
+    if let Err(error) = privileges::drop_unneeded(&[more, symbols, later, files].concat(), works) {
         say(Priority::Warning, &format!("lj-trace: goes on with all privileges, they cannot be given up: {error}"));
     }
+}
+
+/// Whether files can be made in a folder without any privilege, since it belongs to this user.
+fn is_own(folder: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    // SAFETY: geteuid(2) takes nothing, and always succeeds.
+    let own = unsafe { libc::geteuid() };
+    std::fs::metadata(folder).is_ok_and(|folder| folder.uid() == own && folder.mode() & 0o300 == 0o300)
 }
 
 /// Whether this thread could still attach to a process.
@@ -148,6 +183,8 @@ async fn record(
     let mut has_parent = true;
     loop {
         tokio::select! {
+            // What ends it comes first, however much there is to do.
+            biased;
             reason = stopping.next(deadline) => match reason {
                 // Its children may go on without it.
                 Stop::TargetExited if children.is_some() => {
@@ -172,6 +209,10 @@ async fn record(
         }
         if Instant::now() >= next_memory {
             next_memory = Instant::now() + MEMORY_INTERVAL;
+            let size = session.recordings().map(Recording::largest_stream).max().unwrap_or(0);
+            if args.max_size.is_some_and(|most| size >= most) {
+                break Ok(Stop::TooLarge);
+            }
             // It may have been changed.
             if let Some(memory) = MemoryLimit::of_this_process().filter(|limit| limit.is_near(session.next_growth())) {
                 let megabytes = memory.bytes() >> 20;

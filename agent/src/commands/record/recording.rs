@@ -1,13 +1,15 @@
 //! A recording: from the first probe to the last line of its summary.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lj_trace_common::config::Counter;
-use lj_trace_common::event::NO_VM;
+use lj_trace_common::event::{NO_VM, SAMPLE_ALLOCATION};
 use lj_trace_common::vm::VmConfig;
 
 use super::args::RecordArgs;
+use super::budget::Budget;
 use super::cost::{Calibration, CostMeter};
 use super::lifetimes;
 use super::memory::{self, MemoryPreparation, MemoryRecording};
@@ -24,11 +26,8 @@ use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
 use crate::report::Frame;
 use crate::service::journal::{Priority, say};
-use crate::target::Process;
+use crate::target::{Process, breakpoints};
 use crate::vm::Vm;
-
-/// Samples that are taken at once before anything else is looked after: they cost much more than events.
-const SAMPLE_BATCH: usize = 1 << 10;
 
 /// What counts samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];
@@ -60,7 +59,16 @@ pub struct Recording {
     cost: CostMeter,
     /// When the target's memory was measured.
     memory_measured: Option<Instant>,
+    /// How long to sleep after each sample.
+    slow_down: Duration,
+    /// Samples and stacks of allocations that were not worked off when the time was over.
+    unread_samples: u64,
+    unread_stacks: u64,
 }
+
+/// What became of what was recorded and not worked off.
+const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
+const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
 
 /// A CPU profile that is being recorded.
 pub struct CpuRecording {
@@ -98,6 +106,10 @@ impl Recording {
     /// # Errors
     /// Any of it fails.
     pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
+        Self::attach(target, processes).map_err(|error| error.unless_gone(&target.process))
+    }
+
+    fn attach(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
         let RecordTarget { args, process, vms, only, live, .. } = target;
         let wanted = args.wanted(processes);
         if args.weight.is_some() && !wanted.memory {
@@ -115,6 +127,7 @@ impl Recording {
             outputs.describe(process);
         }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
+        warn_of_breakpoints(target);
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
         let mut programs = Programs::load(wanted, &configs)?;
         let has_samples = wanted.cpu || wanted.stack_every != 0;
@@ -158,7 +171,16 @@ impl Recording {
             only,
             left_out,
             memory_measured,
+            slow_down: args.slow_down.unwrap_or_default(),
+            unread_samples: 0,
+            unread_stacks: 0,
         })
+    }
+
+    /// The size of its largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        let cpu = self.cpu.as_ref().map_or(0, |cpu| cpu.outputs.largest_stream());
+        cpu.max(self.memory.as_ref().map_or(0, MemoryRecording::largest_stream))
     }
 
     /// Whether it can still reach what its programs have counted.
@@ -173,7 +195,7 @@ impl Recording {
             cpu.outputs.reports().add_modules(&self.process);
         }
         if let Some(memory) = &mut self.memory {
-            memory.detach(&mut self.programs);
+            memory.detach();
         }
     }
 
@@ -182,19 +204,20 @@ impl Recording {
         self.pace.interval(Instant::now())
     }
 
-    /// Takes what is ready; false if there may be more already. `listener` hears of it, too.
+    /// Takes what is ready, as far as `budget` allows; false if there may be more already. `listener` hears of it, too.
     ///
     /// # Errors
     /// An output cannot take it.
-    pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
-        let samples = self.drain_samples(listener)?;
+    pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>, budget: Budget) -> Result<bool, CommandError> {
+        // Events would wait for samples that take long.
+        let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
         self.measure_memory();
         self.limit_cost();
         if self.only.is_none() {
             self.meet_newcomers()?;
         }
         let Self { programs, process, memory, .. } = self;
-        let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process))?;
+        let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process, budget))?;
         Ok(memory && samples)
     }
 
@@ -249,7 +272,7 @@ impl Recording {
     fn limit_cost(&mut self) {
         let Some(share) = self.cost.look(&self.programs) else { return };
         if let Some(memory) = &mut self.memory {
-            memory.stop(&mut self.programs);
+            memory.stop();
             let text = format!(
                 "lj-trace: recording memory costs {} {:.0}% of its CPU time: stopped, what was recorded is kept \
                  (--overhead 5% records it in windows that cost no more than that and estimates the rest; --max-overhead \
@@ -266,19 +289,30 @@ impl Recording {
         self.cpu.is_none() && self.memory.as_ref().is_some_and(|memory| memory.stopped.is_some())
     }
 
-    fn drain_samples(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<bool, CommandError> {
-        let Self { process, programs, samples, cpu, memory, name, only, left_out, pace, .. } = self;
+    fn drain_samples(
+        &mut self,
+        mut listener: Option<&mut dyn SampleListener>,
+        budget: Budget,
+    ) -> Result<bool, CommandError> {
+        let Self { process, programs, samples, cpu, memory, name, only, left_out, pace, slow_down, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
-        let taken = buffer.drain(SAMPLE_BATCH, |record| {
+        let go_on = || if budget.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let is_empty = buffer.drain(|record| {
             let sample = match record {
                 Record::Sample(sample) => sample,
-                Record::Trace(copy, bytes) => return pipeline.add_trace(&copy, bytes),
+                Record::Trace(copy, bytes) => {
+                    pipeline.add_trace(&copy, bytes);
+                    return ControlFlow::Continue(());
+                }
             };
+            if !slow_down.is_zero() {
+                std::thread::sleep(*slow_down);
+            }
             if only.is_some_and(|only| sample.header.vm as usize != only) {
                 *left_out += 1;
-                return;
+                return go_on();
             }
             if sample.header.vm != NO_VM {
                 Newcomers::introduce(process, pipeline, programs, sample.header.vm as usize);
@@ -295,6 +329,7 @@ impl Recording {
                 (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
                 _ => {}
             }
+            go_on()
         });
         for index in pipeline.take_decided() {
             programs.update_vm(index as u32, &pipeline.vms()[index].config())?;
@@ -303,16 +338,45 @@ impl Recording {
         if pipeline.take_lateness() {
             pace.was_late(Instant::now());
         }
-        outcome.map(|()| taken < SAMPLE_BATCH)
+        outcome.map(|()| is_empty)
     }
 
-    /// Takes all that there is.
+    /// Takes all that there is, as far as `budget` allows, and counts what is left.
     ///
     /// # Errors
     /// An output cannot take it.
-    pub fn drain_all(&mut self, mut listener: Option<&mut dyn SampleListener>) -> Result<(), CommandError> {
-        while !self.drain(listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener))? {}
-        Ok(())
+    pub fn drain_all(
+        &mut self,
+        mut listener: Option<&mut dyn SampleListener>,
+        budget: Budget,
+    ) -> Result<(), CommandError> {
+        loop {
+            let listener = listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener);
+            if self.drain(listener, budget)? {
+                return Ok(());
+            }
+            if budget.is_over() {
+                self.count_unread();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Counts what nobody is going to work off.
+    fn count_unread(&mut self) {
+        let Self { samples, memory, unread_samples, unread_stacks, .. } = self;
+        if let Some((buffer, _)) = samples {
+            buffer.drain(|record| {
+                if let Record::Sample(sample) = record {
+                    let is_stack = sample.header.flags & SAMPLE_ALLOCATION != 0;
+                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += 1;
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        if let Some(memory) = memory {
+            memory.count_unread();
+        }
     }
 
     /// What people know the process by.
@@ -365,12 +429,13 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, cost, left_out, .. } = self;
+        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, .. } = self;
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let [cpu_cost, memory_cost] = cost.finish(&programs, disturbed);
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
-            let lost = programs.counted(&LOST_SAMPLES);
+            let mut lost = programs.counted(&LOST_SAMPLES);
+            lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
             let traces = args.traces.then(|| outputs.traces().text("samples", tally.samples));
             let noted = programs.counted(&NOTED);
             let summary = Summary {
@@ -388,7 +453,8 @@ impl Recording {
             Ok::<_, CommandError>((summary, files))
         });
         let too_dear = memory.as_ref().is_some_and(|memory| memory.stopped.is_some());
-        let memory = memory.map(|memory| memory.finish(&programs, duration, memory_cost));
+        let memory =
+            memory.map(|memory| memory.finish(&programs, duration, memory_cost, (UNREAD_STACKS, unread_stacks)));
         // Both are finished before either's error is reported.
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
         Ok(Summaries { cpu: cpu?, memory: memory?, too_dear })
@@ -402,4 +468,14 @@ fn root(process: &str, vm: Option<usize>, vms: usize) -> Frame {
         _ => process.to_owned(),
     };
     Frame::Root { name: name.into() }
+}
+
+/// Says it if there are breakpoints in the code of the process before ours are: what they cost is not what it costs itself.
+fn warn_of_breakpoints(target: &RecordTarget) {
+    /// Comparing takes some milliseconds for this.
+    const MOST: u64 = 64 << 20;
+    for file in breakpoints::find(&target.process, &target.maps, MOST) {
+        let text = format!("lj-trace: {}: {}", target.name(), file.describe(target.process.pid()));
+        say(Priority::Warning, &text);
+    }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::args::{Mode, RecordArgs};
+use super::budget::{self, Budget};
 use super::memory::MemoryRecording;
 use super::pace;
 use super::progress::Progress;
@@ -15,6 +16,7 @@ use crate::commands::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::{CpuReports, SampleListener};
 use crate::service::journal::{Priority, say};
+use crate::symbols::bounded;
 
 /// Everything that one run records.
 pub struct Session<'a> {
@@ -120,7 +122,12 @@ impl<'a> Session<'a> {
     /// # Errors
     /// An output cannot take it.
     pub fn drain(&mut self) -> Result<(), CommandError> {
-        self.all(|recording, common| recording.drain(common).map(drop))?;
+        let (budget, mut left) = (Budget::new(budget::LOOK), self.running.len());
+        self.all(|recording, common| {
+            let share = budget.share(left);
+            left -= 1;
+            recording.drain(common, share).map(drop)
+        })?;
         if self.flushed.is_none_or(|flushed| flushed.elapsed() >= FLUSH_INTERVAL) {
             self.flushed = Some(Instant::now());
             self.all(|recording, _| recording.flush())?;
@@ -195,6 +202,13 @@ impl<'a> Session<'a> {
             }
         }
         let written: Vec<PathBuf> = written?;
+        for file in bounded::refused() {
+            let text = format!(
+                "lj-trace: {file} says it is larger than lj-trace reads: names or unwinding of its code are \
+                                missing"
+            );
+            say(Priority::Warning, &text);
+        }
         if !self.args.quiet {
             for (name, stop, summaries) in &told {
                 if self.args.children {
@@ -210,11 +224,13 @@ impl<'a> Session<'a> {
 
     /// Takes the last of what these have recorded, and ends their outputs.
     fn end(&mut self, ended: Vec<Running>, stop: Stop) {
+        let (budget, mut left) = (Budget::new(budget::END), ended.len());
         for Running { target, mut recording, began, mut watch } in ended {
             recording.detach();
             watch.end();
             let duration = began.elapsed();
-            let drained = recording.drain_all(listener(&mut self.common));
+            let drained = recording.drain_all(listener(&mut self.common), budget.share(left));
+            left -= 1;
             let name = recording.name().to_owned();
             let finished = recording.finish(&target.args, duration);
             self.finished.push(Finished { name, stop, outcome: drained.and(finished) });

@@ -21,6 +21,8 @@ pub enum Stop {
     OutOfMemory,
     /// It has executed another program.
     TargetReplaced,
+    /// A stream is as large as it may be.
+    TooLarge,
     /// Nobody reads the output any more.
     ReaderGone,
 }
@@ -35,6 +37,7 @@ impl Stop {
             Self::TooDear => "stopped since it cost the process too much",
             Self::OutOfMemory => "stopped for want of memory",
             Self::TargetReplaced => "the process has executed another program",
+            Self::TooLarge => "a stream has the size of --max-size",
             Self::ReaderGone => "nobody reads the output any more",
         }
     }

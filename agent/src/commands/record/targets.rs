@@ -33,7 +33,8 @@ impl RecordTarget {
     pub(super) fn new(args: RecordArgs) -> Result<Self, CommandError> {
         let process = Process::open(args.pid)?;
         let maps = process.maps()?;
-        let vms = find_vms(&process, &maps)?;
+        let found = find_vms(&process, &maps).map_err(CommandError::from);
+        let vms = found.map_err(|error| error.unless_gone(&process))?;
         let only = args.vm.map(|address| choose(&args, &vms, address)).transpose()?;
         Ok(Self { args, process, maps, vms, only, live: None })
     }

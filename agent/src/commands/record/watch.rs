@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::targets::RecordTarget;
 use crate::service::journal::{Priority, say};
 use crate::target::{Halt, Process};
+use crate::untrusted;
 use crate::vm::Vm;
 
 /// How often it is looked at.
@@ -109,8 +110,8 @@ fn describe(halt: Halt, pid: u32) -> String {
     match halt {
         Halt::Signal => format!("is stopped by a signal: nothing happens in it until `kill -CONT {pid}`"),
         Halt::Tracer(tracer) => {
-            let name = std::fs::read_to_string(format!("/proc/{tracer}/comm")).unwrap_or_default();
-            let name = name.trim_end();
+            let name = std::fs::read(format!("/proc/{tracer}/comm")).unwrap_or_default();
+            let name = untrusted::bytes(name.trim_ascii_end());
             format!(
                 "is stopped by {name} (pid {tracer}), which debugs it: nothing happens in it until that lets it go on"
             )

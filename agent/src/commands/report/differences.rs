@@ -7,6 +7,7 @@ use super::{ReportArgs, open, warn_of};
 use crate::commands::exit::CommandError;
 use crate::report::diff::Diff;
 use crate::report::{Format, Output};
+use crate::untrusted::{Form, PlainWriter};
 
 /// Compares the stream with the `old` one, in all outputs.
 ///
@@ -29,7 +30,7 @@ pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), Co
     if let (Some(old), Some(new)) = (old.profile(), new.profile()) {
         let diff = Diff::new(old, new);
         for output in outputs {
-            to(output, |out| diff.write(format(output), out))?;
+            to(output, |out| diff.write(format(output), PlainWriter::new(out, Form::Text)))?;
         }
     }
     Ok(())

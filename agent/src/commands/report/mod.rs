@@ -19,8 +19,9 @@ use crate::stream::{Stream, StreamError};
 
 const EXAMPLES: &str = "\
 Examples:
-  lj-trace report lj-trace-42.sysprof.bin                 where the CPU time went, as text
-  lj-trace report lj-trace-42.sysprof.bin -o cpu.svg      a flame graph
+  lj-trace report cpu.bin                                 where the CPU time went, as text
+  lj-trace report cpu.bin -o cpu.svg                      a flame graph
+  lj-trace report cpu.bin --source .                      the same with the code of the hottest lines
   lj-trace report cpu.bin -o cpu.folded -o cpu.svg        both from one reading
   lj-trace report cpu.bin --format folded | grep work     folded stacks to standard output
   lj-trace report cpu.bin -o cpu.pb.gz -o cpu.json.gz     for `go tool pprof`, and for the Firefox profiler
@@ -64,6 +65,13 @@ pub struct ReportArgs {
     /// Memory profiles, as Tarantool's parser prints them: KiB, MiB and GiB in place of bytes
     #[arg(long)]
     pub human_readable: bool,
+
+    /// CPU profiles, as text: show the code of the hottest lines, from files beneath this folder [default: none]
+    ///
+    /// The names of the files are in the stream, and may be anybody's choice: no other files are opened. Give the folder
+    /// that the program ran in, or one that holds its files; `/` if they are where they were.
+    #[arg(long, value_name = "FOLDER")]
+    pub source: Option<PathBuf>,
 
     /// Show no progress
     #[arg(short, long)]
@@ -135,6 +143,7 @@ mod tests {
             human_readable: false,
             weight: None,
             diff: None,
+            source: None,
             quiet: true,
         }
     }

@@ -1,16 +1,17 @@
 //! One reading of a stream, for all outputs.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use super::{ReportArgs, file_name};
 use crate::commands::exit::CommandError;
+use crate::record::OutputFile;
 use crate::report::estimated::is_sample;
 use crate::report::{
     self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
 };
 use crate::stream::{Body, Stream, StreamError};
+use crate::untrusted::{Form, PlainWriter};
 
 /// What is read of a stream to render it.
 pub enum Rendering {
@@ -98,7 +99,11 @@ impl Rendering {
                     return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
                 }
                 let title = format!("CPU profile {}", file_name(file));
-                let (profile, cut) = report::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
+                let (mut profile, cut) = report::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
+                if let Some(folder) = &args.source {
+                    let opened = profile.sources.read_beneath(folder);
+                    opened.map_err(|error| CommandError::io(&format!("open {}", folder.display()), &error))?;
+                }
                 Ok((Self::Cpu(Box::new(profile)), cut))
             }
         }
@@ -132,17 +137,18 @@ impl Rendering {
         matches!(self, Self::Memory { .. } | Self::Sample(_))
     }
 
-    fn render(&self, format: Format, args: &ReportArgs, mut out: impl Write) -> io::Result<()> {
+    fn render(&self, format: Format, args: &ReportArgs, out: impl Write) -> io::Result<()> {
         match self {
-            Self::Lines(lines) => reference::sysprof::write(lines, out),
+            Self::Lines(lines) => reference::sysprof::write(lines, PlainWriter::new(out, Form::Text)),
             Self::Cpu(profile) => formats::write(format, &**profile, out),
             Self::Sample(profile) => formats::write(format, &**profile, out),
             Self::Memory { summary: Some(summary), .. } if format == Format::Tarantool => {
                 let options =
                     reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
-                summary.write(options, out)
+                summary.write(options, PlainWriter::new(out, Form::Text))
             }
             Self::Memory { profile: Some(profile), .. } if format == Format::Text => {
+                let mut out = PlainWriter::new(out, Form::Text);
                 text::memory::write(profile, text::memory::Options { leak_only: args.leak_only }, &mut out)?;
                 out.flush()
             }
@@ -164,7 +170,8 @@ pub fn to(output: &Output, write: impl FnOnce(Box<dyn Write>) -> io::Result<()>)
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result.map_err(|error| CommandError::io("write to standard output", &error)),
         },
-        Some(path) => File::create(path)
+        // It can be made again from the stream.
+        Some(path) => OutputFile::replace(path)
             .and_then(|file| write(Box::new(BufWriter::new(file))))
             .map_err(|error| CommandError::io(&format!("write {}", path.display()), &error)),
     }
@@ -216,6 +223,9 @@ fn asks_for_tarantool(args: &ReportArgs) -> bool {
 /// Refuses options that no output would heed.
 fn check_memory_options(args: &ReportArgs, formats: &[Format]) -> Result<(), CommandError> {
     let refuse = |message: &str| Err(CommandError::usage(message));
+    if args.source.is_some() {
+        return refuse("--source is for CPU profiles: reports of memory show no code");
+    }
     let is_text = |format| matches!(format, Format::Text | Format::Tarantool);
     match args {
         ReportArgs { weight: Some(_), .. } if formats.iter().all(|&format| is_text(format)) => {

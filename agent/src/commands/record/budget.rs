@@ -1,0 +1,48 @@
+//! How long is worked on what the probes have handed out before anything else is looked after: the duration, signals.
+
+use std::time::{Duration, Instant};
+
+/// How long one look at the buffers may take, over all processes.
+pub const LOOK: Duration = Duration::from_millis(100);
+
+/// How long the last of what was recorded is worked on once the recording is over: what is left then is counted as lost.
+pub const END: Duration = Duration::from_millis(300);
+
+/// Until when may be worked.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    until: Instant,
+}
+
+impl Budget {
+    /// Time from now on.
+    pub fn new(time: Duration) -> Self {
+        Self { until: Instant::now() + time }
+    }
+
+    /// The share of one, of so many that are left to be worked on.
+    pub fn share(self, left: usize) -> Self {
+        let time = self.until.saturating_duration_since(Instant::now());
+        Self::new(time / u32::try_from(left).unwrap_or(u32::MAX).max(1))
+    }
+
+    /// Whether it is used up.
+    pub fn is_over(self) -> bool {
+        Instant::now() >= self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_shared() {
+        let budget = Budget::new(Duration::from_secs(3600));
+        assert!(!budget.is_over() && !budget.share(4).is_over());
+        assert!(budget.share(4).until < Instant::now() + Duration::from_secs(901));
+        assert!(budget.share(0).until > Instant::now() + Duration::from_secs(3500));
+        let over = Budget::new(Duration::ZERO);
+        assert!(over.is_over() && over.share(2).is_over());
+    }
+}
