@@ -19,5 +19,6 @@ pub mod symbols;
 pub mod target;
 pub mod top;
 pub mod trace;
+pub mod untrusted;
 pub mod unwind;
 pub mod vm;

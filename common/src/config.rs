@@ -68,14 +68,17 @@ const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMP
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
 
-/// The most bytes of the kernel's stack in a sample: 64 frames, half of what the kernel itself follows
+/// The most frames of the kernel's stack that are shown: half of what the kernel itself follows
 /// (`PERF_MAX_STACK_DEPTH`).
-pub const MAX_KERNEL_STACK: u32 = 64 * 8;
+pub const MAX_KERNEL_FRAMES: u32 = 64;
+
+/// The most bytes of the kernel's stack in a sample: one frame more than is shown tells that there are more.
+pub const MAX_KERNEL_STACK: u32 = (MAX_KERNEL_FRAMES + 1) * 8;
 
 /// The most of the C stack that fits into a sample.
 pub const MAX_STACK: u32 = 64 << 10;
 
-/// The most frames that fit into a sample.
+/// The most frames that fit into a sample: of a deeper stack the innermost and the outermost ([`crate::ends`]).
 pub const MAX_FRAMES: u32 = 1000;
 
 /// The most of the Lua stack that fits into a sample, in bytes.

@@ -105,9 +105,13 @@ pub struct SampleHeader {
     pub lua_copy_size: u32,
     /// Bytes of the kernel's stack that follow.
     pub kernel_size: u32,
+    /// How many records of the walk are not among them ([`crate::ends`]).
+    pub left_out: u32,
+    /// How many of all records of the walk are [`FrameKind::CFrame`]s.
+    pub crossings: u32,
     /// Always 0: keeps the size a multiple of 8.
     pub reserved: u32,
-    /// How many of the frames belong to the innermost coroutine; the rest, to those that run it.
+    /// How many of all records of the walk belong to the innermost coroutine; the rest, to those that run it.
     pub inner_frames: u32,
     /// How the walk of the innermost coroutine ended: a [`crate::frame::WalkEnd`].
     pub walk_end: u32,
@@ -132,6 +136,11 @@ pub enum FrameKind {
     Fast = 2,
     /// Not a frame: the frames before it were called through the C frame at `code`, of coroutine `function`.
     CFrame = 3,
+    /// A function that could not be looked at: `code` is where it goes on, and `position` the
+    /// [`crate::frame::WalkEnd`] that tells why.
+    Passed = 4,
+    /// Not a frame: so many are left out here as `function` says. The agent puts it there.
+    LeftOut = 5,
 }
 
 impl FrameKind {
@@ -142,6 +151,8 @@ impl FrameKind {
             1 => Self::C,
             2 => Self::Fast,
             3 => Self::CFrame,
+            4 => Self::Passed,
+            5 => Self::LeftOut,
             _ => return None,
         })
     }
@@ -192,6 +203,19 @@ impl FrameRecord {
         vm: 0,
     };
 
+    /// Stands in place of so many frames.
+    pub const fn left_out(frames: u64) -> Self {
+        Self { function: frames, kind: FrameKind::LeftOut as u8, ..Self::EMPTY }
+    }
+
+    /// Says that the frame is one of `function`, which goes on at `pc`, and not looked at yet.
+    #[inline(always)]
+    pub const fn pass_by(&mut self, function: u64, pc: u64) {
+        self.function = function;
+        self.code = pc;
+        self.kind = FrameKind::Passed as u8;
+    }
+
     /// Says of no prototype that it is the frame's: word by word, as [`clear`](crate::memory::clear) does.
     #[inline(always)]
     pub fn forget_prototype(&mut self) {
@@ -208,6 +232,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 14 * 4 + size_of::<RunningTrace>());
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 16 * 4 + size_of::<RunningTrace>());
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -23,7 +23,7 @@ pub const GC64_ADDRESS_MASK: u64 = (1 << 47) - 1;
 pub const CFRAME_FLAGS: u64 = 3;
 
 /// Marks the frame of an FFI callback (`LJ_CONT_FFI_CALLBACK`, `lj_frame.h`).
-const CONT_FFI_CALLBACK: u64 = 1;
+pub const CONT_FFI_CALLBACK: u64 = 1;
 
 /// How a walk ended.
 #[repr(u32)]
@@ -135,6 +135,14 @@ impl Coroutine {
     }
 }
 
+impl Coroutine {
+    /// Whether a frame, or the dummy frame at the bottom, may begin at `base`.
+    #[inline(always)]
+    pub fn holds_bottom(&self, base: u64) -> bool {
+        base & 7 == 0 && base >= self.stack.wrapping_add(8) && base <= self.stack_end
+    }
+}
+
 /// The state of a walk down the stack of one coroutine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -187,6 +195,12 @@ impl Walk {
         self.load_cframe(memory, layout, cframe, memo)
     }
 
+    /// Before the first step: its C frame has no Lua frame, so that the innermost Lua frame belongs to the one around it.
+    #[inline(always)]
+    pub fn cross_first(&mut self) {
+        self.crossing = u32::from(self.cframe != 0);
+    }
+
     /// Makes one step: fills `record` with the next frame or crossing, or passes an internal frame over.
     ///
     /// # Errors
@@ -196,11 +210,25 @@ impl Walk {
         &mut self,
         memory: &impl ReadMemory,
         layout: &VmLayout,
-        (record, memo): (&mut FrameRecord, &mut Memo),
+        out: (&mut FrameRecord, &mut Memo),
     ) -> Result<Step, WalkEnd> {
-        // The position of a frame is where lj_debug.c has it: one slot below BASE.
-        let frameless = self.frameless_limit != 0 && self.base.wrapping_sub(8) < self.frameless_limit;
-        if self.crossing != 0 || frameless || self.base <= self.bottom {
+        self.advance(memory, layout, out, true)
+    }
+
+    /// The same; unless it is to `look`, what function the frame is of stays open until [`look_at`]: of a stack that is
+    /// deeper than what is kept of it, most frames are only passed by.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    #[inline(always)]
+    pub fn advance(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        (record, memo): (&mut FrameRecord, &mut Memo),
+        look: bool,
+    ) -> Result<Step, WalkEnd> {
+        if self.crossing != 0 || self.is_frameless() || self.base <= self.bottom {
             if self.cframe == 0 {
                 return Err(if self.crossing != 0 { WalkEnd::CFrameMissing } else { WalkEnd::Complete });
             }
@@ -212,17 +240,65 @@ impl Walk {
             self.pseudo = 0;
             Step::Skipped
         } else {
-            describe(memory, layout, function, self.pc, (record, memo))?;
+            if look {
+                describe(memory, layout, function, self.pc, (record, memo))?;
+            } else {
+                record.pass_by(function, self.pc);
+            }
             record.base = self.base;
             Step::Emitted
         };
-        self.follow(memory, layout, link)?;
+        self.follow(memory, layout, link, memo)?;
         Ok(emitted)
+    }
+
+    /// Makes a step as [`Self::advance`] does without looking, if that needs no reading: from a function to the Lua
+    /// function or the `pcall` that has called it, where both the frame and the call were read before. Else nothing
+    /// happens, and it says false.
+    #[inline(always)]
+    pub fn pass(&mut self, layout: &VmLayout, (record, memo): (&mut FrameRecord, &Memo)) -> bool {
+        let gc64 = layout.is_gc64();
+        if (self.crossing | self.pseudo) != 0 || self.is_frameless() || self.base <= self.bottom {
+            return false;
+        }
+        let Some(words) = memo.known_words_below(self.base) else { return false };
+        let (function, link) = frame_of(gc64, words);
+        let (size, pc) = match link & 7 {
+            // FRAME_LUA, FRAME_LUAP
+            0 | 4 if link != 0 => match memo.known_slot_of_call(link) {
+                Some(slot) => ((slot + header(gc64)) * 8, link),
+                None => return false,
+            },
+            // FRAME_PCALL, FRAME_PCALLH
+            6 | 7 => (link & !7, 0),
+            _ => return false,
+        };
+        let base = self.base.wrapping_sub(size);
+        if function == self.thread || base >= self.base || base < self.bottom {
+            return false;
+        }
+        record.pass_by(function, self.pc);
+        record.base = self.base;
+        (self.base, self.pc) = (base, pc);
+        true
+    }
+
+    /// Whether the C frame that the walk is in has no Lua frame, or none any more. The position of a frame is where
+    /// `lj_debug.c` has it: one slot below BASE.
+    #[inline(always)]
+    fn is_frameless(&self) -> bool {
+        self.frameless_limit != 0 && self.base.wrapping_sub(8) < self.frameless_limit
     }
 
     /// Moves to the frame that `link` leads to.
     #[inline(always)]
-    fn follow(&mut self, memory: &impl ReadMemory, layout: &VmLayout, link: u64) -> Result<(), WalkEnd> {
+    fn follow(
+        &mut self,
+        memory: &impl ReadMemory,
+        layout: &VmLayout,
+        link: u64,
+        memo: &mut Memo,
+    ) -> Result<(), WalkEnd> {
         let gc64 = layout.is_gc64();
         let base = self.base;
         if link & 3 == 0 {
@@ -230,8 +306,7 @@ impl Walk {
             if link == 0 {
                 return Err(WalkEnd::BadLink);
             }
-            let call = memory.read::<u32>(link.wrapping_sub(4))?;
-            let slots = u64::from(call >> 8 & 0xff) + if gc64 { 2 } else { 1 };
+            let slots = memo.slot_of_call(memory, link)? + header(gc64);
             self.base = base.wrapping_sub(slots * 8);
             self.pc = link;
         } else {
@@ -346,8 +421,19 @@ pub fn read_frame_with(
     base: u64,
     memo: &mut Memo,
 ) -> Result<(u64, u64), Unreadable> {
-    let words = memo.two_words_below(memory, base)?;
-    Ok(if layout.is_gc64() { (words[0] & GC64_ADDRESS_MASK, words[1]) } else { split(words[1]) })
+    Ok(frame_of(layout.is_gc64(), memo.two_words_below(memory, base)?))
+}
+
+/// The function and the link of a frame, from the two words below its BASE.
+#[inline(always)]
+const fn frame_of(gc64: bool, words: [u64; 2]) -> (u64, u64) {
+    if gc64 { (words[0] & GC64_ADDRESS_MASK, words[1]) } else { split(words[1]) }
+}
+
+/// Slots of a frame's header.
+#[inline(always)]
+const fn header(gc64: bool) -> u64 {
+    if gc64 { 2 } else { 1 }
 }
 
 /// The function and the link of a frame with 32-bit references.
@@ -380,6 +466,18 @@ pub fn describe(
         record.position = position(memory, layout, bytecode, record.size_bc, pc);
     }
     Ok(())
+}
+
+/// Fills in what a frame is that was passed by, if it is one. If that cannot be told, it says why not.
+#[inline(always)]
+pub fn look_at(memory: &impl ReadMemory, layout: &VmLayout, (record, memo): (&mut FrameRecord, &mut Memo)) {
+    if record.kind != FrameKind::Passed as u8 {
+        return;
+    }
+    let (function, pc) = (record.function, record.code);
+    if let Err(end) = describe(memory, layout, function, pc, (record, memo)) {
+        record.position = end as u32;
+    }
 }
 
 /// Fills `record` with what `function` is.

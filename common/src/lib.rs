@@ -8,6 +8,7 @@ pub mod activity;
 pub mod allocation;
 pub mod c_frame;
 pub mod config;
+pub mod ends;
 pub mod event;
 pub mod frame;
 pub mod head;

@@ -1,6 +1,6 @@
 //! What was read for one sample already. While a thread stands still its functions stay what they are, and stacks show
 //! the same ones again: in recursion, at the innermost frame, which is looked at several times, and in the many
-//! functions of one file. A read of the target's memory costs a hundred times what a look here does.
+//! functions of one file; and recursion goes through the same calls. A read of the target's memory costs a hundred times what a look here does.
 
 use crate::event::FrameRecord;
 use crate::frame::Coroutine;
@@ -9,9 +9,10 @@ use crate::layout::VmLayout;
 use crate::memory::{Plain, ReadMemory, Unreadable, clear};
 use crate::string;
 
-/// How many functions and how many strings are remembered, powers of two.
+/// How many functions, strings and calls are remembered, powers of two.
 const FUNCTIONS: usize = 16;
 const STRINGS: usize = 8;
+const CALLS: usize = 16;
 
 /// How many slots of a Lua stack are read at once, a power of two: no more than the smallest stack has
 /// (`LJ_STACK_START`, `lj_state.c`).
@@ -41,6 +42,8 @@ pub struct Memo {
     keys: Keys,
     functions: [MemoFunction; FUNCTIONS],
     identities: [u64; STRINGS],
+    /// The slots that calls put functions into.
+    calls: [u64; CALLS],
     slots: Slots,
     /// To read the heads of objects into: the stack of a BPF program has little room.
     pub head: Head,
@@ -62,6 +65,8 @@ struct Slots {
 struct Keys {
     functions: [u64; FUNCTIONS],
     strings: [u64; STRINGS],
+    /// Where they return to.
+    calls: [u64; CALLS],
 }
 
 // SAFETY: arrays of integers.
@@ -71,6 +76,12 @@ unsafe impl Plain for Keys {}
 #[inline(always)]
 const fn place(address: u64, places: usize) -> usize {
     (address >> 4 ^ address >> 9) as usize & (places - 1)
+}
+
+/// The place of a call that returns to `link`: instructions are 4 bytes.
+#[inline(always)]
+const fn place_of_call(link: u64) -> usize {
+    (link >> 2 ^ link >> 6) as usize & (CALLS - 1)
 }
 
 impl Memo {
@@ -140,6 +151,38 @@ impl Memo {
         if place > SLOTS - 2 { memory.read(first) } else { Ok([slots.words[place], slots.words[place + 1]]) }
     }
 
+    /// The same, if they were read before.
+    #[inline(always)]
+    pub fn known_words_below(&self, address: u64) -> Option<[u64; 2]> {
+        let place = address.wrapping_sub(16).wrapping_sub(self.slots.start) / 8;
+        if place > SLOTS as u64 - 2 {
+            return None;
+        }
+        let place = place as usize & (SLOTS - 1);
+        Some([self.slots.words[place], self.slots.words[(place + 1) & (SLOTS - 1)]])
+    }
+
+    /// The slot of the caller's that the call before `link` has put the function into: its operand A.
+    ///
+    /// # Errors
+    /// [`Unreadable`] if the call is.
+    #[inline(always)]
+    pub fn slot_of_call(&mut self, memory: &impl ReadMemory, link: u64) -> Result<u64, Unreadable> {
+        let place = place_of_call(link);
+        if self.keys.calls[place] != link {
+            self.calls[place] = u64::from(memory.read::<u32>(link.wrapping_sub(4))? >> 8 & 0xff);
+            self.keys.calls[place] = link;
+        }
+        Ok(self.calls[place])
+    }
+
+    /// The same, if it was read before.
+    #[inline(always)]
+    pub fn known_slot_of_call(&self, link: u64) -> Option<u64> {
+        let place = place_of_call(link);
+        (self.keys.calls[place] == link).then_some(self.calls[place])
+    }
+
     /// The [identity](string::identity) of a string.
     ///
     /// # Errors
@@ -158,6 +201,28 @@ impl Memo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_are_read_once() {
+        struct Calls(core::cell::Cell<u32>);
+        impl ReadMemory for Calls {
+            fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+                self.0.set(self.0.get() + 1);
+                let call = 0x42 | (address as u32 & 0xff) << 8;
+                assert_eq!(size_of::<T>(), size_of_val(&call));
+                // SAFETY: as many bytes as are there, and plain data takes any of them.
+                Ok(unsafe { core::ptr::from_ref(&call).cast::<T>().read_unaligned() })
+            }
+        }
+        let (calls, mut memo) = (Calls(core::cell::Cell::new(0)), Memo::default());
+        for link in [0x1008, 0x1010, 0x1008, 0x1010, 0x1008] {
+            assert_eq!(memo.slot_of_call(&calls, link), Ok((link - 4) & 0xff));
+        }
+        assert_eq!(calls.0.get(), 2);
+        memo.forget();
+        assert_eq!(memo.slot_of_call(&calls, 0x1008), Ok(4));
+        assert_eq!(calls.0.get(), 3);
+    }
 
     #[test]
     fn functions_are_remembered_until_another_takes_their_place() {

@@ -8,11 +8,20 @@ use crate::event::{
     FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE,
     reg,
 };
-use crate::frame::{Coroutine, describe, read_frame_with};
+use crate::frame::{CONT_FFI_CALLBACK, Coroutine, describe, read_code, read_frame_with};
 use crate::layout::ABSENT;
 use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
-use crate::vm::{VmConfig, VmState, jit_base};
+use crate::vm::{NOWHERE, VmConfig, VmState, is_in, jit_base};
+
+/// Type of the link of a frame that C has called (`FRAME_C`, and `FRAME_CP` without its third bit).
+const FRAME_C: u64 = 1;
+
+/// Without GC64, a link from here on is the type of a value (`LJ_TNUMX`, `lj_obj.h`).
+const LOWEST_TYPE: u64 = 0xfffe_0000;
+
+/// No frame is that far above another: a function has 250 slots, and a call as many arguments.
+const MAX_DELTA: u64 = 8 * 1024;
 
 /// The start of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +38,10 @@ pub struct Top {
     pub jit_base: u64,
     /// `L->base`.
     pub thread_base: u64,
+    /// Whether the C frame has no Lua frame: the walk begins with crossing it ([`Walk::cross_first`]).
+    ///
+    /// [`Walk::cross_first`]: crate::frame::Walk::cross_first
+    pub crosses: u32,
     /// In the state EXIT: the trace that is left, and in the upper half its exit.
     pub trace_exit: u32,
 }
@@ -70,13 +83,43 @@ pub fn find(
     }
     let rip = registers[reg::RIP];
     let in_text = vm.text_start <= rip && rip < vm.text_end;
+    let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
+    if in_text && registers[reg::RSP] == cframe {
+        let at = rip.wrapping_sub(vm.text_start) as u32;
+        // The last instructions of entering are those of `pcall` and of metamethods, too, whose frames have other links.
+        let by_c = registers[reg::RBX] & 3 == FRAME_C;
+        if (is_in(&vm.edges.entering, at) && by_c) || is_in(&vm.edges.leaving, at) {
+            top.crosses = 1;
+            return Ok(top);
+        }
+        if is_in(&vm.edges.returning, at) {
+            top.crosses = 1;
+            top.base = base_of_caller(coroutine, narrow, registers);
+            return Ok(top);
+        }
+        if is_in(&vm.edges.callback_left, at) {
+            top.crosses = 1;
+            top.base = narrow(registers[reg::RDX]);
+            return Ok(top);
+        }
+    }
+    if !in_text && vm.edges.callback_calls[0] != NOWHERE {
+        // What the interpreter has called returns to right below its frame.
+        let return_address = memory.read::<u64>(cframe.wrapping_sub(8))?;
+        if vm.edges.callback_calls.contains(&(return_address.wrapping_sub(vm.text_start) as u32)) {
+            // The C code of callbacks makes and drops their Lua frame and their C frame one after the other.
+            let link = memory.read_ref(gc64, top.base.wrapping_sub(if gc64 { 8 } else { 4 }))?;
+            top.crosses = u32::from(!is_callback(memory, gc64, top.base, link));
+            return Ok(top);
+        }
+    }
     if state.is_interpreting() && in_text {
-        let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
         let base = narrow(registers[reg::RDX]);
         let pc = narrow(registers[reg::RBX]);
-        if let Some((base, pc)) = from_registers(memory, vm, coroutine, top.thread_base, (base, pc), scratch) {
-            top.base = base;
-            top.pc = pc;
+        if let Some(place) =
+            from_registers(memory, vm, coroutine, (top.thread_base, cframe), (rip, base, pc), (scratch.0, scratch.1))
+        {
+            (top.base, top.pc, top.crosses) = (place.base, place.pc, u32::from(place.crosses));
             top.flags = SAMPLE_BASE_IN_REGISTERS;
             return Ok(top);
         }
@@ -86,7 +129,48 @@ pub fn find(
     }
     // Accepted later only if it points into the bytecode of the function at BASE.
     top.pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc)))?;
+    // A fast function whose C part has put results where its function and its link were (`lj_cf_coroutine_resume`).
+    let (record, memo) = scratch;
+    if top.flags == SAMPLE_BASE_UNCERTAIN
+        && let Ok((function, link)) = read_frame_with(memory, layout, top.base, memo)
+        && (!gc64 && link >= LOWEST_TYPE || read_code(memory, layout, function, &mut memo.head).is_err())
+        && let Some(place) = caller(memory, vm, coroutine, (top.base, top.pc), (record, memo))
+    {
+        (top.base, top.pc, top.crosses, top.flags) =
+            (place.base, place.pc, u32::from(place.crosses), SAMPLE_BASE_IN_REGISTERS);
+    }
     Ok(top)
+}
+
+/// BASE of the C function that the interpreter is returning to: `rdx` minus what the link in `rbx` says, or what of
+/// that is in `rbx` already (`vm_return`). Each of its instructions leaves only one of these within the stack.
+#[inline(always)]
+fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers: &Registers) -> u64 {
+    let (base, rbx) = (registers[reg::RDX], registers[reg::RBX]);
+    let (done, negative) = (narrow(rbx), narrow(rbx.wrapping_neg()));
+    if coroutine.holds_bottom(done) {
+        done
+    } else if coroutine.holds_bottom(negative) {
+        negative
+    } else {
+        narrow(base.wrapping_sub(rbx & !7))
+    }
+}
+
+/// A frame that a walk may begin at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    base: u64,
+    pc: u64,
+    /// It belongs to the next C frame.
+    crosses: bool,
+}
+
+impl Place {
+    #[inline(always)]
+    const fn at(base: u64, pc: u64) -> Option<Self> {
+        Some(Self { base, pc, crosses: false })
+    }
 }
 
 /// Checks BASE and PC as found in registers, and sets them right in the few instructions of a call or a
@@ -96,47 +180,144 @@ fn from_registers(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     coroutine: &Coroutine,
-    thread_base: u64,
-    (base, pc): (u64, u64),
+    (thread_base, cframe): (u64, u64),
+    (rip, base, pc): (u64, u64, u64),
     (record, memo): (&mut FrameRecord, &mut Memo),
-) -> Option<(u64, u64)> {
+) -> Option<Place> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     if !coroutine.holds(base) {
         return None;
     }
-    let mut is_function = false;
+    // What would be found in the new frame's place is old.
+    if vm.edges.links.contains(&(rip.wrapping_sub(vm.text_start) as u32)) {
+        return caller(memory, vm, coroutine, (base, pc), (record, memo));
+    }
+    let (mut is_function, mut own_link) = (false, 0);
     if let Ok((function, link)) = read_frame_with(memory, layout, base, memo)
         && describe(memory, layout, function, pc, (record, memo)).is_ok()
     {
         if record.position != NO_POSITION {
-            return Some((base, pc));
+            return Place::at(base, pc);
         }
         // BC_CALL* fetched the callee's PC, but has not moved it past the function's header yet.
         let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc))).ok()?;
         if pc == header {
-            return Some((base, pc.wrapping_add(4)));
+            return Place::at(base, pc.wrapping_add(4));
         }
         // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC
         // yet: the frame is whole, its position is not known.
-        // On its way out of a protected call, `vm_return` has flipped a bit of it to test for C frames.
-        if pc == link || pc == link ^ 1 {
-            return Some((base, 0));
+        // On its way out of a protected call, `vm_return` has flipped a bit of it to test for C frames, and cleared its
+        // type.
+        if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) {
+            return Place::at(base, 0);
+        }
+        if let Some(place) = in_transition(memory, gc64, coroutine, thread_base, (base, pc), link) {
+            return Some(place);
         }
         is_function = record.kind != FrameKind::Lua as u8;
-        if is_function && pc == header.wrapping_add(4) {
-            return Some((base, 0));
+        own_link = link;
+    }
+    // Moving BASE on, BC_CALL* still executes the call that PC is behind. A fast function returns to there: its results
+    // take the place of its function, and of its link.
+    if let Some(place) = caller(memory, vm, coroutine, (base, pc), (record, memo)) {
+        return Some(place);
+    }
+    // A C function has returned, and left something else in the register.
+    if let Ok((function, _)) = read_frame_with(memory, layout, thread_base, memo)
+        && describe(memory, layout, function, pc, (record, memo)).is_ok()
+        && record.position != NO_POSITION
+    {
+        return Place::at(thread_base, pc);
+    }
+    // Some fast functions use the register for something else, but their frame is whole.
+    if is_function && caller(memory, vm, coroutine, (base, own_link), (record, memo)).is_some() {
+        return Place::at(base, 0);
+    }
+    let saved = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).ok()?;
+    caller(memory, vm, coroutine, (base, saved), (record, memo))
+}
+
+/// Types of links (`FRAME_*`, `lj_frame.h`).
+const FRAME_CONT: u64 = 2;
+const FRAME_VARG: u64 = 3;
+
+/// Where the frame at `base` is whole, but `pc` is on its way from or to a frame above it.
+#[inline(always)]
+fn in_transition(
+    memory: &impl ReadMemory,
+    gc64: bool,
+    coroutine: &Coroutine,
+    thread_base: u64,
+    (base, pc): (u64, u64),
+    link: u64,
+) -> Option<Place> {
+    let (delta, kind) = (pc & !7, pc & 7);
+    let above = if delta < MAX_DELTA { base.wrapping_add(delta) } else { delta };
+    if coroutine.holds(above) && above > base {
+        let link_above = memory.read_ref(gc64, above.wrapping_sub(if gc64 { 8 } else { 4 })).ok()?;
+        let link_expected = above.wrapping_sub(base);
+        // The upper half of a vararg function's frame was left.
+        if kind == FRAME_VARG && link_above == pc {
+            return Place::at(base, 0);
+        }
+        // A metamethod has returned, or is about to be called, since the interpreter has set L->base for that: where it
+        // came from stands below its frame.
+        if (kind == 0 && link_above == link_expected | FRAME_CONT) || (kind == FRAME_CONT && base == thread_base) {
+            return Place::at(base, continuation(memory, gc64, above)?.1);
         }
     }
-    // lj_vm_call has not stored the new frame's link yet, which is in PC: still in the C function that calls.
-    if matches!(pc & 7, 1 | 5) && base.wrapping_sub(pc & !7) == thread_base {
-        return Some((thread_base, 0));
+    // A callback of the FFI that was entered, whose function is not fetched yet.
+    if base == thread_base && is_callback(memory, gc64, base, link) {
+        return Place::at(base, 0);
     }
-    if let Some(caller) = caller_in_call(memory, vm, coroutine, base, pc, (record, memo)) {
-        return Some((caller, pc));
+    None
+}
+
+/// Continuation and PC below the frame at `base`, which a metamethod was called in.
+#[inline(always)]
+fn continuation(memory: &impl ReadMemory, gc64: bool, base: u64) -> Option<(u64, u64)> {
+    if gc64 {
+        let words = memory.read::<[u64; 2]>(base.wrapping_sub(32)).ok()?;
+        Some((words[0], words[1]))
+    } else {
+        let words = memory.read::<[u32; 2]>(base.wrapping_sub(16)).ok()?;
+        Some((u64::from(words[0]), u64::from(words[1])))
     }
-    // Some fast functions use the register for something else.
-    is_function.then_some((base, 0))
+}
+
+/// Whether the frame at `base` with this link is that of an FFI callback.
+#[inline(always)]
+fn is_callback(memory: &impl ReadMemory, gc64: bool, base: u64, link: u64) -> bool {
+    link & 7 == FRAME_CONT && continuation(memory, gc64, base).is_some_and(|(id, _)| id == CONT_FFI_CALLBACK)
+}
+
+/// The frame that has called the one at `base`, whose link is `link`.
+#[inline(always)]
+fn caller(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    coroutine: &Coroutine,
+    (base, link): (u64, u64),
+    scratch: (&mut FrameRecord, &mut Memo),
+) -> Option<Place> {
+    if link & 3 == 0 {
+        let caller = caller_in_call(memory, vm, coroutine, base, link, scratch)?;
+        return Place::at(caller, link);
+    }
+    let caller = base.wrapping_sub(link & !7);
+    if !coroutine.holds_bottom(caller) || caller >= base {
+        return None;
+    }
+    if link & 3 == FRAME_C {
+        return Some(Place { base: caller, pc: 0, crosses: true });
+    }
+    let gc64 = vm.layout.is_gc64();
+    let pc = if link & 7 == FRAME_CONT { continuation(memory, gc64, base)?.1 } else { 0 };
+    let (record, memo) = scratch;
+    let (function, _) = read_frame_with(memory, &vm.layout, caller, memo).ok()?;
+    describe(memory, &vm.layout, function, pc, (record, memo)).ok()?;
+    Place::at(caller, pc)
 }
 
 /// BASE of the caller, if BC_CALL* has moved BASE but has not stored the link yet: the caller still executes

@@ -22,10 +22,71 @@ pub struct VmConfig {
     pub thread_word: u32,
     /// By how many bits that word must be shifted.
     pub thread_shift: u32,
+    /// Where in the interpreter's machine code a C frame has no Lua frame.
+    pub edges: VmEdges,
     /// Where its fields are.
     pub layout: VmLayout,
     /// Keeps the size a multiple of 8.
     pub padding: [u8; padding()],
+}
+
+/// A range of the interpreter's machine code, counted from its beginning; empty for none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodeRange {
+    /// The first instruction.
+    pub start: u32,
+    /// Where the last one ends.
+    pub end: u32,
+}
+
+/// Where a C frame is linked that has no Lua frame yet, or none any more: the innermost Lua frame belongs to the C frame
+/// around it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmEdges {
+    /// It is entered: `L->base` is that of the C code that called.
+    pub entering: [CodeRange; 4],
+    /// It is returned from, and `L->base` not set yet.
+    pub returning: [CodeRange; 2],
+    /// It is about to be unlinked: `L->base` is that of the C code.
+    pub leaving: [CodeRange; 4],
+    /// An FFI callback has returned, and its C frame is not dropped yet: BASE is that of the Lua code that has called C.
+    pub callback_left: [CodeRange; 1],
+    /// Where the two calls return to that enter and leave an FFI callback, or [`NOWHERE`].
+    pub callback_calls: [u32; 2],
+    /// The instructions that store a new frame's link, whose BASE is in place already, or [`NOWHERE`].
+    pub links: [u32; 8],
+}
+
+impl VmEdges {
+    /// None are known.
+    pub const NONE: Self = {
+        let none = CodeRange { start: 0, end: 0 };
+        Self {
+            entering: [none; 4],
+            returning: [none; 2],
+            leaving: [none; 4],
+            callback_left: [none; 1],
+            callback_calls: [NOWHERE; 2],
+            links: [NOWHERE; 8],
+        }
+    };
+}
+
+impl Default for VmEdges {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+/// No place in the interpreter's code.
+pub const NOWHERE: u32 = u32::MAX;
+
+/// Whether the instruction at `offset` of the interpreter's code is in one of these ranges.
+#[inline(always)]
+pub fn is_in(ranges: &[CodeRange], offset: u32) -> bool {
+    ranges.iter().any(|range| range.start <= offset && offset < range.end)
 }
 
 /// How much of the `global_State` an allocation looks at, in words, from that of `vmstate` on: what it needs is in
@@ -49,6 +110,7 @@ impl VmConfig {
             global_offset: global.wrapping_sub(main_thread),
             thread_word: if is_there { u32::from(offset / 8) } else { NO_WORD },
             thread_shift: if is_there { u32::from(offset & 4) * 8 } else { 0 },
+            edges: VmEdges::NONE,
             layout,
             padding: [0; padding()],
         }
@@ -59,7 +121,7 @@ const fn padding() -> usize {
     (8 - size_of::<VmLayout>() % 8) % 8
 }
 
-const _: () = assert!(size_of::<VmConfig>() == 40 + size_of::<VmLayout>() + padding());
+const _: () = assert!(size_of::<VmConfig>() == 40 + size_of::<VmEdges>() + size_of::<VmLayout>() + padding());
 
 /// What a VM is doing, in the numbering of Tarantool's streams (`LJ_VMST_*` of the fork's `lj_obj.h`),
 /// which is the finer one.

@@ -5,9 +5,11 @@ mod support;
 
 use lj_trace_common::allocation::event::NAMELESS;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
+use lj_trace_common::allocation::on_trace::{KnownTrace, NO_LINE, TracePlace};
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, Room, attribute};
 use lj_trace_common::layout::{ABSENT, VmLayout, VmStates, gct};
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::trace::TraceIdentity;
 use lj_trace_common::vm::VmConfig;
 use support::{Lab, THREAD};
 
@@ -32,6 +34,9 @@ const TARANTOOL_GC: i32 = !4;
 struct Remembered {
     functions: Vec<KnownFunction>,
     prototypes: Vec<KnownPrototype>,
+    traces: Vec<KnownTrace>,
+    /// The traces that were introduced, and the lines at which they start.
+    traces_introduced: Vec<(TraceIdentity, u32)>,
     /// Their addresses and those of their chunknames.
     introduced: Vec<(u64, u64)>,
     /// Whether something can be said.
@@ -43,6 +48,8 @@ impl Default for Remembered {
         Self {
             functions: vec![KnownFunction::default(); KNOWN_OBJECTS as usize],
             prototypes: vec![KnownPrototype::default(); KNOWN_OBJECTS as usize],
+            traces: vec![KnownTrace::default(); KNOWN_OBJECTS as usize],
+            traces_introduced: Vec::new(),
             introduced: Vec::new(),
             is_heard: true,
         }
@@ -63,6 +70,17 @@ impl KnownObjects for Remembered {
 
     fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype> {
         self.prototypes.get_mut(slot(prototype) as usize)
+    }
+
+    fn trace(&mut self, trace: u64) -> Option<&mut KnownTrace> {
+        self.traces.get_mut(slot(trace) as usize)
+    }
+
+    fn introduce_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool {
+        if self.is_heard {
+            self.traces_introduced.push((*trace, line));
+        }
+        self.is_heard
     }
 
     fn introduce(&mut self, _: &impl ReadMemory, _: &VmLayout, prototype: u64, chunkname: u64) -> bool {
@@ -175,7 +193,11 @@ fn summary(event: &Attributed) -> String {
         Some(AllocationSource::Internal) => "internal".into(),
         Some(AllocationSource::Lua) => format!("{}:{}", event.first_line, event.line),
         Some(AllocationSource::C) => format!("c {:#x}", event.place),
-        Some(AllocationSource::Trace) => format!("trace {}", event.place),
+        Some(AllocationSource::Trace) => {
+            let place = TracePlace::of(event);
+            format!("trace {} at {:x?}", place.number, place.at)
+        }
+        Some(AllocationSource::LostTrace) => format!("lost trace {}", event.place),
         None => format!("source {}", event.source),
     }
 }
@@ -262,9 +284,108 @@ fn a_trace_allocates_whatever_the_stack_says() {
     all(|scene| {
         // What an FFI callback leaves behind in Tarantool's VM is no state at all.
         let garbage = summary(&scene.attribute(0x8cd0_3d78_u32 as i32, 0));
-        assert_eq!(garbage, if scene.states == VmStates::Tarantool { "trace 2362457464" } else { "internal" });
+        assert_eq!(garbage, if scene.states == VmStates::Tarantool { "lost trace 2362457464" } else { "internal" });
+        // It is not known where the VM has its traces.
         let event = scene.attribute(17, scene.lab.pc(scene.function, 4));
-        assert_eq!((summary(&event), event.line), ("trace 17".into(), 0));
+        assert_eq!((summary(&event), event.line), ("lost trace 17".into(), 0));
+    });
+}
+
+/// Where the traces of a [`Scene`] are.
+const ARRAY: u64 = 0x80_0000;
+const MCODE: u64 = 0x90_0000;
+
+impl Scene {
+    /// Gives the VM a layout of traces, and the coroutine a return address into machine code.
+    fn with_traces(&mut self) {
+        let layout = &mut self.lab.layout;
+        (layout.j_trace, layout.j_sizetrace, layout.j_mcarea, layout.j_szmcarea) = (0, 8, 16, 24);
+        (layout.tr_nsnap, layout.tr_nsnapmap) = (10, 12);
+        (layout.tr_nins, layout.tr_nk, layout.tr_startpt, layout.tr_snapmap) = (16, 20, 24, 32);
+        (layout.tr_startpc, layout.tr_mcode, layout.tr_szmcode) = (40, 48, 56);
+        (layout.tr_spadjust, layout.tr_traceno) = (60, 62);
+        let Lab { memory, layout, .. } = &self.lab;
+        let jit_state = GLOBAL + u64::from(layout.g_to_j);
+        memory.write(jit_state, &[0; 32]);
+        memory.write_u64(jit_state, ARRAY);
+        memory.write_u32(jit_state + 8, 100);
+        memory.write(ARRAY, &[0; 800]);
+        // What a trace's call leaves below the C frame.
+        memory.write_u64(CFRAME - 24 - 16, MCODE + 0x30);
+    }
+
+    /// Puts a trace in the place of a number that starts at a bytecode of a function, and gives it.
+    fn trace(&self, number: u32, address: u64, position: u64) -> u64 {
+        let Lab { memory, layout, .. } = &self.lab;
+        memory.write(address, &[0; 120]);
+        let bytecode = self.lab.pc(self.function, position) - 4;
+        let prototype = self.lab.pc(self.function, 0) - 4 - u64::from(layout.sizeof_pt);
+        self.lab.write_ref(address + u64::from(layout.tr_startpt), prototype);
+        self.lab.write_ref(address + u64::from(layout.tr_startpc), bytecode);
+        memory.write_u64(address + u64::from(layout.tr_mcode), MCODE);
+        memory.write_u32(address + u64::from(layout.tr_szmcode), 0x100);
+        memory.write(address + u64::from(layout.tr_spadjust), &[16, 0]);
+        memory.write(address + u64::from(layout.tr_traceno), &[number as u8, 0]);
+        self.lab.write_ref(ARRAY + u64::from(number) * if self.lab.gc64() { 8 } else { 4 }, address);
+        address
+    }
+}
+
+#[test]
+fn a_trace_is_introduced_before_it_allocates_and_again_when_another_gets_its_number() {
+    all(|mut scene| {
+        scene.with_traces();
+        let gives = |scene: &Scene, objects: &mut Remembered| {
+            scene.attribute(3, 0);
+            summary(&scene.attribute_with(objects))
+        };
+        let mut objects = Remembered::default();
+        let first = scene.trace(3, 0xa0_0000, 4);
+        assert_eq!(gives(&scene, &mut objects), "trace 3 at Some((900000, 30))");
+        let introduced = |objects: &Remembered| -> Vec<_> {
+            objects
+                .traces_introduced
+                .iter()
+                .map(|(identity, line)| (identity.address, identity.number, *line))
+                .collect()
+        };
+        assert_eq!(introduced(&objects), [(first, 3, 47)]);
+        assert_eq!(objects.introduced.len(), 1, "the function in which it starts");
+        gives(&scene, &mut objects);
+        assert_eq!(introduced(&objects).len(), 1, "once");
+
+        // Flushed: another one gets its number, at another place, and after that at the same place.
+        let second = scene.trace(3, 0xa1_0000, 6);
+        gives(&scene, &mut objects);
+        assert_eq!(introduced(&objects)[1..], [(second, 3, 67)]);
+        objects.forget(second);
+        scene.trace(3, second, 8);
+        gives(&scene, &mut objects);
+        assert_eq!(introduced(&objects)[2..], [(second, 3, 87)]);
+
+        // None has the number, it is not yet complete, or it starts nowhere.
+        scene.lab.write_ref(ARRAY + 3 * if scene.lab.gc64() { 8 } else { 4 }, 0);
+        assert_eq!(gives(&scene, &mut objects), "lost trace 3");
+        let jit_state = GLOBAL + u64::from(scene.lab.layout.g_to_j);
+        scene.lab.write_ref(ARRAY + 3 * if scene.lab.gc64() { 8 } else { 4 }, jit_state);
+        assert_eq!(gives(&scene, &mut objects), "lost trace 3");
+        let third = scene.trace(3, 0xa2_0000, 1000);
+        assert_eq!(gives(&scene, &mut objects), "trace 3 at Some((900000, 30))");
+        assert_eq!(introduced(&objects)[3..], [(third, 3, NO_LINE)]);
+    });
+}
+
+#[test]
+fn a_trace_that_nobody_was_told_of_is_lost() {
+    all(|mut scene| {
+        scene.with_traces();
+        scene.trace(3, 0xa0_0000, 4);
+        let mut objects = Remembered { is_heard: false, ..Remembered::default() };
+        scene.attribute(3, 0);
+        assert_eq!(summary(&scene.attribute_with(&mut objects)), "lost trace 3");
+        // Next time it is tried again.
+        objects.is_heard = true;
+        assert_eq!(summary(&scene.attribute_with(&mut objects)), "trace 3 at Some((900000, 30))");
     });
 }
 

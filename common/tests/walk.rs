@@ -2,8 +2,12 @@
 
 mod support;
 
-use lj_trace_common::event::{FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, reg};
-use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::config::MAX_FRAMES;
+use lj_trace_common::ends::INNERMOST;
+use lj_trace_common::event::{
+    FrameKind, FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, reg,
+};
+use lj_trace_common::frame::{self, WalkEnd};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::top;
 use lj_trace_common::vm::VmConfig;
@@ -220,6 +224,96 @@ fn more_crossings_than_c_frames_are_noticed() {
     });
 }
 
+/// Puts random frames onto the stack until it has `depth`, and gives all of them as [`summary`] does, innermost first, and
+/// the PC.
+fn random_stack(lab: &mut Lab, depth: usize, random: &mut impl FnMut(u64) -> u64) -> (Vec<String>, u64) {
+    let functions: Vec<u64> = (0..30).map(|line| lab.lua_function(line, 20)).collect();
+    let (pcall, sort) = (lab.c_function(20, 0), lab.c_function(93, 0x9999));
+    let mut cframe = CFRAME;
+    lab.push_cframe(cframe, 0, 0);
+    let mut line = random(30);
+    lab.push_delta(CPCALL, 3, functions[line as usize]);
+    let mut frames = vec!["|".to_owned()];
+    // Most stacks are a recursion of few functions.
+    let many = random(2) * 27 + 3;
+    while frames.len() + 1 < depth {
+        let (caller, position, next) = (functions[line as usize], random(20), random(many));
+        let function = functions[next as usize];
+        frames.push(format!("{line}:{position}"));
+        let slot = 1 + (line + position) % 5;
+        match random(20) {
+            0 => {
+                lab.call_into(slot, caller, position, pcall);
+                lab.push_delta(PCALL, 2, function);
+                frames.push("f".to_owned());
+            }
+            1 => {
+                lab.call_into(slot, caller, position, sort);
+                cframe -= 0x80;
+                lab.push_cframe(cframe, 0, 1);
+                lab.push_delta(C, 4, function);
+                frames.extend(["f", "|"].map(str::to_owned));
+            }
+            2 | 3 => {
+                lab.call_into(slot, caller, position, function);
+                lab.push_delta(VARG, 5, function);
+            }
+            4 => lab.push_continuation(lab.pc(caller, position), 0xdead_0000, function),
+            _ => lab.call_into(slot, caller, position, function),
+        }
+        line = next;
+    }
+    frames.push(format!("{line}:7"));
+    frames.reverse();
+    (frames, lab.pc(functions[line as usize], 7))
+}
+
+#[test]
+fn both_ends_of_a_deep_stack_are_exact() {
+    // splitmix64
+    let mut state = 0x6c6a_7472_6163_6521_u64;
+    let mut random = move |below: u64| {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % below
+    };
+    let (innermost, all) = (INNERMOST as usize, MAX_FRAMES as usize);
+    let edges = [2, innermost - 1, innermost, innermost + 1, all - 2, all - 1, all, all + 1, all + 2, all + 256, 5000];
+    let depths: Vec<usize> = edges.into_iter().chain((0..10).map(|_| random(5000) as usize)).collect();
+    for gc64 in [true, false] {
+        for &depth in &depths {
+            let mut lab = Lab::with_stack(gc64, 0x8_0000);
+            let (frames, pc) = random_stack(&mut lab, depth, &mut random);
+            let (records, left_out, end) = lab.walk_both_ends(pc);
+            let short: Vec<String> = records.iter().map(|record| summary(std::slice::from_ref(record))).collect();
+            assert_eq!((end, left_out as usize), (WalkEnd::Complete, frames.len().saturating_sub(all)), "{depth}");
+            if left_out == 0 {
+                assert_eq!(short, frames, "{depth}");
+            } else {
+                assert_eq!(short[..innermost], frames[..innermost], "{depth}");
+                assert_eq!(short[innermost..], frames[innermost + left_out as usize..], "{depth}");
+            }
+            // Whatever is passed by, the frames are those of a walk that looks at each.
+            let whole = lab.walk(pc).0;
+            assert_eq!(records[..innermost.min(records.len())], whole[..innermost.min(whole.len())]);
+            let outermost = records.len().saturating_sub(innermost);
+            assert_eq!(records[records.len() - outermost..], whole[whole.len() - outermost..]);
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_cannot_be_looked_at_says_why() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let mut record = FrameRecord::EMPTY;
+        record.pass_by(0x7777_7000, lab.pc(function, 2));
+        frame::look_at(&lab.memory, &lab.layout, (&mut record, &mut Memo::default()));
+        assert_eq!((record.kind, record.position), (FrameKind::Passed as u8, WalkEnd::Unreadable as u32));
+    });
+}
+
 /// The interpreter's registers at a sample.
 fn at_interpreter(lab: &Lab, base: u64, pc: u64) -> top::Top {
     at_interpreter_with(lab, base, pc, 0)
@@ -325,6 +419,9 @@ fn within_a_call_of_a_fast_function_the_caller_is_on_top_until_the_link_is_store
         assert_eq!(at_interpreter(&lab, lab.base, pc).base, lab.base);
         lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, 0x1111);
         assert_eq!(at_interpreter(&lab, lab.base, pc).base, caller);
+        // The frame is whole, and the register has something else. Where it is not, nothing is known.
+        assert_eq!(at_interpreter(&lab, lab.base, 0x9990).flags, SAMPLE_BASE_UNCERTAIN);
+        lab.memory.write_u32(lab.base - if lab.gc64() { 8 } else { 4 }, pc as u32);
         assert_eq!(at_interpreter(&lab, lab.base, 0x9990).base, lab.base);
     });
 }

@@ -4,6 +4,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
+use lj_trace_common::allocation::on_trace::KnownTrace;
 use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
@@ -97,6 +98,10 @@ pub static FUNCTIONS: Array<KnownFunction> = Array::with_max_entries(KNOWN_OBJEC
 /// The same for their prototypes.
 #[map]
 pub static PROTOTYPES: Array<KnownPrototype> = Array::with_max_entries(KNOWN_OBJECTS, 0);
+
+/// The same for their traces.
+#[map]
+pub static KNOWN_TRACES: Array<KnownTrace> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
 /// Allocations until the next one whose stack is taken.
 #[map]

@@ -18,11 +18,12 @@ use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
     Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK,
 };
+use lj_trace_common::ends::{self, INNERMOST, MAX_LEFT_OUT, OUTERMOST};
 use lj_trace_common::event::{
     FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
     reg,
 };
-use lj_trace_common::frame::{Step, Walk, WalkEnd};
+use lj_trace_common::frame::{self, Step, Walk, WalkEnd};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::thread::Thread;
@@ -68,6 +69,8 @@ enum Mode {
 pub struct Machine {
     walk: Walk,
     pub memo: Memo,
+    /// The frame that the walk is at.
+    record: FrameRecord,
     /// Address on the C stack where a C frame may begin.
     scan: u64,
     /// Where to look instead if none begins there; 0 to go on.
@@ -81,12 +84,13 @@ pub struct Machine {
     pub stack_size: u32,
     /// How many bytes of the C stack are wanted.
     pub wanted: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// See [`record`].
+    offset: u32,
 }
 
-/// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames.
-const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES;
+/// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames. Most of those that
+/// are left out are passed by many in a step.
+const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES + MAX_LEFT_OUT;
 
 /// The sampler.
 #[perf_event]
@@ -153,6 +157,9 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
         prepare_walk(borrow(), config);
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(MAX_STEPS, step as *mut c_void, context, 0) };
+        finish_walk(borrow());
+        // SAFETY: as above.
+        unsafe { bpf_loop(OUTERMOST, look_at as *mut c_void, context, 0) };
         copy_lua_stack(borrow());
         traces::note(area);
     }
@@ -347,9 +354,6 @@ fn vm_of(glref: u64, gc64: bool) -> u32 {
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.
 #[inline(always)]
 fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread, cframe: u64) -> i64 {
-    let Some(place) = next_record(scratch) else { return end_walk(scratch, WalkEnd::TooDeep) };
-    // SAFETY: `next_record` gives an aligned place within the payload.
-    let record = unsafe { &mut *place };
     let layout = &vm.layout;
     scratch.machine.vm = index;
     let inner = scratch.header.vm == NO_VM;
@@ -359,11 +363,12 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
         scratch.header.cframe = cframe;
     }
     let coroutine = &thread.coroutine;
+    let mut crosses = false;
     let (base, pc) = if inner {
         scratch.header.lua_stack = coroutine.stack;
         scratch.header.lua_stack_end = coroutine.stack_end;
         let registers: &Registers = &scratch.header.registers;
-        let memo = &mut scratch.machine.memo;
+        let Machine { memo, record, .. } = &mut scratch.machine;
         memo.look_at(coroutine);
         let Ok(top) = top::find(&UserMemory, vm, registers, (coroutine, thread.base), cframe, (record, memo)) else {
             return end_walk(scratch, WalkEnd::Unreadable);
@@ -373,6 +378,7 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
         scratch.header.thread_base = top.thread_base;
         scratch.header.flags |= top.flags;
         scratch.header.trace_exit = top.trace_exit;
+        crosses = top.crosses != 0;
         (top.base, top.pc)
     } else {
         // An outer coroutine: it called C code (or resume), so its L->base is current.
@@ -381,6 +387,9 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
     let Machine { walk, memo, .. } = &mut scratch.machine;
     match walk.start(&UserMemory, layout, coroutine, cframe, (base, pc), memo) {
         Ok(()) => {
+            if crosses {
+                walk.cross_first();
+            }
             scratch.machine.mode = Mode::Walk as u32;
             0
         }
@@ -393,22 +402,52 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
 fn walk_step(scratch: &mut Scratch) -> i64 {
     let index = scratch.machine.vm;
     let Some(vm) = VMS.get(index) else { return 1 };
-    let Some(place) = next_record(scratch) else { return end_walk(scratch, WalkEnd::TooDeep) };
-    // SAFETY: `next_record` gives an aligned place within the payload.
-    let record = unsafe { &mut *place };
-    match scratch.machine.walk.step(&UserMemory, &vm.layout, (record, &mut scratch.machine.memo)) {
+    if pass_by(scratch, vm, index) {
+        return 0;
+    }
+    if scratch.header.left_out >= MAX_LEFT_OUT {
+        return end_walk(scratch, WalkEnd::TooDeep);
+    }
+    // Only of the last ones it matters what they are, and it is not known yet which these are.
+    let look = scratch.header.frame_count < INNERMOST;
+    let Machine { walk, memo, record, .. } = &mut scratch.machine;
+    match walk.advance(&UserMemory, &vm.layout, (record, memo), look) {
         Ok(Step::Emitted) => {
             record.vm = index as u16;
-            scratch.header.frame_count += 1;
             if record.kind == FrameKind::CFrame as u8 {
                 // What runs this coroutine lies above all of its C frames.
                 scratch.machine.scan = (record.code & !15) + 16;
+                scratch.header.crossings += 1;
             }
-            0
+            keep(scratch)
         }
         Ok(Step::Skipped) => 0,
         Err(end) => end_walk(scratch, end),
     }
+}
+
+/// Frames that are passed by in one step.
+const PASSED_BY: u32 = 16;
+
+/// Passes frames by that need no reading, once others have to make room for them. False if there is none.
+#[inline(always)]
+fn pass_by(scratch: &mut Scratch, vm: &VmConfig, index: u32) -> bool {
+    if scratch.header.frame_count < MAX_FRAMES {
+        return false;
+    }
+    for count in 0..PASSED_BY {
+        let left_out = scratch.header.left_out;
+        let Some(place) = record(scratch, ends::place(MAX_FRAMES, left_out)) else { return count != 0 };
+        // SAFETY: an aligned place within the payload.
+        let record = unsafe { &mut *place };
+        let Machine { walk, memo, .. } = &mut scratch.machine;
+        if left_out >= MAX_LEFT_OUT || !walk.pass(&vm.layout, (record, memo)) {
+            return count != 0;
+        }
+        record.vm = index as u16;
+        scratch.header.left_out = left_out + 1;
+    }
+    true
 }
 
 /// Notes how the walk of a coroutine ended, and goes on to look for the coroutine, or the VM, from whose C
@@ -418,7 +457,7 @@ fn end_walk(scratch: &mut Scratch, end: WalkEnd) -> i64 {
     let header = &mut scratch.header;
     if header.walk_end == WalkEnd::NoLua as u32 {
         header.walk_end = end as u32;
-        header.inner_frames = header.frame_count;
+        header.inner_frames = header.frame_count + header.left_out;
     } else if header.outer_end == WalkEnd::NoLua as u32 || header.outer_end == WalkEnd::Complete as u32 {
         header.outer_end = end as u32;
     }
@@ -426,16 +465,62 @@ fn end_walk(scratch: &mut Scratch, end: WalkEnd) -> i64 {
     i64::from(end == WalkEnd::TooDeep)
 }
 
-/// The place for the next frame, if there is room for one.
+/// Keeps the frame that the walk is at: 0 to go on, 1 to stop.
 #[inline(always)]
-fn next_record(scratch: &mut Scratch) -> Option<*mut FrameRecord> {
-    let frames = scratch.header.frame_count as usize;
-    let stack = scratch.machine.stack_size as usize;
-    if frames >= MAX_FRAMES as usize || stack > MAX_STACK as usize || stack % 8 != 0 {
-        return None;
+fn keep(scratch: &mut Scratch) -> i64 {
+    let Scratch { header, machine, .. } = scratch;
+    let (kept, left_out) = (header.frame_count, header.left_out);
+    if kept < MAX_FRAMES {
+        header.frame_count = kept + 1;
+    } else {
+        header.left_out = left_out + 1;
     }
-    let offset = stack + frames * FRAME_SIZE;
-    if offset > PAYLOAD - FRAME_SIZE {
+    let frame = machine.record;
+    let Some(place) = record(scratch, ends::place(kept, left_out)) else { return 1 };
+    // SAFETY: an aligned place within the payload.
+    unsafe { place.write(frame) };
+    0
+}
+
+/// Ends a walk that has taken all steps there are, so that nothing else has ended it.
+#[inline(always)]
+fn finish_walk(scratch: &mut Scratch) {
+    if scratch.machine.mode == Mode::Walk as u32 {
+        end_walk(scratch, WalkEnd::TooDeep);
+    }
+}
+
+/// Finds out what the outermost frame of this number is, if the walk has only passed it by: 0 to go on, 1 to stop.
+extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
+    // SAFETY: `take` passes the number of its working area.
+    let area = unsafe { *area.cast::<u32>() };
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 1 };
+    // SAFETY: as in `take`, whose own reference is not used while this runs.
+    let scratch = unsafe { &mut *scratch };
+    let index = INNERMOST + index as u32;
+    if index >= scratch.header.frame_count {
+        return 1;
+    }
+    let Some(place) = record(scratch, index) else { return 1 };
+    // SAFETY: an aligned place within the payload.
+    let record = unsafe { &mut *place };
+    let Some(vm) = VMS.get(u32::from(record.vm)) else { return 1 };
+    frame::look_at(&UserMemory, &vm.layout, (record, &mut scratch.machine.memo));
+    0
+}
+
+/// The place of the record with this index.
+#[inline(always)]
+fn record(scratch: &mut Scratch, index: u32) -> Option<*mut FrameRecord> {
+    let offset = &raw mut scratch.machine.offset;
+    // Read back from memory, so that what is checked is what is added: the compiler knows more of an index than the
+    // verifier does.
+    // SAFETY: a field.
+    let offset = unsafe {
+        offset.write_volatile(scratch.machine.stack_size + index * FRAME_SIZE as u32);
+        offset.read_volatile() as usize
+    };
+    if offset > PAYLOAD - FRAME_SIZE || offset % 8 != 0 {
         return None;
     }
     // SAFETY: checked to be within the payload; 8-aligned, as is the payload itself.

@@ -14,6 +14,8 @@ pub const NOBODY: u32 = 65534;
 /// A number of linux/capability.h.
 pub type Capability = u32;
 
+/// To use files whatever their permissions say.
+pub const DAC_OVERRIDE: Capability = 1;
 /// To read other users' processes.
 pub const SYS_PTRACE: Capability = 19;
 /// To do nearly everything.

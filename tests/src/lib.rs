@@ -20,6 +20,7 @@ pub mod leaking;
 pub mod measured;
 pub mod memory_truth;
 pub mod nginx;
+pub mod oracle;
 pub mod profiles;
 pub mod programs;
 pub mod recording;

@@ -1,6 +1,7 @@
 //! A real program that runs one of the Lua workloads of `tests/lua`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::SystemTime;
@@ -175,6 +176,16 @@ impl Workload {
             }
         }
         Ok(turns)
+    }
+
+    /// Reads all that it says from here on and forgets it: it never waits for a reader.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn leave_unread(&mut self) -> Result<()> {
+        let mut said = std::fs::File::from(self.stdout.get_ref().as_fd().try_clone_to_owned()?);
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        Ok(())
     }
 
     /// Ends it at once.

@@ -174,6 +174,11 @@ fn the_text_names_functions_lines_and_values() -> Result<()> {
     Ok(())
 }
 
+/// Whether a frame is the expected one, whose line may be left out.
+fn is_frame(shown: &str, expected: &str) -> bool {
+    shown == expected || expected.rsplit_once(':').is_some_and(|(function, _)| shown == function)
+}
+
 /// A thread that waits in a C function which compiled code has called.
 #[test]
 fn shows_the_functions_inlined_into_a_trace() -> Result<()> {
@@ -206,6 +211,14 @@ fn shows_the_functions_inlined_into_a_trace() -> Result<()> {
             let threads = dump["threads"].as_array().context("no threads")?;
             let thread = threads.iter().find(|thread| frames(thread).contains(&below[0])).context("no thread")?;
             let names = frames(thread);
+            if names.iter().any(|name| name == "[unknown: inlined function not certain]") {
+                // What is above the mark is right, and begins with the outermost frame of the trace.
+                ensure!(names[0] == "poll" && names.contains(&below[0]) && names.contains(&below[1]), "{names:#?}");
+                let shown = names.iter().position(|name| *name == below[0]).context("no coroutine")?;
+                let shown = &names[2..shown];
+                ensure!(shown.iter().rev().zip(compiled.iter().rev()).all(|(a, b)| is_frame(a, b)), "{names:#?}");
+                return Ok(());
+            }
             ensure!(names[0] == "poll" && names[1..4] == compiled && names[4..6] == below, "{names:#?}");
             let all = thread["frames"].as_array().context("no frames")?;
             let number = all[1]["trace"].as_u64().context("no trace")?;

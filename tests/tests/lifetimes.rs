@@ -112,6 +112,7 @@ fn follow(program: &Program) -> Result<Run> {
             match record {
                 AllocationRecord::Prototype(seen) if seen.name() == Some(CHUNK) => _ = own.insert(seen.prototype),
                 AllocationRecord::Prototype(seen) => _ = own.remove(&seen.prototype),
+                AllocationRecord::Trace(_) => {}
                 AllocationRecord::Event(event) => {
                     let is_own = event.source == AllocationSource::Lua as u8 && own.contains(&event.place);
                     let line = if is_own { event.line } else { 0 };
@@ -125,7 +126,7 @@ fn follow(program: &Program) -> Result<Run> {
         since = drained;
         flips.resize(usize::try_from(lifetimes.cycles())?, turns);
     }
-    probes.detach(&mut programs);
+    probes.detach();
     let lives = lifetimes.lives().into_iter().map(|life| (u64::from(life.source.0), life)).collect();
     Ok(Run { lives, flips })
 }

@@ -42,20 +42,24 @@ fn check(program: &'static str) -> Result<()> {
     let report = workload.report()?;
     let recorded = recording.stop()?;
     let mut failures = Vec::new();
+    let mut missing = 0;
     for line in &report {
         let words: Vec<&str> = line.split(' ').collect();
         let ["line", line, least, most] = words[..] else { bail!("the workload reported {line:?}") };
         let found = bytes_at(&recorded.folded, line);
         let verdict = format!("{found} bytes at line {line}, expected {least} to {most}");
         println!("{}: {verdict}", program.name);
-        if !(least.parse()?..=most.parse()?).contains(&found) {
+        // What is not certain stays with its trace: a line may have less than it allocates, never more.
+        let (least, most): (u64, u64) = (least.parse()?, most.parse()?);
+        missing += least.saturating_sub(found);
+        if found > most {
             failures.push(verdict);
         }
     }
     // The table of --traces has the same bytes, and more: some lines are not certain.
     let [in_lines, in_table] = [compiled(&recorded.folded), in_table(&recorded.outcome.stderr)];
     println!("{}: {in_lines} bytes in compiled lines, {in_table} in the table of traces", program.name);
-    if in_lines == 0 || in_table < in_lines {
+    if in_table < in_lines + missing {
         failures.push(format!("{in_table} bytes in the table of traces, {in_lines} in compiled lines"));
     }
     if report.is_empty() || !failures.is_empty() {

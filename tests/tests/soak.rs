@@ -36,7 +36,7 @@ impl Soak {
     fn record(&self, mode: &str, output: &str) -> Result<Tracer> {
         let pid = self.server.worker().to_string();
         // However much it costs: the probes are to come and go.
-        let mut tracer = Tracer::start(["--pid", &pid, "--mode", mode, "--no-limit", "--output", output])?;
+        let mut tracer = Tracer::start(["--pid", &pid, "--mode", mode, "--no-limit", "--force", "--output", output])?;
         tracer.wait_until_attached()?;
         Ok(tracer)
     }

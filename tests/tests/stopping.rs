@@ -7,6 +7,7 @@ use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
 use lj_trace_tests::tracer::run;
+use lj_trace_tests::usage::cpu_time;
 use lj_trace_tests::workload::{TRUTH, Workload};
 
 /// Starts to record a program that is busy for some seconds; it works when this returns.
@@ -125,4 +126,52 @@ fn the_target_goes_on_unharmed() -> Result<()> {
     let truth = workload.truth()?;
     assert!((2.5..4.0).contains(&truth.total), "{truth:?}");
     expect_complete(&recording.finish()?)
+}
+
+/// How long each sample takes where it is to take long, so that there is no time for all of them.
+const SLOW: [&str; 4] = ["--slow-down", "20ms", "--rate", "999"];
+
+/// How long it is recorded then.
+const SLOW_TIME: Duration = Duration::from_secs(2);
+
+/// What was not worked off when recording ended is counted, and nothing else is missing: there is a sample for each
+/// millisecond of CPU time that the program has used in the `seconds`.
+fn expect_counted(recorded: &Recorded, seconds: f64) {
+    let said = &recorded.outcome.stderr;
+    let reason = "samples were not worked off in time when recording ended";
+    let lost = said.lines().filter_map(|line| line.strip_prefix("LOST: ")?.strip_suffix(reason)?.trim().parse().ok());
+    let [lost]: [u64; 1] = lost.collect::<Vec<_>>().try_into().unwrap_or_else(|_| panic!("not counted: {said}"));
+    let (samples, expected) = (recorded.folded.samples(), seconds * 999.0);
+    // It goes on for a tenth of a second after the end.
+    let possible = 0.8 * expected - 20.0..1.2 * expected + 200.0;
+    let all = (samples + lost) as f64;
+    assert!(samples > 20 && possible.contains(&all), "{samples} samples and {lost} lost of {expected}: {said}");
+}
+
+#[test]
+fn by_duration_whatever_the_backlog() -> Result<()> {
+    let (workload, recording) = start("60", &[&SLOW[..], &["--duration", "2s"]].concat())?;
+    let (began, cpu) = (Instant::now(), cpu_time(workload.pid())?);
+    std::thread::sleep(SLOW_TIME);
+    let cpu = cpu_time(workload.pid())? - cpu;
+    let recorded = recording.finish()?;
+    let took = began.elapsed();
+    assert!(took < SLOW_TIME + Duration::from_secs(1), "{took:.1?}");
+    expect_counted(&recorded, cpu);
+    expect_complete(&recorded)
+}
+
+#[test]
+fn by_a_signal_whatever_the_backlog() -> Result<()> {
+    let (workload, recording) = start("60", &SLOW)?;
+    let cpu = cpu_time(workload.pid())?;
+    std::thread::sleep(SLOW_TIME);
+    let cpu = cpu_time(workload.pid())? - cpu;
+    recording.tracer.signal(libc::SIGINT)?;
+    let began = Instant::now();
+    let recorded = recording.finish()?;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(1), "{took:.1?} after the signal");
+    expect_counted(&recorded, cpu);
+    expect_complete(&recorded)
 }

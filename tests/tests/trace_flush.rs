@@ -13,9 +13,13 @@ const RATE: &str = "999";
 /// The largest share of the samples in traces that may lack the functions inlined there, in percent.
 const UNRESOLVED: f64 = 2.0;
 
+/// Where a tail call may have replaced the trace's own function: read in time, but not certain.
+const NOT_CERTAIN: &str = "[unknown: function in a trace not certain]";
+
 /// A trace without its functions, for a reason that follows.
 fn is_unresolved(stack: &Stack) -> bool {
     stack.frames.iter().any(|frame| frame.starts_with("TRACE"))
+        && !stack.frames.iter().any(|frame| frame == NOT_CERTAIN)
 }
 
 /// All traces are thrown away a hundred times a second, and compiled anew.

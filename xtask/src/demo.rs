@@ -42,7 +42,7 @@ pub fn demo(options: &Options) -> Result<()> {
 
     let [stream, picture, folded] = ["bin", "svg", "folded"].map(|ending| folder.join(format!("demo.{ending}")));
     let mut command = Command::new(binary);
-    command.args(["--pid", &workload.0.id().to_string(), "--duration", &format!("{}s", options.seconds)]);
+    command.args(["--force", "--pid", &workload.0.id().to_string(), "--duration", &format!("{}s", options.seconds)]);
     for file in [&stream, &picture, &folded] {
         command.arg("--output").arg(file);
     }

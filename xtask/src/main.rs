@@ -11,6 +11,7 @@ mod kernel;
 mod layouts;
 mod lupa;
 mod matrix;
+mod oracle;
 mod paths;
 mod programs;
 mod run;
@@ -53,6 +54,8 @@ enum Task {
     Soak(soak::Options),
     /// Test every LuaJIT there is, and write docs/matrix.md from the results
     Matrix,
+    /// Record random programs whose every sample has one legal answer
+    Oracle(oracle::Options),
     /// Measure what profiling costs
     Bench(bench::Options),
     /// Print the layout of any LuaJIT that was built with debug information
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Task::Fuzz(options) => fuzz::fuzz(&options),
         Task::Soak(options) => soak::soak(&options),
         Task::Matrix => matrix::matrix(),
+        Task::Oracle(options) => oracle::oracle(&options),
         Task::Bench(options) => bench::bench(&options),
         Task::LayoutRow(options) => layouts::print_rows(&options),
         Task::Layouts(options) => layouts::generate(&options),

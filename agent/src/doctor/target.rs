@@ -3,7 +3,7 @@
 use super::{Area, Check, Mode, Verdict, read, status_field};
 use crate::probes::allocator::Allocator;
 use crate::symbols::{debug_file, elf};
-use crate::target::{Maps, Process, TargetError};
+use crate::target::{Maps, Process, TargetError, breakpoints};
 use crate::unwind::Modules;
 use crate::unwind::modules::Located;
 use crate::vm::{Vm, find_vms};
@@ -21,6 +21,7 @@ pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
     let maps = process.maps()?;
     let mut checks = vec![check("process", Verdict::Ok, format!("{pid} ({})", process.command()))];
     checks.extend(others(pid));
+    checks.extend(code(&process, &maps));
     match find_vms(&process, &maps) {
         Ok(vms) => {
             checks.extend(vms.iter().flat_map(layout));
@@ -57,6 +58,16 @@ fn others(pid: u32) -> Vec<Check> {
         );
     }
     checks
+}
+
+/// Whether the code of the process is what its files have.
+fn code(process: &Process, maps: &Maps) -> Vec<Check> {
+    const MOST: u64 = 1 << 30;
+    let found = breakpoints::find(process, maps, MOST);
+    if found.is_empty() {
+        return vec![check("code", Verdict::Ok, "no breakpoints in it")];
+    }
+    found.iter().map(|file| check("code", Verdict::Note, file.describe(process.pid()))).collect()
 }
 
 /// Whether a return probe ends with the system call `uretprobe`, and filters see it: Linux 6.11 to 6.13 on x86-64

@@ -154,7 +154,7 @@ impl LuaStack {
         let saved_pc = || view.read_ref(layout.is_gc64(), field(snapshot.cframe, layout.cframe_pc)).unwrap_or(0);
         let pc = if snapshot.cframe == 0 { 0 } else { saved_pc() };
         let mut stack = Self::unknown();
-        stack.walk(view, vm, index, snapshot, (snapshot.base, pc));
+        stack.walk(view, vm, index, snapshot, (snapshot.base, pc, false));
         stack
     }
 
@@ -178,19 +178,29 @@ impl LuaStack {
                     stack.innermost = Innermost::Trace(None);
                 }
                 stack.top = Some(top);
-                stack.walk(view, vm, index, snapshot, (top.base, top.pc));
+                stack.walk(view, vm, index, snapshot, (top.base, top.pc, top.crosses != 0));
             }
             Err(unreadable) => stack.end = unreadable.into(),
         }
         stack
     }
 
-    fn walk(&mut self, view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (base, pc): (u64, u64)) {
+    fn walk(
+        &mut self,
+        view: &View<'_>,
+        vm: &Vm,
+        index: usize,
+        snapshot: &Snapshot,
+        (base, pc, crosses): (u64, u64, bool),
+    ) {
         let layout = &vm.layout;
         let (mut walk, mut memo) = (Walk::default(), Memo::default());
         if let Err(end) = walk.start(view, layout, &snapshot.coroutine, snapshot.cframe, (base, pc), &mut memo) {
             self.end = end;
             return;
+        }
+        if crosses {
+            walk.cross_first();
         }
         let bottom = snapshot.coroutine.stack.wrapping_add(if layout.is_gc64() { 16 } else { 8 });
         // Every step moves down by a slot at least, or up the C stack: the bound is only a safety net.

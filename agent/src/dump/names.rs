@@ -54,6 +54,8 @@ impl<'a> Names<'a> {
                 Frame::Trace => named.push(self.trace(trace)),
                 Frame::Unresolved(reason) => named.push(unresolved(&reason.to_string())),
                 Frame::Inlined => named.push(unresolved(INLINED)),
+                // A dump leaves none out.
+                Frame::LeftOut(count) => named.push(unresolved(&format!("{count} Lua frames left out"))),
                 Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match frames.get(index + 1) {
                         Some(Frame::Lua(caller) | Frame::Compiled(caller)) if caller.kind == RecordKind::Lua as u8 => {
@@ -112,13 +114,13 @@ impl<'a> Names<'a> {
 
     fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, snapshots: &[&Snapshot]) -> FrameDump {
         let function = self.namer.lua(record, caller, false);
-        let (source, line) = match &*function.named {
+        let (source, line) = match &*function {
             Named::Lua { chunk, line, .. } => (Some(chunk.to_string()), *line),
             _ => (None, None),
         };
         let kind = if source.is_some() { FrameKind::Lua } else { FrameKind::Unresolved };
         let locals = if self.options.locals { self.locals(record, snapshots) } else { None };
-        FrameDump { source, line, locals, ..frame_dump(kind, function.named.to_string()) }
+        FrameDump { source, line, locals, ..frame_dump(kind, function.to_string()) }
     }
 
     fn locals(&mut self, record: &FrameRecord, snapshots: &[&Snapshot]) -> Option<Vec<Local>> {

@@ -169,7 +169,7 @@ impl StackSnapshot {
         for ((index, snapshot), walk) in self.coroutines.iter().zip(walks) {
             let crossed = walk.frames.iter().filter(|record| record.kind == RecordKind::CFrame as u8);
             let addresses = crossed.map(|record| record.code).chain([snapshot.cframe]);
-            cframes.extend(addresses.map(|address| CFrame { address, vm: *index }));
+            cframes.extend(addresses.map(|address| CFrame::new(address, *index)));
         }
         cframes.sort_by_key(|cframe| cframe.address);
         cframes.dedup_by_key(|cframe| cframe.address);

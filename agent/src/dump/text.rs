@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
-use crate::report::frame::printable;
+use crate::untrusted::Untrusted;
 use crate::vm::status::VmSummary;
 
 /// Of a longer stack, so many innermost frames are shown,
@@ -21,7 +21,7 @@ const COLUMN: usize = 44;
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (threads, vms) = (counted(self.threads.len(), "thread"), counted(self.vms.len(), "VM"));
-        let (pid, command) = (self.pid, printable(&self.command));
+        let (pid, command) = (self.pid, Untrusted(&self.command));
         writeln!(f, "process {pid} ({command}): {threads}, {vms}; read in {:.1} ms", self.milliseconds)?;
         for thread in &self.threads {
             write_thread(f, thread)?;
@@ -31,7 +31,7 @@ impl fmt::Display for Dump {
 }
 
 fn write_thread(f: &mut fmt::Formatter<'_>, thread: &ThreadDump) -> fmt::Result {
-    let name = printable(&thread.name);
+    let name = Untrusted(&thread.name);
     writeln!(f, "\nthread {} ({name}): {}{}", thread.tid, thread.state, motion(thread.in_motion))?;
     if let Some(note) = &thread.note {
         writeln!(f, "  [{note}]")?;
@@ -117,16 +117,16 @@ fn write_frames(f: &mut fmt::Formatter<'_>, frames: &[FrameDump]) -> fmt::Result
 
 fn write_frame(f: &mut fmt::Formatter<'_>, frame: &FrameDump) -> fmt::Result {
     let place = match (frame.kind, &frame.source, frame.line, &frame.module) {
-        (FrameKind::Lua, Some(source), Some(line), _) => format!("at {}:{line}", printable(source)),
+        (FrameKind::Lua, Some(source), Some(line), _) => format!("at {}:{line}", Untrusted(source)),
         (FrameKind::Lua, ..) => "(line not known)".to_owned(),
         (FrameKind::Builtin, ..) => "(LuaJIT's library)".to_owned(),
         (FrameKind::Native, _, _, Some(module)) => format!("in {module}"),
         _ => String::new(),
     };
     let trace = frame.trace.map_or_else(String::new, |number| format!(" [in trace {number}]"));
-    writeln!(f, "{}", format!("  {:COLUMN$} {place}{trace}", printable(&frame.function)).trim_end())?;
+    writeln!(f, "{}", format!("  {:COLUMN$} {place}{trace}", Untrusted(&frame.function)).trim_end())?;
     for local in frame.locals.iter().flatten() {
-        writeln!(f, "      {} = {}", printable(&local.name), printable(&local.value))?;
+        writeln!(f, "      {} = {}", Untrusted(&local.name), Untrusted(&local.value))?;
     }
     Ok(())
 }

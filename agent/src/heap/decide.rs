@@ -74,7 +74,7 @@ mod tests {
         }
         layout = VmLayout::from_values(&values);
         let global = 0x1_0000 + u64::from(layout.sizeof_l);
-        let text = InterpreterText { range: 0..0, exact: true };
+        let text = InterpreterText { range: 0..0, exact: true, edges: crate::unwind::vm_edges::Edges::default() };
         let vm = Vm { global, main_thread: 0x1_0000, layout, builds: Vec::new(), undecided, text };
         let mut bytes = vec![0; 0x4000];
         let table = field(vm.jit_state().unwrap(), layout.j_trace) - 0x1_0000;

@@ -9,8 +9,8 @@ use super::object::Kind;
 use super::paths::Sum;
 use super::snapshot::{Heap, Snapshot};
 use crate::dump::text::bytes;
-use crate::report::frame::printable;
 use crate::report::text::{COLUMNS, fit};
+use crate::untrusted::Untrusted;
 
 /// Two snapshots, compared.
 #[derive(Clone, Debug, Serialize)]
@@ -144,7 +144,7 @@ fn signed(count: i64) -> String {
 
 impl fmt::Display for Diff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (pid, command) = (self.pid, printable(&self.command));
+        let (pid, command) = (self.pid, Untrusted(&self.command));
         writeln!(f, "process {pid} ({command}): RSS {} in {} s", signed(self.rss), self.seconds)?;
         for vm in &self.vms {
             writeln!(f, "\nVM {}: gc.total {}", vm.address, signed(vm.total))?;
@@ -160,7 +160,7 @@ impl fmt::Display for Diff {
             writeln!(f, "\nWhat keeps it alive: the ways whose own objects have changed most")?;
             writeln!(f, "{:>10} {:>11}  {:>10}  way", "own", "objects", "with all")?;
             for diff in vm.paths.iter().filter(|diff| diff.own_bytes != 0 || diff.own_count != 0).take(SHOWN) {
-                let way = fit(&printable(&diff.path), COLUMNS - 37);
+                let way = fit(&Untrusted(&diff.path).text(), COLUMNS - 37);
                 let (own, all) = (signed(diff.own_bytes), signed(diff.bytes));
                 writeln!(f, "{own:>10} {:>+11}  {all:>10}  {way}", diff.own_count)?;
             }

@@ -19,8 +19,12 @@ pub const ENDING: &str = ".heap.gz";
 /// Of later versions, what this one does not know may be missing here.
 const VERSION: u32 = 1;
 
-/// Longer files are no snapshots: a line has some hundred bytes, and there are at most 65536 for each VM.
-const MAX_BYTES: u64 = 1 << 31;
+/// Longer files are no snapshots: a line has some hundred bytes, and there are at most 65536 for each VM. What is read takes
+/// about as much memory.
+const MAX_BYTES: u64 = 128 << 20;
+
+/// Longer lines are none of a snapshot: that of a VM has its biggest objects.
+const MAX_LINE: u64 = 4 << 20;
 
 /// Why a file is no snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -84,12 +88,16 @@ pub fn open(path: &Path) -> Result<Snapshot, FileError> {
 /// # Errors
 /// [`FileError`].
 pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
-    let lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES));
+    let mut lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES));
     let mut snapshot: Option<Snapshot> = None;
-    for (index, text) in lines.lines().enumerate() {
-        let malformed = |reason: String| FileError::Malformed { line: index + 1, reason };
-        let text = match text {
-            Ok(text) => text,
+    let mut text = Vec::new();
+    for number in 1.. {
+        let malformed = |reason: String| FileError::Malformed { line: number, reason };
+        text.clear();
+        match (&mut lines).take(MAX_LINE).read_until(b'\n', &mut text) {
+            Ok(0) => break,
+            Ok(length) if length as u64 == MAX_LINE => return Err(malformed("it is too long".to_owned())),
+            Ok(_) => {}
             Err(error)
                 if matches!(
                     error.kind(),
@@ -99,8 +107,8 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
                 return Err(malformed(error.to_string()));
             }
             Err(error) => return Err(error.into()),
-        };
-        let line: Line<'_> = serde_json::from_str(&text).map_err(|error| malformed(error.to_string()))?;
+        }
+        let line: Line<'_> = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
         match (line, &mut snapshot) {
             (Line::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
             (Line::Process { snapshot: process, .. }, none @ None) => *none = Some(process.into_owned()),
@@ -143,6 +151,18 @@ mod tests {
         let mut bytes = Vec::new();
         write(&snapshot(), &mut bytes).unwrap();
         assert_eq!(read(bytes.as_slice()).unwrap(), snapshot());
+    }
+
+    #[test]
+    fn bombs_are_refused_early() {
+        // A gigabyte of blanks is a megabyte of gzip.
+        let blanks = vec![b' '; 1 << 20];
+        for piece in [&blanks[..], b"{\"vm\":[\n".as_slice()] {
+            let mut out = GzEncoder::new(Vec::new(), Compression::fast());
+            (0..1 << 30 >> 20).for_each(|_| out.write_all(piece).unwrap());
+            let error = read(out.finish().unwrap().as_slice()).unwrap_err().to_string();
+            assert!(error.contains("no snapshot of a heap"), "{error}");
+        }
     }
 
     fn packed(text: &str) -> Vec<u8> {

@@ -6,8 +6,8 @@ use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
 use crate::dump::text::bytes;
-use crate::report::frame::printable;
 use crate::report::text::{COLUMNS, fit, percent};
+use crate::untrusted::Untrusted;
 
 /// Lines of the tree of ways that hold less than one of so many parts of the heap are not shown,
 const SMALLEST_PART: u64 = 100;
@@ -16,7 +16,7 @@ const MOST_LINES: usize = 30;
 
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "process {} ({}): RSS {}, {}", self.pid, printable(&self.command), bytes(self.rss), self.how())?;
+        writeln!(f, "process {} ({}): RSS {}, {}", self.pid, Untrusted(&self.command), bytes(self.rss), self.how())?;
         self.vms.iter().try_for_each(|heap| write_heap(f, heap, self))
     }
 }
@@ -106,8 +106,8 @@ fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fm
 
 fn write_asked(f: &mut fmt::Formatter<'_>, asked: &Asked) -> fmt::Result {
     let kind = asked.kind.map_or("object", Kind::name);
-    writeln!(f, "\n{kind} {} ({}) {}", asked.address, bytes(asked.bytes), printable(&asked.preview))?;
-    writeln!(f, "  {}", printable(&asked.path))
+    writeln!(f, "\n{kind} {} ({}) {}", asked.address, bytes(asked.bytes), Untrusted(&asked.preview))?;
+    writeln!(f, "  {}", Untrusted(&asked.path))
 }
 
 fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
@@ -137,9 +137,9 @@ fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[Big], total: u64) -
     writeln!(f, "\n{title}")?;
     for object in big {
         let share = percent(object.bytes, total);
-        let preview = fit(&printable(&object.preview), 36);
+        let preview = fit(&Untrusted(&object.preview).text(), 36);
         writeln!(f, "{:>10} {share:>8}  {:14}  {preview}", bytes(object.bytes), object.address)?;
-        writeln!(f, "{:21}{}", "", fit(&printable(&object.path), COLUMNS - 21))?;
+        writeln!(f, "{:21}{}", "", fit(&Untrusted(&object.path).text(), COLUMNS - 21))?;
     }
     Ok(())
 }
@@ -169,7 +169,7 @@ impl fmt::Display for HeldOfType<'_> {
             writeln!(f, "\nWhat keeps alive each {name} of VM {}", heap.address)?;
             writeln!(f, "{:>10} {:>8} {:>12}  way", "bytes", "%", "objects")?;
             for (size, count, way) in ways.iter().take(self.limit) {
-                let way = fit(&printable(way), COLUMNS - 34);
+                let way = fit(&Untrusted(way).text(), COLUMNS - 34);
                 writeln!(f, "{:>10} {:>8} {count:>12}  {way}", bytes(*size), percent(*size, all))?;
             }
             if ways.len() > self.limit {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Doing, ListedProcess, ListedVm, Listing};
 use crate::dump::text::bytes;
-use crate::report::frame::printable;
+use crate::untrusted::Untrusted;
 use crate::vm::status::VmSummary;
 
 /// Of a process with more VMs, so many are shown.
@@ -65,7 +65,7 @@ fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
     };
     [
         process.pid.to_string(),
-        printable(&process.command).into_owned(),
+        Untrusted(&process.command).text().into_owned(),
         format!("{:#x}", summary.address),
         luajit(summary),
         if summary.gc64 { "yes" } else { "no" }.to_owned(),
@@ -89,7 +89,7 @@ impl fmt::Display for Doing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.state)?;
         if let Some(function) = &self.function {
-            write!(f, " in {}", printable(function))?;
+            write!(f, " in {}", Untrusted(function))?;
         }
         if let Some(line) = self.line {
             write!(f, ", line {line}")?;

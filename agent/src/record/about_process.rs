@@ -1,6 +1,6 @@
 //! What reports show of a process besides its samples: the files it runs, where its source code is, its memory.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use crate::report::model::{Modules, NativeModule};
@@ -39,8 +39,12 @@ pub fn folder(process: &Process) -> Option<PathBuf> {
 
 /// Where the files of a process's chunks can be read.
 pub fn source_code(process: &Process) -> SourceCode {
-    let root = Some(PathBuf::from(format!("/proc/{}/root", process.pid())));
-    SourceCode::new(root, folder(process))
+    let folder = folder(process);
+    // Links of /proc name places as we see them; a process in a chroot(2) sees them from there.
+    let root = std::fs::read_link(format!("/proc/{}/root", process.pid())).ok();
+    let beneath = |folder: &PathBuf| Some(Path::new("/").join(folder.strip_prefix(root?).ok()?));
+    let seen = folder.as_ref().and_then(beneath).or(folder);
+    process.files().map_or_else(SourceCode::default, |files| SourceCode::of_target(files.clone(), seen))
 }
 
 /// The bytes that the objects of all VMs take, and those of the process that are in memory.

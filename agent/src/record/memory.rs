@@ -1,17 +1,19 @@
 //! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
+use std::sync::Arc;
 
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
-use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen};
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
 
 use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
+use super::stream_traces::{Start, StreamTraces};
 use super::trace_lines::TraceLines;
 use super::trace_table::TraceTable;
 use crate::commands::exit::CommandError;
@@ -20,7 +22,7 @@ use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
 use crate::stream::{Annotation, Symbol, TraceSymbol};
 use crate::target::{Process, ProcessMemory};
-use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, trace_by_number};
+use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces};
 
 /// Names the allocation events of a VM.
 pub struct MemoryEvents {
@@ -41,10 +43,7 @@ pub struct MemoryEvents {
     c_files: usize,
     /// What functions are called.
     definitions: Definitions,
-    /// Address and start of each trace that the stream knows.
-    traces: HashMap<u64, (u64, u64)>,
-    /// Traces that have been looked at since the last batch began.
-    traces_checked: HashSet<u64>,
+    traces: StreamTraces,
     trace_lines: TraceLines,
     /// What each trace has allocated, if that is asked for.
     by_trace: Option<TraceTable>,
@@ -68,6 +67,8 @@ pub struct MemoryTally {
     pub freed: u64,
     /// Events of functions whose names were lost.
     pub nameless: u64,
+    /// Events of traces whose starts were lost.
+    pub lost_starts: u64,
 }
 
 impl MemoryTally {
@@ -81,6 +82,7 @@ impl MemoryTally {
             frees: self.frees + other.frees,
             freed: self.freed + other.freed,
             nameless: self.nameless + other.nameless,
+            lost_starts: self.lost_starts + other.lost_starts,
         }
     }
 }
@@ -140,8 +142,7 @@ impl MemoryEvents {
             c_functions: HashSet::new(),
             c_files: 0,
             definitions: Definitions::default(),
-            traces: HashMap::new(),
-            traces_checked: HashSet::new(),
+            traces: StreamTraces::default(),
             trace_lines: TraceLines::default(),
             by_trace: None,
             tally: MemoryTally::default(),
@@ -164,9 +165,18 @@ impl MemoryEvents {
         });
         symbols.extend(names);
         for trace in process.maps().map(|maps| read_traces(memory, &maps, vm)).unwrap_or_default() {
-            if let Some(symbol) = trace_symbol(memory, vm, prototypes, &trace) {
-                traces.insert(u64::from(trace.number), (trace.address, trace.startpc));
-                symbols.push(Symbol::Trace(symbol));
+            let Some((prototype, line)) = start_of(memory, vm, prototypes, &trace) else { continue };
+            let (proto, number) = (prototype.key.address, u64::from(trace.number));
+            let meaning = Meaning::new(prototype.chunkname.as_bytes(), prototype.key.firstline);
+            if known.insert(proto, meaning) != Some(meaning) {
+                symbols.push(lua_symbol(&prototype));
+            }
+            let mcode = (trace.mcode.start != 0).then_some(trace.mcode.start);
+            for symbol in traces.name(number, Start::At { proto, line, meaning }).symbols {
+                symbols.push(match symbol {
+                    Symbol::Trace(symbol) => Symbol::Trace(TraceSymbol { mcode, ..symbol }),
+                    other => other,
+                });
             }
         }
     }
@@ -179,15 +189,12 @@ impl MemoryEvents {
     /// Whether a record is of a trace, while the layout of traces is not decided.
     #[inline]
     pub fn is_undecided(&self, record: &AllocationRecord) -> bool {
-        let is_on_trace = |event: &AllocationEvent| event.source == AllocationSource::Trace as u8;
         self.vm.leaves_traces_open() && matches!(record, AllocationRecord::Event(event) if is_on_trace(event))
     }
 
     /// More was decided of the layout of its VM: what could not be told of its traces is forgotten.
     pub fn decide(&mut self, vm: Vm) {
         self.vm = vm;
-        self.traces.clear();
-        self.traces_checked.clear();
         self.trace_lines = TraceLines::default();
     }
 
@@ -198,7 +205,6 @@ impl MemoryEvents {
 
     /// Notes that time has passed: what can change meanwhile is looked at again.
     pub fn begin_batch(&mut self) {
-        self.traces_checked.clear();
         self.definitions.begin_batch();
         self.trace_lines.begin_batch();
     }
@@ -215,7 +221,7 @@ impl MemoryEvents {
     ) -> Result<(), CommandError> {
         out.enter_window(event.window);
         let source = self.source(event, c_symbols, out)?;
-        let place = (event.source == AllocationSource::Trace as u8).then(|| TracePlace::of(event));
+        let place = is_on_trace(event).then(|| TracePlace::of(event));
         self.tally.events += 1;
         let &AllocationEvent { pointer, result, old_size, size, .. } = event;
         let event = match AllocationKind::from_u8(event.kind) {
@@ -259,7 +265,8 @@ impl MemoryEvents {
 
     fn count_for_trace(&mut self, place: TracePlace, bytes: u64) {
         let Some(table) = &mut self.by_trace else { return };
-        match self.trace_lines.trace(&self.memory, &self.vm, place) {
+        let identity = place.at.and_then(|_| self.traces.identity(place.number));
+        match identity.and_then(|identity| self.trace_lines.trace(&self.memory, &self.vm, identity)) {
             Some(trace) => table.add(self.number, trace, bytes),
             None => table.add_gone(bytes),
         }
@@ -268,7 +275,8 @@ impl MemoryEvents {
     /// What reports show instead of the trace that caused an event: the Lua line, where that is certain.
     fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
         let place = place.filter(|_| out.shows_lines())?;
-        let (source, line) = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, place)?;
+        let identity = *self.traces.identity(place.number)?;
+        let (source, line) = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, &identity, place)?;
         if let Some(line) = line {
             out.line(self.number, source, line);
         }
@@ -288,10 +296,10 @@ impl MemoryEvents {
                 self.name_c_function(event.place, c_symbols, out)?;
                 Source::C { addr: event.place }
             }
-            Some(AllocationSource::Trace) => {
-                let number = TracePlace::of(event).number;
-                self.describe_trace(number, out)?;
-                Source::Trace { number, mcode: self.trace_mcode(number) }
+            Some(AllocationSource::Trace) => self.trace(TracePlace::of(event).number, out)?,
+            Some(AllocationSource::LostTrace) => {
+                self.tally.lost_starts += 1;
+                self.trace_from(event.place, Start::Lost, out)?
             }
             Some(AllocationSource::Internal) | None => Source::Internal,
         })
@@ -369,52 +377,59 @@ impl MemoryEvents {
         if has_start { Ok(()) } else { out.symbol_of_stream(self.number, Symbol::c(address, &name)) }
     }
 
-    fn describe_trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<(), CommandError> {
-        if !self.traces_checked.insert(number) {
-            return Ok(());
-        }
-        let Some(trace) = u16::try_from(number).ok().and_then(|number| trace_by_number(&self.memory, &self.vm, number))
-        else {
-            return Ok(());
-        };
-        let identity = (trace.address, trace.startpc);
-        if self.traces.insert(number, identity) == Some(identity) {
-            return Ok(());
-        }
-        match trace_symbol(&self.memory, &self.vm, &mut self.prototypes, &trace) {
-            Some(symbol) => out.event(self.number, &Event::Symbol(Symbol::Trace(symbol))),
-            None => Ok(()),
-        }
+    /// Says which trace events name from now on.
+    pub fn see_trace(&mut self, seen: &TraceSeen) {
+        self.traces.see(seen);
     }
 
-    /// The address of a trace's machine code, which only version 2 of the stream has room for.
-    fn trace_mcode(&self, number: u64) -> Option<u64> {
-        if self.version != 2 {
-            return None;
-        }
-        let number = u16::try_from(number).ok()?;
-        Some(trace_by_number(&self.memory, &self.vm, number).map_or(0, |trace| trace.mcode.start))
+    /// A trace that was introduced.
+    fn trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
+        let start = self.traces.start(number).and_then(|(proto, line)| {
+            let meaning = *self.known.get(&proto)?;
+            Some(Start::At { proto, line, meaning })
+        });
+        self.tally.lost_starts += u64::from(start.is_none());
+        self.trace_from(number, start.unwrap_or(Start::Lost), out)
     }
+
+    /// A trace that starts there, with the symbols that say so written before.
+    fn trace_from(&mut self, number: u64, start: Start, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
+        match self.version {
+            // Traces are no symbols that come as events yet, but sources that name their machine code.
+            ..3 => {
+                let mcode = self.traces.identity(number).filter(|_| start != Start::Lost).map(|known| known.mcode);
+                Ok(Source::Trace { number, mcode: (self.version == 2).then_some(mcode.unwrap_or(0)) })
+            }
+            3.. => {
+                let named = self.traces.name(number, start);
+                for symbol in named.symbols {
+                    out.event(self.number, &Event::Symbol(symbol))?;
+                }
+                Ok(Source::Trace { number: named.number, mcode: None })
+            }
+        }
+    }
+}
+
+/// Whether a trace has caused an event.
+fn is_on_trace(event: &AllocationEvent) -> bool {
+    [AllocationSource::Trace as u8, AllocationSource::LostTrace as u8].contains(&event.source)
 }
 
 fn lua_symbol(prototype: &Prototype) -> Symbol {
     Symbol::lua(prototype.key.address, prototype.chunkname.as_bytes(), u64::from(prototype.key.firstline))
 }
 
-fn trace_symbol(
+/// The function in which a trace starts, and the line.
+fn start_of(
     memory: &ProcessMemory,
     vm: &Vm,
     prototypes: &mut Prototypes,
     trace: &crate::vm::Trace,
-) -> Option<TraceSymbol> {
+) -> Option<(Arc<Prototype>, u32)> {
     let key = Prototype::key_at(memory, &vm.layout, trace.startpt).ok()?;
     let prototype = prototypes.get(memory, &vm.layout, key).ok()?;
     let offset = trace.startpc.checked_sub(trace.startpt + u64::from(vm.layout.sizeof_pt))?;
     let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
-    Some(TraceSymbol {
-        number: u64::from(trace.number),
-        proto: trace.startpt,
-        line: u64::from(line),
-        mcode: (trace.mcode.start != 0).then_some(trace.mcode.start),
-    })
+    Some((prototype, line))
 }

@@ -142,6 +142,11 @@ impl MemoryOutputs {
         !self.streams.is_empty() && self.version >= 3
     }
 
+    /// The size of the largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        self.files.iter().map(|stream| stream_file::size(&stream.path)).max().unwrap_or(0)
+    }
+
     /// Creates the files of a VM's streams. VMs are numbered from zero.
     ///
     /// # Errors
@@ -465,6 +470,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let paths = ["a.bin", "a.svg", "new.bin", "new.svg"].map(|name| folder.path().join(name));
         paths.iter().take(2).for_each(|path| std::fs::write(path, "earlier").unwrap());
+        crate::record::allow_replacing();
         let names = paths.each_ref().map(|path| path.display().to_string());
         let mut outputs = MemoryOutputs::open(&options(&names, 1)).unwrap();
         outputs.create(0).unwrap();

@@ -20,22 +20,13 @@ pub struct Namer {
     memory: ProcessMemory,
     symbolizer: Symbolizer,
     vms: Vec<VmNames>,
-    cache: HashMap<LuaKey, LuaFunction>,
+    cache: HashMap<LuaKey, Arc<Named>>,
     /// By VM, prototype and line.
     trace_starts: HashMap<(usize, PrototypeKey, u32), Arc<str>>,
 }
 
 /// Names kept: more than most programs have, unless they make functions all the time.
 const MAX_CACHED: usize = 1 << 15;
-
-/// What a Lua frame is called.
-#[derive(Clone, Debug)]
-pub struct LuaFunction {
-    /// What people read.
-    pub named: Arc<Named>,
-    /// Its raw chunkname, if it could be read.
-    pub chunkname: Option<Arc<str>>,
-}
 
 /// What the name of a Lua frame depends on: its function and line, and the call that it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,7 +87,7 @@ impl Namer {
     }
 
     /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
-    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, is_compiled: bool) -> LuaFunction {
+    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, is_compiled: bool) -> Arc<Named> {
         let key = LuaKey {
             vm: record.vm,
             prototype: PrototypeKey::of(record),
@@ -107,13 +98,14 @@ impl Namer {
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }
+        // A tail call in a trace may have replaced it (`trace::resolve`).
+        if record.code == 0 {
+            return Named::Unresolved { reason: "function in a trace not certain".into() }.into();
+        }
         let prototype = match self.prototype(record) {
             Ok(prototype) => prototype,
             // Not kept: it may be a reading that came at a bad moment.
-            Err(error) => {
-                let named = Named::Unresolved { reason: error.to_string().into() };
-                return LuaFunction { named: named.into(), chunkname: None };
-            }
+            Err(error) => return Named::Unresolved { reason: error.to_string().into() }.into(),
         };
         let line = (record.position != NO_POSITION).then(|| prototype.line_at(record.position)).flatten();
         let name = caller.and_then(|caller| self.name_by_call(caller));
@@ -121,12 +113,12 @@ impl Namer {
         if is_compiled {
             named = named.compiled();
         }
-        let function = LuaFunction { named: named.into(), chunkname: Some(prototype.chunkname.as_str().into()) };
+        let named: Arc<Named> = named.into();
         if self.cache.len() >= MAX_CACHED {
             self.cache.clear();
         }
-        self.cache.insert(key, function.clone());
-        function
+        self.cache.insert(key, named.clone());
+        named
     }
 
     /// What `caller` calls the function that it is calling.

@@ -1,6 +1,6 @@
 //! Where a recording goes: any number of files, each in its format.
 
-use std::fs::File;
+use std::cell::RefCell;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,8 @@ use super::stream_file;
 use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
+use crate::privileges::limits;
+use crate::report::frame::chunk_name;
 use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::sysprof::{SysprofWriter, TraceSample};
@@ -92,7 +94,7 @@ pub(super) struct ReportOutput {
     pub(super) path: PathBuf,
     format: Format,
     /// The file, unless it is standard output.
-    file: Option<OutputFile>,
+    file: Option<RefCell<OutputFile>>,
 }
 
 impl Outputs {
@@ -170,6 +172,11 @@ impl Outputs {
             stream.add(state, sample, self.jit_samples).map_err(|error| stream_file::failed(&stream.path, &error))?;
         }
         Ok(())
+    }
+
+    /// The size of the largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        self.streams.iter().map(|stream| stream_file::size(&stream.path)).max().unwrap_or(0)
     }
 
     /// The reports among them.
@@ -253,8 +260,9 @@ impl StreamOutput {
         let mut frames = Vec::with_capacity(sample.frames.len());
         for frame in sample.frames.iter().rev() {
             frames.push(match (frame.code, &*frame.named) {
-                (Code::Lua { prototype, first_line }, Named::Lua { name, compiled, .. }) => {
-                    let (chunk, line) = (frame.chunkname.as_deref().unwrap_or_default(), u64::from(first_line));
+                (Code::Lua { prototype, first_line }, Named::Lua { name, chunk, compiled, .. }) => {
+                    // Parsers show it as it is written.
+                    let (chunk, line) = (format!("@{chunk}"), u64::from(first_line));
                     let proto =
                         self.writer.define_lua(prototype, chunk.as_bytes(), line, name.as_deref(), *compiled)?;
                     StackFrame::Lua { proto, line }
@@ -279,8 +287,9 @@ impl StreamOutput {
     /// Makes the stream know a trace; gives a sample in it, as the in-process profiler writes it.
     fn define_trace(&mut self, trace: &SampledTrace) -> Result<Option<TraceSample>, crate::stream::WriteError> {
         let (Some(symbol), Some(prototype)) = (trace.symbol(), trace.prototype()) else { return Ok(None) };
-        let (chunk, line) = (prototype.chunkname.as_bytes(), u64::from(prototype.key.firstline));
-        self.writer.define_prototype(symbol.proto, chunk, line)?;
+        let chunk = format!("@{}", chunk_name(prototype.chunkname.as_bytes()));
+        let line = u64::from(prototype.key.firstline);
+        self.writer.define_prototype(symbol.proto, chunk.as_bytes(), line)?;
         self.writer.define_trace(symbol)?;
         Ok(Some(TraceSample { number: symbol.number, proto: symbol.proto, line }))
     }
@@ -291,14 +300,20 @@ impl ReportOutput {
         // Known to be writable, but as it is until the end.
         let file = (path != Path::new("-")).then(|| OutputFile::open(path));
         let file = file.transpose().map_err(|error| failed(path, &error))?;
-        Ok(Self { path: path.to_owned(), format, file })
+        Ok(Self { path: path.to_owned(), format, file: file.map(RefCell::new) })
     }
 
     pub(super) fn write(&self, profile: &dyn Profile) -> Result<(), CommandError> {
-        if let Some(file) = &self.file {
-            file.keep();
-        }
-        formats::write(self.format, profile, create(&self.path)?).map_err(|error| failed(&self.path, &error))
+        let written = match &self.file {
+            None => formats::write(self.format, profile, BufWriter::new(io::stdout())),
+            Some(file) => {
+                // What was written of it before is replaced: an interim result.
+                let mut file = file.borrow_mut();
+                file.begin_anew();
+                formats::write(self.format, profile, BufWriter::new(&mut *file))
+            }
+        };
+        written.map_err(|error| failed(&self.path, &error))
     }
 }
 
@@ -344,20 +359,9 @@ pub fn parse_output(text: &str) -> Result<(Format, PathBuf), CommandError> {
     Ok((format, file.unwrap_or_else(|| "-".into())))
 }
 
-/// Opens an output for writing; `-` is standard output.
-///
-/// # Errors
-/// Exit code 74 if that is not possible.
-pub fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
-    if path == Path::new("-") {
-        return Ok(Box::new(BufWriter::new(io::stdout())));
-    }
-    let file = File::create(path).map_err(|error| failed(path, &error))?;
-    Ok(Box::new(BufWriter::new(file)))
-}
-
 /// The error of an output that cannot be written.
-pub fn failed(path: &Path, error: &dyn std::fmt::Display) -> CommandError {
+pub fn failed(path: &Path, error: &io::Error) -> CommandError {
+    let error = limits::with_limit(error);
     let message = format!("cannot write {}: {error}; choose another place with --output FILE", path.display());
     CommandError::new(ExitCode::IO, message)
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lj_trace_common::config::MAX_KERNEL_FRAMES;
 use lj_trace_common::event::{
     FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
 };
@@ -19,6 +20,7 @@ use super::naming::Namer;
 use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
+use super::vm_work;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
@@ -56,8 +58,6 @@ pub struct ResolvedFrame {
     pub named: Arc<Named>,
     /// What a stream shows.
     pub code: Code,
-    /// Of a Lua function: its raw chunkname.
-    pub chunkname: Option<Arc<str>>,
 }
 
 /// What a frame executes.
@@ -94,6 +94,10 @@ pub struct Tally {
     pub lua_complete: u64,
     /// Of all, those whose native stack reaches the program's entry or the thread's start.
     pub native_complete: u64,
+    /// Those that have all of it but for frames between the innermost and the outermost ones, which are left out.
+    pub both_ends: u64,
+    /// How many Lua frames these are, of all samples together.
+    pub left_out: u64,
     /// Samples that hit the kernel on the thread's behalf.
     pub in_kernel: u64,
     /// Samples by what the VM was doing; those without Lua are not counted here.
@@ -231,7 +235,10 @@ impl Pipeline {
         if sample.header.flags & SAMPLE_ALLOCATION == 0 {
             self.count(&sample, &merged, state);
         }
-        let frames = self.name(&sample, &merged);
+        let mut frames = self.name(&sample, &merged);
+        if let (Some(vm), Some(state)) = (vm, state) {
+            vm_work::mark(state, &self.vms[vm].text.range, &mut frames);
+        }
         let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
         let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));
         let (tid, time) = (sample.header.tid, sample.header.time);
@@ -339,15 +346,23 @@ impl Pipeline {
         if let Some(state) = state {
             tally.with_lua += 1;
             tally.lua_complete += u64::from(merged.lua_complete);
+            tally.both_ends += u64::from(merged.both_ends);
             *tally.states.entry(state).or_default() += 1;
         }
         for frame in &merged.frames {
             let reason = match frame {
                 Frame::Unresolved(reason) => reason.to_string(),
                 Frame::Inlined => INLINED.to_owned(),
+                Frame::LeftOut(count) if merged.both_ends && state.is_some() => {
+                    tally.left_out += count;
+                    continue;
+                }
                 _ => continue,
             };
             *tally.unresolved.entry(reason).or_default() += 1;
+        }
+        if is_kernel_stack_cut(sample) {
+            *tally.unresolved.entry(KERNEL_STACK_CUT.to_owned()).or_default() += 1;
         }
     }
 
@@ -358,8 +373,11 @@ impl Pipeline {
             if sample.kernel.is_empty() {
                 frames.push(mark(Named::Kernel { symbol: "kernel".into() }));
             }
-            for &address in &sample.kernel {
+            for &address in sample.kernel.iter().take(MAX_KERNEL_FRAMES as usize) {
                 frames.push(mark(Named::Kernel { symbol: self.kernel.symbol(address) }));
+            }
+            if is_kernel_stack_cut(sample) {
+                frames.push(mark(Named::Unresolved { reason: KERNEL_STACK_CUT.into() }));
             }
         }
         for (index, frame) in merged.frames.iter().enumerate() {
@@ -367,6 +385,7 @@ impl Pipeline {
                 Frame::Native { pc, is_return } => frames.push(self.native(*pc, *is_return)),
                 Frame::Trace => frames.push(mark(self.trace(sample))),
                 Frame::Inlined => frames.push(mark(Named::Unresolved { reason: INLINED.into() })),
+                Frame::LeftOut(count) => frames.push(mark(Named::left_out(*count))),
                 Frame::Unresolved(reason) => frames.push(self.unresolved(*reason)),
                 Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match merged.frames.get(index + 1) {
@@ -376,13 +395,10 @@ impl Pipeline {
                         _ => None,
                     };
                     let is_compiled = matches!(frame, Frame::Compiled(_));
-                    let function = self.namer.lua(record, caller, is_compiled);
-                    self.was_late |= function.chunkname.is_none();
-                    frames.push(ResolvedFrame {
-                        named: function.named,
-                        code: Code::Lua { prototype: record.code, first_line: record.first_line },
-                        chunkname: function.chunkname,
-                    });
+                    let named = self.namer.lua(record, caller, is_compiled);
+                    self.was_late |= matches!(*named, Named::Unresolved { .. });
+                    let code = Code::Lua { prototype: record.code, first_line: record.first_line };
+                    frames.push(ResolvedFrame { named, code });
                 }
                 Frame::Lua(record) | Frame::Compiled(record) => self.c_function(record, &mut frames),
             }
@@ -395,7 +411,7 @@ impl Pipeline {
         let named = Named::C { symbol: symbol.to_string().into(), module: Some(symbol.module.clone()) };
         let start = symbol.address;
         let end = start.saturating_add(symbol.size).max(pc.saturating_add(1));
-        ResolvedFrame { named: named.into(), code: Code::Native { pc, start, end }, chunkname: None }
+        ResolvedFrame { named: named.into(), code: Code::Native { pc, start, end } }
     }
 
     /// A C function or fast function as the Lua stack shows it. If the frame before is the same function's native
@@ -433,8 +449,16 @@ impl Pipeline {
     }
 }
 
+/// Stands where frames of the kernel's are missing.
+const KERNEL_STACK_CUT: &str = "kernel stack too deep";
+
+/// Whether the kernel's stack is deeper than what is shown of it.
+fn is_kernel_stack_cut(sample: &Sample<'_>) -> bool {
+    sample.kernel.len() > MAX_KERNEL_FRAMES as usize
+}
+
 fn mark(named: Named) -> ResolvedFrame {
-    ResolvedFrame { named: named.into(), code: Code::Name, chunkname: None }
+    ResolvedFrame { named: named.into(), code: Code::Name }
 }
 
 /// Where the word at `address` is in a copy of the memory from `start` on.
@@ -446,19 +470,25 @@ fn slot_in(copy: &[u8], start: u64, address: u64) -> Option<Range<usize>> {
 
 /// The C frames that the kernel found, by address.
 fn cframes(sample: &Sample<'_>) -> Vec<CFrame> {
-    let is_cframe = |record: &&FrameRecord| record.kind == RecordKind::CFrame as u8;
-    let mut cframes: Vec<CFrame> = sample
-        .frames
-        .iter()
-        .filter(is_cframe)
-        .map(|record| CFrame { address: record.code, vm: usize::from(record.vm) })
-        .collect();
-    // The walk may have been torn before it came to the innermost one.
-    if sample.header.cframe != 0 {
-        cframes.push(CFrame { address: sample.header.cframe, vm: sample.header.vm as usize });
+    let mut cframes = Vec::new();
+    let mut after_left_out = false;
+    for record in &sample.frames {
+        match RecordKind::from_u8(record.kind) {
+            Some(RecordKind::CFrame) => {
+                // Before the innermost one there is none.
+                let after_left_out = std::mem::take(&mut after_left_out) && record.code != sample.header.cframe;
+                cframes.push(CFrame { address: record.code, vm: usize::from(record.vm), after_left_out });
+            }
+            Some(RecordKind::LeftOut) => after_left_out = true,
+            _ => {}
+        }
+    }
+    // The walk may have been torn before it came to the innermost one, or have left it out.
+    let innermost = sample.header.cframe;
+    if innermost != 0 && cframes.iter().all(|cframe| cframe.address != innermost) {
+        cframes.push(CFrame::new(innermost, sample.header.vm as usize));
     }
     cframes.sort_by_key(|cframe| cframe.address);
-    cframes.dedup_by_key(|cframe| cframe.address);
     cframes
 }
 
@@ -485,6 +515,6 @@ fn state_of(vm: &Vm, sample: &Sample<'_>) -> VmState {
         Some(RecordKind::Lua) => VmState::Lfunc,
         Some(RecordKind::Fast) => VmState::Ffunc,
         Some(RecordKind::C) => VmState::Cfunc,
-        Some(RecordKind::CFrame) | None => VmState::Interp,
+        Some(RecordKind::CFrame | RecordKind::Passed | RecordKind::LeftOut) | None => VmState::Interp,
     }
 }

@@ -6,9 +6,10 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd as _;
 use std::path::Path;
 
-use super::output_file::OutputFile;
+use super::output_file::{OutputFile, open_existing};
 use super::outputs::failed as cannot_write;
 use crate::commands::exit::{CommandError, ExitCode};
+use crate::privileges::limits;
 use crate::stream::{WriteError, end_after};
 
 /// Opens a stream for writing; `-` is standard output. What is in the file stays until the first bytes are written. There is
@@ -24,6 +25,11 @@ pub fn create(path: &Path) -> Result<Box<dyn Write>, CommandError> {
     Ok(Box::new(file))
 }
 
+/// The size of a stream so far; 0 of what is no file.
+pub fn size(path: &Path) -> u64 {
+    path.metadata().map_or(0, |metadata| metadata.len())
+}
+
 /// What to say of a stream that cannot be written any more. What is in the file becomes a whole stream, if it is a file.
 pub fn failed(path: &Path, error: &WriteError) -> CommandError {
     if path == Path::new("-") && error.source.kind() == io::ErrorKind::BrokenPipe {
@@ -31,7 +37,7 @@ pub fn failed(path: &Path, error: &WriteError) -> CommandError {
         return CommandError::new(ExitCode::OK, "nobody reads standard output any more: recording has ended");
     }
     if end(path, error).is_ok() && error.complete > 0 {
-        let source = &error.source;
+        let source = limits::with_limit(&error.source);
         let message = format!(
             "cannot write {} any further than {} bytes: {source}; what is in it is a complete stream of what was \
              recorded up to there. Choose a place with more room with --output FILE",
@@ -40,7 +46,7 @@ pub fn failed(path: &Path, error: &WriteError) -> CommandError {
         );
         return CommandError::new(ExitCode::IO, message);
     }
-    cannot_write(path, error)
+    cannot_write(path, &error.source)
 }
 
 /// Ends a file after what is whole of it. Anything but a file stays as it is.
@@ -48,7 +54,7 @@ fn end(path: &Path, error: &WriteError) -> io::Result<()> {
     if !path.metadata()?.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    end_after(&File::options().write(true).open(path)?, error)
+    end_after(&open_existing(path)?, error)
 }
 
 /// Standard output without the standard library's buffer, which looks for the ends of lines.

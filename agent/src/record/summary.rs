@@ -44,7 +44,8 @@ impl Summary {
     }
 
     fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
-        let Tally { samples, with_lua, lua_complete, native_complete, in_kernel, states, unresolved } = &self.tally;
+        let Tally { samples, with_lua, lua_complete, both_ends, left_out, .. } = &self.tally;
+        let Tally { native_complete, in_kernel, states, unresolved, .. } = &self.tally;
         for (reason, count) in &self.lost {
             writeln!(out, "LOST: {count} {reason}")?;
         }
@@ -63,6 +64,11 @@ impl Summary {
             writeln!(out, "  hit Lua            {}", share(*with_lua, *samples))?;
             writeln!(out, "  hit the kernel     {}", share(*in_kernel, *samples))?;
             writeln!(out, "  Lua complete       {}", share(*lua_complete, *with_lua))?;
+            if *both_ends != 0 {
+                let average = *left_out as f64 / *both_ends as f64;
+                writeln!(out, "  both ends of Lua   {}", share(*both_ends, *with_lua))?;
+                writeln!(out, "  left out between   {average:.0} Lua frames of each, on average")?;
+            }
             writeln!(out, "  native complete    {}", share(*native_complete, *samples))?;
             for state in VmState::ALL {
                 if let Some(count) = states.get(&state) {
@@ -180,7 +186,8 @@ impl MemorySummary {
     }
 
     fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
-        let MemoryTally { events, allocations, allocated, reallocations, frees, freed, nameless } = self.tally;
+        let MemoryTally { events, allocations, allocated, reallocations, frees, freed, nameless, lost_starts } =
+            self.tally;
         for (reason, count) in &self.lost {
             writeln!(out, "LOST: {count} {reason}")?;
         }
@@ -204,6 +211,9 @@ impl MemorySummary {
         }
         if nameless != 0 {
             writeln!(out, "  [unknown: the name of the function was lost] {nameless}")?;
+        }
+        if lost_starts != 0 {
+            writeln!(out, "  [unknown: the start of the trace was lost] {lost_starts}")?;
         }
         for (what, count) in &self.noted {
             writeln!(out, "  {what}: {count}")?;
@@ -255,7 +265,9 @@ mod tests {
         let tally = Tally {
             samples: 200,
             with_lua: 100,
-            lua_complete: 99,
+            lua_complete: 90,
+            both_ends: 9,
+            left_out: 9 * 2000,
             native_complete: 200,
             states: [(VmState::Lfunc, 60), (VmState::Trace, 40)].into(),
             unresolved: [("no reason".to_owned(), 1)].into(),
@@ -281,7 +293,9 @@ mod tests {
             "stopped after 2.0 s: 200 samples, 2.00 s of CPU time",
             "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
             "  hit Lua            100 (50.00%)",
-            "  Lua complete       99 (99.00%)",
+            "  Lua complete       90 (90.00%)",
+            "  both ends of Lua   9 (9.00%)",
+            "  left out between   2000 Lua frames of each, on average",
             "  Lua, compiled      40 (20.00%)",
             "  [unknown: no reason] 1 (0.50%)",
             "wrote a.svg: open it in a browser",

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::target::Process;
+use crate::untrusted;
 
 /// The names of a process's threads, as the kernel has them (`pthread_setname_np(3)`).
 pub struct ThreadNames {
@@ -28,8 +29,8 @@ impl ThreadNames {
         if self.names.len() >= MAX_KNOWN {
             self.names.clear();
         }
-        let read = std::fs::read_to_string(format!("/proc/{}/task/{tid}/comm", self.pid));
-        let name = read.ok().map(|name| Arc::from(name.trim_end_matches('\n')));
+        let read = std::fs::read(format!("/proc/{}/task/{tid}/comm", self.pid));
+        let name = read.ok().map(|name| Arc::from(untrusted::bytes(name.strip_suffix(b"\n").unwrap_or(&name))));
         self.names.insert(tid, name.clone());
         name
     }

@@ -15,22 +15,21 @@ use crate::stream::memprof::Source;
 use crate::target::ProcessMemory;
 use crate::trace::attribution::Chain;
 use crate::trace::stacks::NOWHERE;
-use crate::trace::{KnownTrace, Sought, Traces, identity};
-use crate::vm::{Vm, trace_by_number};
+use crate::trace::{KnownTrace, Sought, Traces};
+use crate::vm::Vm;
 
 /// The lines of a VM's traces that allocate.
 #[derive(Debug, Default)]
 pub struct TraceLines {
     traces: Traces,
-    /// What is known of places, and of which trace.
-    known: HashMap<TracePlace, (TraceIdentity, Source)>,
+    /// What is known of places: offsets in the machine code of traces.
+    known: HashMap<(TraceIdentity, u32), TraceLine>,
+    /// Which trace the last line was of that reports know a place by: another may have come to the same place.
+    shown: HashMap<Source, TraceIdentity>,
     /// Places of which nothing could be told a moment ago.
-    missed: HashSet<TracePlace>,
-    /// Which traces have numbers and machine code now; none where they are gone. After a flush another trace may get
-    /// the number and the place of one.
-    now: HashMap<(u64, u64), Option<TraceIdentity>>,
-    /// The traces themselves, by number and machine code; none for those that were gone.
-    sampled: HashMap<(u64, u64), (Option<TraceIdentity>, Option<SampledTrace>)>,
+    missed: HashSet<(TraceIdentity, u32)>,
+    /// The traces themselves; none for those that were gone.
+    sampled: HashMap<TraceIdentity, Option<SampledTrace>>,
 }
 
 /// A line on a trace.
@@ -49,7 +48,6 @@ impl TraceLines {
     /// Notes that time has passed: what could not be told may be told now.
     pub fn begin_batch(&mut self) {
         self.missed.clear();
-        self.now.clear();
     }
 
     /// What reports show instead of a trace, if its line is certain. What it is comes along the first time.
@@ -59,53 +57,43 @@ impl TraceLines {
         memory: &ProcessMemory,
         vm: &Vm,
         definitions: &Definitions,
+        identity: &TraceIdentity,
         place: TracePlace,
     ) -> Option<(Source, Option<TraceLine>)> {
-        let (mcode, offset) = place.at?;
-        let identity = self.identity(memory, vm, place.number, mcode)?;
-        if let Some((_, source)) = self.known.get(&place).filter(|(known, _)| *known == identity) {
-            return Some((*source, None));
-        }
-        if self.missed.contains(&place) {
-            return None;
-        }
-        let Some(line) = self.find(memory, vm, definitions, &identity, offset) else {
-            self.missed.insert(place);
-            return None;
-        };
-        if self.known.len() >= MAX_KNOWN {
-            self.known.clear();
-        }
+        let (mcode, offset) = place.at.filter(|(mcode, _)| *mcode == identity.mcode)?;
+        let key = (*identity, offset);
         let source = Source::Trace { number: place.number, mcode: Some(mcode.wrapping_add(u64::from(offset))) };
-        self.known.insert(place, (identity, source));
-        Some((source, Some(line)))
+        if self.shown.get(&source) == Some(identity) {
+            return Some((source, None));
+        }
+        if self.missed.contains(&key) {
+            return None;
+        }
+        if !self.known.contains_key(&key) {
+            let Some(line) = self.find(memory, vm, definitions, identity, offset) else {
+                self.missed.insert(key);
+                return None;
+            };
+            if self.known.len() >= MAX_KNOWN {
+                self.known.clear();
+            }
+            self.known.insert(key, line);
+        }
+        if self.shown.len() >= MAX_KNOWN {
+            self.shown.clear();
+        }
+        self.shown.insert(source, *identity);
+        Some((source, self.known.get(&key).cloned()))
     }
 
     /// The trace itself; [`None`] if it was gone when it was first asked for.
-    pub fn trace(&mut self, memory: &ProcessMemory, vm: &Vm, place: TracePlace) -> Option<&SampledTrace> {
-        let (mcode, _) = place.at?;
+    pub fn trace(&mut self, memory: &ProcessMemory, vm: &Vm, identity: &TraceIdentity) -> Option<&SampledTrace> {
         if self.sampled.len() >= MAX_KNOWN {
             self.sampled.clear();
         }
-        let identity = self.identity(memory, vm, place.number, mcode);
         let Self { traces, sampled, .. } = self;
-        let of = (place.number, mcode);
-        // Whoever is gone was the one that was there last.
-        let changed = |known: &(Option<TraceIdentity>, _)| identity.is_some() && known.0 != identity;
-        if sampled.get(&of).is_none_or(changed) {
-            let trace = identity.and_then(|identity| known(traces, memory, vm, &identity)).map(SampledTrace::new);
-            sampled.insert(of, (identity, trace));
-        }
-        sampled.get(&of)?.1.as_ref()
-    }
-
-    /// Which trace has this number and its machine code at `mcode` now.
-    fn identity(&mut self, memory: &ProcessMemory, vm: &Vm, number: u64, mcode: u64) -> Option<TraceIdentity> {
-        let read = || {
-            let trace = trace_by_number(memory, vm, u16::try_from(number).ok()?)?;
-            (trace.mcode.start == mcode).then(|| identity(&trace))
-        };
-        *self.now.entry((number, mcode)).or_insert_with(read)
+        let read = || known(traces, memory, vm, identity).map(SampledTrace::new);
+        sampled.entry(*identity).or_insert_with(read).as_ref()
     }
 
     fn find(

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::stream::VmState;
+use crate::untrusted::{self, Untrusted};
 
 /// A frame of a stack, resolved as far as it can be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +69,12 @@ pub enum Frame {
     Vm(VmState),
     /// The VM at work for itself, in no known state: `INTERNAL`, as memprof calls it.
     Internal,
+    /// Lua frames that are left out of a deep stack, with the native ones between them: `[1024 to 2047 Lua frames left out]`.
+    LeftOut {
+        /// How many, rounded down to a power of two: one recursion shows the same stack at many depths, and would
+        /// show as many stacks if each had a name of its own.
+        least: u64,
+    },
     /// What could not be resolved: `[unknown: reason]`.
     Unresolved {
         /// Why not.
@@ -112,6 +119,11 @@ impl Frame {
         self
     }
 
+    /// In place of so many frames.
+    pub fn left_out(frames: u64) -> Self {
+        Self::LeftOut { least: 1 << frames.max(1).ilog2() }
+    }
+
     /// The VM with this index, among several: `VM 1` for the first, as the numbers in the names of streams have it.
     pub fn vm(index: usize) -> Self {
         Self::Root { name: format!("VM {}", index + 1).into() }
@@ -131,10 +143,16 @@ impl Frame {
             let start = rest.strip_prefix(" started at ").map(Into::into);
             return Self::Trace { number: number.parse().ok(), start };
         }
-        if name == "TRACE" {
-            return Self::Trace { number: None, start: None };
+        let left_out = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(LEFT_OUT));
+        if let Some(least) = left_out.and_then(|rest| rest.split(' ').next()?.parse().ok()) {
+            return Self::left_out(least);
         }
-        Self::C { symbol: name.into(), module: None }
+        match name {
+            "TRACE" => Self::Trace { number: None, start: None },
+            GC => Self::Vm(VmState::Gc),
+            JIT_COMPILER => Self::Vm(VmState::Record),
+            _ => Self::C { symbol: name.into(), module: None },
+        }
     }
 
     /// The file that the code is in, where it is known: that of a Lua chunk, or of a native function.
@@ -176,7 +194,7 @@ impl Frame {
             Self::Vm(VmState::Gc) => FrameKind::Gc,
             Self::Vm(_) => FrameKind::JitCompiler,
             Self::Internal => FrameKind::Vm,
-            Self::Unresolved { .. } => FrameKind::Unresolved,
+            Self::LeftOut { .. } | Self::Unresolved { .. } => FrameKind::Unresolved,
         }
     }
 }
@@ -184,29 +202,41 @@ impl Frame {
 impl fmt::Display for Frame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Root { name } => f.write_str(name),
+            Self::Root { name } => write!(f, "{}", Untrusted(name)),
             Self::Lua { name, chunk, first_line, compiled, .. } => {
                 let name = if *first_line == 0 { "main chunk" } else { name.as_deref().unwrap_or_default() };
+                let (name, chunk) = (Untrusted(name), Untrusted(chunk));
                 write!(f, "{name}@{chunk}:{first_line}{}", if *compiled { "_[j]" } else { "" })
             }
-            Self::Chunk { chunk } => f.write_str(chunk),
-            Self::Line { chunk, line } => write!(f, "{chunk}:{line}"),
-            Self::FastFunction { name } => f.write_str(name),
-            Self::C { symbol, .. } => f.write_str(symbol),
+            Self::Chunk { chunk } => write!(f, "{}", Untrusted(chunk)),
+            Self::Line { chunk, line } => write!(f, "{}:{line}", Untrusted(chunk)),
+            Self::FastFunction { name } => write!(f, "{}", Untrusted(name)),
+            Self::C { symbol, .. } => write!(f, "{}", Untrusted(symbol)),
             Self::Kernel { symbol } => write!(f, "{symbol}_[k]"),
             Self::Trace { number: None, .. } => f.write_str("TRACE"),
             Self::Trace { number: Some(number), start: None } => write!(f, "TRACE [{number}]"),
             Self::Trace { number: Some(number), start: Some(start) } => {
-                write!(f, "TRACE [{number}] started at {start}")
+                write!(f, "TRACE [{number}] started at {}", Untrusted(start))
             }
-            Self::Vm(VmState::Gc) => f.write_str("[GC]"),
-            Self::Vm(state) if state.is_jit_compiler() => f.write_str("[JIT compiler]"),
+            Self::Vm(VmState::Gc) => f.write_str(GC),
+            Self::Vm(state) if state.is_jit_compiler() => f.write_str(JIT_COMPILER),
             Self::Vm(state) => write!(f, "[{state}]"),
             Self::Internal => f.write_str("INTERNAL"),
-            Self::Unresolved { reason } => write!(f, "[unknown: {reason}]"),
+            Self::LeftOut { least: 0 | 1 } => write!(f, "[1 Lua frame{LEFT_OUT}"),
+            Self::LeftOut { least } => {
+                write!(f, "[{least} to {} Lua frames{LEFT_OUT}", least.saturating_mul(2).saturating_sub(1))
+            }
+            Self::Unresolved { reason } => write!(f, "[unknown: {}]", Untrusted(reason)),
         }
     }
 }
+
+/// How the mark of frames that are left out ends.
+const LEFT_OUT: &str = " left out]";
+
+/// What the VM at work for itself reads.
+const GC: &str = "[GC]";
+const JIT_COMPILER: &str = "[JIT compiler]";
 
 /// The room LuaJIT gives to a chunkname in messages (`LUA_IDSIZE` of `luaconf.h`).
 const LUA_IDSIZE: usize = 60;
@@ -215,24 +245,15 @@ const LUA_IDSIZE: usize = 60;
 /// 60 bytes), the text of `=text`, and `[string "first line..."]` of source text.
 pub fn chunk_name(chunkname: &[u8]) -> String {
     match chunkname {
-        [b'@' | b'=', name @ ..] => String::from_utf8_lossy(name).into_owned(),
+        [b'@' | b'=', name @ ..] => untrusted::bytes(name),
         source => {
             let first_line = source.iter().take(LUA_IDSIZE - 12).take_while(|&&byte| byte >= b' ').count();
             if first_line == source.len() {
-                return format!("[string \"{}\"]", String::from_utf8_lossy(source));
+                return format!("[string \"{}\"]", untrusted::bytes(source));
             }
             let shown = &source[..first_line.min(LUA_IDSIZE - 15)];
-            format!("[string \"{}...\"]", String::from_utf8_lossy(shown))
+            format!("[string \"{}...\"]", untrusted::bytes(shown))
         }
-    }
-}
-
-/// A text of the target's without characters that a terminal would obey.
-pub fn printable(text: &str) -> std::borrow::Cow<'_, str> {
-    if text.chars().any(char::is_control) {
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
-    } else {
-        text.into()
     }
 }
 
@@ -246,8 +267,9 @@ mod tests {
 
     #[test]
     fn terminals_are_given_no_commands() {
-        assert_eq!(printable("a\x1b[2Jb\n"), "a [2Jb ");
-        assert_eq!(printable("größe@x.lua:1"), "größe@x.lua:1");
+        assert_eq!(lua(Some("f\x1b[2J"), b"@a\n\xffb.lua", 1), "f\\x1b[2J@a\\n\\xffb.lua:1");
+        let symbol = Frame::C { symbol: "\u{202e}x".into(), module: None };
+        assert_eq!(symbol.to_string(), "\\u{202e}x");
     }
 
     #[test]
@@ -278,5 +300,14 @@ mod tests {
         assert_eq!(trace.to_string(), "TRACE [7] started at @a.lua:3");
         assert_eq!(Frame::Vm(VmState::Gc).to_string(), "[GC]");
         assert_eq!(Frame::Vm(VmState::Opt).to_string(), "[JIT compiler]");
+        assert_eq!(Frame::left_out(1).to_string(), "[1 Lua frame left out]");
+        assert_eq!(Frame::left_out(1500).to_string(), "[1024 to 2047 Lua frames left out]");
+        assert_eq!(Frame::left_out(1024), Frame::left_out(2047));
+        let left_out = [Frame::left_out(1), Frame::left_out(2), Frame::left_out(2048)];
+        let others =
+            [Frame::Vm(VmState::Gc), Frame::Vm(VmState::Record), trace, Frame::Trace { number: None, start: None }];
+        for frame in others.into_iter().chain(left_out) {
+            assert_eq!(Frame::of_symbol(&frame.to_string()), frame);
+        }
     }
 }

@@ -13,12 +13,13 @@ use crate::stream::VmState;
 
 /// Where CPU time went: samples by stack and by VM state, and what is missing. Or where memory was allocated, by the
 /// stacks of samples of the allocations.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct CpuProfile {
     stacks: Stacks,
     states: [u64; VmState::ALL.len()],
     losses: BTreeMap<String, u64>,
     unresolved: BTreeMap<Arc<str>, u64>,
+    left_out: BTreeMap<u64, u64>,
     scratch: Vec<FrameId>,
     timeline: Option<Timeline>,
     /// The files that native code is in, where they are known.
@@ -63,8 +64,9 @@ impl CpuProfile {
 
     /// Counts one sample. `frames` are root first.
     ///
-    /// What a state means is added as a frame of its own: `[GC]` or `[JIT compiler]` above the Lua frames in the
-    /// states of these two, `TRACE` at the leaf of a sample in JIT-compiled code that does not say which trace.
+    /// What a state means is added as a frame of its own where the stack does not have it: `[GC]` or `[JIT compiler]`
+    /// above the Lua frames in the states of these two, `TRACE` at the leaf of a sample in JIT-compiled code that does
+    /// not say which trace.
     pub fn add(&mut self, vmstate: VmState, frames: impl IntoIterator<Item = Frame>) {
         self.add_sample(SampleInfo::new(vmstate), frames);
     }
@@ -131,7 +133,9 @@ impl CpuProfile {
                 let trace = self.intern(Frame::Trace { number: None, start: None });
                 stack.push(trace);
             }
-        } else if vmstate == VmState::Gc || vmstate.is_jit_compiler() {
+        } else if (vmstate == VmState::Gc || vmstate.is_jit_compiler())
+            && !stack.iter().any(|id| is(id, |frame| matches!(frame, Frame::Vm(_))))
+        {
             let lua = stack
                 .iter()
                 .rposition(|id| is(id, |frame| matches!(frame, Frame::Lua { .. } | Frame::FastFunction { .. })));
@@ -146,10 +150,16 @@ impl CpuProfile {
 
     fn count_unresolved(&mut self, stack: &[FrameId]) {
         let mut reasons = BTreeSet::new();
+        let mut left_out = None;
         for &id in stack {
-            if let Some(Frame::Unresolved { reason }) = self.frame(id) {
-                reasons.insert(reason.clone());
+            match self.frame(id) {
+                Some(Frame::Unresolved { reason }) => drop(reasons.insert(reason.clone())),
+                Some(Frame::LeftOut { least }) => left_out = Some(*least),
+                _ => {}
             }
+        }
+        if let Some(least) = left_out {
+            *self.left_out.entry(least).or_insert(0) += 1;
         }
         for reason in reasons {
             *self.unresolved.entry(reason).or_insert(0) += 1;
@@ -196,6 +206,11 @@ impl CpuProfile {
     /// Samples that have at least one unresolved frame, by its reason.
     pub fn unresolved(&self) -> &BTreeMap<Arc<str>, u64> {
         &self.unresolved
+    }
+
+    /// Samples of stacks that are deeper than what is kept of one, by how many frames are left out at least.
+    pub fn left_out(&self) -> &BTreeMap<u64, u64> {
+        &self.left_out
     }
 }
 
@@ -294,7 +309,14 @@ mod tests {
     fn the_vm_at_work_for_itself_is_a_frame_above_the_lua_code() {
         let mut profile = CpuProfile::new("test");
         profile.add(VmState::Gc, [c("main"), lua(1), c("lj_gc_step")]);
-        assert_eq!(names(&profile), [["main", "@a.lua:1", "[GC]", "lj_gc_step"]]);
+        profile.add(VmState::Gc, [c("main"), lua(1), c("lua_concat"), Frame::Vm(VmState::Gc), c("lj_gc_step")]);
+        assert_eq!(
+            names(&profile),
+            [
+                &["main", "@a.lua:1", "[GC]", "lj_gc_step"][..],
+                &["main", "@a.lua:1", "lua_concat", "[GC]", "lj_gc_step"]
+            ]
+        );
     }
 
     #[test]

@@ -177,7 +177,7 @@ impl Builder {
     /// What a frame is; `None` for one that is only there for the reference parser.
     fn resolve(&self, frame: MergedFrame) -> Option<Frame> {
         match frame {
-            MergedFrame::Host(reserved::LUA_PCALL) => None,
+            MergedFrame::Host(reserved::SPLICE) => None,
             MergedFrame::Lua(LuaFrame::Ffunc { ffid }) => Some(match fast_function_name(ffid) {
                 Some(name) => Frame::FastFunction { name: name.into() },
                 None => Frame::Unresolved { reason: format!("fast function {ffid}").into() },

@@ -1,7 +1,10 @@
 //! Messages on standard error: plain lines for people, with a priority in front for systemd's journal.
 
+use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::LazyLock;
+
+use crate::untrusted::Untrusted;
 
 /// How much a message matters, in the numbers of syslog (sd-daemon(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,15 +29,16 @@ fn is_stream(stream: &str, device: u64, inode: u64) -> bool {
     stream.split_once(':').is_some_and(|(dev, ino)| dev.parse() == Ok(device) && ino.parse() == Ok(inode))
 }
 
-/// Says something on standard error.
+/// Says something on standard error. If that cannot take it, a recording goes on all the same.
 pub fn say(priority: Priority, text: &str) {
-    eprint!("{}", with_priority(priority, text, *IS_JOURNAL));
+    let _ = io::stderr().lock().write_all(with_priority(priority, text, *IS_JOURNAL).as_bytes());
 }
 
 /// Each line becomes an entry of the journal.
 fn with_priority(priority: Priority, text: &str, is_journal: bool) -> String {
     let prefix = if is_journal { format!("<{}>", priority as u8) } else { String::new() };
-    text.lines().map(|line| format!("{prefix}{line}\n")).collect()
+    // Names of the target's may be anywhere in it.
+    text.lines().map(|line| format!("{prefix}{}\n", Untrusted(line))).collect()
 }
 
 #[cfg(test)]
@@ -45,6 +49,7 @@ mod tests {
     fn the_journal_gets_a_priority_for_each_line() {
         assert_eq!(with_priority(Priority::Warning, "a\nb", true), "<4>a\n<4>b\n");
         assert_eq!(with_priority(Priority::Info, "a\nb\n", false), "a\nb\n");
+        assert_eq!(with_priority(Priority::Info, "a\x1b[2J", false), "a\\x1b[2J\n");
     }
 
     #[test]

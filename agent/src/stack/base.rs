@@ -53,6 +53,15 @@ pub fn settle_top(
     if uncertain && frame.is_return && matches!(frame.kind, FrameKind::Vm { cframe: None, .. }) {
         return Top::Certain;
     }
+    // A C frame that is not linked yet, or not any more: the C code around it has set `L->base` for the coroutine that
+    // runs in the next one, be that the one which resumes or is yielded to.
+    if uncertain
+        && !frame.is_return
+        && matches!(frame.kind, FrameKind::Vm { cframe: None, .. })
+        && unwinder.is_at_edge(code, frame.pc)
+    {
+        return Top::Certain;
+    }
     let value = |register| {
         let value = registers.get(register)?;
         Some(if layout.is_gc64() { value } else { value & 0xffff_ffff })

@@ -29,6 +29,9 @@ pub enum Frame {
     Trace,
     /// What is inlined into the compiled frame that follows is not certain.
     Inlined,
+    /// So many Lua frames are left out here, and the native ones between them: the stack is deeper than what is kept of
+    /// it.
+    LeftOut(u64),
     /// Frames are missing here.
     Unresolved(Unresolved),
 }
@@ -69,6 +72,8 @@ pub struct MergedStack {
     pub native_complete: bool,
     /// Whether there are Lua frames, and all of them: down to the bottom of every coroutine.
     pub lua_complete: bool,
+    /// The same, but for frames between the innermost and the outermost ones, which are left out.
+    pub both_ends: bool,
 }
 
 /// Merges a native stack with the Lua frames found on it.
@@ -92,6 +97,8 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
     let mut native_complete = native.end == UnwindEnd::Entry;
     for frame in &native.frames {
         match frame.kind {
+            // They are between Lua frames that are left out: so are they, up to the next C frame that is known.
+            FrameKind::Missing(UnwindEnd::LeftOut) => segments.take_left_out(&mut frames),
             FrameKind::Native => frames.push(Frame::Native { pc: frame.pc, is_return: frame.is_return }),
             FrameKind::Missing(end) => {
                 native_complete = false;
@@ -115,7 +122,11 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
     }
     // What native unwinding has not reached is still a good Lua stack.
     segments.take_rest(&mut frames);
-    MergedStack { frames, native_complete, lua_complete: walk_end == WalkEnd::Complete && !lua.is_empty() && known }
+    let is = |record: &FrameRecord, kind: RecordKind| record.kind == kind as u8;
+    let all_known = lua.iter().all(|record| !is(record, RecordKind::Passed));
+    let both_ends = walk_end == WalkEnd::Complete && !lua.is_empty() && known && all_known;
+    let is_whole = lua.iter().all(|record| !is(record, RecordKind::LeftOut));
+    MergedStack { frames, native_complete, lua_complete: both_ends && is_whole, both_ends: both_ends && !is_whole }
 }
 
 /// What is known of the innermost Lua frames.
@@ -162,6 +173,16 @@ impl Segments<'_> {
         }
     }
 
+    /// Places the frames up to where some are left out, and the mark of these.
+    fn take_left_out(&mut self, frames: &mut Vec<Frame>) {
+        let mark = |record: &FrameRecord| record.kind == RecordKind::LeftOut as u8;
+        if let Some(index) = self.rest.iter().position(mark) {
+            let (segment, rest) = self.rest.split_at(index + 1);
+            self.rest = rest;
+            self.place(segment, frames);
+        }
+    }
+
     /// Places all that is left, and says if the walk was cut off there.
     fn take_rest(&mut self, frames: &mut Vec<Frame>) {
         let rest = std::mem::take(&mut self.rest);
@@ -175,8 +196,17 @@ impl Segments<'_> {
 
 impl Segments<'_> {
     fn place(&mut self, segment: &[FrameRecord], frames: &mut Vec<Frame>) {
-        for record in segment.iter().filter(|record| !is_cframe(record)) {
-            frames.push(if self.compiled > 0 { Frame::Compiled(*record) } else { Frame::Lua(*record) });
+        for record in segment {
+            frames.push(match RecordKind::from_u8(record.kind) {
+                Some(RecordKind::CFrame) => continue,
+                Some(RecordKind::LeftOut) => Frame::LeftOut(record.function),
+                Some(RecordKind::Passed) => {
+                    let end = WalkEnd::from_u32(record.position).unwrap_or(WalkEnd::NotAFunction);
+                    Frame::Unresolved(Unresolved::Lua(end))
+                }
+                _ if self.compiled > 0 => Frame::Compiled(*record),
+                _ => Frame::Lua(*record),
+            });
             self.compiled = self.compiled.saturating_sub(1);
         }
     }
@@ -220,6 +250,7 @@ mod tests {
             Frame::Compiled(record) => format!("j{}", record.function),
             Frame::Trace => "trace".to_owned(),
             Frame::Inlined => "inlined".to_owned(),
+            Frame::LeftOut(count) => format!("[{count} left out]"),
             Frame::Unresolved(reason) => format!("[{reason}]"),
         };
         stack.frames.iter().map(name).collect()
@@ -274,6 +305,40 @@ mod tests {
         let reason = format!("[{}]", WalkEnd::BadLink.describe());
         assert_eq!(names(&stack), ["l1".into(), "n1".into(), "l2".into(), reason, "n2".to_owned()]);
         assert!(!stack.lua_complete);
+    }
+
+    #[test]
+    fn what_is_left_out_has_a_mark_in_its_place() {
+        let native = NativeStack {
+            frames: vec![vm(Some(100)), code(1), vm(Some(200)), code(2)],
+            end: UnwindEnd::Entry,
+            reach: 0,
+        };
+        let left_out = FrameRecord::left_out(7);
+        let frames = [lua(1), mark(100), lua(2), left_out, lua(3), mark(200)];
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
+        assert_eq!(names(&stack), ["l1", "n1", "l2", "[7 left out]", "l3", "n2"]);
+        assert!(stack.native_complete && !stack.lua_complete && stack.both_ends);
+        // C frames among them: native unwinding goes on at the first one after them.
+        let missing = NativeFrame { pc: 0, is_return: true, sp: 0, kind: FrameKind::Missing(UnwindEnd::LeftOut) };
+        let native = NativeStack {
+            frames: vec![vm(Some(100)), code(1), vm(None), missing, vm(Some(200)), code(2)],
+            end: UnwindEnd::Entry,
+            reach: 0,
+        };
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
+        assert_eq!(names(&stack), ["l1", "n1", "l2", "[7 left out]", "l3", "n2"]);
+        assert!(stack.native_complete);
+    }
+
+    #[test]
+    fn a_function_that_could_not_be_looked_at_has_a_mark() {
+        let native = NativeStack { frames: vec![vm(Some(100)), code(1)], end: UnwindEnd::Entry, reach: 0 };
+        let end = WalkEnd::Unreadable;
+        let passed = FrameRecord { kind: RecordKind::Passed as u8, position: end as u32, ..FrameRecord::EMPTY };
+        let stack = merge(&native, &[lua(1), passed, lua(2), mark(100)], WalkEnd::Complete, Innermost::Known);
+        assert_eq!(names(&stack), ["l1".to_owned(), format!("[{}]", end.describe()), "l2".into(), "n1".into()]);
+        assert!(!stack.lua_complete && !stack.both_ends);
     }
 
     #[test]

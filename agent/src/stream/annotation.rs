@@ -11,14 +11,18 @@ use super::{Symbol, VmState};
 
 /// Addresses that lj-trace gives a meaning to, all below [`reserved::END`].
 pub mod reserved {
-    /// A host frame named `lua_pcall`, which makes parsers show the Lua frames of a sample.
-    pub const LUA_PCALL: u64 = 1;
+    /// A host frame that is none: behind it parsers show the Lua frames of a sample.
+    pub const SPLICE: u64 = 1;
+    /// What they call it: the first letters make them do so.
+    pub const SPLICE_NAME: &str = "lua_call[no frame: Lua follows]";
     /// A host frame for a sample that has no frame at all.
     pub const NO_STACK: u64 = 2;
     /// A symbol here carries a text annotation as its name.
     pub const TEXT: u64 = 3;
     /// A symbol here has the line that the next sample was at as its name.
     pub const LINE: u64 = 4;
+    /// A Lua function in which traces start whose start was lost.
+    pub const LOST_START: u64 = 5;
     /// A symbol at `STATE + n` says that the next sample was taken in the VM state of number `n`.
     pub const STATE: u64 = 0x10;
     /// First address for functions that have a name but no address.
@@ -120,6 +124,6 @@ mod tests {
             assert_eq!(Annotation::from_symbol(&annotation.to_symbol()), Some(annotation));
         }
         assert_eq!(Annotation::from_symbol(&Symbol::c(0x40_0000, "main")), None);
-        assert_eq!(Annotation::from_symbol(&Symbol::c(reserved::LUA_PCALL, "lua_pcall")), None);
+        assert_eq!(Annotation::from_symbol(&Symbol::c(reserved::SPLICE, reserved::SPLICE_NAME)), None);
     }
 }

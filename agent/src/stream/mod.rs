@@ -15,7 +15,7 @@ pub(crate) mod hash;
 pub mod memprof;
 mod record;
 mod symbols;
-mod symtab;
+pub mod symtab;
 pub mod sysprof;
 
 use std::io::Read;

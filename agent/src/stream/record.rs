@@ -134,7 +134,9 @@ pub fn end_after(file: &File, WriteError { complete, last, .. }: &WriteError) ->
         if offset > 0 { file.write_all_at(&[EPILOGUE], offset) } else { Ok(()) }
     };
     match end_at(*complete) {
-        Err(error) if error.kind() == io::ErrorKind::StorageFull && *last > 0 => end_at(*last),
+        Err(error) if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::FileTooLarge) && *last > 0 => {
+            end_at(*last)
+        }
         outcome => outcome,
     }
 }

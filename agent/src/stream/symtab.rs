@@ -42,6 +42,18 @@ pub enum Symbol {
     Trace(TraceSymbol),
 }
 
+/// LuaJIT numbers traces below it. In lj-trace's streams, a number that is given to a trace with another start goes on
+/// as one that is this much higher.
+pub const GENERATION: u64 = 1 << 16;
+
+/// Numbers of that kind are below it: what is not is none of a trace.
+const GENERATIONS_END: u64 = GENERATION << 12;
+
+/// The number that LuaJIT gives to a trace which a stream calls so.
+pub const fn own_number(number: u64) -> u64 {
+    if number < GENERATIONS_END { number % GENERATION } else { number }
+}
+
 /// A trace and where it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceSymbol {

@@ -194,7 +194,7 @@ mod tests {
     use crate::record::{Code, ResolvedFrame};
 
     fn sample(state: VmState, frames: &[Frame]) -> Resolved {
-        let frame = |named: &Frame| ResolvedFrame { named: named.clone().into(), code: Code::Name, chunkname: None };
+        let frame = |named: &Frame| ResolvedFrame { named: named.clone().into(), code: Code::Name };
         Resolved {
             state: Some(state),
             vm: Some(0),

@@ -12,6 +12,7 @@ pub mod registers;
 pub mod row;
 pub mod table;
 pub mod tail;
+pub mod vm_edges;
 pub mod vm_frame;
 pub mod vm_text;
 
@@ -27,7 +28,7 @@ use row::{CfaRule, UnwindRow};
 pub use vm_frame::{CFrame, Region, VmCode};
 use vm_frame::{VmStep, leave_cframe, unwind_interpreter, unwind_trace};
 pub use vm_text::BaseAfterCall;
-use vm_text::{FrameShape, VmText, ffi_call_edge};
+use vm_text::{FrameShape, Position, VmText, ffi_call_edge};
 
 use crate::target::Process;
 
@@ -110,6 +111,8 @@ pub enum UnwindEnd {
     },
     /// More frames than a sample may have.
     Limit,
+    /// The frame belongs to a C frame that the walk of the Lua stack has left out.
+    LeftOut,
 }
 
 impl UnwindEnd {
@@ -131,6 +134,7 @@ impl UnwindEnd {
             Self::RegisterLost { .. } => "register not preserved",
             Self::NoCFrame { .. } => "no C frame for JIT code",
             Self::Limit => "too many frames",
+            Self::LeftOut => "C frame left out",
         }
     }
 }
@@ -188,6 +192,18 @@ pub struct NativeStack {
     pub reach: u64,
 }
 
+/// Whether a frame may belong to a C frame that is not known, between two that are. Of a trace it cannot be told: its
+/// C frame is the next one there is.
+fn leave_out(kind: &mut FrameKind, registers: &Registers, cframes: &[CFrame]) -> bool {
+    let next = cframes.iter().find(|cframe| cframe.address >= registers.rsp());
+    let FrameKind::Vm { cframe, region, .. } = kind else { return false };
+    let is_open = next.is_some_and(|next| next.after_left_out) && (cframe.is_none() || *region == Region::Jit);
+    if is_open {
+        *cframe = None;
+    }
+    is_open
+}
+
 /// Unwinds the samples of one process.
 #[derive(Debug)]
 pub struct Unwinder {
@@ -238,7 +254,10 @@ impl Unwinder {
             if frames.len() >= MAX_FRAMES {
                 break UnwindEnd::Limit;
             }
-            let (kind, step) = self.step(&registers, is_return, stack, vms, cframes);
+            let (mut kind, mut step) = self.step(&registers, is_return, stack, vms, cframes);
+            if is_return && leave_out(&mut kind, &registers, cframes) {
+                step = Err(UnwindEnd::LeftOut);
+            }
             frames.push(NativeFrame { pc: registers.rip(), is_return, sp: registers.rsp(), kind });
             let caller = step.and_then(|row| {
                 let mut caller = row.apply(&registers, stack);
@@ -309,6 +328,11 @@ impl Unwinder {
     /// in the interpreter of `vm`. `l_base` is the offset of `lua_State.base`.
     pub fn base_after_call(&mut self, vm: &VmCode, return_address: u64, l_base: u64) -> BaseAfterCall {
         self.text(vm).base_after_call(return_address, l_base)
+    }
+
+    /// Whether the interpreter of `vm` is entering or leaving its native frame at `pc`, an interrupted instruction.
+    pub fn is_at_edge(&mut self, vm: &VmCode, pc: u64) -> bool {
+        matches!(self.text(vm).position(pc, false), Position::Partial { .. } | Position::FrameAtRsp)
     }
 
     /// What the frame is, and how to get to its caller.
@@ -646,7 +670,7 @@ mod tests {
         let words = [0_u64; 9].into_iter().chain([0x10]).flat_map(u64::to_le_bytes).collect::<Vec<_>>();
         let copy = StackCopy { start: 0x1000, bytes: &words };
         let vm = VmCode { text: 0x20..0x30, mcode: Vec::new(), sampled: Vec::new(), cframe_size: 80, gc64: true };
-        let stack = unwinder.unwind(&registers, &copy, &[vm], &[CFrame { address: 0x1000, vm: 0 }]);
+        let stack = unwinder.unwind(&registers, &copy, &[vm], &[CFrame::new(0x1000, 0)]);
         let kinds: Vec<_> = stack.frames.iter().map(|frame| frame.kind).collect();
         assert!(
             matches!(

@@ -7,17 +7,19 @@ use std::sync::{Arc, OnceLock};
 
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
+use object::read::ReadRef;
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
-use object::read::{ReadCache, ReadRef};
 
 use super::table::{Section, UnwindTable, eh_frame_address};
+use crate::symbols::bounded::BoundedFile;
 use crate::target::{Mapping, Process, ProcessMemory};
 
 /// The size of a page on x86-64.
 const PAGE: u64 = 4096;
 
-/// No unwind table of a real program comes near; a damaged file must not make us allocate more.
-const MAX_SECTION: u64 = 512 << 20;
+/// No unwind table of a real program comes near; a damaged file must not make us allocate more, and each megabyte takes
+/// some 50 ms and three megabytes of memory.
+const MAX_SECTION: u64 = 32 << 20;
 
 /// One ELF file.
 #[derive(Debug)]
@@ -130,8 +132,8 @@ impl Image {
     pub fn with_reader<A: WithReader>(&self, action: A) -> Option<A::Output> {
         match self {
             Self::File(file) => {
-                let cache = ReadCache::new(file);
-                action.run(&cache)
+                let bounded = BoundedFile::new(file);
+                action.run(bounded.reader())
             }
             Self::Memory(bytes) => action.run(bytes.as_slice()),
         }

@@ -46,6 +46,16 @@ pub struct CFrame {
     pub address: u64,
     /// The VM: an index into the list given along.
     pub vm: usize,
+    /// Whether there may be others before this one that are not known, since the walk of the Lua stack has left frames
+    /// out.
+    pub after_left_out: bool,
+}
+
+impl CFrame {
+    /// The one at `address`. All that are before it on the stack are known.
+    pub const fn new(address: u64, vm: usize) -> Self {
+        Self { address, vm, after_left_out: false }
+    }
 }
 
 /// Which of the VM's code a frame runs.
@@ -197,7 +207,7 @@ mod tests {
     #[test]
     fn a_trace_is_left_through_the_innermost_c_frame() {
         let bytes = stack(&[]);
-        let cframes = [0x1020, 0x1080, 0x1180].map(|address| CFrame { address, vm: 0 });
+        let cframes = [0x1020, 0x1080, 0x1180].map(|address| CFrame::new(address, 0));
         // 64 bytes of spill slots and the two saved registers below the C frame at 0x1080.
         let registers = at(MCODE + 5, 0x1030);
         for (gc64, r13) in [(true, 0x1078), (false, 0x1088)] {
@@ -216,7 +226,7 @@ mod tests {
     fn a_helper_belongs_to_whoever_called_it() {
         // `ret` behind the end of a bytecode.
         let text = VmText::new(TEXT, vec![0x41, 0xff, 0x24, 0xee, 0xc3], 80);
-        let cframes = [CFrame { address: 0x1080, vm: 0 }];
+        let cframes = [CFrame::new(0x1080, 0)];
         let from = |rsp: u64, return_address: u64| {
             let bytes = stack(&[(rsp, return_address)]);
             let registers = at(TEXT + 4, rsp);
@@ -233,7 +243,7 @@ mod tests {
     #[test]
     fn the_interpreter_is_left_at_rsp_unless_a_trace_is_near() {
         let text = VmText::new(TEXT, vec![0x90, 0x41, 0xff, 0x24, 0xee], 80);
-        let cframes = [CFrame { address: 0x1080, vm: 0 }];
+        let cframes = [CFrame::new(0x1080, 0)];
         let bytes = stack(&[]);
         let copy = StackCopy { start: 0x1000, bytes: &bytes };
         for (rsp, cframe, cfa) in

@@ -48,10 +48,12 @@ const LIBRARIES: [&str; 17] = [
 
 /// Functions that no table holds, each with a function of the same library and how far before it they are
 /// numbered in every build (`lib_base.c`, `lib_string.c`, `lib_ffi.c`).
-const AUXILIARY: [(&str, &str, u8); 5] = [
+const AUXILIARY: [(&str, &str, u8); 7] = [
     ("ipairs_aux", "ipairs", 1),
     ("coroutine.wrap_aux", "coroutine.wrap", 1),
     ("string.gmatch_aux", "string.gmatch", 1),
+    ("ffi.clib.__index", "ffi.cdef", 5),
+    ("ffi.clib.__newindex", "ffi.cdef", 4),
     ("ffi.callback:free", "ffi.cdef", 2),
     ("ffi.callback:set", "ffi.cdef", 1),
 ];
@@ -87,6 +89,11 @@ impl FunctionNames {
     /// The library name of the built-in function `ffid`: `string.gsub`, `pcall`, `file:write`.
     pub fn builtin(&self, ffid: u8) -> Option<&str> {
         self.builtins.get(&ffid).map(String::as_str)
+    }
+
+    /// Whether some built-in function has this name.
+    pub fn has_builtin(&self, name: &str) -> bool {
+        self.builtins.values().any(|known| known == name)
     }
 
     /// The name under which the C function at `address` is registered: `ngx.sleep`.

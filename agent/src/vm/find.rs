@@ -1,9 +1,9 @@
 //! All VMs of a process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;
@@ -11,9 +11,9 @@ use lj_trace_common::memory::ReadMemory;
 use super::debug_layout;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
 use super::machine::Vm;
-use super::prove::{Failures, Look};
+use super::prove::{Evidence, Failures, Look};
 use super::scan::{Candidate, candidates};
-use super::text::interpreter_text;
+use super::text::{interpreter_edges, interpreter_text};
 use crate::target::{Maps, Process, TargetError};
 
 /// Why no VM can be profiled. Each message names the cause and the way on.
@@ -46,6 +46,26 @@ pub enum FindError {
         /// What that layout violates.
         violated: Vec<&'static str>,
     },
+    /// There is a VM, and its memory moves all the time.
+    #[error(
+        "process {pid} has a LuaJIT VM at {global:#x} whose memory did not hold still in {} looks over {:.1} s, so that \
+         its layout could not be proven. Nearest: {nearest}, of which it was never seen that {}. \
+         Try again, or while the program does less", .looks, .duration.as_secs_f64(), .unseen.join("; ")
+    )]
+    NeverStill {
+        /// The process.
+        pid: u32,
+        /// The VM's `global_State`.
+        global: u64,
+        /// How often it was looked at.
+        looks: u32,
+        /// For how long.
+        duration: Duration,
+        /// The builds of the layout of which the most was seen.
+        nearest: String,
+        /// What was not.
+        unseen: Vec<&'static str>,
+    },
     /// Several layouts fit, and they disagree.
     #[error(
         "process {pid} has a LuaJIT VM at {global:#x} that several layouts fit ({}), which disagree about {}: \
@@ -66,11 +86,27 @@ pub enum FindError {
     Target(#[from] TargetError),
 }
 
-/// How often a VM is looked at before an invariant is believed to be violated.
-const LOOKS: u32 = 12;
+/// Time between two looks.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// Time between two looks: a running VM leaves any transient state within it.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+/// So long VMs are looked at that do not hold still: states of a VM in which not all invariants hold are over within
+/// microseconds, but it may be in such a state many times a second.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// And so often at least, on a machine that leaves little time for it.
+const PATIENT_LOOKS: u32 = 64;
+
+/// How often an invariant has to fail, while memory holds still, before no layout is said to fit.
+const REFUTED: u32 = 32;
+
+/// How often if another layout fits: so often the right one does not fail by chance.
+const REFUTED_BY_ANOTHER: u32 = 8;
+
+/// How often a VM is looked at before it is believed that there is nothing more to be seen of it.
+const LOOKS: u32 = 4;
+
+/// How often it may fail at all then: what a wrong layout points to may never hold still.
+const FAILED_BESIDE_ANOTHER: u32 = 16;
 
 /// The most candidates that are looked at more than in passing: more than one process can have VMs that are recorded.
 /// Only memory that is made to mislead has more.
@@ -87,43 +123,68 @@ const MAX_REFUSALS: usize = 8;
 /// # Errors
 /// [`FindError`] if there is no VM whose layout can be proven.
 pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
+    let began = Instant::now();
     let mut vms: Vec<Vm> = Vec::new();
-    let mut pending = Vec::new();
     let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
-    let shared_maps = Rc::new(maps.clone());
-    for candidate in stable_candidates(process, maps) {
-        if let Some(vm) = vms.iter().find_map(|vm| sibling(process, maps, vm, candidate)) {
-            vms.push(vm);
-            continue;
+    let mut maps = Rc::new(maps.clone());
+    let candidates = stable_candidates(process, &maps).into_iter();
+    let mut pending: Vec<_> = candidates
+        .map(|candidate| {
+            let kind = (candidate.gc64, candidate.global.wrapping_sub(candidate.thread));
+            let table = tables.entry(kind).or_insert_with(|| layouts::candidates(kind.0, kind.1).into());
+            Examined::with(process, maps.clone(), candidate, table.clone())
+        })
+        .collect();
+    let (mut refused, mut refusal) = (Vec::new(), None);
+    // All of them in turns, so that they wait together.
+    let mut turns = 0;
+    while !pending.is_empty() {
+        turns += 1;
+        let is_late = turns >= PATIENT_LOOKS && began.elapsed() >= PATIENCE;
+        // Others of a kind are probably as the first one that fits.
+        let mut fitting: HashSet<(bool, u64)> = HashSet::new();
+        for examined in &mut pending {
+            if is_late || !fitting.contains(&examined.kind()) {
+                examined.maps = maps.clone();
+                examined.look();
+                if examined.fits() {
+                    fitting.insert(examined.kind());
+                }
+            }
         }
-        let size = candidate.global.wrapping_sub(candidate.thread);
-        let table = tables.entry((candidate.gc64, size));
-        let table = table.or_insert_with(|| layouts::candidates(candidate.gc64, size).into());
-        let mut examined = Examined::with(process, shared_maps.clone(), candidate, table.clone());
-        examined.look();
-        examined.look();
-        match examined.fits().then(|| examined.decide()) {
-            Some(Ok(vm)) => vms.push(vm),
-            _ => pending.push(examined),
+        let (settled, open): (Vec<_>, Vec<_>) =
+            pending.into_iter().partition(|examined| is_late || examined.is_settled());
+        pending = open;
+        for mut examined in settled {
+            if !examined.fits() {
+                refused.push(examined);
+                continue;
+            }
+            match examined.decide() {
+                Ok(vm) => vms.push(vm),
+                // The program may soon show more.
+                Err(FindError::AmbiguousLayout { .. }) if !is_late => {
+                    examined.forget();
+                    pending.push(examined);
+                }
+                Err(_) => refused.push(examined),
+            }
+        }
+        pending.retain(|examined| match vms.iter().find_map(|vm| sibling(process, &maps, vm, examined.candidate)) {
+            Some(vm) => {
+                vms.push(vm);
+                false
+            }
+            None => true,
+        });
+        if !pending.is_empty() {
+            sleep(BETWEEN_LOOKS);
+            // The target may have mapped memory since.
+            maps = Rc::new(process.maps()?);
         }
     }
-    // The others in turns, so that they wait together.
-    for look_number in 2..LOOKS {
-        pending.retain(|examined| examined.may_be_a_vm() || look_number < 3);
-        if pending.is_empty() || !pending.iter().any(|examined| !examined.fits()) {
-            break;
-        }
-        sleep(BETWEEN_LOOKS);
-        // The target may have mapped memory since.
-        let maps = Rc::new(process.maps()?);
-        for examined in pending.iter_mut().filter(|examined| !examined.fits()) {
-            examined.maps = maps.clone();
-            examined.look();
-        }
-    }
-    let mut refusal = None;
-    let (fitting, strange): (Vec<_>, Vec<_>) = pending.into_iter().partition(Examined::fits);
-    for examined in fitting.into_iter().chain(strange.into_iter().take(MAX_REFUSALS)) {
+    let strange = refused.into_iter().filter(Examined::may_be_a_vm);
+    for examined in strange.take(MAX_REFUSALS) {
         match examined.settle() {
             Ok(vm) => vms.push(vm),
             Err(error) => refusal = Some(error),
@@ -158,19 +219,14 @@ fn stable_candidates(process: &Process, maps: &Maps) -> Vec<Candidate> {
 /// # Errors
 /// [`FindError`] if it is not there any more.
 pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindError> {
+    /// Samples wait for it.
+    const PATIENCE: Duration = Duration::from_millis(50);
     let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
     let table = layouts::candidates(candidate.gc64, candidate.global.wrapping_sub(candidate.thread)).into();
     let mut examined = Examined::with(process, Rc::new(maps.clone()), candidate, table);
-    for look_number in 0..LOOKS {
-        examined.look();
-        if look_number > 0 && examined.fits() {
-            break;
-        }
-        if look_number == 2 && !examined.may_be_a_vm() {
-            return Err(FindError::NoVm { pid: process.pid() });
-        }
-        sleep(BETWEEN_LOOKS);
-        examined.maps = Rc::new(process.maps()?);
+    examined.look_until_settled(PATIENCE);
+    if !examined.may_be_a_vm() {
+        return Err(FindError::NoVm { pid: process.pid() });
     }
     examined.settle()
 }
@@ -205,34 +261,74 @@ struct Examined<'a> {
     maps: Rc<Maps>,
     candidate: Candidate,
     layouts: Rc<[KnownLayout]>,
-    /// By layout: what every look has found violated.
-    failures: Vec<Failures>,
+    /// By layout.
+    evidence: Vec<Evidence>,
+    /// How often it was looked at, and since when.
+    looks: u32,
+    since: Instant,
 }
 
 impl<'a> Examined<'a> {
     /// A candidate that is to be held against certain layouts.
     fn with(process: &'a Process, maps: Rc<Maps>, candidate: Candidate, layouts: Rc<[KnownLayout]>) -> Self {
-        let failures = vec![Failures::ALL; layouts.len()];
-        Self { process, maps, candidate, layouts, failures }
+        let evidence = vec![Evidence::NONE; layouts.len()];
+        Self { process, maps, candidate, layouts, evidence, looks: 0, since: Instant::now() }
     }
 
-    /// Looks once more.
+    /// Those of the same kind may be laid out the same.
+    fn kind(&self) -> (bool, u64) {
+        (self.candidate.gc64, self.candidate.global.wrapping_sub(self.candidate.thread))
+    }
+
+    /// Looks once more at what is not settled.
     fn look(&mut self) {
-        let memory = self.process.memory();
+        self.looks += 1;
+        let (memory, fits) = (self.process.memory(), self.fits());
         let look = Look::new(&memory, &self.maps, self.candidate);
-        for (known, failures) in self.layouts.iter().zip(&mut self.failures) {
-            *failures = look.still_violated(&known.layout, *failures);
+        for (known, evidence) in self.layouts.iter().zip(&mut self.evidence) {
+            if evidence.fits() || !is_settled(evidence, fits) {
+                evidence.look(&look, &known.layout);
+            }
         }
+    }
+
+    /// Looks until it is settled which layouts fit, but hardly for longer than that.
+    fn look_until_settled(&mut self, patience: Duration) {
+        loop {
+            self.look();
+            if self.is_settled() || self.looks >= PATIENT_LOOKS && self.since.elapsed() >= patience {
+                return;
+            }
+            sleep(BETWEEN_LOOKS);
+            // The target may have mapped memory since. If it has exited, that shows.
+            if let Ok(maps) = self.process.maps() {
+                self.maps = Rc::new(maps);
+            }
+        }
+    }
+
+    /// Begins anew.
+    fn forget(&mut self) {
+        self.looks = 0;
+        self.evidence.fill(Evidence::NONE);
     }
 
     /// Whether some layout fits.
     fn fits(&self) -> bool {
-        self.failures.contains(&Failures::NONE)
+        self.evidence.iter().any(Evidence::fits)
+    }
+
+    /// Whether more looks would tell no more: each layout fits, or does not.
+    fn is_settled(&self) -> bool {
+        let fits = self.fits();
+        let is_vacuous = |evidence: &Evidence| evidence.fits() && evidence.is_vacuous();
+        self.evidence.iter().all(|evidence| is_settled(evidence, fits))
+            && (self.looks >= LOOKS || !self.evidence.iter().any(is_vacuous))
     }
 
     /// Whether it has a Lua stack, as chance finds and the remains of closed VMs do not.
     fn may_be_a_vm(&self) -> bool {
-        self.failures.iter().any(|failures| !failures.lacks_stack())
+        self.evidence.iter().any(Evidence::has_stack)
     }
 
     /// The VM, if the table or debug information has its layout.
@@ -243,13 +339,7 @@ impl<'a> Examined<'a> {
             let described = debug_layout::read(self.process, &self.maps, self.candidate);
             if !described.is_empty() {
                 let mut examined = Self::with(self.process, self.maps.clone(), self.candidate, described.into());
-                for look_number in 0..LOOKS {
-                    examined.look();
-                    if look_number > 0 && examined.fits() {
-                        break;
-                    }
-                    sleep(BETWEEN_LOOKS);
-                }
+                examined.look_until_settled(PATIENCE);
                 if let Ok(vm) = examined.decide() {
                     return Ok(vm);
                 }
@@ -261,23 +351,52 @@ impl<'a> Examined<'a> {
     /// The VM, if one layout fits, or several that agree about what matters.
     fn decide(&self) -> Result<Vm, FindError> {
         let (memory, pid) = (self.process.memory(), self.process.pid());
-        decide(&memory, &self.maps, pid, self.candidate, None, &self.layouts, &self.failures)
+        let failures: Vec<_> = self.evidence.iter().map(Evidence::unproven).collect();
+        decide(&memory, &self.maps, pid, self.candidate, None, &self.layouts, &failures)
             .unwrap_or_else(|| Err(self.nothing_fits()))
     }
 
-    /// Why no layout fits: what the nearest of all violates.
+    /// Why no layout fits: what the nearest of all violates; or was not seen to have, if its memory never held still.
     fn nothing_fits(&self) -> FindError {
         let memory = self.process.memory();
-        let mut failures = vec![Failures::ALL; self.layouts.len()];
+        // What comes after the first violated invariant has not been tried yet.
+        let mut failures: Vec<_> = self.evidence.iter().map(Evidence::unproven).collect();
         for _ in 0..3 {
-            let look = Look::new(&memory, &self.maps, self.candidate);
             for (failures, known) in failures.iter_mut().zip(self.layouts.iter()) {
+                let look = Look::new(&memory, &self.maps, self.candidate);
                 *failures = failures.and(look.failures(&known.layout));
             }
             sleep(BETWEEN_LOOKS);
         }
-        unknown_layout(self.process.pid(), self.candidate, &self.layouts, &failures)
+        let (pid, global) = (self.process.pid(), self.candidate.global);
+        let is_open = |index: &usize| !self.evidence[*index].is_refuted(REFUTED);
+        match (0..self.layouts.len()).filter(is_open).min_by_key(|&index| failures[index].count()) {
+            Some(open) => {
+                let known = &self.layouts[open];
+                let (looks, duration) = (self.looks, self.since.elapsed());
+                let unseen = match failures[open] {
+                    // All was seen, but not in one go.
+                    Failures::NONE => self.evidence[open].unproven().names(),
+                    some => some.names(),
+                };
+                FindError::NeverStill {
+                    pid,
+                    global,
+                    looks,
+                    duration,
+                    nearest: format!("{known} ({})", known.mode),
+                    unseen,
+                }
+            }
+            None => unknown_layout(pid, self.candidate, &self.layouts, &failures),
+        }
     }
+}
+
+/// Whether it is known if a layout fits. Some other one may.
+fn is_settled(evidence: &Evidence, another_fits: bool) -> bool {
+    let refuted = if another_fits { REFUTED_BY_ANOTHER } else { REFUTED };
+    evidence.fits() || evidence.is_refuted(refuted) || another_fits && evidence.failed() >= FAILED_BESIDE_ANOTHER
 }
 
 /// That no layout fits, and what the nearest one violates.
@@ -312,7 +431,7 @@ fn decide<M: ReadMemory + 'static>(
     // Those come first that need the fewest options to fit: they are the most likely ones.
     fitting.sort_by_key(|known| known.options.len());
     let targets = Look::new(memory, maps, candidate).dispatch_targets(&fitting.first()?.layout);
-    let (text, frame_size) = interpreter_text(memory, maps, &targets);
+    let (mut text, frame_size) = interpreter_text(memory, maps, &targets);
     if let Some(frame_size) = frame_size.or(cframe_size) {
         let nearest = fitting.first()?.clone();
         fitting.retain(|known| u64::from(known.layout.cframe_size) == frame_size);
@@ -332,6 +451,7 @@ fn decide<M: ReadMemory + 'static>(
     };
     let fewest = fitting.first().map_or(0, |known| known.options.len());
     let builds = names(&fitting[..fitting.partition_point(|known| known.options.len() == fewest)]);
+    text.edges = interpreter_edges(memory, &text.range, &layout);
     Some(Ok(Vm { global, main_thread: candidate.thread, layout, builds, undecided, text }))
 }
 

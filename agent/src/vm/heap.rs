@@ -100,7 +100,7 @@ mod tests {
             put(place(number), if *next == u64::MAX { 0 } else { place(*next) });
             put(place(number) + 8, u64::from(*kind) << 8);
         }
-        let text = InterpreterText { range: 0..0, exact: true };
+        let text = InterpreterText { range: 0..0, exact: true, edges: crate::unwind::vm_edges::Edges::default() };
         let main_thread = place(objects.len() as u64 - 1);
         let vm = Vm { global: 0x4000, main_thread, layout, builds: Vec::new(), undecided: Vec::new(), text };
         (Saved::new(0x4000, bytes), vm)

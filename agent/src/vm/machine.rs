@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
-use lj_trace_common::vm::VmConfig;
+use lj_trace_common::vm::{CodeRange, NOWHERE, VmConfig, VmEdges};
 
 use super::object::{field, type_of};
 use super::prove;
+use crate::unwind::vm_edges::Edges;
 
 /// A VM (a "Lua universe": one `global_State` and all its coroutines) in the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub struct InterpreterText {
     /// Whether the range comes from unwind information (`.eh_frame`). If not, it only spans the dispatch
     /// targets, and code after the last of them is missed.
     pub exact: bool,
+    /// Where in it a C frame has no Lua frame.
+    pub edges: Edges,
 }
 
 impl Vm {
@@ -62,7 +65,33 @@ impl Vm {
     /// What the probes must know of it.
     pub fn config(&self) -> VmConfig {
         let text = (self.text.range.start, self.text.range.end);
-        VmConfig::new(self.global, self.main_thread, text, self.layout)
+        let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
+        let Edges { entering, returning, leaving, callback_left, callback_calls, links } = &self.text.edges;
+        config.edges = VmEdges {
+            entering: self.places(entering),
+            returning: self.places(returning),
+            leaving: self.places(leaving),
+            callback_left: self.places(callback_left),
+            callback_calls: self.offsets(callback_calls),
+            links: self.offsets(links),
+        };
+        config
+    }
+
+    /// The same addresses in the interpreter's code, as the probes know them.
+    fn offsets<const N: usize>(&self, addresses: &[u64]) -> [u32; N] {
+        let offset = |address: &u64| address.saturating_sub(self.text.range.start) as u32;
+        std::array::from_fn(|index| addresses.get(index).map_or(NOWHERE, offset))
+    }
+
+    /// The same ranges of the interpreter's code, as the probes know them.
+    fn places<const N: usize>(&self, ranges: &[Range<u64>]) -> [CodeRange; N] {
+        let start = self.text.range.start;
+        let place = |range: &Range<u64>| CodeRange {
+            start: range.start.saturating_sub(start) as u32,
+            end: range.end.saturating_sub(start) as u32,
+        };
+        std::array::from_fn(|index| ranges.get(index).map_or_else(CodeRange::default, place))
     }
 
     /// Size of the block that a VM begins with, in bytes: `sizeof(GG_State)` (`lj_dispatch.h`). Its last member is
@@ -141,7 +170,7 @@ mod tests {
     #[test]
     fn what_traces_do_not_need_is_not_waited_for() {
         let layout = VmLayout::from_values(&[0; VmLayout::FIELDS.len()]);
-        let text = InterpreterText { range: 0..0, exact: true };
+        let text = InterpreterText { range: 0..0, exact: true, edges: Edges::default() };
         let vm = |undecided: &[&'static str]| Vm {
             global: 0,
             main_thread: 0,

@@ -1,7 +1,9 @@
 //! The proof that a layout fits a VM: invariants of `global_State` that hold at any moment of its life.
 //!
-//! A layout is only believed if every invariant holds. The target runs while it is read, so an invariant
-//! counts as failed only if it fails every time that the VM is looked at.
+//! A layout is only believed if every invariant holds. The target runs while it is read: what has moved meanwhile is no
+//! evidence against a layout ([`Evidence`]).
+
+use std::cell::Cell;
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
@@ -10,13 +12,28 @@ use super::object::{field, read_string, type_of};
 use super::overlay::Overlay;
 use super::scan::Candidate;
 use super::value::{self, Value};
-use crate::target::Maps;
+use crate::target::{Mapping, Maps};
 
 /// What an invariant says: whether it holds, or that what it speaks of cannot be read.
 type Verdict = Result<bool, Unreadable>;
 
-/// An invariant's name and test.
-type Invariant<M> = (&'static str, fn(&Facts<'_, M>) -> Verdict);
+/// What holds in every VM, if it is looked at through the right layout.
+struct Invariant<M> {
+    name: &'static str,
+    /// Whether it speaks of what no VM ever changes.
+    fixed: bool,
+    holds: fn(&Facts<'_, M>) -> Verdict,
+}
+
+/// An invariant of what a VM changes while it runs.
+const fn moving<M>(name: &'static str, holds: fn(&Facts<'_, M>) -> Verdict) -> Invariant<M> {
+    Invariant { name, fixed: false, holds }
+}
+
+/// An invariant of what a VM never changes.
+const fn fixed<M>(name: &'static str, holds: fn(&Facts<'_, M>) -> Verdict) -> Invariant<M> {
+    Invariant { name, fixed: true, holds }
+}
 
 /// One candidate VM, looked at through one layout.
 struct Facts<'a, M> {
@@ -25,6 +42,10 @@ struct Facts<'a, M> {
     layout: &'a VmLayout,
     thread: u64,
     global: u64,
+    /// Whether something was said to be where nothing was mapped a moment ago.
+    strays: Cell<bool>,
+    /// Whether there was nothing that an invariant could be violated by.
+    vacuous: Cell<bool>,
 }
 
 /// Bytes from the main thread's start that are copied at once: all of `GG_State` in every layout.
@@ -40,6 +61,9 @@ impl Failures {
     /// All failed: where to start from, since only what fails every time has failed.
     pub const ALL: Self = Self((1 << Facts::<crate::target::ProcessMemory>::INVARIANTS.len()) - 1);
 
+    /// The number of the invariant that there is a Lua stack.
+    const STACK: usize = 0;
+
     /// The invariants in the set, with their numbers.
     fn invariants<M: ReadMemory + 'static>(self) -> impl Iterator<Item = (usize, &'static Invariant<M>)> {
         Facts::<M>::INVARIANTS.iter().enumerate().filter(move |(index, _)| self.0 >> index & 1 != 0)
@@ -50,11 +74,6 @@ impl Failures {
         Self(self.0 & other.0)
     }
 
-    /// Whether the candidate does not even have a Lua stack, which no layout disagrees about.
-    pub fn lacks_stack(self) -> bool {
-        self.0 & 1 != 0
-    }
-
     /// How many failed.
     pub fn count(self) -> u32 {
         self.0.count_ones()
@@ -62,7 +81,121 @@ impl Failures {
 
     /// What failed, in words.
     pub fn names(self) -> Vec<&'static str> {
-        self.invariants::<crate::target::ProcessMemory>().map(|(_, (name, _))| *name).collect()
+        self.invariants::<crate::target::ProcessMemory>().map(|(_, invariant)| invariant.name).collect()
+    }
+}
+
+/// What looks at a running VM tell of one layout.
+///
+/// An invariant that held once is proven: what it speaks of was seen where the layout says that it is; but if there was
+/// nothing to be seen, it may yet be violated. One that
+/// failed speaks against the layout only if nothing of what it was concluded from has moved meanwhile, and if it fails
+/// again and again: some states last for a moment in which nothing moves.
+#[derive(Clone, Copy, Debug)]
+pub struct Evidence {
+    /// What has not held yet.
+    unproven: Failures,
+    /// How often the first of these has failed since it is the first.
+    failed: u32,
+    /// How often it has while memory held still.
+    failed_still: u32,
+    /// What held since there was nothing that could violate it.
+    vacuous: Failures,
+    /// How often these have failed since, while memory held still.
+    contradicted: u32,
+}
+
+impl Evidence {
+    /// None yet.
+    pub const NONE: Self =
+        Self { unproven: Failures::ALL, failed: 0, failed_still: 0, vacuous: Failures::NONE, contradicted: 0 };
+
+    /// So often that is no chance.
+    const CONTRADICTED: u32 = 2;
+
+    /// How much a failure of what no VM changes weighs against one of what moves.
+    const FIXED: u32 = 16;
+
+    /// Looks once more: tries what has not held yet, as far as the first that does not hold now either. `look` is one
+    /// that all layouts have in common.
+    pub fn look<M: ReadMemory + 'static>(&mut self, look: &Look<'_, M>, layout: &VmLayout) {
+        // Nearly all layouts fail here, and more than a copy is hardly needed.
+        if !self.look_at(look, layout, |index, fixed| fixed || index == Failures::STACK) {
+            return;
+        }
+        // A copy of its own: the longer ago it was made, the less it says about the memory around.
+        if self.unproven != Failures::NONE || self.is_vacuous() {
+            self.look_at(&look.again(), layout, |_, _| true);
+        }
+    }
+
+    /// Tries some of what has not held yet, by the numbers of the invariants and whether they are fixed; whether all of
+    /// it holds.
+    fn look_at<M: ReadMemory + 'static>(
+        &mut self,
+        look: &Look<'_, M>,
+        layout: &VmLayout,
+        tries: impl Fn(usize, bool) -> bool,
+    ) -> bool {
+        let facts = look.facts(layout);
+        let open = Failures(self.unproven.0 | self.vacuous.0);
+        for (index, invariant) in open.invariants::<M>().filter(|(index, invariant)| tries(*index, invariant.fixed)) {
+            look.overlay.forget_uses();
+            facts.strays.set(false);
+            facts.vacuous.set(false);
+            let (bit, was_proven) = (1 << index, self.unproven.0 >> index & 1 == 0);
+            if (invariant.holds)(&facts) == Ok(true) {
+                self.vacuous.0 = if facts.vacuous.get() { self.vacuous.0 | bit } else { self.vacuous.0 & !bit };
+                self.unproven.0 &= !bit;
+                if !was_proven {
+                    (self.failed, self.failed_still) = (0, 0);
+                }
+                continue;
+            }
+            let held_still = !facts.strays.get() && look.overlay.is_as_used();
+            if !was_proven {
+                self.failed += 1;
+                self.failed_still += u32::from(held_still) * if invariant.fixed { Self::FIXED } else { 1 };
+                return false;
+            }
+            self.contradicted += u32::from(held_still);
+            if self.contradicted >= Self::CONTRADICTED {
+                self.unproven.0 |= bit;
+                self.vacuous.0 &= !bit;
+                self.failed_still = u32::MAX;
+            }
+        }
+        true
+    }
+
+    /// Whether all invariants are proven.
+    pub fn fits(&self) -> bool {
+        self.unproven == Failures::NONE
+    }
+
+    /// Whether there was nothing to be seen of something.
+    pub fn is_vacuous(&self) -> bool {
+        self.vacuous != Failures::NONE
+    }
+
+    /// What is not proven.
+    pub fn unproven(&self) -> Failures {
+        self.unproven
+    }
+
+    /// Whether the candidate has a Lua stack, which no layout disagrees about.
+    pub fn has_stack(&self) -> bool {
+        self.unproven.0 >> Failures::STACK & 1 == 0
+    }
+
+    /// Whether an invariant has failed so often while memory held still.
+    pub fn is_refuted(&self, times: u32) -> bool {
+        self.failed_still >= times
+    }
+
+    /// How often in a row no more could be proven.
+    pub fn failed(&self) -> u32 {
+        self.failed
     }
 }
 
@@ -76,33 +209,32 @@ pub struct Look<'a, M> {
 impl<'a, M: ReadMemory + 'static> Look<'a, M> {
     /// Copies the candidate's `GG_State`.
     pub fn new(memory: &'a M, maps: &'a Maps, candidate: Candidate) -> Self {
-        Self { overlay: Overlay::new(memory, candidate.thread, GG_STATE), maps, candidate }
+        Self { overlay: Overlay::noting(memory, candidate.thread, GG_STATE), maps, candidate }
     }
 
-    /// Which of the invariants in `failures` the layout still violates, as far as the first one that it does: what
-    /// comes after that one is not tried.
-    pub fn still_violated(&self, layout: &VmLayout, failures: Failures) -> Failures {
-        let facts = self.facts(layout);
-        let mut left = failures;
-        for (index, (_, holds)) in failures.invariants::<M>() {
-            if holds(&facts) != Ok(true) {
-                break;
-            }
-            left.0 &= !(1 << index);
-        }
-        left
+    /// The same once more, as it is now.
+    fn again(&self) -> Self {
+        Self::new(self.overlay.memory(), self.maps, self.candidate)
     }
 
     /// Which invariants `layout` violates.
     pub fn failures(&self, layout: &VmLayout) -> Failures {
         let facts = self.facts(layout);
-        let violated = Failures::ALL.invariants::<M>().filter(|(_, (_, holds))| holds(&facts) != Ok(true));
+        let violated = Failures::ALL.invariants::<M>().filter(|(_, invariant)| (invariant.holds)(&facts) != Ok(true));
         Failures(violated.fold(0, |set, (index, _)| set | 1 << index))
     }
 
     fn facts<'b>(&'b self, layout: &'b VmLayout) -> Facts<'b, M> {
         let Candidate { thread, global, .. } = self.candidate;
-        Facts { memory: &self.overlay, maps: self.maps, layout, thread, global }
+        Facts {
+            memory: &self.overlay,
+            maps: self.maps,
+            layout,
+            thread,
+            global,
+            strays: Cell::default(),
+            vacuous: Cell::default(),
+        }
     }
 
     /// The machine code that the dispatch table of `layout` points to.
@@ -117,49 +249,49 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     /// Each invariant with its name. They are tried in this order, so those come first that most layouts fail and
     /// that need nothing but the copy of `GG_State`.
     const INVARIANTS: &'static [Invariant<M>] = &[
-        ("the main thread has a Lua stack", |f| f.main_thread_has_a_stack()),
-        ("mainthref is the main thread", |f| Ok(f.g_ref(f.layout.g_mainthref)? == f.thread)),
-        ("dispatch is a table of code", |f| f.dispatch_table()),
-        ("bcff is the list of fast functions' headers", |f| f.fast_function_headers()),
-        ("allocf is code", |f| Ok(f.is_code(f.memory.read(f.g(f.layout.g_allocf))?))),
-        ("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
+        moving("the main thread has a Lua stack", |f| f.main_thread_has_a_stack()),
+        fixed("mainthref is the main thread", |f| Ok(f.g_ref(f.layout.g_mainthref)? == f.thread)),
+        fixed("dispatch is a table of code", |f| f.dispatch_table()),
+        fixed("bcff is the list of fast functions' headers", |f| f.fast_function_headers()),
+        moving("allocf is code", |f| Ok(f.is_code(f.memory.read(f.g(f.layout.g_allocf))?))),
+        moving("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
         // GCSpause to GCSfinalize (`lj_gc.h`).
-        ("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 6)),
+        moving("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 6)),
         // A closed state has nothing left but itself.
-        ("gc.total covers more than the state itself", |f| {
+        moving("gc.total covers more than the state itself", |f| {
             let total = f.g_ref(f.layout.g_gc_total)?;
             Ok(total > u64::from(f.layout.g_to_bcff) && total < 1 << 46)
         }),
-        ("gc.root is an object", |f| {
+        moving("gc.root is an object", |f| {
             let root = type_of(f.memory, f.layout, f.g_ref(f.layout.g_gc_root)?)?;
             Ok((gct::STR..=12).contains(&root))
         }),
-        ("the string table is a table of a power of two", |f| f.string_table()),
-        ("strempty is the empty string", |f| f.empty_string()),
-        ("hookmask and dispatchmode are possible", |f| {
+        moving("the string table is a table of a power of two", |f| f.string_table()),
+        fixed("strempty is the empty string", |f| f.empty_string()),
+        moving("hookmask and dispatchmode are possible", |f| {
             // DISPMODE_* (`lj_dispatch.h`): CALL 1, RET 2, INS 4, JIT 16, REC 32, PROF 64.
             Ok(f.g_byte(f.layout.g_dispatchmode)? & !0x77 == 0)
         }),
-        ("vmstate is a VM state or a trace's number", |f| f.vm_state()),
-        ("the registry is a table", |f| f.registry()),
-        ("nilnode is nil", |f| f.nil_node()),
-        ("uvhead links open upvalues", |f| f.upvalue_list()),
-        ("bc_cfunc_int and bc_cfunc_ext are headers of C functions", |f| f.c_function_headers()),
-        ("cur_L is a thread of this VM", |f| match f.layout.g_cur_l {
+        moving("vmstate is a VM state or a trace's number", |f| f.vm_state()),
+        moving("the registry is a table", |f| f.registry()),
+        fixed("nilnode is nil", |f| f.nil_node()),
+        moving("uvhead links open upvalues", |f| f.upvalue_list()),
+        fixed("bc_cfunc_int and bc_cfunc_ext are headers of C functions", |f| f.c_function_headers()),
+        moving("cur_L is a thread of this VM", |f| match f.layout.g_cur_l {
             ABSENT => Ok(true),
             offset => f.is_thread_or_null(f.g_ref(offset)?),
         }),
-        ("mem_L is a thread or null", |f| match f.layout.g_mem_l {
+        moving("mem_L is a thread or null", |f| match f.layout.g_mem_l {
             ABSENT => Ok(true),
             // The coroutine that allocated last; it may have been collected since.
             offset => Ok(f.g_ref(offset).is_ok_and(|thread| thread == 0 || f.is_data(thread))),
         }),
-        ("jit_base is in the running thread's stack", |f| f.jit_base()),
-        ("gcroot begins with the names of metamethods", |f| f.metamethod_names()),
-        ("C frames link the thread, the previous frame and a return address", |f| f.c_frames()),
-        ("jit_State is in a possible state", |f| f.or_without_jit(|f| f.jit_state())),
-        ("J->mcarea is code", |f| f.or_without_jit(|f| f.machine_code_area())),
-        ("J->trace lists traces", |f| f.or_without_jit(|f| f.traces())),
+        moving("jit_base is in the running thread's stack", |f| f.jit_base()),
+        fixed("gcroot begins with the names of metamethods", |f| f.metamethod_names()),
+        moving("C frames link the thread, the previous frame and a return address", |f| f.c_frames()),
+        moving("jit_State is in a possible state", |f| f.or_without_jit(|f| f.jit_state())),
+        moving("J->mcarea is code", |f| f.or_without_jit(|f| f.machine_code_area())),
+        moving("J->trace lists traces", |f| f.or_without_jit(|f| f.traces())),
     ];
 
     fn g(&self, offset: u16) -> u64 {
@@ -182,12 +314,19 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
         self.memory.read_ref(self.layout.is_gc64(), field(object, offset))
     }
 
+    /// What is mapped at an address.
+    fn mapping(&self, address: u64) -> Option<&Mapping> {
+        let mapping = self.maps.find(address);
+        self.strays.set(self.strays.get() || mapping.is_none());
+        mapping
+    }
+
     fn is_code(&self, address: u64) -> bool {
-        self.maps.find(address).is_some_and(|mapping| mapping.exec)
+        self.mapping(address).is_some_and(|mapping| mapping.exec)
     }
 
     fn is_data(&self, address: u64) -> bool {
-        self.maps.find(address).is_some_and(|mapping| mapping.write)
+        self.mapping(address).is_some_and(|mapping| mapping.write)
     }
 
     fn is_thread(&self, address: u64) -> Verdict {
@@ -363,7 +502,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
             return Ok(size == 0);
         }
         // While a trace is assembled, its area is writable instead of executable.
-        let mapped = self.maps.find(area).is_some_and(|mapping| !mapping.is_file() && (mapping.exec || mapping.write));
+        let mapped = self.mapping(area).is_some_and(|mapping| !mapping.is_file() && (mapping.exec || mapping.write));
         Ok(area.is_multiple_of(4096) && mapped && size != 0 && size.is_multiple_of(4096) && size <= 1 << 30)
     }
 
@@ -373,11 +512,15 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
         let size: u32 = self.memory.read(self.j(self.layout.j_sizetrace))?;
         let array: u64 = self.memory.read(self.j(self.layout.j_trace))?;
         let width = if self.layout.is_gc64() { 8 } else { 4 };
+        self.vacuous.set(true);
         for number in 1..u64::from(size).min(ENOUGH) {
             let trace = self.memory.read_ref(self.layout.is_gc64(), array.wrapping_add(width * number))?;
             // The trace that is being recorded is still a part of `jit_State`.
-            if trace != 0 && trace != self.j(0) && !self.is_trace(trace, number)? {
-                return Ok(false);
+            if trace != 0 && trace != self.j(0) {
+                self.vacuous.set(false);
+                if !self.is_trace(trace, number)? {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
@@ -402,7 +545,7 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
         let header = ir.wrapping_add(8 * u64::from(nk)).wrapping_sub(trace);
         Ok(type_of(m, l, trace)? == gct::TRACE
             && traceno == number
-            && self.maps.find(mcode).is_some_and(|mapping| mapping.exec || mapping.write)
+            && self.mapping(mcode).is_some_and(|mapping| mapping.exec || mapping.write)
             && (96..=160).contains(&header)
             && snapshots == ir.wrapping_add(8 * u64::from(nins))
             && count > 0
@@ -417,5 +560,48 @@ pub fn bytecode_set(layout: &VmLayout) -> BytecodeSet {
         0 => BytecodeSet::V20,
         2 => BytecodeSet::V21Jul2026,
         _ => BytecodeSet::V21,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_common::memory::Plain;
+
+    use super::*;
+    use crate::vm::layouts;
+    use crate::vm::overlay::plain_at;
+
+    /// Memory full of the same byte, which may be another one each time.
+    struct Noise {
+        byte: Cell<u8>,
+        moves: bool,
+    }
+
+    impl ReadMemory for Noise {
+        fn read<T: Plain>(&self, _: u64) -> Result<T, Unreadable> {
+            self.byte.set(self.byte.get().wrapping_add(u8::from(self.moves)));
+            plain_at(&vec![self.byte.get(); size_of::<T>()], 0).ok_or(Unreadable)
+        }
+    }
+
+    #[test]
+    fn what_moves_is_no_evidence_against_a_layout() {
+        let candidate = Candidate { thread: 0x1_0000, global: 0x1_0060, gc64: true };
+        let layout = layouts::known_layouts().iter().find(|known| known.layout.is_gc64()).unwrap().layout;
+        let maps = Maps::parse("0-ffffffffffffffff rw-p 00000000 00:00 0\n");
+        let looks = |moves, times| {
+            let memory = Noise { byte: Cell::new(1), moves };
+            let mut evidence = Evidence::NONE;
+            for _ in 0..times {
+                evidence.look(&Look::new(&memory, &maps, candidate), &layout);
+            }
+            assert!(!evidence.fits() && !evidence.has_stack());
+            evidence
+        };
+        assert!(looks(false, 5).is_refuted(5));
+        assert!(!looks(false, 4).is_refuted(5), "once is no proof");
+        let moving = looks(true, 50);
+        assert!(!moving.is_refuted(1));
+        assert_eq!(moving.failed(), 50);
     }
 }

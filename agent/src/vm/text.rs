@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use gimli::{BaseAddresses, CfaRule, EhFrame, EhFrameHdr, LittleEndian, UnwindContext, UnwindSection as _};
+use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use object::Endianness;
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD};
@@ -15,6 +16,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use super::machine::InterpreterText;
 use super::object::{read_bytes, read_some};
 use crate::target::{Mapping, Maps};
+use crate::unwind::vm_edges::{Edges, edges};
 use crate::unwind::vm_text::frame_shape;
 
 /// A function as `.eh_frame` describes it.
@@ -41,7 +43,7 @@ pub fn interpreter_text<M: ReadMemory>(memory: &M, maps: &Maps, targets: &[u64])
     if let Some(function) = information.as_ref().and_then(|information| information.function(start))
         && covers(&function.range)
     {
-        return (InterpreterText { range: function.range, exact: true }, function.frame_size);
+        return (InterpreterText { range: function.range, exact: true, edges: Edges::default() }, function.frame_size);
     }
     // Built with LUAJIT_NO_UNWIND: the interpreter is the hole between the functions that are described.
     let hole = information.and_then(|information| information.hole(start)).filter(covers);
@@ -50,7 +52,13 @@ pub fn interpreter_text<M: ReadMemory>(memory: &M, maps: &Maps, targets: &[u64])
     let range = hole.unwrap_or(start..end.saturating_add(1));
     let code = read_some(memory, range.start, usize::try_from((range.end - range.start).min(MAX_TEXT)).unwrap_or(0));
     let frame_size = frame_shape(&code).map(|shape| shape.size());
-    (InterpreterText { range, exact }, frame_size)
+    (InterpreterText { range, exact, edges: Edges::default() }, frame_size)
+}
+
+/// Where the interpreter has no Lua frame in a C frame: its code must be known, and the VM's layout.
+pub fn interpreter_edges<M: ReadMemory>(memory: &M, range: &Range<u64>, layout: &VmLayout) -> Edges {
+    let length = usize::try_from(range.end.saturating_sub(range.start).min(MAX_TEXT)).unwrap_or(0);
+    edges(&read_some(memory, range.start, length), range.start, layout)
 }
 
 /// The function around `address`, if the file mapped there has unwind information for it.

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, NoFunction, locate};
-use super::on_trace;
+use super::on_trace::{self, TraceRoom};
 use crate::event::FrameKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
@@ -25,18 +25,20 @@ pub struct Room {
     cframe: u64,
     /// The raw `vmstate`.
     vmstate: i64,
-    /// Of functions and prototypes that were not known.
+    /// Of functions, prototypes and traces that were not known.
     head: Head,
+    trace: TraceRoom,
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
 unsafe impl Plain for Room {}
 
-const _: () = assert!(size_of::<Room>() == 4 * 8 + size_of::<Head>());
+const _: () = assert!(size_of::<Room>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
 
 impl Room {
     /// Nothing in it.
-    pub const EMPTY: Self = Self { thread: 0, base: 0, cframe: 0, vmstate: 0, head: Head::EMPTY };
+    pub const EMPTY: Self =
+        Self { thread: 0, base: 0, cframe: 0, vmstate: 0, head: Head::EMPTY, trace: TraceRoom::EMPTY };
 
     /// Says which coroutine allocates, for VMs whose `global_State` does not; 0 if that is not known.
     #[inline(always)]
@@ -107,7 +109,7 @@ pub fn attribute(
     let raw = room.vmstate as i32;
     let states = vm.layout.states();
     match VmState::from_raw(states, raw) {
-        VmState::Trace => trace(memory, vm, room, raw, event),
+        VmState::Trace => trace(memory, vm, objects, room, event),
         // Upstream builds are in this state in all Lua code, Tarantool's only between functions.
         VmState::Interp if states == VmStates::Tarantool => {}
         VmState::Interp | VmState::Lfunc | VmState::Ffunc | VmState::Cfunc => {
@@ -119,16 +121,23 @@ pub fn attribute(
         // What is no state at all is a trace, too: an FFI callback of Tarantool's VM restores a state that it has
         // not saved (`memprof_write_caller` has the same condition).
         VmState::Asm if states == VmStates::Tarantool && !raw != VmState::Asm as i32 => {
-            trace(memory, vm, room, raw, event);
+            trace(memory, vm, objects, room, event);
         }
         VmState::Gc | VmState::Exit | VmState::Record | VmState::Opt | VmState::Asm => {}
     }
 }
 
-#[inline(always)]
-fn trace(memory: &impl ReadMemory, vm: &VmConfig, room: &Room, raw: i32, event: &mut AllocationEvent) {
-    event.source = AllocationSource::Trace as u8;
-    on_trace::note(memory, vm, room.thread, raw as u32, event);
+/// A function of its own as [`read_state`] is.
+#[inline(never)]
+fn trace(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    objects: &mut impl KnownObjects,
+    room: &mut Room,
+    event: &mut AllocationEvent,
+) {
+    let Room { thread, vmstate, head, trace, .. } = room;
+    on_trace::note(memory, vm, objects, (trace, head), (*thread, *vmstate as u32), event);
 }
 
 /// There is no function that it could be attributed to.

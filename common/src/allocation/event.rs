@@ -3,6 +3,7 @@
 use super::attribute::Room;
 use super::known::KnownPrototype;
 use crate::memory::Plain;
+use crate::trace::TraceIdentity;
 
 /// What the allocator was asked to do.
 #[repr(u8)]
@@ -50,9 +51,11 @@ pub enum AllocationSource {
     Lua = 1,
     /// A C function: `place` is its address.
     C = 2,
-    /// A trace: `place` is its number, with the address of its machine code above the lowest 16 bits if it is known
+    /// A trace that a [`TraceSeen`] has told of: `place` is its number, with the address of its machine code above the lowest 16 bits if it is known
     /// where in that it is ([`super::on_trace::TracePlace`]).
     Trace = 3,
+    /// A trace of which it could not be said which one it is: `place` is its number.
+    LostTrace = 4,
 }
 
 impl AllocationSource {
@@ -63,6 +66,7 @@ impl AllocationSource {
             1 => Self::Lua,
             2 => Self::C,
             3 => Self::Trace,
+            4 => Self::LostTrace,
             _ => return None,
         })
     }
@@ -70,6 +74,9 @@ impl AllocationSource {
 
 /// The first byte of a [`PrototypeSeen`].
 pub const PROTOTYPE_SEEN: u8 = 3;
+
+/// The first byte of a [`TraceSeen`].
+pub const TRACE_SEEN: u8 = 4;
 
 /// One call of a VM's allocator. Sizes are in bytes.
 #[repr(C)]
@@ -160,6 +167,26 @@ impl PrototypeSeen {
     }
 }
 
+/// A trace that events will name by its number from now on: it comes before the first of them, and after the prototype
+/// that it starts in. Whichever trace had its number before is gone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct TraceSeen {
+    /// [`TRACE_SEEN`].
+    pub kind: u8,
+    /// Always 0.
+    pub reserved: u8,
+    /// Index of the VM.
+    pub vm: u16,
+    /// Line at which it starts, or [`NO_LINE`](super::on_trace::NO_LINE).
+    pub line: u32,
+    /// Which one it is.
+    pub identity: TraceIdentity,
+}
+
+// SAFETY: as above.
+unsafe impl Plain for TraceSeen {}
+
 /// The last call of the allocator on a thread.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,5 +257,6 @@ const _: () = {
     // An event has a byte for its VM.
     assert!(crate::config::MAX_VMS <= 1 << u8::BITS);
     assert!(size_of::<PrototypeSeen>() == 32 + NAME_SIZE);
+    assert!(size_of::<TraceSeen>() == 8 + size_of::<TraceIdentity>());
     assert!(size_of::<PendingAllocation>() == 8 + 48 + size_of::<Room>() + 4 * 8 + 4 * 4);
 };

@@ -1,13 +1,15 @@
-//! What functions and prototypes are, remembered: that stays true until they are freed, and frees are events.
+//! What functions, prototypes and traces are, remembered: that stays true until they are freed, and frees are events.
 
 use super::event::{AllocationEvent, NAMELESS};
+use super::on_trace::KnownTrace;
 use crate::event::{FrameKind, NO_POSITION};
 use crate::frame::{Code, WalkEnd, line, position, read_code, read_prototype};
 use crate::head::Head;
 use crate::layout::VmLayout;
 use crate::memory::{Plain, ReadMemory, Unreadable, clear};
+use crate::trace::TraceIdentity;
 
-/// How many functions, and how many prototypes, of a VM are remembered. A power of two.
+/// How many functions, how many prototypes, and how many traces, of a VM are remembered. A power of two.
 pub const KNOWN_OBJECTS: u32 = 1024;
 
 /// How many lines of a prototype are remembered. A power of two.
@@ -78,6 +80,13 @@ pub trait KnownObjects {
     /// The same for `prototype`.
     fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype>;
 
+    /// The same for `trace`.
+    fn trace(&mut self, trace: u64) -> Option<&mut KnownTrace>;
+
+    /// Says which trace it is that events name by its number from now on, and the line at which it starts. Whether it
+    /// could be said.
+    fn introduce_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool;
+
     /// Says what a prototype is that events name from now on. Whether it could be said.
     fn introduce(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool;
 
@@ -99,6 +108,11 @@ pub trait KnownObjects {
             && known.prototype == address
         {
             known.prototype = 0;
+        }
+        if let Some(known) = self.trace(address)
+            && known.trace == address
+        {
+            known.trace = 0;
         }
     }
 }
@@ -176,6 +190,27 @@ pub fn locate(
     pc: u64,
     event: &mut AllocationEvent,
 ) -> Result<bool, NoFunction> {
+    let (introduced, line) = line_at(memory, layout, objects, head, prototype, pc)?;
+    let Some(line) = line else { return Ok(false) };
+    event.line = line;
+    event.place = if introduced { prototype } else { NAMELESS };
+    Ok(true)
+}
+
+/// Sees to it that it was said what a prototype is: whether it was. And the line of `pc` in it; [`None`] if that is no
+/// position in it.
+///
+/// # Errors
+/// As [`locate`].
+#[inline(always)]
+pub(super) fn line_at(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    objects: &mut impl KnownObjects,
+    head: &mut Head,
+    prototype: u64,
+    pc: u64,
+) -> Result<(bool, Option<u32>), NoFunction> {
     let mut introduced = true;
     let window = objects.window();
     let known = objects.prototype(prototype).ok_or(NoFunction)?;
@@ -190,10 +225,7 @@ pub fn locate(
         // Next time it is tried again.
         known.prototype = 0;
     }
-    let Some(line) = line? else { return Ok(false) };
-    event.line = line;
-    event.place = if introduced { prototype } else { NAMELESS };
-    Ok(true)
+    Ok((introduced, line?))
 }
 
 impl KnownPrototype {

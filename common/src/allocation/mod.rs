@@ -7,4 +7,4 @@ pub mod on_trace;
 
 pub(crate) use attribute::caller;
 pub use attribute::{Room, attribute};
-pub use event::{AllocationEvent, AllocationKind, AllocationSource, PendingAllocation, PrototypeSeen};
+pub use event::{AllocationEvent, AllocationKind, AllocationSource, PendingAllocation, PrototypeSeen, TraceSeen};

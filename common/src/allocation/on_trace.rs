@@ -1,51 +1,192 @@
-//! Where in a trace's machine code an allocation is made: its line in Lua can be told from that.
+//! Which trace allocates, and where in its machine code: its line in Lua can be told from that.
 
-use super::event::AllocationEvent;
+use super::event::{AllocationEvent, AllocationSource};
+use super::known::{KnownObjects, line_at};
 use crate::frame::CFRAME_FLAGS;
-use crate::layout::ABSENT;
-use crate::memory::{ReadMemory, Unreadable};
+use crate::head::Head;
+use crate::layout::{ABSENT, VmLayout};
+use crate::memory::{Plain, ReadMemory, Unreadable, clear};
+use crate::trace::{RunningTrace, TraceIdentity, Traces};
 use crate::vm::VmConfig;
 
 /// From the lowest byte of the C frame to the slot in which a trace's calls put their return address, less what the
 /// trace has for itself (`spadjust`): two saved registers lie between (`BC_JLOOP`, `vm_x64.dasc` and `vm_x86.dasc`).
 const RETURN_SLOT: u64 = 24;
 
-/// Notes that trace `number` allocates, in `thread`, and where: if that cannot be told, the number remains.
-#[inline(always)]
-pub fn note(memory: &impl ReadMemory, vm: &VmConfig, thread: u64, number: u32, event: &mut AllocationEvent) {
-    event.place = u64::from(number);
-    // What cannot be read is not known.
-    let _ = find(memory, vm, thread, number, event);
+/// A trace that is known: it stays what it is until it is freed, and frees are events.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownTrace {
+    /// Address of its `GCtrace`; 0 if nothing is known.
+    pub trace: u64,
+    /// Address of its machine code.
+    mcode: u64,
+    /// Bytes of that.
+    size: u32,
+    /// What it has of the stack for itself.
+    spadjust: u32,
+    /// Its number.
+    number: u32,
+    /// The window in which that was so.
+    window: u32,
 }
 
+// SAFETY: the fields are integers laid out without padding, as the assertion below proves.
+unsafe impl Plain for KnownTrace {}
+
+/// Room to find out in which trace it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TraceRoom {
+    traces: Traces,
+    running: RunningTrace,
+}
+
+// SAFETY: as above.
+unsafe impl Plain for TraceRoom {}
+
+const _: () = {
+    assert!(size_of::<KnownTrace>() == 2 * 8 + 4 * 4);
+    assert!(size_of::<TraceRoom>() == size_of::<Traces>() + size_of::<RunningTrace>());
+};
+
+impl TraceRoom {
+    /// Nothing in it.
+    pub const EMPTY: Self = Self {
+        traces: Traces { jit_state: 0, array: 0, size: 0, area: 0, area_size: 0 },
+        running: RunningTrace {
+            identity: TraceIdentity {
+                address: 0,
+                mcode: 0,
+                startpt: 0,
+                startpc: 0,
+                snapmap: 0,
+                szmcode: 0,
+                nins: 0,
+                nk: 0,
+                number: 0,
+            },
+            area: 0,
+            area_size: 0,
+        },
+    };
+}
+
+/// Notes that the trace with this number allocates, in `thread`, and where: if that cannot be told, the number remains.
+/// Which trace that is has been said before: one that was flushed leaves its number to another.
 #[inline(always)]
-fn find(
+pub fn note(
     memory: &impl ReadMemory,
     vm: &VmConfig,
-    thread: u64,
-    number: u32,
+    objects: &mut impl KnownObjects,
+    (room, head): (&mut TraceRoom, &mut Head),
+    (thread, number): (u64, u32),
     event: &mut AllocationEvent,
-) -> Result<(), Unreadable> {
+) {
+    event.source = AllocationSource::LostTrace as u8;
+    event.place = u64::from(number);
+    // What cannot be read is not known.
+    if let Ok(trace) = address_of(memory, vm, number)
+        && trace != 0
+        && is_introduced(memory, vm, objects, room, head, trace, number)
+    {
+        event.source = AllocationSource::Trace as u8;
+        if let Some(known) = objects.trace(trace) {
+            let _ = locate(memory, &vm.layout, known, thread, event);
+        }
+    }
+}
+
+/// The address of the trace that has a number now; 0 for none.
+#[inline(always)]
+fn address_of(memory: &impl ReadMemory, vm: &VmConfig, number: u32) -> Result<u64, Unreadable> {
     let layout = &vm.layout;
-    if layout.g_to_j == ABSENT || layout.j_trace == ABSENT || number > u32::from(u16::MAX) || thread == 0 {
-        return Ok(());
+    if layout.g_to_j == ABSENT || layout.j_trace == ABSENT || number > u32::from(u16::MAX) {
+        return Ok(0);
     }
     let gc64 = layout.is_gc64();
     let array = memory.read::<u64>(vm.global.wrapping_add(u64::from(layout.g_to_j) + u64::from(layout.j_trace)))?;
-    let trace = memory.read_ref(gc64, array.wrapping_add(u64::from(number) * if gc64 { 8 } else { 4 }))?;
-    let at = |offset: u16| trace.wrapping_add(u64::from(offset));
-    let mcode = memory.read::<u64>(at(layout.tr_mcode))?;
-    let size = memory.read::<u32>(at(layout.tr_szmcode))?;
-    let spadjust = u64::from(memory.read::<u16>(at(layout.tr_spadjust))?);
+    memory.read_ref(gc64, array.wrapping_add(u64::from(number) * if gc64 { 8 } else { 4 }))
+}
+
+/// Sees to it that it was said which trace this is: whether it was.
+#[inline(always)]
+fn is_introduced(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    objects: &mut impl KnownObjects,
+    room: &mut TraceRoom,
+    head: &mut Head,
+    trace: u64,
+    number: u32,
+) -> bool {
+    let window = objects.window();
+    let Some(known) = objects.trace(trace) else { return false };
+    if known.trace == trace && known.number == number && known.window == window {
+        return true;
+    }
+    // What fails halfway is not known.
+    known.trace = 0;
+    clear(room);
+    if read_trace(memory, vm, room, head, number).is_err() || room.running.identity.address != trace {
+        return false;
+    }
+    let spadjust = match memory.read::<u16>(trace.wrapping_add(u64::from(vm.layout.tr_spadjust))) {
+        Ok(spadjust) => u32::from(spadjust),
+        Err(Unreadable) => return false,
+    };
+    let TraceIdentity { startpt, startpc, mcode, szmcode, .. } = room.running.identity;
+    // The PC after the instruction, as everywhere.
+    let Ok((true, line)) = line_at(memory, &vm.layout, objects, head, startpt, startpc.wrapping_add(4)) else {
+        return false;
+    };
+    if !objects.introduce_trace(&room.running.identity, line.unwrap_or(NO_LINE)) {
+        return false;
+    }
+    if let Some(known) = objects.trace(trace) {
+        *known = KnownTrace { trace, mcode, size: szmcode, spadjust, number, window };
+    }
+    true
+}
+
+/// Reads which trace has a number.
+#[inline(always)]
+fn read_trace(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    room: &mut TraceRoom,
+    head: &mut Head,
+    number: u32,
+) -> Result<(), Unreadable> {
+    let TraceRoom { traces, running } = room;
+    traces.read(memory, vm)?;
+    traces.running(memory, &vm.layout, number, (running, head))
+}
+
+/// Notes where in the machine code of a trace its call of the allocator returns to.
+#[inline(always)]
+fn locate(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    known: &KnownTrace,
+    thread: u64,
+    event: &mut AllocationEvent,
+) -> Result<(), Unreadable> {
+    if thread == 0 {
+        return Ok(());
+    }
     let cframe = memory.read::<u64>(thread.wrapping_add(u64::from(layout.l_cframe)))? & !CFRAME_FLAGS;
-    let return_address = memory.read::<u64>(cframe.wrapping_sub(RETURN_SLOT + spadjust))?;
-    let offset = return_address.wrapping_sub(mcode);
-    if offset != 0 && offset <= u64::from(size) {
-        event.place |= mcode << 16;
+    let slot = cframe.wrapping_sub(RETURN_SLOT + u64::from(known.spadjust));
+    let offset = memory.read::<u64>(slot)?.wrapping_sub(known.mcode);
+    if offset != 0 && offset <= u64::from(known.size) {
+        event.place |= known.mcode << 16;
         event.line = offset as u32;
     }
     Ok(())
 }
+
+/// The line of a trace's start that is not known.
+pub const NO_LINE: u32 = u32::MAX;
 
 /// A trace that allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

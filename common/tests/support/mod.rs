@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+use lj_trace_common::config::MAX_FRAMES;
+use lj_trace_common::ends::{self, INNERMOST};
 use lj_trace_common::event::{FrameKind, FrameRecord};
-use lj_trace_common::frame::{Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::frame::{self, Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::layout::{ABSENT, VmLayout, gct};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
@@ -90,11 +92,16 @@ pub fn layout(gc64: bool) -> VmLayout {
 
 impl Lab {
     pub fn new(gc64: bool) -> Self {
+        Self::with_stack(gc64, STACK_SIZE)
+    }
+
+    /// One whose stack has so many bytes.
+    pub fn with_stack(gc64: bool, size: u64) -> Self {
         let layout = layout(gc64);
         let memory = Memory::default();
-        memory.write(STACK, &vec![0; STACK_SIZE as usize]);
+        memory.write(STACK, &vec![0; size as usize]);
         let slot = if gc64 { 16 } else { 8 };
-        let coroutine = Coroutine { thread: THREAD, stack: STACK, stack_end: STACK + STACK_SIZE };
+        let coroutine = Coroutine { thread: THREAD, stack: STACK, stack_end: STACK + size };
         let lab = Self { memory, layout, coroutine, base: STACK + slot, cframe: 0, next_object: 0x10_0000 };
         // The dummy frame at the bottom holds the coroutine itself.
         lab.write_frame(STACK + slot, THREAD, 0);
@@ -187,8 +194,15 @@ impl Lab {
 
     /// Called by the Lua function below from its bytecode `position` (a call with A = 3).
     pub fn call_from_lua(&mut self, caller: u64, position: u64, function: u64) {
-        self.base += (3 + self.header()) * 8;
-        self.write_frame(self.base, function, self.pc(caller, position));
+        self.call_into(3, caller, position, function);
+    }
+
+    /// The same from a call with A = `slot`.
+    pub fn call_into(&mut self, slot: u64, caller: u64, position: u64, function: u64) {
+        let link = self.pc(caller, position);
+        self.memory.write_u32(link - 4, 0x42 | (slot as u32) << 8);
+        self.base += (slot + self.header()) * 8;
+        self.write_frame(self.base, function, link);
     }
 
     /// A frame with a delta link of the given type, `slots` above the one below.
@@ -243,6 +257,41 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// Walks from the innermost frame as the sampler does: keeps both ends, and counts how many frames are between.
+    pub fn walk_both_ends(&self, pc: u64) -> (Vec<FrameRecord>, u32, WalkEnd) {
+        let (mut walk, mut memo) = (Walk::default(), Memo::default());
+        let started = walk.start(&self.memory, &self.layout, &self.coroutine, self.cframe, (self.base, pc), &mut memo);
+        started.unwrap();
+        let mut records = vec![FrameRecord::EMPTY; MAX_FRAMES as usize];
+        let (mut kept, mut left_out) = (0, 0);
+        let end = loop {
+            let mut record = FrameRecord::EMPTY;
+            let look = kept < INNERMOST;
+            let passed = kept == MAX_FRAMES && walk.pass(&self.layout, (&mut record, &memo));
+            if !passed {
+                match walk.advance(&self.memory, &self.layout, (&mut record, &mut memo), look) {
+                    Ok(Step::Emitted) => {}
+                    Ok(Step::Skipped) => continue,
+                    Err(end) => break end,
+                }
+            }
+            records[ends::place(kept, left_out) as usize] = record;
+            if kept < MAX_FRAMES {
+                kept += 1;
+            } else {
+                left_out += 1;
+            }
+        };
+        records.truncate(kept as usize);
+        for record in &mut records {
+            frame::look_at(&self.memory, &self.layout, (record, &mut memo));
+        }
+        assert!(ends::put_in_order(&mut records, left_out));
+        (records, left_out, end)
+    }
+}
+
 /// Frames in short: a Lua function `first_line:position`, a C function `c`, a fast function `f`, a crossing `|`.
 pub fn summary(frames: &[FrameRecord]) -> String {
     let short = |record: &FrameRecord| match FrameKind::from_u8(record.kind) {
@@ -253,7 +302,8 @@ pub fn summary(frames: &[FrameRecord]) -> String {
         Some(FrameKind::C) => "c".to_owned(),
         Some(FrameKind::Fast) => "f".to_owned(),
         Some(FrameKind::CFrame) => "|".to_owned(),
-        None => "?".to_owned(),
+        Some(FrameKind::Passed) => "passed".to_owned(),
+        Some(FrameKind::LeftOut) | None => "?".to_owned(),
     };
     frames.iter().map(short).collect::<Vec<_>>().join(" ")
 }

@@ -1,16 +1,18 @@
-//! What is known of a VM's functions and prototypes.
+//! What is known of a VM's functions, prototypes and traces.
 
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
-use lj_trace_common::allocation::PrototypeSeen;
-use lj_trace_common::allocation::event::NAME_SIZE;
+use lj_trace_common::allocation::event::{NAME_SIZE, TRACE_SEEN};
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
+use lj_trace_common::allocation::on_trace::KnownTrace;
+use lj_trace_common::allocation::{PrototypeSeen, TraceSeen};
 use lj_trace_common::config::Counter;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::trace::TraceIdentity;
 
 use super::send::NO_WAKEUP;
 use crate::count::count;
-use crate::maps::{ALLOCATIONS, FUNCTIONS, PROTOTYPES};
+use crate::maps::{ALLOCATIONS, FUNCTIONS, KNOWN_TRACES, PROTOTYPES};
 
 /// The objects of a VM. It runs on one thread at a time, so nobody else writes to its entries.
 pub struct ObjectsOf {
@@ -33,6 +35,26 @@ impl KnownObjects for ObjectsOf {
         let place = PROTOTYPES.get_ptr_mut(self.vm * KNOWN_OBJECTS + slot(prototype))?;
         // SAFETY: as above.
         Some(unsafe { &mut *place })
+    }
+
+    #[inline(always)]
+    fn trace(&mut self, trace: u64) -> Option<&mut KnownTrace> {
+        let place = KNOWN_TRACES.get_ptr_mut(self.vm * KNOWN_OBJECTS + slot(trace))?;
+        // SAFETY: as above.
+        Some(unsafe { &mut *place })
+    }
+
+    #[inline(always)]
+    fn introduce_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool {
+        let Some(mut record) = ALLOCATIONS.reserve::<TraceSeen>(0) else {
+            count(Counter::NamesLost);
+            return false;
+        };
+        let seen = TraceSeen { kind: TRACE_SEEN, reserved: 0, vm: self.vm as u16, line, identity: *trace };
+        // SAFETY: a ring buffer's record is nowhere else, and as large as was asked for.
+        unsafe { record.as_mut_ptr().write(seen) };
+        record.submit(NO_WAKEUP);
+        true
     }
 
     #[inline(always)]

@@ -65,7 +65,8 @@ impl Truth {
     pub fn of(workload: &mut Workload, table: StringTable, seconds: f64, folder: &Path) -> Result<Self> {
         let file = folder.join("full.speedscope.json");
         let (pid, output) = (workload.pid().to_string(), file.display().to_string());
-        let mut tracer = Tracer::start(["--pid", &pid, "--mode", "memprof", "--no-limit", "--output", &output])?;
+        let mut tracer =
+            Tracer::start(["--pid", &pid, "--mode", "memprof", "--no-limit", "--force", "--output", &output])?;
         tracer.wait_until_attached()?;
         let work = Work::of(workload, table.mask, seconds)?;
         tracer.signal(libc::SIGINT)?;

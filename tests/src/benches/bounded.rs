@@ -135,7 +135,7 @@ fn measure(plan: &Plan, program: &Program, workload: &str) -> Result<Measured> {
 
 fn attach(workload: &Workload, stream: &Path) -> Result<Tracer> {
     let (pid, output) = (workload.pid().to_string(), stream.display().to_string());
-    let arguments = ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--output", &output];
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--force", "--output", &output];
     let mut tracer = Tracer::start(arguments)?;
     tracer.wait_until_attached()?;
     // It reads symbols still.

@@ -178,7 +178,7 @@ fn work(workload: &mut Workload, seconds: f64) -> Result<Work> {
 fn attach(rate: u32, workload: &Workload, folder: &TempDir) -> Result<Tracer> {
     let output = folder.path().join(format!("{rate}.bin")).display().to_string();
     let (pid, rate) = (workload.pid().to_string(), rate.to_string());
-    let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--output", &output])?;
+    let mut tracer = Tracer::start(["--pid", &pid, "--rate", &rate, "--force", "--output", &output])?;
     tracer.wait_until_attached()?;
     Ok(tracer)
 }

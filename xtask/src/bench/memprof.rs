@@ -273,7 +273,7 @@ impl Profiler {
             command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
             return command;
         }
-        command.arg(binary).args(["record", "--mode", "memprof", "--no-limit", "--pid", &pid.to_string()]);
+        command.arg(binary).args(["record", "--force", "--mode", "memprof", "--no-limit", "--pid", &pid.to_string()]);
         command.arg("--output").arg(scratch.join("memprof.bin"));
         let probes = match self {
             Self::EmptyProbes => "empty",

@@ -177,7 +177,7 @@ impl Profiler {
             Self::Perf { rate } => (Command::new("perf"), rate, "perf.data"),
         };
         match self {
-            Self::LjTrace { .. } => command.args(["record", "--rate"]),
+            Self::LjTrace { .. } => command.args(["record", "--force", "--rate"]),
             _ => command.args(["record", "-g", "-F"]),
         };
         command.args([&rate.to_string(), "--pid", &pid.to_string()]);

@@ -64,7 +64,7 @@ mod tests {
         profile.add(VmState::Lfunc, [lua(b"@b;\n.lua", 3)]);
         profile.add(VmState::Lfunc, [lua(b"@a.lua", 1), lua(b"@a.lua", 2)]);
         profile.add(VmState::Lfunc, [lua(b"@a.lua", 7), lua(b"@a.lua", 8)]);
-        assert_eq!(lines(&profile), ["@a.lua:1;@a.lua:1 2", "@b, .lua:1 1"]);
+        assert_eq!(lines(&profile), ["@a.lua:1;@a.lua:1 2", "@b,\\n.lua:1 1"]);
     }
     #[test]
     fn flame_graph_tools_find_all_of_it() {

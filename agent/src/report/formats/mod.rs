@@ -15,6 +15,7 @@ use clap::ValueEnum;
 pub use output::{Output, OutputError, insert_before_ending};
 
 use super::model::Profile;
+use crate::untrusted::{Form, PlainWriter};
 
 /// A format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -92,14 +93,15 @@ impl Format {
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(format: Format, profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
+pub fn write(format: Format, profile: &dyn Profile, out: impl Write) -> io::Result<()> {
     match format {
-        Format::Folded => folded::write(profile, out),
-        Format::Svg => svg::write(profile, out),
+        Format::Folded => folded::write(profile, PlainWriter::new(out, Form::Text)),
+        Format::Svg => svg::write(profile, PlainWriter::new(out, Form::Text)),
         Format::Pprof => pprof::write(profile, out),
-        Format::Speedscope => speedscope::write(profile, out),
+        Format::Speedscope => speedscope::write(profile, PlainWriter::new(out, Form::Json)),
         Format::Firefox => firefox::write(profile, out),
         Format::Text => {
+            let mut out = PlainWriter::new(out, Form::Text);
             profile.write_text(&mut out)?;
             out.flush()
         }

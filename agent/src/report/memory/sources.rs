@@ -7,7 +7,7 @@ use crate::report::frame::{Frame, chunk_name};
 use crate::report::model::{StackId, Stacks};
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::Source;
-use crate::stream::{Annotation, Symbol, SymbolTable};
+use crate::stream::{Annotation, Symbol, SymbolTable, reserved, symtab};
 use crate::symbols::demangle::demangle;
 
 /// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
@@ -118,9 +118,13 @@ impl Sources {
                 let known = self.symbols.trace(number).filter(|trace| mcode.is_none() || trace.mcode == mcode);
                 let start = known.and_then(|trace| {
                     let chunk = chunk_name(&self.symbols.lua(trace.proto)?.chunk);
-                    Some(format!("@{chunk}:{}", trace.line).into())
+                    Some(if trace.proto == reserved::LOST_START {
+                        chunk.into()
+                    } else {
+                        format!("@{chunk}:{}", trace.line).into()
+                    })
                 });
-                vec![Frame::Trace { number: Some(number), start }]
+                vec![Frame::Trace { number: Some(symtab::own_number(number)), start }]
             }
         }
     }
@@ -223,6 +227,14 @@ mod tests {
         names.symbol(Symbol::lua(0x1000, b"@a.lua", 5));
         names.symbol(Symbol::Trace(TraceSymbol { number: 3, mcode: None, proto: 0x1000, line: 6 }));
         assert_eq!(names.of(trace), "TRACE [3] started at @a.lua:6");
+        // The number was given to a trace that starts elsewhere.
+        let number = 3 + symtab::GENERATION;
+        let later = Source::Trace { number, mcode: None };
+        names.symbol(Symbol::Trace(TraceSymbol { number, mcode: None, proto: 0x1000, line: 9 }));
+        assert_eq!(names.of(later), "TRACE [3] started at @a.lua:9");
+        names.symbol(Symbol::lua(reserved::LOST_START, b"=[unknown: its start was lost]", 0));
+        names.symbol(Symbol::Trace(TraceSymbol { number, mcode: None, proto: reserved::LOST_START, line: 0 }));
+        assert_eq!(names.of(later), "TRACE [3] started at [unknown: its start was lost]");
         // Streams of version 2 tell traces of one number apart by their machine code.
         names.symbol(Symbol::Trace(TraceSymbol { number: 4, mcode: Some(0x70), proto: 0x1000, line: 6 }));
         assert_eq!(names.of(Source::Trace { number: 4, mcode: Some(0x70) }), "TRACE [4] started at @a.lua:6");

@@ -161,6 +161,9 @@ fn write_lines(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
             fit_end(&format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 }), COLUMNS - 18);
         writeln!(out, "{count:>8} {:>7}  {text}", percent(*count, profile.samples()))?;
     }
+    for (reason, files) in profile.sources.refused() {
+        writeln!(out, "{:>18}the code of {files} of these files is not shown: {reason}", "")?;
+    }
     Ok(())
 }
 
@@ -182,7 +185,14 @@ fn table(out: &mut dyn Write, title: &str, functions: &[(String, Cost)], samples
 fn write_missing(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     let unresolved: Vec<(&str, u64)> = profile.unresolved().iter().map(|(reason, &count)| (&**reason, count)).collect();
     let losses: Vec<(&str, u64)> = profile.losses().iter().map(|(reason, &count)| (reason.as_str(), count)).collect();
-    for (title, counts) in [("Samples lost", losses), ("Samples with frames that could not be resolved", unresolved)] {
+    let left_out = profile.left_out().iter().map(|(&least, &count)| (Frame::left_out(least).to_string(), count));
+    let left_out: Vec<_> = left_out.collect();
+    let left_out = left_out.iter().map(|(mark, count)| (mark.as_str(), *count)).collect();
+    for (title, counts) in [
+        ("Samples lost", losses),
+        ("Samples of deep stacks, which keep their innermost and outermost frames", left_out),
+        ("Samples with frames that could not be resolved", unresolved),
+    ] {
         if !counts.is_empty() {
             writeln!(out, "\n{title}")?;
         }
@@ -224,11 +234,24 @@ mod tests {
     }
 
     #[test]
+    fn deep_stacks_are_told() {
+        let mut profile = CpuProfile::new("");
+        for frames in [1300, 2000, 2048] {
+            profile.add(VmState::Lfunc, [lua("main", 1), Frame::left_out(frames), lua("f", 5)]);
+        }
+        let mut out = Vec::new();
+        write(&profile, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("       2  [1024 to 2047 Lua frames left out]\n"), "{out}");
+        assert!(out.contains("       1  [2048 to 4095 Lua frames left out]\n"), "{out}");
+    }
+
+    #[test]
     fn hot_lines_have_their_code() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.lua"), "\n\n  for i = 1, 10 do end\n").unwrap();
         let mut profile = CpuProfile::new("");
-        profile.sources.folder = Some(folder.path().to_owned());
+        profile.sources.read_beneath(folder.path()).unwrap();
         let at = |line| Frame::lua(None, b"@a.lua", 1, Some(line));
         profile.add(VmState::Lfunc, [at(1), at(3)]);
         profile.add(VmState::Cfunc, [at(1), at(3), Frame::C { symbol: "memcpy".into(), module: None }]);

@@ -6,7 +6,7 @@
 //!
 //! 1. Lua frames appear only behind a host frame named `lua_call` or `lua_pcall`; a host stack that starts in
 //!    `lua_resume` loses them all. So the Lua stack hangs on the last such frame below the first Lua frame, or on a
-//!    frame of our own of that name ([`reserved::LUA_PCALL`]).
+//!    mark of our own, whose name begins as theirs and says that it is no frame ([`reserved::SPLICE`]).
 //! 2. Every `lua_cpcall` throws away the leaf of the Lua stack, and every earlier `lua_call` shows it: dummy `CFUNC`
 //!    frames, which are never shown, are put where these take them.
 //! 3. A second call back into Lua (a `table.sort` comparison) shows the Lua frames of the first again, whatever the
@@ -22,7 +22,8 @@
 //!    ([`super::SysprofWriter::define_c`]).
 //! 7. The parser names fast functions by the numbers of its own build: they are translated
 //!    ([`super::fast_function_id`]), and those that Tarantool does not have become C functions of that name.
-//! 8. A chunkname may have several lines; it is written raw and the parser makes an alias of it.
+//! 8. The parser shows chunknames raw, and makes an alias of one with several lines. A recorder gives them as they are
+//!    shown everywhere else ([`crate::report::frame::chunk_name`]), behind an `@`.
 
 use super::merge::Boundary;
 use super::{LuaFrame, Sample};
@@ -99,7 +100,7 @@ impl Splicer {
         };
         self.host.extend(root.iter().filter_map(addr));
         if splice.is_none() {
-            self.host.push(reserved::LUA_PCALL);
+            self.host.push(reserved::SPLICE);
         }
         self.host.extend(self.frames[leaf_start..].iter().filter_map(addr));
         self.host.reverse();
@@ -136,7 +137,7 @@ mod tests {
 
     fn symbols() -> SymbolTable {
         let names = [
-            (reserved::LUA_PCALL, "lua_pcall"),
+            (reserved::SPLICE, reserved::SPLICE_NAME),
             (MAIN, "main"),
             (CPCALL, "lua_cpcall"),
             (PCALL, "lua_pcall"),
@@ -211,8 +212,8 @@ mod tests {
     #[test]
     fn a_segment_without_a_call_gets_one() {
         let frames = [h(MAIN), h(RESUME), l(1), h(SORT)];
-        assert_eq!(shown(&frames), [MAIN, RESUME, reserved::LUA_PCALL, 1, SORT]);
-        assert_eq!(shown(&[l(1), l(2)]), [reserved::LUA_PCALL, 1, 2]);
+        assert_eq!(shown(&frames), [MAIN, RESUME, reserved::SPLICE, 1, SORT]);
+        assert_eq!(shown(&[l(1), l(2)]), [reserved::SPLICE, 1, 2]);
     }
 
     /// Every stack of up to seven frames of six kinds: nothing is lost, repeated or out of order.
@@ -227,7 +228,7 @@ mod tests {
                     code /= 6;
                 }
                 let mut shown = shown(&frames);
-                shown.retain(|&addr| addr != reserved::LUA_PCALL);
+                shown.retain(|&addr| addr != reserved::SPLICE);
                 assert_eq!(shown, addrs(&frames), "{frames:?}");
             }
         }

@@ -46,7 +46,7 @@ impl<W: Write> SysprofWriter<W> {
     pub fn new(out: W, symbols: &SymbolTable) -> Result<Self, WriteError> {
         let mut symbols = symbols.clone();
         symbols.insert(Annotation::Writer.to_symbol());
-        symbols.insert(Symbol::c(reserved::LUA_PCALL, "lua_pcall"));
+        symbols.insert(Symbol::c(reserved::SPLICE, reserved::SPLICE_NAME));
         symbols.insert(Symbol::c(reserved::NO_STACK, "[unknown: no stack]"));
         symbols.insert(Symbol::c(reserved::END, UNKNOWN));
         Self::with_symbols(out, symtab::VERSION, VERSION, symbols.iter().collect::<Vec<_>>())

@@ -121,7 +121,7 @@ mod tests {
             interval: Duration::from_secs(1),
         };
         let mut app = App::new(target);
-        let frame = |named| ResolvedFrame { named: std::sync::Arc::new(named), code: Code::Name, chunkname: None };
+        let frame = |named| ResolvedFrame { named: std::sync::Arc::new(named), code: Code::Name };
         let lua = |name: &str| Named::lua(Some(name.into()), b"@a.lua", 3, Some(5));
         for name in ["busy", "busy", "busy", "lazy"] {
             let frames = vec![frame(lua(name)), frame(Named::lua(None, b"@a.lua", 0, Some(9)))];

@@ -8,9 +8,10 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use super::{Palette, amount, percent};
 use crate::record::SampledTrace;
-use crate::report::frame::{FrameKind, printable};
+use crate::report::frame::FrameKind;
 use crate::top::app::{App, Sort, Tab};
 use crate::top::window::Span;
+use crate::untrusted::Untrusted;
 
 /// Draws the rows of the view.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
@@ -99,7 +100,7 @@ fn table<const N: usize>(
         columns.iter().enumerate().map(|(index, (name, _))| right(mark(index, name))).collect();
     titles.push(Cell::from(if sorted.is_none() { format!("{last}*") } else { last.to_owned() }));
     let shown = rows.into_iter().skip(offset).take(usize::from(area.height)).map(|(numbers, name, kind)| {
-        let name = Cell::from(printable(&name).into_owned()).style(palette.kind(kind));
+        let name = Cell::from(Untrusted(&name).text().into_owned()).style(palette.kind(kind));
         Row::new(numbers.into_iter().map(right).chain([name]).collect::<Vec<_>>())
     });
     let widths = columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Min(10)]);

@@ -14,6 +14,7 @@ use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType}
 use super::functions::Functions;
 use crate::report::Frame;
 use crate::report::model::{Measure, NativeModule, Profile, Row, Unit};
+use crate::untrusted::Untrusted;
 
 /// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
 ///
@@ -67,7 +68,7 @@ impl Builder {
             return index;
         }
         let index = self.strings.len() as i64;
-        self.strings.push(text.to_owned());
+        self.strings.push(Untrusted(text).to_string());
         self.indices.insert(text.to_owned(), index);
         index
     }

@@ -1,0 +1,241 @@
+//! Where the interpreter is in a C frame that has no Lua frame: it has just entered it, or is about to leave it.
+//!
+//! `lj_vm_call` links its C frame first (`L->cframe = rsp`) and makes the Lua frame later; on the way back the Lua frame
+//! is left first, and the C frame unlinked last. In between the innermost Lua frame belongs to the next C frame. Which
+//! instructions these are the code itself tells: those between the stores to `L->cframe` and to a frame's link
+//! (`vm_x64.dasc` and `vm_x86.dasc`: labels `vm_call` to `vm_call_dispatch_f`, `vm_return` to `vm_leave_cp`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use lj_trace_common::layout::VmLayout;
+
+/// These instructions, as ranges of addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edges {
+    /// The C frame is linked, its first Lua frame is not: `L->base` is that of the C code that called.
+    pub entering: Vec<Range<u64>>,
+    /// The Lua frame is left, and `L->base` not set yet: BASE is worked out of a register, `rbx`.
+    pub returning: Vec<Range<u64>>,
+    /// `L->base` is that of the C code again, and the C frame is not unlinked yet.
+    pub leaving: Vec<Range<u64>>,
+    /// An FFI callback has returned, and C code is about to be called that drops its C frame: BASE is that of the Lua code
+    /// that has called C.
+    pub callback_left: Vec<Range<u64>>,
+    /// Where the calls return to that enter and leave an FFI callback.
+    pub callback_calls: Vec<u64>,
+    /// The instructions that store a new frame's link.
+    pub links: Vec<u64>,
+}
+
+/// Instructions from linking a C frame to its first Lua frame: some 25.
+const MAX_ENTERING: usize = 64;
+
+/// The edges in an interpreter's machine code, which begins at `start`.
+pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
+    let text = Text::new(code, start, layout);
+    let leaving = text.leads_to(|text, at| text.unlinks(at));
+    let returning: BTreeSet<u64> = text.leads_to(|text, at| text.sets_base(at));
+    let returning: BTreeSet<u64> = returning.intersection(&leaving).copied().collect();
+    Edges {
+        entering: text.ranges(&text.entering()),
+        leaving: text.ranges(&leaving.difference(&returning).copied().collect()),
+        returning: text.ranges(&returning),
+        callback_left: text.ranges(&text.callback_left().into_iter().flatten().collect()),
+        callback_calls: text.callback_enter().into_iter().chain(text.callback_leave()).collect(),
+        links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
+    }
+}
+
+struct Text<'a> {
+    /// By address.
+    instructions: BTreeMap<u64, Instruction>,
+    /// From where execution comes to an instruction.
+    predecessors: HashMap<u64, Vec<u64>>,
+    layout: &'a VmLayout,
+}
+
+impl<'a> Text<'a> {
+    fn new(code: &[u8], start: u64, layout: &'a VmLayout) -> Self {
+        // There is no data between the instructions.
+        let decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+        let instructions: BTreeMap<u64, Instruction> = decoder.into_iter().map(|found| (found.ip(), found)).collect();
+        let mut predecessors: HashMap<u64, Vec<u64>> = HashMap::new();
+        for found in instructions.values() {
+            next(found).into_iter().for_each(|next| predecessors.entry(next).or_default().push(found.ip()));
+        }
+        Self { instructions, predecessors, layout }
+    }
+}
+
+impl Text<'_> {
+    /// From where every way leads to an instruction that `is_end`, with nothing but C calls before it: that instruction
+    /// included.
+    fn leads_to(&self, is_end: impl Fn(&Self, &Instruction) -> bool) -> BTreeSet<u64> {
+        let ends: BTreeSet<u64> =
+            self.instructions.values().filter(|found| is_end(self, found)).map(Instruction::ip).collect();
+        // All that can get there, and then without what can also get elsewhere.
+        let mut reaching = BTreeSet::new();
+        let mut open: Vec<u64> = ends.iter().copied().collect();
+        while let Some(ip) = open.pop() {
+            if reaching.insert(ip) {
+                open.extend(self.before(ip));
+            }
+        }
+        let mut open: Vec<u64> = reaching.iter().copied().collect();
+        while let Some(ip) = open.pop() {
+            let next = self.instructions.get(&ip).map(next).unwrap_or_default();
+            let stays = ends.contains(&ip) || !next.is_empty() && next.iter().all(|next| reaching.contains(next));
+            if !stays && reaching.remove(&ip) {
+                open.extend(self.before(ip));
+            }
+        }
+        reaching
+    }
+
+    fn before(&self, ip: u64) -> &[u64] {
+        self.predecessors.get(&ip).map_or(&[], Vec::as_slice)
+    }
+
+    /// From linking a C frame to the store of the link of its first Lua frame, where nothing unusual happens.
+    fn entering(&self) -> BTreeSet<u64> {
+        let links = self.instructions.values().filter(|found| self.links(found));
+        let mut entering = BTreeSet::new();
+        for link in links {
+            let mut way = Vec::new();
+            let mut at = link.next_ip();
+            while let Some(found) = self.instructions.get(&at).filter(|_| way.len() < MAX_ENTERING) {
+                way.push(at);
+                if self.stores_frame_link(found) {
+                    entering.extend(&way);
+                    break;
+                }
+                at = match found.flow_control() {
+                    FlowControl::UnconditionalBranch => found.near_branch_target(),
+                    FlowControl::Next
+                    | FlowControl::ConditionalBranch
+                    | FlowControl::Call
+                    | FlowControl::IndirectCall => found.next_ip(),
+                    _ => break,
+                };
+            }
+        }
+        entering
+    }
+
+    /// Where `lj_ccallback_enter` returns to: it gives the coroutine back, whose BASE is loaded next.
+    fn callback_enter(&self) -> Option<u64> {
+        let loads_base = |found: &Instruction| {
+            found.mnemonic() == Mnemonic::Mov
+                && found.op0_kind() == OpKind::Register
+                && found.op0_register().full_register() == Register::RDX
+                && found.op1_kind() == OpKind::Memory
+                && found.memory_base().full_register() == Register::RAX
+                && found.memory_displacement64() == u64::from(self.layout.l_base)
+        };
+        let is_call =
+            |found: &&Instruction| matches!(found.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+        let calls = self.instructions.values().filter(is_call).map(Instruction::next_ip);
+        // In between the state of the VM is set.
+        calls.into_iter().find(|&after| self.instructions.range(after..).take(2).any(|(_, found)| loads_base(found)))
+    }
+
+    /// Where `lj_ccallback_leave` returns to: what is loaded then are results for C, and the epilogue follows.
+    fn callback_leave(&self) -> Option<u64> {
+        let is_call =
+            |found: &&Instruction| matches!(found.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+        let mut calls = self.instructions.values().filter(is_call).map(Instruction::next_ip);
+        calls.find(|&after| {
+            let mut at = after;
+            let mut loads_xmm = false;
+            for _ in 0..6 {
+                let Some(found) = self.instructions.get(&at) else { return false };
+                loads_xmm |= found.op0_kind() == OpKind::Register && found.op0_register() == Register::XMM0;
+                if found.mnemonic() == Mnemonic::Add && found.op0_register() == Register::RSP {
+                    return loads_xmm;
+                }
+                at = match found.flow_control() {
+                    FlowControl::Next => found.next_ip(),
+                    FlowControl::UnconditionalBranch => found.near_branch_target(),
+                    _ => return false,
+                };
+            }
+            false
+        })
+    }
+
+    /// What leads to that call, from behind the jump before it.
+    fn callback_left(&self) -> Option<BTreeSet<u64>> {
+        let after = self.callback_leave()?;
+        let before = self.instructions.range(..after).rev().map(|(_, found)| found);
+        let is_part = |found: &&Instruction| found.next_ip() == after || found.flow_control() == FlowControl::Next;
+        Some(before.take_while(is_part).map(Instruction::ip).collect())
+    }
+
+    /// `mov [L+cframe], rsp`
+    fn links(&self, found: &Instruction) -> bool {
+        stores_to(found, u64::from(self.layout.l_cframe)) == Some(Register::RSP)
+    }
+
+    /// `mov reg, [rsp+CFRAME_PREV]; mov [L+cframe], reg`
+    fn unlinks(&self, found: &Instruction) -> bool {
+        let Some(source) = stores_to(found, u64::from(self.layout.l_cframe)) else { return false };
+        let before = self.instructions.range(..found.ip()).next_back();
+        before.is_some_and(|(_, before)| {
+            before.mnemonic() == Mnemonic::Mov
+                && before.op0_kind() == OpKind::Register
+                && before.op0_register() == source
+                && before.op1_kind() == OpKind::Memory
+                && before.memory_base() == Register::RSP
+                && before.memory_displacement64() == u64::from(self.layout.cframe_prev)
+        })
+    }
+
+    /// `mov [L+base], rbx`
+    fn sets_base(&self, found: &Instruction) -> bool {
+        stores_to(found, u64::from(self.layout.l_base)).is_some_and(is_rbx)
+    }
+
+    /// `mov [rdx-8], rbx`
+    fn stores_frame_link(&self, found: &Instruction) -> bool {
+        let offset = if self.layout.is_gc64() { -8_i64 } else { -4 };
+        found.memory_base().full_register() == Register::RDX && stores_to(found, offset as u64).is_some_and(is_rbx)
+    }
+
+    fn ranges(&self, addresses: &BTreeSet<u64>) -> Vec<Range<u64>> {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for found in addresses.iter().filter_map(|address| self.instructions.get(address)) {
+            match ranges.last_mut() {
+                Some(last) if last.end == found.ip() => last.end = found.next_ip(),
+                _ => ranges.push(found.ip()..found.next_ip()),
+            }
+        }
+        ranges
+    }
+}
+
+/// Where execution may go on; nowhere if that is not in the code, or not known.
+fn next(found: &Instruction) -> Vec<u64> {
+    match found.flow_control() {
+        FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => vec![found.next_ip()],
+        FlowControl::UnconditionalBranch => vec![found.near_branch_target()],
+        FlowControl::ConditionalBranch => vec![found.next_ip(), found.near_branch_target()],
+        _ => Vec::new(),
+    }
+}
+
+/// The register that an instruction stores at `displacement` from another one.
+fn stores_to(found: &Instruction, displacement: u64) -> Option<Register> {
+    let is_store = found.mnemonic() == Mnemonic::Mov
+        && found.op0_kind() == OpKind::Memory
+        && found.op1_kind() == OpKind::Register
+        && found.memory_index() == Register::None
+        && !matches!(found.memory_base(), Register::RSP | Register::None)
+        && found.memory_displacement64() == displacement;
+    is_store.then(|| found.op1_register())
+}
+
+fn is_rbx(register: Register) -> bool {
+    register.full_register() == Register::RBX
+}
