@@ -136,8 +136,8 @@ impl KnownTrace {
 const MAX_KNOWN: usize = 1 << 13;
 const MAX_BYTES: usize = 16 << 20;
 
-/// How often all traces are looked through for one that is not known.
-const BETWEEN_SCANS: Duration = Duration::from_millis(20);
+/// All traces are looked through for one that is not known at most for this share of the time: one part in so many.
+const BETWEEN_SCANS: u32 = 10;
 
 /// The traces of one VM.
 #[derive(Debug, Default)]
@@ -151,7 +151,8 @@ pub struct Traces {
     bytes: usize,
     /// What the traces showed when they were last looked through.
     listed: Vec<Trace>,
-    scanned: Option<Instant>,
+    /// When that was, and how long it took.
+    scanned: Option<(Instant, Duration)>,
     prototypes: Prototypes,
     /// The names of library functions.
     names: Option<Arc<FunctionNames>>,
@@ -170,7 +171,7 @@ pub enum Sought {
 
 impl Sought {
     /// Whether it is this trace.
-    fn is(self, identity: &TraceIdentity) -> bool {
+    pub(super) fn is(self, identity: &TraceIdentity) -> bool {
         match self {
             Self::Address(address, _) => holds(identity, address),
             Self::Number(number) => identity.number == u32::from(number),
@@ -263,11 +264,12 @@ impl Traces {
         {
             return self.read(memory, vm, trace);
         }
-        if self.scanned.is_none_or(|scanned| scanned.elapsed() > BETWEEN_SCANS)
-            && let Some(maps) = maps()
-        {
-            self.listed = read_traces(memory, &maps, vm);
-            self.scanned = Some(Instant::now());
+        if self.scanned.is_none_or(|(end, took)| end.elapsed() > BETWEEN_SCANS * took) {
+            let start = Instant::now();
+            if let Some(maps) = maps() {
+                self.listed = read_traces(memory, &maps, vm);
+            }
+            self.scanned = Some((Instant::now(), start.elapsed()));
         }
         let number = listed(&self.listed).ok_or(BodyError::Gone)?;
         let trace = trace_by_number(memory, vm, number).filter(is_it).ok_or(BodyError::Gone)?;

@@ -10,6 +10,7 @@ pub mod body;
 pub mod cast;
 pub mod copied;
 pub mod copies;
+mod exit_stub;
 pub mod frames;
 pub mod ir;
 pub mod known;

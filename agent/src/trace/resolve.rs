@@ -10,6 +10,7 @@ use lj_trace_common::vm::VmState;
 use super::attribution::Chain;
 use super::body::BodyError;
 use super::cast::{Callee, Cast};
+use super::exit_stub::exit_at;
 use super::known::{KnownTrace, Sought, Traces};
 use super::stacks::NOWHERE;
 use crate::target::Maps;
@@ -124,7 +125,7 @@ pub fn resolve<M: ReadMemory>(
     hit: Hit<'_>,
     maps: impl FnOnce() -> Option<Maps>,
 ) -> Result<OnTrace, NoTrace> {
-    let (sought, spot) = locate(&hit)?;
+    let (sought, spot) = locate(memory, &hit)?;
     let trace = traces.find(memory, vm, sought, &hit.header.trace.identity, maps)?;
     let spot = match spot {
         Spot::Handler => Spot::Exit(exit_number(&hit, &trace).ok_or(NoTrace::Leaving)?),
@@ -163,7 +164,7 @@ pub fn resolve<M: ReadMemory>(
 }
 
 /// Which trace, and where in it.
-fn locate(hit: &Hit<'_>) -> Result<(Sought, Spot), NoTrace> {
+fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), NoTrace> {
     let header = hit.header;
     let number = u16::try_from(header.vmstate).ok().filter(|&number| number != 0);
     if header.flags & SAMPLE_ON_TRACE == 0 {
@@ -174,6 +175,13 @@ fn locate(hit: &Hit<'_>) -> Result<(Sought, Spot), NoTrace> {
     match region {
         Region::Jit => {
             let pc = frame.lookup_address();
+            let running = &hit.header.trace.identity;
+            // What is in no trace may be the start of the next one, or the way out of this one.
+            if let Some(number) = number.filter(|_| !frame.is_return && !Sought::Address(pc, None).is(running))
+                && let Some(exit) = exit_at(memory, pc, [0, 8].map(|at| hit.stack.read(frame.sp + at).ok()))
+            {
+                return Ok((Sought::Number(number), Spot::Exit(exit)));
+            }
             Ok((Sought::Address(pc, number), Spot::Code(pc)))
         }
         // `vm_exit_interp`, which a trace ends in: its stack slots are gone already (`vm_x64.dasc`).

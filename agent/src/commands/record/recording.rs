@@ -318,6 +318,11 @@ impl Recording {
                 Newcomers::introduce(process, pipeline, programs, sample.header.vm as usize);
             }
             let mut resolved = pipeline.resolve(sample);
+            // At once: from then on the programs copy each trace that they meet.
+            for index in pipeline.take_decided() {
+                let updated = programs.update_vm(index as u32, &pipeline.vms()[index].config());
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(updated.map_err(Into::into));
+            }
             if only.is_some() {
                 resolved.vm = Some(0);
             }
@@ -331,9 +336,6 @@ impl Recording {
             }
             go_on()
         });
-        for index in pipeline.take_decided() {
-            programs.update_vm(index as u32, &pipeline.vms()[index].config())?;
-        }
         programs.set_stack_ends(&pipeline.take_stack_ends());
         if pipeline.take_lateness() {
             pace.was_late(Instant::now());
