@@ -102,6 +102,15 @@ pub fn find(
             top.base = narrow(registers[reg::RDX]);
             return Ok(top);
         }
+        if is_in(&vm.edges.continuing, at) {
+            let (id, pc) = continuation(memory, gc64, narrow(registers[reg::RBP])).ok_or(Unreadable)?;
+            top.base = narrow(registers[reg::RDX]);
+            // The C frame of a callback has no other Lua frame, and a callback no PC.
+            top.crosses = u32::from(id == CONT_FFI_CALLBACK);
+            top.pc = if id > CONT_FFI_CALLBACK { pc } else { 0 };
+            top.flags = SAMPLE_BASE_IN_REGISTERS;
+            return Ok(top);
+        }
     }
     if !in_text && vm.edges.callback_calls[0] != NOWHERE {
         // What the interpreter has called returns to right below its frame.

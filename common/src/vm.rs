@@ -53,6 +53,9 @@ pub struct VmEdges {
     pub leaving: [CodeRange; 4],
     /// An FFI callback has returned, and its C frame is not dropped yet: BASE is that of the Lua code that has called C.
     pub callback_left: [CodeRange; 1],
+    /// A metamethod or an FFI callback has returned, and BASE is that of the Lua code around it already. Its own frame is at
+    /// `rbp`, below which stands how that code goes on (`cont_dispatch`, `vm_x64.dasc`).
+    pub continuing: [CodeRange; 1],
     /// Where the two calls return to that enter and leave an FFI callback, or [`NOWHERE`].
     pub callback_calls: [u32; 2],
     /// The instructions that store a new frame's link, whose BASE is in place already, or [`NOWHERE`].
@@ -68,6 +71,7 @@ impl VmEdges {
             returning: [none; 2],
             leaving: [none; 4],
             callback_left: [none; 1],
+            continuing: [none; 1],
             callback_calls: [NOWHERE; 2],
             links: [NOWHERE; 8],
         }

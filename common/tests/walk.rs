@@ -10,7 +10,7 @@ use lj_trace_common::event::{
 use lj_trace_common::frame::{self, WalkEnd};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::top;
-use lj_trace_common::vm::VmConfig;
+use lj_trace_common::vm::{CodeRange, VmConfig};
 use support::{Lab, summary};
 
 const CFRAME: u64 = 0x50_0000;
@@ -321,17 +321,57 @@ fn at_interpreter(lab: &Lab, base: u64, pc: u64) -> top::Top {
 
 /// The same, with an `L->base`.
 fn at_interpreter_with(lab: &Lab, base: u64, pc: u64, thread_base: u64) -> top::Top {
+    at_interpreter_in(lab, (base, pc, 0), thread_base, CFRAME)
+}
+
+/// The same, with a frame above BASE in `rbp`, in a C frame.
+fn at_interpreter_in(lab: &Lab, (base, pc, above): (u64, u64, u64), thread_base: u64, cframe: u64) -> top::Top {
     let global = 0x70_0000;
     lab.memory.write(global, &[0; 64]);
     lab.memory.write_u32(global + 16, -1_i32 as u32);
     lab.memory.write(support::THREAD, &[0; 128]);
-    let vm = VmConfig { global, text_start: 0x1000, text_end: 0x2000, layout: lab.layout, ..VmConfig::default() };
+    let mut vm = VmConfig { global, text_start: 0x1000, text_end: 0x2000, layout: lab.layout, ..VmConfig::default() };
+    vm.edges.continuing = [CodeRange { start: 0x900, end: 0x910 }];
     let mut registers = [0; 17];
-    registers[reg::RIP] = 0x1800;
+    registers[reg::RIP] = if above == 0 { 0x1800 } else { 0x1908 };
     registers[reg::RDX] = base;
     registers[reg::RBX] = pc;
+    registers[reg::RBP] = above;
+    registers[reg::RSP] = cframe;
     let (mut record, mut memo) = (FrameRecord::default(), Memo::default());
-    top::find(&lab.memory, &vm, &registers, (&lab.coroutine, thread_base), CFRAME, (&mut record, &mut memo)).unwrap()
+    top::find(&lab.memory, &vm, &registers, (&lab.coroutine, thread_base), cframe, (&mut record, &mut memo)).unwrap()
+}
+
+#[test]
+fn a_callback_that_has_returned_is_not_in_its_c_frame() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let sort = lab.c_function(93, 0x9999);
+        lab.call_from_lua(function, 4, sort);
+        let (caller, callback) = (lab.base, lab.lua_function(13, 10));
+        let cframe = CFRAME - 0x200;
+        lab.push_cframe(cframe, 0, 0);
+        // Where other continuations have a PC, a callback's has the type of its result.
+        lab.push_continuation(9, 1, callback);
+        let delta = lab.base - caller;
+        for pc in [delta, delta | 2, 9, 0] {
+            let top = at_interpreter_in(&lab, (caller, pc, lab.base), lab.base, cframe);
+            assert_eq!((top.base, top.pc, top.crosses), (caller, 0, 1), "PC {pc:#x}");
+        }
+    });
+}
+
+#[test]
+fn a_metamethod_that_has_returned_leaves_its_callers_position() {
+    both(|mut lab| {
+        let (_, function) = chunk_and_function(&mut lab);
+        let (caller, index) = (lab.base, lab.lua_function(13, 10));
+        lab.push_continuation(lab.pc(function, 8), 0xdead_0000, index);
+        for pc in [lab.base - caller, lab.pc(function, 8)] {
+            let top = at_interpreter_in(&lab, (caller, pc, lab.base), 0, CFRAME);
+            assert_eq!((top.base, top.pc, top.crosses), (caller, lab.pc(function, 8), 0), "PC {pc:#x}");
+        }
+    });
 }
 
 #[test]

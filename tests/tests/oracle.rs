@@ -5,7 +5,6 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use lj_trace_tests::oracle::generate::Interface;
-use lj_trace_tests::oracle::judge::Wrong;
 use lj_trace_tests::oracle::{Figures, Settings, generate, native, record, truth};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 
@@ -35,10 +34,6 @@ const KEPT: [(&str, f64); 8] = [
 /// How many percent of the samples may be marked when they are interpreted.
 const MARKED_INTERPRETED: f64 = 0.1;
 
-/// The share of all samples whose native frames may stand in the wrong place. None should; some 1 of 50,000 do, where a C
-/// function that calls Lua back through FFI is between the two. A function or a line is never wrong.
-const NATIVE: f64 = 0.0002;
-
 /// A folder with the C functions of the programs.
 fn scratch() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
@@ -55,8 +50,6 @@ struct Sums {
     samples: u64,
     marked: u64,
     wrong: u64,
-    /// Of those, the ones with a native frame in the wrong place.
-    native: u64,
     failures: String,
 }
 
@@ -67,17 +60,8 @@ impl Sums {
         self.marked += figures.marked();
         self.wrong += figures.wrong();
         for (samples, wrong, stack) in figures.failures.iter().take(3) {
-            match wrong {
-                Wrong::Native => println!("{name}: {samples} {wrong:?}: {stack}"),
-                _ => self.fail(name, &format!("{samples} {wrong:?}: {stack}")),
-            }
+            self.fail(name, &format!("{samples} {wrong:?}: {stack}"));
         }
-        self.native += figures
-            .failures
-            .iter()
-            .filter(|(_, wrong, _)| *wrong == Wrong::Native)
-            .map(|failure| failure.0)
-            .sum::<u64>();
         if figures.overrun > 1.0 {
             self.fail(name, &format!("it took {:.1} s too long", figures.overrun));
         }
@@ -91,10 +75,6 @@ impl Sums {
         let verdict =
             format!("{program}: of {} samples {} are marked, {} are wrong", self.samples, self.marked, self.wrong);
         println!("{verdict}");
-        let expected = NATIVE * self.samples as f64;
-        if self.native as f64 > expected + 4.0 * expected.sqrt() {
-            bail!("{verdict}: {} have a native frame in the wrong place", self.native);
-        }
         if !self.failures.is_empty() || self.samples < self.recordings * LEAST_SAMPLES {
             bail!("{verdict}:{}", self.failures);
         }

@@ -91,7 +91,10 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
         Innermost::Trace(Some(reason)) => Some(Frame::Unresolved(Unresolved::Trace(reason))),
         _ => None,
     };
-    let mut segments = Segments { rest: lua, walk_end, compiled };
+    // Where BASE is not known, the walk began at a frame that may be gone: nothing of its C frame is certain.
+    let begun =
+        if innermost == Innermost::Interpreter { lua.iter().take_while(|frame| !is_cframe(frame)).count() } else { 0 };
+    let mut segments = Segments { rest: &lua[begun..], walk_end, compiled };
     let mut frames = Vec::with_capacity(native.frames.len() + lua.len());
     let mut first_vm_frame = true;
     let mut native_complete = native.end == UnwindEnd::Entry;
@@ -268,6 +271,16 @@ mod tests {
         let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Known);
         assert_eq!(names(&stack), ["l10", "n1", "n2", "l11", "l12", "n3"]);
         assert!(stack.native_complete && stack.lua_complete);
+    }
+
+    #[test]
+    fn what_the_interpreter_may_have_left_is_not_shown() {
+        let frames = vec![vm(Some(100)), code(1), vm(Some(200)), code(2)];
+        let native = NativeStack { frames, end: UnwindEnd::Entry, reach: 0 };
+        let frames = [lua(10), lua(11), mark(100), lua(12), mark(200)];
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Interpreter);
+        assert_eq!(names(&stack), ["[interpreter between two frames]", "n1", "l12", "n2"]);
+        assert!(!stack.lua_complete);
     }
 
     #[test]

@@ -23,11 +23,17 @@ pub struct Edges {
     /// An FFI callback has returned, and C code is about to be called that drops its C frame: BASE is that of the Lua code
     /// that has called C.
     pub callback_left: Vec<Range<u64>>,
+    /// A metamethod or an FFI callback has returned, and BASE is that of the Lua code around it already. Its own frame is at
+    /// `rbp`, below which stands how that code goes on.
+    pub continuing: Vec<Range<u64>>,
     /// Where the calls return to that enter and leave an FFI callback.
     pub callback_calls: Vec<u64>,
     /// The instructions that store a new frame's link.
     pub links: Vec<u64>,
 }
+
+/// Instructions from taking BASE back to the jump to the continuation: some 10.
+const MAX_CONTINUING: usize = 16;
 
 /// Instructions from linking a C frame to its first Lua frame: some 25.
 const MAX_ENTERING: usize = 64;
@@ -43,6 +49,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         leaving: text.ranges(&leaving.difference(&returning).copied().collect()),
         returning: text.ranges(&returning),
         callback_left: text.ranges(&text.callback_left().into_iter().flatten().collect()),
+        continuing: text.continuing().into_iter().collect(),
         callback_calls: text.callback_enter().into_iter().chain(text.callback_leave()).collect(),
         links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
     }
@@ -171,6 +178,30 @@ impl Text<'_> {
         let before = self.instructions.range(..after).rev().map(|(_, found)| found);
         let is_part = |found: &&Instruction| found.next_ip() == after || found.flow_control() == FlowControl::Next;
         Some(before.take_while(is_part).map(Instruction::ip).collect())
+    }
+
+    /// From behind `sub BASE, PC` of `cont_dispatch` to its jump to the continuation, and the one to that of FFI callbacks,
+    /// which may stand behind it.
+    fn continuing(&self) -> Option<Range<u64>> {
+        let is = |register: Register, full| register.full_register() == full;
+        let takes_back = |found: &Instruction| {
+            found.mnemonic() == Mnemonic::Sub
+                && is(found.op0_register(), Register::RDX)
+                && is(found.op1_register(), Register::RBX)
+        };
+        let keeps = |found: &Instruction| {
+            found.mnemonic() == Mnemonic::Mov
+                && is(found.op0_register(), Register::RBP)
+                && is(found.op1_register(), Register::RDX)
+        };
+        self.instructions.values().filter(|found| takes_back(found)).find_map(|found| {
+            let start = found.next_ip();
+            self.instructions.range(..found.ip()).next_back().filter(|(_, before)| keeps(before))?;
+            let mut rest = self.instructions.range(start..).map(|(_, found)| found).take(MAX_CONTINUING);
+            let jump = rest.find(|found| found.flow_control() == FlowControl::IndirectBranch)?;
+            let other = self.instructions.get(&jump.next_ip()).filter(|found| found.mnemonic() == Mnemonic::Je);
+            Some(start..other.unwrap_or(jump).next_ip())
+        })
     }
 
     /// `mov [L+cframe], rsp`

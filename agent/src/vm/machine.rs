@@ -66,12 +66,13 @@ impl Vm {
     pub fn config(&self) -> VmConfig {
         let text = (self.text.range.start, self.text.range.end);
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
-        let Edges { entering, returning, leaving, callback_left, callback_calls, links } = &self.text.edges;
+        let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, links } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
             leaving: self.places(leaving),
             callback_left: self.places(callback_left),
+            continuing: self.places(continuing),
             callback_calls: self.offsets(callback_calls),
             links: self.offsets(links),
         };
