@@ -468,6 +468,19 @@ pub fn describe(
     Ok(())
 }
 
+/// Whether there is a frame at the BASE that stands in `record`, with the PC that stands there as its code. Then `record`
+/// says what function it is, and has the frame's link in place of BASE.
+///
+/// A function of its own that gives one bit back: inlined wherever a frame is looked at, it multiplies what the kernel's
+/// verifier has to follow by the number of its ways.
+#[inline(never)]
+pub fn is_frame(memory: &impl ReadMemory, layout: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
+    let pc = record.code;
+    let Ok((function, link)) = read_frame_with(memory, layout, record.base, memo) else { return false };
+    record.base = link;
+    describe(memory, layout, function, pc, (record, memo)).is_ok()
+}
+
 /// Fills in what a frame is that was passed by, if it is one. If that cannot be told, it says why not.
 #[inline(always)]
 pub fn look_at(memory: &impl ReadMemory, layout: &VmLayout, (record, memo): (&mut FrameRecord, &mut Memo)) {

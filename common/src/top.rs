@@ -8,8 +8,8 @@ use crate::event::{
     FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE,
     reg,
 };
-use crate::frame::{CONT_FFI_CALLBACK, Coroutine, describe, read_code, read_frame_with};
-use crate::layout::ABSENT;
+use crate::frame::{CONT_FFI_CALLBACK, Coroutine, is_frame, read_code, read_frame_with};
+use crate::layout::{ABSENT, VmLayout};
 use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
 use crate::vm::{NOWHERE, VmConfig, VmState, is_in, jit_base};
@@ -103,7 +103,7 @@ pub fn find(
             return Ok(top);
         }
         if is_in(&vm.edges.continuing, at) {
-            let (id, pc) = continuation(memory, gc64, narrow(registers[reg::RBP])).ok_or(Unreadable)?;
+            let (id, pc) = continuation(memory, gc64, narrow(registers[reg::RBP]));
             top.base = narrow(registers[reg::RDX]);
             // The C frame of a callback has no other Lua frame, and a callback no PC.
             top.crosses = u32::from(id == CONT_FFI_CALLBACK);
@@ -202,10 +202,8 @@ fn from_registers(
     if vm.edges.links.contains(&(rip.wrapping_sub(vm.text_start) as u32)) {
         return caller(memory, vm, coroutine, (base, pc), (record, memo));
     }
-    let (mut is_function, mut own_link) = (false, 0);
-    if let Ok((function, link)) = read_frame_with(memory, layout, base, memo)
-        && describe(memory, layout, function, pc, (record, memo)).is_ok()
-    {
+    let (mut is_native, mut own_link) = (false, 0);
+    if let Some((function, link)) = frame_at(memory, layout, (base, pc), (record, memo)) {
         if record.position != NO_POSITION {
             return Place::at(base, pc);
         }
@@ -224,7 +222,7 @@ fn from_registers(
         if let Some(place) = in_transition(memory, gc64, coroutine, thread_base, (base, pc), link) {
             return Some(place);
         }
-        is_function = record.kind != FrameKind::Lua as u8;
+        is_native = record.kind != FrameKind::Lua as u8;
         own_link = link;
     }
     // Moving BASE on, BC_CALL* still executes the call that PC is behind. A fast function returns to there: its results
@@ -233,18 +231,27 @@ fn from_registers(
         return Some(place);
     }
     // A C function has returned, and left something else in the register.
-    if let Ok((function, _)) = read_frame_with(memory, layout, thread_base, memo)
-        && describe(memory, layout, function, pc, (record, memo)).is_ok()
-        && record.position != NO_POSITION
-    {
+    if frame_at(memory, layout, (thread_base, pc), (record, memo)).is_some() && record.position != NO_POSITION {
         return Place::at(thread_base, pc);
     }
     // Some fast functions use the register for something else, but their frame is whole.
-    if is_function && caller(memory, vm, coroutine, (base, own_link), (record, memo)).is_some() {
+    if is_native && caller(memory, vm, coroutine, (base, own_link), (record, memo)).is_some() {
         return Place::at(base, 0);
     }
     let saved = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).ok()?;
     caller(memory, vm, coroutine, (base, saved), (record, memo))
+}
+
+/// The function and the link of the frame at `base`, if there is one: then `record` has been filled in.
+#[inline(always)]
+fn frame_at(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    (base, pc): (u64, u64),
+    (record, memo): (&mut FrameRecord, &mut Memo),
+) -> Option<(u64, u64)> {
+    (record.base, record.code) = (base, pc);
+    is_frame(memory, layout, record, memo).then_some((record.function, record.base))
 }
 
 /// Types of links (`FRAME_*`, `lj_frame.h`).
@@ -273,7 +280,7 @@ fn in_transition(
         // A metamethod has returned, or is about to be called, since the interpreter has set L->base for that: where it
         // came from stands below its frame.
         if (kind == 0 && link_above == link_expected | FRAME_CONT) || (kind == FRAME_CONT && base == thread_base) {
-            return Place::at(base, continuation(memory, gc64, above)?.1);
+            return Place::at(base, continuation(memory, gc64, above).1);
         }
     }
     // A callback of the FFI that was entered, whose function is not fetched yet.
@@ -283,27 +290,59 @@ fn in_transition(
     None
 }
 
-/// Continuation and PC below the frame at `base`, which a metamethod was called in.
+/// Continuation and PC below the frame at `base`, which a metamethod was called in; zeros where they cannot be read: of an
+/// [`Option`], compilers compare what is not there, too, which the verifier does not take.
 #[inline(always)]
-fn continuation(memory: &impl ReadMemory, gc64: bool, base: u64) -> Option<(u64, u64)> {
+fn continuation(memory: &impl ReadMemory, gc64: bool, base: u64) -> (u64, u64) {
     if gc64 {
-        let words = memory.read::<[u64; 2]>(base.wrapping_sub(32)).ok()?;
-        Some((words[0], words[1]))
+        let [id, pc] = memory.read::<[u64; 2]>(base.wrapping_sub(32)).unwrap_or_default();
+        (id, pc)
     } else {
-        let words = memory.read::<[u32; 2]>(base.wrapping_sub(16)).ok()?;
-        Some((u64::from(words[0]), u64::from(words[1])))
+        let [id, pc] = memory.read::<[u32; 2]>(base.wrapping_sub(16)).unwrap_or_default();
+        (u64::from(id), u64::from(pc))
     }
 }
 
 /// Whether the frame at `base` with this link is that of an FFI callback.
 #[inline(always)]
 fn is_callback(memory: &impl ReadMemory, gc64: bool, base: u64, link: u64) -> bool {
-    link & 7 == FRAME_CONT && continuation(memory, gc64, base).is_some_and(|(id, _)| id == CONT_FFI_CALLBACK)
+    link & 7 == FRAME_CONT && continuation(memory, gc64, base).0 == CONT_FFI_CALLBACK
 }
 
 /// The frame that has called the one at `base`, whose link is `link`.
 #[inline(always)]
 fn caller(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    coroutine: &Coroutine,
+    (base, link): (u64, u64),
+    (record, memo): (&mut FrameRecord, &mut Memo),
+) -> Option<Place> {
+    (record.base, record.code) = (base, link);
+    let is_known = find_caller(memory, vm, coroutine, record, memo);
+    is_known.then_some(Place { base: record.base, pc: record.code, crosses: record.position != 0 })
+}
+
+/// The same, of the BASE and the link that stand in `record` (as its code): whether there is one. Its BASE and its PC take
+/// their place, and the position tells whether it belongs to the next C frame.
+///
+/// A function of its own for the same reason as [`is_frame`].
+#[inline(never)]
+fn find_caller(
+    memory: &impl ReadMemory,
+    vm: &VmConfig,
+    coroutine: &Coroutine,
+    record: &mut FrameRecord,
+    memo: &mut Memo,
+) -> bool {
+    let frame = (record.base, record.code);
+    let Some(place) = caller_of(memory, vm, coroutine, frame, (record, memo)) else { return false };
+    (record.base, record.code, record.position) = (place.base, place.pc, u32::from(place.crosses));
+    true
+}
+
+#[inline(always)]
+fn caller_of(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     coroutine: &Coroutine,
@@ -322,10 +361,8 @@ fn caller(
         return Some(Place { base: caller, pc: 0, crosses: true });
     }
     let gc64 = vm.layout.is_gc64();
-    let pc = if link & 7 == FRAME_CONT { continuation(memory, gc64, base)?.1 } else { 0 };
-    let (record, memo) = scratch;
-    let (function, _) = read_frame_with(memory, &vm.layout, caller, memo).ok()?;
-    describe(memory, &vm.layout, function, pc, (record, memo)).ok()?;
+    let pc = if link & 7 == FRAME_CONT { continuation(memory, gc64, base).1 } else { 0 };
+    frame_at(memory, &vm.layout, (caller, pc), scratch)?;
     Place::at(caller, pc)
 }
 
@@ -350,7 +387,6 @@ fn caller_in_call(
     if !coroutine.holds(caller) {
         return None;
     }
-    let (function, _) = read_frame_with(memory, layout, caller, memo).ok()?;
-    describe(memory, layout, function, pc, (record, memo)).ok()?;
+    frame_at(memory, layout, (caller, pc), (record, memo))?;
     (record.position != NO_POSITION).then_some(caller)
 }

@@ -28,6 +28,7 @@ use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::thread::Thread;
 use lj_trace_common::top;
+use lj_trace_common::top::Top;
 use lj_trace_common::trace::Traces;
 use lj_trace_common::vm::{self, VmConfig};
 
@@ -71,6 +72,8 @@ pub struct Machine {
     pub memo: Memo,
     /// The frame that the walk is at.
     record: FrameRecord,
+    /// Where the walk begins.
+    top: Top,
     /// Address on the C stack where a C frame may begin.
     scan: u64,
     /// Where to look instead if none begins there; 0 to go on.
@@ -101,14 +104,10 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
         return 0;
     }
     count(Counter::Sampled);
-    let data: *mut bpf_perf_event_data = context.ctx;
-    // SAFETY: the context is valid for the whole program.
-    let in_kernel = unsafe { (*data).regs.cs } & 3 == 0;
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
-    let kernel = if in_kernel && config.kernel_frames != 0 { context.ctx.cast() } else { core::ptr::null_mut() };
-    take(config, area, if in_kernel { SAMPLE_IN_KERNEL } else { 0 }, 0, kernel);
+    take(config, area, 0, 0, context.ctx.cast());
     timer.stop(Counter::SampleTime, LONGEST_SAMPLE);
     0
 }
@@ -130,10 +129,13 @@ pub fn sample_allocation(config: &Config, size: u64) {
     let _ = BUSY.remove(&area);
 }
 
-/// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's, if `kernel` is the
-/// context of a program that may ask for it.
+/// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's where it was hit,
+/// if `program` is the context of a program that may ask for it.
+///
+/// What differs between samples is kept in memory until it is needed: the verifier follows the walk anew for every
+/// combination of values in registers.
 #[inline(always)]
-fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *mut c_void) {
+fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, program: *mut c_void) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
         count(Counter::NoScratch);
         return;
@@ -145,6 +147,9 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
     if !read_registers(borrow(), config.allocators, flags, allocation_size) {
         count(Counter::NoRegisters);
         return;
+    }
+    if !program.is_null() {
+        note_mode(borrow(), program);
     }
     let mut area = area;
     let context = (&raw mut area).cast();
@@ -163,10 +168,20 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, kernel: *m
         copy_lua_stack(borrow());
         traces::note(area);
     }
-    if !kernel.is_null() {
-        copy_kernel_stack(borrow(), kernel);
+    if !program.is_null() && config.kernel_frames != 0 && borrow().header.flags & SAMPLE_IN_KERNEL != 0 {
+        copy_kernel_stack(borrow(), program);
     }
     send(borrow());
+}
+
+/// Notes whether the sample has hit the kernel. `program` is the context of a program of a perf event.
+#[inline(always)]
+fn note_mode(scratch: &mut Scratch, program: *mut c_void) {
+    // SAFETY: the context is valid for the whole program.
+    let in_kernel = unsafe { (*program.cast::<bpf_perf_event_data>()).regs.cs } & 3 == 0;
+    let flags = &raw mut scratch.header.flags;
+    // SAFETY: a field. It is kept in memory alone.
+    unsafe { flags.write_volatile(flags.read_volatile() | u32::from(in_kernel) * SAMPLE_IN_KERNEL) };
 }
 
 /// Whether this tick is one too many: its event was attached to the thread by the agent, but the thread has
@@ -372,6 +387,13 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
         memo.look_at(coroutine);
         let Ok(top) = top::find(&UserMemory, vm, registers, (coroutine, thread.base), cframe, (record, memo)) else {
             return end_walk(scratch, WalkEnd::Unreadable);
+        };
+        // From all ways that `find` may have gone to one state, in the eyes of the verifier.
+        let place = &raw mut scratch.machine.top;
+        // SAFETY: a field.
+        let top = unsafe {
+            place.write_volatile(top);
+            place.read_volatile()
         };
         scratch.header.vmstate = top.vmstate;
         scratch.header.jit_base = top.jit_base;
