@@ -319,74 +319,35 @@ fn caller(
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<Place> {
     (record.base, record.code) = (base, link);
-    let is_known = find_caller(memory, vm, coroutine, record, memo);
-    is_known.then_some(Place { base: record.base, pc: record.code, crosses: record.position != 0 })
+    if !is_called(memory, vm, coroutine, record) {
+        return None;
+    }
+    let place = Place { base: record.base, pc: record.code, crosses: link & 3 == FRAME_C };
+    if !place.crosses {
+        frame_at(memory, &vm.layout, (place.base, place.pc), (record, memo))?;
+        if link & 3 == 0 && record.position == NO_POSITION {
+            return None;
+        }
+    }
+    Some(place)
 }
 
-/// The same, of the BASE and the link that stand in `record` (as its code): whether there is one. Its BASE and its PC take
-/// their place, and the position tells whether it belongs to the next C frame.
+/// Whether there may be a caller of the frame whose BASE and link stand in `record` (the link as its code): then its BASE
+/// and its PC take their place.
 ///
 /// A function of its own for the same reason as [`is_frame`].
 #[inline(never)]
-fn find_caller(
-    memory: &impl ReadMemory,
-    vm: &VmConfig,
-    coroutine: &Coroutine,
-    record: &mut FrameRecord,
-    memo: &mut Memo,
-) -> bool {
-    let frame = (record.base, record.code);
-    let Some(place) = caller_of(memory, vm, coroutine, frame, (record, memo)) else { return false };
-    (record.base, record.code, record.position) = (place.base, place.pc, u32::from(place.crosses));
-    true
-}
-
-#[inline(always)]
-fn caller_of(
-    memory: &impl ReadMemory,
-    vm: &VmConfig,
-    coroutine: &Coroutine,
-    (base, link): (u64, u64),
-    scratch: (&mut FrameRecord, &mut Memo),
-) -> Option<Place> {
+fn is_called(memory: &impl ReadMemory, vm: &VmConfig, coroutine: &Coroutine, record: &mut FrameRecord) -> bool {
+    let (base, link) = (record.base, record.code);
     if link & 3 == 0 {
-        let caller = caller_in_call(memory, vm, coroutine, base, link, scratch)?;
-        return Place::at(caller, link);
+        // BC_CALL* has moved BASE but has not stored the link yet: the caller still executes its call.
+        let Ok(call) = memory.read::<u32>(link.wrapping_sub(4)) else { return false };
+        let slots = u64::from(call >> 8 & 0xff) + if vm.layout.is_gc64() { 2 } else { 1 };
+        record.base = base.wrapping_sub(slots * 8);
+        return coroutine.holds(record.base);
     }
-    let caller = base.wrapping_sub(link & !7);
-    if !coroutine.holds_bottom(caller) || caller >= base {
-        return None;
-    }
-    if link & 3 == FRAME_C {
-        return Some(Place { base: caller, pc: 0, crosses: true });
-    }
+    record.base = base.wrapping_sub(link & !7);
     let gc64 = vm.layout.is_gc64();
-    let pc = if link & 7 == FRAME_CONT { continuation(memory, gc64, base).1 } else { 0 };
-    frame_at(memory, &vm.layout, (caller, pc), scratch)?;
-    Place::at(caller, pc)
-}
-
-/// BASE of the caller, if BC_CALL* has moved BASE but has not stored the link yet: the caller still executes
-/// its call.
-#[inline(always)]
-fn caller_in_call(
-    memory: &impl ReadMemory,
-    vm: &VmConfig,
-    coroutine: &Coroutine,
-    base: u64,
-    pc: u64,
-    (record, memo): (&mut FrameRecord, &mut Memo),
-) -> Option<u64> {
-    let layout = &vm.layout;
-    if pc & 3 != 0 {
-        return None;
-    }
-    let call = memory.read::<u32>(pc.wrapping_sub(4)).ok()?;
-    let slots = u64::from(call >> 8 & 0xff) + if layout.is_gc64() { 2 } else { 1 };
-    let caller = base.wrapping_sub(slots * 8);
-    if !coroutine.holds(caller) {
-        return None;
-    }
-    frame_at(memory, layout, (caller, pc), (record, memo))?;
-    (record.position != NO_POSITION).then_some(caller)
+    record.code = if link & 7 == FRAME_CONT { continuation(memory, gc64, base).1 } else { 0 };
+    coroutine.holds_bottom(record.base) && record.base < base
 }
