@@ -132,7 +132,8 @@ fn look(
                 next = next.max(Instant::now());
                 if app.ended.is_none() {
                     app.elapsed = began.elapsed();
-                    app.roll(Gauge::read(&target.process, recording.vms().unwrap_or(&target.vms), recording.lost()));
+                    let vms = recording.vms().unwrap_or_else(|| target.vms.clone());
+                    app.roll(Gauge::read(&target.process, &vms, recording.lost()));
                 }
                 changed |= !app.paused;
             }

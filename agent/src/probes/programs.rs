@@ -377,6 +377,21 @@ impl Programs {
         Ok(Some(index))
     }
 
+    /// Has the programs know a VM no more: what runs in it counts as code of no VM from now on.
+    pub fn forget_vm(&mut self, global: u64) {
+        let Ok(map) = map_mut(&mut self.ebpf, "GLOBALS") else { return };
+        if let Ok(mut globals) = HashMap::<_, u64, u32>::try_from(map) {
+            // One that was forgotten already is as well.
+            let _ = globals.remove(&global);
+        }
+    }
+
+    /// Whether another VM may get the index of one that is not there any more: not where the programs look for the kinds of VMs
+    /// that there are.
+    pub fn may_replace(&self, index: u32) -> bool {
+        index != 0 && index != self.config.other_kind
+    }
+
     /// An index that no VM has: the programs give them out themselves, too.
     fn claim_index(&mut self) -> Option<u32> {
         /// Fails if there is one (`BPF_NOEXIST`).

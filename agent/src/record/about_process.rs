@@ -48,9 +48,9 @@ pub fn source_code(process: &Process) -> SourceCode {
 }
 
 /// The bytes that the objects of all VMs take, and those of the process that are in memory.
-pub fn memory(process: &Process, vms: &[Vm]) -> (Option<u64>, Option<u64>) {
+pub fn memory<'a>(process: &Process, vms: impl Iterator<Item = &'a Vm>) -> (Option<u64>, Option<u64>) {
     let memory = process.memory();
-    let heaps = vms.iter().filter_map(|vm| VmStatus::read(&memory, vm).ok()).map(|status| status.heap);
+    let heaps = vms.filter_map(|vm| VmStatus::read(&memory, vm).ok()).map(|status| status.heap);
     let heap = heaps.fold(None, |sum: Option<u64>, heap| Some(sum.unwrap_or(0).saturating_add(heap)));
     (heap, Some(process.rss()).filter(|&bytes| bytes > 0))
 }
@@ -96,7 +96,7 @@ mod tests {
         let libc = modules.iter().find(|(name, _)| name.starts_with("libc.so")).unwrap().1;
         assert!(libc.start < libc.end && libc.path.starts_with('/'), "{libc:?}");
         assert!(libc.build_id.as_ref().is_some_and(|id| id.len() == 40), "{libc:?}");
-        assert!(memory(&process, &[]).1.is_some_and(|bytes| bytes > 1 << 20));
+        assert!(memory(&process, std::iter::empty()).1.is_some_and(|bytes| bytes > 1 << 20));
         assert!(now() > 0 && now() <= now());
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
-use super::reports::{info, rooted};
+use super::reports::{STACKS, info, rooted};
 use crate::commands::exit::CommandError;
 use crate::report::model::Unit;
 use crate::report::{CpuProfile, Format, Frame as Named};
@@ -35,6 +35,7 @@ impl AllocationStacks {
     pub fn add(&mut self, stack: &Resolved, size: u64) {
         let weights = [self.every, size.saturating_mul(self.every)];
         self.profile.add_sample(info(stack, weights), rooted(stack, stack.vm.map(Named::vm)));
+        self.profile.keep_within(STACKS);
     }
 
     /// Writes what there is so far.

@@ -16,6 +16,7 @@ mod memory_outputs;
 mod naming;
 mod output_file;
 pub mod outputs;
+pub mod pieces;
 mod pipeline;
 mod reports;
 mod stack_ends;
@@ -25,6 +26,7 @@ mod summary;
 mod thread_names;
 mod trace_lines;
 mod trace_table;
+mod vm_places;
 mod vm_work;
 mod window_tally;
 

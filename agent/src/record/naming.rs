@@ -20,13 +20,15 @@ pub struct Namer {
     memory: ProcessMemory,
     symbolizer: Symbolizer,
     vms: Vec<VmNames>,
+    /// Those of all VMs.
+    prototypes: Prototypes,
     cache: HashMap<LuaKey, Arc<Named>>,
     /// By VM, prototype and line.
     trace_starts: HashMap<(usize, PrototypeKey, u32), Arc<str>>,
 }
 
-/// Names kept: more than most programs have, unless they make functions all the time.
-const MAX_CACHED: usize = 1 << 15;
+/// Names kept: as many as most programs show at a time. Those of programs that make functions all the time are made anew.
+const MAX_CACHED: usize = 1 << 13;
 
 /// What the name of a Lua frame depends on: its function and line, and the call that it came from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,9 +42,14 @@ struct LuaKey {
 
 struct VmNames {
     vm: Vm,
-    prototypes: Prototypes,
     functions: FunctionNames,
     functions_read: Instant,
+}
+
+impl VmNames {
+    fn read(memory: &ProcessMemory, vm: &Vm) -> Self {
+        Self { vm: vm.clone(), functions: FunctionNames::read(memory, vm), functions_read: Instant::now() }
+    }
 }
 
 /// How often libraries are looked through for names again.
@@ -55,6 +62,7 @@ impl Namer {
             memory: process.memory(),
             symbolizer: Symbolizer::new(process.clone()),
             vms: Vec::new(),
+            prototypes: Prototypes::default(),
             cache: HashMap::new(),
             trace_starts: HashMap::new(),
         };
@@ -64,12 +72,21 @@ impl Namer {
 
     /// Names the functions of one more VM, which gets the next index.
     pub fn add_vm(&mut self, vm: &Vm) {
-        self.vms.push(VmNames {
-            vm: vm.clone(),
-            prototypes: Prototypes::default(),
-            functions: FunctionNames::read(&self.memory, vm),
-            functions_read: Instant::now(),
-        });
+        self.vms.push(VmNames::read(&self.memory, vm));
+    }
+
+    /// Names the functions of a VM in place of those of one that is not there any more.
+    pub fn replace_vm(&mut self, index: usize, vm: &Vm) {
+        self.forget_vm(index);
+        if let Some(names) = self.vms.get_mut(index) {
+            *names = VmNames::read(&self.memory, vm);
+        }
+    }
+
+    /// Forgets what was of a VM that is not there any more.
+    pub fn forget_vm(&mut self, index: usize) {
+        self.cache.retain(|key, _| usize::from(key.vm) != index);
+        self.trace_starts.retain(|key, _| key.0 != index);
     }
 
     /// The symbol of native code: `pc` is the instruction itself, or the address it returns to.
@@ -82,8 +99,8 @@ impl Namer {
     /// # Errors
     /// It is gone: collected between the sample and now.
     fn prototype(&mut self, record: &FrameRecord) -> Result<Arc<Prototype>, PrototypeError> {
-        let vm = self.vms.get_mut(usize::from(record.vm)).ok_or(PrototypeError::Gone)?;
-        vm.prototypes.get(&self.memory, &vm.vm.layout, PrototypeKey::of(record))
+        let vm = self.vms.get(usize::from(record.vm)).ok_or(PrototypeError::Gone)?;
+        self.prototypes.get(&self.memory, &vm.vm.layout, PrototypeKey::of(record))
     }
 
     /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
@@ -134,12 +151,12 @@ impl Namer {
 
     /// Where trace `number` starts, as `@file.lua:12`.
     pub fn trace_start(&mut self, vm: usize, number: u16) -> Option<Arc<str>> {
-        let names = self.vms.get_mut(vm)?;
+        let names = self.vms.get(vm)?;
         let trace = trace_by_number(&self.memory, &names.vm, number)?;
         let layout = &names.vm.layout;
         // Traces come and go with their functions: the same address may be another function's by now.
         let key = Prototype::key_at(&self.memory, layout, trace.startpt).ok()?;
-        let prototype = names.prototypes.get(&self.memory, layout, key).ok()?;
+        let prototype = self.prototypes.get(&self.memory, layout, key).ok()?;
         let offset = trace.startpc.checked_sub(trace.startpt + u64::from(layout.sizeof_pt))?;
         let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
         if self.trace_starts.len() >= MAX_CACHED {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::about_process;
 use super::output_file::OutputFile;
+use super::pieces::{SinceThen, of_piece};
 use super::pipeline::{Code, Resolved};
 use super::reports::CpuReports;
 use super::stream_file;
@@ -62,21 +63,32 @@ pub enum JitSamples {
 /// All outputs of a recording.
 pub struct Outputs {
     jit_samples: JitSamples,
-    traces: TraceTable,
+    /// The samples of each trace, if they are asked for.
+    traces: Option<TraceTable>,
     /// The streams that are asked for, before the VMs' numbers are put into their names.
     stream_paths: Vec<PathBuf>,
-    /// How many VMs have streams.
-    vms: usize,
+    /// How many VMs there were when recording began: these have streams from the beginning.
+    first_vms: usize,
     /// Those that are not begun.
     waiting: Vec<WaitingStream>,
     streams: Vec<StreamOutput>,
     reports: CpuReports,
     /// The folder that the target works in.
     folder: Option<PathBuf>,
+    /// Samples a second.
+    rate: u32,
+    /// When these files begin, if each piece of the recording has its own.
+    piece: Option<String>,
+    /// The losses that earlier pieces tell.
+    told: SinceThen,
+    /// Files that are complete, since the last time it was asked.
+    ended: Vec<PathBuf>,
 }
 
 /// The file of a stream that is not begun, and its VM.
 struct WaitingStream {
+    /// Before it is put into the name when it begins.
+    name: PathBuf,
     path: PathBuf,
     vm: usize,
     file: Box<dyn Write>,
@@ -84,6 +96,8 @@ struct WaitingStream {
 
 /// A sysprof stream, which holds the samples of one VM; samples outside of any VM go to the first.
 struct StreamOutput {
+    /// Before it is put into the name when it begins.
+    name: PathBuf,
     path: PathBuf,
     vm: usize,
     writer: SysprofWriter<Box<dyn Write>>,
@@ -97,24 +111,41 @@ pub(super) struct ReportOutput {
     file: Option<RefCell<OutputFile>>,
 }
 
+/// Bytes of memory for what all streams together remember of their symbols, and the least for one of them: some ten
+/// thousand functions, and some thousand.
+const SYMBOLS: usize = 4 << 20;
+const LEAST_SYMBOLS: usize = SYMBOLS / 8;
+
 impl Outputs {
     /// Opens all of `files`; what is in them stays until [`begin`](Self::begin), and what was not there goes again if that is
     /// never called.
     ///
     /// # Errors
     /// An I/O error for what cannot be written.
-    pub fn open(files: OutputFiles, title: &str, rate: u32, vms: usize) -> Result<Self, CommandError> {
+    ///
+    /// `piece` says when the files begin, if each piece of a recording has its own.
+    pub fn open(
+        files: OutputFiles,
+        title: &str,
+        rate: u32,
+        vms: usize,
+        piece: Option<&str>,
+    ) -> Result<Self, CommandError> {
         let OutputFiles { streams: stream_paths, reports } = files;
-        let reports = CpuReports::open(&reports, title, rate)?;
+        let reports = CpuReports::open(&reports, title, rate, piece)?;
         let mut outputs = Self {
             jit_samples: JitSamples::default(),
-            traces: TraceTable::default(),
+            traces: None,
             stream_paths,
-            vms: 0,
+            first_vms: vms,
             waiting: Vec::new(),
             streams: Vec::new(),
             reports,
             folder: None,
+            rate,
+            piece: piece.map(str::to_owned),
+            told: SinceThen::default(),
+            ended: Vec::new(),
         };
         if vms > 1 && outputs.stream_paths.iter().any(|path| path == Path::new("-")) {
             return Err(several_vms_on_standard_output());
@@ -128,11 +159,9 @@ impl Outputs {
     fn open_vm(&mut self, vm: usize, vms: usize) -> Result<(), CommandError> {
         // A stream is of one VM: on standard output that is the first.
         for path in self.stream_paths.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
-            let path = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
-            let file = stream_file::create(&path)?;
-            self.waiting.push(WaitingStream { path, vm, file });
+            let name = if vms == 1 { path.clone() } else { numbered(path, vm + 1) };
+            self.waiting.push(WaitingStream::open(name, vm, self.piece.as_deref())?);
         }
-        self.vms = vm + 1;
         Ok(())
     }
 
@@ -141,13 +170,15 @@ impl Outputs {
     /// # Errors
     /// A stream cannot be written.
     pub fn begin(&mut self) -> Result<(), CommandError> {
-        for WaitingStream { path, vm, file } in self.waiting.drain(..) {
+        for WaitingStream { name, path, vm, file } in self.waiting.drain(..) {
             let writer = SysprofWriter::new(file, &SymbolTable::new());
             // What makes it a stream is there from the beginning, whatever else finds room.
             let begun = writer.and_then(|mut writer| writer.flush().map(|()| writer));
             let writer = begun.map_err(|error| stream_file::failed(&path, &error))?;
-            self.streams.push(StreamOutput { path, vm, writer });
+            self.streams.push(StreamOutput { name, path, vm, writer });
         }
+        let limit = SYMBOLS / self.streams.len().max(1);
+        self.streams.iter_mut().for_each(|stream| stream.writer.limit_memory(limit.max(LEAST_SYMBOLS)));
         Ok(())
     }
 
@@ -160,12 +191,12 @@ impl Outputs {
         let state = sample.state.unwrap_or(VmState::Cfunc);
         self.reports.add(sample, sample.vm.map(Named::vm));
         let vm = sample.vm.unwrap_or(0);
-        if let Some(trace) = &sample.trace {
-            self.traces.add(vm, trace, 1);
+        if let (Some(trace), Some(table)) = (&sample.trace, &mut self.traces) {
+            table.add(vm, trace, 1);
         }
         // VMs may come into being while they are recorded.
-        for new in self.vms..=vm {
-            self.open_vm(new, new + 1)?;
+        if self.first_vms <= vm && !self.streams.iter().any(|stream| stream.vm == vm) {
+            self.open_vm(vm, vm + 1)?;
             self.begin()?;
         }
         for stream in self.streams.iter_mut().filter(|stream| stream.vm == vm) {
@@ -177,6 +208,11 @@ impl Outputs {
     /// The size of the largest stream so far, in bytes.
     pub fn largest_stream(&self) -> u64 {
         self.streams.iter().map(|stream| stream_file::size(&stream.path)).max().unwrap_or(0)
+    }
+
+    /// Samples of stacks that were too rare for reports to have room for each.
+    pub fn folded(&self) -> u64 {
+        self.reports.folded()
     }
 
     /// The reports among them.
@@ -195,9 +231,14 @@ impl Outputs {
         self.jit_samples = jit_samples;
     }
 
-    /// The samples of each trace.
-    pub fn traces(&self) -> &TraceTable {
-        &self.traces
+    /// Counts the samples of each trace from now on.
+    pub fn group_by_trace(&mut self) {
+        self.traces = Some(TraceTable::default());
+    }
+
+    /// The samples of each trace, if they were counted.
+    pub fn traces(&self) -> Option<&TraceTable> {
+        self.traces.as_ref()
     }
 
     /// Writes what there is so far: reports are rewritten at the end.
@@ -218,29 +259,91 @@ impl Outputs {
         streams.try_for_each(|stream| stream.writer.flush().map_err(|error| stream_file::failed(&stream.path, &error)))
     }
 
+    /// A VM is not there any more, and nothing of it will come: ends its streams. Samples outside of any VM go on to those of
+    /// the first.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn end_vm(&mut self, vm: usize) -> Result<(), CommandError> {
+        if vm == 0 {
+            return Ok(());
+        }
+        let (over, streams): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.streams).into_iter().partition(|stream| stream.vm == vm);
+        self.streams = streams;
+        // What was lost may have been of any VM: the first one's stream tells it.
+        let properties = properties(self.rate, self.folder.as_deref(), &[]);
+        let mut outcome = Ok(());
+        for stream in over {
+            outcome = outcome.and(stream.finish(&properties).map(|path| self.ended.push(path)));
+        }
+        outcome
+    }
+
+    /// The files that were completed while recording goes on, since the last time it was asked.
+    pub fn take_ended(&mut self) -> Vec<PathBuf> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Ends all files, and begins the next ones, in whose names `piece` is. `lost` is what was lost since recording began.
+    ///
+    /// # Errors
+    /// The next files cannot be opened, then nothing has changed; or one of these not be written.
+    pub fn rotate(&mut self, piece: &str, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, CommandError> {
+        let waiting =
+            self.streams.iter().map(|stream| WaitingStream::open(stream.name.clone(), stream.vm, Some(piece)));
+        let waiting = waiting.collect::<Result<Vec<_>, _>>()?;
+        let lost = self.told.take(lost);
+        let mut written = self.reports.rotate(piece, &lost)?;
+        let properties = properties(self.rate, self.folder.as_deref(), &lost);
+        let mut outcome = Ok(());
+        for stream in std::mem::take(&mut self.streams) {
+            outcome = outcome.and(stream.finish(&properties).map(|path| written.push(path)));
+        }
+        outcome?;
+        self.piece = Some(piece.to_owned());
+        self.waiting = waiting;
+        self.begin()?;
+        Ok(written)
+    }
+
     /// Ends all outputs; returns their paths.
     ///
     /// # Errors
     /// The first output that could not be written; the others are complete all the same.
-    pub fn finish(self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
-        let mut paths = Vec::new();
+    pub fn finish(mut self, summary: &Summary) -> Result<Vec<PathBuf>, CommandError> {
+        let mut paths = std::mem::take(&mut self.ended);
         let mut outcome = Ok(());
-        let properties = properties(summary, self.folder.as_deref());
-        for StreamOutput { path, mut writer, .. } in self.streams {
-            let written = properties
-                .iter()
-                .try_for_each(|property| writer.annotate(property))
-                .and_then(|()| writer.finish().map(drop))
-                .map_err(|error| stream_file::failed(&path, &error));
-            outcome = outcome.and(written);
-            paths.push(path);
+        let lost = self.told.take(&summary.lost);
+        let properties = properties(summary.rate, self.folder.as_deref(), &lost);
+        for stream in self.streams {
+            outcome = outcome.and(stream.finish(&properties).map(|path| paths.push(path)));
         }
-        match self.reports.finish(&summary.lost) {
+        match self.reports.finish(&lost) {
             Ok(written) => paths.extend(written),
             Err(error) => outcome = outcome.and(Err(error)),
         }
         paths.retain(|path| path != Path::new("-"));
         outcome.map(|()| paths)
+    }
+}
+
+impl WaitingStream {
+    /// Opens the file of a stream that has this `name`, and in a recording in pieces when it begins as well.
+    fn open(name: PathBuf, vm: usize, piece: Option<&str>) -> Result<Self, CommandError> {
+        let path = of_piece(&name, piece);
+        let file = stream_file::create(&path)?;
+        Ok(Self { name, path, vm, file })
+    }
+}
+
+impl StreamOutput {
+    /// Ends the stream; gives its path.
+    fn finish(self, properties: &[Annotation]) -> Result<PathBuf, CommandError> {
+        let Self { path, mut writer, .. } = self;
+        let written = properties.iter().try_for_each(|property| writer.annotate(property));
+        let written = written.and_then(|()| writer.finish().map(drop));
+        written.map_err(|error| stream_file::failed(&path, &error)).map(|()| path)
     }
 }
 
@@ -251,6 +354,7 @@ impl StreamOutput {
         sample: &Resolved,
         jit_samples: JitSamples,
     ) -> Result<(), crate::stream::WriteError> {
+        self.writer.make_room();
         if let Some(trace) = &sample.trace {
             let in_trace = self.define_trace(trace)?;
             if let (Some(in_trace), JitSamples::Trace, VmState::Trace) = (in_trace, jit_samples, state) {
@@ -326,11 +430,11 @@ fn innermost_line(sample: &Resolved) -> Option<u32> {
 }
 
 /// The numbers of the run, for whoever reads the stream later.
-fn properties(summary: &Summary, folder: Option<&Path>) -> Vec<Annotation> {
+fn properties(rate: u32, folder: Option<&Path>, lost: &[(&'static str, u64)]) -> Vec<Annotation> {
     let property = |key: &str, value: String| Annotation::Property { key: key.to_owned(), value };
-    let mut properties = vec![property("rate", summary.rate.to_string())];
+    let mut properties = vec![property("rate", rate.to_string())];
     properties.extend(folder.map(|folder| property("folder", folder.display().to_string())));
-    properties.extend(summary.lost.iter().map(|(reason, count)| property(reason, count.to_string())));
+    properties.extend(lost.iter().map(|(reason, count)| property(reason, count.to_string())));
     properties
 }
 

@@ -20,6 +20,7 @@ use super::naming::Namer;
 use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
+use super::vm_places::VmPlaces;
 use super::vm_work;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
@@ -35,7 +36,7 @@ use crate::vm::Vm;
 pub struct Resolved {
     /// What the innermost VM was doing; [`None`] if the sample hit no Lua at all.
     pub state: Option<VmState>,
-    /// Index of the innermost VM.
+    /// The innermost VM: which one it is of all that there have been, from 0 on.
     pub vm: Option<usize>,
     /// The thread.
     pub tid: u32,
@@ -111,6 +112,7 @@ pub struct Pipeline {
     process: Process,
     memory: ProcessMemory,
     vms: Vec<Vm>,
+    places: VmPlaces,
     /// The traces of each VM.
     traces: Vec<Traces>,
     deciding: Deciding,
@@ -135,7 +137,10 @@ impl Pipeline {
     /// A pipeline for `process` with its `vms`, in the order in which the probes know them.
     pub fn new(process: &Process, vms: &[Vm]) -> Self {
         let memory = process.memory();
+        let mut places = VmPlaces::default();
+        vms.iter().for_each(|_| places.add());
         Self {
+            places,
             process: process.clone(),
             memory,
             vms: vms.to_vec(),
@@ -166,6 +171,43 @@ impl Pipeline {
         self.namer.add_vm(&vm);
         self.traces.push(Traces::default());
         self.vms.push(vm);
+        self.places.add();
+    }
+
+    /// Gives a VM the place of one that is not there any more.
+    pub fn replace_vm(&mut self, index: usize, vm: Vm) {
+        let Some(place) = self.vms.get_mut(index) else { return };
+        self.codes[index] = machine_code(&self.memory, &vm);
+        self.namer.replace_vm(index, &vm);
+        self.traces[index] = Traces::default();
+        *place = vm;
+        self.places.take(index);
+    }
+
+    /// Forgets what it knows of the VMs that are not recorded any more, now that all of their samples were worked off; gives
+    /// the numbers that they had in [`Resolved::vm`].
+    pub fn forget_left(&mut self) -> Vec<usize> {
+        let free = self.places.free();
+        for &index in &free {
+            self.traces[index] = Traces::default();
+            self.namer.forget_vm(index);
+        }
+        free.into_iter().filter_map(|index| self.places.number(index)).collect()
+    }
+
+    /// The places of its VMs.
+    pub fn places(&mut self) -> &mut VmPlaces {
+        &mut self.places
+    }
+
+    /// The VMs that are recorded, with their indices.
+    pub fn known_vms(&self) -> impl Iterator<Item = (usize, &Vm)> {
+        self.vms.iter().enumerate().filter(|(index, _)| self.places.is_known(*index))
+    }
+
+    /// How many VMs there have been.
+    pub fn vms_so_far(&self) -> usize {
+        self.places.count()
     }
 
     /// Samples since [`Self::forget_strangers`] that no known VM was running, in an interpreter or in new code.
@@ -181,9 +223,17 @@ impl Pipeline {
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
     pub fn refresh(&mut self) {
         for (index, (code, vm)) in self.codes.iter_mut().zip(&self.vms).enumerate() {
+            if !self.places.is_known(index) {
+                code.mcode.clear();
+                code.sampled.clear();
+                continue;
+            }
             machine_code::refresh(code, &self.memory, vm);
             // A VM that was closed may have left its address to another, to which the generated code there belongs.
-            if self.vms[index + 1..].iter().any(|later| later.global == vm.global) {
+            let is_later = |(later, other): (usize, &Vm)| {
+                later != index && other.global == vm.global && self.places.number(later) > self.places.number(index)
+            };
+            if self.vms.iter().enumerate().any(is_later) {
                 code.mcode.clear();
             }
         }
@@ -203,6 +253,7 @@ impl Pipeline {
             self.decide(vm);
         }
         if let Some(vm) = vm {
+            self.places.see(vm, sample.header.time);
             self.know_code(vm, &sample.header.trace);
         }
         let mut native = self.unwind(&sample);
@@ -243,6 +294,7 @@ impl Pipeline {
         let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));
         let (tid, time) = (sample.header.tid, sample.header.time);
         let thread_name = self.threads.name(tid);
+        let vm = vm.and_then(|vm| self.places.number(vm));
         Resolved { state, vm, tid, thread_name, time, allocation, trace, frames }
     }
 

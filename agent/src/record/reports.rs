@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::about_process;
 use super::outputs::ReportOutput;
+use super::pieces::of_piece;
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
 use crate::report::model::{Labels, labels::Thread};
@@ -16,21 +17,43 @@ use crate::target::Process;
 pub struct CpuReports {
     profile: CpuProfile,
     files: Vec<ReportOutput>,
+    /// The same files, before it is put into their names when they begin.
+    names: Vec<(Format, PathBuf)>,
+    /// Samples of stacks that were too rare to have room for each, in the pieces that are written.
+    folded: u64,
 }
 
 impl CpuReports {
-    /// Opens the files.
+    /// Opens the files. `piece` says when they begin, if each piece of a recording has its own.
     ///
     /// # Errors
     /// One of them cannot be written.
-    pub fn open(files: &[(Format, PathBuf)], title: &str, rate: u32) -> Result<Self, CommandError> {
+    pub fn open(
+        names: &[(Format, PathBuf)],
+        title: &str,
+        rate: u32,
+        piece: Option<&str>,
+    ) -> Result<Self, CommandError> {
         let mut profile = CpuProfile::new(title);
         profile.rate = Some(rate);
-        if files.iter().any(|(format, _)| format.shows_time()) {
+        if names.iter().any(|(format, _)| format.shows_time()) {
             profile.keep_times();
         }
-        let files = files.iter().map(|(format, path)| ReportOutput::open(*format, path));
-        Ok(Self { profile, files: files.collect::<Result<_, _>>()? })
+        Ok(Self { profile, files: open_files(names, piece)?, names: names.to_vec(), folded: 0 })
+    }
+
+    /// Writes the files, and begins the next ones with an empty profile; returns the paths of what was written.
+    ///
+    /// # Errors
+    /// The next files cannot be opened, or these not be written. What was recorded so far is kept.
+    pub fn rotate(&mut self, piece: &str, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, CommandError> {
+        let next = open_files(&self.names, Some(piece))?;
+        lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
+        self.files.iter().try_for_each(|file| file.write(&self.profile))?;
+        self.folded += self.profile.folded();
+        self.profile.begin_anew();
+        let written = std::mem::replace(&mut self.files, next);
+        Ok(written.into_iter().map(|file| file.path).collect())
     }
 
     /// Looks at the process that is recorded, or at the first of several.
@@ -72,6 +95,12 @@ impl CpuReports {
             return;
         }
         self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
+        self.profile.keep_within(STACKS);
+    }
+
+    /// Samples of stacks that were too rare to have room for each.
+    pub fn folded(&self) -> u64 {
+        self.folded + self.profile.folded()
     }
 
     /// Writes what there is so far, but on standard output.
@@ -94,6 +123,13 @@ impl CpuReports {
         Ok(self.files.into_iter().map(|file| file.path).collect())
     }
 }
+
+fn open_files(names: &[(Format, PathBuf)], piece: Option<&str>) -> Result<Vec<ReportOutput>, CommandError> {
+    names.iter().map(|(format, path)| ReportOutput::open(*format, &of_piece(path, piece))).collect()
+}
+
+/// Bytes of memory for stacks: for some thirty thousand that are thirty frames deep.
+pub(super) const STACKS: usize = 16 << 20;
 
 /// What is known of a sample besides its frames.
 pub(super) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {

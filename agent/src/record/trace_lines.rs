@@ -41,8 +41,8 @@ pub struct TraceLine {
     pub entered: u64,
 }
 
-/// Places kept: more than traces call the allocator from.
-const MAX_KNOWN: usize = 1 << 16;
+/// Places kept: more than traces call the allocator from, unless they come and go all the time.
+const MAX_KNOWN: usize = 1 << 13;
 
 impl TraceLines {
     /// Notes that time has passed: what could not be told may be told now.

@@ -1,5 +1,6 @@
 //! Samples by the trace that they hit, and bytes by the trace that allocates them.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -78,20 +79,47 @@ impl SampledTrace {
 type TraceKey = (u16, u64, u64);
 
 /// The samples, or the bytes, of each trace.
+///
+/// It keeps no trace, only what it shows of each: a program may compile traces as long as it runs. Of so many that there is no
+/// room for, the lightest are counted together.
 #[derive(Clone, Debug, Default)]
 pub struct TraceTable {
-    rows: HashMap<(usize, TraceKey), (SampledTrace, u64)>,
+    rows: HashMap<(usize, TraceKey), (String, u64)>,
     /// Those of traces that were gone before they were read.
     gone: u64,
+    /// Those of traces that there was no room for, and how often one had to go.
+    light: u64,
+    light_rows: usize,
 }
 
 /// Traces that are listed.
 const TOP: usize = 30;
 
+/// Traces that are kept: more than LuaJIT has at a time, unless it is told to (`maxtrace`).
+const MAX_ROWS: usize = 1 << 12;
+
 impl TraceTable {
     /// Counts samples or bytes.
     pub fn add(&mut self, vm: usize, trace: &SampledTrace, weight: u64) {
-        self.rows.entry((vm, trace.key())).or_insert_with(|| (trace.clone(), 0)).1 += weight;
+        self.add_row((vm, trace.key()), weight, || trace.describe());
+    }
+
+    fn add_row(&mut self, key: (usize, TraceKey), weight: u64, describe: impl FnOnce() -> String) {
+        self.rows.entry(key).or_insert_with(|| (describe(), 0)).1 += weight;
+        if self.rows.len() > MAX_ROWS {
+            self.fold();
+        }
+    }
+
+    /// Counts the lighter half of the traces together.
+    fn fold(&mut self) {
+        let mut rows: Vec<_> = self.rows.drain().collect();
+        rows.sort_by_key(|(key, (_, weight))| (Reverse(*weight), *key));
+        for (_, (_, weight)) in rows.drain(MAX_ROWS / 2..) {
+            self.light += weight;
+            self.light_rows += 1;
+        }
+        self.rows.extend(rows);
     }
 
     /// Counts those of a trace that is gone.
@@ -102,28 +130,57 @@ impl TraceTable {
     /// Adds all that another table has.
     pub fn merge(&mut self, other: &Self) {
         self.gone += other.gone;
-        for (&(vm, _), (trace, weight)) in &other.rows {
-            self.add(vm, trace, *weight);
+        self.light += other.light;
+        self.light_rows += other.light_rows;
+        for (&key, (text, weight)) in &other.rows {
+            self.add_row(key, *weight, || text.clone());
         }
     }
 
     /// The table, the heaviest trace first. `unit` is what is counted, `total` that of the whole recording.
     pub fn text(&self, unit: &str, total: u64) -> String {
-        let mut rows: Vec<_> = self.rows.values().collect();
-        rows.sort_by_key(|(trace, count)| (std::cmp::Reverse(*count), trace.key()));
+        let mut rows: Vec<_> = self.rows.iter().collect();
+        rows.sort_by_key(|(key, (_, count))| (Reverse(*count), key.1, key.0));
         let mut text = format!("{unit:>9}       %  {}\n", SampledTrace::COLUMNS);
-        for (trace, count) in rows.iter().take(TOP) {
-            let percent = 100.0 * *count as f64 / total.max(1) as f64;
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{count:>9} {percent:>6.2}% {}", trace.describe());
+        // Writing to a string cannot fail.
+        let percent = |count: u64| 100.0 * count as f64 / total.max(1) as f64;
+        for (_, (trace, count)) in rows.iter().take(TOP) {
+            let _ = writeln!(text, "{count:>9} {:>6.2}% {trace}", percent(*count));
         }
         if rows.len() > TOP {
             let _ = writeln!(text, "{:>19}{} more", "", rows.len() - TOP);
         }
-        if self.gone > 0 {
-            let percent = 100.0 * self.gone as f64 / total.max(1) as f64;
-            let _ = writeln!(text, "{:>9} {percent:>6.2}% of traces that were gone before they were read", self.gone);
+        for (count, what) in [
+            (self.gone, "of traces that were gone before they were read".to_owned()),
+            (self.light, format!("of {} traces that there was no room for, the lightest", self.light_rows)),
+        ] {
+            if count > 0 {
+                let _ = writeln!(text, "{count:>9} {:>6.2}% {what}", percent(count));
+            }
         }
         text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_an_end_to_traces_and_all_are_counted() {
+        let mut table = TraceTable::default();
+        let most = 3 * MAX_ROWS as u64;
+        for mcode in 0..most {
+            table.add_row((0, (1, mcode, 0)), 1, || format!("light {mcode}"));
+            table.add_row((0, (2, 0, 0)), 1, || "heavy".to_owned());
+        }
+        assert!(table.rows.len() <= MAX_ROWS);
+        assert_eq!(table.rows[&(0, (2, 0, 0))], ("heavy".to_owned(), most));
+        let kept: u64 = table.rows.values().map(|(_, weight)| weight).sum();
+        assert_eq!(kept + table.light, 2 * most);
+        assert_eq!(table.light_rows as u64 + table.rows.len() as u64, most + 1);
+        let text = table.text("samples", 2 * most);
+        assert!(text.lines().nth(1).is_some_and(|line| line.ends_with("50.00% heavy")), "{text}");
+        assert!(text.contains("traces that there was no room for, the lightest"), "{text}");
     }
 }

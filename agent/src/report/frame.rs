@@ -75,6 +75,8 @@ pub enum Frame {
         /// show as many stacks if each had a name of its own.
         least: u64,
     },
+    /// In place of the innermost frames of stacks that were seen too rarely to have room for each: `[rare stacks]`.
+    Rare,
     /// What could not be resolved: `[unknown: reason]`.
     Unresolved {
         /// Why not.
@@ -149,6 +151,7 @@ impl Frame {
         }
         match name {
             "TRACE" => Self::Trace { number: None, start: None },
+            RARE => Self::Rare,
             GC => Self::Vm(VmState::Gc),
             JIT_COMPILER => Self::Vm(VmState::Record),
             _ => Self::C { symbol: name.into(), module: None },
@@ -161,6 +164,20 @@ impl Frame {
             Self::Lua { chunk, .. } | Self::Chunk { chunk } | Self::Line { chunk, .. } => Some(chunk),
             Self::C { module, .. } => module.as_deref(),
             _ => None,
+        }
+    }
+
+    /// How many bytes its names have.
+    pub fn text_size(&self) -> usize {
+        let size = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
+        match self {
+            Self::Root { name } | Self::FastFunction { name } => name.len(),
+            Self::Lua { name, chunk, .. } => size(name) + chunk.len(),
+            Self::Chunk { chunk } | Self::Line { chunk, .. } => chunk.len(),
+            Self::C { symbol, .. } | Self::Kernel { symbol } => symbol.len(),
+            Self::Trace { start, .. } => size(start),
+            Self::Unresolved { reason } => reason.len(),
+            Self::Vm(_) | Self::Internal | Self::LeftOut { .. } | Self::Rare => 0,
         }
     }
 
@@ -194,7 +211,7 @@ impl Frame {
             Self::Vm(VmState::Gc) => FrameKind::Gc,
             Self::Vm(_) => FrameKind::JitCompiler,
             Self::Internal => FrameKind::Vm,
-            Self::LeftOut { .. } | Self::Unresolved { .. } => FrameKind::Unresolved,
+            Self::LeftOut { .. } | Self::Rare | Self::Unresolved { .. } => FrameKind::Unresolved,
         }
     }
 }
@@ -226,6 +243,7 @@ impl fmt::Display for Frame {
             Self::LeftOut { least } => {
                 write!(f, "[{least} to {} Lua frames{LEFT_OUT}", least.saturating_mul(2).saturating_sub(1))
             }
+            Self::Rare => f.write_str(RARE),
             Self::Unresolved { reason } => write!(f, "[unknown: {}]", Untrusted(reason)),
         }
     }
@@ -233,6 +251,9 @@ impl fmt::Display for Frame {
 
 /// How the mark of frames that are left out ends.
 const LEFT_OUT: &str = " left out]";
+
+/// What stands for the innermost frames of rare stacks.
+const RARE: &str = "[rare stacks]";
 
 /// What the VM at work for itself reads.
 const GC: &str = "[GC]";
@@ -306,7 +327,7 @@ mod tests {
         let left_out = [Frame::left_out(1), Frame::left_out(2), Frame::left_out(2048)];
         let others =
             [Frame::Vm(VmState::Gc), Frame::Vm(VmState::Record), trace, Frame::Trace { number: None, start: None }];
-        for frame in others.into_iter().chain(left_out) {
+        for frame in others.into_iter().chain(left_out).chain([Frame::Rare]) {
             assert_eq!(Frame::of_symbol(&frame.to_string()), frame);
         }
     }

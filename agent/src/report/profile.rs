@@ -77,6 +77,23 @@ impl CpuProfile {
         self.count(info, &stack);
     }
 
+    /// Folds the rarest stacks once all take more than so many bytes of memory: half of that is left. Numbers of frames from
+    /// before mean something else then.
+    pub fn keep_within(&mut self, bytes: usize) {
+        if self.stacks.bytes() <= bytes {
+            return;
+        }
+        let moved = self.stacks.fold_rare(bytes / 2);
+        if let Some(timeline) = &mut self.timeline {
+            timeline.renumber(&moved);
+        }
+    }
+
+    /// What the stacks weigh that were folded since they were rare: samples, or bytes.
+    pub fn folded(&self) -> u64 {
+        self.stacks.folded()[self.shown().index]
+    }
+
     /// The number of a frame, for [`add_interned`](Self::add_interned).
     pub fn intern(&mut self, frame: Frame) -> FrameId {
         self.stacks.intern(frame)
@@ -90,6 +107,14 @@ impl CpuProfile {
     /// Keeps the order of samples from now on, for formats that show it.
     pub fn keep_times(&mut self) {
         self.timeline.get_or_insert_default();
+    }
+
+    /// Forgets all samples and losses. What they were taken of, and how, stays; the recording begins now.
+    pub fn begin_anew(&mut self) {
+        let Self { timeline, modules, title, pid, rate, unit, sources, .. } = std::mem::take(self);
+        let timeline = timeline.map(|_| Timeline::default());
+        *self = Self { timeline, modules, title, pid, rate, unit, sources, ..Self::default() };
+        self.started_now();
     }
 
     /// Notes that the recording begins now.
@@ -324,6 +349,41 @@ mod tests {
         let mut profile = CpuProfile::new("test");
         profile.add(VmState::Trace, [c("main"), lua(1)]);
         assert_eq!(names(&profile), [["main", "@a.lua:1", "TRACE"]]);
+    }
+
+    #[test]
+    fn samples_in_the_order_of_time_know_their_stacks_after_folding() {
+        let mut profile = CpuProfile::new("test");
+        profile.keep_times();
+        for time in 0..2000 {
+            let leaf = if time % 2 == 0 { c("hot") } else { c(&format!("rare {time}")) };
+            let info = SampleInfo { time: Some(time), ..SampleInfo::new(VmState::Cfunc) };
+            profile.add_sample(info, [c("main"), leaf]);
+            profile.keep_within(20_000);
+        }
+        assert_eq!((profile.samples(), profile.stacks().map(|(_, count)| count).sum::<u64>()), (2000, 2000));
+        assert!((1..1000).contains(&profile.folded()), "{}", profile.folded());
+        let points = profile.timeline().unwrap().points().unwrap();
+        assert_eq!(points.len(), 2000);
+        for point in points {
+            let row = profile.weighted().row(point.stack).unwrap();
+            let name = row.frames.last().and_then(|id| profile.frame(*id)).unwrap().to_string();
+            let expected = if point.time % 2 == 0 { "hot".to_owned() } else { format!("rare {}", point.time) };
+            assert!(name == expected || name == "[rare stacks]" && point.time % 2 == 1, "{name} at {}", point.time);
+        }
+    }
+
+    #[test]
+    fn a_new_piece_has_no_samples_of_the_one_before() {
+        let mut profile = CpuProfile::new("test");
+        profile.rate = Some(99);
+        profile.keep_times();
+        profile.add_sample(SampleInfo { time: Some(1), ..SampleInfo::new(VmState::Lfunc) }, [c("main"), lua(1)]);
+        profile.lose("some", 1);
+        profile.begin_anew();
+        assert_eq!((profile.samples(), profile.stacks().count(), profile.losses().len()), (0, 0, 0));
+        assert_eq!((profile.title.as_str(), profile.rate), ("test", Some(99)));
+        assert_eq!(profile.timeline().and_then(Timeline::points), Some(&[][..]));
     }
 
     #[test]

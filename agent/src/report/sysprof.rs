@@ -91,11 +91,13 @@ impl Builder {
             Some(Annotation::Compiled { proto }) => drop(self.compiled.insert(proto)),
             Some(Annotation::Property { key, value }) => return self.property(&key, &value),
             None => {
+                // A function that is defined once more has no name until the next one is given.
+                let mut is_new = false;
                 if let Symbol::Lua { addr, .. } = symbol {
-                    self.names.remove(&addr);
-                    self.compiled.remove(&addr);
+                    is_new |= self.names.remove(&addr).is_some();
+                    is_new |= self.compiled.remove(&addr);
                 }
-                if !self.symbols.insert(symbol) {
+                if !(self.symbols.insert(symbol) || is_new) {
                     return;
                 }
             }
@@ -267,6 +269,73 @@ mod tests {
         assert_eq!(lines, [5]);
         assert_eq!(profile.losses()["ring buffer full"], 5);
         assert_eq!(profile.unresolved()["no symbol"], 1);
+    }
+
+    /// Samples of `code`, `functions` and names, all of which change, written with so many bytes for symbols.
+    fn stream_of_many(limit: usize) -> Vec<u8> {
+        let mut writer = SysprofWriter::new(Vec::new(), &SymbolTable::new()).unwrap();
+        writer.limit_memory(limit);
+        for round in 0..2000_u64 {
+            writer.make_room();
+            let pc = 0x50_0000 + round % 7 * 8;
+            // One function around the others, and others within it.
+            let (start, name) = if round % 7 < 3 { (0x50_0000, "outer".to_owned()) } else { (pc, format!("f{pc:x}")) };
+            writer.define_c(pc, start, 0x50_0040, &name).unwrap();
+            // Each place is another function after a while, and has several names.
+            let (proto, version) = (0x7000 + round % 50 * 0x100, round / 400);
+            let chunk = format!("@file{version}.lua");
+            let called = (round % 3 != 0).then(|| format!("name{}", round % 3));
+            let proto = writer.define_lua(proto, chunk.as_bytes(), 3, called.as_deref(), round % 2 == 0).unwrap();
+            let mark = writer.address_of_name(&format!("TRACE [{}] started at @a.lua:{round}", round % 11)).unwrap();
+            let frames = [
+                StackFrame::Host { addr: pc },
+                StackFrame::Lua { proto, line: 3 },
+                StackFrame::Fast { name: "string.buffer.put" },
+                StackFrame::Host { addr: mark },
+            ];
+            writer.stack(VmState::Lfunc, &frames).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    #[test]
+    fn what_a_writer_has_forgotten_it_writes_again() {
+        let [whole, forgetful] = [usize::MAX, 20_000].map(stream_of_many);
+        assert!(forgetful.len() > whole.len(), "nothing was forgotten");
+        let [expected, shown] = [&whole, &forgetful].map(|bytes| folded::lines(&profile(bytes)));
+        assert_eq!(expected.len(), 2000);
+        assert_eq!(shown, expected);
+        let parsed = |bytes: &[u8]| {
+            let Stream { symbols, body: Body::Sysprof(mut reader), .. } = Stream::open(bytes).unwrap() else {
+                panic!("not a sysprof stream")
+            };
+            let (lines, cut) = crate::report::reference::sysprof::read(symbols, &mut reader).unwrap();
+            assert!(cut.is_none());
+            let mut lines: Vec<_> = lines.into_iter().map(|(line, count)| (without_addresses(&line), count)).collect();
+            lines.sort();
+            lines
+        };
+        assert_eq!(parsed(&forgetful), parsed(&whole), "as the reference parser shows it");
+    }
+
+    /// A line of the reference parser's without where native code lies: names without an address have another one each time.
+    fn without_addresses(line: &[u8]) -> String {
+        let line = String::from_utf8_lossy(line);
+        let name = |frame: &str| frame.rsplit_once(":0x").map_or(frame, |(name, _)| name).to_owned();
+        line.split(';').map(name).collect::<Vec<_>>().join(";")
+    }
+
+    #[test]
+    fn names_never_run_out() {
+        let mut writer = SysprofWriter::new(Vec::new(), &SymbolTable::new()).unwrap();
+        for number in 0..70_000 {
+            writer.make_room();
+            let addr = writer.address_of_name(&format!("mark {number}")).unwrap();
+            assert_ne!(addr, reserved::NO_STACK);
+            writer.stack(VmState::Lfunc, &[StackFrame::Host { addr }]).unwrap();
+        }
+        let profile = profile(&writer.finish().unwrap());
+        assert_eq!(folded::lines(&profile).len(), 70_000);
     }
 
     #[test]

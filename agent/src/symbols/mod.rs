@@ -18,7 +18,10 @@ use elf::SymbolTable;
 pub use kernel::KernelSymbols;
 
 /// Symbols kept; a program rarely shows more than some thousand distinct addresses.
-const MAX_CACHED: usize = 1 << 17;
+const MAX_CACHED: usize = 1 << 15;
+
+/// Symbol tables kept in any case.
+const MAX_TABLES: usize = 256;
 
 /// The function that an address of the target belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -169,6 +172,10 @@ impl Symbolizer {
             (Arc::clone(module), Arc::new(SymbolTable::read(module.image(), debug.as_ref())))
         };
         let key = Arc::as_ptr(module) as usize;
+        if self.tables.len() >= MAX_TABLES {
+            // The others are of files that are not mapped any more.
+            self.tables.retain(|_, (module, _)| Arc::strong_count(module) > 1);
+        }
         Arc::clone(&self.tables.entry(key).or_insert_with(read).1)
     }
 }

@@ -26,7 +26,7 @@ impl Gauge {
     /// Reads the numbers of a process and of its VMs. What cannot be read any more counts as nothing.
     pub fn read(process: &Process, vms: &[Vm], lost: Vec<(&'static str, u64)>) -> Self {
         let memory = process.memory();
-        let (heap, rss) = about_process::memory(process, vms);
+        let (heap, rss) = about_process::memory(process, vms.iter());
         let traces = process.maps().map_or(0, |maps| vms.iter().map(|vm| trace_count(&memory, &maps, vm)).sum());
         Self { heap: heap.unwrap_or(0), rss: rss.unwrap_or(0), traces, vms: vms.len(), lost }
     }

@@ -94,6 +94,15 @@ impl Cast {
         }
     }
 
+    /// How many bytes of memory it takes, about, with the prototypes that it keeps.
+    pub fn size(&self) -> usize {
+        /// An entry of a table, with room that stays free.
+        const ENTRY: usize = 48;
+        let entries = self.constants.len() + self.guarded.len() + self.strings.len() + self.bytecodes.len();
+        let prototypes = self.prototypes.values().map(|prototype| prototype.size()).sum::<usize>();
+        ENTRY * (entries + self.prototypes.len() + self.loaded_by.len()) + prototypes
+    }
+
     /// Looks through the constants and guards of a trace. The prototypes `above` are those of the frames that it may run
     /// in.
     pub fn read<M: ReadMemory>(

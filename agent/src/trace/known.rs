@@ -126,15 +126,20 @@ impl KnownTrace {
         self.loop_snapshot.filter(|_| offset >= self.body.trace.mcloop).unwrap_or(0)
     }
 
+    /// How many bytes of memory it takes, about.
+    pub fn size(&self) -> usize {
+        size_of::<Self>() + self.body.size() + self.attribution.size() + self.cast.size()
+    }
+
     /// How many exits it has.
     pub fn exits(&self) -> usize {
         self.body.snapshots.len()
     }
 }
 
-/// Traces kept, and the bytes of what was read of them. Those that live on are read again.
+/// Traces kept, and the bytes of memory that they take. Those that live on are read again.
 const MAX_KNOWN: usize = 1 << 13;
-const MAX_BYTES: usize = 16 << 20;
+const MAX_BYTES: usize = 32 << 20;
 
 /// All traces are looked through for one that is not known at most for this share of the time: one part in so many.
 const BETWEEN_SCANS: u32 = 10;
@@ -326,9 +331,9 @@ impl Traces {
         let identity = identity(&body.trace);
         let names = self.names.get_or_insert_with(|| Arc::new(FunctionNames::read(memory, vm))).clone();
         let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, names, body, numbering));
-        self.bytes += known.body.size();
+        self.bytes += known.size();
         if let Some(before) = self.known.insert(identity, known.clone()) {
-            self.bytes = self.bytes.saturating_sub(before.body.size());
+            self.bytes = self.bytes.saturating_sub(before.size());
         }
         self.register(identity);
         Ok(known)
@@ -350,6 +355,7 @@ impl Traces {
             self.known.clear();
             self.copies.clear();
             self.by_code.clear();
+            self.prototypes.clear();
             self.bytes = 0;
         }
     }

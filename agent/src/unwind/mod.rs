@@ -36,7 +36,10 @@ use crate::target::Process;
 const MAX_FRAMES: usize = 2048;
 
 /// Rows kept; a program rarely shows more than some thousand distinct addresses.
-const MAX_CACHED: usize = 1 << 17;
+const MAX_CACHED: usize = 1 << 15;
+
+/// Interpreters kept: a library that is loaded again and again may be somewhere else each time.
+const MAX_TEXTS: usize = 64;
 
 /// The interpreter is some 15 KB; a larger range is a mistake of the caller's.
 const MAX_TEXT: u64 = 1 << 20;
@@ -458,6 +461,9 @@ impl Unwinder {
         let code = memory.read_bytes(vm.text.start, usize::try_from(length).unwrap_or(0));
         // Code that cannot be read has no prologue to be recognized: the frame's usual shape holds.
         let text = Arc::new(VmText::new(vm.text.start, code.unwrap_or_default(), vm.cframe_size));
+        if self.texts.len() >= MAX_TEXTS {
+            self.texts.clear();
+        }
         self.texts.insert(vm.text.clone(), Arc::clone(&text));
         text
     }

@@ -10,6 +10,10 @@ use crate::target::{Mapping, Maps, Process};
 /// At most this often are the maps read again for addresses that nothing known covers.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Files that are kept open in any case. Of more, those are closed that are not mapped any more: some programs load libraries
+/// that they have just made.
+const MAX_FILES: usize = 256;
+
 /// What an address of the target belongs to.
 #[derive(Clone, Debug)]
 pub enum Place {
@@ -140,6 +144,13 @@ impl Modules {
         } else if mapping.is_file() {
             let key = (mapping.device, mapping.inode, mapping.path.clone());
             let process = &self.process;
+            if self.by_file.len() >= MAX_FILES {
+                let is_mapped = |(device, inode, path): &FileKey| {
+                    let mut mappings = self.mappings.iter().map(|mapped| &mapped.mapping);
+                    mappings.any(|own| own.device == *device && own.inode == *inode && own.path == *path)
+                };
+                self.by_file.retain(|key, _| is_mapped(key));
+            }
             self.by_file.entry(key).or_insert_with(|| Module::open(process, mapping).map(Arc::new)).clone()
         } else {
             None

@@ -189,6 +189,19 @@ impl Prototype {
         self.children.get(&index).copied()
     }
 
+    /// How many bytes of memory it takes, about.
+    pub fn size(&self) -> usize {
+        /// Entries of the small tables: a key, a string, its heap block, and room that stays free.
+        const ENTRY: usize = 64;
+        let texts = self.upvalues.iter().chain(self.names.values());
+        size_of::<Self>()
+            + self.chunkname.len()
+            + 4 * (self.bytecode.len() + self.lineinfo.len())
+            + self.varinfo.len()
+            + texts.map(|text| ENTRY + text.len()).sum::<usize>()
+            + ENTRY / 2 * self.children.len()
+    }
+
     /// Names and extents of its local variables, packed (`lj_debug.c`, `debug_varname`).
     pub(super) fn varinfo(&self) -> &[u8] {
         &self.varinfo
@@ -324,13 +337,19 @@ impl Block<'_> {
     }
 }
 
-/// Prototypes kept: more than most programs have, unless they make functions all the time.
-const MAX_KNOWN: usize = 1 << 14;
+/// Bytes of memory for prototypes: those of some ten thousand functions. Programs that have more, or that make functions all
+/// the time, have theirs read again.
+const MAX_BYTES: usize = 8 << 20;
 
-/// The prototypes of one VM that were read so far.
+/// What an entry of their table takes.
+const ENTRY_SIZE: usize = 2 * size_of::<PrototypeKey>();
+
+/// The prototypes that were read so far: those of one VM, or of several in one process.
 #[derive(Debug, Default)]
 pub struct Prototypes {
     known: HashMap<PrototypeKey, Arc<Prototype>>,
+    /// The size of all of them.
+    bytes: usize,
 }
 
 impl Prototypes {
@@ -348,17 +367,31 @@ impl Prototypes {
             return Ok(known.clone());
         }
         let prototype = Arc::new(Prototype::read(memory, layout, key)?);
-        if self.known.len() >= MAX_KNOWN {
-            self.known.clear();
-        }
-        self.known.insert(key, prototype.clone());
+        self.keep(prototype.clone());
         Ok(prototype)
+    }
+
+    /// Keeps a prototype, and forgets all others if they are too large together.
+    fn keep(&mut self, prototype: Arc<Prototype>) {
+        let size = ENTRY_SIZE + prototype.size();
+        if self.bytes + size > MAX_BYTES {
+            self.clear();
+        }
+        self.bytes += size;
+        self.known.insert(prototype.key, prototype);
+    }
+
+    /// Forgets all of them.
+    pub fn clear(&mut self) {
+        *self = Self::default();
     }
 
     /// Forgets a prototype that was freed: another one may come to lie at its address, and look the same from
     /// outside: the next version of the same chunk.
     pub fn forget(&mut self, key: &PrototypeKey) {
-        self.known.remove(key);
+        if let Some(known) = self.known.remove(key) {
+            self.bytes -= ENTRY_SIZE + known.size();
+        }
     }
 
     /// How many prototypes are known.
@@ -393,6 +426,25 @@ pub(crate) mod tests {
             names: names.iter().map(|(index, name)| (*index, (*name).to_owned())).collect(),
             children: (0..4).map(|index| (index, 0x9000 + u64::from(index))).collect(),
         }
+    }
+
+    #[test]
+    fn no_more_are_kept_than_there_is_room_for() {
+        let mut prototypes = Prototypes::default();
+        for address in 0..20 {
+            let mut one = prototype(vec![0; 1 << 18], &[], &[], &[]);
+            one.key.address = address;
+            prototypes.keep(Arc::new(one));
+            let kept: usize = prototypes.known.values().map(|known| ENTRY_SIZE + known.size()).sum();
+            assert_eq!(prototypes.bytes, kept);
+            assert!((1..=MAX_BYTES).contains(&kept), "{kept}");
+        }
+        let last = prototypes.known.keys().map(|key| key.address).max();
+        assert_eq!(last, Some(19));
+        for key in prototypes.known.keys().copied().collect::<Vec<_>>() {
+            prototypes.forget(&key);
+        }
+        assert_eq!((prototypes.bytes, prototypes.len()), (0, 0));
     }
 
     #[test]

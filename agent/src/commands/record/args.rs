@@ -13,6 +13,7 @@ use crate::probes::mechanism::Mechanism;
 use crate::probes::programs::Wanted;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
+use crate::record::pieces::now_in_names;
 use crate::report::formats::insert_before_ending;
 use crate::report::{Format, Output, Weight};
 
@@ -54,6 +55,14 @@ pub struct RecordArgs {
     /// Stop once a stream has this size, such as 500M or 2G, and what was recorded in a tenth of a second more
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub max_size: Option<u64>,
+
+    /// Begin new files each time that this time has passed, such as 10m: each piece is whole in itself, and has in its name when
+    /// it begins (`cpu.20261123T094500Z.bin`)
+    ///
+    /// For long CPU profiles. What is over can be read, moved or removed while recording goes on. With `--max-size`, a piece
+    /// whose stream has that size is over as well, in place of the recording.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub rotate: Option<Duration>,
 
     /// Samples per second of CPU time of each thread
     #[arg(short, long, value_name = "HZ", default_value_t = 99)]
@@ -160,6 +169,7 @@ Examples:
   sudo lj-trace --pid 1234 -m all -d 10s              both, into two files
   sudo lj-trace --pid $(cat /run/nginx.pid) --children -d 30s -o cpu.svg
                                                       all workers of nginx, in one flame graph
+  sudo lj-trace --pid 1234 --rotate 10m -o cpu.bin    new files every ten minutes, until Ctrl-C
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
@@ -276,6 +286,44 @@ impl RecordArgs {
         Ok(files)
     }
 
+    /// Refuses pieces of what has none.
+    ///
+    /// # Errors
+    /// A usage error.
+    pub(super) fn check_rotation(&self) -> Result<(), CommandError> {
+        let Some(time) = self.rotate else { return Ok(()) };
+        let refused = |message: String| Err(CommandError::usage(message));
+        if time < SHORTEST_PIECE {
+            return refused(
+                "--rotate takes a second or more: names of files have the second in which they begin".into(),
+            );
+        }
+        if self.mode != Mode::Sysprof {
+            return refused(
+                "--rotate is for CPU profiles: what a memory profile says of a block needs the piece in which it was \
+                 allocated. Leave --rotate out, or --mode"
+                    .into(),
+            );
+        }
+        for output in &self.output {
+            let Some(file) = output.parse::<Output>().ok().map(|output| output.file) else { continue };
+            let Some(file) = file.filter(|file| file != Path::new("-")) else {
+                let message = "--rotate makes a new file for each piece, and standard output is one: name a file with \
+                               --output FILE, or leave --rotate out";
+                return refused(message.into());
+            };
+            if file.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+                let message = format!(
+                    "--rotate makes a new file for each piece, beside {}, which is no file: name another one with --output \
+                     FILE, or leave --rotate out",
+                    file.display()
+                );
+                return refused(message);
+            }
+        }
+        Ok(())
+    }
+
     /// The folders that its files are in.
     pub(super) fn folders(&self) -> impl Iterator<Item = PathBuf> {
         let named = self.output.iter().filter_map(|output| output.parse::<Output>().ok()?.file);
@@ -307,6 +355,9 @@ impl RecordArgs {
     }
 }
 
+/// Names of files tell seconds apart.
+const SHORTEST_PIECE: Duration = Duration::from_secs(1);
+
 /// `cpu.bin` becomes `cpu-4242.bin`, `svg:x` becomes `svg:x-4242`.
 fn of_process(output: &str, pid: u32) -> String {
     with_path(output, |path| numbered(path, pid as usize))
@@ -332,19 +383,10 @@ pub(super) fn default_output(pid: u32, kind: &str) -> PathBuf {
     }
 }
 
-/// When the first one asked, as names of files have it: `20261123T094500Z`. It is the same for all files of a run.
+/// When the first one asked, as names of files have it. It is the same for all files of a run.
 fn started() -> &'static str {
     static STARTED: OnceLock<String> = OnceLock::new();
-    STARTED.get_or_init(|| {
-        // SAFETY: time(2) may be given no place, and gmtime_r(3) fills in the structure, of which all zeros are a value.
-        let now = unsafe {
-            let (seconds, mut now) = (libc::time(std::ptr::null_mut()), std::mem::zeroed());
-            libc::gmtime_r(&raw const seconds, &raw mut now);
-            now
-        };
-        let libc::tm { tm_year, tm_mon, tm_mday, tm_hour, tm_min, tm_sec, .. } = now;
-        format!("{}{:02}{tm_mday:02}T{tm_hour:02}{tm_min:02}{tm_sec:02}Z", tm_year + 1900, tm_mon + 1)
-    })
+    STARTED.get_or_init(now_in_names)
 }
 
 /// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.
@@ -409,6 +451,25 @@ mod tests {
         assert_eq!(args("svg:x").outputs("memprof"), ["svg:x.memprof"]);
         assert!(args("folded:-").check_standard_output().is_err());
         assert!(args("x.folded").check_standard_output().is_ok());
+    }
+
+    #[test]
+    fn only_files_have_pieces() {
+        let check = |words: &[&str]| {
+            let words = [&["--pid", "1", "--rotate"], words].concat();
+            RecordArgs::parse(&words).unwrap().check_rotation().map_err(|error| error.message)
+        };
+        assert_eq!(check(&["10m"]), Ok(()));
+        assert_eq!(check(&["1s", "-o", "cpu.bin", "-o", "svg:cpu"]), Ok(()));
+        for (wrong, says) in [
+            (&["10m", "-o", "-"][..], "standard output"),
+            (&["10m", "-o", "cpu.bin", "-o", "folded:-"], "standard output"),
+            (&["10m", "-o", "bin:/dev/null"], "/dev/null"),
+            (&["999ms"], "a second or more"),
+            (&["10m", "--mode", "all"], "CPU profiles"),
+        ] {
+            assert!(check(wrong).is_err_and(|message| message.contains(says)), "{wrong:?}");
+        }
     }
 
     #[test]

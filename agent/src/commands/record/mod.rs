@@ -54,6 +54,7 @@ use crate::target::Process;
 pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let started = Instant::now();
     args.check_standard_output()?;
+    args.check_rotation()?;
     bounded::check(args)?;
     if args.force {
         allow_replacing();
@@ -180,6 +181,7 @@ async fn record(
     let mut ticks = pace::ticks();
     let mut next_look = began;
     let mut next_memory = began;
+    let mut next_piece = args.rotate.and_then(|time| began.checked_add(time));
     let mut has_parent = true;
     loop {
         tokio::select! {
@@ -210,8 +212,16 @@ async fn record(
         if Instant::now() >= next_memory {
             next_memory = Instant::now() + MEMORY_INTERVAL;
             let size = session.recordings().map(Recording::largest_stream).max().unwrap_or(0);
-            if args.max_size.is_some_and(|most| size >= most) {
-                break Ok(Stop::TooLarge);
+            let is_large = args.max_size.is_some_and(|most| size >= most);
+            match args.rotate {
+                None if is_large => break Ok(Stop::TooLarge),
+                // If it is too early for another name, it is tried again at the next look.
+                Some(time)
+                    if (is_large || next_piece.is_some_and(|due| Instant::now() >= due)) && session.rotate()? =>
+                {
+                    next_piece = Instant::now().checked_add(time);
+                }
+                _ => {}
             }
             // It may have been changed.
             if let Some(memory) = MemoryLimit::of_this_process().filter(|limit| limit.is_near(session.next_growth())) {

@@ -38,6 +38,9 @@ const NOTED: [Counter; 2] = [Counter::NoStack, Counter::TracesLost];
 /// How often the target's memory is measured, if that is shown.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How often it is looked whether VMs are still there: that takes four reads for each.
+const VMS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What is being recorded.
 pub struct Recording {
     process: Process,
@@ -55,6 +58,8 @@ pub struct Recording {
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
     newcomers: Newcomers,
+    /// When it was looked whether VMs are still there.
+    vms_looked_at: Instant,
     pace: Pace,
     cost: CostMeter,
     /// When the target's memory was measured.
@@ -69,6 +74,9 @@ pub struct Recording {
 /// What became of what was recorded and not worked off.
 const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
 const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
+
+/// What reports have no room for.
+const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
 
 /// A CPU profile that is being recorded.
 pub struct CpuRecording {
@@ -106,10 +114,18 @@ impl Recording {
     /// # Errors
     /// Any of it fails.
     pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
-        Self::attach(target, processes).map_err(|error| error.unless_gone(&target.process))
+        Self::start_piece(target, processes, None)
     }
 
-    fn attach(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
+    /// The same. `piece` says when the outputs begin, if each piece of the recording has its own.
+    ///
+    /// # Errors
+    /// Any of it fails.
+    pub fn start_piece(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
+        Self::attach(target, processes, piece).map_err(|error| error.unless_gone(&target.process))
+    }
+
+    fn attach(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
         let RecordTarget { args, process, vms, only, live, .. } = target;
         let wanted = args.wanted(processes);
         if args.weight.is_some() && !wanted.memory {
@@ -119,11 +135,14 @@ impl Recording {
         let outputs = wanted.cpu.then(|| {
             let title = format!("{}, CPU time at {} Hz", target.name(), args.rate);
             let files = if live.is_some() { OutputFiles::default() } else { args.cpu_files()? };
-            Outputs::open(files, &title, args.rate, only.map_or(vms.len(), |_| 1))
+            Outputs::open(files, &title, args.rate, only.map_or(vms.len(), |_| 1), piece)
         });
         let mut outputs: Option<Outputs> = outputs.transpose()?;
         if let Some(outputs) = &mut outputs {
             outputs.show_jit_samples(args.jit_samples);
+            if args.traces {
+                outputs.group_by_trace();
+            }
             outputs.describe(process);
         }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
@@ -165,6 +184,7 @@ impl Recording {
             cpu,
             memory,
             newcomers,
+            vms_looked_at: Instant::now(),
             pace,
             cost,
             name,
@@ -214,6 +234,10 @@ impl Recording {
         self.measure_memory();
         self.limit_cost();
         if self.only.is_none() {
+            // A memory profile hears of VMs that are closed from their allocators.
+            if self.memory.is_none() {
+                self.part_with_vms(samples)?;
+            }
             self.meet_newcomers()?;
         }
         let Self { programs, process, memory, .. } = self;
@@ -239,11 +263,32 @@ impl Recording {
         let Some(found) = newcomers.found() else { return Ok(()) };
         let mut is_new = false;
         for vm in found {
-            let is_known = pipeline.as_ref().is_some_and(|own| own.vms().iter().any(|known| known.global == vm.global));
+            let is_known =
+                pipeline.as_ref().is_some_and(|own| own.known_vms().any(|(_, known)| known.global == vm.global));
             if is_known || programs.index_of(vm.global).is_some() {
                 continue;
             }
-            let Some(index) = programs.add_late_vm(&vm.config())? else { break };
+            // Places are not given away while allocations are recorded.
+            let places = pipeline.as_mut().filter(|_| memory.is_none());
+            if let Some(pipeline) = places
+                && let Some(index) = pipeline.places().a_free_one()
+            {
+                programs.update_vm(index as u32, &vm.config())?;
+                pipeline.replace_vm(index, vm);
+                is_new = true;
+                continue;
+            }
+            let Some(index) = programs.add_late_vm(&vm.config())? else {
+                // The quietest one makes room, for those that the next search finds.
+                if let Some(pipeline) = pipeline.as_mut().filter(|_| memory.is_none())
+                    && !pipeline.places().is_one_leaving()
+                    && let Some(index) = pipeline.places().the_quietest(|index| programs.may_replace(index as u32))
+                {
+                    programs.forget_vm(pipeline.vms()[index].global);
+                    pipeline.places().leave(index);
+                }
+                break;
+            };
             is_new = true;
             if let Some(pipeline) = pipeline.as_mut().filter(|own| index as usize == own.vms().len()) {
                 pipeline.add_vm(vm.clone());
@@ -256,12 +301,50 @@ impl Recording {
         Ok(())
     }
 
+    /// Looks now and then whether the VMs are still there, and ends what is written of those that are not. `is_empty` says whether
+    /// all samples were worked off that there are.
+    fn part_with_vms(&mut self, is_empty: bool) -> Result<(), CommandError> {
+        let Self { process, programs, samples, cpu, vms_looked_at, .. } = self;
+        let (Some((_, pipeline)), Some(cpu)) = (samples, cpu) else { return Ok(()) };
+        // Before any other is told to leave: of these, nothing is under way any more.
+        if is_empty && pipeline.places().is_one_leaving() {
+            pipeline.forget_left().into_iter().try_for_each(|vm| cpu.outputs.end_vm(vm))?;
+        }
+        if vms_looked_at.elapsed() >= VMS_INTERVAL {
+            *vms_looked_at = Instant::now();
+            let memory = process.memory();
+            let looks = pipeline.known_vms().map(|(index, vm)| (index, vm.global, vm.still_valid(&memory)));
+            for (index, global, is_there) in looks.collect::<Vec<_>>() {
+                if pipeline.places().look(index, is_there) {
+                    programs.forget_vm(global);
+                    pipeline.places().leave(index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the files and begins the next ones; returns the paths of what was written.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn rotate(&mut self, piece: &str) -> Result<Vec<PathBuf>, CommandError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(Vec::new()) };
+        cpu.outputs.reports().add_modules(&self.process);
+        cpu.outputs.rotate(piece, &self.programs.counted(&LOST_SAMPLES))
+    }
+
+    /// The files that were completed while recording goes on, since the last time it was asked.
+    pub fn take_ended(&mut self) -> Vec<PathBuf> {
+        self.cpu.as_mut().map_or_else(Vec::new, |cpu| cpu.outputs.take_ended())
+    }
+
     /// Measures the heap and the process now and then, for what shows how they change.
     fn measure_memory(&mut self) {
         let (Some(cpu), Some((_, pipeline))) = (&mut self.cpu, &self.samples) else { return };
         let is_due = self.memory_measured.is_none_or(|last| last.elapsed() >= MEMORY_INTERVAL);
         if is_due && cpu.outputs.reports().shows_time() {
-            let (heap, resident) = about_process::memory(&self.process, pipeline.vms());
+            let (heap, resident) = about_process::memory(&self.process, pipeline.known_vms().map(|(_, vm)| vm));
             cpu.outputs.reports().measure_memory(heap, resident);
             self.memory_measured = Some(Instant::now());
         }
@@ -327,7 +410,7 @@ impl Recording {
                 resolved.vm = Some(0);
             }
             if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
-                listener.sample(&resolved, root(name, resolved.vm, pipeline.vms().len()));
+                listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
             }
             match (resolved.allocation, &mut *cpu, &mut *memory) {
                 (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
@@ -392,9 +475,9 @@ impl Recording {
         Some(pipeline.tally().samples)
     }
 
-    /// The VMs that samples have shown by now; none if there are only allocation events.
-    pub fn vms(&self) -> Option<&[Vm]> {
-        self.samples.as_ref().map(|(_, pipeline)| pipeline.vms())
+    /// The VMs that are recorded by now; none if there are only allocation events.
+    pub fn vms(&self) -> Option<Vec<Vm>> {
+        self.samples.as_ref().map(|(_, pipeline)| pipeline.known_vms().map(|(_, vm)| vm.clone()).collect())
     }
 
     /// Samples and events that never arrived so far, by reason.
@@ -438,8 +521,10 @@ impl Recording {
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let mut lost = programs.counted(&LOST_SAMPLES);
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
-            let traces = args.traces.then(|| outputs.traces().text("samples", tally.samples));
-            let noted = programs.counted(&NOTED);
+            let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
+            let mut noted = programs.counted(&NOTED);
+            let folded = outputs.folded();
+            noted.extend((folded > 0).then_some((FOLDED, folded)));
             let summary = Summary {
                 pid: args.pid,
                 rate: args.rate,

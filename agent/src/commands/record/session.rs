@@ -14,6 +14,7 @@ use super::targets::RecordTarget;
 use super::watch::Watch;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
+use crate::record::pieces::now_in_names;
 use crate::record::{CpuReports, SampleListener};
 use crate::service::journal::{Priority, say};
 use crate::symbols::bounded;
@@ -27,6 +28,8 @@ pub struct Session<'a> {
     common: Option<CpuReports>,
     /// When streams were last written out.
     flushed: Option<Instant>,
+    /// When the files that are being written begin, if each piece of the recording has its own.
+    piece: Option<String>,
 }
 
 /// How old what is not in the files yet may be: a run that is killed loses no more.
@@ -58,8 +61,10 @@ impl<'a> Session<'a> {
         progress: &Progress,
         started: Instant,
     ) -> Result<Self, CommandError> {
-        let common = common_reports(args)?;
-        let mut session = Self { args, running: Vec::new(), finished: Vec::new(), common, flushed: None };
+        let piece = args.rotate.map(|_| now_in_names());
+        let common = common_reports(args, piece.as_deref())?;
+        let (running, finished) = (Vec::new(), Vec::new());
+        let mut session = Self { args, running, finished, common, flushed: None, piece };
         let processes = targets.len();
         for target in targets {
             session.begin(target, processes)?;
@@ -75,7 +80,7 @@ impl<'a> Session<'a> {
         if let Some(common) = &mut self.common {
             common.describe(&target.process);
         }
-        let recording = Recording::start(&target, processes)?;
+        let recording = Recording::start_piece(&target, processes, self.piece.as_deref())?;
         let watch = Watch::new(&target, self.args.quiet);
         self.running.push(Running { target, recording, began: Instant::now(), watch });
         Ok(())
@@ -132,7 +137,38 @@ impl<'a> Session<'a> {
             self.flushed = Some(Instant::now());
             self.all(|recording, _| recording.flush())?;
         }
+        let ended = self.running.iter_mut().flat_map(|own| own.recording.take_ended()).collect::<Vec<_>>();
+        self.say_written(&ended);
         Ok(())
+    }
+
+    /// Ends all files, and begins the next ones. False if that is too early: they would have the same names.
+    ///
+    /// # Errors
+    /// A file cannot be written. What was not ended is with [`Self::finish`].
+    pub fn rotate(&mut self) -> Result<bool, CommandError> {
+        let piece = now_in_names();
+        if self.piece.as_ref() == Some(&piece) {
+            return Ok(false);
+        }
+        let mut written = Vec::new();
+        for Running { recording, .. } in &mut self.running {
+            written.extend(recording.rotate(&piece)?);
+        }
+        if let Some(common) = &mut self.common {
+            // Which process has lost samples is in the streams.
+            written.extend(common.rotate(&piece, &[])?);
+        }
+        self.piece = Some(piece);
+        self.say_written(&written);
+        Ok(true)
+    }
+
+    /// Says which files are complete, while others are still being written: a long recording has many.
+    fn say_written(&self, files: &[PathBuf]) {
+        if !self.args.quiet {
+            files.iter().for_each(|file| say(Priority::Info, &format!("wrote {}", file.display())));
+        }
     }
 
     /// Says what has happened to the processes that are recorded.
@@ -264,7 +300,7 @@ fn listener(common: &mut Option<CpuReports>) -> Option<&mut dyn SampleListener> 
 }
 
 /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
-fn common_reports(args: &RecordArgs) -> Result<Option<CpuReports>, CommandError> {
+fn common_reports(args: &RecordArgs, piece: Option<&str>) -> Result<Option<CpuReports>, CommandError> {
     if !args.children {
         return Ok(None);
     }
@@ -279,5 +315,5 @@ fn common_reports(args: &RecordArgs) -> Result<Option<CpuReports>, CommandError>
     }
     let files = OutputFiles::parse(&args.outputs("sysprof"), Path::new(""))?;
     let title = format!("children of process {}, CPU time at {} Hz", args.pid, args.rate);
-    CpuReports::open(&files.reports, &title, args.rate).map(Some)
+    CpuReports::open(&files.reports, &title, args.rate, piece).map(Some)
 }

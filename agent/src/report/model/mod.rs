@@ -2,6 +2,7 @@
 //!
 //! A recording knows all of it. A stream holds less (no threads, no times), and such parts are then absent.
 
+mod fold;
 pub mod labels;
 mod measure;
 mod module;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Labels;
+use super::labels::Thread;
 use crate::report::Frame;
 use crate::stream::hash::AddrMap;
 
@@ -47,7 +48,14 @@ pub struct Stacks {
     /// By the number of the labels, then the frames.
     stack_ids: AddrMap<Arc<[FrameId]>, StackId>,
     scratch: Vec<FrameId>,
+    /// What all of it takes, about.
+    bytes: usize,
 }
+
+/// Bytes of memory that a stack, a frame and a set of labels take besides what they hold, about: entries of several tables.
+const STACK_SIZE: usize = 140;
+const FRAME_SIZE: usize = 2 * size_of::<Frame>() + 60;
+const LABELS_SIZE: usize = 2 * size_of::<Labels>() + 60;
 
 #[derive(Clone, Debug)]
 struct Weighted {
@@ -77,6 +85,7 @@ impl Stacks {
         }
         let id = FrameId(u32::try_from(self.frames.len()).unwrap_or(u32::MAX));
         self.roots += usize::from(matches!(frame, Frame::Root { .. }));
+        self.bytes += FRAME_SIZE + frame.text_size();
         self.frames.push(frame.clone());
         self.frame_ids.insert(frame, id);
         id
@@ -93,6 +102,7 @@ impl Stacks {
             Some(&id) => id,
             None => {
                 let id = u32::try_from(self.labels.len()).unwrap_or(u32::MAX);
+                self.bytes += LABELS_SIZE;
                 self.labels.push(labels.clone());
                 self.label_ids.insert(labels.clone(), id);
                 id
@@ -106,6 +116,7 @@ impl Stacks {
         }
         let id = StackId(u32::try_from(self.stacks.len()).unwrap_or(u32::MAX));
         let key: Arc<[FrameId]> = self.scratch.as_slice().into();
+        self.bytes += STACK_SIZE + size_of_val(&*key);
         self.stacks.push(Weighted { key: key.clone(), weights: Weights::default() });
         self.stack_ids.insert(key, id);
         id
@@ -167,6 +178,33 @@ impl Stacks {
     /// The stacks that have some of a weight, root first, and how much, in the order in which they were first seen.
     pub fn iter(&self, index: usize) -> impl Iterator<Item = (&[FrameId], u64)> {
         self.rows().filter(move |row| row.weights[index] > 0).map(move |row| (row.frames, row.weights[index]))
+    }
+
+    /// How many bytes of memory all of them take, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A stack as it was added: its labels, and all frames.
+    pub(super) fn whole(&self, stack: StackId) -> Option<(&Labels, &[FrameId], &Weights)> {
+        let Weighted { key, weights } = self.stacks.get(stack.index())?;
+        let (labels, frames) = key.split_first()?;
+        Some((self.labels.get(labels.index())?, frames, weights))
+    }
+
+    /// All stacks: of each the number of its labels, then its frames.
+    pub(super) fn keys(&self) -> Vec<Arc<[FrameId]>> {
+        self.stacks.iter().map(|stack| stack.key.clone()).collect()
+    }
+
+    /// The number of a frame that is known.
+    pub(super) fn id_of(&self, frame: &Frame) -> Option<FrameId> {
+        self.frame_ids.get(frame).copied()
+    }
+
+    /// Whether some stack is of this thread.
+    pub(super) fn knows_thread(&self, thread: &Thread) -> bool {
+        self.labels.iter().any(|labels| labels.thread.as_ref() == Some(thread))
     }
 
     /// What all stacks weigh together.

@@ -51,6 +51,15 @@ impl Timeline {
         self.points.push(point);
     }
 
+    /// The stacks have other numbers: `moved` has them by their old ones.
+    pub fn renumber(&mut self, moved: &[StackId]) {
+        for point in &mut self.points {
+            if let Some(stack) = moved.get(point.stack.index()) {
+                point.stack = *stack;
+            }
+        }
+    }
+
     /// Adds a value to the series of that name.
     pub fn count(&mut self, name: &str, time: u64, value: u64) {
         let index = self.counters.iter().position(|series| series.name == name).unwrap_or_else(|| {

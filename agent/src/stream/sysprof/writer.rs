@@ -35,7 +35,34 @@ pub struct SysprofWriter<W: Write> {
     function_names: HashMap<u64, Vec<FunctionName>>,
     /// Addresses given to names that have none.
     named: HashMap<Arc<str>, u64>,
+    /// How many bytes all that may take.
+    limit: usize,
+    /// How many bytes it takes, about.
+    bytes: usize,
+    /// Whether something was forgotten: readers know symbols that are not known here.
+    has_forgotten: bool,
     splicer: Splicer,
+}
+
+/// Bytes of memory that a symbol takes besides its name, about: entries of several tables.
+const SYMBOL_SIZE: usize = 160;
+
+/// Names without an address that are known at once: fewer than there are addresses for them.
+const MAX_NAMED: usize = 1 << 15;
+
+/// A sample has fewer frames than that: all of them are known when it is written.
+const MAX_SAMPLE: usize = 1 << 13;
+
+const _: () = assert!((MAX_NAMED + MAX_SAMPLE) as u64 <= reserved::END - reserved::NAMES);
+
+/// The symbols that every stream of lj-trace has.
+fn own_symbols() -> [Symbol; 4] {
+    [
+        Annotation::Writer.to_symbol(),
+        Symbol::c(reserved::SPLICE, reserved::SPLICE_NAME),
+        Symbol::c(reserved::NO_STACK, "[unknown: no stack]"),
+        Symbol::c(reserved::END, UNKNOWN),
+    ]
 }
 
 impl<W: Write> SysprofWriter<W> {
@@ -45,10 +72,7 @@ impl<W: Write> SysprofWriter<W> {
     /// As for all methods: the output cannot take the bytes.
     pub fn new(out: W, symbols: &SymbolTable) -> Result<Self, WriteError> {
         let mut symbols = symbols.clone();
-        symbols.insert(Annotation::Writer.to_symbol());
-        symbols.insert(Symbol::c(reserved::SPLICE, reserved::SPLICE_NAME));
-        symbols.insert(Symbol::c(reserved::NO_STACK, "[unknown: no stack]"));
-        symbols.insert(Symbol::c(reserved::END, UNKNOWN));
+        symbols.extend(own_symbols());
         Self::with_symbols(out, symtab::VERSION, VERSION, symbols.iter().collect::<Vec<_>>())
     }
 
@@ -78,8 +102,30 @@ impl<W: Write> SysprofWriter<W> {
             symbols: table,
             function_names: HashMap::new(),
             named: HashMap::new(),
+            limit: usize::MAX,
+            bytes: 0,
+            has_forgotten: false,
             splicer: Splicer::default(),
         })
+    }
+
+    /// Bounds what is remembered of the symbols that were written, to about so many bytes of memory.
+    /// [`Self::make_room`] keeps to it.
+    pub fn limit_memory(&mut self, bytes: usize) {
+        self.limit = bytes;
+    }
+
+    /// Forgets the symbols that were written, once they take more memory than they may: each is written again before it is
+    /// next used. Call it between samples, before the first `define_*` of one.
+    pub fn make_room(&mut self) {
+        if self.bytes <= self.limit && self.named.len() <= MAX_NAMED {
+            return;
+        }
+        self.symbols = own_symbols().into_iter().collect();
+        self.function_names = HashMap::new();
+        self.named = HashMap::new();
+        self.bytes = 0;
+        self.has_forgotten = true;
     }
 
     /// Writes a sample as it is.
@@ -132,6 +178,12 @@ impl<W: Write> SysprofWriter<W> {
         })?;
         // States are no symbols to look up, and there may be one for each sample.
         if !matches!(symbol, Symbol::C { addr: ..reserved::NAMES, .. }) {
+            let name = match &symbol {
+                Symbol::Lua { chunk, .. } => chunk.len(),
+                Symbol::C { name, .. } => name.len(),
+                Symbol::Trace(_) => 0,
+            };
+            self.bytes += SYMBOL_SIZE + name;
             self.symbols.insert(symbol);
         }
         Ok(())
@@ -175,6 +227,7 @@ impl<W: Write> SysprofWriter<W> {
         let address = proto.wrapping_add(names.len() as u64);
         let name: Option<Arc<str>> = name.map(Into::into);
         names.push((name.clone(), compiled));
+        self.bytes += SYMBOL_SIZE + name.as_ref().map_or(0, |name| name.len());
         self.symbol(Symbol::lua(address, chunk, first_line))?;
         if let Some(name) = name {
             self.annotate(&Annotation::FunctionName { proto: address, name })?;
@@ -207,7 +260,16 @@ impl<W: Write> SysprofWriter<W> {
     /// The output cannot take the bytes.
     pub fn define_c(&mut self, pc: u64, start: u64, end: u64, name: &str) -> Result<(), WriteError> {
         let has_name = |symbols: &SymbolTable| symbols.c(pc).is_some_and(|known| *known.name == *name.as_bytes());
-        if pc < reserved::END || has_name(&self.symbols) {
+        if pc < reserved::END {
+            return Ok(());
+        }
+        if self.has_forgotten {
+            // Of what readers know around it, not all is known here: so each address has a symbol of its own.
+            let known = self.symbols.c(pc).filter(|known| known.start == pc);
+            let is_known = known.is_some_and(|known| *known.name == *name.as_bytes());
+            return if is_known { Ok(()) } else { self.symbol(Symbol::c(pc, name)) };
+        }
+        if has_name(&self.symbols) {
             return Ok(());
         }
         // The function may lie around one that is known; what is known behind `end` must keep its name.
@@ -248,6 +310,7 @@ impl<W: Write> SysprofWriter<W> {
             return Ok(reserved::NO_STACK);
         }
         self.symbol(Symbol::c(addr, name))?;
+        self.bytes += SYMBOL_SIZE + name.len();
         self.named.insert(name.into(), addr);
         Ok(addr)
     }

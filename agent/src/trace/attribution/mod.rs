@@ -50,6 +50,11 @@ impl Attribution {
         self.spans[..self.spans.partition_point(|span| span.offset <= offset)].last()
     }
 
+    /// How many bytes of memory it takes, about.
+    pub fn size(&self) -> usize {
+        self.spans.iter().map(|span| size_of::<Span>() + size_of_val(&*span.chain)).sum()
+    }
+
     /// All stretches.
     pub fn spans(&self) -> &[Span] {
         &self.spans
