@@ -27,6 +27,7 @@ pub mod recording;
 pub mod screen;
 pub mod server;
 pub mod shares;
+pub mod slope;
 pub mod source;
 pub mod stories;
 pub mod systemd;

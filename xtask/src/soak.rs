@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: profiles nginx under load for long.
+//! `cargo xtask soak`: profiles for long: nginx under load, or a program that makes functions and VMs all the time.
 
 use anyhow::{Result, bail};
 
@@ -14,6 +14,11 @@ pub struct Options {
     /// How long it takes
     #[arg(long, default_value_t = 30.0)]
     minutes: f64,
+
+    /// One recording from the beginning to the end, of a program that makes functions, coroutines and VMs all the time: its
+    /// memory may not grow in the second half. Two hours are a good choice
+    #[arg(long)]
+    churn: bool,
 }
 
 /// Sets up, builds, and soaks; what it has found is printed.
@@ -24,7 +29,8 @@ pub fn soak(options: &Options) -> Result<()> {
         bail!("profiling needs privileges: run the soak as root");
     }
     let mut cargo = host_cargo("test")?;
-    cargo.args(["--package", END_TO_END, "--test", "soak", "--", "--nocapture"]);
+    let test = if options.churn { "soak_memory" } else { "soak" };
+    cargo.args(["--package", END_TO_END, "--test", test, "--", "--include-ignored", "--nocapture"]);
     cargo.env("LJ_TRACE_SOAK_MINUTES", options.minutes.to_string()).env("LJ_TRACE_BIN", &binary);
     // Errors say what went wrong; where in the test does not matter.
     cargo.env("RUST_LIB_BACKTRACE", "0");
