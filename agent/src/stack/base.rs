@@ -136,17 +136,23 @@ fn rewalk(
             Ok(frame::Step::Skipped) => continue,
             Err(end) => return (frames, end),
         }
-        let same = |kernel: &FrameRecord| {
-            kernel.kind == record.kind && kernel.base == record.base && kernel.function == record.function
-        };
-        if record.kind != RecordKind::CFrame as u8
-            && let Some(index) = inner.iter().position(same)
-        {
+        if let Some(index) = same_frame(inner, &frames) {
             frames.extend_from_slice(&inner[index + 1..]);
             return (frames, WalkEnd::from_u32(header.walk_end).unwrap_or(WalkEnd::NoLua));
         }
     }
     (frames, WalkEnd::TooDeep)
+}
+
+/// Where in the kernel's frames the last one of `frames` is. Both must have crossed as many C frames by then: the kernel may
+/// have begun at a frame below, and taken the innermost C frame for that one's.
+fn same_frame(kernel: &[FrameRecord], frames: &[FrameRecord]) -> Option<usize> {
+    let is_cframe = |record: &&FrameRecord| record.kind == RecordKind::CFrame as u8;
+    let last = frames.last().filter(|last| !is_cframe(last))?;
+    let is_it =
+        |record: &FrameRecord| record.kind == last.kind && record.base == last.base && record.function == last.function;
+    let crossed = |records: &[FrameRecord]| records.iter().filter(is_cframe).count();
+    kernel.iter().position(is_it).filter(|&index| crossed(&kernel[..index]) == crossed(frames))
 }
 
 /// The target's memory as the sample saw it: the copied parts of the C stack and the Lua stack, and live
@@ -175,5 +181,27 @@ impl ReadMemory for SampleMemory<'_> {
         }
         // A part of the Lua stack that was not copied has changed since.
         if self.lua_stack.contains(&address) { Err(Unreadable) } else { self.live.read(address) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: RecordKind, base: u64) -> FrameRecord {
+        FrameRecord { kind: kind as u8, base, function: base, ..FrameRecord::default() }
+    }
+
+    #[test]
+    fn walks_meet_in_the_same_c_frame_only() {
+        let lua = |base| frame(RecordKind::Lua, base);
+        let cframe = frame(RecordKind::CFrame, 0);
+        // A comparator that `table.sort` has called, and the chunk that has called that.
+        let rewalked = [lua(30), cframe, lua(20)];
+        assert_eq!(same_frame(&[lua(40), lua(30), cframe, lua(20), lua(10)], &rewalked), Some(3));
+        assert_eq!(same_frame(&[lua(40), lua(30), cframe, lua(20), lua(10)], &rewalked[..1]), Some(1));
+        // The kernel began at `table.sort`, as if the comparator's C frame were its own.
+        assert_eq!(same_frame(&[lua(20), lua(10), cframe], &rewalked), None);
+        assert_eq!(same_frame(&[lua(30), cframe], &rewalked[..2]), None, "a C frame tells nothing");
     }
 }
