@@ -20,6 +20,7 @@ use clap::{Parser, Subcommand};
 
 use exit::CommandError;
 
+use crate::sandbox;
 use crate::service::journal::{Priority, say};
 use crate::untrusted::{Form, PlainWriter};
 
@@ -73,6 +74,10 @@ pub fn main() -> ExitCode {
     // A file that reaches a limit (`ulimit -f`) is an error like a full disk, not the end of lj-trace.
     // SAFETY: it is a valid disposition, and there is no other thread yet.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == sandbox::ARGUMENT) {
+        return sandbox::serve();
+    }
+    sandbox::enable();
     let cli = match Cli::try_parse_from(with_default_command(std::env::args_os())) {
         Ok(cli) => cli,
         Err(error) => {

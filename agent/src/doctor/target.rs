@@ -2,6 +2,7 @@
 
 use super::{Area, Check, Mode, Verdict, read, status_field};
 use crate::probes::allocator::Allocator;
+use crate::sandbox;
 use crate::symbols::{debug_file, elf};
 use crate::target::{Maps, Process, TargetError, breakpoints};
 use crate::unwind::Modules;
@@ -161,6 +162,13 @@ fn modules(process: &Process, maps: &Maps, vms: &[Vm]) -> Vec<Check> {
         let fix = "build them with -fasynchronous-unwind-tables";
         let note = check("unwind tables", Verdict::Note, found).fix(fix);
         checks.push(note.affects(&[Mode::Sysprof, Mode::Dump]));
+    }
+    let unread = sandbox::unread();
+    if !unread.is_empty() {
+        let found = unread.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+        let fix = "files that others than root can write are read by a process with limits: if these are no attack, have \
+                   root own the file and its folders";
+        checks.push(check("files of others", Verdict::Note, found).fix(fix));
     }
     let of_vm = |vm: &Vm| maps.find(vm.text.range.start).map(|mapping| mapping.path.clone());
     let mut files: Vec<String> = vms.iter().filter_map(of_vm).collect();

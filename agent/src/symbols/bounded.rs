@@ -16,10 +16,22 @@ const MOST: u64 = 128 << 20;
 
 /// Files of which more than that would have had to be read.
 static REFUSED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+static REFUSALS: AtomicU64 = AtomicU64::new(0);
 
 /// The names of the files that were not read in full since they were too large: their symbols or unwind tables are missing.
 pub fn refused() -> Vec<String> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+}
+
+/// Notes a file that was not read in full.
+pub fn refuse(name: &str) {
+    REFUSALS.fetch_add(1, Ordering::Relaxed);
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
+}
+
+/// How often that happened.
+pub fn refusals() -> u64 {
+    REFUSALS.load(Ordering::Relaxed)
 }
 
 /// A file, and what may still be read of it.
@@ -49,11 +61,19 @@ impl<'a> BoundedFile<'a> {
         if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enough).is_ok() {
             return Ok(());
         }
-        let link = PathBuf::from(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
-        let name = std::fs::read_link(link).unwrap_or_default().display().to_string();
-        REFUSED.lock().unwrap_or_else(PoisonError::into_inner).insert(name);
+        refuse(&name(self.file));
         Err(())
     }
+}
+
+/// The name of an open file.
+fn name(file: &File) -> String {
+    // A reader may not look, and whoever has asked it knows the name.
+    if crate::sandbox::is_reader() {
+        return String::new();
+    }
+    let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    std::fs::read_link(link).unwrap_or_default().display().to_string()
 }
 
 impl<'a> ReadRef<'a> for Bounded<'a> {

@@ -25,11 +25,12 @@ pub fn find(process: &Process, path: &Path, links: &DebugLinks) -> Option<Image>
     let by_build_id = by_build_id(links);
     // What the target has chosen the name of is read with its rights, and in its own root.
     let files = process.files();
-    let of_target = by_build_id.iter().cloned().chain(by_link(path, links)).filter_map(|path| files?.open(&path).ok());
+    let of_target = by_build_id.iter().cloned().chain(by_link(path, links));
+    let of_target = of_target.filter_map(|path| Some(Image::of(files?.open(&path).ok()?, &path)));
     // Ours are those of whoever administers this system.
     let own = Tree::open(Path::new("/")).ok();
-    let own = by_build_id.iter().filter_map(|path| own.as_ref()?.file(path).ok());
-    of_target.chain(own).find_map(|file| matching(file, links))
+    let own = by_build_id.iter().filter_map(|path| Some(Image::of(own.as_ref()?.file(path).ok()?, path)));
+    of_target.chain(own).find_map(|image| matching(image, links))
 }
 
 /// Where distributions put the debug file of a build id.
@@ -56,12 +57,11 @@ fn by_link(path: &Path, links: &DebugLinks) -> Vec<PathBuf> {
 }
 
 /// A debug file, if it belongs to the file with these links: same build id or, where that has none, the CRC of the link.
-fn matching(file: File, links: &DebugLinks) -> Option<Image> {
-    let image = Image::File(file);
+fn matching(image: Image, links: &DebugLinks) -> Option<Image> {
     let found = debug_links(&image)?;
     let matches = match (&links.build_id, &found.build_id, &links.debuglink) {
         (Some(wanted), Some(build_id), _) => wanted == build_id,
-        (_, _, Some((_, crc))) => matches!(&image, Image::File(file) if crc32(file) == Some(*crc)),
+        (_, _, Some((_, crc))) => image.file().is_some_and(|file| crc32(file) == Some(*crc)),
         _ => false,
     };
     (matches && found.has_symtab).then_some(image)

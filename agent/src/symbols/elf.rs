@@ -10,6 +10,8 @@ use object::{
     LittleEndian, Object as _, ObjectSection as _, ReadRef, SectionIndex, SectionKind, SymbolFlags, SymbolIndex,
 };
 
+use crate::sandbox::Question;
+use crate::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 use crate::unwind::module::{Image, WithReader};
 
 /// Mini-debuginfo of the largest programs is some megabytes; nothing may unpack to more than this.
@@ -45,7 +47,7 @@ struct Entry {
 }
 
 /// Which of several names for one address is the best: the highest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     is_function: bool,
     is_sized: bool,
@@ -67,6 +69,16 @@ pub struct DebugLinks {
 impl SymbolTable {
     /// Reads the symbols of a file and, if there is one, of its separate debug file.
     pub fn read(image: &Image, debug: Option<&Image>) -> Self {
+        // If others can have written one of both, the reader takes both apart.
+        let apart = [Some(image), debug].into_iter().flatten().find_map(|image| match image {
+            Image::Apart(file) => Some(file),
+            _ => None,
+        });
+        if let Some(blamed) = apart {
+            let files = image.file().zip(Some(debug.and_then(Image::file)));
+            let ask = |(first, second)| blamed.ask_of(first, second, Question::Symbols, 0);
+            return files.and_then(ask).unwrap_or_default();
+        }
         let mut table = Self::default();
         let mut sections = Vec::new();
         for image in std::iter::once(image).chain(debug) {
@@ -141,7 +153,49 @@ impl SymbolTable {
 
 /// Reads what a file says about its debug symbols; none if it is no ELF file.
 pub fn debug_links(image: &Image) -> Option<DebugLinks> {
-    image.with_reader(ReadLinks)
+    match image {
+        Image::Apart(file) => file.ask(Question::Links, 0)?,
+        image => image.with_reader(ReadLinks),
+    }
+}
+
+impl Wire for DebugLinks {
+    fn put(&self, out: &mut Vec<u8>) {
+        ((self.build_id.clone(), self.debuglink.clone()), self.has_symtab).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let ((build_id, debuglink), has_symtab) = Wire::take(from)?;
+        Some(Self { build_id, debuglink, has_symtab })
+    }
+}
+
+impl Wire for SymbolTable {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(self.names.as_bytes(), out);
+        self.entries.put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let names = String::from_utf8(take_bytes(from)?.to_vec()).ok()?;
+        let entries = Vec::<Entry>::take(from)?;
+        let is_fine = |entry: &Entry| names.get(entry.name.0..entry.name.1).is_some();
+        (entries.iter().all(is_fine) && entries.is_sorted_by_key(|entry| entry.address))
+            .then_some(Self { entries, names })
+    }
+}
+
+impl Wire for Entry {
+    fn put(&self, out: &mut Vec<u8>) {
+        ((self.address, self.size), (self.name.0 as u64, self.name.1 as u64)).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let ((address, size), (start, end)) = <((u64, u64), (u64, u64))>::take(from)?;
+        let name = (usize::try_from(start).ok()?, usize::try_from(end).ok()?);
+        // Of a table that is finished, each address has its best name already.
+        Some(Self { address, size, name, rank: Rank::default() })
+    }
 }
 
 struct ReadLinks;
@@ -348,6 +402,22 @@ mod tests {
         let table = table(&[("outer", 0x1000, 0x100, GLOBAL), ("inner", 0x1010, 0x8, GLOBAL)]);
         assert_eq!(name(&table, 0x1012), Some("inner"));
         assert_eq!(name(&table, 0x1020), Some("outer"));
+    }
+
+    #[test]
+    fn tables_arrive_as_they_were_sent() {
+        let sent = table(&[("a", 0x1000, 0x10, GLOBAL), ("bé", 0x1040, 0x10, GLOBAL)]);
+        let mut bytes = Vec::new();
+        sent.put(&mut bytes);
+        let received: SymbolTable = crate::sandbox::wire::parse(&bytes).unwrap();
+        assert!(received.iter().eq(sent.iter()));
+        // Names that are beyond the text, or cut a character, and addresses out of order.
+        let entries = 8 + sent.names.len() + 8;
+        for (at, value) in [(entries + 16, 9), (entries + 32 + 24, 3), (entries + 24, 200), (entries + 1, 0x11)] {
+            let mut damaged = bytes.clone();
+            damaged[at] = value;
+            assert!(crate::sandbox::wire::parse::<SymbolTable>(&damaged).is_none(), "{value} at {at}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! unwind tables are read from the target, which runs on meanwhile; the stack is the sample's copy.
 
 pub mod expression;
+pub mod frames;
 mod lost_rbp;
 pub mod module;
 pub mod modules;

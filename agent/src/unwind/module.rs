@@ -10,7 +10,10 @@ use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::ReadRef;
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 
+use super::frames::Frames;
 use super::table::{Section, UnwindTable, eh_frame_address};
+use crate::sandbox::wire::{Bytes, Wire};
+use crate::sandbox::{Distrusted, Question};
 use crate::symbols::bounded::BoundedFile;
 use crate::target::{Mapping, Process, ProcessMemory};
 
@@ -27,9 +30,8 @@ pub struct Module {
     name: Arc<str>,
     path: PathBuf,
     image: Image,
-    segments: Vec<Segment>,
-    entry: u64,
-    table: OnceLock<Option<UnwindTable>>,
+    shape: Shape,
+    table: OnceLock<Option<Frames>>,
 }
 
 /// Where the file's bytes are.
@@ -37,8 +39,17 @@ pub struct Module {
 pub enum Image {
     /// In the file, held open so that it can be read after the process has gone.
     File(File),
+    /// In a file that others can have written: the sandbox's reader takes it apart.
+    Apart(Arc<Distrusted>),
     /// In memory: a copy of the vDSO.
     Memory(Vec<u8>),
+}
+
+/// How a file is loaded.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    segments: Vec<Segment>,
+    entry: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +73,7 @@ impl Module {
         // Opening a device or a pipe by accident must not block or have effects, so only ever read files.
         file.metadata().ok()?.is_file().then_some(())?;
         let name = path.file_name()?.to_string_lossy();
-        Self::new(&name, path, Image::File(file))
+        Self::new(&name, path, Image::of(file, path))
     }
 
     /// Copies an ELF image out of the target's memory: the vDSO.
@@ -74,8 +85,8 @@ impl Module {
 
     /// A module of these bytes; none if they are no 64-bit ELF file.
     pub fn new(name: &str, path: &Path, image: Image) -> Option<Self> {
-        let (segments, entry) = image.with_reader(SegmentsAndEntry)?;
-        Some(Self { name: name.into(), path: path.into(), image, segments, entry, table: OnceLock::new() })
+        let shape = Shape::read(&image)?;
+        Some(Self { name: name.into(), path: path.into(), image, shape, table: OnceLock::new() })
     }
 
     /// The file's name without its folder.
@@ -101,13 +112,17 @@ impl Module {
             let end = segment.offset.saturating_add(segment.file_size).checked_next_multiple_of(PAGE);
             segment.exec && first <= offset && end.is_some_and(|end| offset < end)
         };
-        let segment = self.segments.iter().find(pages)?;
+        let segment = self.shape.segments.iter().find(pages)?;
         Some(start.wrapping_sub(offset).wrapping_add(segment.offset).wrapping_sub(segment.address))
     }
 
     /// The unwind table, read at first use; none if the file has none.
-    pub fn table(&self) -> Option<&UnwindTable> {
-        self.table.get_or_init(|| self.image.with_reader(LoadTable)).as_ref()
+    pub fn table(&self) -> Option<&Frames> {
+        let read = || match &self.image {
+            Image::Apart(file) => Frames::apart(file),
+            image => UnwindTable::read(image).map(Frames::Here),
+        };
+        self.table.get_or_init(read).as_ref()
     }
 
     /// Whether `address` (the file's own) lies in the few instructions at the file's entry point. The
@@ -115,7 +130,8 @@ impl Module {
     /// (musl) this is how the root of the stack is known.
     pub fn is_entry(&self, address: u64) -> bool {
         const LONGEST_START: u64 = 64;
-        self.entry != 0 && (self.entry..self.entry.saturating_add(LONGEST_START)).contains(&address)
+        let entry = self.shape.entry;
+        entry != 0 && (entry..entry.saturating_add(LONGEST_START)).contains(&address)
     }
 }
 
@@ -127,14 +143,72 @@ pub trait WithReader {
     fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output>;
 }
 
+impl Shape {
+    /// Reads it; none if the bytes are no 64-bit ELF file.
+    pub fn read(image: &Image) -> Option<Self> {
+        match image {
+            Image::Apart(file) => file.ask(Question::Shape, 0)?,
+            image => image.with_reader(ReadShape),
+        }
+    }
+}
+
+impl UnwindTable {
+    /// Reads the table of a file; none if it has none, or is not to be read by this process.
+    pub fn read(image: &Image) -> Option<Self> {
+        image.with_reader(LoadTable)
+    }
+}
+
+impl Wire for Shape {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.segments.clone(), self.entry).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let (segments, entry) = Wire::take(from)?;
+        Some(Self { segments, entry })
+    }
+}
+
+impl Wire for Segment {
+    fn put(&self, out: &mut Vec<u8>) {
+        ((self.offset, self.file_size), (self.address, self.exec)).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let ((offset, file_size), (address, exec)) = Wire::take(from)?;
+        Some(Self { offset, file_size, address, exec })
+    }
+}
+
 impl Image {
-    /// Runs `action` on the bytes. Of a file only what `action` asks for is read.
+    /// The bytes of a file that was found at `path`, as the target sees it.
+    pub fn of(file: File, path: &Path) -> Self {
+        match Distrusted::new(file, path) {
+            Ok(file) => Self::Apart(Arc::new(file)),
+            Err(file) => Self::File(file),
+        }
+    }
+
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&File> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Apart(file) => Some(file.file()),
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// Runs `action` on the bytes. Of a file only what `action` asks for is read; of one that others can have written,
+    /// nothing: the sandbox's reader has to be asked.
     pub fn with_reader<A: WithReader>(&self, action: A) -> Option<A::Output> {
         match self {
             Self::File(file) => {
                 let bounded = BoundedFile::new(file);
                 action.run(bounded.reader())
             }
+            Self::Apart(_) => None,
             Self::Memory(bytes) => action.run(bytes.as_slice()),
         }
     }
@@ -142,10 +216,10 @@ impl Image {
     /// Whether the bytes at `offset` begin with `pattern`.
     pub fn starts_with(&self, offset: u64, pattern: &[u8]) -> bool {
         match self {
-            Self::File(file) => {
+            Self::File(_) | Self::Apart(_) => self.file().is_some_and(|file| {
                 let mut bytes = vec![0; pattern.len()];
                 file.read_exact_at(&mut bytes, offset).is_ok() && bytes == pattern
-            }
+            }),
             Self::Memory(bytes) => usize::try_from(offset)
                 .ok()
                 .and_then(|offset| bytes.get(offset..))
@@ -156,10 +230,10 @@ impl Image {
 
 type Header = FileHeader64<LittleEndian>;
 
-struct SegmentsAndEntry;
+struct ReadShape;
 
-impl WithReader for SegmentsAndEntry {
-    type Output = (Vec<Segment>, u64);
+impl WithReader for ReadShape {
+    type Output = Shape;
 
     fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output> {
         let header = Header::parse(data).ok()?;
@@ -171,7 +245,7 @@ impl WithReader for SegmentsAndEntry {
             address: ph.p_vaddr(endian),
             exec: ph.p_flags(endian).0 & PF_X.0 != 0,
         });
-        Some((segments.collect(), header.e_entry(endian)))
+        Some(Shape { segments: segments.collect(), entry: header.e_entry(endian) })
     }
 }
 
@@ -220,8 +294,8 @@ mod tests {
 
     fn module(segments: Vec<Segment>) -> Module {
         let image = Image::Memory(Vec::new());
-        let entry = 0x2000;
-        Module { name: "m".into(), path: "m".into(), image, segments, entry, table: OnceLock::new() }
+        let shape = Shape { segments, entry: 0x2000 };
+        Module { name: "m".into(), path: "m".into(), image, shape, table: OnceLock::new() }
     }
 
     #[test]
@@ -244,7 +318,7 @@ mod tests {
 
     #[test]
     fn damaged_files_have_no_table() {
-        assert!(Image::Memory(vec![0x7f; 10]).with_reader(SegmentsAndEntry).is_none());
+        assert!(Image::Memory(vec![0x7f; 10]).with_reader(ReadShape).is_none());
         let mut bytes = vec![0; 64];
         bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1]);
         assert!(Image::Memory(bytes).with_reader(LoadTable).is_none());

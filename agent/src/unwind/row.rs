@@ -3,6 +3,7 @@
 use super::expression::{self, Expression};
 use super::registers::{Register, Registers};
 use super::{StackCopy, UnwindEnd};
+use crate::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 
 /// Where the canonical frame address (the stack pointer before the call instruction pushed the return
 /// address) is found.
@@ -101,6 +102,85 @@ impl UnwindRow {
         }
         // Undefined, or never given: the outermost frame. So is one that returns to nowhere.
         if caller.rip() == 0 { Err(UnwindEnd::Entry) } else { Ok(caller) }
+    }
+}
+
+/// No expression of a real program is longer.
+const MAX_EXPRESSION: usize = 256;
+
+impl Wire for Register {
+    fn put(&self, out: &mut Vec<u8>) {
+        (*self as u8).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        Self::from_dwarf(u8::take(from)?.into())
+    }
+}
+
+impl Wire for Expression {
+    fn put(&self, out: &mut Vec<u8>) {
+        put_bytes(self, out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let bytes = take_bytes(from)?;
+        (bytes.len() <= MAX_EXPRESSION).then(|| bytes.into())
+    }
+}
+
+impl Wire for CfaRule {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Offset(register, offset) => (0_u8, (*register, *offset)).put(out),
+            Self::Expression(expression) => (1_u8, expression.clone()).put(out),
+        }
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        match u8::take(from)? {
+            0 => Some(Self::Offset(Wire::take(from)?, Wire::take(from)?)),
+            1 => Some(Self::Expression(Wire::take(from)?)),
+            _ => None,
+        }
+    }
+}
+
+impl Wire for SavedRule {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Undefined => 0_u8.put(out),
+            Self::Same => 1_u8.put(out),
+            Self::AtCfa(offset) => (2_u8, *offset).put(out),
+            Self::CfaPlus(offset) => (3_u8, *offset).put(out),
+            Self::Register(register) => (4_u8, *register).put(out),
+            Self::AtExpression(expression) => (5_u8, expression.clone()).put(out),
+            Self::Expression(expression) => (6_u8, expression.clone()).put(out),
+        }
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        Some(match u8::take(from)? {
+            0 => Self::Undefined,
+            1 => Self::Same,
+            2 => Self::AtCfa(Wire::take(from)?),
+            3 => Self::CfaPlus(Wire::take(from)?),
+            4 => Self::Register(Wire::take(from)?),
+            5 => Self::AtExpression(Wire::take(from)?),
+            6 => Self::Expression(Wire::take(from)?),
+            _ => return None,
+        })
+    }
+}
+
+impl Wire for UnwindRow {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.cfa.clone(), (self.saved.to_vec(), self.signal)).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let (cfa, (saved, signal)) = <(CfaRule, (Vec<(Register, SavedRule)>, bool))>::take(from)?;
+        (saved.len() <= Register::COUNT).then(|| Self { cfa, saved: saved.into(), signal })
     }
 }
 

@@ -64,6 +64,15 @@ impl UnwindTable {
         table
     }
 
+    /// The bytes of its sections.
+    pub fn size(&self) -> usize {
+        let search = match &self.search {
+            Search::Header(header) => header.bytes.len(),
+            Search::Index(index) => size_of_val(index.as_slice()),
+        };
+        self.eh_frame.bytes.len() + search
+    }
+
     /// The row for the instruction at `address`; none if no function of the table covers it or its entry
     /// is damaged.
     pub fn row(&self, address: u64, context: &mut Context) -> Option<UnwindRow> {

@@ -1,11 +1,14 @@
 //! The layout that debug information tells: of builds that the table does not know.
 
+use lj_trace_common::layout::VmLayout;
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, ReadRef};
 
 use super::code_pointers::dispatch_table;
 use super::layouts::{KnownLayout, dwarf};
 use super::scan::Candidate;
+use crate::sandbox::Question;
+use crate::sandbox::wire::{Bytes, Wire};
 use crate::symbols::debug_file;
 use crate::symbols::elf::debug_links;
 use crate::target::{Maps, Process};
@@ -38,10 +41,14 @@ fn interpreter(process: &Process, maps: &Maps, candidate: Candidate) -> Option<u
     dispatch_table(&process.memory(), candidate, is_code)
 }
 
-fn layouts(image: &Image) -> Option<Vec<lj_trace_common::layout::VmLayout>> {
+/// The layouts that a file's debug information tells; none if it tells nothing.
+pub fn layouts(image: &Image) -> Option<Vec<VmLayout>> {
+    if let Image::Apart(file) = image {
+        return file.ask(Question::Layouts, 0)?;
+    }
     struct ReadLayouts;
     impl WithReader for ReadLayouts {
-        type Output = Vec<lj_trace_common::layout::VmLayout>;
+        type Output = Vec<VmLayout>;
 
         fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output> {
             let file = ElfFile64::<LittleEndian, R>::parse(data).ok()?;
@@ -50,6 +57,20 @@ fn layouts(image: &Image) -> Option<Vec<lj_trace_common::layout::VmLayout>> {
         }
     }
     image.with_reader(ReadLayouts)
+}
+
+impl Wire for VmLayout {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.values().iter().for_each(|value| value.put(out));
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let mut values = [0; Self::FIELDS.len()];
+        for value in &mut values {
+            *value = u16::take(from)?;
+        }
+        Some(Self::from_values(&values))
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 pub mod bytecode;
 mod code_pointers;
-mod debug_layout;
+pub(crate) mod debug_layout;
 pub mod fast_functions;
 pub mod find;
 pub mod function_name;

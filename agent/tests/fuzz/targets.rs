@@ -8,6 +8,7 @@ use std::path::Path;
 use lj_trace::report::{Format, MemoryProfile, Profile, Weight, formats, memprof, reference, sysprof, text};
 use lj_trace::stream::{Body, Stream};
 use lj_trace::symbols::elf::{SymbolTable, debug_links};
+use lj_trace::unwind::frames::Frames;
 use lj_trace::unwind::module::{Image, Module};
 use lj_trace::unwind::table::Context;
 use lj_trace::vm::{Vm, prove_still};
@@ -67,7 +68,7 @@ pub fn elf(bytes: &[u8]) {
     }
     let Some(module) = Module::new("fuzz", Path::new("fuzz"), image) else { return };
     black_box(module.bias(0x5555_5555_0000, 0x1000));
-    let Some(table) = module.table() else { return };
+    let Some(Frames::Here(table)) = module.table() else { return };
     let mut context = Context::new();
     for function in table.functions().into_iter().take(1000) {
         for address in [function.start, function.start.wrapping_add(5), function.end.wrapping_sub(1), function.end] {

@@ -16,6 +16,7 @@ use crate::commands::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::pieces::now_in_names;
 use crate::record::{CpuReports, SampleListener};
+use crate::sandbox;
 use crate::service::journal::{Priority, say};
 use crate::symbols::bounded;
 
@@ -244,6 +245,9 @@ impl<'a> Session<'a> {
                                 missing"
             );
             say(Priority::Warning, &text);
+        }
+        for file in sandbox::unread() {
+            say(Priority::Warning, &format!("lj-trace: {file}"));
         }
         if !self.args.quiet {
             for (name, stop, summaries) in &told {

@@ -6,10 +6,11 @@ use std::io::{self, Write as _};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use super::Means;
-use super::message::{DESCRIPTORS, MAX_WORDS, Received, parse, receive, send_raw};
+use super::message::{MAX_WORDS, Received, parse};
 use crate::privileges::{self, Capabilities, Capability};
 use crate::probes::perf_event::{Attr, link, open};
 use crate::probes::uprobe_multi;
+use crate::sockets::{DESCRIPTORS, receive, send};
 
 /// Where the guardian's socket is; before it are the standard streams.
 const SOCKET: RawFd = 3;
@@ -138,7 +139,7 @@ fn put_in(
 
 fn reply(socket: RawFd, error: i32, process: Option<RawFd>) {
     // If lj-trace has gone, nobody needs it.
-    let _ = send_raw(socket, &[error as u64], process.as_slice());
+    let _ = send(socket, &[error as u64], process.as_slice());
 }
 
 fn last_error() -> i32 {

@@ -1,12 +1,12 @@
 //! What lj-trace and its guardian tell each other: words, and descriptors with them.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use super::Means;
 use crate::privileges::Capabilities;
 use crate::probes::uprobe_multi::Kind;
+use crate::sockets::{self, DESCRIPTORS, receive};
 
 /// Probes that one order may be for: an allocator has some ten.
 pub const MAX_POINTS: usize = 512;
@@ -16,9 +16,6 @@ pub const HEADER: usize = 5;
 
 /// The longest message.
 pub const MAX_WORDS: usize = HEADER + 2 * MAX_POINTS;
-
-/// Descriptors that come with an order: the program, the socket for the reply, and the file.
-pub const DESCRIPTORS: usize = 3;
 
 /// To put probes in.
 #[derive(Clone, Copy, Debug)]
@@ -87,10 +84,6 @@ pub fn parse(words: &[u64]) -> Option<Received<'_>> {
     }
 }
 
-/// Room for what the kernel says of the descriptors that come with a message.
-#[repr(C, align(8))]
-struct Control([u8; 64]);
-
 /// Sends a message.
 ///
 /// # Errors
@@ -98,69 +91,7 @@ struct Control([u8; 64]);
 pub fn send(socket: BorrowedFd<'_>, words: &Words, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut descriptors_sent = [-1; DESCRIPTORS];
     descriptors_sent.iter_mut().zip(descriptors).for_each(|(to, from)| *to = from.as_raw_fd());
-    send_raw(socket.as_raw_fd(), &words.0, &descriptors_sent[..descriptors.len()])
-}
-
-/// The same, without allocating anything.
-pub fn send_raw(socket: RawFd, words: &[u64], descriptors: &[RawFd]) -> io::Result<()> {
-    let mut control = Control([0; 64]);
-    let mut part = libc::iovec { iov_base: words.as_ptr().cast_mut().cast(), iov_len: size_of_val(words) };
-    // SAFETY: all zeros are a valid value of this plain structure.
-    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-    if !descriptors.is_empty() {
-        let length = size_of_val(descriptors) as u32;
-        message.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: it only computes.
-        message.msg_controllen = unsafe { libc::CMSG_SPACE(length) } as _;
-        // SAFETY: the message has room for one header and all descriptors (three need 32 of its 64 bytes).
-        unsafe {
-            let header = libc::CMSG_FIRSTHDR(&raw const message);
-            (*header).cmsg_level = libc::SOL_SOCKET;
-            (*header).cmsg_type = libc::SCM_RIGHTS;
-            (*header).cmsg_len = libc::CMSG_LEN(length) as _;
-            std::ptr::copy_nonoverlapping(descriptors.as_ptr(), libc::CMSG_DATA(header).cast(), descriptors.len());
-        }
-    }
-    // SAFETY: the message describes buffers that outlive the call.
-    let sent = unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) };
-    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Receives a message into `words`; how many there are, and the descriptors that came along. None is the end. It
-/// allocates nothing.
-///
-/// # Errors
-/// What recvmsg(2) says.
-pub fn receive(socket: RawFd, words: &mut [u64]) -> io::Result<(usize, [RawFd; DESCRIPTORS])> {
-    let mut control = Control([0; 64]);
-    let mut part = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(words) };
-    // SAFETY: all zeros are a valid value of this plain structure.
-    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
-    (message.msg_control, message.msg_controllen) = (control.0.as_mut_ptr().cast(), control.0.len() as _);
-    let received = loop {
-        // SAFETY: the message describes buffers that outlive the call.
-        let received = unsafe { libc::recvmsg(socket, &raw mut message, libc::MSG_CMSG_CLOEXEC) };
-        if received >= 0 {
-            break received as usize;
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    };
-    let mut descriptors = [-1; DESCRIPTORS];
-    // SAFETY: the kernel has written the headers, and says how long they are.
-    unsafe {
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        if !header.is_null() && (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
-            let length = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-            let count = (length / size_of::<RawFd>()).min(DESCRIPTORS);
-            std::ptr::copy_nonoverlapping(libc::CMSG_DATA(header).cast(), descriptors.as_mut_ptr(), count);
-        }
-    }
-    Ok((received / size_of::<u64>(), descriptors))
+    sockets::send(socket.as_raw_fd(), &words.0, &descriptors_sent[..descriptors.len()])
 }
 
 /// What a holder answers: an error number, or 0 and its process.

@@ -13,7 +13,7 @@ mod message;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -24,6 +24,7 @@ use message::{Order, Words};
 use super::mechanism::Mechanism;
 use super::uprobe_multi::Kind;
 use crate::privileges::Capabilities;
+use crate::sockets;
 
 /// How probes are put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +95,7 @@ pub fn attach(program: BorrowedFd<'_>, path: &Path, points: &[(u64, u64)], pid: 
     // Whatever the path means here, links of /proc/self too.
     let file = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
     let order = Words::attach(&Order { pid, means, points })?;
-    let (own, others) = sockets()?;
+    let (own, others) = sockets::pair(libc::SOCK_SEQPACKET)?;
     with(|guardian| message::send(guardian, &order, &[program, others.as_fd(), file.as_fd()]))?;
     drop(others);
     let (error, process) = message::receive_reply(own.as_fd())?;
@@ -122,20 +123,8 @@ fn with<T>(what: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> io::Result<T> 
     })
 }
 
-/// Two sockets that are connected, which keep messages apart.
-fn sockets() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut pair: [RawFd; 2] = [-1; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: the call writes two descriptors.
-    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just given us these descriptors, and nobody else knows them.
-    Ok(pair.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).into())
-}
-
 fn fork() -> io::Result<OwnedFd> {
-    let (own, others) = sockets()?;
+    let (own, others) = sockets::pair(libc::SOCK_SEQPACKET)?;
     // SAFETY: what follows in the child only makes system calls: it neither allocates nor takes locks, which other
     // threads may have had at this moment.
     match unsafe { libc::fork() } {

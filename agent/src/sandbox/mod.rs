@@ -1,0 +1,285 @@
+//! Reading of files that others can have written: ELF and DWARF are taken apart by a process of its own, the reader, which
+//! can do nothing else.
+//!
+//! A file that only root or the user of lj-trace can have written ([`trust`]) is read by lj-trace itself, and costs nothing
+//! more. Any other one goes, as an open descriptor, to the reader: lj-trace's own program, started when the first such file
+//! is met, with little memory and time, as nobody, without capabilities, and with a filter that ends it at any system call
+//! but reading ([`confine`]). It answers with plain tables ([`wire`]), whose lengths and order are checked here. Should it
+//! end, by a limit or whatever, then the file is noted with the [`reason`](reason::Reason), another reader serves the other
+//! files, and the recording goes on. Unwind tables stay with the reader: it is asked for a row when one is needed, which
+//! takes some 20 µs, once for each address.
+
+mod confine;
+pub mod reason;
+mod serve;
+mod trust;
+pub mod wire;
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use reason::{FileId, Reason};
+pub use reason::{Unread, unread};
+pub use serve::serve;
+use wire::Wire;
+
+use crate::sockets;
+use crate::symbols::bounded;
+
+/// What the program's first argument is where it is to be a reader.
+pub const ARGUMENT: &str = "read-distrusted";
+
+/// The longest that one answer may take.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// How long it may take altogether until readers have been ended that came to nothing.
+const LOST: Duration = Duration::from_secs(4);
+
+/// After so much work a reader makes room for another one, whose limit of CPU time ([`confine::CPU`]) begins anew.
+const SHIFT: Duration = Duration::from_secs(5);
+
+/// The longest answer: the symbols of the largest programs take less.
+const MAX_ANSWER: u64 = 48 << 20;
+
+/// What is wanted of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Question {
+    /// Its segments and its entry point.
+    Shape = 1,
+    /// What it says about its debug symbols.
+    Links = 2,
+    /// Its symbols, and those of a debug file if that is sent as well.
+    Symbols = 3,
+    /// Whether it has an unwind table.
+    HasTable = 4,
+    /// The function around an address, and how to unwind from there.
+    Row = 5,
+    /// The layouts of a VM that its debug information tells.
+    Layouts = 6,
+}
+
+/// A file that others can have written.
+#[derive(Debug)]
+pub struct Distrusted {
+    file: File,
+    /// Its name for the reader; a file that is opened again is another one.
+    number: u64,
+    id: FileId,
+    path: String,
+}
+
+/// Whether this program serves as a reader.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+static READER: Mutex<State> = Mutex::new(State { reader: None, lost: Duration::ZERO });
+
+struct State {
+    reader: Option<Reader>,
+    /// How long was waited for readers that have ended without an answer.
+    lost: Duration,
+}
+
+struct Reader {
+    process: Child,
+    socket: UnixStream,
+    /// How long it has worked.
+    worked: Duration,
+}
+
+/// Whether this process is a reader.
+static IS_READER: AtomicBool = AtomicBool::new(false);
+
+/// Whether this process is a reader: it can open nothing, and look nothing up.
+pub fn is_reader() -> bool {
+    IS_READER.load(Ordering::Relaxed)
+}
+
+/// Says that this program becomes a reader when it is started with [`ARGUMENT`]. Until then all files are read by the process
+/// itself: programs that use this library, such as its tests, have no reader.
+pub fn enable() {
+    ENABLED.store(true, Ordering::Relaxed);
+}
+
+impl Distrusted {
+    /// A file at `path`, as the target sees it, if others can have written it; else the file itself.
+    ///
+    /// # Errors
+    /// The file that may be read here.
+    pub fn new(file: File, path: &Path) -> Result<Self, File> {
+        if !ENABLED.load(Ordering::Relaxed) || trust::is_trusted(&file, path) {
+            return Err(file);
+        }
+        let id = file.metadata().map_or((0, 0), |found| (found.dev(), found.ino()));
+        let path = crate::untrusted::bytes(path.as_os_str().as_encoded_bytes());
+        Ok(Self { file, number: NUMBERS.fetch_add(1, Ordering::Relaxed), id, path })
+    }
+
+    /// The file, whose bytes nobody has checked.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Has the reader answer a question about this file; none if it cannot, which is noted ([`unread`]).
+    pub fn ask<T: Wire>(&self, question: Question, address: u64) -> Option<T> {
+        self.ask_of(&self.file, None, question, address)
+    }
+
+    /// The same of this file together with another one, in their order: what the reader comes to is put down to this one.
+    pub fn ask_of<T: Wire>(&self, first: &File, second: Option<&File>, question: Question, address: u64) -> Option<T> {
+        if reason::is_unread(self.id) {
+            return None;
+        }
+        let mut state = READER.lock().unwrap_or_else(PoisonError::into_inner);
+        let words = [question as u64, self.number, address];
+        let answer = state.answer(words, first, second).and_then(|(bytes, too_large)| {
+            if too_large {
+                bounded::refuse(&self.path);
+            }
+            wire::parse(&bytes).ok_or_else(|| {
+                state.reader = None;
+                Reason::Nonsense
+            })
+        });
+        answer.map_err(|reason| reason::note(self.id, &self.path, reason)).ok()
+    }
+}
+
+impl State {
+    /// The answer, and whether more of the file would have had to be read than may be.
+    fn answer(&mut self, words: [u64; 3], file: &File, second: Option<&File>) -> Result<(Vec<u8>, bool), Reason> {
+        if self.lost >= LOST {
+            return Err(Reason::Spent);
+        }
+        // One that was killed while it had nothing to do, or that has worked for long, is no fault of this file.
+        let is_usable = |reader: &mut Reader| reader.worked < SHIFT && matches!(reader.process.try_wait(), Ok(None));
+        if !self.reader.as_mut().is_some_and(is_usable) {
+            self.reader = Some(Reader::start().map_err(|_| Reason::NotStarted)?);
+        }
+        let Some(reader) = &mut self.reader else { return Err(Reason::NotStarted) };
+        let began = Instant::now();
+        let answer = reader.exchange(words, file, second, began + LONGEST);
+        reader.worked += began.elapsed();
+        answer.map_err(|error| {
+            let reason = self.reader.take().map_or(Reason::NotStarted, |reader| reader.end(&error));
+            self.lost += began.elapsed();
+            reason
+        })
+    }
+}
+
+impl Reader {
+    fn start() -> io::Result<Self> {
+        let (own, others) = sockets::pair(libc::SOCK_STREAM)?;
+        let process = Command::new("/proc/self/exe")
+            .arg0("lj-trace-reader")
+            .arg(ARGUMENT)
+            .env_clear()
+            .stdin(Stdio::from(others))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self { process, socket: UnixStream::from(own), worked: Duration::ZERO })
+    }
+
+    /// Asks, and waits for the answer.
+    fn exchange(
+        &mut self,
+        words: [u64; 3],
+        file: &File,
+        second: Option<&File>,
+        deadline: Instant,
+    ) -> io::Result<(Vec<u8>, bool)> {
+        let files = [file.as_raw_fd(), second.map_or(-1, File::as_raw_fd)];
+        sockets::send(self.socket.as_raw_fd(), &words, &files[..1 + usize::from(second.is_some())])?;
+        // The length, and whether the file is too large.
+        let mut head = [0; 9];
+        self.read(&mut head, deadline)?;
+        let length = head.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+        if length > MAX_ANSWER {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut bytes = Vec::new();
+        // Room is made as it comes, not as is said that it would.
+        while (bytes.len() as u64) < length {
+            let filled = bytes.len();
+            let part = (length - filled as u64).min(1 << 20) as usize;
+            bytes.resize(filled + part, 0);
+            self.read(&mut bytes[filled..], deadline)?;
+        }
+        Ok((bytes, head[8] != 0))
+    }
+
+    fn read(&mut self, mut into: &mut [u8], deadline: Instant) -> io::Result<()> {
+        while !into.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.socket.set_read_timeout(Some(left))?;
+            match self.socket.read(into) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => into = &mut into[length..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(io::ErrorKind::TimedOut.into()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Why there was no answer. The reader is ended if it has not ended by itself.
+    fn end(mut self, error: &io::Error) -> Reason {
+        /// A process that has closed its socket is about to end.
+        const GRACE: Duration = Duration::from_millis(200);
+        match error.kind() {
+            io::ErrorKind::TimedOut => return Reason::Time,
+            io::ErrorKind::InvalidData => return Reason::Nonsense,
+            _ => {}
+        }
+        let began = Instant::now();
+        while began.elapsed() < GRACE {
+            match self.process.try_wait() {
+                Ok(Some(status)) => return Reason::of(status),
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                Err(_) => break,
+            }
+        }
+        Reason::Nonsense
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        /// What is killed ends at once, unless the kernel reads for it from a disk that does not answer.
+        const PATIENCE: Duration = Duration::from_millis(200);
+        let _ = self.process.kill();
+        let began = Instant::now();
+        while matches!(self.process.try_wait(), Ok(None)) && began.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// The descriptor of the socket that a reader is started with, if it is one.
+fn own_socket() -> Option<OwnedFd> {
+    use std::os::fd::FromRawFd as _;
+    let mut kind: libc::c_int = 0;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: it writes the number that the pointer is to.
+    let result =
+        unsafe { libc::getsockopt(0, libc::SOL_SOCKET, libc::SO_TYPE, (&raw mut kind).cast(), &raw mut length) };
+    // SAFETY: it is open, as was just seen, and nothing else of this process uses it.
+    (result == 0 && kind == libc::SOCK_STREAM).then(|| unsafe { OwnedFd::from_raw_fd(0) })
+}

@@ -1,0 +1,125 @@
+//! Why a file was not read: its reader has ended, and the recording goes on without what that would have told.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
+use std::sync::{Mutex, PoisonError};
+
+/// A file by its device and its number there.
+pub type FileId = (u64, u64);
+
+/// What ended a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// It wanted more memory than it may have.
+    Memory,
+    /// It took longer than it may.
+    Time,
+    /// It made a system call that reading does not take.
+    SystemCall,
+    /// Somebody killed it, or the kernel did since the machine has no memory left.
+    Killed,
+    /// It crashed, by this signal.
+    Crashed(i32),
+    /// It met a bug of lj-trace's.
+    Panicked,
+    /// It said what makes no sense.
+    Nonsense,
+    /// It could not be started.
+    NotStarted,
+    /// It could not give up what it must.
+    NotConfined,
+    /// Readers that were ended before have used up the time for all of them.
+    Spent,
+}
+
+/// What a reader exits with when it cannot give up its privileges.
+pub const NOT_CONFINED: u8 = 71;
+
+impl Reason {
+    /// By how the reader ended.
+    pub fn of(status: ExitStatus) -> Self {
+        match (status.signal(), status.code()) {
+            // The program's allocator aborts; so does nothing else.
+            (Some(libc::SIGABRT), _) => Self::Memory,
+            (Some(libc::SIGXCPU), _) => Self::Time,
+            (Some(libc::SIGSYS), _) => Self::SystemCall,
+            (Some(libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT), _) => Self::Killed,
+            (Some(signal), _) => Self::Crashed(signal),
+            (None, Some(101)) => Self::Panicked,
+            (None, Some(code)) if code == i32::from(NOT_CONFINED) => Self::NotConfined,
+            (None, _) => Self::Nonsense,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("its reader was ended (memory limit)"),
+            Self::Time => f.write_str("its reader was ended (time limit)"),
+            Self::SystemCall => f.write_str("its reader was ended (forbidden system call)"),
+            Self::Killed => f.write_str("its reader was killed"),
+            Self::Crashed(signal) => write!(f, "its reader crashed (signal {signal})"),
+            Self::Panicked => f.write_str("its reader met a bug of lj-trace: please report it with that file"),
+            Self::Nonsense => f.write_str("its reader answered nonsense"),
+            Self::NotStarted => f.write_str(
+                "no reader could be started: the limit of processes (`ulimit -u`, `TasksMax`) may be too low",
+            ),
+            Self::NotConfined => {
+                f.write_str("its reader could not be confined: this kernel or its container refuses seccomp filters")
+            }
+            Self::Spent => f.write_str("readers of other files were ended, and have used up the time for all"),
+        }
+    }
+}
+
+/// A file that was not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unread {
+    /// Its path, as the target sees it.
+    pub path: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the symbols and unwind tables of {} could not be read: {}", self.path, self.reason)
+    }
+}
+
+static UNREAD: Mutex<BTreeMap<FileId, Unread>> = Mutex::new(BTreeMap::new());
+
+/// The files that were not read, or not in full.
+pub fn unread() -> Vec<Unread> {
+    UNREAD.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+}
+
+/// Whether the reader of this file has ended before.
+pub(super) fn is_unread(file: FileId) -> bool {
+    UNREAD.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&file)
+}
+
+/// Notes that a file is not read any more. The first reason stays.
+pub(super) fn note(file: FileId, path: &str, reason: Reason) {
+    let mut unread = UNREAD.lock().unwrap_or_else(PoisonError::into_inner);
+    unread.entry(file).or_insert_with(|| Unread { path: path.to_owned(), reason });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_have_names() {
+        let by_signal = |signal| Reason::of(ExitStatus::from_raw(signal));
+        assert_eq!(by_signal(libc::SIGABRT), Reason::Memory);
+        assert_eq!(by_signal(libc::SIGSYS), Reason::SystemCall);
+        assert_eq!(by_signal(libc::SIGKILL), Reason::Killed);
+        assert_eq!(by_signal(libc::SIGSEGV), Reason::Crashed(libc::SIGSEGV));
+        assert_eq!(Reason::of(ExitStatus::from_raw(101 << 8)), Reason::Panicked);
+        assert_eq!(Reason::of(ExitStatus::from_raw(71 << 8)), Reason::NotConfined);
+    }
+}

@@ -1,0 +1,130 @@
+//! The unwind table of a file, wherever it is read: here, or by the [`sandbox`](crate::sandbox)'s reader.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::row::UnwindRow;
+use super::table::{Context, FunctionRange, UnwindTable};
+use crate::sandbox::wire::{Bytes, Wire};
+use crate::sandbox::{Distrusted, Question};
+
+/// The unwind table of one file.
+#[derive(Debug)]
+pub enum Frames {
+    /// Read by this process.
+    Here(UnwindTable),
+    /// With the reader.
+    Apart(Apart),
+}
+
+/// A table that the reader has.
+#[derive(Debug)]
+pub struct Apart {
+    file: Arc<Distrusted>,
+    /// The last answer: the same address is asked for its function and for its row.
+    last: Mutex<Option<(u64, Option<Found>)>>,
+}
+
+/// What a table says of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    function: FunctionRange,
+    row: Option<UnwindRow>,
+}
+
+impl Found {
+    /// Looks an address up; none if no function of the table covers it.
+    pub fn look_up(table: &UnwindTable, address: u64, context: &mut Context) -> Option<Self> {
+        Some(Self { function: table.function(address)?, row: table.row(address, context) })
+    }
+}
+
+impl Frames {
+    /// The table of a file that others can have written; none if it has none.
+    pub fn apart(file: &Arc<Distrusted>) -> Option<Self> {
+        let has: bool = file.ask(Question::HasTable, 0)?;
+        has.then(|| Self::Apart(Apart { file: Arc::clone(file), last: Mutex::default() }))
+    }
+
+    /// The row for the instruction at `address` (the file's own); none if no function of the table covers it or its entry is
+    /// damaged.
+    pub fn row(&self, address: u64, context: &mut Context) -> Option<UnwindRow> {
+        match self {
+            Self::Here(table) => table.row(address, context),
+            Self::Apart(table) => table.find(address)?.row,
+        }
+    }
+
+    /// The function that covers `address`.
+    pub fn function(&self, address: u64) -> Option<FunctionRange> {
+        match self {
+            Self::Here(table) => table.function(address),
+            Self::Apart(table) => Some(table.find(address)?.function),
+        }
+    }
+}
+
+impl Apart {
+    fn find(&self, address: u64) -> Option<Found> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((known, found)) = &*last
+            && *known == address
+        {
+            return found.clone();
+        }
+        let found: Option<Found> = self.file.ask(Question::Row, address).unwrap_or_default();
+        // A function that does not cover the address is no answer to the question.
+        let found = found.filter(|found| (found.function.start..found.function.end).contains(&address));
+        *last = Some((address, found.clone()));
+        found
+    }
+}
+
+impl Wire for Found {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.function.start.put(out);
+        self.function.end.put(out);
+        self.row.put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let function = FunctionRange { start: Wire::take(from)?, end: Wire::take(from)? };
+        Some(Self { function, row: Wire::take(from)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::registers::Register;
+    use super::super::row::{CfaRule, SavedRule};
+    use super::*;
+    use crate::sandbox::wire::parse;
+
+    #[test]
+    fn rows_arrive_as_they_were_sent() {
+        let saved = [
+            (Register::Rbx, SavedRule::AtCfa(-16)),
+            (Register::Rbp, SavedRule::Same),
+            (Register::R12, SavedRule::Undefined),
+            (Register::R13, SavedRule::CfaPlus(8)),
+            (Register::R14, SavedRule::Register(Register::Rax)),
+            (Register::R15, SavedRule::AtExpression([1, 2].into())),
+            (Register::Rip, SavedRule::Expression([3].into())),
+        ];
+        let function = FunctionRange { start: 1, end: 9 };
+        for cfa in [CfaRule::Offset(Register::Rsp, 8), CfaRule::Expression([7, 7].into())] {
+            let row = Some(UnwindRow { cfa, saved: saved.clone().into(), signal: true });
+            let found = Some(Found { function, row });
+            let mut bytes = Vec::new();
+            found.put(&mut bytes);
+            assert_eq!(parse(&bytes), Some(found));
+            // Whatever it is, it is taken or not.
+            for index in 0..bytes.len() {
+                for value in [0, 1, 2, 17, 255] {
+                    let mut damaged = bytes.clone();
+                    damaged[index] = value;
+                    let _ = parse::<Option<Found>>(&damaged);
+                }
+            }
+        }
+    }
+}
