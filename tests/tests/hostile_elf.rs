@@ -62,9 +62,13 @@ impl Spinning {
         Ok(run)
     }
 
-    /// The stacks of the last recording.
+    /// The stacks of the last recording, of both modes.
     fn stacks(&self) -> Result<String> {
-        Ok(fs::read_to_string(self.folder.path().join("run.folded"))?)
+        let files = fs::read_dir(self.folder.path())?.map(|entry| Ok(entry?.path()));
+        let folded = files.filter(|path: &Result<PathBuf>| {
+            path.as_ref().is_ok_and(|path| path.extension().is_some_and(|ending| ending == "folded"))
+        });
+        folded.map(|path| Ok(fs::read_to_string(path?)?)).collect()
     }
 }
 
