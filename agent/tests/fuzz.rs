@@ -1,9 +1,17 @@
 //! What nobody has checked is given to everything that reads it: streams to reports, ELF files to the unwinder, memory
 //! to the walkers, all of it damaged in every way. Nothing may panic, or go on for long.
 //!
-//! For a bounded time: `LJ_TRACE_FUZZ_SECONDS` for each, in the order that `LJ_TRACE_FUZZ_SEED` begins. `cargo fuzz` in
-//! the folder `fuzz` looks longer, and learns from what the code does.
+//! For a bounded time: `LJ_TRACE_FUZZ_SECONDS` for each, in the order that `LJ_TRACE_FUZZ_SEED` begins; or so many inputs
+//! as `LJ_TRACE_FUZZ_COUNT` says. No input may take more than 10 s or 256 MB. `cargo fuzz` in the folder `fuzz` looks longer,
+//! and learns from what the code does. A thorough run, in a build with optimization:
+//!
+//! ```text
+//! LJ_TRACE_FUZZ_COUNT=20000 cargo test --release -p lj-trace --test fuzz streams
+//! LJ_TRACE_FUZZ_COUNT=3000 cargo test --release -p lj-trace --test fuzz snapshots
+//! ```
 
+#[path = "fuzz/memory.rs"]
+mod memory;
 #[path = "fuzz/mutation.rs"]
 mod mutation;
 mod saved;
@@ -17,34 +25,68 @@ use std::time::{Duration, Instant};
 use mutation::Random;
 use targets::SavedVm;
 
-/// The longest that one input may take, in a build without optimization.
-const LONGEST: Duration = Duration::from_secs(20);
+/// The longest that one input may take.
+const LONGEST: Duration = Duration::from_secs(10);
+
+/// The most memory that one input may take, in bytes.
+const MOST: usize = 256 << 20;
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Tries damaged copies of what is good until the time is over. What makes it panic is left in a file.
+/// Tries damaged copies of what is good until the time is over. What makes it panic is left in a file, and so is what takes
+/// too much.
 fn try_all(name: &str, good: &[Vec<u8>], target: impl Fn(&[u8])) {
+    try_made(name, |random| mutation::damaged(&good[random.below(good.len())], good, random), target);
+}
+
+/// The same with inputs that are made somehow.
+fn try_made(name: &str, make: impl Fn(&mut Random) -> Vec<u8>, target: impl Fn(&[u8])) {
     let seed = setting("LJ_TRACE_FUZZ_SEED", 1);
+    let count = setting("LJ_TRACE_FUZZ_COUNT", 0);
     let time = Duration::from_secs(setting("LJ_TRACE_FUZZ_SECONDS", 4));
-    println!("{name}: LJ_TRACE_FUZZ_SEED={seed} LJ_TRACE_FUZZ_SECONDS={}", time.as_secs());
+    println!("{name}: LJ_TRACE_FUZZ_SEED={seed} LJ_TRACE_FUZZ_SECONDS={} LJ_TRACE_FUZZ_COUNT={count}", time.as_secs());
     let mut random = Random::new(seed);
-    let (began, mut tried) = (Instant::now(), 0_u64);
-    while began.elapsed() < time {
-        let input = mutation::damaged(&good[random.below(good.len())], good, &mut random);
+    let (began, mut tried, mut longest, mut most) = (Instant::now(), 0_u64, Duration::ZERO, 0);
+    while if count == 0 { began.elapsed() < time } else { tried < count } {
+        let input = make(&mut random);
         let started = Instant::now();
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&input)));
+        let (outcome, memory) =
+            memory::most_of(|| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&input))));
         let took = started.elapsed();
-        if outcome.is_err() || took > LONGEST {
+        (longest, most) = (longest.max(took), most.max(memory));
+        if outcome.is_err() || took > LONGEST || memory > MOST {
             let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{seed}-{tried}"));
             std::fs::write(&file, &input).unwrap();
-            panic!("input {tried} of seed {seed}, {took:?}: it is in {}", file.display());
+            panic!("input {tried} of seed {seed}, {took:?}, {memory} bytes: it is in {}", file.display());
         }
         tried += 1;
     }
-    println!("{name}: {tried} inputs");
+    println!("{name}: {tried} inputs, at most {longest:?} and {} KiB each", most >> 10);
     assert!(tried > 0);
+}
+
+#[test]
+fn what_is_counted_is_memory() {
+    let (_, most) = memory::most_of(|| {
+        drop(std::hint::black_box(vec![1_u8; 8 << 20]));
+        drop(std::hint::black_box(vec![1_u8; 4 << 20]));
+    });
+    assert!((8 << 20..9 << 20).contains(&most), "{most}");
+}
+
+#[test]
+fn snapshots_that_are_damaged() {
+    let packed = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.heap.gz")).unwrap();
+    let texts = [targets::unpacked(&packed)];
+    let make = |random: &mut Random| match random.below(4) {
+        // What is not gzip any more is refused at once: most damage is done to what is packed.
+        0 => mutation::damaged(&packed, &texts, random),
+        _ => targets::packed(&mutation::damaged_lines(&texts[0], random)),
+    };
+    targets::snapshot(&packed);
+    try_made("snapshot", make, targets::snapshot);
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl Diff {
         Self {
             pid: new.pid,
             command: new.command.clone(),
-            seconds: new.time.cast_signed() - old.time.cast_signed(),
+            seconds: difference(old.time, new.time),
             rss: difference(old.rss, new.rss),
             vms: vms.collect(),
         }
@@ -114,10 +114,7 @@ fn path_diffs(old: Option<&Heap>, new: &Heap) -> Vec<PathDiff> {
         let Some(heap) = heap else { continue };
         let sums = heap.inclusive();
         for ((row, all), text) in heap.paths.iter().zip(sums).zip(heap.path_texts()) {
-            let own = row.held.iter().fold(Sum::default(), |sum, &(_, count, bytes)| Sum {
-                count: sum.count + count,
-                bytes: sum.bytes + bytes,
-            });
+            let own = row.held.iter().fold(Sum::default(), |sum, &(_, count, bytes)| sum.and(count, bytes));
             ways.entry(text).or_default()[which] = (all, own);
         }
     }
@@ -132,7 +129,7 @@ fn path_diffs(old: Option<&Heap>, new: &Heap) -> Vec<PathDiff> {
         })
         .filter(|diff| [diff.count, diff.bytes, diff.own_count, diff.own_bytes] != [0; 4])
         .collect();
-    diffs.sort_by_key(|diff| std::cmp::Reverse((diff.own_bytes.abs(), diff.bytes.abs())));
+    diffs.sort_by_key(|diff| std::cmp::Reverse((diff.own_bytes.unsigned_abs(), diff.bytes.unsigned_abs())));
     diffs
 }
 

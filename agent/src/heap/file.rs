@@ -11,6 +11,7 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 
+use super::object::Kind;
 use super::snapshot::{Heap, PathRow, Snapshot};
 
 /// The ending of such a file's name.
@@ -25,6 +26,13 @@ const MAX_BYTES: u64 = 128 << 20;
 
 /// Longer lines are none of a snapshot: that of a VM has its biggest objects.
 const MAX_LINE: u64 = 4 << 20;
+
+/// More VMs, and more steps for each, are in no snapshot.
+const MAX_VMS: usize = 256;
+const MAX_PATHS: usize = (1 << 16) + 4096;
+
+/// The most that all ways may take in words, in bytes: each step is told with all that are before it.
+const MAX_WORDS: usize = 32 << 20;
 
 /// Why a file is no snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +99,8 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
     let mut lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES));
     let mut snapshot: Option<Snapshot> = None;
     let mut text = Vec::new();
+    // The lengths of the ways of the last VM, and of all of them together.
+    let (mut lengths, mut words) = (Vec::<usize>::new(), 0_usize);
     for number in 1.. {
         let malformed = |reason: String| FileError::Malformed { line: number, reason };
         text.clear();
@@ -112,13 +122,23 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
         match (line, &mut snapshot) {
             (Line::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
             (Line::Process { snapshot: process, .. }, none @ None) => *none = Some(process.into_owned()),
-            (Line::Vm(heap), Some(snapshot)) => snapshot.vms.push(heap.into_owned()),
+            (Line::Vm(heap), Some(snapshot)) if snapshot.vms.len() < MAX_VMS && heap.paths.is_empty() => {
+                snapshot.vms.push(heap.into_owned());
+                lengths.clear();
+            }
             (Line::Path(path), Some(Snapshot { vms, .. })) => {
                 let heap = vms.last_mut().ok_or_else(|| malformed("a path before its VM".to_owned()))?;
                 let path = path.into_owned();
                 if path.parent.is_some_and(|parent| parent >= heap.paths.len()) {
                     return Err(malformed("a step before the one that it follows".to_owned()));
                 }
+                let before = path.parent.map_or(0, |parent| lengths[parent]);
+                let length = before.saturating_add(path.step.len() + 1);
+                words = words.saturating_add(length);
+                if heap.paths.len() >= MAX_PATHS || path.held.len() > Kind::ALL.len() || words > MAX_WORDS {
+                    return Err(malformed("more or longer ways than any heap has".to_owned()));
+                }
+                lengths.push(length);
                 heap.paths.push(path);
             }
             _ => return Err(malformed("lines in another order".to_owned())),
@@ -163,6 +183,16 @@ mod tests {
             let error = read(out.finish().unwrap().as_slice()).unwrap_err().to_string();
             assert!(error.contains("no snapshot of a heap"), "{error}");
         }
+    }
+
+    #[test]
+    fn endless_ways_are_refused() {
+        let chain: Vec<_> = (0..60_000_usize).map(|index| (index.checked_sub(1), ".step", 1, 10)).collect();
+        let mut bytes = Vec::new();
+        write(&Snapshot { vms: vec![heap(&chain)], ..snapshot() }, &mut bytes).unwrap();
+        // In words they would take 10 GB.
+        let error = read(bytes.as_slice()).unwrap_err().to_string();
+        assert!(error.contains("longer ways"), "{error}");
     }
 
     fn packed(text: &str) -> Vec<u8> {

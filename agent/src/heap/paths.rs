@@ -33,8 +33,13 @@ pub struct Sum {
 impl Sum {
     /// Adds one object.
     pub fn add(&mut self, bytes: u64) {
-        self.count += 1;
-        self.bytes = self.bytes.saturating_add(bytes);
+        *self = self.and(1, bytes);
+    }
+
+    /// With so many more objects of so many bytes; sums of a file that somebody has made up stay at the largest number.
+    #[must_use]
+    pub fn and(self, count: u64, bytes: u64) -> Self {
+        Self { count: self.count.saturating_add(count), bytes: self.bytes.saturating_add(bytes) }
     }
 }
 

@@ -119,27 +119,25 @@ pub struct PathRow {
 impl Heap {
     /// All objects, garbage included.
     pub fn objects(&self) -> Sum {
-        let sum = |sum: Sum, row: &TypeRow| Sum { count: sum.count + row.count, bytes: sum.bytes + row.bytes };
+        let sum = |sum: Sum, row: &TypeRow| sum.and(row.count, row.bytes);
         self.types.iter().fold(Sum::default(), sum)
     }
 
     /// Objects that nothing refers to.
     pub fn garbage(&self) -> Sum {
-        let sum = |sum: Sum, row: &TypeRow| Sum {
-            count: sum.count + row.garbage_count,
-            bytes: sum.bytes + row.garbage_bytes,
-        };
+        let sum = |sum: Sum, row: &TypeRow| sum.and(row.garbage_count, row.garbage_bytes);
         self.types.iter().fold(Sum::default(), sum)
     }
 
     /// The VM's own blocks together.
     pub fn overhead_bytes(&self) -> u64 {
-        self.overhead.iter().map(|part| part.bytes).sum()
+        self.overhead.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
     }
 
     /// What `gc.total` has beyond what was found; less than nothing if more was found.
     pub fn unaccounted(&self) -> i64 {
-        self.total_after.cast_signed() - (self.objects().bytes + self.overhead_bytes()).cast_signed()
+        let found = self.objects().bytes.saturating_add(self.overhead_bytes());
+        self.total_after.cast_signed().wrapping_sub(found.cast_signed())
     }
 
     /// Whether the heap stood still while it was read, as far as that shows.
@@ -150,18 +148,14 @@ impl Heap {
     /// What is held through each step and all further ones, by the index of the step.
     pub fn inclusive(&self) -> Vec<Sum> {
         let own = |row: &PathRow| {
-            let add = |sum: Sum, &(_, count, bytes): &(Kind, u64, u64)| Sum {
-                count: sum.count + count,
-                bytes: sum.bytes + bytes,
-            };
+            let add = |sum: Sum, &(_, count, bytes): &(Kind, u64, u64)| sum.and(count, bytes);
             row.held.iter().fold(Sum::default(), add)
         };
         let mut sums: Vec<Sum> = self.paths.iter().map(own).collect();
         for index in (0..self.paths.len()).rev() {
             if let Some(parent) = self.paths[index].parent.filter(|&parent| parent < index) {
                 let sum = sums[index];
-                sums[parent].count += sum.count;
-                sums[parent].bytes += sum.bytes;
+                sums[parent] = sums[parent].and(sum.count, sum.bytes);
             }
         }
         sums

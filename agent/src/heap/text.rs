@@ -96,7 +96,7 @@ fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fm
     if heap.stood_still() {
         return Ok(());
     }
-    let grown = heap.total_after.cast_signed() - heap.total.cast_signed();
+    let grown = heap.total_after.cast_signed().wrapping_sub(heap.total.cast_signed());
     let how = if was_paused { "was stopped in the middle of a change" } else { "moved while it was read" };
     write!(f, "The heap {how}: gc.total by {grown:+} bytes; ")?;
     write!(f, "{} references and {} links led to no object (any more), ", torn.references, torn.links)?;
@@ -165,7 +165,7 @@ impl fmt::Display for HeldOfType<'_> {
                 ways.extend(of_type.map(|&(_, count, bytes)| (bytes, count, text.as_str())));
             }
             ways.sort_by_key(|&(bytes, count, _)| std::cmp::Reverse((bytes, count)));
-            let all: u64 = ways.iter().map(|(bytes, ..)| bytes).sum();
+            let all: u64 = ways.iter().map(|(bytes, ..)| *bytes).fold(0, u64::saturating_add);
             writeln!(f, "\nWhat keeps alive each {name} of VM {}", heap.address)?;
             writeln!(f, "{:>10} {:>8} {:>12}  way", "bytes", "%", "objects")?;
             for (size, count, way) in ways.iter().take(self.limit) {

@@ -78,6 +78,42 @@ pub fn damaged(good: &[u8], others: &[Vec<u8>], random: &mut Random) -> Vec<u8> 
     bytes
 }
 
+/// A copy of lines of JSON with some damage that leaves most of it readable: other numbers, lines elsewhere, again, or endless.
+pub fn damaged_lines(good: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut lines: Vec<Vec<u8>> = good.split_inclusive(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect();
+    for _ in 0..=random.below(6) {
+        let at = random.below(lines.len());
+        match random.below(8) {
+            0 => lines.swap(at, 0),
+            1 => {
+                let line = lines[at].clone();
+                lines.extend(std::iter::repeat_n(line, 1 + random.below(1000)));
+            }
+            2 => {
+                let middle = lines[at].len() / 2;
+                let long = std::iter::repeat_n(b"0[{ \"x"[random.below(6)], 1 << random.below(24));
+                lines[at].splice(middle..middle, long);
+            }
+            3 => lines[at] = damaged(&lines[at], &[good.to_vec()], random),
+            // A number, made another one.
+            _ => {
+                let line = &mut lines[at];
+                let Some(start) = (random.below(line.len().max(1))..line.len()).find(|&at| line[at].is_ascii_digit())
+                else {
+                    continue;
+                };
+                let end = (start..line.len()).find(|&at| !line[at].is_ascii_digit()).unwrap_or(line.len());
+                let number = EDGES[random.below(EDGES.len())].to_string();
+                line.splice(start..end, number.into_bytes());
+            }
+        }
+        if lines.is_empty() {
+            break;
+        }
+    }
+    lines.concat()
+}
+
 /// A stream with fewer symbols of C functions, of which it has thousands: most damage would be there.
 pub fn shorter_stream(stream: &[u8]) -> Vec<u8> {
     let body =

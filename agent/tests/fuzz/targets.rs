@@ -2,9 +2,13 @@
 //! `agent/tests/fuzz.rs`, for a bounded time. They must come back, whatever they are given.
 
 use std::hint::black_box;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
+use flate2::Compression;
+use flate2::read::MultiGzDecoder;
+use flate2::write::GzEncoder;
+use lj_trace::heap::{self, diff::Diff};
 use lj_trace::report::{Format, MemoryProfile, Profile, Weight, formats, memprof, reference, sysprof, text};
 use lj_trace::stream::{Body, Stream};
 use lj_trace::symbols::elf::{SymbolTable, debug_links};
@@ -55,6 +59,30 @@ fn all_formats(profile: &dyn Profile) {
 /// A sink takes everything; what a format refuses is refused with an error.
 fn written(result: io::Result<()>) {
     let _ = black_box(result);
+}
+
+/// The text of a snapshot's file.
+pub fn unpacked(bytes: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    MultiGzDecoder::new(bytes).read_to_end(&mut text).unwrap();
+    text
+}
+
+/// A snapshot's file of a text.
+pub fn packed(text: &[u8]) -> Vec<u8> {
+    let mut out = GzEncoder::new(Vec::new(), Compression::fast());
+    out.write_all(text).unwrap();
+    out.finish().unwrap()
+}
+
+/// A snapshot of a heap, on its way to everything that shows it.
+pub fn snapshot(bytes: &[u8]) {
+    let Ok(snapshot) = heap::file::read(bytes) else { return };
+    written(write!(io::sink(), "{snapshot}"));
+    written(write!(io::sink(), "{}", Diff::new(&snapshot, &snapshot)));
+    written(heap::picture::write_svg(&snapshot, io::sink()));
+    written(heap::picture::write_folded(&snapshot, io::sink()));
+    written(serde_json::to_writer(io::sink(), &snapshot).map_err(Into::into));
 }
 
 /// An ELF file: segments, symbols, unwind table, debug information.
