@@ -77,6 +77,41 @@ fn what_is_counted_is_memory() {
 }
 
 #[test]
+fn the_largest_snapshots_take_little() {
+    let packed = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.heap.gz")).unwrap();
+    let text = String::from_utf8(targets::unpacked(&packed)).unwrap();
+    let mut lines = text.lines();
+    let (process, vm) = (lines.next().unwrap(), lines.next().unwrap());
+    // As many things as fit into what is read, each as short as it can be.
+    let vms = |count: usize, more: &dyn Fn() -> String| -> String {
+        std::iter::repeat_with(|| format!("{vm}\n{}", more())).take(count).collect()
+    };
+    let path = "{\"path\":{\"step\":\"\",\"held\":[[\"table\",1,1]]}}\n";
+    let many_paths = |count: usize| move || path.repeat(count);
+    let chain = |length: usize| -> String {
+        let step = |index: usize| {
+            format!(
+                "{{\"path\":{{\"parent\":{index},\"step\":\".twenty_characters_xx\",\"held\":[[\"table\",1,1]]}}}}\n"
+            )
+        };
+        (0..length).map(|index| index.checked_sub(1).map_or_else(|| path.to_owned(), step)).collect()
+    };
+    let object = "{\"address\":\"\",\"bytes\":1,\"preview\":\"\",\"path\":\"\"},";
+    let many_objects = vm.replacen("\"tables\":[", &format!("\"tables\":[{}", object.repeat(70_000)), 1);
+    for (name, text) in [
+        ("ways", format!("{process}\n{}", vms(8, &many_paths(60_000)))),
+        ("too many ways", format!("{process}\n{}", vms(40, &many_paths(60_000)))),
+        ("long ways", format!("{process}\n{}", vms(1, &|| chain(2100)))),
+        ("objects", format!("{process}\n{}", format!("{many_objects}\n").repeat(19))),
+    ] {
+        let (packed, began) = (targets::packed(text.as_bytes()), Instant::now());
+        let ((), most) = memory::most_of(|| targets::snapshot(&packed));
+        println!("{name}: {:?}, {} KiB", began.elapsed(), most >> 10);
+        assert!(most < MOST && began.elapsed() < LONGEST, "{name}: {most} bytes, {:?}", began.elapsed());
+    }
+}
+
+#[test]
 fn snapshots_that_are_damaged() {
     let packed = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.heap.gz")).unwrap();
     let texts = [targets::unpacked(&packed)];

@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 
 /// Longer files are no snapshots: a line has some hundred bytes, and there are at most 65536 for each VM. What is read takes
 /// about as much memory.
-const MAX_BYTES: u64 = 128 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Longer lines are none of a snapshot: that of a VM has its biggest objects.
 const MAX_LINE: u64 = 4 << 20;
@@ -31,8 +31,11 @@ const MAX_LINE: u64 = 4 << 20;
 const MAX_VMS: usize = 256;
 const MAX_PATHS: usize = (1 << 16) + 4096;
 
-/// The most that all ways may take in words, in bytes: each step is told with all that are before it.
-const MAX_WORDS: usize = 32 << 20;
+/// The most that all ways together may count for: their words in bytes, as each step is told with all that are before it,
+/// and so much for each way and each type that it holds.
+const MAX_WAYS: usize = 48 << 20;
+const WAY: usize = 64;
+const HELD: usize = 32;
 
 /// Why a file is no snapshot.
 #[derive(Debug, thiserror::Error)]
@@ -134,8 +137,8 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
                 }
                 let before = path.parent.map_or(0, |parent| lengths[parent]);
                 let length = before.saturating_add(path.step.len() + 1);
-                words = words.saturating_add(length);
-                if heap.paths.len() >= MAX_PATHS || path.held.len() > Kind::ALL.len() || words > MAX_WORDS {
+                words = words.saturating_add(length.saturating_add(WAY + HELD * path.held.len()));
+                if heap.paths.len() >= MAX_PATHS || path.held.len() > Kind::ALL.len() || words > MAX_WAYS {
                     return Err(malformed("more or longer ways than any heap has".to_owned()));
                 }
                 lengths.push(length);

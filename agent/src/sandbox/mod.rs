@@ -1,10 +1,10 @@
 //! Reading of files that others can have written: ELF and DWARF are taken apart by a process of its own, the reader, which
 //! can do nothing else.
 //!
-//! A file that only root or the user of lj-trace can have written ([`trust`]) is read by lj-trace itself, and costs nothing
+//! A file that only root or the user of lj-trace can have written (`trust.rs`) is read by lj-trace itself, and costs nothing
 //! more. Any other one goes, as an open descriptor, to the reader: lj-trace's own program, started when the first such file
 //! is met, with little memory and time, as nobody, without capabilities, and with a filter that ends it at any system call
-//! but reading ([`confine`]). It answers with plain tables ([`wire`]), whose lengths and order are checked here. Should it
+//! but reading (`confine.rs`). It answers with plain tables ([`wire`]), whose lengths and order are checked here. Should it
 //! end, by a limit or whatever, then the file is noted with the [`reason`](reason::Reason), another reader serves the other
 //! files, and the recording goes on. Unwind tables stay with the reader: it is asked for a row when one is needed, which
 //! takes some 20 µs, once for each address.
@@ -44,7 +44,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// How long it may take altogether until readers have been ended that came to nothing.
 const LOST: Duration = Duration::from_secs(4);
 
-/// After so much work a reader makes room for another one, whose limit of CPU time ([`confine::CPU`]) begins anew.
+/// After so much work a reader makes room for another one, whose limit of CPU time (`confine::CPU`) begins anew.
 const SHIFT: Duration = Duration::from_secs(5);
 
 /// The longest answer: the symbols of the largest programs take less.
