@@ -1,6 +1,6 @@
 //! Calls and returns: which functions they lead into, and where they come back to.
 
-use super::{Frame, Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Phase, Place, Reader, Step, Surroundings, Value};
 use crate::trace::cast::Callee;
 use crate::trace::ir::irt;
 use crate::trace::stacks::{NOWHERE, Stacks};
@@ -105,7 +105,7 @@ impl<S: Surroundings> Reader<'_, S> {
                     base.frames.pop();
                 }
                 let stack = stacks.intern(caller, callee, call);
-                base.frames.push(Frame::new(stack));
+                base.push(stack);
                 for (slot, value) in passed.into_iter().enumerate() {
                     base.set_slot(slot, if value == Value::Unloaded { Value::Any } else { value });
                 }
@@ -119,8 +119,8 @@ impl<S: Surroundings> Reader<'_, S> {
     /// The places after a return with `values`.
     pub(super) fn leave(&self, stacks: &mut Stacks, place: &Place, values: &[Value]) -> Vec<Place> {
         let mut next = place.with(Phase::Start);
-        let Some(Frame { stack, .. }) = next.frames.pop() else { return Vec::new() };
-        let mut call = stacks.get(stack).call;
+        let Some(left) = next.frames.pop() else { return Vec::new() };
+        let mut call = stacks.get(left.stack).call;
         let mut is_protected = false;
         // Out of a protected call as well.
         while let Some(outer) = next.frames.last().map(|frame| stacks.get(frame.stack))
@@ -134,7 +134,7 @@ impl<S: Surroundings> Reader<'_, S> {
             // To the frame below the one in which the trace ran.
             let Some(&(callee, position)) = self.returns.get(place.returns) else { return Vec::new() };
             let stack = stacks.intern(None, callee, NOWHERE);
-            next.frames.push(Frame::new(stack));
+            next.push(stack);
             next.position = position.wrapping_sub(1);
             next.returns += 1;
             let call = self.step(stacks, &next);

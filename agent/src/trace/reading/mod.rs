@@ -16,6 +16,7 @@
 mod branches;
 mod calls;
 mod emits;
+mod graph;
 mod kinds;
 mod musts;
 mod natives;
@@ -32,7 +33,7 @@ use std::collections::HashSet;
 
 use lj_trace_common::layout::BytecodeSet;
 
-pub use self::place::{Frame, Phase, Place, Value};
+pub use self::place::{Phase, Place, Value};
 pub use self::powers::Powers;
 pub use self::search::{Budget, Candidates};
 use super::body::Body;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::calls::{MAX_DEPTH, MAX_RECURSION};
 use super::emits::{ARITHMETIC, BITS, CALLS, COMPARISONS, CONVERSIONS, any};
-use super::{Frame, Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Phase, Place, Reader, Step, Surroundings, Value};
 use crate::trace::cast::Callee;
 use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
@@ -121,14 +121,14 @@ impl<S: Surroundings> Reader<'_, S> {
                 let protected = stacks.intern(caller, native, call);
                 let stack = stacks.intern(Some(protected), callee, NOWHERE);
                 let mut inside = begin.clone();
-                inside.frames.push(Frame::new(protected));
-                inside.frames.push(Frame::new(stack));
+                inside.push(protected);
+                inside.push(stack);
                 places.push(inside);
             }
             let is_named = CALLED.iter().any(|name| self.cast.may_be_metamethod(callee, name));
             if may_tail && (self.powers.metatypes || is_named) {
                 let stack = stacks.intern(caller, callee, call);
-                begin.frames.push(Frame::new(stack));
+                begin.push(stack);
                 places.push(begin);
             }
         }

@@ -1,5 +1,7 @@
 //! Where a reading is, and what it knows there.
 
+use std::rc::Rc;
+
 use super::Aim;
 use crate::trace::cast::Callee;
 use crate::trace::stacks::{StackId, Stacks};
@@ -83,8 +85,8 @@ pub enum Phase {
 /// Where a reading is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The frames, the innermost last.
-    pub frames: Vec<Frame>,
+    /// The frames, the innermost last. Most places share all but the innermost one with others.
+    pub frames: Vec<Rc<Frame>>,
     /// The bytecode that is recorded.
     pub position: u32,
     /// What of it.
@@ -102,7 +104,7 @@ impl Place {
         let mut frames = Vec::new();
         let mut next = Some(aim.stack);
         while let Some(stack) = next {
-            frames.push(Frame::new(stack));
+            frames.push(Rc::new(Frame::new(stack)));
             next = stacks.get(stack).caller;
         }
         frames.reverse();
@@ -112,6 +114,11 @@ impl Place {
     /// The call stack.
     pub fn stack(&self) -> Option<StackId> {
         self.frames.last().map(|frame| frame.stack)
+    }
+
+    /// Enters a frame of which nothing is known.
+    pub fn push(&mut self, stack: StackId) {
+        self.frames.push(Rc::new(Frame::new(stack)));
     }
 
     /// This place, at another bytecode of the same frame.
@@ -137,14 +144,14 @@ impl Place {
 
     /// Notes what a slot of the frame `depth` holds, counted from the outermost.
     pub fn set_slot_of(&mut self, depth: usize, slot: usize, value: Value) {
-        if let Some(frame) = self.frames.get_mut(depth) {
-            frame.set(slot, value);
+        if let Some(frame) = self.frames.get_mut(depth).filter(|frame| frame.slot(slot) != value) {
+            Rc::make_mut(frame).set(slot, value);
         }
     }
 
     /// Forgets what the slots of the innermost frame hold, from one on.
     pub fn forget_from(&mut self, slot: usize) {
-        if let Some(frame) = self.frames.last_mut() {
+        if let Some(frame) = self.frames.last_mut().map(Rc::make_mut) {
             if frame.rest == Value::Unloaded {
                 // What a call leaves there was not there when the trace began.
                 frame.slots.resize(slot.min(MAX_SLOTS), Value::Unloaded);
@@ -157,7 +164,7 @@ impl Place {
 
     /// Forgets what all slots hold.
     pub fn forget_all(&mut self) {
-        for frame in &mut self.frames {
+        for frame in self.frames.iter_mut().map(Rc::make_mut) {
             frame.slots.clear();
             frame.rest = Value::Any;
         }

@@ -3,8 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::emits::is_transparent;
+use super::graph::{Arrival, Graph, State};
 use super::kinds::is_comparison;
 use super::{Aim, Candidate, Phase, Place, Reader, Surroundings, Value};
 use crate::trace::cast::Callee;
@@ -20,75 +22,6 @@ pub type Candidates = HashMap<u16, Vec<Candidate>>;
 pub struct Budget {
     /// What is left.
     pub left: usize,
-}
-
-/// One state of the search.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct State {
-    /// The number of the place.
-    place: u32,
-    /// The instruction that comes next.
-    at: u16,
-    /// The first instruction that the bytecode has made.
-    begin: u16,
-    /// The snapshot that comes next.
-    snapshot: u16,
-}
-
-/// How a state was reached.
-#[derive(Clone, Copy, Debug)]
-struct Arrival {
-    from: u32,
-    /// The instruction that was made on the way.
-    made: Option<u16>,
-}
-
-/// All states of a search.
-#[derive(Default)]
-struct Graph {
-    places: Vec<Place>,
-    numbers: HashMap<Place, u32>,
-    states: Vec<State>,
-    known: HashMap<State, u32>,
-    arrivals: Vec<Vec<Arrival>>,
-    /// Those that were not looked at yet, by the snapshot that comes next.
-    open: BTreeMap<u16, Vec<u32>>,
-}
-
-impl Graph {
-    fn place(&mut self, place: Place) -> u32 {
-        if let Some(&number) = self.numbers.get(&place) {
-            return number;
-        }
-        let number = self.places.len() as u32;
-        self.places.push(place.clone());
-        self.numbers.insert(place, number);
-        number
-    }
-
-    fn reach(&mut self, state: State, arrival: Option<Arrival>) {
-        let next = self.states.len() as u32;
-        let number = *self.known.entry(state).or_insert(next);
-        if number == next {
-            self.states.push(state);
-            self.arrivals.push(Vec::new());
-            self.open.entry(state.snapshot).or_default().push(number);
-        }
-        self.arrivals[number as usize].extend(arrival);
-    }
-}
-
-impl Graph {
-    /// A state to look at: all before a snapshot come before those behind it.
-    fn take(&mut self) -> Option<u32> {
-        loop {
-            let mut first = self.open.first_entry()?;
-            if let Some(number) = first.get_mut().pop() {
-                return Some(number);
-            }
-            first.remove();
-        }
-    }
 }
 
 /// The work that one stretch between two snapshots may take.
@@ -126,12 +59,12 @@ impl<S: Surroundings> Reader<'_, S> {
         if first == last {
             return last;
         }
-        let mut graph = Graph::default();
+        let mut graph = Graph::new();
         let start = self.past_transparent(self.body.snapshots[first].at.max(FIRST));
         let begin = Place::at(stacks, aim, self.returned_before(first));
         for mut place in self.starts(stacks, begin, aim, first) {
             if first == 0 {
-                place.frames.iter_mut().for_each(|frame| frame.rest = Value::Unloaded);
+                place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = Value::Unloaded);
                 if let Some(counter) = self.counter(stacks) {
                     // The loop's own counter is there, too, as the variable of the loop (`FORL_EXT`).
                     place.set_slot(counter + 3, Value::Any);
