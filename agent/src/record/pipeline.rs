@@ -27,7 +27,7 @@ use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::symbols::KernelSymbols;
 use crate::target::{KnownCode, Process, ProcessMemory};
-use crate::trace::{self, Hit, NoTrace, OnTrace, Traces, is_on_trace};
+use crate::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 use crate::vm::Vm;
 
@@ -115,6 +115,10 @@ pub struct Pipeline {
     places: VmPlaces,
     /// The traces of each VM.
     traces: Vec<Traces>,
+    /// The time that all of them may take.
+    allowance: Allowance,
+    /// How many traces of VMs that are gone were not read to their end.
+    unfinished: u64,
     deciding: Deciding,
     /// Those of which more was decided.
     decided: Vec<usize>,
@@ -138,13 +142,16 @@ impl Pipeline {
     pub fn new(process: &Process, vms: &[Vm]) -> Self {
         let memory = process.memory();
         let mut places = VmPlaces::default();
+        let allowance = Allowance::new();
         vms.iter().for_each(|_| places.add());
         Self {
             places,
             process: process.clone(),
             memory,
             vms: vms.to_vec(),
-            traces: vms.iter().map(|_| Traces::default()).collect(),
+            traces: vms.iter().map(|_| Traces::within(&allowance)).collect(),
+            allowance,
+            unfinished: 0,
             deciding: Deciding::default(),
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
@@ -169,18 +176,20 @@ impl Pipeline {
     pub fn add_vm(&mut self, vm: Vm) {
         self.codes.push(machine_code(&self.memory, &vm));
         self.namer.add_vm(&vm);
-        self.traces.push(Traces::default());
+        self.traces.push(Traces::within(&self.allowance));
         self.vms.push(vm);
         self.places.add();
     }
 
     /// Gives a VM the place of one that is not there any more.
     pub fn replace_vm(&mut self, index: usize, vm: Vm) {
-        let Some(place) = self.vms.get_mut(index) else { return };
+        if index >= self.vms.len() {
+            return;
+        }
         self.codes[index] = machine_code(&self.memory, &vm);
         self.namer.replace_vm(index, &vm);
-        self.traces[index] = Traces::default();
-        *place = vm;
+        self.replace_traces(index);
+        self.vms[index] = vm;
         self.places.take(index);
     }
 
@@ -189,10 +198,20 @@ impl Pipeline {
     pub fn forget_left(&mut self) -> Vec<usize> {
         let free = self.places.free();
         for &index in &free {
-            self.traces[index] = Traces::default();
+            self.replace_traces(index);
             self.namer.forget_vm(index);
         }
         free.into_iter().filter_map(|index| self.places.number(index)).collect()
+    }
+
+    fn replace_traces(&mut self, index: usize) {
+        let left = std::mem::replace(&mut self.traces[index], Traces::within(&self.allowance));
+        self.unfinished += left.unfinished();
+    }
+
+    /// How many traces were hit and not read to their end, since that takes too much work.
+    pub fn unfinished_traces(&self) -> u64 {
+        self.unfinished + self.traces.iter().map(Traces::unfinished).sum::<u64>()
     }
 
     /// The places of its VMs.

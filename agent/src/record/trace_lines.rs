@@ -15,11 +15,11 @@ use crate::stream::memprof::Source;
 use crate::target::ProcessMemory;
 use crate::trace::attribution::Chain;
 use crate::trace::stacks::NOWHERE;
-use crate::trace::{KnownTrace, Sought, Traces};
+use crate::trace::{Allowance, KnownTrace, Sought, Traces};
 use crate::vm::Vm;
 
 /// The lines of a VM's traces that allocate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TraceLines {
     traces: Traces,
     /// What is known of places: offsets in the machine code of traces.
@@ -43,6 +43,18 @@ pub struct TraceLine {
 
 /// Places kept: more than traces call the allocator from, unless they come and go all the time.
 const MAX_KNOWN: usize = 1 << 13;
+
+impl Default for TraceLines {
+    fn default() -> Self {
+        Self {
+            traces: Traces::within(&Allowance::new()),
+            known: HashMap::new(),
+            shown: HashMap::new(),
+            missed: HashSet::new(),
+            sampled: HashMap::new(),
+        }
+    }
+}
 
 impl TraceLines {
     /// Notes that time has passed: what could not be told may be told now.

@@ -14,6 +14,7 @@ use super::attribution::{Attribution, Attributor, Chain};
 use super::body::{Body, BodyError};
 use super::cast::{Callee, Cast};
 use super::copied::{Copied, CopiedTrace, identity};
+use super::effort::{Allowance, Effort};
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::ir::{FIRST, Numbering, Op};
 use super::machine::base_stores;
@@ -31,6 +32,8 @@ pub struct KnownTrace {
     pub cast: Cast,
     /// What its machine code belongs to.
     pub attribution: Attribution,
+    /// The work that was spent on that, if it was not enough.
+    pub unfinished: Option<Effort>,
     /// From this offset on `jit_base` is that of the trace it goes on with, and all frames are on the Lua stack.
     pub moved: Option<u32>,
     /// Where it returns to lower frames: the offset from which on `jit_base` is that frame's, its function, and the
@@ -51,6 +54,7 @@ impl KnownTrace {
         names: Arc<FunctionNames>,
         body: Body,
         numbering: Numbering,
+        effort: Effort,
     ) -> Self {
         let above = prototypes_above(memory, vm, &body, numbering);
         let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
@@ -68,7 +72,8 @@ impl KnownTrace {
             metatypes: around.has_metatypes(),
             text: &vm.text,
         };
-        let attribution = attributor.attribute();
+        let (attribution, is_finished) = attributor.attribute(effort);
+        let unfinished = (!is_finished).then_some(effort);
         // Each return to a lower frame moves `jit_base` too; one more store is that of the trace's end.
         let is_return =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::RETF);
@@ -81,7 +86,7 @@ impl KnownTrace {
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
         let calls_in_tails = cast.calls_in_tails(crate::vm::bytecode_set(&vm.layout));
-        Self { body, cast, attribution, moved, returns, calls_in_tails, numbering, loop_snapshot }
+        Self { body, cast, attribution, unfinished, moved, returns, calls_in_tails, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
@@ -147,7 +152,7 @@ const BETWEEN_SCANS: u32 = 10;
 /// The traces of one VM.
 #[derive(Debug, Default)]
 pub struct Traces {
-    known: HashMap<TraceIdentity, Arc<KnownTrace>>,
+    known: HashMap<TraceIdentity, Known>,
     /// Those that were copied, and not looked at yet.
     copies: HashMap<TraceIdentity, CopiedTrace>,
     /// All of both, by the address of their machine code. Those whose place was taken by others are not among them.
@@ -163,6 +168,16 @@ pub struct Traces {
     names: Option<Arc<FunctionNames>>,
     /// Numberings that some trace does not fit.
     excluded: Vec<Numbering>,
+    allowance: Allowance,
+    /// How many were not read to their end.
+    unfinished: u64,
+}
+
+/// A trace that was read, and how often it was hit.
+#[derive(Debug)]
+struct Known {
+    trace: Arc<KnownTrace>,
+    hits: u32,
 }
 
 /// Where to look for a trace.
@@ -189,6 +204,16 @@ fn holds(identity: &TraceIdentity, address: u64) -> bool {
 }
 
 impl Traces {
+    /// Traces that share the time that they may take with others. The default has no such limit.
+    pub fn within(allowance: &Allowance) -> Self {
+        Self { allowance: allowance.clone(), ..Self::default() }
+    }
+
+    /// How many traces were read and not to their end, since that takes too much work: some of their code has a mark.
+    pub fn unfinished(&self) -> u64 {
+        self.unfinished
+    }
+
     /// Takes a piece of a trace that the kernel half has copied.
     pub fn add_copy(&mut self, copy: &TraceCopy, bytes: &[u8]) {
         self.make_room();
@@ -288,18 +313,14 @@ impl Traces {
         vm: &Vm,
         identity: &TraceIdentity,
     ) -> Result<Option<Arc<KnownTrace>>, BodyError> {
-        if let Some(known) = self.known.get(identity) {
-            if !self.excluded.contains(&known.numbering) {
-                return Ok(Some(known.clone()));
-            }
-            let body = known.body.clone();
-            return self.attribute(memory, vm, body).map(Some);
+        if let Some(known) = self.hit(memory, vm, identity) {
+            return known.map(Some);
         }
         let Some(copy) = self.copies.get(identity).filter(|copy| copy.is_whole()).cloned() else { return Ok(None) };
         let memory = Copied { memory, trace: &copy };
         let trace = trace_at(&memory, vm, identity.address).ok_or(BodyError::Malformed)?;
         let body = Body::read(&memory, vm, trace)?;
-        let known = self.attribute(&memory, vm, body)?;
+        let known = self.attribute(&memory, vm, body, None)?;
         self.copies.remove(identity);
         self.bytes = self.bytes.saturating_sub(copy.size());
         Ok(Some(known))
@@ -307,18 +328,41 @@ impl Traces {
 
     /// The trace with this header, which was just read.
     fn read<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, trace: Trace) -> Result<Arc<KnownTrace>, BodyError> {
-        if let Some(known) = self.known.get(&identity(&trace))
-            && known.body.trace.is_same(&trace)
-            && !self.excluded.contains(&known.numbering)
+        let identity = identity(&trace);
+        if self.known.get(&identity).is_some_and(|known| known.trace.body.trace.is_same(&trace))
+            && let Some(known) = self.hit(memory, vm, &identity)
         {
-            return Ok(known.clone());
+            return known;
         }
         let body = Body::read(memory, vm, trace)?;
-        self.attribute(memory, vm, body)
+        self.attribute(memory, vm, body, None)
     }
 
-    /// Finds out what the code of a trace belongs to.
-    fn attribute<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, body: Body) -> Result<Arc<KnownTrace>, BodyError> {
+    /// A trace that was read before; once more if its numbering has turned out to be another one, or it is worth more effort.
+    fn hit<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        identity: &TraceIdentity,
+    ) -> Option<Result<Arc<KnownTrace>, BodyError>> {
+        let Known { trace, hits } = self.known.get_mut(identity)?;
+        *hits += 1;
+        let more = trace.unfinished.and_then(|effort| self.allowance.effort(Some((effort, *hits))));
+        if more.is_none() && !self.excluded.contains(&trace.numbering) {
+            return Some(Ok(trace.clone()));
+        }
+        let body = trace.body.clone();
+        Some(self.attribute(memory, vm, body, more))
+    }
+
+    /// Finds out what the code of a trace belongs to, with what effort there is time for if none is given.
+    fn attribute<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        body: Body,
+        effort: Option<Effort>,
+    ) -> Result<Arc<KnownTrace>, BodyError> {
         let unfit = Numbering::ALL.into_iter().filter(|numbering| !numbering.fits(&body.code));
         for numbering in unfit {
             if !self.excluded.contains(&numbering) {
@@ -330,10 +374,16 @@ impl Traces {
         self.make_room();
         let identity = identity(&body.trace);
         let names = self.names.get_or_insert_with(|| Arc::new(FunctionNames::read(memory, vm))).clone();
-        let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, names, body, numbering));
+        let effort = effort.or_else(|| self.allowance.effort(None)).unwrap_or(Effort::LEAST);
+        let began = Instant::now();
+        let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, names, body, numbering, effort));
+        self.allowance.spend(began.elapsed());
         self.bytes += known.size();
-        if let Some(before) = self.known.insert(identity, known.clone()) {
-            self.bytes = self.bytes.saturating_sub(before.size());
+        self.unfinished += u64::from(known.unfinished.is_some());
+        let hits = self.known.get(&identity).map_or(0, |before| before.hits);
+        if let Some(before) = self.known.insert(identity, Known { trace: known.clone(), hits }) {
+            self.bytes = self.bytes.saturating_sub(before.trace.size());
+            self.unfinished -= u64::from(before.trace.unfinished.is_some());
         }
         self.register(identity);
         Ok(known)

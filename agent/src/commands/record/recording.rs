@@ -78,6 +78,9 @@ const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time w
 /// What reports have no room for.
 const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
 
+/// Stands before the number of traces whose reading takes more work than there is time for.
+const UNFINISHED: &str = "traces with too many possible readings, whose inlined functions are marked in part";
+
 /// A CPU profile that is being recorded.
 pub struct CpuRecording {
     /// Its perf events.
@@ -517,6 +520,7 @@ impl Recording {
         let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, .. } = self;
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let [cpu_cost, memory_cost] = cost.finish(&programs, disturbed);
+        let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { outputs, .. }| {
             let mut lost = programs.counted(&LOST_SAMPLES);
@@ -525,6 +529,7 @@ impl Recording {
             let mut noted = programs.counted(&NOTED);
             let folded = outputs.folded();
             noted.extend((folded > 0).then_some((FOLDED, folded)));
+            noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
             let summary = Summary {
                 pid: args.pid,
                 rate: args.rate,

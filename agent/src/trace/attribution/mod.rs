@@ -17,6 +17,7 @@ use lj_trace_common::memory::ReadMemory;
 use super::body::Body;
 use super::cast::{Callee, Cast, object};
 use super::copies::originals;
+use super::effort::Effort;
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
 use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, Surroundings};
@@ -83,18 +84,21 @@ pub struct Attributor<'a, M, S> {
     pub text: &'a InterpreterText,
 }
 
-/// The work that one trace may take: some 10 ms.
-const MAX_WORK: usize = 10_000;
-
 impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
-    /// Attributes all code of the trace.
-    pub fn attribute(&self) -> Attribution {
+    /// Attributes all code of the trace, with so much effort. Whether it was enough is the second result.
+    pub fn attribute(&self, effort: Effort) -> (Attribution, bool) {
+        let mut budget = Budget::new(effort);
+        let attribution = self.attribute_within(&mut budget);
+        (attribution, !budget.was_short)
+    }
+
+    fn attribute_within(&self, budget: &mut Budget) -> Attribution {
         let mut stacks = Stacks::default();
         let frames: Vec<Option<Vec<SnapshotFrame>>> = (0..self.body.snapshots.len())
             .map(|index| snapshot_frames(self.memory, self.layout, self.body, self.cast, index).ok())
             .collect();
         let aims: Vec<Option<Aim>> = frames.iter().map(|frames| self.aim(&mut stacks, frames.as_deref()?)).collect();
-        let (mut candidates, floating) = self.recorded(&mut stacks, &frames, &aims);
+        let (mut candidates, floating) = self.recorded(&mut stacks, &frames, &aims, budget);
         // What is done where the trace and its loop begin belongs to the frame in which they do.
         let beginning = self.beginning();
         for at in self.loop_at().into_iter().chain(beginning) {
@@ -133,6 +137,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         stacks: &mut Stacks,
         frames: &[Option<Vec<SnapshotFrame>>],
         aims: &[Option<Aim>],
+        budget: &mut Budget,
     ) -> (Candidates, HashSet<u64>) {
         let loop_at = self.loop_at();
         let snapshots = &self.body.snapshots;
@@ -163,7 +168,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         };
         reader.floating = reader.find_floating();
         reader.numbers = reader.find_numbers();
-        let mut candidates = reader.candidates(stacks, &mut Budget { left: MAX_WORK });
+        let mut candidates = reader.candidates(stacks, budget);
         if let Some(loop_at) = loop_at {
             let slots = self.body.snapshot_words(recorded.saturating_sub(1)).map_or(&[][..], |(slots, _)| slots);
             for (copy, of) in originals(&self.body.code, self.numbering, loop_at, slots) {

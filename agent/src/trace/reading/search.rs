@@ -10,6 +10,7 @@ use super::graph::{Arrival, Graph, State};
 use super::kinds::is_comparison;
 use super::{Aim, Candidate, Phase, Place, Reader, Surroundings, Value};
 use crate::trace::cast::Callee;
+use crate::trace::effort::Effort;
 use crate::trace::ir::{BIAS, FIRST, Op as Ir};
 use crate::trace::stacks::{Activation, NOWHERE, Stacks};
 use crate::vm::bytecode::{Instruction, Op};
@@ -21,11 +22,19 @@ pub type Candidates = HashMap<u16, Vec<Candidate>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// What is left.
-    pub left: usize,
+    left: usize,
+    /// What one stretch between two snapshots may take.
+    stretch: usize,
+    /// Whether there was more to do.
+    pub was_short: bool,
 }
 
-/// The work that one stretch between two snapshots may take.
-const MAX_SEGMENT: usize = 2_500;
+impl Budget {
+    /// What may be spent on a trace.
+    pub fn new(effort: Effort) -> Self {
+        Self { left: effort.trace, stretch: effort.stretch, was_short: false }
+    }
+}
 
 impl<S: Surroundings> Reader<'_, S> {
     /// What each recorded instruction may belong to.
@@ -87,10 +96,10 @@ impl<S: Surroundings> Reader<'_, S> {
             if index != segment {
                 (segment, spent) = (index, 0);
             }
-            if budget.left == 0 || spent >= MAX_SEGMENT {
+            if budget.left == 0 || spent >= budget.stretch {
                 // What was not looked at may be a reading, too: so nothing is known up to the next snapshot.
                 reached.retain(|&known, _| known < index);
-                is_cut_short = true;
+                (is_cut_short, budget.was_short) = (true, true);
                 break;
             }
             budget.left -= 1;
