@@ -59,6 +59,70 @@ fn it_is_stopped_and_goes_on() -> Result<()> {
     expect_unharmed(workload.pid())
 }
 
+/// A cgroup of ours, which may be frozen: of version 2, or of version 1's freezer.
+struct Cgroup {
+    folder: PathBuf,
+    file: &'static str,
+    values: [&'static str; 2],
+}
+
+impl Cgroup {
+    /// Makes one with a process in it.
+    fn with(pid: u32) -> Result<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let mounts = mounts.lines().filter_map(|line| {
+            let (place, kind) = line.split_once(" - ")?;
+            let (mount, is_old) = (place.split(' ').nth(4)?, kind.starts_with("cgroup "));
+            (kind.starts_with("cgroup2 ") || is_old && kind.ends_with("freezer")).then_some((mount, is_old))
+        });
+        for (mount, is_old) in mounts {
+            let folder = PathBuf::from(mount).join(format!("lj-trace-test-{pid}"));
+            let (file, values) =
+                if is_old { ("freezer.state", ["THAWED", "FROZEN"]) } else { ("cgroup.freeze", ["0", "1"]) };
+            let Ok(()) = std::fs::create_dir(&folder) else { continue };
+            let cgroup = Self { folder, file, values };
+            std::fs::write(cgroup.folder.join("cgroup.procs"), pid.to_string())?;
+            return Ok(cgroup);
+        }
+        anyhow::bail!("no cgroup can be made: run the test as root, where cgroups are mounted")
+    }
+
+    fn freeze(&self, is_frozen: bool) -> Result<()> {
+        Ok(std::fs::write(self.folder.join(self.file), self.values[usize::from(is_frozen)])?)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = self.freeze(false);
+        // The process is in it until it has ended.
+        let began = Instant::now();
+        while std::fs::remove_dir(&self.folder).is_err() && began.elapsed() < Duration::from_secs(2) {
+            sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn its_cgroup_is_frozen_and_thawed() -> Result<()> {
+    let workload = service()?;
+    let cgroup = Cgroup::with(workload.pid())?;
+    cgroup.freeze(true)?;
+    let mut profiling = Profiling::attached(workload.pid(), &RATE)?;
+    profiling.tracer.wait_until("is in a frozen cgroup: nothing happens in it until `echo ")?;
+    // As the message says.
+    cgroup.freeze(false)?;
+    profiling.tracer.wait_until("goes on after")?;
+    profiling.let_work(workload.pid())?;
+    let profiles = profiling.stop()?;
+    expect_said(&profiles, &["was stopped for", "stopped by a signal after"]);
+    profiles.show_service()?;
+    expect_unharmed(workload.pid())?;
+    drop(workload);
+    drop(cgroup);
+    Ok(())
+}
+
 /// Holds a process as a debugger does.
 fn ptrace(request: libc::c_uint, pid: u32) -> Result<()> {
     // SAFETY: none of the requests used here takes an address.

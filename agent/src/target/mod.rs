@@ -5,6 +5,7 @@
 pub mod breakpoints;
 pub mod family;
 pub mod files;
+mod freezer;
 pub mod known_code;
 pub mod maps;
 pub mod memory;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::files::TargetFiles;
+use super::freezer;
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
@@ -79,12 +80,14 @@ pub struct Process {
 }
 
 /// What keeps a process from running, though it is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
     /// A signal has stopped it, until it gets `SIGCONT`.
     Signal,
     /// The process that traces it, a debugger, has stopped it.
     Tracer(u32),
+    /// It is in a frozen cgroup, until the text is written to the file.
+    Freezer(PathBuf, &'static str),
 }
 
 impl Process {
@@ -169,7 +172,8 @@ impl Process {
                 let thread = status(self.pid, "TracerPid:")?;
                 Some(Halt::Tracer(status(thread, "Tgid:").unwrap_or(thread)))
             }
-            _ => None,
+            'R' => None,
+            _ => freezer::thawed_by(self.pid).map(|(file, text)| Halt::Freezer(file, text)),
         }
     }
 

@@ -62,10 +62,11 @@ impl Watch {
                 self.halted = None;
             }
             (Some(halt), halted) => {
-                let (_, _, looks) = halted.get_or_insert((halt, now, if at_once { LASTING - 1 } else { 0 }));
+                let (halt, _, looks) = halted.get_or_insert((halt, now, if at_once { LASTING - 1 } else { 0 }));
                 *looks += 1;
                 if *looks == LASTING {
-                    self.say(&describe(halt, self.process.pid()));
+                    let text = describe(halt, self.process.pid());
+                    self.say(&text);
                 }
             }
         }
@@ -106,7 +107,7 @@ impl Watch {
 }
 
 /// What keeps a process from running, and how it comes to run again.
-fn describe(halt: Halt, pid: u32) -> String {
+fn describe(halt: &Halt, pid: u32) -> String {
     match halt {
         Halt::Signal => format!("is stopped by a signal: nothing happens in it until `kill -CONT {pid}`"),
         Halt::Tracer(tracer) => {
@@ -115,6 +116,10 @@ fn describe(halt: Halt, pid: u32) -> String {
             format!(
                 "is stopped by {name} (pid {tracer}), which debugs it: nothing happens in it until that lets it go on"
             )
+        }
+        Halt::Freezer(file, text) => {
+            let file = untrusted::bytes(file.as_os_str().as_encoded_bytes());
+            format!("is in a frozen cgroup: nothing happens in it until `echo {text} > {file}`")
         }
     }
 }
@@ -143,7 +148,7 @@ mod tests {
         for (halt, second) in [(None, 0), (Some(Halt::Signal), 1), (Some(Halt::Signal), 2), (None, 4), (None, 5)] {
             watch.note(halt, at(second), false);
         }
-        assert_eq!((watch.halted, watch.total), (None, Duration::from_secs(3)));
+        assert_eq!((&watch.halted, watch.total), (&None, Duration::from_secs(3)));
         watch.note(Some(Halt::Tracer(7)), at(6), true);
         assert_eq!(watch.halted, Some((Halt::Tracer(7), at(6), LASTING)));
         watch.note(None, at(8), false);
@@ -152,8 +157,10 @@ mod tests {
 
     #[test]
     fn a_halt_comes_with_the_way_on() {
-        assert!(describe(Halt::Signal, 42).contains("kill -CONT 42"));
+        assert!(describe(&Halt::Signal, 42).contains("kill -CONT 42"));
         let own = std::process::id();
-        assert!(describe(Halt::Tracer(own), 42).contains(&format!("(pid {own})")));
+        assert!(describe(&Halt::Tracer(own), 42).contains(&format!("(pid {own})")));
+        let freezer = Halt::Freezer("/sys/fs/cgroup/shop/cgroup.freeze".into(), "0");
+        assert!(describe(&freezer, 42).ends_with("until `echo 0 > /sys/fs/cgroup/shop/cgroup.freeze`"));
     }
 }
