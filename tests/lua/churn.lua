@@ -75,6 +75,13 @@ function kinds.traces()
   jit.flush()
 end
 
+-- Traces that were thrown away, and none will be compiled again.
+function kinds.flushed()
+  kinds.traces()
+  jit.off()
+  jit.flush()
+end
+
 -- All of them in turns.
 function kinds.all()
   for _, name in ipairs({ "tables", "strings", "closures", "coroutines", "stack", "traces" }) do

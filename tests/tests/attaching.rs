@@ -13,7 +13,8 @@ use lj_trace_tests::workload::Workload;
 /// The workload.
 const SCRIPT: &str = "churn.lua";
 /// What moves in it.
-const KINDS: [&str; 8] = ["tables", "interpreted", "strings", "closures", "coroutines", "stack", "traces", "all"];
+const KINDS: [&str; 9] =
+    ["tables", "interpreted", "strings", "closures", "coroutines", "stack", "traces", "flushed", "all"];
 /// How often each is looked for: those who want to know more exactly set `LJ_TRACE_TEST_ATTACHMENTS`.
 const ATTACHMENTS: u32 = 25;
 

@@ -498,12 +498,16 @@ impl<M: ReadMemory + 'static> Facts<'_, M> {
     fn machine_code_area(&self) -> Verdict {
         let area: u64 = self.memory.read(self.j(self.layout.j_mcarea))?;
         let size: u64 = self.memory.read(self.j(self.layout.j_szmcarea))?;
+        let is_size = size.is_multiple_of(4096) && size <= 1 << 30;
         if area == 0 {
-            return Ok(size == 0);
+            // After a flush the size is still that of the areas that are gone:
+            // https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_mcode.c#L374-L378
+            self.vacuous.set(true);
+            return Ok(is_size);
         }
         // While a trace is assembled, its area is writable instead of executable.
         let mapped = self.mapping(area).is_some_and(|mapping| !mapping.is_file() && (mapping.exec || mapping.write));
-        Ok(area.is_multiple_of(4096) && mapped && size != 0 && size.is_multiple_of(4096) && size <= 1 << 30)
+        Ok(area.is_multiple_of(4096) && mapped && size != 0 && is_size)
     }
 
     fn traces(&self) -> Verdict {
