@@ -79,8 +79,11 @@ impl Profiling {
     /// As [`finish`](Self::finish).
     pub fn stop(self) -> Result<Profiles> {
         let own = self.tracer.pid();
+        // The command is lj-trace, whose child is its reader of files, or what runs lj-trace as its child.
+        let is_lj_trace = std::fs::read_to_string(format!("/proc/{own}/comm"))?.trim() == "lj-trace";
         let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"))?;
-        let pid = children.split_whitespace().next().map_or(Ok(own), str::parse)?;
+        let child = children.split_whitespace().next().filter(|_| !is_lj_trace);
+        let pid = child.map_or(Ok(own), str::parse)?;
         // SAFETY: kill touches no memory, and neither our child nor its child is waited for yet.
         let outcome = unsafe { libc::kill(libc::pid_t::try_from(pid)?, libc::SIGINT) };
         ensure!(outcome == 0, "cannot signal {pid}: {}", std::io::Error::last_os_error());

@@ -33,6 +33,10 @@ pub fn confine() -> io::Result<()> {
         // A stack that overflows is a crash, told apart from memory that is not there (SIGABRT).
         libc::signal(libc::SIGSEGV, libc::SIG_DFL);
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        // A service manager signals all processes of a service; this one ends when lj-trace closes the socket.
+        for asked in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+            libc::signal(asked, libc::SIG_IGN);
+        }
     }
     limit(libc::RLIMIT_AS, own_size()?.saturating_add(MEMORY), 0)?;
     // SIGXCPU says which limit it was; SIGKILL comes a second later.

@@ -186,6 +186,8 @@ impl Reader {
             .arg0("lj-trace-reader")
             .arg(ARGUMENT)
             .env_clear()
+            // A Ctrl-C in the terminal is for lj-trace, which ends the reader when it needs it no more.
+            .process_group(0)
             .stdin(Stdio::from(others))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
