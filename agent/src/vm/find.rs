@@ -160,6 +160,10 @@ pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
                 refused.push(examined);
                 continue;
             }
+            if !is_late && examined.rule_out_other_frames() {
+                pending.push(examined);
+                continue;
+            }
             match examined.decide() {
                 Ok(vm) => vms.push(vm),
                 // The program may soon show more.
@@ -225,6 +229,9 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
     let table = layouts::candidates(candidate.gc64, candidate.global.wrapping_sub(candidate.thread)).into();
     let mut examined = Examined::with(process, Rc::new(maps.clone()), candidate, table);
     examined.look_until_settled(PATIENCE);
+    if examined.rule_out_other_frames() {
+        examined.look_until_settled(PATIENCE);
+    }
     if !examined.may_be_a_vm() {
         return Err(FindError::NoVm { pid: process.pid() });
     }
@@ -310,7 +317,27 @@ impl<'a> Examined<'a> {
     /// Begins anew.
     fn forget(&mut self) {
         self.looks = 0;
+        self.since = Instant::now();
         self.evidence.fill(Evidence::NONE);
+    }
+
+    /// If only layouts fit whose C frames have another size than the interpreter's code tells, begins anew with those of
+    /// that size: the right one may lie the same, and have had less luck with memory that moves. Whether it did.
+    fn rule_out_other_frames(&mut self) -> bool {
+        let memory = self.process.memory();
+        let mut fitting = self.layouts.iter().zip(&self.evidence).filter(|(_, evidence)| evidence.fits());
+        let Some((first, _)) = fitting.clone().next() else { return false };
+        let targets = Look::new(&memory, &self.maps, self.candidate).dispatch_targets(&first.layout);
+        let (_, Some(size)) = interpreter_text(&memory, &self.maps, &targets) else { return false };
+        let has_it = |known: &KnownLayout| u64::from(known.layout.cframe_size) == size;
+        let left: Rc<[KnownLayout]> = self.layouts.iter().filter(|known| has_it(known)).cloned().collect();
+        if left.is_empty() || fitting.any(|(known, _)| has_it(known)) {
+            return false;
+        }
+        self.evidence.truncate(left.len());
+        self.layouts = left;
+        self.forget();
+        true
     }
 
     /// Whether some layout fits.
