@@ -17,6 +17,9 @@ pub const SAMPLE_BASE_IN_REGISTERS: u32 = 1 << 2;
 /// The interpreter was running, but the sampled instruction was in a C function that it called: only
 /// native unwinding tells whether `L->base` is current, so the Lua stack itself comes along.
 pub const SAMPLE_BASE_UNCERTAIN: u32 = 1 << 3;
+/// Beside [`SAMPLE_BASE_UNCERTAIN`]: at `L->base` there was no frame, but a caller below it, with which the frames start. That
+/// is right only if `L->base` is current.
+pub const SAMPLE_BASE_OF_CALLER: u32 = 1 << 7;
 /// The C stack goes on above what was copied.
 pub const SAMPLE_STACK_TRUNCATED: u32 = 1 << 4;
 

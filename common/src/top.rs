@@ -5,8 +5,8 @@
 //! `rdx` and PC, the address of the next bytecode, in `rbx`.
 
 use crate::event::{
-    FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE,
-    reg,
+    FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER,
+    SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE, reg,
 };
 use crate::frame::{CONT_FFI_CALLBACK, Coroutine, is_frame, read_code, read_frame_with};
 use crate::layout::{ABSENT, VmLayout};
@@ -145,8 +145,9 @@ pub fn find(
         && (!gc64 && link >= LOWEST_TYPE || read_code(memory, layout, function, &mut memo.head).is_err())
         && let Some(place) = caller(memory, vm, coroutine, (top.base, top.pc), (record, memo))
     {
-        (top.base, top.pc, top.crosses, top.flags) =
-            (place.base, place.pc, u32::from(place.crosses), SAMPLE_BASE_IN_REGISTERS);
+        // Anything may stand where the interpreter has not set `L->base` for a call: `BC_LEN` does not for `lj_tab_len`.
+        (top.base, top.pc, top.crosses) = (place.base, place.pc, u32::from(place.crosses));
+        top.flags |= SAMPLE_BASE_OF_CALLER;
     }
     Ok(top)
 }

@@ -6,7 +6,8 @@
 
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::event::{
-    FrameKind as RecordKind, FrameRecord, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE, reg,
+    FrameKind as RecordKind, FrameRecord, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
+    SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd};
 use lj_trace_common::layout::VmLayout;
@@ -78,6 +79,9 @@ pub fn settle_top(
             Some(kept) => base = kept,
             None => return Top::Uncertain,
         }
+    }
+    if base == sample.header.thread_base && flags & SAMPLE_BASE_OF_CALLER != 0 {
+        return Top::Certain;
     }
     if base == sample.header.thread_base {
         // The kernel began in the right place, but could not know PC.
