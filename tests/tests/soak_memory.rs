@@ -1,13 +1,13 @@
 //! The memory of a recording without end: of a program that makes functions, coroutines and VMs all the time, for long.
 //!
-//! `cargo xtask soak --churn --minutes 120` runs it. `LJ_TRACE_SOAK_MINUTES` says how long. Most of the first half is needed to
-//! fill the tables; in the second half nothing may grow.
+//! `cargo xtask soak --churn cpu --minutes 120` runs it. `LJ_TRACE_SOAK_MINUTES` says how long, `LJ_TRACE_SOAK_MODE` what is
+//! recorded. Most of the first half is needed to fill the tables; in the second half nothing may grow.
 
 use std::fmt::Write as _;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace_tests::slope::Slope;
 use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::usage;
@@ -16,7 +16,7 @@ use lj_trace_tests::workload::Workload;
 /// The library with which the host makes its VMs.
 const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
 
-/// A sixth of a CPU, ten times as many samples as usual: tables fill in minutes that take hours otherwise.
+/// A sixth of a CPU, and for a CPU profile ten times as many samples as usual: tables fill in minutes that take hours otherwise.
 const PACE: [&str; 2] = ["25", "250"];
 const RATE: &str = "999";
 
@@ -32,13 +32,20 @@ fn minutes() -> f64 {
 }
 
 #[test]
-#[ignore = "takes hours: cargo xtask soak --churn"]
+#[ignore = "takes hours: cargo xtask soak --churn cpu"]
 fn memory_is_flat() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let host = Workload::start_host("churn.c", folder.path(), &[LIBRARY, PACE[0], PACE[1]])?;
-    let [stream, folded] = ["cpu.bin", "cpu.folded"].map(|name| folder.path().join(name).display().to_string());
+    let [stream, folded] = ["run.bin", "run.folded"].map(|name| folder.path().join(name).display().to_string());
     let pid = host.pid().to_string();
-    let mut tracer = Tracer::start(["--pid", &pid, "--rate", RATE, "-o", &stream, "-o", &folded])?;
+    // Streams of all allocations of hours are larger than disks.
+    let mode: &[&str] = match std::env::var("LJ_TRACE_SOAK_MODE").as_deref() {
+        Ok("memory") => &["--mode", "memprof", "--weight", "held", "--no-limit"],
+        Ok("windows") => &["--mode", "memprof", "--overhead", "5%"],
+        Ok("cpu") | Err(_) => &["--rate", RATE, "-o", &stream],
+        Ok(other) => bail!("LJ_TRACE_SOAK_MODE is {other}"),
+    };
+    let mut tracer = Tracer::start([mode, &["--pid", &pid, "-o", &folded]].concat())?;
     tracer.wait_until_attached()?;
     let (began, duration) = (Instant::now(), Duration::from_secs_f64(minutes() * 60.0));
     let mut taken = Vec::new();

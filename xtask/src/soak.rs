@@ -17,8 +17,19 @@ pub struct Options {
 
     /// One recording from the beginning to the end, of a program that makes functions, coroutines and VMs all the time: its
     /// memory may not grow in the second half. Two hours are a good choice
-    #[arg(long)]
-    churn: bool,
+    #[arg(long, value_name = "PROFILE")]
+    churn: Option<Profile>,
+}
+
+/// What a recording from the beginning to the end is of.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Profile {
+    /// CPU time.
+    Cpu,
+    /// Every allocation.
+    Memory,
+    /// Allocations, estimated from windows.
+    Windows,
 }
 
 /// Sets up, builds, and soaks; what it has found is printed.
@@ -29,9 +40,17 @@ pub fn soak(options: &Options) -> Result<()> {
         bail!("profiling needs privileges: run the soak as root");
     }
     let mut cargo = host_cargo("test")?;
-    let test = if options.churn { "soak_memory" } else { "soak" };
+    let test = if options.churn.is_some() { "soak_memory" } else { "soak" };
     cargo.args(["--package", END_TO_END, "--test", test, "--", "--include-ignored", "--nocapture"]);
     cargo.env("LJ_TRACE_SOAK_MINUTES", options.minutes.to_string()).env("LJ_TRACE_BIN", &binary);
+    if let Some(profile) = options.churn {
+        let name = match profile {
+            Profile::Cpu => "cpu",
+            Profile::Memory => "memory",
+            Profile::Windows => "windows",
+        };
+        cargo.env("LJ_TRACE_SOAK_MODE", name);
+    }
     // Errors say what went wrong; where in the test does not matter.
     cargo.env("RUST_LIB_BACKTRACE", "0");
     run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))

@@ -12,12 +12,20 @@ pub struct CSymbols {
     symbolizer: Symbolizer,
     wanted: bool,
     files: Vec<FileSymbols>,
+    /// How many symbols these have.
+    symbols: usize,
 }
+
+/// Files whose symbols streams have, all of them. Functions of others are named one by one, as they are seen.
+const MAX_FILES: usize = 1024;
+/// How many symbols they may have: a browser's are fewer.
+const MAX_SYMBOLS: usize = 1 << 20;
+
 
 impl CSymbols {
     /// Opens the files that are mapped by now. If not all symbols are `wanted`, single ones can still be looked up.
     pub fn new(process: &Process, wanted: bool) -> Self {
-        Self { symbolizer: Symbolizer::new(process.clone()), wanted, files: Vec::new() }
+        Self { symbolizer: Symbolizer::new(process.clone()), wanted, files: Vec::new(), symbols: 0 }
     }
 
     /// Reads the symbols of the files that have been mapped since the last time.
@@ -26,7 +34,12 @@ impl CSymbols {
             return;
         }
         for file in self.symbolizer.files() {
-            if !self.files.iter().any(|known| known.is_same(&file)) {
+            if self.files.len() >= MAX_FILES || self.files.iter().any(|known| known.is_same(&file)) {
+                continue;
+            }
+            let symbols = file.iter().count();
+            if self.symbols + symbols <= MAX_SYMBOLS {
+                self.symbols += symbols;
                 self.files.push(file);
             }
         }

@@ -3,6 +3,7 @@
 //! An event says which prototype runs, but not who has called it by what name.
 
 use super::memory::Meaning;
+use super::room::{ENTRY, Room};
 use crate::stream::hash::AddrMap;
 use crate::target::ProcessMemory;
 use crate::vm::{Prototype, Vm};
@@ -13,6 +14,7 @@ pub struct Definitions {
     names: AddrMap<u64, (Meaning, String)>,
     /// Prototypes read since the last batch began.
     read: u32,
+    room: Room,
 }
 
 /// Prototypes that are read in a batch: a program that makes thousands of chunks would keep us from its events.
@@ -21,6 +23,11 @@ const BATCH: u32 = 256;
 const MAX_NAMES: usize = 1 << 16;
 
 impl Definitions {
+    /// None yet; they take of this room.
+    pub fn within(room: Room) -> Self {
+        Self { names: AddrMap::default(), read: 0, room }
+    }
+
     /// Notes that time has passed.
     pub fn begin_batch(&mut self) {
         self.read = 0;
@@ -34,11 +41,22 @@ impl Definitions {
             if key.chunkname != parent.key.chunkname {
                 continue;
             }
-            if self.names.len() >= MAX_NAMES {
-                self.names.clear();
+            let bytes = ENTRY + name.len();
+            if self.names.len() >= MAX_NAMES || !self.room.take(bytes) {
+                self.forget_all();
+                if !self.room.take(bytes) {
+                    return;
+                }
             }
-            self.names.insert(address, (Meaning::new(parent.chunkname.as_bytes(), key.firstline), name));
+            let meaning = Meaning::new(parent.chunkname.as_bytes(), key.firstline);
+            if let Some((_, old)) = self.names.insert(address, (meaning, name)) {
+                self.room.give(ENTRY + old.len());
+            }
         }
+    }
+
+    fn forget_all(&mut self) {
+        self.room.give(self.names.drain().map(|(_, (_, name))| ENTRY + name.len()).sum());
     }
 
     /// The same, for a prototype that has just been seen to run; nothing if there are too many of them.

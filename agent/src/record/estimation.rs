@@ -22,6 +22,9 @@ const ON_THE_WAY: Nanos = 10_000_000;
 /// Probes that stay make one window after another, of this length.
 const PART: Nanos = 1_000_000_000;
 
+/// Functions that are told apart where samples show who has grown the string table. Later ones are taken for one.
+const MAX_FUNCTIONS: usize = 1 << 14;
+
 /// A window of probes that stay tells nothing if it is shorter than this: it did not begin at a random time.
 const SHORTEST_PART: Nanos = 100_000_000;
 
@@ -141,7 +144,7 @@ impl Estimation {
             Source::Lua { proto, .. } => Some(proto),
             on_trace => self.on_traces.get(&(vm, on_trace)).copied(),
         };
-        if let Some(function) = function {
+        if let Some(function) = function.filter(|_| self.functions.len() < MAX_FUNCTIONS) {
             self.functions.entry((vm as u32, function)).or_default().push(number);
         }
     }
@@ -150,6 +153,17 @@ impl Estimation {
     pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
         self.on_traces.insert((vm, source), line.entered);
         self.profile.line(vm, source, line.frames);
+    }
+
+    /// A prototype of a VM was freed: its address may mean something else later.
+    pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
+        self.profile.forget_prototype(vm, proto);
+    }
+
+    /// Forgets all that [`line`](Self::line) said of a VM.
+    pub fn forget_lines(&mut self, vm: usize) {
+        self.on_traces.retain(|(of, _), _| *of != vm);
+        self.profile.forget_lines(vm);
     }
 
     /// Takes a reading of the counters.
@@ -164,8 +178,17 @@ impl Estimation {
 
     /// Takes a light sample.
     pub fn sample(&mut self, sample: &ActivitySample) {
-        let next = ActivityId(u32::try_from(self.activities.len()).unwrap_or(u32::MAX));
-        let activity = *self.activities.entry((sample.vm, sample.function)).or_insert(next);
+        let key = (sample.vm, sample.function);
+        let activity = match self.activities.get(&key) {
+            Some(known) => *known,
+            None => {
+                let new = ActivityId(self.activities.len().min(MAX_FUNCTIONS) as u32);
+                if self.activities.len() < MAX_FUNCTIONS {
+                    self.activities.insert(key, new);
+                }
+                new
+            }
+        };
         self.estimator.sample(CpuSample { at: sample.time, activity });
     }
 

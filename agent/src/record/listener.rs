@@ -27,6 +27,12 @@ pub trait AllocationListener {
 
     /// Which Lua line a source on a trace is, before the first event that has it.
     fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>);
+
+    /// A prototype of a VM was freed: its address may mean something else later.
+    fn forget_prototype(&mut self, vm: usize, proto: u64);
+
+    /// Nothing of what [`line`](Self::line) said of a VM is taken for known any more.
+    fn forget_lines(&mut self, vm: usize);
 }
 
 /// The live view's ear: it hears the symbols that a VM begins with, so it must be there before the probes are.

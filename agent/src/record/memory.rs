@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::collections::hash_map::Entry;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
@@ -13,6 +12,7 @@ use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSou
 use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
+use super::room::{ENTRY, Room};
 use super::stream_traces::{Start, StreamTraces};
 use super::trace_lines::TraceLines;
 use super::trace_table::TraceTable;
@@ -20,7 +20,7 @@ use crate::commands::exit::CommandError;
 use crate::probes::allocator::AllocationRecord;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
-use crate::stream::{Annotation, Symbol, TraceSymbol};
+use crate::stream::{Annotation, Symbol, TraceSymbol, reserved};
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces};
 
@@ -31,12 +31,15 @@ pub struct MemoryEvents {
     version: u8,
     vm: Vm,
     memory: ProcessMemory,
-    prototypes: Prototypes,
     functions: FunctionNames,
     /// Those of the VM that there were at first, until they are written.
     first_symbols: Vec<Symbol>,
     /// What the stream says that the addresses of prototypes mean.
     known: AddrMap<u64, Meaning>,
+    /// What there is for names, of all VMs together.
+    room: Room,
+    /// Whether the stream knows what stands for functions without a name: of Lua, and of C.
+    knows_nameless: [bool; 2],
     /// Addresses of C functions that were looked up.
     c_functions: HashSet<u64>,
     /// How many of the files of C functions the stream knows.
@@ -65,7 +68,7 @@ pub struct MemoryTally {
     pub frees: u64,
     /// Bytes that were freed.
     pub freed: u64,
-    /// Events of functions whose names were lost.
+    /// Events of functions whose names were lost, or had no room.
     pub nameless: u64,
     /// Events of traces whose starts were lost.
     pub lost_starts: u64,
@@ -93,22 +96,33 @@ pub(super) struct Meaning {
     first_line: u32,
     /// A hash of the chunkname.
     name: u64,
+    /// The length of the chunkname.
+    length: u32,
 }
 
 impl Meaning {
+    fn of(prototype: &Prototype) -> Self {
+        Self::new(prototype.chunkname.as_bytes(), prototype.key.firstline)
+    }
+
     pub(super) fn new(name: &[u8], first_line: u32) -> Self {
         let mut hasher = DefaultHasher::new();
         hasher.write(name);
-        Self { first_line, name: hasher.finish() }
+        Self { first_line, name: hasher.finish(), length: u32::try_from(name.len()).unwrap_or(u32::MAX) }
+    }
+
+    /// What it takes in all tables.
+    fn room(self) -> usize {
+        ENTRY + self.length as usize
     }
 }
 
 impl MemoryEvents {
     /// Prepares to name the events of `vm`: reads its prototypes and traces. `number` is that of the VM in the outputs,
-    /// `version` that of the streams.
-    pub fn read(process: &Process, vm: &Vm, number: usize, version: u8) -> Self {
+    /// `version` that of the streams. Names take of the `room` that all VMs have.
+    pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &Room) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
-        let mut events = Self::new(process, vm, number, version, functions);
+        let mut events = Self::new(process, vm, number, version, functions, room);
         events.read_symbols(process);
         events
     }
@@ -117,7 +131,7 @@ impl MemoryEvents {
     pub fn of_another(&self, process: &Process, vm: &Vm, number: usize) -> Self {
         // Both run the same machine code, and their libraries may not be there yet.
         let by_trace = self.by_trace.as_ref().map(|_| TraceTable::default());
-        Self { by_trace, ..Self::new(process, vm, number, self.version, self.functions.clone()) }
+        Self { by_trace, ..Self::new(process, vm, number, self.version, self.functions.clone(), &self.room) }
     }
 
     /// Starts what is written of the VM, with all symbols that there are by now.
@@ -129,19 +143,20 @@ impl MemoryEvents {
         out.start(self.number, &std::mem::take(&mut self.first_symbols), c_symbols)
     }
 
-    fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames) -> Self {
+    fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &Room) -> Self {
         Self {
             number,
             version,
             vm: vm.clone(),
             memory: process.memory(),
-            prototypes: Prototypes::default(),
             functions,
             first_symbols: Vec::new(),
             known: AddrMap::default(),
+            room: room.clone(),
+            knows_nameless: [false; 2],
             c_functions: HashSet::new(),
             c_files: 0,
-            definitions: Definitions::default(),
+            definitions: Definitions::within(room.clone()),
             traces: StreamTraces::default(),
             trace_lines: TraceLines::default(),
             by_trace: None,
@@ -151,34 +166,61 @@ impl MemoryEvents {
 
     /// Reads what the VM has by now.
     fn read_symbols(&mut self, process: &Process) {
-        let Self { vm, memory, prototypes, definitions, first_symbols: symbols, known, traces, .. } = self;
-        for address in heap::prototypes(memory, vm) {
-            let Ok(key) = Prototype::key_at(memory, &vm.layout, address) else { continue };
-            let Ok(prototype) = prototypes.get(memory, &vm.layout, key) else { continue };
-            symbols.push(lua_symbol(&prototype));
-            definitions.add(memory, vm, &prototype);
-            known.insert(address, Meaning::new(prototype.chunkname.as_bytes(), key.firstline));
+        let (memory, vm) = (self.memory.clone(), self.vm.clone());
+        let mut prototypes = Prototypes::default();
+        let mut symbols = Vec::new();
+        for address in heap::prototypes(&memory, &vm) {
+            let Ok(key) = Prototype::key_at(&memory, &vm.layout, address) else { continue };
+            let Ok(prototype) = prototypes.get(&memory, &vm.layout, key) else { continue };
+            if self.learn(address, Meaning::of(&prototype)) == Some(true) {
+                symbols.push(lua_symbol(&prototype));
+                self.definitions.add(&memory, &vm, &prototype);
+            }
         }
-        let names = known.iter().filter_map(|(&proto, &meaning)| {
-            let name = definitions.name(proto, meaning)?.into();
+        let names = self.known.iter().filter_map(|(&proto, &meaning)| {
+            let name = self.definitions.name(proto, meaning)?.into();
             Some(Annotation::FunctionName { proto, name }.to_symbol())
         });
         symbols.extend(names);
-        for trace in process.maps().map(|maps| read_traces(memory, &maps, vm)).unwrap_or_default() {
-            let Some((prototype, line)) = start_of(memory, vm, prototypes, &trace) else { continue };
+        for trace in process.maps().map(|maps| read_traces(&memory, &maps, &vm)).unwrap_or_default() {
+            let Some((prototype, line)) = start_of(&memory, &vm, &mut prototypes, &trace) else { continue };
             let (proto, number) = (prototype.key.address, u64::from(trace.number));
-            let meaning = Meaning::new(prototype.chunkname.as_bytes(), prototype.key.firstline);
-            if known.insert(proto, meaning) != Some(meaning) {
-                symbols.push(lua_symbol(&prototype));
-            }
+            let meaning = Meaning::of(&prototype);
+            let start = match self.learn(proto, meaning) {
+                Some(is_new) => {
+                    symbols.extend(is_new.then(|| lua_symbol(&prototype)));
+                    Start::At { proto, line, meaning }
+                }
+                None => Start::Lost,
+            };
             let mcode = (trace.mcode.start != 0).then_some(trace.mcode.start);
-            for symbol in traces.name(number, Start::At { proto, line, meaning }).symbols {
+            for symbol in self.traces.name(number, start, &self.room).symbols {
                 symbols.push(match symbol {
                     Symbol::Trace(symbol) => Symbol::Trace(TraceSymbol { mcode, ..symbol }),
                     other => other,
                 });
             }
         }
+        self.first_symbols = symbols;
+    }
+
+    /// Notes what the address of a prototype means; whether that is new. [`None`] if there is no room for it.
+    fn learn(&mut self, proto: u64, meaning: Meaning) -> Option<bool> {
+        if self.known.get(&proto) == Some(&meaning) {
+            return Some(false);
+        }
+        self.forget(proto);
+        if !self.room.take(meaning.room()) {
+            return None;
+        }
+        self.known.insert(proto, meaning);
+        Some(true)
+    }
+
+    /// Forgets what an address means, if it is that of a prototype: whether it is.
+    fn forget(&mut self, proto: u64) -> bool {
+        let known = self.known.remove(&proto);
+        known.inspect(|meaning| self.room.give(meaning.room())).is_some()
     }
 
     /// The VM whose events these are.
@@ -229,7 +271,9 @@ impl MemoryEvents {
                 self.tally.frees += 1;
                 self.tally.freed += old_size;
                 // Whatever lies at this address from now on is something else.
-                self.known.remove(&pointer);
+                if self.forget(pointer) {
+                    out.forget_prototype(self.number, pointer);
+                }
                 Event::Free { source, addr: pointer, size: old_size }
             }
             Some(AllocationKind::Realloc) => {
@@ -276,7 +320,11 @@ impl MemoryEvents {
     fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
         let place = place.filter(|_| out.shows_lines())?;
         let identity = *self.traces.identity(place.number)?;
-        let (source, line) = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, &identity, place)?;
+        let line = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, &identity, place);
+        if self.trace_lines.has_forgotten() {
+            out.forget_lines(self.number);
+        }
+        let (source, line) = line?;
         if let Some(line) = line {
             out.line(self.number, source, line);
         }
@@ -293,8 +341,9 @@ impl MemoryEvents {
         Ok(match AllocationSource::from_u8(event.source) {
             Some(AllocationSource::Lua) => self.lua(event, out)?,
             Some(AllocationSource::C) => {
-                self.name_c_function(event.place, c_symbols, out)?;
-                Source::C { addr: event.place }
+                let addr = self.name_c_function(event.place, c_symbols, out)?;
+                self.tally.nameless += u64::from(addr == reserved::NO_C_NAME);
+                Source::C { addr }
             }
             Some(AllocationSource::Trace) => self.trace(TracePlace::of(event).number, out)?,
             Some(AllocationSource::LostTrace) => {
@@ -306,13 +355,14 @@ impl MemoryEvents {
     }
 
     fn lua(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
-        if let Entry::Vacant(place) = self.known.entry(event.place) {
-            let name = b"=[unknown: its name was lost]";
-            place.insert(Meaning::new(name, 0));
-            out.event(self.number, &Event::Symbol(Symbol::lua(event.place, name, 0)))?;
+        let is_known = self.known.contains_key(&event.place);
+        self.tally.nameless += u64::from(!is_known);
+        let proto = if is_known { event.place } else { NAMELESS };
+        if !is_known && !std::mem::replace(&mut self.knows_nameless[0], true) {
+            let symbol = Symbol::lua(NAMELESS, b"=[unknown: its name was lost]", 0);
+            out.event(self.number, &Event::Symbol(symbol))?;
         }
-        self.tally.nameless += u64::from(event.place == NAMELESS);
-        Ok(Source::Lua { proto: event.place, line: u64::from(event.line) })
+        Ok(Source::Lua { proto, line: u64::from(event.line) })
     }
 
     /// Says what a prototype is that events name from now on.
@@ -326,8 +376,13 @@ impl MemoryEvents {
             None => Cow::Borrowed(&b"=[unknown: not readable]"[..]),
         };
         let meaning = Meaning::new(&name, seen.first_line);
-        if self.known.insert(seen.prototype, meaning) == Some(meaning) {
-            return Ok(());
+        match self.learn(seen.prototype, meaning) {
+            Some(true) => {}
+            Some(false) => return Ok(()),
+            None => {
+                out.forget_prototype(self.number, seen.prototype);
+                return Ok(());
+            }
         }
         out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))?;
         self.definitions.add_new(&self.memory, &self.vm, seen.prototype);
@@ -351,16 +406,25 @@ impl MemoryEvents {
         }
     }
 
+    /// Names a C function; gives the address that it has in the outputs.
     fn name_c_function(
         &mut self,
         address: u64,
         c_symbols: &mut CSymbols,
         out: &mut MemoryOutputs,
-    ) -> Result<(), CommandError> {
+    ) -> Result<u64, CommandError> {
         // Libraries with C functions of Lua's stay where they are until their VM is closed (`gctm`, `lib_package.c`).
-        if !self.c_functions.insert(address) {
-            return Ok(());
+        if self.c_functions.contains(&address) {
+            return Ok(address);
         }
+        if !self.room.take(ENTRY) {
+            if !std::mem::replace(&mut self.knows_nameless[1], true) {
+                let symbol = Symbol::c(reserved::NO_C_NAME, "[unknown: no room for its name]");
+                out.event(self.number, &Event::Symbol(symbol))?;
+            }
+            return Ok(reserved::NO_C_NAME);
+        }
+        self.c_functions.insert(address);
         let (symbol, has_start) = c_symbols.find(address);
         for file in &c_symbols.files()[self.c_files..] {
             symbols(file).try_for_each(|symbol| out.symbol_of_stream(self.number, symbol))?;
@@ -374,7 +438,10 @@ impl MemoryEvents {
         };
         out.symbol_of_reports(self.number, Symbol::c(address, &name));
         // The stream has no sizes: without a symbol of its own, the function would get its neighbour's name.
-        if has_start { Ok(()) } else { out.symbol_of_stream(self.number, Symbol::c(address, &name)) }
+        if !has_start {
+            out.symbol_of_stream(self.number, Symbol::c(address, &name))?;
+        }
+        Ok(address)
     }
 
     /// Says which trace events name from now on.
@@ -401,7 +468,7 @@ impl MemoryEvents {
                 Ok(Source::Trace { number, mcode: (self.version == 2).then_some(mcode.unwrap_or(0)) })
             }
             3.. => {
-                let named = self.traces.name(number, start);
+                let named = self.traces.name(number, start, &self.room);
                 for symbol in named.symbols {
                     out.event(self.number, &Event::Symbol(symbol))?;
                 }

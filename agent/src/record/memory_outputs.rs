@@ -9,6 +9,7 @@ use super::estimation::Estimation;
 use super::listener::SharedListener;
 use super::outputs::{ReportOutput, numbered, parse_output, several_vms_on_standard_output};
 use super::pipeline::Resolved;
+use super::reports::STACKS;
 use super::stream_file;
 use super::trace_lines::TraceLine;
 use crate::commands::exit::CommandError;
@@ -196,6 +197,7 @@ impl MemoryOutputs {
     fn report(&mut self, vm: usize, event: &Event) {
         if let Reports::Sources { profile, .. } = &mut self.reports {
             profile.add(vm, event);
+            profile.keep_within(STACKS);
         }
         if let Some(estimation) = &mut self.estimation {
             estimation.event(vm, event);
@@ -230,6 +232,40 @@ impl MemoryOutputs {
     /// Whether something shows where on a trace an allocation is made.
     pub fn shows_lines(&self) -> bool {
         matches!(self.reports, Reports::Sources { .. }) || self.live.is_some() || self.estimation.is_some()
+    }
+
+    /// A prototype of a VM was freed: its address may mean something else later.
+    pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.forget_prototype(vm, proto);
+        }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.forget_prototype(vm, proto);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().forget_prototype(vm, proto);
+        }
+    }
+
+    /// Forgets all that [`line`](Self::line) said of a VM.
+    pub fn forget_lines(&mut self, vm: usize) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.forget_lines(vm);
+        }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.forget_lines(vm);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().forget_lines(vm);
+        }
+    }
+
+    /// Bytes of sources that were too rare to have room for each.
+    pub fn folded(&self) -> u64 {
+        match &self.reports {
+            Reports::Sources { profile, .. } => profile.folded(),
+            Reports::None | Reports::Stacks(_) | Reports::Estimated(_) => 0,
+        }
     }
 
     /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.

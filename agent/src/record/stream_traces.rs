@@ -10,11 +10,15 @@ use lj_trace_common::allocation::on_trace::NO_LINE;
 use lj_trace_common::trace::TraceIdentity;
 
 use super::memory::Meaning;
+use super::room::{ENTRY, Room};
 use crate::stream::symtab::GENERATION;
 use crate::stream::{Symbol, TraceSymbol, reserved};
 
 /// Starts that a number may have had: whatever comes after them shares the last.
 const MAX_STARTS: usize = 4096;
+
+/// Stands for numbers that LuaJIT does not give.
+const NO_NUMBER: u64 = u32::MAX as u64;
 
 /// Where a trace starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,10 @@ pub struct Named {
 impl StreamTraces {
     /// Events of this trace come.
     pub fn see(&mut self, seen: &TraceSeen) {
+        // LuaJIT has no other numbers, whatever its memory says.
+        if u64::from(seen.identity.number) >= GENERATION {
+            return;
+        }
         self.now.insert(u64::from(seen.identity.number), (seen.identity, seen.line));
     }
 
@@ -68,11 +76,18 @@ impl StreamTraces {
         self.now.get(&number).filter(|(_, line)| *line != NO_LINE).map(|(identity, line)| (identity.startpt, *line))
     }
 
-    /// Gives what the stream calls a trace that starts there.
-    pub fn name(&mut self, number: u64, start: Start) -> Named {
+    /// Gives what the stream calls a trace that starts there, as long as there is `room` for another one.
+    pub fn name(&mut self, number: u64, start: Start, room: &Room) -> Named {
+        // Numbers that LuaJIT does not give are one where there is no room for each.
+        let is_new = !self.starts.contains_key(&number);
+        let number = if number >= GENERATION && is_new && !room.take(ENTRY) { NO_NUMBER } else { number };
         let starts = self.starts.entry(number).or_default();
         let known = starts.iter().position(|known| *known == start);
-        let generation = known.unwrap_or_else(|| starts.len().min(MAX_STARTS - 1));
+        let generation = known.unwrap_or_else(|| match starts.len() {
+            0 => 0,
+            all if all < MAX_STARTS && room.take(ENTRY) => all,
+            all => all - 1,
+        });
         // What is no number of a trace is no other one either.
         let number = if number < GENERATION { number + generation as u64 * GENERATION } else { number };
         if known.is_some() {
@@ -105,40 +120,56 @@ mod tests {
 
     #[test]
     fn a_number_that_starts_elsewhere_is_another_one() {
-        let mut traces = StreamTraces::default();
-        let first = traces.name(7, at(0x1000, 3));
+        let (mut traces, room) = (StreamTraces::default(), Room::default());
+        let first = traces.name(7, at(0x1000, 3), &room);
         assert_eq!(first.number, 7);
         let symbol = |number, proto, line| Symbol::Trace(TraceSymbol { number, mcode: None, proto, line });
         assert_eq!(first.symbols, [symbol(7, 0x1000, 3)]);
-        assert_eq!(traces.name(7, at(0x1000, 3)), Named { number: 7, symbols: Vec::new() });
-        let other = traces.name(7, at(0x1000, 9));
+        assert_eq!(traces.name(7, at(0x1000, 3), &room), Named { number: 7, symbols: Vec::new() });
+        let other = traces.name(7, at(0x1000, 9), &room);
         assert_eq!(other, Named { number: 7 + GENERATION, symbols: vec![symbol(7 + GENERATION, 0x1000, 9)] });
-        assert_eq!(traces.name(7, at(0x1000, 3)).number, 7, "compiled again");
+        assert_eq!(traces.name(7, at(0x1000, 3), &room).number, 7, "compiled again");
         let reused = Start::At { proto: 0x1000, line: 3, meaning: Meaning::new(b"@b.lua", 1) };
-        assert_eq!(traces.name(7, reused).number, 7 + 2 * GENERATION, "another function at the same place");
-        assert_eq!(traces.name(8, at(0x1000, 3)).number, 8);
+        assert_eq!(traces.name(7, reused, &room).number, 7 + 2 * GENERATION, "another function at the same place");
+        assert_eq!(traces.name(8, at(0x1000, 3), &room).number, 8);
     }
 
     #[test]
     fn a_start_that_is_lost_says_so() {
-        let mut traces = StreamTraces::default();
-        let lost = traces.name(7, Start::Lost);
+        let (mut traces, room) = (StreamTraces::default(), Room::default());
+        let lost = traces.name(7, Start::Lost, &room);
         assert_eq!((lost.number, lost.symbols.len()), (7, 2));
-        assert_eq!(traces.name(7, at(0x1000, 3)).number, 7 + GENERATION);
-        assert_eq!(traces.name(7, Start::Lost).number, 7);
-        let again = traces.name(8, Start::Lost);
+        assert_eq!(traces.name(7, at(0x1000, 3), &room).number, 7 + GENERATION);
+        assert_eq!(traces.name(7, Start::Lost, &room).number, 7);
+        let again = traces.name(8, Start::Lost, &room);
         assert_eq!((again.number, again.symbols.len()), (8, 1));
-        let garbage = traces.name(0x8cd0_0078, Start::Lost);
+        let garbage = traces.name(0x8cd0_0078, Start::Lost, &room);
         assert_eq!(garbage.number, 0x8cd0_0078);
     }
 
     #[test]
     fn there_is_an_end_to_generations() {
-        let mut traces = StreamTraces::default();
+        let (mut traces, room) = (StreamTraces::default(), Room::default());
         for line in 0..MAX_STARTS as u32 + 10 {
-            let named = traces.name(7, at(0x1000, line));
+            let named = traces.name(7, at(0x1000, line), &room);
             assert_eq!(named.number, 7 + u64::from(line).min(MAX_STARTS as u64 - 1) * GENERATION);
             assert_eq!(named.symbols.len(), 1);
         }
+    }
+
+    #[test]
+    fn without_room_a_number_keeps_its_last_start() {
+        let (mut traces, room) = (StreamTraces::default(), Room::of(3 * ENTRY));
+        let number = |line| 7 + u64::from(line) * GENERATION;
+        for line in 0..4 {
+            assert_eq!(traces.name(7, at(0x1000, line), &room).number, number(line));
+        }
+        for line in 4..10 {
+            assert_eq!(traces.name(7, at(0x1000, line), &room).number, number(3), "they share it");
+        }
+        assert_eq!(traces.name(7, at(0x1000, 1), &room).number, number(1), "what is known stays");
+        assert_eq!(traces.name(8, at(0x1000, 1), &room).number, 8);
+        let garbage = [0x8cd0_0078, 0x8cd0_0079].map(|number| traces.name(number, Start::Lost, &room).number);
+        assert_eq!(garbage, [NO_NUMBER; 2]);
     }
 }

@@ -26,6 +26,8 @@ pub struct TraceLines {
     known: HashMap<(TraceIdentity, u32), TraceLine>,
     /// Which trace the last line was of that reports know a place by: another may have come to the same place.
     shown: HashMap<Source, TraceIdentity>,
+    /// Whether that was forgotten since somebody has asked.
+    has_forgotten: bool,
     /// Places of which nothing could be told a moment ago.
     missed: HashSet<(TraceIdentity, u32)>,
     /// The traces themselves; none for those that were gone.
@@ -50,6 +52,7 @@ impl Default for TraceLines {
             traces: Traces::within(&Allowance::new()),
             known: HashMap::new(),
             shown: HashMap::new(),
+            has_forgotten: false,
             missed: HashSet::new(),
             sampled: HashMap::new(),
         }
@@ -93,9 +96,15 @@ impl TraceLines {
         }
         if self.shown.len() >= MAX_KNOWN {
             self.shown.clear();
+            self.has_forgotten = true;
         }
         self.shown.insert(source, *identity);
         Some((source, self.known.get(&key).cloned()))
+    }
+
+    /// Whether it was forgotten which lines reports know, since the last call: they are to forget them too.
+    pub fn has_forgotten(&mut self) -> bool {
+        std::mem::take(&mut self.has_forgotten)
     }
 
     /// The trace itself; [`None`] if it was gone when it was first asked for.

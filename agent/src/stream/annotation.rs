@@ -23,6 +23,8 @@ pub mod reserved {
     pub const LINE: u64 = 4;
     /// A Lua function in which traces start whose start was lost.
     pub const LOST_START: u64 = 5;
+    /// A C function that stands for all those for whose names there was no room.
+    pub const NO_C_NAME: u64 = 6;
     /// A symbol at `STATE + n` says that the next sample was taken in the VM state of number `n`.
     pub const STATE: u64 = 0x10;
     /// First address for functions that have a name but no address.

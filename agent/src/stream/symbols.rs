@@ -32,6 +32,8 @@ pub struct SymbolTable {
     c: AddrMap<u64, Arc<[u8]>>,
     c_starts: BTreeSet<u64>,
     traces: BTreeMap<u64, TraceSymbol>,
+    /// Whether chunknames with several lines are numbered, which are never forgotten.
+    numbers_aliases: bool,
     aliases: HashMap<Arc<[u8]>, usize>,
     aliased: Vec<Arc<[u8]>>,
 }
@@ -42,11 +44,21 @@ impl SymbolTable {
         Self::default()
     }
 
+    /// An empty table that numbers chunknames with several lines as the reference parsers do ([`alias`](Self::alias)).
+    pub fn with_aliases() -> Self {
+        Self { numbers_aliases: true, ..Self::default() }
+    }
+
+    /// Forgets the Lua function at `addr`.
+    pub fn remove_lua(&mut self, addr: u64) {
+        self.lua.remove(&addr);
+    }
+
     /// Adds or replaces a symbol; says whether that changed anything.
     pub fn insert(&mut self, symbol: Symbol) -> bool {
         match symbol {
             Symbol::Lua { addr, chunk, first_line } => {
-                if chunk.contains(&b'\n') && !self.aliases.contains_key(&chunk) {
+                if self.numbers_aliases && chunk.contains(&b'\n') && !self.aliases.contains_key(&chunk) {
                     self.aliased.push(chunk.clone());
                     self.aliases.insert(chunk.clone(), self.aliased.len());
                 }
@@ -162,14 +174,13 @@ mod tests {
 
     #[test]
     fn aliases_count_distinct_chunks_of_several_lines() {
-        let table: SymbolTable = [
+        let mut table = SymbolTable::with_aliases();
+        table.extend([
             Symbol::lua(1, b"one\ntwo", 0),
             Symbol::lua(2, b"@file.lua", 0),
             Symbol::lua(3, b"one\ntwo", 1),
             Symbol::lua(4, b"three\n", 0),
-        ]
-        .into_iter()
-        .collect();
+        ]);
         assert_eq!(
             (table.alias(b"one\ntwo"), table.alias(b"three\n"), table.alias(b"@file.lua")),
             (Some(1), Some(2), None)

@@ -39,6 +39,9 @@ pub struct AllocationRow {
     pub held: u64,
 }
 
+/// Bytes of memory for the stacks of sources. Those that come later are shown together.
+const STACKS: usize = 8 << 20;
+
 /// Everything that allocation events say.
 #[derive(Debug)]
 pub struct Allocations {
@@ -87,7 +90,7 @@ impl Allocations {
 
     fn of_vm(&mut self, vm: usize) -> &mut Sources {
         for new in self.sources.len()..=vm {
-            self.sources.push(Sources::of_vm(Frame::vm(new)));
+            self.sources.push(Sources::of_vm(Frame::vm(new)).within(STACKS));
         }
         &mut self.sources[vm]
     }
@@ -174,6 +177,14 @@ impl AllocationListener for Allocations {
 
     fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
         self.of_vm(vm).line(source, frames);
+    }
+
+    fn forget_prototype(&mut self, vm: usize, proto: u64) {
+        self.of_vm(vm).forget_prototype(proto);
+    }
+
+    fn forget_lines(&mut self, vm: usize) {
+        self.of_vm(vm).forget_lines();
     }
 }
 

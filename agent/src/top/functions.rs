@@ -66,6 +66,9 @@ pub struct TraceRow {
     pub samples: u64,
 }
 
+/// Stands for functions, lines and traces that were not seen lately, of so many that there is no room for each.
+const RARE: &str = "[rare]";
+
 /// What a function is known by.
 type FunctionKey = (Arc<str>, FrameKind);
 
@@ -83,10 +86,10 @@ impl Functions {
     /// Nothing yet; `window` intervals are recent.
     pub fn new(window: usize) -> Self {
         Self {
-            functions: Window::new(window),
-            lines: Window::new(window),
+            functions: Window::folding(window, (RARE.into(), FrameKind::Unresolved)),
+            lines: Window::folding(window, (RARE.into(), "".into())),
             states: Window::new(window),
-            traces: Window::new(window),
+            traces: Window::folding(window, (0, RARE.into())),
             samples: Window::new(window),
         }
     }

@@ -16,19 +16,30 @@ pub enum Span {
 
 /// Sums by key, in intervals that somebody else measures.
 ///
-/// It keeps the keys of the last intervals and all keys ever seen: memory grows with the number of keys, not with time.
+/// It keeps the keys of the last intervals, and [`MAX_KEYS`] others. Those that there is no room for become one.
 #[derive(Clone, Debug)]
 pub struct Window<K, V> {
     length: usize,
     current: HashMap<K, V>,
     past: VecDeque<HashMap<K, V>>,
     all: HashMap<K, V>,
+    /// What keys become that there is no room for.
+    rare: Option<K>,
 }
+
+/// Keys that are kept since the beginning: more than anybody looks through.
+const MAX_KEYS: usize = 1 << 14;
+
 
 impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> Window<K, V> {
     /// An empty window over the running interval and so many more before it.
     pub fn new(length: usize) -> Self {
-        Self { length, current: HashMap::new(), past: VecDeque::new(), all: HashMap::new() }
+        Self { length, current: HashMap::new(), past: VecDeque::new(), all: HashMap::new(), rare: None }
+    }
+
+    /// The same, in which keys that there is no room for become this one.
+    pub fn folding(length: usize, rare: K) -> Self {
+        Self { rare: Some(rare), ..Self::new(length) }
     }
 
     /// Adds to a key's sum.
@@ -39,6 +50,27 @@ impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> Window<K, V> {
                 None => drop(sums.insert(key.clone(), value)),
             }
         }
+        if self.all.len() > 2 * MAX_KEYS {
+            self.fold();
+        }
+    }
+
+    /// Adds up the keys that are not recent.
+    fn fold(&mut self) {
+        let Some(rare) = self.rare.clone() else { return };
+        let Self { current, past, all, .. } = self;
+        let is_recent = |key: &K| current.contains_key(key) || past.iter().any(|sums| sums.contains_key(key));
+        let mut folded = V::default();
+        let mut left = all.len();
+        all.retain(|key, value| {
+            let stays = is_recent(key) || left <= MAX_KEYS;
+            if !stays {
+                folded += *value;
+                left -= 1;
+            }
+            stays
+        });
+        *all.entry(rare).or_default() += folded;
     }
 
     /// Ends the running interval.
@@ -68,7 +100,7 @@ impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> Window<K, V> {
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        *self = Self::new(self.length);
+        *self = Self { rare: self.rare.take(), ..Self::new(self.length) };
     }
 }
 
@@ -93,5 +125,22 @@ mod tests {
         assert_eq!(window.intervals(), 3);
         window.clear();
         assert!(window.sums(Span::All).is_empty());
+    }
+
+    #[test]
+    fn there_is_an_end_to_keys() {
+        let mut window = Window::folding(1, u64::MAX);
+        for key in 0..10 * MAX_KEYS as u64 {
+            window.add(&key, 1);
+            window.add(&7, 1);
+            if key % 100 == 0 {
+                window.roll();
+            }
+            assert!(window.all.len() <= 2 * MAX_KEYS + 1);
+        }
+        let sums = window.sums(Span::All);
+        assert_eq!(sums.values().sum::<u64>(), 20 * MAX_KEYS as u64, "nothing is lost");
+        assert_eq!(sums[&7], 10 * MAX_KEYS as u64 + 1);
+        assert!(sums[&u64::MAX] > 7 * MAX_KEYS as u64, "{}", sums[&u64::MAX]);
     }
 }

@@ -20,7 +20,7 @@ use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{
     CSymbols, CallAccounts, Cost, Deciding, EstimateSummary, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
-    MemorySummary, MemoryTally, Resolved, TraceTable,
+    MemorySummary, MemoryTally, Resolved, Room, TraceTable,
 };
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
@@ -36,6 +36,9 @@ const BETWEEN_LOOKS: usize = 1 << 8;
 /// What became of events that were recorded and not worked off.
 const UNREAD_EVENTS: &str = "events were not worked off in time when recording ended";
 
+/// What was folded since there was no room for each.
+const FOLDED_SOURCES: &str = "bytes were allocated at lines that were too rare to have room for each: they are [rare stacks]";
+
 /// What counts events that never arrived, or not whole.
 pub const LOST: [Counter; 5] =
     [Counter::AllocationsLost, Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy, Counter::StacksLost];
@@ -46,6 +49,7 @@ pub struct MemoryPreparation {
     events: Vec<Option<MemoryEvents>>,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
+    room: Room,
 }
 
 impl MemoryPreparation {
@@ -70,13 +74,14 @@ impl MemoryPreparation {
             live: live.clone(),
             windows: args.overhead.is_some(),
         })?;
+        let room = Room::default();
         let read = |(index, vm)| {
             // The only one that is recorded has no number.
             let number = if only.is_some() { 0 } else { index };
             let is_recorded = only.is_none_or(|only| only == index);
             let read = || {
                 outputs.create(number)?;
-                let mut events = MemoryEvents::read(process, vm, number, args.stream_version);
+                let mut events = MemoryEvents::read(process, vm, number, args.stream_version, &room);
                 if args.traces {
                     events.group_by_trace();
                 }
@@ -86,7 +91,7 @@ impl MemoryPreparation {
         };
         let events = vms.iter().enumerate().map(read).collect::<Result<_, CommandError>>()?;
         let c_symbols = CSymbols::new(process, outputs.want_c_symbols());
-        Ok(Self { events, c_symbols, outputs })
+        Ok(Self { events, c_symbols, outputs, room })
     }
 
     /// Puts in the probes.
@@ -113,7 +118,7 @@ impl MemoryPreparation {
                 (probes, Some(bounded))
             }
         };
-        let Self { events, c_symbols, mut outputs } = self;
+        let Self { events, c_symbols, mut outputs, room } = self;
         if let Some(estimation) = outputs.estimation() {
             lifetimes::start(target, programs, estimation, polled);
         }
@@ -137,6 +142,7 @@ impl MemoryPreparation {
             deciding: Deciding::default(),
             c_symbols,
             outputs,
+            room,
             vms: vms.len(),
             only,
             strays: 0,
@@ -161,6 +167,8 @@ pub struct MemoryRecording {
     deciding: Deciding,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
+    /// What there is for names.
+    room: Room,
     /// How many VMs there were so far.
     vms: usize,
     /// The index of the only VM that is recorded, if only one is.
@@ -375,7 +383,7 @@ impl MemoryRecording {
             return Ok(());
         }
         let number = self.vms;
-        let mut events = MemoryEvents::read(process, vm, number, self.version);
+        let mut events = MemoryEvents::read(process, vm, number, self.version, &self.room);
         if self.events.iter().flatten().any(|events| events.by_trace().is_some()) {
             events.group_by_trace();
         }
@@ -486,6 +494,8 @@ impl MemoryRecording {
         if self.left_out > 0 {
             noted.push(("VMs that came into being and could not be recorded", self.left_out));
         }
+        let folded = self.outputs.folded();
+        noted.extend((folded > 0).then_some((FOLDED_SOURCES, folded)));
         let mut lost = programs.counted(&LOST);
         lost.extend([(UNREAD_EVENTS, self.unread), unread_stacks].into_iter().filter(|(_, count)| *count > 0));
         let summary = MemorySummary {

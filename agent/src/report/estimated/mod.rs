@@ -44,6 +44,9 @@ pub struct EstimatedProfile {
     pub title: String,
 }
 
+/// Bytes of memory for the stacks of sources: for ten thousand. Each has figures in every window that is kept.
+const STACKS: usize = 4 << 20;
+
 /// A source of allocations.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
@@ -103,7 +106,7 @@ impl EstimatedProfile {
     #[inline]
     fn meet(&mut self, vm: usize) {
         for new in self.sources.len()..=vm {
-            self.sources.push(Sources::of_vm(Frame::vm(new)));
+            self.sources.push(Sources::of_vm(Frame::vm(new)).within(STACKS));
         }
     }
 
@@ -133,6 +136,18 @@ impl EstimatedProfile {
     pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
         self.meet(vm);
         self.sources[vm].line(source, frames);
+    }
+
+    /// A prototype of a VM was freed: its address may mean something else later.
+    pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
+        self.meet(vm);
+        self.sources[vm].forget_prototype(proto);
+    }
+
+    /// Forgets all that [`line`](Self::line) said of a VM.
+    pub fn forget_lines(&mut self, vm: usize) {
+        self.meet(vm);
+        self.sources[vm].forget_lines();
     }
 
     /// Sets what is estimated of the sources that it has numbered.

@@ -5,6 +5,7 @@ pub(crate) mod sources;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::AddAssign;
 
 use clap::ValueEnum;
 use growth::Growth;
@@ -105,6 +106,14 @@ pub struct Garbage {
     pub age: u64,
 }
 
+impl AddAssign for Garbage {
+    fn add_assign(&mut self, other: Self) {
+        self.objects += other.objects;
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.age = self.age.saturating_add(other.age);
+    }
+}
+
 impl MemoryProfile {
     /// An empty profile, of which formats with room for one measure show `weight`.
     pub fn new(weight: Weight, title: impl Into<String>) -> Self {
@@ -178,6 +187,45 @@ impl MemoryProfile {
         self.sources[vm].line(source, frames);
     }
 
+    /// A prototype of a VM was freed: its address may mean something else later.
+    pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
+        self.meet(vm);
+        self.sources[vm].forget_prototype(proto);
+    }
+
+    /// Forgets all that [`line`](Self::line) said of a VM.
+    pub fn forget_lines(&mut self, vm: usize) {
+        self.meet(vm);
+        self.sources[vm].forget_lines();
+    }
+
+    /// Folds the rarest stacks once all take more than so many bytes of memory: half of that is left. What is held, and what
+    /// was garbage, goes along with them.
+    #[inline]
+    pub fn keep_within(&mut self, bytes: usize) {
+        if self.stacks.bytes() > bytes {
+            self.fold(bytes / 2);
+        }
+    }
+
+    #[cold]
+    fn fold(&mut self, keep: usize) {
+        let moved = self.stacks.fold_rare(keep);
+        let new = |stack: StackId| moved.get(stack.index()).copied().unwrap_or(stack);
+        self.heap.values_mut().for_each(|block| block.holder = new(block.holder));
+        let mut garbage = vec![Garbage::default(); self.stacks.numbered().count()];
+        for (old, sum) in moved.iter().zip(&self.garbage) {
+            garbage[old.index()] += *sum;
+        }
+        self.garbage = garbage;
+        self.sources.iter_mut().for_each(Sources::forget_stacks);
+    }
+
+    /// What the stacks weigh that were folded since they were rare: bytes allocated.
+    pub fn folded(&self) -> u64 {
+        self.stacks.folded()[ALLOC_SPACE.index]
+    }
+
     #[inline]
     fn meet(&mut self, vm: usize) {
         for new in self.sources.len()..=vm {
@@ -221,10 +269,7 @@ impl MemoryProfile {
             self.garbage.resize_with(index + 1, Garbage::default);
         }
         let age = self.clock().saturating_sub(block.birth);
-        let garbage = &mut self.garbage[index];
-        garbage.objects += 1;
-        garbage.bytes = garbage.bytes.saturating_add(block.size);
-        garbage.age = garbage.age.saturating_add(u64::from(age));
+        self.garbage[index] += Garbage { objects: 1, bytes: block.size, age: u64::from(age) };
     }
 
     /// What of a stack's blocks was freed again.
@@ -374,6 +419,35 @@ mod tests {
     fn a_block_whose_free_was_lost_is_not_held_twice() {
         let events = [alloc(A, 0x10, 100), alloc(B, 0x10, 20)];
         assert_eq!(folded(Weight::Held, &events), ["a.lua;@a.lua:3;a.lua:5 20"]);
+    }
+
+    #[test]
+    fn folded_sources_keep_what_they_hold() {
+        let line = |number: u64| Source::Lua { proto: 0x1000 + 16 * number, line: 4 };
+        let mut profile = MemoryProfile::new(Weight::Held, "");
+        profile.follow_blocks();
+        for number in 0..4000 {
+            profile.add(0, &Event::Symbol(Symbol::lua(0x1000 + 16 * number, format!("@{number}.lua").as_bytes(), 3)));
+            // One is kept, one is freed, one is freed later.
+            for (block, source) in [(0, line(number)), (1, line(number)), (2, line(number)), (3, line(0))] {
+                profile.add(0, &alloc(source, 4 * number + block, 10));
+            }
+            profile.add(0, &free(Source::Internal, 4 * number + 1, 10));
+            if number >= 1000 {
+                profile.add(0, &free(Source::Internal, 4 * (number - 1000) + 2, 10));
+            }
+            profile.forget_prototype(0, 0x1000 + 16 * number.max(1));
+            profile.keep_within(100_000);
+            assert!(profile.stacks.bytes() <= 101_000);
+        }
+        let sum = |measure: Measure| profile.stacks.totals()[measure.index];
+        assert_eq!((sum(ALLOC_SPACE), sum(INUSE_SPACE)), (160_000, 160_000 - 70_000));
+        let garbage = profile.stacks.numbered().map(|(id, _)| profile.garbage(id).bytes).sum::<u64>();
+        assert_eq!(garbage, 70_000);
+        let lines = folded::lines(&profile);
+        assert!(lines.contains(&"0.lua;@0.lua:3;0.lua:4 40010".to_owned()), "{lines:?}");
+        assert!(lines.iter().any(|line| line.starts_with("[rare stacks] ")), "{lines:?}");
+        assert!((100_000..120_000).contains(&profile.folded()), "{}", profile.folded());
     }
 
     #[test]

@@ -28,12 +28,20 @@ pub struct Sources {
     lines: HashMap<Source, Vec<Frame>>,
     /// What all of its stacks begin with: the VM.
     root: Option<Frame>,
+    /// Once all stacks take so many bytes of memory, sources that come are shown together.
+    limit: Option<usize>,
 }
 
 impl Sources {
     /// The sources of a VM, which every stack begins with.
     pub fn of_vm(root: Frame) -> Self {
         Self { root: Some(root), ..Self::default() }
+    }
+
+    /// Has sources that come once all stacks take so many bytes of memory be shown together, as [`Frame::Rare`].
+    #[must_use]
+    pub fn within(self, bytes: usize) -> Self {
+        Self { limit: Some(bytes), ..self }
     }
 
     /// Takes a symbol in. Losses that the stream notes go to `losses`.
@@ -77,6 +85,27 @@ impl Sources {
         self.lines.insert(source, frames);
     }
 
+    /// Forgets what a prototype means that was freed: nothing names it any more, until a symbol says what lies there then.
+    pub fn forget_prototype(&mut self, proto: u64) {
+        self.names.remove(&proto);
+        self.symbols.remove_lua(proto);
+        self.forget(proto);
+    }
+
+    /// Forgets all [`line`](Self::line)s.
+    pub fn forget_lines(&mut self) {
+        self.lines = HashMap::new();
+        drop_all(&mut self.stacks, self.traces.drain().flat_map(|(_, sources)| sources).collect());
+    }
+
+    /// Forgets the stacks of all sources: they are looked up again, for they have other numbers now.
+    pub fn forget_stacks(&mut self) {
+        self.stacks.clear();
+        self.lua.clear();
+        self.c.clear();
+        self.traces.clear();
+    }
+
     fn forget(&mut self, proto: u64) {
         drop_all(&mut self.stacks, self.lua.remove(&proto).unwrap_or_default());
     }
@@ -98,7 +127,9 @@ impl Sources {
             Source::Trace { number, .. } => self.traces.entry(number).or_default().push(source),
             Source::Internal => {}
         }
-        let frames = self.root.iter().cloned().chain(self.frames(source));
+        let is_full = self.limit.is_some_and(|limit| stacks.bytes() >= limit);
+        let frames = if is_full { vec![Frame::Rare] } else { self.frames(source) };
+        let frames = self.root.iter().cloned().chain(frames);
         let frames: Vec<_> = frames.map(|frame| stacks.intern(frame)).collect();
         let stack = stacks.stack(&frames);
         self.stacks.insert(source, stack);

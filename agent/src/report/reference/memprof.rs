@@ -126,7 +126,7 @@ impl Summary {
     pub fn new(version: u8) -> Self {
         Self {
             version,
-            locations: Locations::default(),
+            locations: Locations { symbols: SymbolTable::with_aliases(), ..Locations::default() },
             alloc: Events::default(),
             realloc: Events::default(),
             free: Events::default(),

@@ -19,7 +19,9 @@ pub fn read<R: Read>(
     symbols: Vec<Symbol>,
     reader: &mut SysprofReader<R>,
 ) -> Result<(Lines, Option<StreamError>), StreamError> {
-    let mut names = Names { symbols: symbols.into_iter().collect(), ..Names::default() };
+    let mut names = Names::default();
+    names.symbols = SymbolTable::with_aliases();
+    names.symbols.extend(symbols);
     let mut merged = Vec::new();
     let mut stack: Vec<u32> = Vec::new();
     let mut stacks: AddrMap<Vec<u32>, u64> = AddrMap::default();
