@@ -21,7 +21,6 @@ const MAX_FILES: usize = 1024;
 /// How many symbols they may have: a browser's are fewer.
 const MAX_SYMBOLS: usize = 1 << 20;
 
-
 impl CSymbols {
     /// Opens the files that are mapped by now. If not all symbols are `wanted`, single ones can still be looked up.
     pub fn new(process: &Process, wanted: bool) -> Self {

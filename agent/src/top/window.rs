@@ -30,7 +30,6 @@ pub struct Window<K, V> {
 /// Keys that are kept since the beginning: more than anybody looks through.
 const MAX_KEYS: usize = 1 << 14;
 
-
 impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> Window<K, V> {
     /// An empty window over the running interval and so many more before it.
     pub fn new(length: usize) -> Self {

@@ -37,7 +37,8 @@ const BETWEEN_LOOKS: usize = 1 << 8;
 const UNREAD_EVENTS: &str = "events were not worked off in time when recording ended";
 
 /// What was folded since there was no room for each.
-const FOLDED_SOURCES: &str = "bytes were allocated at lines that were too rare to have room for each: they are [rare stacks]";
+const FOLDED_SOURCES: &str =
+    "bytes were allocated at lines that were too rare to have room for each: they are [rare stacks]";
 
 /// What counts events that never arrived, or not whole.
 pub const LOST: [Counter; 5] =
