@@ -123,7 +123,14 @@ pub fn find(
         }
     }
     if state.is_interpreting() && in_text {
-        let base = narrow(registers[reg::RDX]);
+        let at = rip.wrapping_sub(vm.text_start) as u32;
+        let base = if is_in(&vm.edges.base_in_state, at) {
+            thread_base
+        } else if is_in(&vm.edges.base_in_rbp, at) {
+            narrow(registers[reg::RBP])
+        } else {
+            narrow(registers[reg::RDX])
+        };
         let pc = narrow(registers[reg::RBX]);
         if let Some(place) =
             from_registers(memory, vm, coroutine, (top.thread_base, cframe), (rip, base, pc), (scratch.0, scratch.1))

@@ -60,6 +60,10 @@ pub struct VmEdges {
     pub callback_calls: [u32; 2],
     /// The instructions that store a new frame's link, whose BASE is in place already, or [`NOWHERE`].
     pub links: [u32; 8],
+    /// Around calls of C functions: `rdx` is an argument or a result, and `L->base` is BASE.
+    pub base_in_state: [CodeRange; 64],
+    /// The same, where `rbp` is BASE.
+    pub base_in_rbp: [CodeRange; 40],
 }
 
 impl VmEdges {
@@ -74,6 +78,8 @@ impl VmEdges {
             continuing: [none; 1],
             callback_calls: [NOWHERE; 2],
             links: [NOWHERE; 8],
+            base_in_state: [none; 64],
+            base_in_rbp: [none; 40],
         }
     };
 }

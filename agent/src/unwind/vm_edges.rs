@@ -8,8 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
 use lj_trace_common::layout::VmLayout;
+
+use super::vm_text::{BaseAfterCall, base_after_call};
 
 /// These instructions, as ranges of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +34,14 @@ pub struct Edges {
     pub callback_calls: Vec<u64>,
     /// The instructions that store a new frame's link.
     pub links: Vec<u64>,
+    /// Around calls of C functions: `rdx` is an argument or a result, and `L->base` is BASE.
+    pub base_in_state: Vec<Range<u64>>,
+    /// The same, where `rbp` is BASE.
+    pub base_in_rbp: Vec<Range<u64>>,
 }
+
+/// Instructions around a call that are looked at: some 10 load its arguments.
+const MAX_AROUND_CALL: usize = 24;
 
 /// Instructions from taking BASE back to the jump to the continuation: some 10.
 const MAX_CONTINUING: usize = 16;
@@ -44,6 +55,7 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
     let leaving = text.leads_to(|text, at| text.unlinks(at));
     let returning: BTreeSet<u64> = text.leads_to(|text, at| text.sets_base(at));
     let returning: BTreeSet<u64> = returning.intersection(&leaving).copied().collect();
+    let [base_in_state, base_in_rbp] = text.around_calls(code, start);
     Edges {
         entering: text.ranges(&text.entering()),
         leaving: text.ranges(&leaving.difference(&returning).copied().collect()),
@@ -52,6 +64,8 @@ pub fn edges(code: &[u8], start: u64, layout: &VmLayout) -> Edges {
         continuing: text.continuing().into_iter().collect(),
         callback_calls: text.callback_enter().into_iter().chain(text.callback_leave()).collect(),
         links: text.instructions.values().filter(|found| text.stores_frame_link(found)).map(Instruction::ip).collect(),
+        base_in_state,
+        base_in_rbp,
     }
 }
 
@@ -103,6 +117,57 @@ impl Text<'_> {
 
     fn before(&self, ip: u64) -> &[u64] {
         self.predecessors.get(&ip).map_or(&[], Vec::as_slice)
+    }
+
+    /// Where `rdx` is not BASE around calls of C functions, after which BASE is taken back: from `L->base`, from `rbp`.
+    fn around_calls(&self, code: &[u8], start: u64) -> [Vec<Range<u64>>; 2] {
+        let mut ranges = [const { Vec::new() }; 2];
+        let is_call =
+            |found: &Instruction| matches!(found.flow_control(), FlowControl::Call | FlowControl::IndirectCall);
+        for call in self.instructions.values().filter(|found| is_call(found)) {
+            let place = match base_after_call(code, start, call.next_ip(), self.layout.l_base.into()) {
+                BaseAfterCall::LuaState => 0,
+                BaseAfterCall::Register(super::Register::Rbp) => 1,
+                _ => continue,
+            };
+            let begin = self.argument_in_rdx(call).unwrap_or(call.next_ip());
+            let end = self.base_is_back(call).unwrap_or(call.next_ip());
+            if begin < end {
+                ranges[place].push(begin..end);
+            }
+        }
+        ranges
+    }
+
+    /// From where on `rdx` is an argument of a call, if it is one.
+    fn argument_in_rdx(&self, call: &Instruction) -> Option<u64> {
+        let before = self.instructions.range(..call.ip()).rev().map(|(_, found)| found).take(MAX_AROUND_CALL);
+        for found in before.take_while(|found| found.flow_control() == FlowControl::Next) {
+            let stores_base = stores_to(found, self.layout.l_base.into());
+            // BASE is in another register, or still in this one.
+            if stores_base.is_some() || self.loads_base(found) {
+                return None;
+            }
+            if writes_rdx(found) {
+                return Some(found.next_ip());
+            }
+        }
+        None
+    }
+
+    /// Behind the instruction that takes BASE back after a call, if nothing branches before.
+    fn base_is_back(&self, call: &Instruction) -> Option<u64> {
+        let after = self.instructions.range(call.next_ip()..).map(|(_, found)| found).take(MAX_AROUND_CALL);
+        let mut after = after.take_while(|found| found.flow_control() == FlowControl::Next);
+        after.find(|found| writes_rdx(found)).map(Instruction::next_ip)
+    }
+
+    /// `mov rdx, [L+base]`
+    fn loads_base(&self, found: &Instruction) -> bool {
+        found.mnemonic() == Mnemonic::Mov
+            && writes_rdx(found)
+            && found.op1_kind() == OpKind::Memory
+            && found.memory_displacement64() == u64::from(self.layout.l_base)
     }
 
     /// From linking a C frame to the store of the link of its first Lua frame, where nothing unusual happens.
@@ -265,6 +330,15 @@ fn stores_to(found: &Instruction, displacement: u64) -> Option<Register> {
         && !matches!(found.memory_base(), Register::RSP | Register::None)
         && found.memory_displacement64() == displacement;
     is_store.then(|| found.op1_register())
+}
+
+fn writes_rdx(found: &Instruction) -> bool {
+    let mut factory = InstructionInfoFactory::new();
+    let info = factory.info(found);
+    info.used_registers().iter().any(|used| {
+        used.register().full_register() == Register::RDX
+            && !matches!(used.access(), OpAccess::Read | OpAccess::CondRead)
+    })
 }
 
 fn is_rbx(register: Register) -> bool {

@@ -66,7 +66,8 @@ impl Vm {
     pub fn config(&self) -> VmConfig {
         let text = (self.text.range.start, self.text.range.end);
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
-        let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, links } = &self.text.edges;
+        let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
+        let Edges { links, base_in_state, base_in_rbp, .. } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
@@ -75,6 +76,8 @@ impl Vm {
             continuing: self.places(continuing),
             callback_calls: self.offsets(callback_calls),
             links: self.offsets(links),
+            base_in_state: self.places(base_in_state),
+            base_in_rbp: self.places(base_in_rbp),
         };
         config
     }
