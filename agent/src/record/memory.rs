@@ -166,7 +166,7 @@ impl MemoryEvents {
 
     /// Reads what the VM has by now.
     fn read_symbols(&mut self, process: &Process) {
-        let (memory, vm) = (self.memory.clone(), self.vm.clone());
+        let (memory, vm) = (self.memory, self.vm.clone());
         let mut prototypes = Prototypes::default();
         let mut symbols = Vec::new();
         for address in heap::prototypes(&memory, &vm) {

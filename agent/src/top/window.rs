@@ -16,7 +16,7 @@ pub enum Span {
 
 /// Sums by key, in intervals that somebody else measures.
 ///
-/// It keeps the keys of the last intervals, and [`MAX_KEYS`] others. Those that there is no room for become one.
+/// It keeps the keys of the last intervals, and 16,384 others. Those that there is no room for become one.
 #[derive(Clone, Debug)]
 pub struct Window<K, V> {
     length: usize,

@@ -19,8 +19,7 @@ pub fn read<R: Read>(
     symbols: Vec<Symbol>,
     reader: &mut SysprofReader<R>,
 ) -> Result<(Lines, Option<StreamError>), StreamError> {
-    let mut names = Names::default();
-    names.symbols = SymbolTable::with_aliases();
+    let mut names = Names { symbols: SymbolTable::with_aliases(), ..Names::default() };
     names.symbols.extend(symbols);
     let mut merged = Vec::new();
     let mut stack: Vec<u32> = Vec::new();
