@@ -242,9 +242,19 @@ impl Cast {
         self.stores_functions || loads.any(|(_, known)| known.as_deref() == Some(name))
     }
 
-    /// The closure of a prototype, if the trace knows of one only.
+    /// The closure of a prototype, if no other one can run in the trace.
     pub fn only_closure(&self, prototype: u64) -> Option<u64> {
-        if let [only] = self.closures(prototype)[..] { Some(only) } else { None }
+        if let [only] = self.closures(prototype)[..]
+            && !self.is_any_closure(prototype)
+        {
+            return Some(only);
+        }
+        None
+    }
+
+    /// Whether a guard held a function against a prototype alone, so that it is any of its many closures.
+    pub fn is_any_closure(&self, prototype: u64) -> bool {
+        self.bytecodes.values().any(|&guarded| guarded == prototype)
     }
 
     /// The closures of a prototype among the constants. What a return goes to is told by its prototype alone.

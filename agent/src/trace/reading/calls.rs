@@ -88,16 +88,24 @@ impl<S: Surroundings> Reader<'_, S> {
                     return Vec::new();
                 }
                 let arguments = self.arguments(step);
-                let is_plain = !is_meta && matches!(self.called_value(place, step), Value::Function(_) | Value::Ref(_));
-                let passed: Vec<Value> = match step.op {
-                    Op::CALL | Op::CALLT if is_plain => {
+                let called = self.called_value(place, step);
+                // An object that is called is the first argument of its `__call` (`rec_call_setup`, `lj_record.c`).
+                let object = match called {
+                    Value::Function(_) => Some(None),
+                    Value::Ref(at) if self.body.code.ins(at).kind_of_result() == irt::FUNC => Some(None),
+                    Value::Ref(_) => Some(Some(called)),
+                    _ => None,
+                };
+                let passed: Vec<Value> = match (step.op, object) {
+                    (Op::CALL | Op::CALLT, Some(object)) if !is_meta => {
                         let count = usize::from(step.instruction.c()).saturating_sub(1);
                         let count = if step.op == Op::CALLT {
                             usize::from(step.instruction.d()).saturating_sub(1)
                         } else {
                             count
                         };
-                        (arguments..arguments + count).map(|slot| place.slot(slot)).collect()
+                        let given = (arguments..arguments + count).map(|slot| place.slot(slot));
+                        object.into_iter().chain(given).collect()
                     }
                     _ => Vec::new(),
                 };

@@ -131,18 +131,18 @@ impl<S: Surroundings> Reader<'_, S> {
         let mut floating = HashSet::new();
         let callable = self.cast.callable();
         for prototype in callable.iter().filter_map(|callee| callee.prototype()) {
-            let (Some(closure), Some(read)) = (self.cast.only_closure(prototype), self.cast.prototype(prototype))
-            else {
-                continue;
-            };
-            for position in 0..read.key.sizebc {
-                let Some(instruction) = read.instruction(position) else { continue };
-                if instruction.opcode(self.set).is_some_and(|opcode| opcode.op == Op::UGET)
-                    && let Some(Constant::Function(Callee::Lua { prototype, .. })) =
-                        self.surroundings.upvalue(closure, instruction.d())
-                {
-                    floating.insert(prototype);
+            let Some(read) = self.cast.prototype(prototype) else { continue };
+            let closures = self.cast.closures(prototype);
+            for instruction in (0..read.key.sizebc).filter_map(|position| read.instruction(position)) {
+                if instruction.opcode(self.set).is_none_or(|opcode| opcode.op != Op::UGET) {
+                    continue;
                 }
+                floating.extend(closures.iter().filter_map(|&closure| {
+                    match self.surroundings.upvalue(closure, instruction.d()) {
+                        Some(Constant::Function(callee)) => callee.prototype(),
+                        _ => None,
+                    }
+                }));
             }
         }
         let code = &self.body.code;

@@ -49,7 +49,10 @@ impl<S: Surroundings> Reader<'_, S> {
                     || self.constant_upvalue(stacks, step).is_some()
                     || self.upvalue_before(stacks, step, made.end).is_some()
                     // Of several closures nobody knows which, and what it has for a constant.
-                    || stacks.get(step.stack).callee.prototype().is_some_and(|prototype| self.cast.closures(prototype).len() > 1)
+                    || stacks.get(step.stack).callee.prototype().is_some_and(|prototype| {
+                        let closures = self.cast.closures(prototype);
+                        !closures.is_empty() && self.cast.only_closure(prototype).is_none()
+                    })
                     // An upvalue that is a slot of a frame of the trace.
                     || self.aliases_slots()
                     || self.is_inside(stacks, place)

@@ -183,8 +183,14 @@ impl<S: Surroundings> Reader<'_, S> {
             _ => false,
         });
         let accesses: Vec<u16> = accesses.collect();
+        // What a table has that the trace made itself is known without a load.
+        let is_same = |load: u16| {
+            let table = self.table_of(code.ins(load).op1());
+            !(FIRST..until).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP | Ir::NOP)))
+                || table.is_some_and(|table| place.slot(usize::from(step.instruction.b())) == Value::Ref(table))
+        };
         match accesses[..] {
-            [load] if self.op(load) == Some(Ir::HLOAD) => Value::Ref(load),
+            [load] if self.op(load) == Some(Ir::HLOAD) && (step.op == Op::GGET || is_same(load)) => Value::Ref(load),
             _ => Value::Any,
         }
     }

@@ -41,7 +41,11 @@ impl<S: Surroundings> Reader<'_, S> {
             Callee::Native { .. } => return Some(false),
         };
         let found = self.surroundings.upvalue_address(function, found.op2() >> 8)?;
-        let closures = self.cast.closures(own.prototype()?);
+        let prototype = own.prototype()?;
+        if self.cast.is_any_closure(prototype) {
+            return None;
+        }
+        let closures = self.cast.closures(prototype);
         let own = closures.iter().map(|&closure| self.surroundings.upvalue_address(closure, index));
         let own = own.collect::<Option<Vec<u64>>>()?;
         match own[..] {
