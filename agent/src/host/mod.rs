@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::target::{Maps, Process, TargetError};
 use crate::vm::status::VmSummary;
-use crate::vm::{FindError, Vm, VmStatus, find_vms};
+use crate::vm::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
 use code::CodeFiles;
 pub use doing::Doing;
 use doing::doing;
@@ -49,6 +49,8 @@ pub struct ListedProcess {
     pub rss: u64,
     /// Its VMs, by address.
     pub vms: Vec<ListedVm>,
+    /// Whether it may have others, since not all of its memory was searched.
+    pub may_have_more: bool,
     /// Why its VMs cannot be told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -129,11 +131,11 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
     if !files.any_in(&process, &maps) {
         return Outcome::Other;
     }
-    let (vms, error) = match find_vms(&process, &maps) {
-        Ok(vms) => (vms, None),
+    let (first, error) = match find_first_vms(&process, &maps) {
+        Ok(first) => (first, None),
         // It has LuaJIT's code, but does not use it.
         Err(FindError::NoVm { .. } | FindError::Target(_)) => return Outcome::Other,
-        Err(error) => (Vec::new(), Some(error.to_string())),
+        Err(error) => (FirstVms { vms: Vec::new(), may_have_more: false }, Some(error.to_string())),
     };
     let maps = process.maps().unwrap_or(maps);
     Outcome::LuaJit(Box::new(ListedProcess {
@@ -141,7 +143,8 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
         command: process.command(),
         arguments: arguments(pid),
         rss: process.rss(),
-        vms: vms.iter().filter_map(|vm| listed(&process, &maps, vm)).collect(),
+        vms: first.vms.iter().filter_map(|vm| listed(&process, &maps, vm)).collect(),
+        may_have_more: first.may_have_more,
         error,
     }))
 }

@@ -26,6 +26,15 @@ impl fmt::Display for Listing {
             let more = process.vms.len() - VMS;
             writeln!(f, "process {} ({}) has {more} more VMs: --json lists them", process.pid, process.command)?;
         }
+        for process in self.processes.iter().filter(|process| process.may_have_more) {
+            writeln!(
+                f,
+                "process {} ({}) may have other VMs in its {}, which were not searched: `lj-trace dump --pid {0}` does",
+                process.pid,
+                process.command,
+                bytes(process.rss)
+            )?;
+        }
         for process in &self.processes {
             if let Some(error) = &process.error {
                 writeln!(f, "process {} ({}): {error}", process.pid, process.command)?;
@@ -149,6 +158,7 @@ mod tests {
             arguments: Vec::new(),
             rss: 2 << 30,
             vms: vec![vm(Some(doing)), vm(None)],
+            may_have_more: true,
             error: None,
         };
         let listing = Listing {

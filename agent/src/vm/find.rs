@@ -11,8 +11,9 @@ use lj_trace_common::memory::ReadMemory;
 use super::debug_layout;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
 use super::machine::Vm;
+use super::pointed;
 use super::prove::{Evidence, Failures, Look};
-use super::scan::{Candidate, candidates};
+use super::scan::{Candidate, PageKind, candidates};
 use super::text::{interpreter_edges, interpreter_text};
 use crate::target::{Maps, Process, TargetError};
 
@@ -123,12 +124,47 @@ const MAX_REFUSALS: usize = 8;
 /// # Errors
 /// [`FindError`] if there is no VM whose layout can be proven.
 pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
+    prove_all(process, maps, all_candidates(process, maps))
+}
+
+/// VMs that were found soon.
+#[derive(Debug)]
+pub struct FirstVms {
+    /// In the order of their addresses.
+    pub vms: Vec<Vm>,
+    /// Whether the process may have others, since not all of its memory was searched.
+    pub may_have_more: bool,
+}
+
+/// Processes with less memory than this, in bytes, are searched as a whole, which takes no longer than 0.1 s.
+const SMALL: u64 = 256 << 20;
+
+/// Finds the VMs of `process` that show first, so that it takes no longer in one with much memory. Where none does, all of
+/// its memory is searched.
+///
+/// # Errors
+/// As [`find_vms`].
+pub fn find_first_vms(process: &Process, maps: &Maps) -> Result<FirstVms, FindError> {
+    if process.rss() >= SMALL {
+        let candidates = pointed::candidates(process.pid(), &process.memory(), maps, MAX_CANDIDATES);
+        // What is not proven at once gets a more thorough look.
+        if !candidates.is_empty()
+            && let Ok(vms) = prove_all(process, maps, candidates)
+        {
+            return Ok(FirstVms { vms, may_have_more: true });
+        }
+    }
+    Ok(FirstVms { vms: find_vms(process, maps)?, may_have_more: false })
+}
+
+/// Proves the VMs among `candidates`.
+fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Result<Vec<Vm>, FindError> {
     let began = Instant::now();
     let mut vms: Vec<Vm> = Vec::new();
     let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
     let mut maps = Rc::new(maps.clone());
-    let candidates = stable_candidates(process, &maps).into_iter();
     let mut pending: Vec<_> = candidates
+        .into_iter()
         .map(|candidate| {
             let kind = (candidate.gc64, candidate.global.wrapping_sub(candidate.thread));
             let table = tables.entry(kind).or_insert_with(|| layouts::candidates(kind.0, kind.1).into());
@@ -206,16 +242,21 @@ pub fn find_vms(process: &Process, maps: &Maps) -> Result<Vec<Vm>, FindError> {
     Err(refusal.unwrap_or(FindError::NoVm { pid: process.pid() }))
 }
 
-/// The candidates; where there are none, it may be that their stacks were just being moved.
-fn stable_candidates(process: &Process, maps: &Maps) -> Vec<Candidate> {
+/// The candidates in all memory; where there are none, it may be that their stacks were just being moved, or that they were
+/// swapped out.
+fn all_candidates(process: &Process, maps: &Maps) -> Vec<Candidate> {
+    let search = |kind| candidates(process.pid(), &process.memory(), maps, kind, MAX_CANDIDATES);
     for _ in 0..3 {
-        let found = candidates(process.pid(), &process.memory(), maps, MAX_CANDIDATES);
-        if !found.missed || !found.candidates.is_empty() {
+        let found = search(PageKind::Present);
+        if !found.candidates.is_empty() {
             return found.candidates;
+        }
+        if !found.missed {
+            break;
         }
         sleep(BETWEEN_LOOKS);
     }
-    Vec::new()
+    search(PageKind::Swapped).candidates
 }
 
 /// Proves a VM again that was found earlier: its undecided fields may be decided now.

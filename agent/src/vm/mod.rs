@@ -1,7 +1,8 @@
 //! The LuaJIT virtual machines in the target: found in its memory, their layout proven, their objects read.
 //!
 //! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
-//! reports only VMs that one layout fits without exception. Everything else reads objects of a proven VM:
+//! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables
+//! and stacks point to (`pointed`). Everything else reads objects of a proven VM:
 //! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
 
@@ -17,6 +18,7 @@ mod machine;
 pub mod object;
 pub(crate) mod overlay;
 pub(crate) mod page_cache;
+mod pointed;
 pub mod prototype;
 mod prove;
 pub mod scan;
@@ -27,7 +29,7 @@ pub mod traces;
 pub(crate) mod value;
 
 pub use fast_functions::FunctionNames;
-pub use find::{FindError, find_vms, prove_again, prove_still, runs_its_text};
+pub use find::{FindError, FirstVms, find_first_vms, find_vms, prove_again, prove_still, runs_its_text};
 pub use function_name::{FunctionName, NameKind, function_name};
 pub use lj_trace_layouts as layouts;
 pub use lua_value::LuaValue;

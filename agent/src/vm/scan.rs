@@ -43,22 +43,19 @@ pub struct Found {
     pub missed: bool,
 }
 
-/// The candidates in the target's private writable memory, its heap, `.bss` and anonymous memory; at most `limit`.
-pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -> Found {
-    let pages = ResidentPages::open(pid);
-    let is_code = |address| maps.find(address).is_some_and(|mapping| mapping.exec);
+/// The candidates in the pages of one kind in the target's private writable memory, its heap, `.bss` and anonymous memory;
+/// at most `limit`.
+pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, kind: PageKind, limit: usize) -> Found {
+    let pages = Pages::open(pid);
     let mut found = Found::default();
     let mut seen = Vec::new();
     let mut buffer = vec![0; CHUNK];
     for mapping in maps.iter().filter(|mapping| may_hold_objects(mapping)) {
-        for run in pages.runs(mapping.start..mapping.end) {
+        for run in pages.of(kind, mapping.start..mapping.end) {
             scan_run(memory, run, &mut buffer, |start, bytes| {
                 scan_bytes(start, bytes, &mut seen);
                 for candidate in seen.drain(..) {
-                    if found.candidates.len() < limit
-                        && owns_its_stack(memory, candidate)
-                        && dispatch_table(memory, candidate, is_code).is_some()
-                    {
+                    if found.candidates.len() < limit && is_plausible(memory, maps, candidate) {
                         found.candidates.push(candidate);
                     } else {
                         found.missed = true;
@@ -70,11 +67,17 @@ pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -
     found
 }
 
+/// Whether a candidate has a stack of its own and a dispatch table.
+pub fn is_plausible(memory: &ProcessMemory, maps: &Maps, candidate: Candidate) -> bool {
+    let is_code = |address| maps.find(address).is_some_and(|mapping| mapping.exec);
+    owns_its_stack(memory, candidate) && dispatch_table(memory, candidate, is_code).is_some()
+}
+
 /// Where objects may be: all private writable memory that exists.
 pub fn object_memory(pid: u32, maps: &Maps) -> Vec<Range<u64>> {
-    let pages = ResidentPages::open(pid);
+    let pages = Pages::open(pid);
     let mappings = maps.iter().filter(|mapping| may_hold_objects(mapping));
-    mappings.flat_map(|mapping| pages.runs(mapping.start..mapping.end)).collect()
+    mappings.flat_map(|mapping| pages.of(PageKind::Any, mapping.start..mapping.end)).collect()
 }
 
 /// Whether a candidate's stack begins with the candidate itself, as `stack_init` (`lj_state.c`) writes it and nothing
@@ -87,7 +90,8 @@ pub fn owns_its_stack(memory: &impl ReadMemory, candidate: Candidate) -> bool {
     (if candidate.gc64 { slot & GC64_ADDRESS_MASK } else { slot }) == candidate.thread
 }
 
-fn may_hold_objects(mapping: &Mapping) -> bool {
+/// Whether objects of a VM may lie in a mapping.
+pub fn may_hold_objects(mapping: &Mapping) -> bool {
     // Reading a device's memory may have effects.
     mapping.read && mapping.write && !mapping.shared && !mapping.path.starts_with("/dev/")
 }
@@ -107,7 +111,7 @@ fn scan_run(memory: &ProcessMemory, run: Range<u64>, buffer: &mut [u8], mut piec
 }
 
 /// Looks for candidates in `bytes`, which begin at the 8-aligned `start`.
-fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
+pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     /// `LJ_GC_FIXED | LJ_GC_SFIXED`: among threads, only the main thread is marked so (`lj_state.c`).
     const MARKS: u64 = 0x60;
     /// `dummy_ffid`, which is always `FF_C`.
@@ -136,48 +140,70 @@ fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
 }
 
 /// Which pages of the target exist: only these are read. Others would be brought to life by the reading.
-struct ResidentPages {
+pub struct Pages {
     pagemap: Option<File>,
 }
 
 /// Page size of `/proc/PID/pagemap`.
 const PAGE: u64 = 4096;
 
-impl ResidentPages {
-    fn open(pid: u32) -> Self {
+/// Where a page is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageKind {
+    /// In memory.
+    Present,
+    /// Swapped out: reading it brings it back.
+    Swapped,
+    /// One of both.
+    Any,
+}
+
+impl PageKind {
+    /// The bits of an entry of which one is set, see the kernel's pagemap.rst.
+    const fn bits(self) -> u64 {
+        match self {
+            Self::Present => 1 << 63,
+            Self::Swapped => 1 << 62,
+            Self::Any => 3 << 62,
+        }
+    }
+}
+
+impl Pages {
+    /// Those of the process `pid`.
+    pub fn open(pid: u32) -> Self {
         Self { pagemap: File::open(format!("/proc/{pid}/pagemap")).ok() }
     }
 
-    /// The runs of pages in `range` that are in memory or swapped out; all of it if that is not known.
-    fn runs(&self, range: Range<u64>) -> Vec<Range<u64>> {
+    /// The runs of pages of a kind in `range`; all of it if that is not known.
+    pub fn of(&self, kind: PageKind, range: Range<u64>) -> Vec<Range<u64>> {
         match &self.pagemap {
-            Some(pagemap) => Self::runs_of(pagemap, range.clone()).unwrap_or_else(|| vec![range]),
+            Some(pagemap) => runs_of(pagemap, kind.bits(), range.clone()).unwrap_or_else(|| vec![range]),
             None => vec![range],
         }
     }
+}
 
-    fn runs_of(pagemap: &File, range: Range<u64>) -> Option<Vec<Range<u64>>> {
-        /// Bits 63 (present) and 62 (swapped) of an entry, see the kernel's pagemap.rst.
-        const THERE: u64 = 3 << 62;
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        let mut entries = vec![0; 64 << 10];
-        let mut page = range.start / PAGE;
-        let end = range.end / PAGE;
-        while page < end {
-            let wanted = usize::try_from((end - page) * 8).map_or(entries.len(), |rest| rest.min(entries.len()));
-            let count = pagemap.read_at(&mut entries[..wanted], page * 8).ok().filter(|count| *count >= 8)?;
-            for entry in entries[..count].as_chunks().0 {
-                if u64::from_le_bytes(*entry) & THERE != 0 {
-                    match runs.last_mut().filter(|run| run.end == page * PAGE) {
-                        Some(run) => run.end += PAGE,
-                        None => runs.push(page * PAGE..(page + 1) * PAGE),
-                    }
+/// The runs of pages that have one of these bits.
+fn runs_of(pagemap: &File, bits: u64, range: Range<u64>) -> Option<Vec<Range<u64>>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    let mut entries = vec![0; 64 << 10];
+    let mut page = range.start / PAGE;
+    let end = range.end / PAGE;
+    while page < end {
+        let wanted = usize::try_from((end - page) * 8).map_or(entries.len(), |rest| rest.min(entries.len()));
+        let count = pagemap.read_at(&mut entries[..wanted], page * 8).ok().filter(|count| *count >= 8)?;
+        for entry in entries[..count].as_chunks().0 {
+            if u64::from_le_bytes(*entry) & bits != 0 {
+                match runs.last_mut().filter(|run| run.end == page * PAGE) {
+                    Some(run) => run.end += PAGE,
+                    None => runs.push(page * PAGE..(page + 1) * PAGE),
                 }
-                page += 1;
             }
+            page += 1;
         }
-        Some(runs)
     }
+    Some(runs)
 }
 
 #[cfg(test)]
@@ -240,7 +266,7 @@ mod tests {
         let stack_variable = 0_u64;
         let address = (&raw const stack_variable) as u64;
         let mapping = maps.find(address).unwrap();
-        let runs = ResidentPages::open(std::process::id()).runs(mapping.start..mapping.end);
+        let runs = Pages::open(std::process::id()).of(PageKind::Present, mapping.start..mapping.end);
         assert!(runs.iter().any(|run| run.contains(&address)));
         assert!(runs.iter().all(|run| run.start >= mapping.start && run.end <= mapping.end));
     }

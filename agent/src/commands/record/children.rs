@@ -13,7 +13,7 @@ use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
 use crate::target::family::descendants_of_all;
 use crate::target::{Maps, Process};
-use crate::vm::{Vm, find_vms};
+use crate::vm::{FirstVms, find_first_vms};
 
 /// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
 /// program.
@@ -33,7 +33,7 @@ pub struct NewChildren {
 struct Found {
     process: Process,
     maps: Maps,
-    vms: Vec<Vm>,
+    found: FirstVms,
 }
 
 impl NewChildren {
@@ -63,11 +63,12 @@ impl NewChildren {
 
     /// Those that were found since.
     pub fn take(&self, args: &RecordArgs) -> impl Iterator<Item = RecordTarget> {
-        self.found.try_iter().map(|Found { process, maps, vms }| RecordTarget {
+        self.found.try_iter().map(|Found { process, maps, found }| RecordTarget {
             args: args.of_child(process.pid()),
             process,
             maps,
-            vms,
+            vms: found.vms,
+            may_have_more: found.may_have_more,
             only: None,
             live: None,
         })
@@ -129,8 +130,8 @@ impl Watch {
 fn find(pid: u32) -> Option<Found> {
     let process = Process::open(pid).ok()?;
     let maps = process.maps().ok()?;
-    let vms = find_vms(&process, &maps).ok()?;
-    Some(Found { process, maps, vms })
+    let found = find_first_vms(&process, &maps).ok()?;
+    Some(Found { process, maps, found })
 }
 
 #[cfg(test)]

@@ -27,9 +27,13 @@ pub struct Newcomers {
 }
 
 impl Newcomers {
-    /// Nothing was searched yet.
-    pub fn new() -> Self {
-        Self { search: None, began: Instant::now(), next_search: Instant::now(), wait: FIRST_WAIT }
+    /// If not all of the memory of `process` was searched for its first VMs, the rest is now.
+    pub fn new(process: &Process, may_have_more: bool) -> Self {
+        let mut newcomers = Self { search: None, began: Instant::now(), next_search: Instant::now(), wait: FIRST_WAIT };
+        if may_have_more {
+            newcomers.search(process);
+        }
+        newcomers
     }
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.

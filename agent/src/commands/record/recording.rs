@@ -164,7 +164,7 @@ impl Recording {
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
-        let newcomers = Newcomers::new();
+        let newcomers = Newcomers::new(process, target.may_have_more && only.is_none());
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
         let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());

@@ -7,7 +7,7 @@ use crate::record::SharedListener;
 use crate::service::journal::{Priority, say};
 use crate::target::family::descendants;
 use crate::target::{Maps, Process};
-use crate::vm::{FindError, Vm, find_vms};
+use crate::vm::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 
 /// A process that is recorded.
 pub struct RecordTarget {
@@ -19,6 +19,8 @@ pub struct RecordTarget {
     pub maps: Maps,
     /// Its VMs.
     pub vms: Vec<Vm>,
+    /// Whether it may have others, since not all of its memory was searched.
+    pub may_have_more: bool,
     /// The index of the only VM that is recorded, if only one is.
     pub only: Option<usize>,
     /// If it is only looked at: who hears of its allocations. There are no outputs then.
@@ -33,10 +35,15 @@ impl RecordTarget {
     pub(super) fn new(args: RecordArgs) -> Result<Self, CommandError> {
         let process = Process::open(args.pid)?;
         let maps = process.maps()?;
-        let found = find_vms(&process, &maps).map_err(CommandError::from);
-        let vms = found.map_err(|error| error.unless_gone(&process))?;
+        let explain = |error| CommandError::from(error).unless_gone(&process);
+        let mut found = find_first_vms(&process, &maps).map_err(explain)?;
+        let has = |vms: &[Vm], address| vms.iter().any(|vm: &Vm| vm.global == address);
+        if found.may_have_more && args.vm.is_some_and(|address| !has(&found.vms, address)) {
+            found = FirstVms { vms: find_vms(&process, &maps).map_err(explain)?, may_have_more: false };
+        }
+        let FirstVms { vms, may_have_more } = found;
         let only = args.vm.map(|address| choose(&args, &vms, address)).transpose()?;
-        Ok(Self { args, process, maps, vms, only, live: None })
+        Ok(Self { args, process, maps, vms, may_have_more, only, live: None })
     }
 
     /// The VMs that are recorded, in the order of their numbers in the outputs: the only one that is recorded has none.
@@ -98,7 +105,7 @@ fn workers(pid: u32) -> Option<String> {
     let has_vm = |pid: &u32| {
         let process = Process::open(*pid).ok()?;
         let maps = process.maps().ok()?;
-        find_vms(&process, &maps).ok()
+        find_first_vms(&process, &maps).ok()
     };
     let workers: Vec<String> =
         descendants(pid).into_iter().filter(|pid| has_vm(pid).is_some()).map(|pid| pid.to_string()).collect();
@@ -120,9 +127,10 @@ pub(super) fn children(args: &RecordArgs) -> Result<Vec<RecordTarget>, CommandEr
     for pid in descendants(args.pid) {
         let Ok(process) = Process::open(pid) else { continue };
         let Ok(maps) = process.maps() else { continue };
-        match find_vms(&process, &maps) {
-            Ok(vms) => {
-                targets.push(RecordTarget { args: args.of_child(pid), process, maps, vms, only: None, live: None })
+        match find_first_vms(&process, &maps) {
+            Ok(FirstVms { vms, may_have_more }) => {
+                let args = args.of_child(pid);
+                targets.push(RecordTarget { args, process, maps, vms, may_have_more, only: None, live: None });
             }
             // A helper without Lua, or one that has just exited.
             Err(FindError::NoVm { .. } | FindError::Target(_)) => {}

@@ -1,0 +1,72 @@
+//! Processes with much memory: it takes no longer to find their VMs.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::tracer::{Tracer, run};
+use lj_trace_tests::workload::Workload;
+use serde_json::Value;
+
+const SCRIPT: &str = "roomy.lua";
+/// Memory of the big ones, in MiB: a search of all takes some 0.4 s for each 1024 of them, and no machine does it in
+/// [`LONGER`].
+const MUCH: &str = "2048";
+const LITTLE: &str = "1";
+/// By how much a big process may take longer to attach to.
+const LONGER: Duration = Duration::from_millis(100);
+/// Others use the machine, too: the quickest of so many is what it takes.
+const TRIES: usize = 3;
+
+/// How long it takes to attach.
+fn attach(workload: &Workload) -> Result<Duration> {
+    let folder = tempfile::tempdir()?;
+    let (pid, output) = (workload.pid().to_string(), folder.path().join("out.folded"));
+    let tracer = Tracer::start(["--pid", &pid, "--duration", "100ms", "--output", &output.to_string_lossy()])?;
+    let said = tracer.wait()?.stderr;
+    let words = said.split_once("attached in ").and_then(|(_, rest)| rest.split_once(" ms"));
+    let (milliseconds, _) = words.with_context(|| said.clone())?;
+    Ok(Duration::from_millis(milliseconds.parse()?))
+}
+
+fn quickest(workload: &Workload) -> Result<Duration> {
+    let all: Vec<Duration> = (0..TRIES).map(|_| attach(workload)).collect::<Result<_>>()?;
+    all.into_iter().min().context("no tries")
+}
+
+fn both(name: &'static str) -> Result<()> {
+    let Some(program) = Program::find(name) else { return Ok(()) };
+    let mut small = Workload::start(&program, SCRIPT, &[LITTLE])?;
+    small.go()?;
+    let expected = quickest(&small)?;
+    small.kill()?;
+    let mut big = Workload::start(&program, SCRIPT, &[MUCH])?;
+    let listing = run(["list", "--json"])?;
+    big.go()?;
+    let took = quickest(&big)?;
+    println!("{name}: attached in {expected:?}, with {MUCH} MiB in {took:?}");
+    ensure!(took < expected + LONGER, "{name}: {took:?} instead of {expected:?}");
+    // Where nobody searches the rest, it is told.
+    let listing: Value = serde_json::from_str(&listing.stdout)?;
+    let process = listing["processes"].as_array().into_iter().flatten().find(|process| process["pid"] == big.pid());
+    let process = process.with_context(|| format!("{listing:#}"))?;
+    ensure!(
+        process["may_have_more"] == true && process["vms"].as_array().is_some_and(|vms| !vms.is_empty()),
+        "{process:#}"
+    );
+    // And where somebody does, all of them are found.
+    let dump = run(["dump", "--pid", &big.pid().to_string(), "--json"])?;
+    let dump: Value = serde_json::from_str(&dump.stdout)?;
+    ensure!(dump["vms"].as_array().map(Vec::len) == Some(2), "{dump:#}");
+    big.kill()
+}
+
+#[test]
+fn luajit_is_attached_to_as_soon() -> Result<()> {
+    both(LUAJIT)
+}
+
+#[test]
+fn tarantool_is_attached_to_as_soon() -> Result<()> {
+    both(TARANTOOL)
+}
