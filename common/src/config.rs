@@ -65,6 +65,19 @@ pub struct Config {
 
 const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
 
+/// How many processes can be recorded by the same events, one on each CPU.
+pub const MAX_CHOSEN: u32 = 256;
+
+/// The namespace in which processes have the numbers that the agent names.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PidNamespace {
+    /// The device of the file that stands for it, as the kernel keeps it.
+    pub device: u64,
+    /// The inode of that file; 0 for the kernel's own namespace, in which all processes are.
+    pub inode: u64,
+}
+
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
 

@@ -3,6 +3,7 @@
 pub mod activity;
 pub mod allocator;
 pub mod calibrate;
+mod cpu_events;
 pub mod gate;
 pub mod guardian;
 pub mod harm;
@@ -15,6 +16,7 @@ pub mod programs;
 pub mod sample;
 pub mod sampler;
 pub mod session;
+pub mod switching;
 mod trapped;
 mod uprobe_multi;
 pub mod watchpoints;

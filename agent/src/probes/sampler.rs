@@ -1,4 +1,4 @@
-//! The CPU sampler, attached to all threads of the target, and the buffer that hands out samples: those of the
+//! The CPU sampler, attached to all CPUs or to all threads of the target, and the buffer that hands out samples: those of the
 //! clock and those of allocations.
 
 use std::collections::HashSet;
@@ -9,8 +9,9 @@ use aya::maps::{MapData, RingBuf};
 use aya::programs::PerfEvent;
 use lj_trace_common::config::LATE_EVENT;
 
+use super::cpu_events::Chosen;
 use super::perf_event::{self, Attached, Clock};
-use super::programs::{ProbeError, Programs, take_map};
+use super::programs::{ProbeError, Programs, take_map, whole};
 use super::sample::Record;
 use crate::privileges::{Operation, limits};
 use crate::target::{Process, TargetError};
@@ -39,11 +40,33 @@ impl SampleBuffer {
     }
 }
 
-/// A running CPU sampler. Dropping it detaches it.
+/// A CPU sampler. Dropping it detaches it.
 pub struct Sampler {
     program: &'static str,
-    events: Vec<Attached>,
+    events: Events,
     clock: Clock,
+    rate: u32,
+    cpus: Option<usize>,
+    /// Why the events are not on CPUs, if they should be.
+    why_threads: Option<String>,
+}
+
+/// What ticks.
+enum Events {
+    /// All CPUs do.
+    OnCpus(Chosen),
+    /// The threads of the process do.
+    OnThreads(Vec<Attached>),
+}
+
+/// Where the events are to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Places {
+    /// On CPUs if the kernel allows it.
+    #[default]
+    Auto,
+    /// On threads.
+    Threads,
 }
 
 /// The program that takes whole samples.
@@ -53,22 +76,24 @@ const SAMPLE_CPU: &str = "sample_cpu";
 const SAMPLE_ACTIVITY: &str = "sample_activity";
 
 impl Sampler {
-    /// Starts sampling all threads of `process`, those started later included, `rate` times a second of CPU
-    /// time each.
+    /// Prepares to sample all threads of `process`, those started later included, `rate` times a second of CPU
+    /// time each: [`Self::begin`] starts it.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
     /// [`ProbeError::Target`] if the process is gone.
-    pub fn attach(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        Self::attach_program(programs, process, rate, SAMPLE_CPU)
+    pub fn attach(programs: &mut Programs, process: &Process, rate: u32, places: Places) -> Result<Self, ProbeError> {
+        Self::attach_program(programs, process, rate, SAMPLE_CPU, places)
     }
 
-    /// The same for samples that only tell what runs ([`super::activity`]).
+    /// Starts samples that only tell what runs ([`super::activity`]).
     ///
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_light(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY)
+        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, Places::Threads)?;
+        sampler.begin()?;
+        Ok(sampler)
     }
 
     fn attach_program(
@@ -76,18 +101,58 @@ impl Sampler {
         process: &Process,
         rate: u32,
         name: &'static str,
+        places: Places,
     ) -> Result<Self, ProbeError> {
         let refused = |error| ProbeError::sort(error);
         program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
-        let mut sampler = Self { program: name, events: Vec::new(), clock: Clock::detect() };
+        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
+        let clock = Clock::detect();
+        let mut sampler =
+            Self { program: name, events: Events::OnThreads(Vec::new()), clock, rate, cpus: None, why_threads: None };
+        if places == Places::Auto {
+            let fd = program(programs, name).and_then(|program| Ok(program.fd()?.try_clone()?)).map_err(refused)?;
+            match Chosen::prepare(programs, process, rate, &fd) {
+                Ok(chosen) => {
+                    (sampler.clock, sampler.cpus) = (Clock::CpuClock, Some(chosen.cpus()));
+                    sampler.events = Events::OnCpus(chosen);
+                    return Ok(sampler);
+                }
+                Err(error) => sampler.why_threads = Some(whole(&error)),
+            }
+        }
         sampler.attach_threads(programs, process, rate)?;
         Ok(sampler)
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel.
+    pub fn begin(&self) -> Result<(), ProbeError> {
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.begin().map_err(ProbeError::sort),
+            Events::OnThreads(events) => events.iter().try_for_each(Attached::begin).map_err(ProbeError::sort),
+        }
+    }
+
+    /// On how many CPUs there are events; [`None`] if they are on threads.
+    pub fn cpus(&self) -> Option<usize> {
+        self.cpus
+    }
+
+    /// The clock and the rate, if events are on threads.
+    pub fn on_threads(&self) -> Option<(Clock, u32)> {
+        self.cpus.is_none().then_some((self.clock, self.rate))
+    }
+
+    /// Why there are no events on CPUs, if there should be.
+    pub fn why_threads(&self) -> Option<&str> {
+        self.why_threads.as_deref()
     }
 
     fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
         let mut attached = HashSet::new();
         let refused = |error| ProbeError::sort(error);
-        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
         // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
         // thread turns out to have inherited another.
@@ -117,7 +182,9 @@ impl Sampler {
         let fd = program(programs, self.program).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
         match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
             Ok(event) => {
-                self.events.push(event);
+                if let Events::OnThreads(events) = &mut self.events {
+                    events.push(event);
+                }
                 Ok(true)
             }
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
@@ -133,7 +200,7 @@ impl Sampler {
 
     /// Stops the clock: no sample is taken from here on.
     pub fn detach(&mut self) {
-        self.events.clear();
+        self.events = Events::OnThreads(Vec::new());
     }
 
     /// What makes the sampler tick.

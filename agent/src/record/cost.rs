@@ -59,6 +59,8 @@ pub struct Counted {
     light: (u64, u64),
     /// The same for hits of watchpoints.
     hits: (u64, u64),
+    /// Context switches while a sampler's events were on threads.
+    switches: u64,
 }
 
 impl Counted {
@@ -77,7 +79,13 @@ impl Counted {
             outside: programs.count(Counter::CallsOutside),
             light: (programs.count(Counter::ActivitySampled), programs.count(Counter::ActivityTime)),
             hits: (programs.count(Counter::WatchpointHits), programs.count(Counter::WatchpointTime)),
+            switches: 0,
         }
+    }
+
+    /// The same with so many context switches of the target.
+    pub fn with_switches(self, switches: u64) -> Self {
+        Self { switches, ..self }
     }
 
     /// Samples of the CPU profile.
@@ -93,7 +101,7 @@ impl Counted {
     /// Seconds that the CPU profile has cost.
     pub fn cpu_profile(&self, probes: ProbeCost) -> f64 {
         let (samples, nanoseconds) = self.samples;
-        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9
+        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9 + self.switches as f64 * probes.switch
     }
 
     /// Seconds that the memory profile has cost.
@@ -113,7 +121,7 @@ impl Counted {
     /// Seconds that what is always on beside windows has cost: light samples, and watchpoints.
     pub fn beside(&self, probes: ProbeCost) -> f64 {
         let of = |(times, nanoseconds): (u64, u64), each: f64| times as f64 * each + nanoseconds as f64 * 1e-9;
-        of(self.light, probes.tick) + of(self.hits, probes.hit)
+        of(self.light, probes.tick) + of(self.hits, probes.hit) + self.switches as f64 * probes.light_switch
     }
 }
 
@@ -132,7 +140,8 @@ pub fn cpu_time(pid: u32) -> Option<f64> {
 mod tests {
     use super::*;
 
-    const PROBES: ProbeCost = ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6, hit: 5e-6 };
+    const PROBES: ProbeCost =
+        ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6, hit: 5e-6, switch: 0.6e-6, light_switch: 0.7e-6 };
 
     #[test]
     fn programs_are_timed_now_and_then_and_count_for_all() {
@@ -144,6 +153,7 @@ mod tests {
             outside: 1000,
             light: (10, 10_000),
             hits: (100, 20_000),
+            switches: 0,
         };
         let cpu = counted.cpu_profile(PROBES);
         assert!((cpu - 0.0015).abs() < 1e-9, "{cpu}");
@@ -154,6 +164,9 @@ mod tests {
         assert!((edges - 0.000_5).abs() < 1e-9, "{edges}");
         assert!((beside - (0.000_1 + 0.000_01 + 0.000_5 + 0.000_02)).abs() < 1e-9, "{beside}");
         assert_eq!(Counted::default().memory_profile(PROBES), 0.0);
+        let switched = counted.with_switches(1000);
+        let more = [switched.cpu_profile(PROBES) - cpu, switched.beside(PROBES) - beside];
+        assert!((more[0] - 0.000_6).abs() < 1e-9 && (more[1] - 0.000_7).abs() < 1e-9, "{more:?}");
     }
 
     #[test]

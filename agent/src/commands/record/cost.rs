@@ -15,9 +15,10 @@ use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
+use crate::probes::switching;
 use crate::record::{Cost, Counted, cpu_time};
 use crate::service::journal::{Priority, say};
-use crate::target::Process;
+use crate::target::{Process, Switches};
 
 /// How much a memory profile may cost.
 #[derive(Clone, Debug, Args)]
@@ -61,6 +62,8 @@ pub struct CostMeter {
     calibration: Calibration,
     pid: u32,
     limit: Option<f64>,
+    /// Context switches, if they cost something.
+    switches: Option<Switches>,
     /// The first reading.
     first: Option<Reading>,
     /// The one with the verdict that it cost too much.
@@ -79,9 +82,18 @@ struct Reading {
 }
 
 impl CostMeter {
-    /// Begins; a memory profile may cost this share of the target's CPU time.
-    pub fn new(process: &Process, calibration: Calibration, limit: Option<f64>) -> Self {
-        Self { calibration, pid: process.pid(), limit, first: None, too_dear: None, window: VecDeque::new() }
+    /// A memory profile may cost this share of the target's CPU time. `on_threads` says whether there are events on threads,
+    /// which cost something at each context switch.
+    pub fn new(process: &Process, calibration: Calibration, limit: Option<f64>, on_threads: bool) -> Self {
+        let switches = on_threads.then(|| Switches::of(process.pid()));
+        let (first, too_dear, window) = (None, None, VecDeque::new());
+        Self { calibration, pid: process.pid(), limit, switches, first, too_dear, window }
+    }
+
+    /// Begins: what the process has used so far is none of it.
+    pub fn begin(&mut self, programs: &Programs) {
+        let cpu = cpu_time(self.pid);
+        self.first = cpu.map(|cpu| Reading { at: Instant::now(), cpu, counted: Counted::read(programs.counts()) });
     }
 
     /// Has a look, if it is time to: the share of the target's CPU time that its memory profile costs, once that is more
@@ -94,6 +106,9 @@ impl CostMeter {
         // A process that has exited has no clock any more.
         let cpu = cpu_time(self.pid)?;
         let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
+        if let Some(switches) = &mut self.switches {
+            switches.look();
+        }
         self.first.get_or_insert(reading);
         self.window.push_back(reading);
         let probes = self.calibration.result()?.0;
@@ -116,14 +131,16 @@ impl CostMeter {
 
     /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
     /// seconds more than counters tell.
-    pub fn finish(self, programs: &Programs, disturbed: f64) -> [Cost; 2] {
+    pub fn finish(mut self, programs: &Programs, disturbed: f64) -> Costs {
         let (probes, measured) = self.calibration.wait();
-        let counted = Counted::read(programs.counts());
+        let switches = self.switches.as_mut().map_or(0, Switches::count);
+        let counted = Counted::read(programs.counts()).with_switches(switches);
         let last = match cpu_time(self.pid) {
             Some(cpu) => Some((cpu, counted)),
             // What it has used after the last look is not known.
-            None => self.window.back().map(|last| (last.cpu, last.counted)),
+            None => self.window.back().map(|last| (last.cpu, last.counted.with_switches(switches))),
         };
+        let used = self.first.zip(last).map(|(first, (cpu, _))| cpu - first.cpu);
         let memory_last = self.too_dear.map(|last| (last.cpu, last.counted)).or(last);
         let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event| {
             let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
@@ -132,16 +149,50 @@ impl CostMeter {
             });
             Cost { seconds: cost(&counted) + more, share, events, event, measured }
         };
-        [
-            of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample"),
-            of(
+        Costs {
+            cpu: of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample"),
+            memory: of(
                 &|counted| counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes),
                 disturbed,
                 memory_last,
                 counted.calls(),
                 "call of the allocator",
             ),
-        ]
+            used,
+            tick: probes.tick + LOOK,
+        }
+    }
+}
+
+/// What a recording has cost altogether.
+pub struct Costs {
+    /// The CPU profile.
+    pub cpu: Cost,
+    /// The memory profile.
+    pub memory: Cost,
+    /// CPU time that the process has used, in seconds, if that is known.
+    pub used: Option<f64>,
+    /// What a tick costs a process that is not recorded, where events are on CPUs, in seconds.
+    pub tick: f64,
+}
+
+/// How long it takes to see that a process is not recorded, in seconds (a BPF program with a look into a hash map, on a virtual
+/// machine with Linux 6.18).
+const LOOK: f64 = 0.1e-6;
+
+/// Events on threads, which cost something at each context switch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnThreads {
+    /// The clock and the rate of the sampler.
+    pub sampler: Option<(Clock, u32)>,
+    /// The same of the light sampler.
+    pub light: Option<(Clock, u32)>,
+}
+
+impl OnThreads {
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self.sampler.or(self.light).is_some()
     }
 }
 
@@ -192,7 +243,7 @@ fn told<T>(measured: io::Result<T>) -> Option<T> {
 impl Calibration {
     /// Begins to measure, in a thread of its own. `allocation` says, if allocations are recorded, how they are probed and
     /// whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by;
-    /// `is_watching` is whether there are watchpoints.
+    /// `is_watching` is whether there are watchpoints; `on_threads` are events that cost something at context switches.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -200,6 +251,7 @@ impl Calibration {
         allocation: Option<(Mechanism, bool)>,
         clock: Option<Clock>,
         is_watching: bool,
+        on_threads: OnThreads,
     ) -> Result<Self, CommandError> {
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
@@ -208,12 +260,19 @@ impl Calibration {
                 privileges::keep_only(Capabilities::of(&[Capability::Bpf, Capability::Perfmon, Capability::SysAdmin]));
             let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
             let tick = clock.map(tick);
-            let measured = probes != Some(None) && tick != Some(None);
+            let switch = |events: Option<(Clock, u32)>| events.map(|(clock, rate)| told(switching::armed(clock, rate)));
+            let [switch, light_switch] = [on_threads.sampler, on_threads.light].map(switch);
+            let measured = ![probes.map(|probes| probes.is_some()), tick.map(|tick| tick.is_some())]
+                .contains(&Some(false))
+                && ![switch, light_switch].contains(&Some(None));
+            // Where there are none, none is measured.
+            let [switch, light_switch] = [(switch, ASSUMED.switch), (light_switch, ASSUMED.light_switch)]
+                .map(|(measured, assumed)| measured.map_or(0.0, |measured| measured.unwrap_or(assumed)));
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
             let hit = is_watching.then(hit).flatten().unwrap_or(ASSUMED.hit);
             // The recording may have ended before.
-            let _ = sender.send((ProbeCost { tick, hit, ..probes }, measured));
+            let _ = sender.send((ProbeCost { tick, hit, switch, light_switch, ..probes }, measured));
         };
         let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
         started.map_err(|error| CommandError::io("start a thread", &error))?;

@@ -10,7 +10,7 @@ use lj_trace_common::vm::VmConfig;
 
 use super::args::RecordArgs;
 use super::budget::Budget;
-use super::cost::{Calibration, CostMeter};
+use super::cost::{Calibration, CostMeter, Costs, OnThreads};
 use super::lifetimes;
 use super::memory::{self, MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
@@ -117,15 +117,27 @@ impl Recording {
     /// # Errors
     /// Any of it fails.
     pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
-        Self::start_piece(target, processes, None)
+        let mut recording = Self::prepare(target, processes, None)?;
+        recording.begin()?;
+        Ok(recording)
     }
 
-    /// The same. `piece` says when the outputs begin, if each piece of the recording has its own.
+    /// The same, but that samples are taken only after [`Self::begin`]. `piece` says when the outputs begin, if each piece
+    /// of the recording has its own.
     ///
     /// # Errors
     /// Any of it fails.
-    pub fn start_piece(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
+    pub fn prepare(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
         Self::attach(target, processes, piece).map_err(|error| error.unless_gone(&target.process))
+    }
+
+    /// Begins to take samples.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn begin(&mut self) -> Result<(), CommandError> {
+        self.cost.begin(&self.programs);
+        self.cpu.as_ref().map_or(Ok(()), |cpu| Ok(cpu.sampler.begin()?))
     }
 
     fn attach(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
@@ -159,7 +171,7 @@ impl Recording {
         });
         let samples = samples.transpose()?;
         let cpu = outputs.map(|outputs| {
-            let sampler = Sampler::attach(&mut programs, process, args.rate)?;
+            let sampler = Sampler::attach(&mut programs, process, args.rate, args.events)?;
             Ok::<_, CommandError>(CpuRecording { sampler, outputs })
         });
         let mut cpu = cpu.transpose()?;
@@ -171,8 +183,12 @@ impl Recording {
         let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
         // Windows keep to a limit of their own.
         let limit = args.limit.share().filter(|_| args.overhead.is_none());
-        let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args))?;
-        let cost = CostMeter::new(process, calibration, limit.filter(|_| allocation.is_some()));
+        let on_threads = OnThreads {
+            sampler: cpu.as_ref().and_then(|cpu| cpu.sampler.on_threads()),
+            light: memory.as_ref().and_then(MemoryRecording::light_sampler),
+        };
+        let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args), on_threads)?;
+        let cost = CostMeter::new(process, calibration, limit.filter(|_| allocation.is_some()), on_threads.any());
         if let Some(cpu) = &mut cpu {
             // Nothing can be refused any more: earlier files may go.
             cpu.outputs.begin()?;
@@ -519,10 +535,10 @@ impl Recording {
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
         let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, .. } = self;
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
-        let [cpu_cost, memory_cost] = cost.finish(&programs, disturbed);
+        let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
-        let cpu = cpu.map(|CpuRecording { outputs, .. }| {
+        let cpu = cpu.map(|CpuRecording { sampler, outputs }| {
             let mut lost = programs.counted(&LOST_SAMPLES);
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
             let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
@@ -539,6 +555,9 @@ impl Recording {
                 noted,
                 left_out,
                 cost: cpu_cost,
+                used,
+                others: sampler.cpus().map(|_| tick * f64::from(args.rate)),
+                why_threads: sampler.why_threads().map(str::to_owned),
                 traces,
             };
             let files = outputs.finish(&summary)?;

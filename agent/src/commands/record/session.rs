@@ -44,6 +44,13 @@ struct Running {
     watch: Watch,
 }
 
+impl Running {
+    fn begin(&mut self) -> Result<(), CommandError> {
+        self.began = Instant::now();
+        self.recording.begin()
+    }
+}
+
 /// A recording that is over.
 struct Finished {
     name: String,
@@ -68,8 +75,11 @@ impl<'a> Session<'a> {
         let mut session = Self { args, running, finished, common, flushed: None, piece };
         let processes = targets.len();
         for target in targets {
-            session.begin(target, processes)?;
+            let new = session.prepare(target, processes)?;
+            session.running.push(new);
         }
+        // All at once, however long the last of them took to attach to.
+        session.running.iter_mut().try_for_each(Running::begin)?;
         let attach = started.elapsed();
         session.running.iter().for_each(|own| progress.announce(args, &own.target, &own.recording, attach));
         session.look_after_targets();
@@ -77,23 +87,23 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    fn begin(&mut self, target: RecordTarget, processes: usize) -> Result<(), CommandError> {
+    fn prepare(&mut self, target: RecordTarget, processes: usize) -> Result<Running, CommandError> {
         if let Some(common) = &mut self.common {
             common.describe(&target.process);
         }
-        let recording = Recording::start_piece(&target, processes, self.piece.as_deref())?;
+        let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
         let watch = Watch::new(&target, self.args.quiet);
-        self.running.push(Running { target, recording, began: Instant::now(), watch });
-        Ok(())
+        Ok(Running { target, recording, began: Instant::now(), watch })
     }
 
     /// Records one more process. If that is not possible it is said, and the others go on.
     pub fn add(&mut self, target: RecordTarget, progress: &Progress) {
         let (started, pid) = (Instant::now(), target.args.pid);
-        match self.begin(target, self.running.len() + 1) {
-            Ok(()) => {
-                let new = &self.running[self.running.len() - 1];
+        let new = self.prepare(target, self.running.len() + 1);
+        match new.and_then(|mut new| new.begin().map(|()| new)) {
+            Ok(new) => {
                 progress.announce(self.args, &new.target, &new.recording, started.elapsed());
+                self.running.push(new);
             }
             Err(error) => {
                 let text = format!("lj-trace: process {pid} is left out: {}", error.message);
