@@ -81,6 +81,15 @@ impl Chosen {
         Ok(lock(&self.events).chosen.insert(&self.id, &self.index, 0)?)
     }
 
+    /// What ends it, wherever it is called.
+    pub fn ender(&self) -> impl FnOnce() + Send + 'static {
+        let (events, id) = (Arc::clone(&self.events), self.id);
+        move || {
+            // One that has executed another program is not there any more.
+            let _ = lock(&events).chosen.remove(&id);
+        }
+    }
+
     /// How many CPUs it is sampled on.
     pub fn cpus(&self) -> usize {
         self.cpus

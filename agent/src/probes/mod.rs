@@ -17,6 +17,7 @@ pub mod sample;
 pub mod sampler;
 pub mod session;
 pub mod switching;
+mod timely;
 mod trapped;
 mod uprobe_multi;
 pub mod watchpoints;

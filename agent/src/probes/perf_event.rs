@@ -140,6 +140,14 @@ impl Attached {
     pub fn begin(&self) -> io::Result<()> {
         enable(&self.event, true)
     }
+
+    /// Another descriptor of the event.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn event(&self) -> io::Result<OwnedFd> {
+        self.event.try_clone()
+    }
 }
 
 /// Opens an event on a CPU that runs `program` `rate` times a second, whoever runs there, unless nobody does.

@@ -2,8 +2,10 @@
 //! clock and those of allocations.
 
 use std::collections::HashSet;
+use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
+use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::PerfEvent;
@@ -13,6 +15,7 @@ use super::cpu_events::Chosen;
 use super::perf_event::{self, Attached, Clock};
 use super::programs::{ProbeError, Programs, take_map, whole};
 use super::sample::Record;
+use super::timely::Timely;
 use crate::privileges::{Operation, limits};
 use crate::target::{Process, TargetError};
 
@@ -46,6 +49,7 @@ pub struct Sampler {
     events: Events,
     clock: Clock,
     rate: u32,
+    timely: Option<Timely>,
     cpus: Option<usize>,
     /// Why the events are not on CPUs, if they should be.
     why_threads: Option<String>,
@@ -108,7 +112,7 @@ impl Sampler {
         programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         let clock = Clock::detect();
         let mut sampler =
-            Self { program: name, events: Events::OnThreads(Vec::new()), clock, rate, cpus: None, why_threads: None };
+            Self { program: name, events: Events::OnThreads(Vec::new()), clock, rate, timely: None, cpus: None, why_threads: None };
         if places == Places::Auto {
             let fd = program(programs, name).and_then(|program| Ok(program.fd()?.try_clone()?)).map_err(refused)?;
             match Chosen::prepare(programs, process, rate, &fd) {
@@ -133,6 +137,26 @@ impl Sampler {
             Events::OnCpus(chosen) => chosen.begin().map_err(ProbeError::sort),
             Events::OnThreads(events) => events.iter().try_for_each(Attached::begin).map_err(ProbeError::sort),
         }
+    }
+
+    /// Ends it at that moment, even if nobody detaches it then.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn end_at(&mut self, when: Instant) -> io::Result<()> {
+        self.timely = Some(match &self.events {
+            Events::OnCpus(chosen) => Timely::at(when, chosen.ender()),
+            Events::OnThreads(events) => {
+                let events = events.iter().map(Attached::event).collect::<io::Result<Vec<_>>>()?;
+                Timely::at(when, move || {
+                    for event in &events {
+                        // It is closed soon.
+                        let _ = perf_event::enable(event, false);
+                    }
+                })
+            }
+        }?);
+        Ok(())
     }
 
     /// On how many CPUs there are events; [`None`] if they are on threads.
@@ -200,6 +224,7 @@ impl Sampler {
 
     /// Stops the clock: no sample is taken from here on.
     pub fn detach(&mut self) {
+        self.timely = None;
         self.events = Events::OnThreads(Vec::new());
     }
 

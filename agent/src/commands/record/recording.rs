@@ -58,6 +58,9 @@ pub struct Recording {
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
     newcomers: Newcomers,
+    began: Instant,
+    /// When samples end.
+    ends: Option<Instant>,
     /// When it was looked whether VMs are still there.
     vms_looked_at: Instant,
     pace: Pace,
@@ -137,7 +140,18 @@ impl Recording {
     /// The kernel refuses it.
     pub fn begin(&mut self) -> Result<(), CommandError> {
         self.cost.begin(&self.programs);
+        self.began = Instant::now();
         self.cpu.as_ref().map_or(Ok(()), |cpu| Ok(cpu.sampler.begin()?))
+    }
+
+    /// Has no sample taken after that moment, however late anybody comes to end it.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn end_at(&mut self, when: Instant) -> Result<(), CommandError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(()) };
+        self.ends = Some(when);
+        cpu.sampler.end_at(when).map_err(|error| CommandError::io("end in time", &error))
     }
 
     fn attach(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
@@ -203,6 +217,8 @@ impl Recording {
             cpu,
             memory,
             newcomers,
+            began: Instant::now(),
+            ends: None,
             vms_looked_at: Instant::now(),
             pace,
             cost,
@@ -533,7 +549,8 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, .. } = self;
+        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, began, ends, .. } = self;
+        let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
@@ -549,7 +566,7 @@ impl Recording {
             let summary = Summary {
                 pid: args.pid,
                 rate: args.rate,
-                duration,
+                duration: sampled,
                 tally,
                 lost,
                 noted,

@@ -29,6 +29,8 @@ pub struct Session<'a> {
     common: Option<CpuReports>,
     /// When streams were last written out.
     flushed: Option<Instant>,
+    /// When it is over, if that is known.
+    deadline: Option<Instant>,
     /// When the files that are being written begin, if each piece of the recording has its own.
     piece: Option<String>,
 }
@@ -45,9 +47,10 @@ struct Running {
 }
 
 impl Running {
-    fn begin(&mut self) -> Result<(), CommandError> {
+    fn begin(&mut self, deadline: Option<Instant>) -> Result<(), CommandError> {
         self.began = Instant::now();
-        self.recording.begin()
+        self.recording.begin()?;
+        deadline.map_or(Ok(()), |deadline| self.recording.end_at(deadline))
     }
 }
 
@@ -72,14 +75,16 @@ impl<'a> Session<'a> {
         let piece = args.rotate.map(|_| now_in_names());
         let common = common_reports(args, piece.as_deref())?;
         let (running, finished) = (Vec::new(), Vec::new());
-        let mut session = Self { args, running, finished, common, flushed: None, piece };
+        let mut session = Self { args, running, finished, common, flushed: None, deadline: None, piece };
         let processes = targets.len();
         for target in targets {
             let new = session.prepare(target, processes)?;
             session.running.push(new);
         }
         // All at once, however long the last of them took to attach to.
-        session.running.iter_mut().try_for_each(Running::begin)?;
+        let deadline = args.duration.and_then(|duration| Instant::now().checked_add(duration));
+        session.running.iter_mut().try_for_each(|new| new.begin(deadline))?;
+        session.deadline = deadline;
         let attach = started.elapsed();
         session.running.iter().for_each(|own| progress.announce(args, &own.target, &own.recording, attach));
         session.look_after_targets();
@@ -100,7 +105,7 @@ impl<'a> Session<'a> {
     pub fn add(&mut self, target: RecordTarget, progress: &Progress) {
         let (started, pid) = (Instant::now(), target.args.pid);
         let new = self.prepare(target, self.running.len() + 1);
-        match new.and_then(|mut new| new.begin().map(|()| new)) {
+        match new.and_then(|mut new| new.begin(self.deadline).map(|()| new)) {
             Ok(new) => {
                 progress.announce(self.args, &new.target, &new.recording, started.elapsed());
                 self.running.push(new);
@@ -110,6 +115,11 @@ impl<'a> Session<'a> {
                 say(Priority::Warning, &text);
             }
         }
+    }
+
+    /// When the time is over, if it is limited.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// Whether any process is still recorded.
