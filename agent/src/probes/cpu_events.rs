@@ -17,11 +17,14 @@ use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
 
 use super::perf_event::{self, Attached};
 use super::programs::{Programs, take_map};
+use crate::service::journal::{Priority, say};
 use crate::target::{Process, namespace};
 
 /// The events of one rate on all CPUs, and whose samplers they run.
 struct CpuEvents {
     rate: u32,
+    /// How many ticks of that rate each one stands for by now.
+    weight: u32,
     namespace: PidNamespace,
     /// With the numbers of their CPUs.
     events: Vec<(u32, Attached)>,
@@ -81,6 +84,24 @@ impl Chosen {
         Ok(lock(&self.events).chosen.insert(&self.id, &self.index, 0)?)
     }
 
+    /// How many ticks of the rate that was asked for each one stands for by now: others that share the events may have had them
+    /// tick less often.
+    pub fn weight(&self) -> u32 {
+        lock(&self.events).weight
+    }
+
+    /// Has the events tick half as often. They stay as they are on CPUs where the kernel does not let us.
+    pub fn slow_down(&self) {
+        let mut events = lock(&self.events);
+        events.weight = events.weight.saturating_mul(2);
+        let rate = events.rate / events.weight;
+        for (cpu, event) in &events.events {
+            if let Err(error) = event.set_rate(rate) {
+                say(Priority::Warning, &format!("lj-trace: CPU {cpu} goes on with the rate that it had: {error}"));
+            }
+        }
+    }
+
     /// What ends it, wherever it is called.
     pub fn ender(&self) -> impl FnOnce() + Send + 'static {
         let (events, id) = (Arc::clone(&self.events), self.id);
@@ -135,7 +156,7 @@ impl CpuEvents {
         }
         anyhow::ensure!(!events.is_empty(), "no CPU has room for an event");
         let taken = vec![false; MAX_CHOSEN as usize];
-        Ok(Self { rate, namespace, events, chosen, samplers, taken, _exec: exec })
+        Ok(Self { rate, weight: 1, namespace, events, chosen, samplers, taken, _exec: exec })
     }
 
     /// Makes room for one more sampler; returns its index.

@@ -141,6 +141,21 @@ impl Attached {
         enable(&self.event, true)
     }
 
+    /// Has it tick so often a second from now on, if its clock is the kernel's.
+    ///
+    /// # Errors
+    /// Whatever `ioctl(2)` gives.
+    pub fn set_rate(&self, rate: u32) -> io::Result<()> {
+        /// `_IOW('$', 4, __u64)` of linux/perf_event.h.
+        const PERF_EVENT_IOC_PERIOD: libc::c_ulong = 0x4008_2404;
+        let period = u64::from(1_000_000_000 / rate.max(1));
+        // SAFETY: the kernel reads the period, and the descriptor is open.
+        if unsafe { libc::ioctl(self.event.as_raw_fd(), PERF_EVENT_IOC_PERIOD, &raw const period) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
     /// Another descriptor of the event.
     ///
     /// # Errors

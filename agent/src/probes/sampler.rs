@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::PerfEvent;
-use lj_trace_common::config::LATE_EVENT;
+use lj_trace_common::config::{Config, LATE_EVENT};
 
 use super::cpu_events::Chosen;
 use super::perf_event::{self, Attached, Clock};
@@ -49,6 +49,8 @@ pub struct Sampler {
     events: Events,
     clock: Clock,
     rate: u32,
+    /// How many ticks of that rate each sample stands for, as the program knows it.
+    weight: u32,
     timely: Option<Timely>,
     cpus: Option<usize>,
     /// Why the events are not on CPUs, if they should be.
@@ -111,8 +113,16 @@ impl Sampler {
         program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         let clock = Clock::detect();
-        let mut sampler =
-            Self { program: name, events: Events::OnThreads(Vec::new()), clock, rate, timely: None, cpus: None, why_threads: None };
+        let mut sampler = Self {
+            program: name,
+            events: Events::OnThreads(Vec::new()),
+            clock,
+            rate,
+            weight: 1,
+            timely: None,
+            cpus: None,
+            why_threads: None,
+        };
         if places == Places::Auto {
             let fd = program(programs, name).and_then(|program| Ok(program.fd()?.try_clone()?)).map_err(refused)?;
             match Chosen::prepare(programs, process, rate, &fd) {
@@ -137,6 +147,59 @@ impl Sampler {
             Events::OnCpus(chosen) => chosen.begin().map_err(ProbeError::sort),
             Events::OnThreads(events) => events.iter().try_for_each(Attached::begin).map_err(ProbeError::sort),
         }
+    }
+
+    /// The samples that it takes a second.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.rate) / f64::from(self.weight)
+    }
+
+    /// How many ticks of the rate that was asked for each sample stands for.
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Takes half as many samples a second from now on, each of which stands for twice as many ticks; false if they would be too
+    /// few to tell anything.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn slow_down(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        /// Samples a second.
+        const LEAST: u32 = 10;
+        if self.rate / (2 * self.weight) < LEAST {
+            return Ok(false);
+        }
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.slow_down(),
+            // Those that threads have inherited cannot be reached.
+            Events::OnThreads(_) => self.set_weight(programs, 2 * self.weight)?,
+        }
+        self.keep_up(programs)?;
+        Ok(true)
+    }
+
+    /// Tells the program what samples stand for, if other recordings have slowed down the events that they share; whether that
+    /// is so.
+    ///
+    /// # Errors
+    /// As [`Self::slow_down`].
+    pub fn keep_up(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        let Events::OnCpus(chosen) = &self.events else { return Ok(false) };
+        let weight = chosen.weight();
+        if weight == self.weight {
+            return Ok(false);
+        }
+        self.set_weight(programs, weight)?;
+        Ok(true)
+    }
+
+    fn set_weight(&mut self, programs: &mut Programs, weight: u32) -> Result<(), ProbeError> {
+        let leaves_out = matches!(self.events, Events::OnThreads(_));
+        let change = |config: &mut Config| (config.weight, config.leaves_out) = (weight, u32::from(leaves_out));
+        programs.change_config(change).map_err(ProbeError::sort)?;
+        self.weight = weight;
+        Ok(())
     }
 
     /// Ends it at that moment, even if nobody detaches it then.

@@ -47,6 +47,8 @@ pub const IN_WINDOW: f64 = 2.1;
 pub struct Counted {
     /// Ticks of the sampler, and nanoseconds in its program.
     samples: (u64, u64),
+    /// Ticks of which no sample was taken.
+    left_out: u64,
     /// Calls of the allocator; those that were timed, and their nanoseconds.
     calls: (u64, u64, u64),
     /// The same for its returns.
@@ -73,6 +75,7 @@ impl Counted {
                 .map(|counter| programs.count(counter));
         Self {
             samples: (programs.count(Counter::Sampled), programs.count(Counter::SampleTime)),
+            left_out: programs.count(Counter::LeftOut),
             calls: (calls, calls_timed, call_time),
             returns: (returns, returns_timed, return_time),
             stacks: programs.count(Counter::StackTime),
@@ -90,7 +93,12 @@ impl Counted {
 
     /// Samples of the CPU profile.
     pub fn samples(&self) -> u64 {
-        self.samples.0
+        self.samples.0 - self.left_out.min(self.samples.0)
+    }
+
+    /// Seconds that samples have cost, without the ticks that tell when to take one.
+    pub fn samples_alone(&self) -> f64 {
+        self.samples.1 as f64 * 1e-9
     }
 
     /// Calls of the allocator.
@@ -147,6 +155,7 @@ mod tests {
     fn programs_are_timed_now_and_then_and_count_for_all() {
         let counted = Counted {
             samples: (100, 500_000),
+            left_out: 0,
             calls: (1_000_000, 100, 30_000),
             returns: (400_000, 50, 5_000),
             stacks: 1_000_000,

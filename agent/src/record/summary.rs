@@ -34,6 +34,8 @@ pub struct Summary {
     pub used: Option<f64>,
     /// Which part of each CPU's time is taken from all others; [`None`] if none is, since events were on threads.
     pub others: Option<f64>,
+    /// Samples a second at last, and what each counted as, if all of them would have cost too much.
+    pub lowered_to: Option<(f64, u32)>,
     /// Why they were on threads, if they should have been on CPUs.
     pub why_threads: Option<String>,
     /// The table of traces, if it is wanted.
@@ -75,12 +77,10 @@ impl Summary {
             writeln!(out, "  lost               {lost}")?;
             writeln!(out, "  cost to it         {}", self.cost)?;
             if let Some(others) = self.others {
-                writeln!(
-                    out,
-                    "  cost to all others {:.3}% of each CPU, which looks {} times a second",
-                    others * 100.0,
-                    self.rate
-                )?;
+                writeln!(out, "  cost to all others {:.3}% of each CPU", others * 100.0)?;
+            }
+            if let Some((rate, weight)) = self.lowered_to {
+                writeln!(out, "  rate lowered       to {rate:.0} Hz, where each sample counts as {weight}")?;
             }
             if self.left_out != 0 {
                 writeln!(out, "  of other code      {} (left out)", self.left_out)?;
@@ -314,6 +314,7 @@ mod tests {
             cost: Cost { seconds: 0.001, share: Some(0.0005), events: 200, event: "sample", measured: true },
             used: Some(2.0),
             others: Some(0.0012),
+            lowered_to: None,
             why_threads: None,
             traces: None,
         }
@@ -325,7 +326,7 @@ mod tests {
         for line in [
             "stopped after 2.0 s: 200 samples, 2.00 s of CPU time",
             "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
-            "  cost to all others 0.120% of each CPU, which looks 100 times a second",
+            "  cost to all others 0.120% of each CPU",
             "  hit Lua            100 (50.00%)",
             "  Lua complete       90 (90.00%)",
             "  both ends of Lua   9 (9.00%)",

@@ -20,24 +20,32 @@ use crate::record::{Cost, Counted, cpu_time};
 use crate::service::journal::{Priority, say};
 use crate::target::{Process, Switches};
 
-/// How much a memory profile may cost.
+/// How much a profile may cost.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
-    /// Stop recording memory once that costs more than this part of the process's CPU time; what was recorded is kept
+    /// What a profile may cost at most, as a part of the process's CPU time [default: 30% for memory, 10% for CPU time]
     ///
-    /// As measured over half a second or more. CPU profiles cost little and go on.
-    #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
-    pub max_overhead: f64,
+    /// As measured over half a second or more. Beyond it, recording memory stops, and what was recorded is kept; of CPU time,
+    /// fewer samples are taken, each of which counts as several.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub max_overhead: Option<f64>,
 
-    /// Record memory whatever it costs the process: several times its CPU time where it does nothing but allocate
+    /// Record whatever it costs the process: memory, several times its CPU time where it does nothing but allocate
     #[arg(long, conflicts_with = "max_overhead")]
     pub no_limit: bool,
 }
 
 impl LimitArgs {
-    /// The share of CPU time, if there is a limit.
+    /// The share of CPU time that a memory profile may cost, if there is a limit.
     pub fn share(&self) -> Option<f64> {
-        (!self.no_limit).then_some(self.max_overhead)
+        const DEFAULT: f64 = 0.3;
+        (!self.no_limit).then(|| self.max_overhead.unwrap_or(DEFAULT))
+    }
+
+    /// The same for a CPU profile: samples cost 1% to 4% at the usual rates, up to 1000 Hz, and a quarter of it at 5000 Hz.
+    pub fn cpu_share(&self) -> Option<f64> {
+        const DEFAULT: f64 = 0.1;
+        (!self.no_limit).then(|| self.max_overhead.unwrap_or(DEFAULT))
     }
 }
 
@@ -62,6 +70,8 @@ pub struct CostMeter {
     calibration: Calibration,
     pid: u32,
     limit: Option<f64>,
+    /// What samples may cost, and whether ticks count, since there can be fewer of them.
+    samples_limit: Option<(f64, bool)>,
     /// Context switches, if they cost something.
     switches: Option<Switches>,
     /// The first reading.
@@ -70,6 +80,15 @@ pub struct CostMeter {
     too_dear: Option<Reading>,
     /// The last ones, from the one that a verdict compares with on.
     window: VecDeque<Reading>,
+}
+
+/// What has cost too much.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TooDear {
+    /// The share of the target's CPU time that its memory profile costs, if that is more than it may.
+    pub memory: Option<f64>,
+    /// The same for samples.
+    pub samples: Option<f64>,
 }
 
 /// The state at some moment.
@@ -82,12 +101,14 @@ struct Reading {
 }
 
 impl CostMeter {
-    /// A memory profile may cost this share of the target's CPU time. `on_threads` says whether there are events on threads,
+    /// A memory profile may cost the share `limit` of the target's CPU time; samples, `samples_limit`. `on_threads` says whether there are events on threads,
     /// which cost something at each context switch.
-    pub fn new(process: &Process, calibration: Calibration, limit: Option<f64>, on_threads: bool) -> Self {
-        let switches = on_threads.then(|| Switches::of(process.pid()));
+    pub fn new(process: &Process, calibration: Calibration, limits: [Option<f64>; 2], on_threads: OnThreads) -> Self {
+        let [limit, samples_limit] = limits;
+        let samples_limit = samples_limit.map(|limit| (limit, on_threads.sampler.is_none()));
+        let switches = on_threads.any().then(|| Switches::of(process.pid()));
         let (first, too_dear, window) = (None, None, VecDeque::new());
-        Self { calibration, pid: process.pid(), limit, switches, first, too_dear, window }
+        Self { calibration, pid: process.pid(), limit, samples_limit, switches, first, too_dear, window }
     }
 
     /// Begins: what the process has used so far is none of it.
@@ -96,37 +117,50 @@ impl CostMeter {
         self.first = cpu.map(|cpu| Reading { at: Instant::now(), cpu, counted: Counted::read(programs.counts()) });
     }
 
-    /// Has a look, if it is time to: the share of the target's CPU time that its memory profile costs, once that is more
-    /// than it may.
-    pub fn look(&mut self, programs: &Programs) -> Option<f64> {
+    /// Has a look, if it is time to, at what costs more than it may.
+    pub fn look(&mut self, programs: &Programs) -> TooDear {
         let now = Instant::now();
         if self.window.back().is_some_and(|last| now - last.at < INTERVAL) {
-            return None;
+            return TooDear::default();
         }
         // A process that has exited has no clock any more.
-        let cpu = cpu_time(self.pid)?;
+        let Some(cpu) = cpu_time(self.pid) else { return TooDear::default() };
         let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
         if let Some(switches) = &mut self.switches {
             switches.look();
         }
         self.first.get_or_insert(reading);
         self.window.push_back(reading);
-        let probes = self.calibration.result()?.0;
-        self.judge(probes)
+        self.calibration.result().and_then(|(probes, _)| self.judge(probes)).unwrap_or_default()
     }
 
-    fn judge(&mut self, probes: ProbeCost) -> Option<f64> {
+    /// What is said next is about what comes from now on: something has changed.
+    pub fn begin_anew(&mut self) {
+        self.window.clear();
+    }
+
+    fn judge(&mut self, probes: ProbeCost) -> Option<TooDear> {
         let last = *self.window.back()?;
         let enough = |from: &Reading| last.at - from.at >= LEAST_TIME && last.cpu - from.cpu >= LEAST_CPU;
         while self.window.get(1).is_some_and(enough) {
             self.window.pop_front();
         }
         let from = self.window.front().filter(|from| enough(from))?;
-        let cost = last.counted.memory_profile(probes) - from.counted.memory_profile(probes);
-        let share = (cost / (last.cpu - from.cpu)).min(1.0);
-        self.limit.take_if(|limit| share > *limit)?;
-        self.too_dear = Some(last);
-        Some(share)
+        let share = |cost: &dyn Fn(&Counted) -> f64| {
+            ((cost(&last.counted) - cost(&from.counted)) / (last.cpu - from.cpu)).min(1.0)
+        };
+        let memory = share(&|counted| counted.memory_profile(probes));
+        let memory = self.limit.take_if(|limit| memory > *limit).map(|_| memory);
+        if memory.is_some() {
+            self.too_dear = Some(last);
+        }
+        let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
+            let cost = |counted: &Counted| {
+                if with_ticks { counted.cpu_profile(probes) } else { counted.samples_alone() }
+            };
+            Some(share(&cost)).filter(|share| *share > limit)
+        });
+        Some(TooDear { memory, samples })
     }
 
     /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`

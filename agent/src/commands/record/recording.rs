@@ -202,7 +202,8 @@ impl Recording {
             light: memory.as_ref().and_then(MemoryRecording::light_sampler),
         };
         let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args), on_threads)?;
-        let cost = CostMeter::new(process, calibration, limit.filter(|_| allocation.is_some()), on_threads.any());
+        let limits = [limit.filter(|_| allocation.is_some()), args.limit.cpu_share().filter(|_| cpu.is_some())];
+        let cost = CostMeter::new(process, calibration, limits, on_threads);
         if let Some(cpu) = &mut cpu {
             // Nothing can be refused any more: earlier files may go.
             cpu.outputs.begin()?;
@@ -267,7 +268,7 @@ impl Recording {
         // Events would wait for samples that take long.
         let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
         self.measure_memory();
-        self.limit_cost();
+        self.limit_cost()?;
         if self.only.is_none() {
             // A memory profile hears of VMs that are closed from their allocators.
             if self.memory.is_none() {
@@ -386,9 +387,26 @@ impl Recording {
     }
 
     /// Takes the probes on the allocators out once they cost the target more than they may. What they have recorded
-    /// stays.
-    fn limit_cost(&mut self) {
-        let Some(share) = self.cost.look(&self.programs) else { return };
+    /// stays. Of samples that cost more than they may, fewer are taken.
+    fn limit_cost(&mut self) -> Result<(), CommandError> {
+        let too_dear = self.cost.look(&self.programs);
+        if let Some(cpu) = &mut self.cpu {
+            cpu.sampler.keep_up(&mut self.programs)?;
+            if let Some(share) = too_dear.samples
+                && cpu.sampler.slow_down(&mut self.programs)?
+            {
+                self.cost.begin_anew();
+                let (rate, weight) = (cpu.sampler.rate(), cpu.sampler.weight());
+                let text = format!(
+                    "lj-trace: samples cost {} {:.0}% of its CPU time: from now on {rate:.0} are taken a second, each of \
+                     which counts as {weight} (--max-overhead allows more, --no-limit whatever it costs)",
+                    self.name,
+                    share * 100.0
+                );
+                say(Priority::Warning, &text);
+            }
+        }
+        let Some(share) = too_dear.memory else { return Ok(()) };
         if let Some(memory) = &mut self.memory {
             memory.stop();
             let text = format!(
@@ -400,6 +418,7 @@ impl Recording {
             );
             say(Priority::Warning, &text);
         }
+        Ok(())
     }
 
     /// Whether nothing is recorded any more, since that cost too much.
@@ -428,8 +447,9 @@ impl Recording {
             if !slow_down.is_zero() {
                 std::thread::sleep(*slow_down);
             }
+            let weight = sample.weight();
             if only.is_some_and(|only| sample.header.vm as usize != only) {
-                *left_out += 1;
+                *left_out += weight;
                 return go_on();
             }
             if sample.header.vm != NO_VM {
@@ -444,13 +464,16 @@ impl Recording {
             if only.is_some() {
                 resolved.vm = Some(0);
             }
-            if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
-                listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
-            }
-            match (resolved.allocation, &mut *cpu, &mut *memory) {
-                (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
-                (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
-                _ => {}
+            // Streams have no other way to say for how many ticks a sample stands.
+            for _ in 0..weight {
+                if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
+                    listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
+                }
+                match (resolved.allocation, &mut *cpu, &mut *memory) {
+                    (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
+                    (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
+                    _ => {}
+                }
             }
             go_on()
         });
@@ -489,7 +512,7 @@ impl Recording {
             buffer.drain(|record| {
                 if let Record::Sample(sample) = record {
                     let is_stack = sample.header.flags & SAMPLE_ALLOCATION != 0;
-                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += 1;
+                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += sample.weight();
                 }
                 ControlFlow::Continue(())
             });
@@ -549,7 +572,8 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, began, ends, .. } = self;
+        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, began, ends, .. } =
+            self;
         let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
@@ -573,7 +597,8 @@ impl Recording {
                 left_out,
                 cost: cpu_cost,
                 used,
-                others: sampler.cpus().map(|_| tick * f64::from(args.rate)),
+                others: sampler.cpus().map(|_| tick * sampler.rate()),
+                lowered_to: (sampler.weight() > 1).then(|| (sampler.rate(), sampler.weight())),
                 why_threads: sampler.why_threads().map(str::to_owned),
                 traces,
             };
