@@ -12,6 +12,8 @@ use crate::probes::programs::Counts;
 pub struct Cost {
     /// In seconds of CPU time.
     pub seconds: f64,
+    /// How much of that was for events on threads, at context switches.
+    pub switching: f64,
     /// What of the target's CPU time that was; [`None`] if that could not be read.
     pub share: Option<f64>,
     /// Samples, or calls of the allocator.
@@ -24,13 +26,16 @@ pub struct Cost {
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seconds, share, events, event, measured } = self;
+        let Self { seconds, switching, share, events, event, measured } = self;
         write!(f, "{seconds:.3} s")?;
         if let Some(share) = share {
             write!(f, ", {:.2}% of its CPU time", share * 100.0)?;
         }
         if *events != 0 {
-            write!(f, " ({:.2} us a {event}", seconds * 1e6 / *events as f64)?;
+            write!(f, " ({:.2} us a {event}", (seconds - switching) * 1e6 / *events as f64)?;
+            if *switching > 0.0 {
+                write!(f, ", and {switching:.3} s at context switches")?;
+            }
             f.write_str(if *measured { ")" } else { ", partly assumed: probes could not be measured here)" })?;
         }
         Ok(())
@@ -96,6 +101,11 @@ impl Counted {
         self.samples.0 - self.left_out.min(self.samples.0)
     }
 
+    /// Seconds that context switches have cost, of which each takes that long.
+    pub fn switching(&self, each: f64) -> f64 {
+        self.switches as f64 * each
+    }
+
     /// Seconds that samples have cost, without the ticks that tell when to take one.
     pub fn samples_alone(&self) -> f64 {
         self.samples.1 as f64 * 1e-9
@@ -109,7 +119,7 @@ impl Counted {
     /// Seconds that the CPU profile has cost.
     pub fn cpu_profile(&self, probes: ProbeCost) -> f64 {
         let (samples, nanoseconds) = self.samples;
-        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9 + self.switches as f64 * probes.switch
+        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9 + self.switching(probes.switch)
     }
 
     /// Seconds that the memory profile has cost.
@@ -129,7 +139,7 @@ impl Counted {
     /// Seconds that what is always on beside windows has cost: light samples, and watchpoints.
     pub fn beside(&self, probes: ProbeCost) -> f64 {
         let of = |(times, nanoseconds): (u64, u64), each: f64| times as f64 * each + nanoseconds as f64 * 1e-9;
-        of(self.light, probes.tick) + of(self.hits, probes.hit) + self.switches as f64 * probes.light_switch
+        of(self.light, probes.tick) + of(self.hits, probes.hit) + self.switching(probes.light_switch)
     }
 }
 
@@ -180,10 +190,16 @@ mod tests {
 
     #[test]
     fn is_told_in_one_line() {
-        let cost = Cost { seconds: 0.5, share: Some(0.25), events: 1_000_000, event: "call", measured: true };
+        let cost =
+            Cost { seconds: 0.5, switching: 0.0, share: Some(0.25), events: 1_000_000, event: "call", measured: true };
         assert_eq!(cost.to_string(), "0.500 s, 25.00% of its CPU time (0.50 us a call)");
         let unknown = Cost { share: None, measured: false, ..cost };
         assert_eq!(unknown.to_string(), "0.500 s (0.50 us a call, partly assumed: probes could not be measured here)");
+        let switching = Cost { seconds: 0.75, switching: 0.25, ..cost };
+        assert_eq!(
+            switching.to_string(),
+            "0.750 s, 25.00% of its CPU time (0.50 us a call, and 0.250 s at context switches)"
+        );
         assert_eq!(Cost { seconds: 0.0, events: 0, ..cost }.to_string(), "0.000 s, 25.00% of its CPU time");
     }
 

@@ -176,21 +176,29 @@ impl CostMeter {
         };
         let used = self.first.zip(last).map(|(first, (cpu, _))| cpu - first.cpu);
         let memory_last = self.too_dear.map(|last| (last.cpu, last.counted)).or(last);
-        let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event| {
+        let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event, switch| {
             let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
                 let used = cpu - first.cpu;
                 (used > 0.0).then(|| ((cost(&counted) - cost(&first.counted) + more) / used).clamp(0.0, 1.0))
             });
-            Cost { seconds: cost(&counted) + more, share, events, event, measured }
+            Cost {
+                seconds: cost(&counted) + more,
+                switching: counted.switching(switch),
+                share,
+                events,
+                event,
+                measured,
+            }
         };
         Costs {
-            cpu: of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample"),
+            cpu: of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample", probes.switch),
             memory: of(
                 &|counted| counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes),
                 disturbed,
                 memory_last,
                 counted.calls(),
                 "call of the allocator",
+                probes.light_switch,
             ),
             used,
             tick: probes.tick + LOOK,
