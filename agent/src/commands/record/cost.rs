@@ -70,7 +70,7 @@ pub struct CostMeter {
     calibration: Calibration,
     pid: u32,
     limit: Option<f64>,
-    /// What samples may cost, and whether ticks count, since there can be fewer of them.
+    /// What samples may cost, and whether there are fewer ticks if there are fewer samples.
     samples_limit: Option<(f64, bool)>,
     /// Context switches, if they cost something.
     switches: Option<Switches>,
@@ -155,10 +155,10 @@ impl CostMeter {
             self.too_dear = Some(last);
         }
         let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
-            let cost = |counted: &Counted| {
-                if with_ticks { counted.cpu_profile(probes) } else { counted.samples_alone() }
-            };
-            Some(share(&cost)).filter(|share| *share > limit)
+            let all = share(&|counted| counted.cpu_profile(probes));
+            // Ticks that go on as they are cost something without samples, too.
+            let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
+            (all > limit && is_of_use).then_some(all)
         });
         Some(TooDear { memory, samples })
     }
