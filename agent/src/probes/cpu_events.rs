@@ -5,7 +5,7 @@
 //! rate is. These cost nothing there, and every process on the machine a look at each tick.
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -15,6 +15,7 @@ use aya::programs::raw_trace_point::RawTracePointLink;
 use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
 use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
 
+use super::online::{Coverage, online};
 use super::perf_event::{self, Attached};
 use super::programs::{Programs, take_map};
 use crate::service::journal::{Priority, say};
@@ -44,7 +45,7 @@ pub struct Chosen {
     /// Its number in the namespace of the events.
     id: u32,
     index: u32,
-    cpus: usize,
+    coverage: Coverage,
 }
 
 impl Chosen {
@@ -69,11 +70,11 @@ impl Chosen {
                 events
             }
         };
-        let (index, cpus) = {
+        let (index, coverage) = {
             let mut events = lock(&events);
-            (events.add(sampler)?, events.events.len())
+            (events.add(sampler)?, Coverage::of(events.events.iter().map(|(cpu, _)| *cpu)))
         };
-        Ok(Self { events, id, index, cpus })
+        Ok(Self { events, id, index, coverage })
     }
 
     /// Begins to sample it.
@@ -102,18 +103,22 @@ impl Chosen {
         }
     }
 
-    /// What ends it, wherever it is called.
-    pub fn ender(&self) -> impl FnOnce() + Send + 'static {
-        let (events, id) = (Arc::clone(&self.events), self.id);
-        move || {
-            // One that has executed another program is not there any more.
-            let _ = lock(&events).chosen.remove(&id);
-        }
+    /// Other descriptors of the events, which all that are recorded share.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn events(&self) -> io::Result<Vec<OwnedFd>> {
+        lock(&self.events).events.iter().map(|(_, event)| event.event()).collect()
     }
 
     /// How many CPUs it is sampled on.
     pub fn cpus(&self) -> usize {
-        self.cpus
+        self.coverage.count()
+    }
+
+    /// The CPUs that were switched on meanwhile: there it is not sampled. Each is told once.
+    pub fn new_cpus(&mut self) -> Vec<u32> {
+        online().map_or_else(|_| Vec::new(), |online| self.coverage.look(&online))
     }
 }
 
@@ -188,33 +193,9 @@ fn number(process: &Process) -> io::Result<(PidNamespace, u32)> {
     Ok((PidNamespace { device, inode: file.ino() }, own))
 }
 
-/// The numbers of the CPUs that are switched on.
-fn online() -> io::Result<Vec<u32>> {
-    let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
-    parse_list(list.trim()).ok_or_else(|| io::ErrorKind::InvalidData.into())
-}
-
-/// Reads a list such as `0-3,8`.
-fn parse_list(list: &str) -> Option<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for range in list.split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        numbers.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
-    }
-    Some(numbers)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_cpus_have_ranges() {
-        assert_eq!(parse_list("0"), Some(vec![0]));
-        assert_eq!(parse_list("0-2,8,10-11"), Some(vec![0, 1, 2, 8, 10, 11]));
-        assert_eq!(parse_list(""), None);
-        assert!(!online().unwrap().is_empty());
-    }
 
     #[test]
     fn this_process_has_a_number() {

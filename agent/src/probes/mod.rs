@@ -10,6 +10,7 @@ pub mod harm;
 mod links;
 pub mod mechanism;
 pub mod object;
+mod online;
 pub mod perf_event;
 pub mod plan;
 pub mod programs;

@@ -202,24 +202,30 @@ impl Sampler {
         Ok(())
     }
 
-    /// Ends it at that moment, even if nobody detaches it then.
+    /// Ends it at that moment, even if nobody detaches it then; and all that share its events.
     ///
     /// # Errors
     /// The system has no more threads or descriptors.
     pub fn end_at(&mut self, when: Instant) -> io::Result<()> {
-        self.timely = Some(match &self.events {
-            Events::OnCpus(chosen) => Timely::at(when, chosen.ender()),
-            Events::OnThreads(events) => {
-                let events = events.iter().map(Attached::event).collect::<io::Result<Vec<_>>>()?;
-                Timely::at(when, move || {
-                    for event in &events {
-                        // It is closed soon.
-                        let _ = perf_event::enable(event, false);
-                    }
-                })
+        let events = match &self.events {
+            Events::OnCpus(chosen) => chosen.events()?,
+            Events::OnThreads(events) => events.iter().map(Attached::event).collect::<io::Result<_>>()?,
+        };
+        self.timely = Some(Timely::at(when, move || {
+            for event in &events {
+                // It is closed soon.
+                let _ = perf_event::enable(event, false);
             }
-        }?);
+        })?);
         Ok(())
+    }
+
+    /// The CPUs that were switched on meanwhile, each once: what runs there is not sampled.
+    pub fn new_cpus(&mut self) -> Vec<u32> {
+        match &mut self.events {
+            Events::OnCpus(chosen) => chosen.new_cpus(),
+            Events::OnThreads(_) => Vec::new(),
+        }
     }
 
     /// On how many CPUs there are events; [`None`] if they are on threads.

@@ -5,19 +5,23 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Instant;
 
+use crate::privileges;
+
 /// Something that ends at a certain moment. Dropping it calls that off.
 pub struct Timely {
     _wanted: Sender<()>,
 }
 
 impl Timely {
-    /// Has `end` called at `when`, in a thread of its own.
+    /// Has `end` called at `when`, in a thread of its own, without any privileges.
     ///
     /// # Errors
     /// The system has no more threads.
     pub fn at(when: Instant, end: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
         let (wanted, called_off) = mpsc::channel::<()>();
         let wait = move || {
+            // This thread began with all that lj-trace has. What ends takes none of it.
+            let _ = privileges::give_up_all();
             let left = when.saturating_duration_since(Instant::now());
             if called_off.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
                 end();

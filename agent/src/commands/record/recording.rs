@@ -41,6 +41,9 @@ const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it is looked whether VMs are still there: that takes four reads for each.
 const VMS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often it is looked for CPUs that were switched on.
+const CPUS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What is being recorded.
 pub struct Recording {
     process: Process,
@@ -59,6 +62,9 @@ pub struct Recording {
     left_out: u64,
     newcomers: Newcomers,
     began: Instant,
+    /// When it was looked for new CPUs, and how many there were.
+    cpus_looked_at: Instant,
+    new_cpus: u64,
     /// When samples end.
     ends: Option<Instant>,
     /// When it was looked whether VMs are still there.
@@ -77,6 +83,9 @@ pub struct Recording {
 /// What became of what was recorded and not worked off.
 const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
 const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
+
+/// Stands before the number of CPUs that have no event.
+const NEW_CPUS: &str = "CPUs that were switched on after recording had begun, on which nothing was sampled";
 
 /// What reports have no room for.
 const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
@@ -219,6 +228,8 @@ impl Recording {
             memory,
             newcomers,
             began: Instant::now(),
+            cpus_looked_at: Instant::now(),
+            new_cpus: 0,
             ends: None,
             vms_looked_at: Instant::now(),
             pace,
@@ -392,6 +403,17 @@ impl Recording {
         let too_dear = self.cost.look(&self.programs);
         if let Some(cpu) = &mut self.cpu {
             cpu.sampler.keep_up(&mut self.programs)?;
+            if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
+                self.cpus_looked_at = Instant::now();
+                for number in cpu.sampler.new_cpus() {
+                    let text = format!(
+                        "lj-trace: CPU {number} was switched on after recording had begun: what {} does there is not sampled",
+                        self.name
+                    );
+                    say(Priority::Warning, &text);
+                    self.new_cpus += 1;
+                }
+            }
             if let Some(share) = too_dear.samples
                 && cpu.sampler.slow_down(&mut self.programs)?
             {
@@ -572,8 +594,20 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, began, ends, .. } =
-            self;
+        let Self {
+            programs,
+            samples,
+            cpu,
+            memory,
+            cost,
+            left_out,
+            unread_samples,
+            unread_stacks,
+            began,
+            ends,
+            new_cpus,
+            ..
+        } = self;
         let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
@@ -586,6 +620,7 @@ impl Recording {
             let mut noted = programs.counted(&NOTED);
             let folded = outputs.folded();
             noted.extend((folded > 0).then_some((FOLDED, folded)));
+            noted.extend((new_cpus > 0).then_some((NEW_CPUS, new_cpus)));
             noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
             let summary = Summary {
                 pid: args.pid,
