@@ -53,6 +53,10 @@ pub struct Config {
     pub stack_start: u64,
     /// Index of a VM whose coroutines refer to their `global_State` in another way than those of the first; 0 for none.
     pub other_kind: u32,
+    /// How many ticks each sample stands for: more than one where all of them would cost too much. 0 is as good as 1.
+    pub weight: u32,
+    /// Whether the sampler leaves the others of them out itself, since the events still tick as often.
+    pub leaves_out: u32,
     /// Always 0: keeps the size a multiple of 8.
     pub reserved: u32,
     /// The C frames of VMs with 64-bit GC references.
@@ -63,7 +67,20 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
 }
 
-const _: () = assert!(size_of::<Config>() == 8 + 12 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
+const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
+
+/// How many processes can be recorded by the same events, one on each CPU.
+pub const MAX_CHOSEN: u32 = 256;
+
+/// The namespace in which processes have the numbers that the agent names.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PidNamespace {
+    /// The device of the file that stands for it, as the kernel keeps it.
+    pub device: u64,
+    /// The inode of that file; 0 for the kernel's own namespace, in which all processes are.
+    pub inode: u64,
+}
 
 /// The cookie of an event on a thread that may have inherited another event from the thread that started it.
 pub const LATE_EVENT: u64 = 1;
@@ -110,6 +127,8 @@ macro_rules! counters {
 counters! {
     /// The timer fired on a thread of the target.
     Sampled => "samples taken",
+    /// The timer fired, and the sampler left it at that.
+    LeftOut => "ticks of which no sample was taken",
     /// The record was handed to user space.
     Written => "samples handed over",
     /// The ring buffer was full.

@@ -112,8 +112,8 @@ pub struct SampleHeader {
     pub left_out: u32,
     /// How many of all records of the walk are [`FrameKind::CFrame`]s.
     pub crossings: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// For how many ticks of the clock it stands; 0 is as good as 1.
+    pub weight: u32,
     /// How many of all records of the walk belong to the innermost coroutine; the rest, to those that run it.
     pub inner_frames: u32,
     /// How the walk of the innermost coroutine ended: a [`crate::frame::WalkEnd`].

@@ -29,6 +29,8 @@ mod user {
     // SAFETY: `repr(C)`, integers only, no padding (asserted where they are defined).
     unsafe impl aya::Pod for crate::config::Config {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for crate::config::PidNamespace {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for crate::vm::VmConfig {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::lifetime::Watched {}

@@ -5,6 +5,7 @@
 
 mod activity;
 mod allocation;
+mod chosen;
 mod clock;
 mod count;
 mod empty;

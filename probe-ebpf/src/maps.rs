@@ -1,11 +1,11 @@
 //! The maps: what the agent tells the programs, and what they tell the agent.
 
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::allocation::on_trace::KnownTrace;
-use lj_trace_common::config::{COUNTERS, Config, MAX_VMS, PENDING_PLACES};
+use lj_trace_common::config::{COUNTERS, Config, MAX_CHOSEN, MAX_VMS, PENDING_PLACES, PidNamespace};
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceIdentity;
@@ -29,6 +29,18 @@ pub static GLOBALS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
 /// Threads that have an inherited event, as far as that matters.
 #[map]
 pub static INHERITED: LruHashMap<u32, u8> = LruHashMap::with_max_entries(16_384, 0);
+
+/// The processes that are recorded, each with the index of its sampler in [`SAMPLERS`].
+#[map]
+pub static CHOSEN: HashMap<u32, u32> = HashMap::with_max_entries(MAX_CHOSEN, 0);
+
+/// The sampler of each process that is recorded.
+#[map]
+pub static SAMPLERS: ProgramArray = ProgramArray::with_max_entries(MAX_CHOSEN, 0);
+
+/// In which namespace the numbers of [`CHOSEN`] are.
+#[map]
+pub static NAMESPACE: Array<PidNamespace> = Array::with_max_entries(1, 0);
 
 /// Samples on their way to the agent.
 #[map]

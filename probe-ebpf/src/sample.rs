@@ -34,7 +34,7 @@ use lj_trace_common::vm::{self, VmConfig};
 
 use crate::allocation::pending;
 use crate::clock::Timer;
-use crate::count::count;
+use crate::count::{add, count};
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
@@ -103,7 +103,11 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     if config.late_events != 0 && is_duplicate(&context, bpf_get_current_pid_tgid() as u32) {
         return 0;
     }
-    count(Counter::Sampled);
+    let before = add(Counter::Sampled, 1);
+    if config.leaves_out != 0 && config.weight != 0 && before % u64::from(config.weight) != 0 {
+        count(Counter::LeftOut);
+        return 0;
+    }
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
@@ -149,6 +153,7 @@ fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, program: *
         return;
     }
     if !program.is_null() {
+        borrow().header.weight = config.weight;
         note_mode(borrow(), program);
     }
     let mut area = area;
@@ -617,11 +622,11 @@ fn send(scratch: &mut Scratch) {
             BPF_RB_NO_WAKEUP,
         )
     };
-    count(if result == 0 {
-        Counter::Written
+    if result == 0 {
+        count(Counter::Written);
     } else if scratch.header.flags & SAMPLE_ALLOCATION != 0 {
-        Counter::StacksLost
+        count(Counter::StacksLost);
     } else {
-        Counter::RingBufferFull
-    });
+        add(Counter::RingBufferFull, u64::from(scratch.header.weight.max(1)));
+    }
 }

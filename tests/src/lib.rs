@@ -26,6 +26,7 @@ pub mod profiles;
 pub mod programs;
 pub mod readers;
 pub mod recording;
+pub mod refusing;
 pub mod screen;
 pub mod server;
 pub mod shares;

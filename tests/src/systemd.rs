@@ -105,7 +105,7 @@ impl Systemd {
     ///
     /// # Errors
     /// If that does not happen.
-    pub fn wait_for(&self, line: &str, wanted: impl Fn(&str) -> bool) -> Result<String> {
+    pub fn wait_for(&self, line: &str, mut wanted: impl FnMut(&str) -> bool) -> Result<String> {
         let started = Instant::now();
         loop {
             let printed = self.run(line)?;

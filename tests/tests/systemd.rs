@@ -122,20 +122,55 @@ fn journal(systemd: &Systemd, unit: &str) -> Result<String> {
     Ok(journal)
 }
 
+/// How many events of allocations a job has taken by now, as it says itself, and the CPU time that it has used, in seconds.
+fn progress(systemd: &Systemd, unit: &str) -> Result<(f64, f64)> {
+    let status = show(systemd, unit, "StatusText")?;
+    let events =
+        status.split_once(" allocation events").and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
+    let stat = systemd.run(&format!("cat /proc/$(systemctl show --property=MainPID --value {unit})/stat"))?;
+    // As in proc(5), in hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit_once(')').context("no command in stat")?.1.split_whitespace().collect();
+    let time =
+        |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).context("stat is too short");
+    Ok((events.unwrap_or(0.0), (time(11)? + time(12)?) / 100.0))
+}
+
 #[test]
 fn a_job_with_too_little_cpu_time_counts_what_it_loses() -> Result<()> {
+    const TABLES: u32 = 300_000;
+    /// The buffer has 16 MiB, an event 48 bytes and a header of 8.
+    const ROOM: f64 = (16 << 20) as f64 / 56.0;
     let Some((systemd, _)) = boot()? else { return Ok(()) };
-    let unit = record_hoard(&systemd, 300_000, "--output slow.bin")?;
+    let unit = record_hoard(&systemd, TABLES, "--output slow.bin")?;
     if !limits_work(&systemd, &unit)? {
         return Ok(());
     }
-    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota=1%"))?;
-    // Two whole rounds are a million events: the buffer has room for a quarter of that, and in 1% of the time lj-trace
-    // cannot take the rest.
+    // How fast it is, with all the CPU time that it wants: it has used some before there were events.
+    let mut first = (0.0, 0.0);
+    let mut now = (0.0, 0.0);
+    systemd.wait_for("true", |_| {
+        now = progress(&systemd, &unit).unwrap_or_default();
+        if first.0 == 0.0 {
+            first = now;
+        }
+        now.0 > first.0 + 500_000.0 && now.1 > first.1 + 0.1
+    })?;
+    let each = (now.1 - first.1) / (now.0 - first.0);
+    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota=0.1% CPUQuotaPeriodSec=1s"))?;
+    let (_, used) = progress(&systemd, &unit)?;
     let rounds = |text: &str| text.lines().filter(|line| *line == "round").count();
     let before = rounds(&systemd.run("cat /run/test/rounds")?);
-    systemd.wait_for("cat /run/test/rounds", |text| rounds(text) >= before + 3)?;
-    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota="))?;
+    // However fast the program is on this machine: it goes on until it has made more tables than the buffer has room for and
+    // lj-trace can have taken, were it three times as fast. Those that are freed come on top. Its first round had begun before.
+    systemd.wait_for("cat /run/test/rounds", |text| {
+        let made = rounds(text).saturating_sub(before + 1) as f64 * f64::from(TABLES);
+        progress(&systemd, &unit).is_ok_and(|(_, now)| {
+            let taken = 3.0 * (now - used) / each;
+            println!("made {made:.0}, taken at most {taken:.0} in {:.2} s, {:.2} us each", now - used, each * 1e6);
+            made > ROOM + taken
+        })
+    })?;
+    systemd.run(&format!("systemctl set-property --runtime {unit} CPUQuota= CPUQuotaPeriodSec="))?;
     systemd.run(&format!("systemctl stop {unit}"))?;
     let journal = journal(&systemd, &unit)?;
     ensure!(journal.contains("LOST: ") && journal.contains("allocation events lost"), "{journal}");

@@ -28,10 +28,15 @@ pub struct ProbeCost {
     pub tick: f64,
     /// A hit of a watchpoint.
     pub hit: f64,
+    /// A context switch, where the sampler's events are on threads.
+    pub switch: f64,
+    /// A context switch for the light sampler, whose events are on threads.
+    pub light_switch: f64,
 }
 
 /// Where it cannot be measured: what it was on a virtual machine (Linux 6.18, 2 CPUs).
-pub const ASSUMED: ProbeCost = ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6, hit: 4e-6 };
+pub const ASSUMED: ProbeCost =
+    ProbeCost { call: 0.4e-6, returned: 0.4e-6, tick: 13e-6, hit: 4e-6, switch: 0.7e-6, light_switch: 0.7e-6 };
 
 /// Calls at once, and how often they are made.
 const CALLS: u32 = 500;
@@ -65,7 +70,7 @@ fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result
         let _links = probed(true)?;
         function.time()
     };
-    Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), tick: 0.0, hit: 0.0 })
+    Ok(ProbeCost { call: (called - plain).max(0.0), returned: (both - called).max(0.0), ..ProbeCost::default() })
 }
 
 /// Tries a probe on an instruction of our own.

@@ -1,4 +1,4 @@
-//! Perf events on the threads of one process, each running a BPF program on every tick.
+//! Perf events on the threads of one process, or on CPUs, each running a BPF program on every tick.
 
 use std::ffi::CStr;
 use std::io;
@@ -128,12 +128,62 @@ pub fn enable(event: &OwnedFd, on: bool) -> io::Result<()> {
 /// A perf event and the link that makes it run a program: closing either stops it.
 #[derive(Debug)]
 pub struct Attached {
-    _event: OwnedFd,
+    event: OwnedFd,
     _link: OwnedFd,
 }
 
+impl Attached {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// Whatever `ioctl(2)` gives.
+    pub fn begin(&self) -> io::Result<()> {
+        enable(&self.event, true)
+    }
+
+    /// Has it tick so often a second from now on, if its clock is the kernel's.
+    ///
+    /// # Errors
+    /// Whatever `ioctl(2)` gives.
+    pub fn set_rate(&self, rate: u32) -> io::Result<()> {
+        /// `_IOW('$', 4, __u64)` of linux/perf_event.h.
+        const PERF_EVENT_IOC_PERIOD: libc::c_ulong = 0x4008_2404;
+        let period = u64::from(1_000_000_000 / rate.max(1));
+        // SAFETY: the kernel reads the period, and the descriptor is open.
+        if unsafe { libc::ioctl(self.event.as_raw_fd(), PERF_EVENT_IOC_PERIOD, &raw const period) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Another descriptor of the event.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn event(&self) -> io::Result<OwnedFd> {
+        self.event.try_clone()
+    }
+}
+
+/// Opens an event on a CPU that runs `program` `rate` times a second, whoever runs there, unless nobody does.
+///
+/// It ticks by the kernel's CPU clock: a cycle counter stands still while a CPU is idle, so that the kernel, which wants so many
+/// ticks a second from it, has it tick too often for what runs at last.
+///
+/// # Errors
+/// Whatever `perf_event_open(2)` gives: `ENODEV` if there is no such CPU or it is switched off, `EACCES` without privileges.
+pub fn attach_to_cpu(rate: u32, cpu: u32, program: BorrowedFd<'_>) -> io::Result<Attached> {
+    const EXCLUDE_IDLE: u64 = 1 << 7;
+    const EVERYBODY: libc::pid_t = -1;
+    let attr = Attr { flags: DISABLED | EXCLUDE_IDLE, ..Attr::new(Clock::CpuClock, rate) };
+    let event = open_on(&attr, EVERYBODY, cpu as libc::c_int)?;
+    let link = link(program, &event, 0)?;
+    enable(&event, true)?;
+    Ok(Attached { event, _link: link })
+}
+
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
-/// thread and on all threads that it starts later. The program sees `cookie` on this thread, and 0 on those that
+/// thread and on all threads that it starts later, once it is started. The program sees `cookie` on this thread, and 0 on those that
 /// inherit the event (`perf_event_alloc` in Linux's `kernel/events/core.c` copies the program alone).
 ///
 /// # Errors
@@ -141,8 +191,7 @@ pub struct Attached {
 pub fn attach(clock: Clock, rate: u32, tid: u32, program: BorrowedFd<'_>, cookie: u64) -> io::Result<Attached> {
     let event = open(&Attr::new(clock, rate), tid as libc::pid_t)?;
     let link = link(program, &event, cookie)?;
-    enable(&event, true)?;
-    Ok(Attached { _event: event, _link: link })
+    Ok(Attached { event, _link: link })
 }
 
 /// Opens a hardware watchpoint on thread `tid`, and on all threads that it starts later: `program` runs after each
@@ -155,7 +204,7 @@ pub fn watch(address: u64, tid: u32, program: BorrowedFd<'_>) -> io::Result<Atta
     let event = open(&Attr::watchpoint(address), tid as libc::pid_t)?;
     let link = link(program, &event, 0)?;
     enable(&event, true)?;
-    Ok(Attached { _event: event, _link: link })
+    Ok(Attached { event, _link: link })
 }
 
 /// `union bpf_attr` for `BPF_LINK_CREATE` on a perf event (linux/bpf.h, since Linux 5.15).
@@ -272,12 +321,16 @@ impl Attr {
 /// # Errors
 /// Whatever `perf_event_open(2)` gives.
 pub(super) fn open(attr: &Attr, tid: libc::pid_t) -> io::Result<OwnedFd> {
-    const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     const ANY_CPU: libc::c_int = -1;
+    open_on(attr, tid, ANY_CPU)
+}
+
+fn open_on(attr: &Attr, tid: libc::pid_t, cpu: libc::c_int) -> io::Result<OwnedFd> {
+    const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     const NO_GROUP: libc::c_int = -1;
     // SAFETY: `attr` has the size that it says, and the other arguments are plain integers.
     let fd = unsafe {
-        libc::syscall(libc::SYS_perf_event_open, std::ptr::from_ref(attr), tid, ANY_CPU, NO_GROUP, PERF_FLAG_FD_CLOEXEC)
+        libc::syscall(libc::SYS_perf_event_open, std::ptr::from_ref(attr), tid, cpu, NO_GROUP, PERF_FLAG_FD_CLOEXEC)
     };
     owned(fd)
 }

@@ -98,7 +98,7 @@ impl ProbeError {
 }
 
 /// An error with all that has caused it. Some name their cause themselves.
-fn whole(error: &anyhow::Error) -> String {
+pub(super) fn whole(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.trim().is_empty()) {
         if !text.contains(cause.trim()) {
@@ -242,7 +242,7 @@ impl Programs {
     pub fn try_load(wanted: Wanted) -> Result<(), ProbeError> {
         let mut programs = Self::load(wanted, &[])?;
         let uses = |name: &str| match name {
-            "sample_cpu" => wanted.cpu,
+            "sample_cpu" | "sample_chosen" | "chosen_executes" => wanted.cpu,
             "allocator_called" | "allocator_returned" => wanted.memory,
             "allocation_stack" => wanted.stack_every != 0,
             _ => false,
@@ -251,6 +251,7 @@ impl Programs {
             let loaded = match program {
                 Program::PerfEvent(program) => program.load(),
                 Program::UProbe(program) => program.load(),
+                Program::RawTracePoint(program) => program.load(),
                 _ => Ok(()),
             };
             loaded.map_err(ProbeError::sort)?;

@@ -46,6 +46,11 @@ pub struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
+    /// For how many ticks of the clock it stands.
+    pub fn weight(&self) -> u64 {
+        u64::from(self.header.weight.max(1))
+    }
+
     /// Takes a record apart; `None` if its sizes do not add up.
     pub fn parse(record: &'a [u8]) -> Option<Self> {
         let (header, rest) = record.split_at_checked(size_of::<SampleHeader>())?;

@@ -1,17 +1,21 @@
-//! The CPU sampler, attached to all threads of the target, and the buffer that hands out samples: those of the
+//! The CPU sampler, attached to all CPUs or to all threads of the target, and the buffer that hands out samples: those of the
 //! clock and those of allocations.
 
 use std::collections::HashSet;
+use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
+use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
 use aya::programs::PerfEvent;
-use lj_trace_common::config::LATE_EVENT;
+use lj_trace_common::config::{Config, LATE_EVENT};
 
+use super::cpu_events::Chosen;
 use super::perf_event::{self, Attached, Clock};
-use super::programs::{ProbeError, Programs, take_map};
+use super::programs::{ProbeError, Programs, take_map, whole};
 use super::sample::Record;
+use super::timely::Timely;
 use crate::privileges::{Operation, limits};
 use crate::target::{Process, TargetError};
 
@@ -39,11 +43,36 @@ impl SampleBuffer {
     }
 }
 
-/// A running CPU sampler. Dropping it detaches it.
+/// A CPU sampler. Dropping it detaches it.
 pub struct Sampler {
     program: &'static str,
-    events: Vec<Attached>,
+    events: Events,
     clock: Clock,
+    rate: u32,
+    /// How many ticks of that rate each sample stands for, as the program knows it.
+    weight: u32,
+    timely: Option<Timely>,
+    cpus: Option<usize>,
+    /// Why the events are not on CPUs, if they should be.
+    why_threads: Option<String>,
+}
+
+/// What ticks.
+enum Events {
+    /// All CPUs do.
+    OnCpus(Chosen),
+    /// The threads of the process do.
+    OnThreads(Vec<Attached>),
+}
+
+/// Where the events are to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Places {
+    /// On CPUs if the kernel allows it.
+    #[default]
+    Auto,
+    /// On threads.
+    Threads,
 }
 
 /// The program that takes whole samples.
@@ -53,22 +82,24 @@ const SAMPLE_CPU: &str = "sample_cpu";
 const SAMPLE_ACTIVITY: &str = "sample_activity";
 
 impl Sampler {
-    /// Starts sampling all threads of `process`, those started later included, `rate` times a second of CPU
-    /// time each.
+    /// Prepares to sample all threads of `process`, those started later included, `rate` times a second of CPU
+    /// time each: [`Self::begin`] starts it.
     ///
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
     /// [`ProbeError::Target`] if the process is gone.
-    pub fn attach(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        Self::attach_program(programs, process, rate, SAMPLE_CPU)
+    pub fn attach(programs: &mut Programs, process: &Process, rate: u32, places: Places) -> Result<Self, ProbeError> {
+        Self::attach_program(programs, process, rate, SAMPLE_CPU, places)
     }
 
-    /// The same for samples that only tell what runs ([`super::activity`]).
+    /// Starts samples that only tell what runs ([`super::activity`]).
     ///
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_light(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY)
+        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, Places::Threads)?;
+        sampler.begin()?;
+        Ok(sampler)
     }
 
     fn attach_program(
@@ -76,18 +107,145 @@ impl Sampler {
         process: &Process,
         rate: u32,
         name: &'static str,
+        places: Places,
     ) -> Result<Self, ProbeError> {
         let refused = |error| ProbeError::sort(error);
         program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
-        let mut sampler = Self { program: name, events: Vec::new(), clock: Clock::detect() };
+        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
+        let clock = Clock::detect();
+        let mut sampler = Self {
+            program: name,
+            events: Events::OnThreads(Vec::new()),
+            clock,
+            rate,
+            weight: 1,
+            timely: None,
+            cpus: None,
+            why_threads: None,
+        };
+        if places == Places::Auto {
+            let fd = program(programs, name).and_then(|program| Ok(program.fd()?.try_clone()?)).map_err(refused)?;
+            match Chosen::prepare(programs, process, rate, &fd) {
+                Ok(chosen) => {
+                    (sampler.clock, sampler.cpus) = (Clock::CpuClock, Some(chosen.cpus()));
+                    sampler.events = Events::OnCpus(chosen);
+                    return Ok(sampler);
+                }
+                Err(error) => sampler.why_threads = Some(whole(&error)),
+            }
+        }
         sampler.attach_threads(programs, process, rate)?;
         Ok(sampler)
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel.
+    pub fn begin(&self) -> Result<(), ProbeError> {
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.begin().map_err(ProbeError::sort),
+            Events::OnThreads(events) => events.iter().try_for_each(Attached::begin).map_err(ProbeError::sort),
+        }
+    }
+
+    /// The samples that it takes a second.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.rate) / f64::from(self.weight)
+    }
+
+    /// How many ticks of the rate that was asked for each sample stands for.
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Takes half as many samples a second from now on, each of which stands for twice as many ticks; false if they would be too
+    /// few to tell anything.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn slow_down(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        /// Samples a second.
+        const LEAST: u32 = 10;
+        if self.rate / (2 * self.weight) < LEAST {
+            return Ok(false);
+        }
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.slow_down(),
+            // Those that threads have inherited cannot be reached.
+            Events::OnThreads(_) => self.set_weight(programs, 2 * self.weight)?,
+        }
+        self.keep_up(programs)?;
+        Ok(true)
+    }
+
+    /// Tells the program what samples stand for, if other recordings have slowed down the events that they share; whether that
+    /// is so.
+    ///
+    /// # Errors
+    /// As [`Self::slow_down`].
+    pub fn keep_up(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        let Events::OnCpus(chosen) = &self.events else { return Ok(false) };
+        let weight = chosen.weight();
+        if weight == self.weight {
+            return Ok(false);
+        }
+        self.set_weight(programs, weight)?;
+        Ok(true)
+    }
+
+    fn set_weight(&mut self, programs: &mut Programs, weight: u32) -> Result<(), ProbeError> {
+        let leaves_out = matches!(self.events, Events::OnThreads(_));
+        let change = |config: &mut Config| (config.weight, config.leaves_out) = (weight, u32::from(leaves_out));
+        programs.change_config(change).map_err(ProbeError::sort)?;
+        self.weight = weight;
+        Ok(())
+    }
+
+    /// Ends it at that moment, even if nobody detaches it then; and all that share its events.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn end_at(&mut self, when: Instant) -> io::Result<()> {
+        let events = match &self.events {
+            Events::OnCpus(chosen) => chosen.events()?,
+            Events::OnThreads(events) => events.iter().map(Attached::event).collect::<io::Result<_>>()?,
+        };
+        self.timely = Some(Timely::at(when, move || {
+            for event in &events {
+                // It is closed soon.
+                let _ = perf_event::enable(event, false);
+            }
+        })?);
+        Ok(())
+    }
+
+    /// The CPUs that were switched on meanwhile, each once: what runs there is not sampled.
+    pub fn new_cpus(&mut self) -> Vec<u32> {
+        match &mut self.events {
+            Events::OnCpus(chosen) => chosen.new_cpus(),
+            Events::OnThreads(_) => Vec::new(),
+        }
+    }
+
+    /// On how many CPUs there are events; [`None`] if they are on threads.
+    pub fn cpus(&self) -> Option<usize> {
+        self.cpus
+    }
+
+    /// The clock and the rate, if events are on threads.
+    pub fn on_threads(&self) -> Option<(Clock, u32)> {
+        self.cpus.is_none().then_some((self.clock, self.rate))
+    }
+
+    /// Why there are no events on CPUs, if there should be.
+    pub fn why_threads(&self) -> Option<&str> {
+        self.why_threads.as_deref()
     }
 
     fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
         let mut attached = HashSet::new();
         let refused = |error| ProbeError::sort(error);
-        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
         // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
         // thread turns out to have inherited another.
@@ -117,7 +275,9 @@ impl Sampler {
         let fd = program(programs, self.program).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
         match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
             Ok(event) => {
-                self.events.push(event);
+                if let Events::OnThreads(events) = &mut self.events {
+                    events.push(event);
+                }
                 Ok(true)
             }
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
@@ -133,7 +293,8 @@ impl Sampler {
 
     /// Stops the clock: no sample is taken from here on.
     pub fn detach(&mut self) {
-        self.events.clear();
+        self.timely = None;
+        self.events = Events::OnThreads(Vec::new());
     }
 
     /// What makes the sampler tick.

@@ -12,6 +12,8 @@ use crate::probes::programs::Counts;
 pub struct Cost {
     /// In seconds of CPU time.
     pub seconds: f64,
+    /// How much of that was for events on threads, at context switches.
+    pub switching: f64,
     /// What of the target's CPU time that was; [`None`] if that could not be read.
     pub share: Option<f64>,
     /// Samples, or calls of the allocator.
@@ -24,13 +26,16 @@ pub struct Cost {
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seconds, share, events, event, measured } = self;
+        let Self { seconds, switching, share, events, event, measured } = self;
         write!(f, "{seconds:.3} s")?;
         if let Some(share) = share {
             write!(f, ", {:.2}% of its CPU time", share * 100.0)?;
         }
         if *events != 0 {
-            write!(f, " ({:.2} us a {event}", seconds * 1e6 / *events as f64)?;
+            write!(f, " ({:.2} us a {event}", (seconds - switching) * 1e6 / *events as f64)?;
+            if *switching > 0.0 {
+                write!(f, ", and {switching:.3} s at context switches")?;
+            }
             f.write_str(if *measured { ")" } else { ", partly assumed: probes could not be measured here)" })?;
         }
         Ok(())
@@ -47,6 +52,8 @@ pub const IN_WINDOW: f64 = 2.1;
 pub struct Counted {
     /// Ticks of the sampler, and nanoseconds in its program.
     samples: (u64, u64),
+    /// Ticks of which no sample was taken.
+    left_out: u64,
     /// Calls of the allocator; those that were timed, and their nanoseconds.
     calls: (u64, u64, u64),
     /// The same for its returns.
@@ -59,6 +66,8 @@ pub struct Counted {
     light: (u64, u64),
     /// The same for hits of watchpoints.
     hits: (u64, u64),
+    /// Context switches while a sampler's events were on threads.
+    switches: u64,
 }
 
 impl Counted {
@@ -71,18 +80,35 @@ impl Counted {
                 .map(|counter| programs.count(counter));
         Self {
             samples: (programs.count(Counter::Sampled), programs.count(Counter::SampleTime)),
+            left_out: programs.count(Counter::LeftOut),
             calls: (calls, calls_timed, call_time),
             returns: (returns, returns_timed, return_time),
             stacks: programs.count(Counter::StackTime),
             outside: programs.count(Counter::CallsOutside),
             light: (programs.count(Counter::ActivitySampled), programs.count(Counter::ActivityTime)),
             hits: (programs.count(Counter::WatchpointHits), programs.count(Counter::WatchpointTime)),
+            switches: 0,
         }
+    }
+
+    /// The same with so many context switches of the target.
+    pub fn with_switches(self, switches: u64) -> Self {
+        Self { switches, ..self }
     }
 
     /// Samples of the CPU profile.
     pub fn samples(&self) -> u64 {
-        self.samples.0
+        self.samples.0 - self.left_out.min(self.samples.0)
+    }
+
+    /// Seconds that context switches have cost, of which each takes that long.
+    pub fn switching(&self, each: f64) -> f64 {
+        self.switches as f64 * each
+    }
+
+    /// Seconds that samples have cost, without the ticks that tell when to take one.
+    pub fn samples_alone(&self) -> f64 {
+        self.samples.1 as f64 * 1e-9
     }
 
     /// Calls of the allocator.
@@ -93,7 +119,7 @@ impl Counted {
     /// Seconds that the CPU profile has cost.
     pub fn cpu_profile(&self, probes: ProbeCost) -> f64 {
         let (samples, nanoseconds) = self.samples;
-        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9
+        samples as f64 * probes.tick + nanoseconds as f64 * 1e-9 + self.switching(probes.switch)
     }
 
     /// Seconds that the memory profile has cost.
@@ -113,7 +139,7 @@ impl Counted {
     /// Seconds that what is always on beside windows has cost: light samples, and watchpoints.
     pub fn beside(&self, probes: ProbeCost) -> f64 {
         let of = |(times, nanoseconds): (u64, u64), each: f64| times as f64 * each + nanoseconds as f64 * 1e-9;
-        of(self.light, probes.tick) + of(self.hits, probes.hit)
+        of(self.light, probes.tick) + of(self.hits, probes.hit) + self.switching(probes.light_switch)
     }
 }
 
@@ -132,18 +158,21 @@ pub fn cpu_time(pid: u32) -> Option<f64> {
 mod tests {
     use super::*;
 
-    const PROBES: ProbeCost = ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6, hit: 5e-6 };
+    const PROBES: ProbeCost =
+        ProbeCost { call: 0.5e-6, returned: 0.25e-6, tick: 10e-6, hit: 5e-6, switch: 0.6e-6, light_switch: 0.7e-6 };
 
     #[test]
     fn programs_are_timed_now_and_then_and_count_for_all() {
         let counted = Counted {
             samples: (100, 500_000),
+            left_out: 0,
             calls: (1_000_000, 100, 30_000),
             returns: (400_000, 50, 5_000),
             stacks: 1_000_000,
             outside: 1000,
             light: (10, 10_000),
             hits: (100, 20_000),
+            switches: 0,
         };
         let cpu = counted.cpu_profile(PROBES);
         assert!((cpu - 0.0015).abs() < 1e-9, "{cpu}");
@@ -154,14 +183,23 @@ mod tests {
         assert!((edges - 0.000_5).abs() < 1e-9, "{edges}");
         assert!((beside - (0.000_1 + 0.000_01 + 0.000_5 + 0.000_02)).abs() < 1e-9, "{beside}");
         assert_eq!(Counted::default().memory_profile(PROBES), 0.0);
+        let switched = counted.with_switches(1000);
+        let more = [switched.cpu_profile(PROBES) - cpu, switched.beside(PROBES) - beside];
+        assert!((more[0] - 0.000_6).abs() < 1e-9 && (more[1] - 0.000_7).abs() < 1e-9, "{more:?}");
     }
 
     #[test]
     fn is_told_in_one_line() {
-        let cost = Cost { seconds: 0.5, share: Some(0.25), events: 1_000_000, event: "call", measured: true };
+        let cost =
+            Cost { seconds: 0.5, switching: 0.0, share: Some(0.25), events: 1_000_000, event: "call", measured: true };
         assert_eq!(cost.to_string(), "0.500 s, 25.00% of its CPU time (0.50 us a call)");
         let unknown = Cost { share: None, measured: false, ..cost };
         assert_eq!(unknown.to_string(), "0.500 s (0.50 us a call, partly assumed: probes could not be measured here)");
+        let switching = Cost { seconds: 0.75, switching: 0.25, ..cost };
+        assert_eq!(
+            switching.to_string(),
+            "0.750 s, 25.00% of its CPU time (0.50 us a call, and 0.250 s at context switches)"
+        );
         assert_eq!(Cost { seconds: 0.0, events: 0, ..cost }.to_string(), "0.000 s, 25.00% of its CPU time");
     }
 

@@ -410,30 +410,30 @@ impl Pipeline {
     }
 
     fn count(&mut self, sample: &Sample<'_>, merged: &MergedStack, state: Option<VmState>) {
-        let tally = &mut self.tally;
-        tally.samples += 1;
-        tally.native_complete += u64::from(merged.native_complete);
-        tally.in_kernel += u64::from(sample.header.flags & SAMPLE_IN_KERNEL != 0);
+        let (tally, weight) = (&mut self.tally, sample.weight());
+        tally.samples += weight;
+        tally.native_complete += weight * u64::from(merged.native_complete);
+        tally.in_kernel += weight * u64::from(sample.header.flags & SAMPLE_IN_KERNEL != 0);
         if let Some(state) = state {
-            tally.with_lua += 1;
-            tally.lua_complete += u64::from(merged.lua_complete);
-            tally.both_ends += u64::from(merged.both_ends);
-            *tally.states.entry(state).or_default() += 1;
+            tally.with_lua += weight;
+            tally.lua_complete += weight * u64::from(merged.lua_complete);
+            tally.both_ends += weight * u64::from(merged.both_ends);
+            *tally.states.entry(state).or_default() += weight;
         }
         for frame in &merged.frames {
             let reason = match frame {
                 Frame::Unresolved(reason) => reason.to_string(),
                 Frame::Inlined => INLINED.to_owned(),
                 Frame::LeftOut(count) if merged.both_ends && state.is_some() => {
-                    tally.left_out += count;
+                    tally.left_out += weight * count;
                     continue;
                 }
                 _ => continue,
             };
-            *tally.unresolved.entry(reason).or_default() += 1;
+            *tally.unresolved.entry(reason).or_default() += weight;
         }
         if is_kernel_stack_cut(sample) {
-            *tally.unresolved.entry(KERNEL_STACK_CUT.to_owned()).or_default() += 1;
+            *tally.unresolved.entry(KERNEL_STACK_CUT.to_owned()).or_default() += weight;
         }
     }
 

@@ -30,6 +30,14 @@ pub struct Summary {
     pub left_out: u64,
     /// What it has cost the process.
     pub cost: Cost,
+    /// CPU time that the process has used, in seconds, if that is known.
+    pub used: Option<f64>,
+    /// Which part of each CPU's time is taken from all others; [`None`] if none is, since events were on threads.
+    pub others: Option<f64>,
+    /// Samples a second at last, and what each counted as, if all of them would have cost too much.
+    pub lowered_to: Option<(f64, u32)>,
+    /// Why they were on threads, if they should have been on CPUs.
+    pub why_threads: Option<String>,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
 }
@@ -53,11 +61,27 @@ impl Summary {
         let cpu = *samples as f64 / f64::from(self.rate);
         writeln!(out, "{end} after {seconds:.1} s: {samples} samples, {cpu:.2} s of CPU time")?;
         if *samples == 0 {
-            writeln!(out, "The process used no CPU time while it was recorded.")?;
+            match self.used.filter(|used| *used >= 0.000_5) {
+                // It had to be lucky to be hit even once.
+                Some(used) => writeln!(
+                    out,
+                    "No sample hit it: it used {used:.3} s of CPU time, in which {:.1} are taken on average at {} Hz. Record \
+                     for longer, or with a higher --rate.",
+                    used * f64::from(self.rate),
+                    self.rate
+                )?,
+                None => writeln!(out, "The process used no CPU time while it was recorded.")?,
+            }
         } else {
             let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
             writeln!(out, "  lost               {lost}")?;
             writeln!(out, "  cost to it         {}", self.cost)?;
+            if let Some(others) = self.others {
+                writeln!(out, "  cost to all others {:.3}% of each CPU", others * 100.0)?;
+            }
+            if let Some((rate, weight)) = self.lowered_to {
+                writeln!(out, "  rate lowered       to {rate:.0} Hz, where each sample counts as {weight}")?;
+            }
             if self.left_out != 0 {
                 writeln!(out, "  of other code      {} (left out)", self.left_out)?;
             }
@@ -81,6 +105,12 @@ impl Summary {
             for (what, count) in &self.noted {
                 writeln!(out, "  {what}: {count}")?;
             }
+        }
+        if let Some(why) = &self.why_threads {
+            writeln!(
+                out,
+                "  events on threads  each context switch costs the process more, since CPUs could have none: {why}"
+            )?;
         }
         if let Some(traces) = &self.traces {
             out.push_str(traces);
@@ -281,7 +311,18 @@ mod tests {
             lost: Vec::new(),
             noted: Vec::new(),
             left_out: 0,
-            cost: Cost { seconds: 0.001, share: Some(0.0005), events: 200, event: "sample", measured: true },
+            cost: Cost {
+                seconds: 0.001,
+                switching: 0.0,
+                share: Some(0.0005),
+                events: 200,
+                event: "sample",
+                measured: true,
+            },
+            used: Some(2.0),
+            others: Some(0.0012),
+            lowered_to: None,
+            why_threads: None,
             traces: None,
         }
     }
@@ -292,6 +333,7 @@ mod tests {
         for line in [
             "stopped after 2.0 s: 200 samples, 2.00 s of CPU time",
             "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
+            "  cost to all others 0.120% of each CPU",
             "  hit Lua            100 (50.00%)",
             "  Lua complete       90 (90.00%)",
             "  both ends of Lua   9 (9.00%)",
@@ -301,6 +343,19 @@ mod tests {
             "wrote a.svg: open it in a browser",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\nis not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_used_cpu_time_and_was_not_hit_is_told() {
+        let none = Tally::default();
+        let of = |used| Summary { tally: none.clone(), used, ..summary() }.text("stopped", &[]);
+        for (used, said) in [
+            (Some(0.03), "No sample hit it: it used 0.030 s of CPU time, in which 3.0 are taken on average at 100 Hz."),
+            (Some(0.0), "The process used no CPU time"),
+            (None, "The process used no CPU time"),
+        ] {
+            assert!(of(used).contains(said), "{}", of(used));
         }
     }
 

@@ -11,6 +11,7 @@ pub mod maps;
 pub mod memory;
 pub mod namespace;
 pub mod process;
+pub mod switches;
 pub mod tree;
 
 pub use files::TargetFiles;
@@ -18,4 +19,5 @@ pub use known_code::KnownCode;
 pub use maps::{Mapping, Maps};
 pub use memory::ProcessMemory;
 pub use process::{Halt, Process, TargetError};
+pub use switches::Switches;
 pub use tree::{Refused, Tree};

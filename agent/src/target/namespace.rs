@@ -30,9 +30,15 @@ pub fn hint(pid: u32) -> String {
 }
 
 /// Whether this process sees all processes of the machine.
-fn is_initial() -> bool {
+pub fn is_initial() -> bool {
     // `PROC_PID_INIT_INO` of Linux's include/linux/proc_ns.h, the same since 3.8.
     fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new("pid:[4026531836]"))
+}
+
+/// The number that a process has in its own namespace, by its `/proc/PID/status`.
+pub fn innermost(status: &str) -> Option<u32> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().next_back()?.parse().ok()
 }
 
 /// The number here and the name of a process that is `pid` in its own namespace, but another number here, by its
@@ -55,6 +61,13 @@ mod tests {
         assert_eq!(outer_name(status, 12), None);
         assert_eq!(outer_name(status, 4711), None);
         assert_eq!(outer_name("Name:\tluajit\nNSpid:\t4711\n", 4711), None);
+    }
+
+    #[test]
+    fn the_last_number_is_that_of_its_own_namespace() {
+        assert_eq!(innermost("Name:\tluajit\nNSpid:\t4711\t12\t1\n"), Some(1));
+        assert_eq!(innermost("Name:\tluajit\nNSpid:\t4711\n"), Some(4711));
+        assert_eq!(innermost("Name:\tluajit\n"), None);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler ROUNDS RATES
-//! WORKLOADS PROGRAM`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+//! WORKLOADS PROGRAM`, `bench switches ROUNDS RATES PROGRAM`, where lists are separated by commas, and `bench leak SECONDS
+//! ROUNDS`. `cargo xtask bench` runs them.
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, leak, sampler};
+use lj_trace_tests::benches::{Plan, bounded, leak, sampler, switches};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -21,12 +22,17 @@ fn main() -> Result<()> {
             let workloads: Vec<&str> = workloads.split(',').collect();
             sampler(rounds.parse()?, &rates?, &workloads, &program)
         }
+        ["switches", rounds, rates, name] => {
+            let rates: Result<Vec<u32>, _> = rates.split(',').map(str::parse).collect();
+            let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
+            switches(rounds.parse()?, &rates?, &program)
+        }
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
         _ => bail!(
             "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | leak SECONDS ROUNDS"
+             | switches ROUNDS RATES PROGRAM | leak SECONDS ROUNDS"
         ),
     }
 }

@@ -20,6 +20,8 @@ enum What {
     Sysprof(sysprof::Options),
     /// The sampler in turns with nothing, to tenths of a percent: interpreted, compiled, in 4000 traces
     Sampler(supported::Sampler),
+    /// The sampler on a program with 200 thousand context switches a second, with events on CPUs and on threads
+    Switches(supported::Switches),
     /// The allocation probes, beside empty ones, bpftrace and no profiler
     Memprof(memprof::Options),
     /// Memory profiles with `--overhead 5%`: their errors against the truth, and what they cost
@@ -33,6 +35,7 @@ pub fn bench(options: &Options) -> Result<()> {
     match &options.what {
         What::Sysprof(options) => sysprof::bench(options),
         What::Sampler(options) => supported::sampler(options),
+        What::Switches(options) => supported::switches(options),
         What::Memprof(options) => memprof::bench(options),
         What::Bounded(options) => supported::bounded(options),
         What::Leak(options) => supported::leak(options),

@@ -55,6 +55,23 @@ pub struct Sampler {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench switches`.
+#[derive(clap::Args)]
+pub struct Switches {
+    /// How many rounds there are: 0.4 s with each rate and each kind of events, and as much without. 10 take some 2 minutes
+    #[arg(long, default_value_t = 10)]
+    rounds: u32,
+    /// The rates, in Hz
+    #[arg(long, value_delimiter = ',', default_values_t = [19, 99, 499])]
+    rates: Vec<u32>,
+    /// The program to run the workload on: luajit, luajit2
+    #[arg(long, default_value = "luajit")]
+    program: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
 /// Options of `cargo xtask bench leak`.
 #[derive(clap::Args)]
 pub struct Leak {
@@ -82,6 +99,13 @@ pub fn sampler(options: &Sampler) -> Result<()> {
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
     let arguments = [rounds.to_string(), rates.join(","), workloads.join(","), program.clone()];
     bench("sampler", &arguments, binary.clone())
+}
+
+/// Measures what samples cost at context switches.
+pub fn switches(options: &Switches) -> Result<()> {
+    let Switches { rounds, rates, program, binary } = options;
+    let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
+    bench("switches", &[rounds.to_string(), rates.join(","), program.clone()], binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.

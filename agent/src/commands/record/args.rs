@@ -11,6 +11,7 @@ use super::cost::{LimitArgs, parse_share};
 use crate::commands::exit::CommandError;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::programs::Wanted;
+use crate::probes::sampler::Places;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
 use crate::record::pieces::now_in_names;
@@ -127,6 +128,10 @@ pub struct RecordArgs {
     /// Use separate programs for calls and returns of the allocator, as older kernels need: tests do
     #[arg(long, hide = true)]
     pub no_uprobe_session: bool,
+
+    /// Where the sampler's events are: tests and benchmarks want either
+    #[arg(long, hide = true, value_enum, default_value_t)]
+    pub events: Places,
 
     /// Take so long for each sample that all of them cannot be worked off: tests do
     #[arg(long, hide = true, value_name = "TIME", value_parser = parse_duration)]

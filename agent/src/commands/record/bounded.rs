@@ -105,6 +105,11 @@ impl BoundedRecording {
         Ok(Self { windows, counters, sampler, activity, rate, strangers })
     }
 
+    /// The clock and the rate of the sampler, if its events are on threads.
+    pub fn on_threads(&self) -> Option<(Clock, u32)> {
+        self.sampler.on_threads()
+    }
+
     /// What makes the sampler tick.
     pub fn clock(&self) -> Clock {
         self.sampler.clock()

@@ -15,28 +15,37 @@ use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
+use crate::probes::switching;
 use crate::record::{Cost, Counted, cpu_time};
 use crate::service::journal::{Priority, say};
-use crate::target::Process;
+use crate::target::{Process, Switches};
 
-/// How much a memory profile may cost.
+/// How much a profile may cost.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
-    /// Stop recording memory once that costs more than this part of the process's CPU time; what was recorded is kept
+    /// What a profile may cost at most, as a part of the process's CPU time [default: 30% for memory, 10% for CPU time]
     ///
-    /// As measured over half a second or more. CPU profiles cost little and go on.
-    #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
-    pub max_overhead: f64,
+    /// As measured over half a second or more. Beyond it, recording memory stops, and what was recorded is kept; of CPU time,
+    /// fewer samples are taken, each of which counts as several.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub max_overhead: Option<f64>,
 
-    /// Record memory whatever it costs the process: several times its CPU time where it does nothing but allocate
+    /// Record whatever it costs the process: memory, several times its CPU time where it does nothing but allocate
     #[arg(long, conflicts_with = "max_overhead")]
     pub no_limit: bool,
 }
 
 impl LimitArgs {
-    /// The share of CPU time, if there is a limit.
+    /// The share of CPU time that a memory profile may cost, if there is a limit.
     pub fn share(&self) -> Option<f64> {
-        (!self.no_limit).then_some(self.max_overhead)
+        const DEFAULT: f64 = 0.3;
+        (!self.no_limit).then(|| self.max_overhead.unwrap_or(DEFAULT))
+    }
+
+    /// The same for a CPU profile: samples cost 1% to 4% at the usual rates, up to 1000 Hz, and a quarter of it at 5000 Hz.
+    pub fn cpu_share(&self) -> Option<f64> {
+        const DEFAULT: f64 = 0.1;
+        (!self.no_limit).then(|| self.max_overhead.unwrap_or(DEFAULT))
     }
 }
 
@@ -61,12 +70,25 @@ pub struct CostMeter {
     calibration: Calibration,
     pid: u32,
     limit: Option<f64>,
+    /// What samples may cost, and whether there are fewer ticks if there are fewer samples.
+    samples_limit: Option<(f64, bool)>,
+    /// Context switches, if they cost something.
+    switches: Option<Switches>,
     /// The first reading.
     first: Option<Reading>,
     /// The one with the verdict that it cost too much.
     too_dear: Option<Reading>,
     /// The last ones, from the one that a verdict compares with on.
     window: VecDeque<Reading>,
+}
+
+/// What has cost too much.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TooDear {
+    /// The share of the target's CPU time that its memory profile costs, if that is more than it may.
+    pub memory: Option<f64>,
+    /// The same for samples.
+    pub samples: Option<f64>,
 }
 
 /// The state at some moment.
@@ -79,69 +101,140 @@ struct Reading {
 }
 
 impl CostMeter {
-    /// Begins; a memory profile may cost this share of the target's CPU time.
-    pub fn new(process: &Process, calibration: Calibration, limit: Option<f64>) -> Self {
-        Self { calibration, pid: process.pid(), limit, first: None, too_dear: None, window: VecDeque::new() }
+    /// A memory profile may cost the share `limit` of the target's CPU time; samples, `samples_limit`. `on_threads` says whether there are events on threads,
+    /// which cost something at each context switch.
+    pub fn new(process: &Process, calibration: Calibration, limits: [Option<f64>; 2], on_threads: OnThreads) -> Self {
+        let [limit, samples_limit] = limits;
+        let samples_limit = samples_limit.map(|limit| (limit, on_threads.sampler.is_none()));
+        let switches = on_threads.any().then(|| Switches::of(process.pid()));
+        let (first, too_dear, window) = (None, None, VecDeque::new());
+        Self { calibration, pid: process.pid(), limit, samples_limit, switches, first, too_dear, window }
     }
 
-    /// Has a look, if it is time to: the share of the target's CPU time that its memory profile costs, once that is more
-    /// than it may.
-    pub fn look(&mut self, programs: &Programs) -> Option<f64> {
+    /// Begins: what the process has used so far is none of it.
+    pub fn begin(&mut self, programs: &Programs) {
+        let cpu = cpu_time(self.pid);
+        self.first = cpu.map(|cpu| Reading { at: Instant::now(), cpu, counted: Counted::read(programs.counts()) });
+    }
+
+    /// Has a look, if it is time to, at what costs more than it may.
+    pub fn look(&mut self, programs: &Programs) -> TooDear {
         let now = Instant::now();
         if self.window.back().is_some_and(|last| now - last.at < INTERVAL) {
-            return None;
+            return TooDear::default();
         }
         // A process that has exited has no clock any more.
-        let cpu = cpu_time(self.pid)?;
+        let Some(cpu) = cpu_time(self.pid) else { return TooDear::default() };
         let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
+        if let Some(switches) = &mut self.switches {
+            switches.look();
+        }
         self.first.get_or_insert(reading);
         self.window.push_back(reading);
-        let probes = self.calibration.result()?.0;
-        self.judge(probes)
+        self.calibration.result().and_then(|(probes, _)| self.judge(probes)).unwrap_or_default()
     }
 
-    fn judge(&mut self, probes: ProbeCost) -> Option<f64> {
+    /// What is said next is about what comes from now on: something has changed.
+    pub fn begin_anew(&mut self) {
+        self.window.clear();
+    }
+
+    fn judge(&mut self, probes: ProbeCost) -> Option<TooDear> {
         let last = *self.window.back()?;
         let enough = |from: &Reading| last.at - from.at >= LEAST_TIME && last.cpu - from.cpu >= LEAST_CPU;
         while self.window.get(1).is_some_and(enough) {
             self.window.pop_front();
         }
         let from = self.window.front().filter(|from| enough(from))?;
-        let cost = last.counted.memory_profile(probes) - from.counted.memory_profile(probes);
-        let share = (cost / (last.cpu - from.cpu)).min(1.0);
-        self.limit.take_if(|limit| share > *limit)?;
-        self.too_dear = Some(last);
-        Some(share)
+        let share = |cost: &dyn Fn(&Counted) -> f64| {
+            ((cost(&last.counted) - cost(&from.counted)) / (last.cpu - from.cpu)).min(1.0)
+        };
+        let memory = share(&|counted| counted.memory_profile(probes));
+        let memory = self.limit.take_if(|limit| memory > *limit).map(|_| memory);
+        if memory.is_some() {
+            self.too_dear = Some(last);
+        }
+        let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
+            let all = share(&|counted| counted.cpu_profile(probes));
+            // Ticks that go on as they are cost something without samples, too.
+            let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
+            (all > limit && is_of_use).then_some(all)
+        });
+        Some(TooDear { memory, samples })
     }
 
     /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
     /// seconds more than counters tell.
-    pub fn finish(self, programs: &Programs, disturbed: f64) -> [Cost; 2] {
+    pub fn finish(mut self, programs: &Programs, disturbed: f64) -> Costs {
         let (probes, measured) = self.calibration.wait();
-        let counted = Counted::read(programs.counts());
+        let switches = self.switches.as_mut().map_or(0, Switches::count);
+        let counted = Counted::read(programs.counts()).with_switches(switches);
         let last = match cpu_time(self.pid) {
             Some(cpu) => Some((cpu, counted)),
             // What it has used after the last look is not known.
-            None => self.window.back().map(|last| (last.cpu, last.counted)),
+            None => self.window.back().map(|last| (last.cpu, last.counted.with_switches(switches))),
         };
+        let used = self.first.zip(last).map(|(first, (cpu, _))| cpu - first.cpu);
         let memory_last = self.too_dear.map(|last| (last.cpu, last.counted)).or(last);
-        let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event| {
+        let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event, switch| {
             let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
                 let used = cpu - first.cpu;
                 (used > 0.0).then(|| ((cost(&counted) - cost(&first.counted) + more) / used).clamp(0.0, 1.0))
             });
-            Cost { seconds: cost(&counted) + more, share, events, event, measured }
+            Cost {
+                seconds: cost(&counted) + more,
+                switching: counted.switching(switch),
+                share,
+                events,
+                event,
+                measured,
+            }
         };
-        [
-            of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample"),
-            of(
+        Costs {
+            cpu: of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample", probes.switch),
+            memory: of(
                 &|counted| counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes),
                 disturbed,
                 memory_last,
                 counted.calls(),
                 "call of the allocator",
+                probes.light_switch,
             ),
-        ]
+            used,
+            tick: probes.tick + LOOK,
+        }
+    }
+}
+
+/// What a recording has cost altogether.
+pub struct Costs {
+    /// The CPU profile.
+    pub cpu: Cost,
+    /// The memory profile.
+    pub memory: Cost,
+    /// CPU time that the process has used, in seconds, if that is known.
+    pub used: Option<f64>,
+    /// What a tick costs a process that is not recorded, where events are on CPUs, in seconds.
+    pub tick: f64,
+}
+
+/// How long it takes to see that a process is not recorded, in seconds (a BPF program with a look into a hash map, on a virtual
+/// machine with Linux 6.18).
+const LOOK: f64 = 0.1e-6;
+
+/// Events on threads, which cost something at each context switch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnThreads {
+    /// The clock and the rate of the sampler.
+    pub sampler: Option<(Clock, u32)>,
+    /// The same of the light sampler.
+    pub light: Option<(Clock, u32)>,
+}
+
+impl OnThreads {
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self.sampler.or(self.light).is_some()
     }
 }
 
@@ -192,7 +285,7 @@ fn told<T>(measured: io::Result<T>) -> Option<T> {
 impl Calibration {
     /// Begins to measure, in a thread of its own. `allocation` says, if allocations are recorded, how they are probed and
     /// whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by;
-    /// `is_watching` is whether there are watchpoints.
+    /// `is_watching` is whether there are watchpoints; `on_threads` are events that cost something at context switches.
     ///
     /// # Errors
     /// The system has no more threads.
@@ -200,6 +293,7 @@ impl Calibration {
         allocation: Option<(Mechanism, bool)>,
         clock: Option<Clock>,
         is_watching: bool,
+        on_threads: OnThreads,
     ) -> Result<Self, CommandError> {
         let (sender, receiver) = mpsc::channel();
         let measure = move || {
@@ -208,12 +302,19 @@ impl Calibration {
                 privileges::keep_only(Capabilities::of(&[Capability::Bpf, Capability::Perfmon, Capability::SysAdmin]));
             let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
             let tick = clock.map(tick);
-            let measured = probes != Some(None) && tick != Some(None);
+            let switch = |events: Option<(Clock, u32)>| events.map(|(clock, rate)| told(switching::armed(clock, rate)));
+            let [switch, light_switch] = [on_threads.sampler, on_threads.light].map(switch);
+            let measured = ![probes.map(|probes| probes.is_some()), tick.map(|tick| tick.is_some())]
+                .contains(&Some(false))
+                && ![switch, light_switch].contains(&Some(None));
+            // Where there are none, none is measured.
+            let [switch, light_switch] = [(switch, ASSUMED.switch), (light_switch, ASSUMED.light_switch)]
+                .map(|(measured, assumed)| measured.map_or(0.0, |measured| measured.unwrap_or(assumed)));
             let probes = probes.flatten().unwrap_or(ASSUMED);
             let tick = tick.flatten().unwrap_or(ASSUMED.tick);
             let hit = is_watching.then(hit).flatten().unwrap_or(ASSUMED.hit);
             // The recording may have ended before.
-            let _ = sender.send((ProbeCost { tick, hit, ..probes }, measured));
+            let _ = sender.send((ProbeCost { tick, hit, switch, light_switch, ..probes }, measured));
         };
         let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
         started.map_err(|error| CommandError::io("start a thread", &error))?;

@@ -7,6 +7,7 @@ use lj_trace_common::activity::ActivitySample;
 use lj_trace_common::event::NO_VM;
 
 use crate::probes::activity::ActivityBuffer;
+use crate::probes::perf_event::Clock;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::sampler::Sampler;
 use crate::target::{KnownCode, Maps, Process};
@@ -61,7 +62,7 @@ const RATE: u32 = 199;
 
 /// A light sampler that has nothing else to do.
 pub struct Lookout {
-    _sampler: Sampler,
+    sampler: Sampler,
     samples: ActivityBuffer,
 }
 
@@ -72,7 +73,12 @@ impl Lookout {
     /// The sampler cannot be attached.
     pub fn start(programs: &mut Programs, process: &Process) -> Result<Self, ProbeError> {
         let samples = ActivityBuffer::open(programs)?;
-        Ok(Self { _sampler: Sampler::attach_light(programs, process, RATE)?, samples })
+        Ok(Self { sampler: Sampler::attach_light(programs, process, RATE)?, samples })
+    }
+
+    /// The clock and the rate of the sampler, if its events are on threads.
+    pub fn on_threads(&self) -> Option<(Clock, u32)> {
+        self.sampler.on_threads()
     }
 
     /// Shows the samples since to `strangers`.

@@ -418,6 +418,12 @@ impl MemoryRecording {
         self.bounded.as_ref().map_or(0.0, BoundedRecording::disturbed)
     }
 
+    /// The clock and the rate of the light sampler, if there is one with events on threads.
+    pub fn light_sampler(&self) -> Option<(Clock, u32)> {
+        let bounded = self.bounded.as_ref().and_then(BoundedRecording::on_threads);
+        bounded.or_else(|| self.lookout.as_ref().and_then(|(lookout, _)| lookout.on_threads()))
+    }
+
     /// What makes the light sampler tick, if there is one.
     pub fn clock(&self) -> Option<Clock> {
         self.bounded.as_ref().map(BoundedRecording::clock)

@@ -177,7 +177,7 @@ async fn record(
     progress: &Progress,
 ) -> Result<Stop, CommandError> {
     let began = Instant::now();
-    let deadline = args.duration.and_then(|duration| began.checked_add(duration));
+    let deadline = session.deadline();
     let mut ticks = pace::ticks();
     let mut next_look = began;
     let mut next_memory = began;

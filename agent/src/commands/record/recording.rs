@@ -10,7 +10,7 @@ use lj_trace_common::vm::VmConfig;
 
 use super::args::RecordArgs;
 use super::budget::Budget;
-use super::cost::{Calibration, CostMeter};
+use super::cost::{Calibration, CostMeter, Costs, OnThreads};
 use super::lifetimes;
 use super::memory::{self, MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
@@ -41,6 +41,9 @@ const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it is looked whether VMs are still there: that takes four reads for each.
 const VMS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often it is looked for CPUs that were switched on.
+const CPUS_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What is being recorded.
 pub struct Recording {
     process: Process,
@@ -58,6 +61,12 @@ pub struct Recording {
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
     newcomers: Newcomers,
+    began: Instant,
+    /// When it was looked for new CPUs, and how many there were.
+    cpus_looked_at: Instant,
+    new_cpus: u64,
+    /// When samples end.
+    ends: Option<Instant>,
     /// When it was looked whether VMs are still there.
     vms_looked_at: Instant,
     pace: Pace,
@@ -74,6 +83,9 @@ pub struct Recording {
 /// What became of what was recorded and not worked off.
 const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
 const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
+
+/// Stands before the number of CPUs that have no event.
+const NEW_CPUS: &str = "CPUs that were switched on after recording had begun, on which nothing was sampled";
 
 /// What reports have no room for.
 const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
@@ -117,15 +129,38 @@ impl Recording {
     /// # Errors
     /// Any of it fails.
     pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, CommandError> {
-        Self::start_piece(target, processes, None)
+        let mut recording = Self::prepare(target, processes, None)?;
+        recording.begin()?;
+        Ok(recording)
     }
 
-    /// The same. `piece` says when the outputs begin, if each piece of the recording has its own.
+    /// The same, but that samples are taken only after [`Self::begin`]. `piece` says when the outputs begin, if each piece
+    /// of the recording has its own.
     ///
     /// # Errors
     /// Any of it fails.
-    pub fn start_piece(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
+    pub fn prepare(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
         Self::attach(target, processes, piece).map_err(|error| error.unless_gone(&target.process))
+    }
+
+    /// Begins to take samples.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn begin(&mut self) -> Result<(), CommandError> {
+        self.cost.begin(&self.programs);
+        self.began = Instant::now();
+        self.cpu.as_ref().map_or(Ok(()), |cpu| Ok(cpu.sampler.begin()?))
+    }
+
+    /// Has no sample taken after that moment, however late anybody comes to end it.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn end_at(&mut self, when: Instant) -> Result<(), CommandError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(()) };
+        self.ends = Some(when);
+        cpu.sampler.end_at(when).map_err(|error| CommandError::io("end in time", &error))
     }
 
     fn attach(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, CommandError> {
@@ -159,7 +194,7 @@ impl Recording {
         });
         let samples = samples.transpose()?;
         let cpu = outputs.map(|outputs| {
-            let sampler = Sampler::attach(&mut programs, process, args.rate)?;
+            let sampler = Sampler::attach(&mut programs, process, args.rate, args.events)?;
             Ok::<_, CommandError>(CpuRecording { sampler, outputs })
         });
         let mut cpu = cpu.transpose()?;
@@ -171,8 +206,13 @@ impl Recording {
         let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
         // Windows keep to a limit of their own.
         let limit = args.limit.share().filter(|_| args.overhead.is_none());
-        let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args))?;
-        let cost = CostMeter::new(process, calibration, limit.filter(|_| allocation.is_some()));
+        let on_threads = OnThreads {
+            sampler: cpu.as_ref().and_then(|cpu| cpu.sampler.on_threads()),
+            light: memory.as_ref().and_then(MemoryRecording::light_sampler),
+        };
+        let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(args), on_threads)?;
+        let limits = [limit.filter(|_| allocation.is_some()), args.limit.cpu_share().filter(|_| cpu.is_some())];
+        let cost = CostMeter::new(process, calibration, limits, on_threads);
         if let Some(cpu) = &mut cpu {
             // Nothing can be refused any more: earlier files may go.
             cpu.outputs.begin()?;
@@ -187,6 +227,10 @@ impl Recording {
             cpu,
             memory,
             newcomers,
+            began: Instant::now(),
+            cpus_looked_at: Instant::now(),
+            new_cpus: 0,
+            ends: None,
             vms_looked_at: Instant::now(),
             pace,
             cost,
@@ -235,7 +279,7 @@ impl Recording {
         // Events would wait for samples that take long.
         let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
         self.measure_memory();
-        self.limit_cost();
+        self.limit_cost()?;
         if self.only.is_none() {
             // A memory profile hears of VMs that are closed from their allocators.
             if self.memory.is_none() {
@@ -354,9 +398,37 @@ impl Recording {
     }
 
     /// Takes the probes on the allocators out once they cost the target more than they may. What they have recorded
-    /// stays.
-    fn limit_cost(&mut self) {
-        let Some(share) = self.cost.look(&self.programs) else { return };
+    /// stays. Of samples that cost more than they may, fewer are taken.
+    fn limit_cost(&mut self) -> Result<(), CommandError> {
+        let too_dear = self.cost.look(&self.programs);
+        if let Some(cpu) = &mut self.cpu {
+            cpu.sampler.keep_up(&mut self.programs)?;
+            if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
+                self.cpus_looked_at = Instant::now();
+                for number in cpu.sampler.new_cpus() {
+                    let text = format!(
+                        "lj-trace: CPU {number} was switched on after recording had begun: what {} does there is not sampled",
+                        self.name
+                    );
+                    say(Priority::Warning, &text);
+                    self.new_cpus += 1;
+                }
+            }
+            if let Some(share) = too_dear.samples
+                && cpu.sampler.slow_down(&mut self.programs)?
+            {
+                self.cost.begin_anew();
+                let (rate, weight) = (cpu.sampler.rate(), cpu.sampler.weight());
+                let text = format!(
+                    "lj-trace: samples cost {} {:.0}% of its CPU time: from now on {rate:.0} are taken a second, each of \
+                     which counts as {weight} (--max-overhead allows more, --no-limit whatever it costs)",
+                    self.name,
+                    share * 100.0
+                );
+                say(Priority::Warning, &text);
+            }
+        }
+        let Some(share) = too_dear.memory else { return Ok(()) };
         if let Some(memory) = &mut self.memory {
             memory.stop();
             let text = format!(
@@ -368,6 +440,7 @@ impl Recording {
             );
             say(Priority::Warning, &text);
         }
+        Ok(())
     }
 
     /// Whether nothing is recorded any more, since that cost too much.
@@ -396,8 +469,9 @@ impl Recording {
             if !slow_down.is_zero() {
                 std::thread::sleep(*slow_down);
             }
+            let weight = sample.weight();
             if only.is_some_and(|only| sample.header.vm as usize != only) {
-                *left_out += 1;
+                *left_out += weight;
                 return go_on();
             }
             if sample.header.vm != NO_VM {
@@ -412,13 +486,16 @@ impl Recording {
             if only.is_some() {
                 resolved.vm = Some(0);
             }
-            if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
-                listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
-            }
-            match (resolved.allocation, &mut *cpu, &mut *memory) {
-                (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
-                (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
-                _ => {}
+            // Streams have no other way to say for how many ticks a sample stands.
+            for _ in 0..weight {
+                if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
+                    listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
+                }
+                match (resolved.allocation, &mut *cpu, &mut *memory) {
+                    (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
+                    (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
+                    _ => {}
+                }
             }
             go_on()
         });
@@ -457,7 +534,7 @@ impl Recording {
             buffer.drain(|record| {
                 if let Record::Sample(sample) = record {
                     let is_stack = sample.header.flags & SAMPLE_ALLOCATION != 0;
-                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += 1;
+                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += sample.weight();
                 }
                 ControlFlow::Continue(())
             });
@@ -517,28 +594,47 @@ impl Recording {
     /// # Errors
     /// An output cannot be written; the others are, all the same.
     pub fn finish(self, args: &RecordArgs, duration: Duration) -> Result<Summaries, CommandError> {
-        let Self { programs, samples, cpu, memory, cost, left_out, unread_samples, unread_stacks, .. } = self;
+        let Self {
+            programs,
+            samples,
+            cpu,
+            memory,
+            cost,
+            left_out,
+            unread_samples,
+            unread_stacks,
+            began,
+            ends,
+            new_cpus,
+            ..
+        } = self;
+        let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
-        let [cpu_cost, memory_cost] = cost.finish(&programs, disturbed);
+        let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
-        let cpu = cpu.map(|CpuRecording { outputs, .. }| {
+        let cpu = cpu.map(|CpuRecording { sampler, outputs }| {
             let mut lost = programs.counted(&LOST_SAMPLES);
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
             let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
             let mut noted = programs.counted(&NOTED);
             let folded = outputs.folded();
             noted.extend((folded > 0).then_some((FOLDED, folded)));
+            noted.extend((new_cpus > 0).then_some((NEW_CPUS, new_cpus)));
             noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
             let summary = Summary {
                 pid: args.pid,
                 rate: args.rate,
-                duration,
+                duration: sampled,
                 tally,
                 lost,
                 noted,
                 left_out,
                 cost: cpu_cost,
+                used,
+                others: sampler.cpus().map(|_| tick * sampler.rate()),
+                lowered_to: (sampler.weight() > 1).then(|| (sampler.rate(), sampler.weight())),
+                why_threads: sampler.why_threads().map(str::to_owned),
                 traces,
             };
             let files = outputs.finish(&summary)?;

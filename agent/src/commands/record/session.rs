@@ -29,6 +29,8 @@ pub struct Session<'a> {
     common: Option<CpuReports>,
     /// When streams were last written out.
     flushed: Option<Instant>,
+    /// When it is over, if that is known.
+    deadline: Option<Instant>,
     /// When the files that are being written begin, if each piece of the recording has its own.
     piece: Option<String>,
 }
@@ -42,6 +44,14 @@ struct Running {
     recording: Recording,
     began: Instant,
     watch: Watch,
+}
+
+impl Running {
+    fn begin(&mut self, deadline: Option<Instant>) -> Result<(), CommandError> {
+        self.began = Instant::now();
+        self.recording.begin()?;
+        deadline.map_or(Ok(()), |deadline| self.recording.end_at(deadline))
+    }
 }
 
 /// A recording that is over.
@@ -65,11 +75,16 @@ impl<'a> Session<'a> {
         let piece = args.rotate.map(|_| now_in_names());
         let common = common_reports(args, piece.as_deref())?;
         let (running, finished) = (Vec::new(), Vec::new());
-        let mut session = Self { args, running, finished, common, flushed: None, piece };
+        let mut session = Self { args, running, finished, common, flushed: None, deadline: None, piece };
         let processes = targets.len();
         for target in targets {
-            session.begin(target, processes)?;
+            let new = session.prepare(target, processes)?;
+            session.running.push(new);
         }
+        // All at once, however long the last of them took to attach to.
+        let deadline = args.duration.and_then(|duration| Instant::now().checked_add(duration));
+        session.running.iter_mut().try_for_each(|new| new.begin(deadline))?;
+        session.deadline = deadline;
         let attach = started.elapsed();
         session.running.iter().for_each(|own| progress.announce(args, &own.target, &own.recording, attach));
         session.look_after_targets();
@@ -77,29 +92,34 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    fn begin(&mut self, target: RecordTarget, processes: usize) -> Result<(), CommandError> {
+    fn prepare(&mut self, target: RecordTarget, processes: usize) -> Result<Running, CommandError> {
         if let Some(common) = &mut self.common {
             common.describe(&target.process);
         }
-        let recording = Recording::start_piece(&target, processes, self.piece.as_deref())?;
+        let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
         let watch = Watch::new(&target, self.args.quiet);
-        self.running.push(Running { target, recording, began: Instant::now(), watch });
-        Ok(())
+        Ok(Running { target, recording, began: Instant::now(), watch })
     }
 
     /// Records one more process. If that is not possible it is said, and the others go on.
     pub fn add(&mut self, target: RecordTarget, progress: &Progress) {
         let (started, pid) = (Instant::now(), target.args.pid);
-        match self.begin(target, self.running.len() + 1) {
-            Ok(()) => {
-                let new = &self.running[self.running.len() - 1];
+        let new = self.prepare(target, self.running.len() + 1);
+        match new.and_then(|mut new| new.begin(self.deadline).map(|()| new)) {
+            Ok(new) => {
                 progress.announce(self.args, &new.target, &new.recording, started.elapsed());
+                self.running.push(new);
             }
             Err(error) => {
                 let text = format!("lj-trace: process {pid} is left out: {}", error.message);
                 say(Priority::Warning, &text);
             }
         }
+    }
+
+    /// When the time is over, if it is limited.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// Whether any process is still recorded.

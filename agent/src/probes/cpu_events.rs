@@ -1,0 +1,206 @@
+//! Perf events on CPUs, one on each, that sample all processes which are recorded and no others: a program looks up who runs
+//! there (`probe-ebpf/src/chosen.rs`) and goes on with the sampler of that process.
+//!
+//! An event on a thread costs that thread at each context switch, since its timer is set anew: 0.3 to 3 µs, more the higher the
+//! rate is. These cost nothing there, and every process on the machine a look at each tick.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use anyhow::Context as _;
+use aya::maps::{Array, HashMap, MapData, ProgramArray};
+use aya::programs::raw_trace_point::RawTracePointLink;
+use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
+use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
+
+use super::online::{Coverage, online};
+use super::perf_event::{self, Attached};
+use super::programs::{Programs, take_map};
+use crate::service::journal::{Priority, say};
+use crate::target::{Process, namespace};
+
+/// The events of one rate on all CPUs, and whose samplers they run.
+struct CpuEvents {
+    rate: u32,
+    /// How many ticks of that rate each one stands for by now.
+    weight: u32,
+    namespace: PidNamespace,
+    /// With the numbers of their CPUs.
+    events: Vec<(u32, Attached)>,
+    /// The entry of the map `CHOSEN` that each sampler is named by, by the sampler's index.
+    chosen: HashMap<MapData, u32, u32>,
+    samplers: ProgramArray<MapData>,
+    taken: Vec<bool>,
+    _exec: RawTracePointLink,
+}
+
+/// All that there are: processes that are recorded at the same rate share them.
+static SHARED: Mutex<Vec<Weak<Mutex<CpuEvents>>>> = Mutex::new(Vec::new());
+
+/// A process that is sampled by events on CPUs, as long as this lives.
+pub struct Chosen {
+    events: Arc<Mutex<CpuEvents>>,
+    /// Its number in the namespace of the events.
+    id: u32,
+    index: u32,
+    coverage: Coverage,
+}
+
+impl Chosen {
+    /// Prepares to run `sampler`, of these programs, for `process`, `rate` times a second on each CPU that it runs on.
+    ///
+    /// # Errors
+    /// The kernel does not let us, or so many are recorded at once that there is no room for one more.
+    pub fn prepare(programs: &mut Programs, process: &Process, rate: u32, sampler: &ProgramFd) -> anyhow::Result<Self> {
+        let (namespace, id) = number(process).context("the PID namespace of the process")?;
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|events| events.strong_count() != 0);
+        let is_alike = |events: &Arc<Mutex<CpuEvents>>| {
+            let events = lock(events);
+            events.rate == rate && events.namespace == namespace
+        };
+        let known = shared.iter().filter_map(Weak::upgrade).find(is_alike);
+        let events = match known {
+            Some(events) => events,
+            None => {
+                let events = Arc::new(Mutex::new(CpuEvents::open(programs, rate, namespace)?));
+                shared.push(Arc::downgrade(&events));
+                events
+            }
+        };
+        let (index, coverage) = {
+            let mut events = lock(&events);
+            (events.add(sampler)?, Coverage::of(events.events.iter().map(|(cpu, _)| *cpu)))
+        };
+        Ok(Self { events, id, index, coverage })
+    }
+
+    /// Begins to sample it.
+    ///
+    /// # Errors
+    /// The kernel does not take it.
+    pub fn begin(&self) -> anyhow::Result<()> {
+        Ok(lock(&self.events).chosen.insert(&self.id, &self.index, 0)?)
+    }
+
+    /// How many ticks of the rate that was asked for each one stands for by now: others that share the events may have had them
+    /// tick less often.
+    pub fn weight(&self) -> u32 {
+        lock(&self.events).weight
+    }
+
+    /// Has the events tick half as often. They stay as they are on CPUs where the kernel does not let us.
+    pub fn slow_down(&self) {
+        let mut events = lock(&self.events);
+        events.weight = events.weight.saturating_mul(2);
+        let rate = events.rate / events.weight;
+        for (cpu, event) in &events.events {
+            if let Err(error) = event.set_rate(rate) {
+                say(Priority::Warning, &format!("lj-trace: CPU {cpu} goes on with the rate that it had: {error}"));
+            }
+        }
+    }
+
+    /// Other descriptors of the events, which all that are recorded share.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn events(&self) -> io::Result<Vec<OwnedFd>> {
+        lock(&self.events).events.iter().map(|(_, event)| event.event()).collect()
+    }
+
+    /// How many CPUs it is sampled on.
+    pub fn cpus(&self) -> usize {
+        self.coverage.count()
+    }
+
+    /// The CPUs that were switched on meanwhile: there it is not sampled. Each is told once.
+    pub fn new_cpus(&mut self) -> Vec<u32> {
+        online().map_or_else(|_| Vec::new(), |online| self.coverage.look(&online))
+    }
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        let mut events = lock(&self.events);
+        // One that has executed another program is not there any more.
+        let _ = events.chosen.remove(&self.id);
+        let _ = events.samplers.clear_index(&self.index);
+        if let Some(taken) = events.taken.get_mut(self.index as usize) {
+            *taken = false;
+        }
+    }
+}
+
+impl CpuEvents {
+    /// Opens them, with the maps of `programs`: nobody is sampled yet.
+    fn open(programs: &mut Programs, rate: u32, namespace: PidNamespace) -> anyhow::Result<Self> {
+        let ebpf = &mut programs.ebpf;
+        let mut place: Array<_, PidNamespace> = take_map(ebpf, "NAMESPACE")?.try_into()?;
+        place.set(0, &namespace, 0)?;
+        let chosen = take_map(ebpf, "CHOSEN")?.try_into()?;
+        let samplers = take_map(ebpf, "SAMPLERS")?.try_into()?;
+        let program: &mut RawTracePoint =
+            ebpf.program_mut("chosen_executes").context("no chosen_executes")?.try_into()?;
+        program.load()?;
+        let link = program.attach("sched_process_exec")?;
+        let exec = program.take_link(link)?;
+        let program: &mut PerfEvent = ebpf.program_mut("sample_chosen").context("no sample_chosen")?.try_into()?;
+        program.load()?;
+        let program = program.fd()?.as_fd();
+        let mut events = Vec::new();
+        for cpu in online()? {
+            match perf_event::attach_to_cpu(rate, cpu, program) {
+                Ok(event) => events.push((cpu, event)),
+                // It has gone meanwhile, or is in a list that is not this kernel's.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EINVAL | libc::ENXIO)) => {}
+                Err(error) => return Err(error).with_context(|| format!("an event on CPU {cpu}")),
+            }
+        }
+        anyhow::ensure!(!events.is_empty(), "no CPU has room for an event");
+        let taken = vec![false; MAX_CHOSEN as usize];
+        Ok(Self { rate, weight: 1, namespace, events, chosen, samplers, taken, _exec: exec })
+    }
+
+    /// Makes room for one more sampler; returns its index.
+    fn add(&mut self, sampler: &ProgramFd) -> anyhow::Result<u32> {
+        let free = self.taken.iter().position(|taken| !taken).context("too many processes are recorded at once")?;
+        let index = u32::try_from(free)?;
+        self.samplers.set(index, sampler, 0)?;
+        self.taken[free] = true;
+        Ok(index)
+    }
+}
+
+/// Whoever has panicked has left nothing half done: each change is one call.
+fn lock(events: &Arc<Mutex<CpuEvents>>) -> MutexGuard<'_, CpuEvents> {
+    events.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number by which the kernel half knows a process, and the namespace that it is in: the kernel's own, if lj-trace is in
+/// that. From elsewhere nobody knows these numbers, but that of a process in its own namespace can be read.
+fn number(process: &Process) -> io::Result<(PidNamespace, u32)> {
+    if namespace::is_initial() {
+        return Ok((PidNamespace::default(), process.pid()));
+    }
+    let file = std::fs::metadata(format!("/proc/{}/ns/pid", process.pid()))?;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid()))?;
+    let own = namespace::innermost(&status).ok_or(io::ErrorKind::InvalidData)?;
+    // The kernel keeps the minor number in the lower 20 bits (`MINORBITS`).
+    let device = u64::from(libc::major(file.dev())) << 20 | u64::from(libc::minor(file.dev()));
+    Ok((PidNamespace { device, inode: file.ino() }, own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_a_number() {
+        let process = Process::open(std::process::id()).unwrap();
+        let (_, id) = number(&process).unwrap();
+        assert_ne!(id, 0);
+    }
+}

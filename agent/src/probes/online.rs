@@ -1,0 +1,73 @@
+//! Which CPUs are switched on, and whether that changes.
+
+use std::collections::BTreeSet;
+use std::io;
+
+/// The numbers of the CPUs that are switched on.
+///
+/// # Errors
+/// There is no `/sys`, or it says something else.
+pub fn online() -> io::Result<Vec<u32>> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+    parse_list(list.trim()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Reads a list such as `0-3,8`.
+fn parse_list(list: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        numbers.extend(first.parse::<u32>().ok()?..=last.parse().ok()?);
+    }
+    Some(numbers)
+}
+
+/// On which CPUs there are events. One that is switched off loses its event for good (`perf_event_exit_cpu` in Linux's
+/// `kernel/events/core.c`), and new ones want privileges that lj-trace has given up by then.
+#[derive(Debug)]
+pub struct Coverage {
+    covered: BTreeSet<u32>,
+    told: BTreeSet<u32>,
+}
+
+impl Coverage {
+    /// These have events.
+    pub fn of(cpus: impl IntoIterator<Item = u32>) -> Self {
+        Self { covered: cpus.into_iter().collect(), told: BTreeSet::new() }
+    }
+
+    /// How many have.
+    pub fn count(&self) -> usize {
+        self.covered.len()
+    }
+
+    /// Those that are switched on now and have none, but for those that were told before.
+    pub fn look(&mut self, online: &[u32]) -> Vec<u32> {
+        self.covered.retain(|cpu| online.contains(cpu));
+        let without = online.iter().copied().filter(|cpu| !self.covered.contains(cpu));
+        without.filter(|cpu| self.told.insert(*cpu)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_have_ranges() {
+        assert_eq!(parse_list("0"), Some(vec![0]));
+        assert_eq!(parse_list("0-2,8,10-11"), Some(vec![0, 1, 2, 8, 10, 11]));
+        assert_eq!(parse_list(""), None);
+        assert!(!online().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_switched_on_later_has_no_event() {
+        let mut coverage = Coverage::of([0, 1, 2]);
+        assert!(coverage.look(&[0, 1, 2]).is_empty());
+        assert!(coverage.look(&[0, 2]).is_empty(), "nothing runs there");
+        assert_eq!(coverage.look(&[0, 1, 2, 3]), [1, 3]);
+        assert!(coverage.look(&[0, 1, 2, 3]).is_empty(), "that was told");
+        assert_eq!(coverage.count(), 2);
+    }
+}

@@ -1,0 +1,51 @@
+//! Ends sampling when its time is over, however busy lj-trace is with something else then: on a machine with much to do one look
+//! at what was recorded may take seconds.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Instant;
+
+use crate::privileges;
+
+/// Something that ends at a certain moment. Dropping it calls that off.
+pub struct Timely {
+    _wanted: Sender<()>,
+}
+
+impl Timely {
+    /// Has `end` called at `when`, in a thread of its own, without any privileges.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn at(when: Instant, end: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
+        let (wanted, called_off) = mpsc::channel::<()>();
+        let wait = move || {
+            // This thread began with all that lj-trace has. What ends takes none of it.
+            let _ = privileges::give_up_all();
+            let left = when.saturating_duration_since(Instant::now());
+            if called_off.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+                end();
+            }
+        };
+        thread::Builder::new().name("deadline".to_owned()).spawn(wait)?;
+        Ok(Self { _wanted: wanted })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn it_ends_in_time_or_not_at_all() {
+        let (tell, told) = mpsc::channel();
+        let began = Instant::now();
+        let again = tell.clone();
+        let never = Timely::at(began + Duration::from_millis(20), move || again.send("never").unwrap()).unwrap();
+        drop(never);
+        let _timely = Timely::at(began + Duration::from_millis(40), move || tell.send("in time").unwrap()).unwrap();
+        assert_eq!(told.recv(), Ok("in time"));
+        assert!(began.elapsed() >= Duration::from_millis(40));
+    }
+}

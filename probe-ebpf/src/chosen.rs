@@ -1,0 +1,48 @@
+//! Where there is one perf event on each CPU for all that is recorded: whoever runs there at a tick is looked up, and the
+//! sampler of that process goes on. All others cost no more than the look.
+
+use aya_ebpf::bindings::bpf_pidns_info;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::bpf_get_ns_current_pid_tgid;
+use aya_ebpf::macros::{perf_event, raw_tracepoint};
+use aya_ebpf::programs::{PerfEventContext, RawTracePointContext};
+
+use crate::maps::{CHOSEN, NAMESPACE, SAMPLERS};
+
+/// A tick on a CPU.
+#[perf_event]
+pub fn sample_chosen(context: PerfEventContext) -> u32 {
+    let Some(process) = current_process() else { return 0 };
+    // SAFETY: entries are copied at once.
+    let Some(&sampler) = (unsafe { CHOSEN.get(&process) }) else { return 0 };
+    // SAFETY: nothing here waits to be dropped. It comes back if there is no program of this number, since its recording is
+    // just ending.
+    unsafe { SAMPLERS.tail_call(&context, sampler) };
+    0
+}
+
+/// A process executes another program: that is none of what is recorded, from its first instruction on.
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+pub fn chosen_executes(_context: RawTracePointContext) -> i32 {
+    if let Some(process) = current_process() {
+        // Most were never there.
+        let _ = CHOSEN.remove(&process);
+    }
+    0
+}
+
+/// The process that runs on this CPU, by its number in the namespace that the agent has named: in the kernel's own one, that
+/// is every process; in another one, those of that very namespace.
+#[inline(always)]
+fn current_process() -> Option<u32> {
+    let namespace = NAMESPACE.get(0)?;
+    if namespace.inode == 0 {
+        return Some((bpf_get_current_pid_tgid() >> 32) as u32);
+    }
+    let mut ids = bpf_pidns_info { pid: 0, tgid: 0 };
+    // SAFETY: `ids` has the size that is passed.
+    let outcome = unsafe {
+        bpf_get_ns_current_pid_tgid(namespace.device, namespace.inode, &raw mut ids, size_of::<bpf_pidns_info>() as u32)
+    };
+    (outcome == 0).then_some(ids.tgid)
+}

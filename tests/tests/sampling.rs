@@ -1,0 +1,176 @@
+//! How samples are taken: by events on CPUs or on threads, of one process and no other, for as long as was asked, and for no more
+//! than they may cost.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::folded::Folded;
+use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::recording::Recording;
+use lj_trace_tests::refusing;
+use lj_trace_tests::tracer::{Outcome, Tracer, binary};
+use lj_trace_tests::usage::{cpu_time, let_work, stolen};
+use lj_trace_tests::workload::Workload;
+
+/// What the summary says only of events on CPUs, and only of those on threads that should not be.
+const ON_CPUS: &str = "cost to all others";
+const ON_THREADS: &str = "events on threads";
+
+fn luajit() -> Program {
+    Program::find(LUAJIT).expect("the demo's luajit is everywhere")
+}
+
+/// A program that is as busy as the one that is recorded, beside it.
+fn neighbour() -> Result<Workload> {
+    const CODE: &str =
+        "io.stdout:write('ready\\n') io.stdout:flush() local function neighbour() while true do end end neighbour()";
+    Workload::spawn(Command::new(luajit().path).args(["-e", CODE]))
+}
+
+/// Checks that there are as many samples as CPU time was used. Each falls at random: four standard deviations. Time that was
+/// stolen from this machine is none that the process has used, but the clock goes on.
+fn expect_samples(what: &str, samples: u64, rate: f64, used: f64, stolen: f64) -> Result<()> {
+    let [least, most] = [used, used + stolen].map(|seconds| seconds * rate);
+    let tolerance = 4.0 * most.sqrt();
+    let verdict = format!("{what}: {samples} samples, expected {least:.0} to {most:.0}, tolerance {tolerance:.0}");
+    println!("{verdict}");
+    ensure!((least - tolerance..=most + tolerance).contains(&(samples as f64)), "{verdict}");
+    Ok(())
+}
+
+/// The number before a word of the summary.
+fn number_before(outcome: &Outcome, word: &str) -> Result<f64> {
+    let before = outcome.stderr.lines().find_map(|line| line.split_once(word)?.0.rsplit(' ').next()?.parse().ok());
+    before.with_context(|| format!("no number before {word:?}: {}", outcome.stderr))
+}
+
+/// The share of the target's CPU time that the summary tells.
+fn told(outcome: &Outcome) -> Result<f64> {
+    Ok(number_before(outcome, "% of its CPU time")? / 100.0)
+}
+
+#[test]
+fn both_ways_find_the_same() -> Result<()> {
+    const RATE: f64 = 499.0;
+    let _neighbour = neighbour()?;
+    let mut workload = Workload::start(&luajit(), "threads.lua", &["2", "1.0"])?;
+    let rate = RATE.to_string();
+    let on_cpus = Recording::attached(&workload, &["--rate", &rate])?;
+    let on_threads = Recording::attached(&workload, &["--rate", &rate, "--events", "threads"])?;
+    let (used, gone) = (cpu_time(workload.pid())?, stolen()?);
+    workload.go()?;
+    workload.expect("started")?;
+    workload.go()?;
+    let report = workload.report()?;
+    let (used, gone) = (cpu_time(workload.pid())? - used, stolen()? - gone);
+    for (name, recording) in [("on CPUs", on_cpus), ("on threads", on_threads)] {
+        let recorded = recording.stop()?;
+        ensure!(recorded.outcome.stderr.contains(ON_CPUS) == (name == "on CPUs"), "{}", recorded.outcome.stderr);
+        recorded.outcome.expect(0, &["lost               0"]);
+        for line in &report {
+            let [_, thread, seconds] = line.split(' ').collect::<Vec<_>>()[..] else { anyhow::bail!("{line:?}") };
+            let file = format!("@thread{thread}.lua:");
+            let is_its = |frame: &String| frame.contains(&file);
+            let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_its));
+            expect_samples(&format!("thread {thread}, {name}"), samples, RATE, seconds.parse()?, gone)?;
+        }
+        // Were others among them, these would be too many.
+        expect_samples(&format!("all, {name}"), recorded.folded.samples(), RATE, used, gone)?;
+        let others =
+            recorded.folded.samples_where(|stack| stack.frames.iter().any(|frame| frame.contains("neighbour")));
+        ensure!(others == 0, "{others} samples of another process, {name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn where_cpus_have_no_events_threads_have() -> Result<()> {
+    const RATE: f64 = 499.0;
+    let mut workload = Workload::start(&luajit(), "threads.lua", &["2", "0.5"])?;
+    let folder = tempfile::tempdir()?;
+    let folded = folder.path().join("cpu.folded");
+    let mut command = Command::new(binary());
+    command.args(["--pid", &workload.pid().to_string(), "--rate", &RATE.to_string(), "--output"]).arg(&folded);
+    refusing::events_on_cpus(&mut command);
+    let mut tracer = Tracer::spawn(&mut command)?;
+    tracer.wait_until_attached()?;
+    let (used, gone) = (cpu_time(workload.pid())?, stolen()?);
+    workload.go()?;
+    workload.expect("started")?;
+    workload.go()?;
+    workload.report()?;
+    let (used, gone) = (cpu_time(workload.pid())? - used, stolen()? - gone);
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &[ON_THREADS, "an event on CPU 0", "Permission denied"]);
+    ensure!(!outcome.stderr.contains(ON_CPUS), "{}", outcome.stderr);
+    let samples = Folded::parse(&std::fs::read_to_string(&folded)?)?.samples();
+    expect_samples("on threads", samples, RATE, used, gone)
+}
+
+#[test]
+fn what_context_switches_cost_is_told() -> Result<()> {
+    let mut workload = Workload::start(&luajit(), "switches.lua", &[])?;
+    let mut costs = Vec::new();
+    for events in ["auto", "threads"] {
+        let recording = Recording::attached(&workload, &["--events", events])?;
+        workload.tell("1 200")?;
+        println!("{events}: {}", workload.report()?.join(" "));
+        let outcome = recording.stop()?.outcome;
+        ensure!(outcome.stderr.contains("at context switches)") == (events == "threads"), "{}", outcome.stderr);
+        costs.push(told(&outcome)?);
+    }
+    // Some hundred thousand switches of at least a tenth of a microsecond, beside a hundred samples of at most some tens.
+    println!("told: {costs:?}");
+    ensure!(costs[1] > 2.0 * costs[0], "{costs:?}");
+    Ok(())
+}
+
+#[test]
+fn samples_that_cost_too_much_are_fewer_and_count_as_more() -> Result<()> {
+    const RATE: f64 = 4000.0;
+    for events in ["auto", "threads"] {
+        let workload = neighbour()?;
+        let recording =
+            Recording::attached(&workload, &["--rate", &RATE.to_string(), "--max-overhead", "2%", "--events", events])?;
+        let (used, gone) = (cpu_time(workload.pid())?, stolen()?);
+        let_work(workload.pid(), 2.5)?;
+        let (used, gone) = (cpu_time(workload.pid())? - used, stolen()? - gone);
+        let recorded = recording.stop()?;
+        let outcome = &recorded.outcome;
+        outcome.expect(0, &["from now on", "rate lowered"]);
+        let lowered = outcome.stderr.lines().find(|line| line.contains("rate lowered")).context("not lowered")?;
+        let weight: f64 = lowered.rsplit(' ').next().context("no weight")?.parse()?;
+        let lost: f64 = outcome.stderr.lines().filter(|line| line.starts_with("LOST: ")).count() as f64;
+        ensure!(weight >= 2.0 && lost == 0.0, "{}", outcome.stderr);
+        let samples = recorded.folded.samples();
+        ensure!(number_before(outcome, " samples, ")? == samples as f64, "{samples}: {}", outcome.stderr);
+        // Their error is that of samples which count as many. What is used until the summary is not in it.
+        let [least, most] = [used, used + gone + 0.1].map(|seconds| seconds * RATE);
+        let tolerance = 4.0 * (most * weight).sqrt();
+        let verdict = format!("{events}: {samples} of {least:.0} to {most:.0}, tolerance {tolerance:.0}; {lowered}");
+        println!("{verdict}");
+        ensure!((least - tolerance..=most + tolerance).contains(&(samples as f64)), "{verdict}: {}", outcome.stderr);
+    }
+    Ok(())
+}
+
+/// However long lj-trace is busy with something else when the time is over.
+#[test]
+fn the_time_is_over_when_it_is() -> Result<()> {
+    const RATE: f64 = 99.0;
+    for events in ["auto", "threads"] {
+        let workload = neighbour()?;
+        let stolen_before = stolen()?;
+        let options = ["--duration", "1s", "--slow-down", "3s", "--events", events];
+        let outcome = Recording::attached(&workload, &options)?.finish()?.outcome;
+        outcome.expect(0, &["the time is over after 1.0 s", "LOST: "]);
+        let lost = number_before(&outcome, " samples were not worked off")?;
+        let all = lost + number_before(&outcome, " samples, ")?;
+        // It works on one CPU. Without an end there would be three times as many.
+        let most = (1.0 + stolen()? - stolen_before) * RATE;
+        println!("{events}: {all} of at most {most:.0} samples");
+        ensure!(all <= most + 4.0 * most.sqrt(), "{all} of {most:.0}: {}", outcome.stderr);
+    }
+    Ok(())
+}
