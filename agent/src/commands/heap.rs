@@ -7,12 +7,14 @@ use std::time::Duration;
 use clap::Args;
 
 use super::exit::{CommandError, ExitCode};
+use super::heap_progress::Progress;
 use super::record::parse_duration;
 use crate::heap::diff::Diff;
 use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;
-use crate::heap::{Options, PauseError, Snapshot, Target, file, picture, take};
+use crate::heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
 use crate::record::{OutputFile, allow_replacing};
+use crate::service::journal::{Priority, say};
 use crate::target::Process;
 use crate::untrusted::{Form, PlainWriter};
 use crate::vm::find_vms;
@@ -94,6 +96,10 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     for output in &args.output {
         write(&snapshot, output).map_err(|error| CommandError::io(&format!("write {}", output.display()), &error))?;
     }
+    let shows_it = args.diff.is_none() && !args.json && (args.output.is_empty() || !args.path_to.is_empty());
+    if args.pid.is_some() && !shows_it {
+        say(Priority::Info, &snapshot.summary());
+    }
     if let Some(old) = old {
         return super::print(&Diff::new(&old, &snapshot), args.json);
     }
@@ -145,8 +151,10 @@ fn snapshot_of(process: &Process, args: &HeapArgs) -> Result<Snapshot, CommandEr
         Target::Address(address) => Some(*address),
         Target::Kind(_) => None,
     });
-    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect() };
-    Ok(take(process, &vms, &options)?)
+    let folders = copy::folders(args.output.first().map(PathBuf::as_path));
+    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), folders };
+    let mut progress = Progress::new();
+    Ok(take(process, &vms, &options, &mut |stage| progress.update(stage))?)
 }
 
 fn open(path: &Path) -> Result<Snapshot, CommandError> {
@@ -192,6 +200,16 @@ fn write(snapshot: &Snapshot, path: &Path) -> std::io::Result<()> {
         Some(Format::Snapshot) | None => Ok(()),
     }?;
     out.flush()
+}
+
+impl From<HeapError> for CommandError {
+    fn from(error: HeapError) -> Self {
+        match error {
+            HeapError::Pause(error) => error.into(),
+            HeapError::Target(error) => error.into(),
+            HeapError::Store(error) => Self::new(ExitCode::IO, error.to_string()),
+        }
+    }
 }
 
 impl From<PauseError> for CommandError {
