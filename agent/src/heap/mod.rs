@@ -113,14 +113,13 @@ pub fn take(
 ) -> Result<Snapshot, HeapError> {
     let start = Instant::now();
     let totals = || vms.iter().map(|vm| total(process, vm)).collect::<Vec<u64>>();
+    let plan = Plan::new(process, &process.maps()?, vms, &totals(), options.folders.clone());
     let (copied, stood, before, after) = std::thread::scope(|scope| {
         let watchdog = options.pause.map(|limit| Watchdog::stop(scope, process, limit)).transpose()?;
         let before = totals();
         // Mapped memory changes until the process stands still.
         let maps = process.maps()?;
-        let gc64 = vms.iter().any(|vm| vm.layout.is_gc64());
-        let plan = Plan { process, maps: &maps, gc64, folders: options.folders.clone() };
-        let copied = Copied::take(plan, &mut |done, all| progress(Stage::Copying { done, all }))?;
+        let copied = Copied::take(plan, maps, &mut |done, all| progress(Stage::Copying { done, all }))?;
         let after = totals();
         Ok::<_, HeapError>((copied, watchdog.map(Watchdog::release), before, after))
     })?;

@@ -1,7 +1,9 @@
 //! A copy of a process's memory: it is read once, in large pieces, one after the other, and looked at afterwards. That
 //! takes a second for some gigabytes, where following the references of a heap takes ten times as long.
 
+mod allocator;
 mod pages;
+mod ranges;
 mod store;
 
 use std::cell::{Cell, RefCell};
@@ -13,10 +15,12 @@ use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 pub use self::store::{StoreError, folders};
 use self::pages::PageMap;
+use self::ranges::{common, union, without};
 use self::store::Store;
 use super::blocks::ReadSome;
 use super::off_the_stack::OffTheStack;
 use crate::target::{Maps, Process, ProcessMemory};
+use crate::vm::Vm;
 use crate::vm::overlay::plain_at;
 
 /// So many bytes are read at once: they are still in the CPU's cache when they are stored.
@@ -34,16 +38,48 @@ struct Run {
     offset: u64,
 }
 
-/// How a process's memory is to be copied.
+/// What of a process's memory is to be copied.
+#[derive(Debug)]
 pub struct Plan<'a> {
-    /// The process.
-    pub process: &'a Process,
-    /// Its mappings.
-    pub maps: &'a Maps,
-    /// Whether any of its VMs has references of 64 bits.
-    pub gc64: bool,
-    /// Where there is room for what is more than some megabytes.
-    pub folders: Vec<PathBuf>,
+    process: &'a Process,
+    gc64: bool,
+    pages: PageMap,
+    folders: Vec<PathBuf>,
+    /// Where the allocators have their memory, and the mappings that were searched for that.
+    known: Option<(Vec<Range<u64>>, Vec<Range<u64>>)>,
+}
+
+impl<'a> Plan<'a> {
+    /// A plan for the heaps of `vms`, whose sizes are `totals`. There has to be room in one of `folders` for what is more
+    /// than some megabytes.
+    pub fn new(process: &'a Process, maps: &Maps, vms: &[Vm], totals: &[u64], folders: Vec<PathBuf>) -> Self {
+        /// So much more than Lua's a process may have, and all of it is copied.
+        const ROOM: u64 = 128 << 20;
+        let gc64 = vms.iter().any(|vm| vm.layout.is_gc64());
+        let pages = PageMap::open(process);
+        let of_lua = totals.iter().fold(0, |sum: u64, total| sum.saturating_add(*total));
+        let known = || {
+            let mappings = pages::mappings(maps, gc64);
+            let of = |vm| allocator::extents(process.memory(), &pages, vm, &mappings);
+            let extents = vms.iter().map(of).collect::<Option<Vec<_>>>()?.concat();
+            Some((union(extents), mappings))
+        };
+        // Without GC64 it is narrowed enough by addresses having 32 bits.
+        let is_much = gc64 && process.rss() > of_lua.saturating_mul(2).saturating_add(ROOM);
+        let known = if is_much { known() } else { None };
+        Self { process, gc64, pages, folders, known }
+    }
+
+    /// What is to be copied, now that the mappings are these.
+    fn wanted(&self, maps: &Maps) -> Vec<Range<u64>> {
+        let all = pages::mappings(maps, self.gc64);
+        let Some((extents, searched)) = &self.known else { return all };
+        // What has come to it since was not searched.
+        let mut wanted = common(extents, &all);
+        wanted.extend(without(&all, searched));
+        wanted.extend(pages::small(maps));
+        union(wanted)
+    }
 }
 
 /// A copy of the memory of a process. What was not copied, such as files, is read from the process itself.
@@ -67,10 +103,9 @@ impl Copied {
     ///
     /// # Errors
     /// [`StoreError`] if there is no room for it.
-    pub fn take(plan: Plan<'_>, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, StoreError> {
-        let Plan { process, maps, gc64, folders } = plan;
-        let pages = PageMap::open(process);
-        let covered = pages::mappings(maps, gc64);
+    pub fn take(plan: Plan<'_>, maps: Maps, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, StoreError> {
+        let covered = plan.wanted(&maps);
+        let Plan { process, pages, folders, .. } = plan;
         let mut runs: Vec<Range<u64>> = Vec::new();
         covered.iter().for_each(|range| pages.runs(range, &mut |run| runs.push(run)));
         let mut copier = Copier {
@@ -96,10 +131,10 @@ impl Copied {
             }
         }
         copier.read()?;
-        let live = OffTheStack::new(process.memory(), maps);
+        let live = OffTheStack::new(process.memory(), &maps);
         let (runs, store) = (copier.runs, copier.store);
         let (outside, last) = (RefCell::default(), Cell::new(0));
-        Ok(Self { runs, store, covered, maps: maps.clone(), live, outside, last })
+        Ok(Self { runs, store, covered, maps, live, outside, last })
     }
 
     /// The mappings of the process when it was copied.

@@ -5,7 +5,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
-use crate::target::{Maps, Process};
+use super::ranges::union;
+use crate::target::{Mapping, Maps, Process};
 
 /// Longer mappings are no Lua heap, but addresses that somebody has reserved (AddressSanitizer's shadow has terabytes):
 /// to ask for their pages would take longer than to read a heap.
@@ -80,12 +81,23 @@ fn page_size() -> u64 {
 /// they hold the C stacks, which tell where in their code coroutines are.
 pub fn mappings(maps: &Maps, gc64: bool) -> Vec<Range<u64>> {
     const LOW: u64 = 1 << 32;
+    let is_wanted = |mapping: &&Mapping| is_memory(mapping) && (gc64 || mapping.start < LOW || is_small(mapping));
+    union(maps.iter().filter(is_wanted).map(|mapping| mapping.start..mapping.end).collect())
+}
+
+/// Those of them that are small.
+pub fn small(maps: &Maps) -> impl Iterator<Item = Range<u64>> {
+    let is_wanted = |mapping: &&Mapping| is_memory(mapping) && is_small(mapping);
+    maps.iter().filter(is_wanted).map(|mapping| mapping.start..mapping.end)
+}
+
+fn is_memory(mapping: &Mapping) -> bool {
+    mapping.read && mapping.write && !mapping.shared && mapping.len() <= MAX_MAPPING
+}
+
+fn is_small(mapping: &Mapping) -> bool {
     const SMALL: u64 = 16 << 20;
-    let is_wanted = |mapping: &&crate::target::Mapping| {
-        let is_memory = mapping.read && mapping.write && !mapping.shared && mapping.len() <= MAX_MAPPING;
-        is_memory && (gc64 || mapping.start < LOW || mapping.len() <= SMALL || mapping.path == "[stack]")
-    };
-    maps.iter().filter(is_wanted).map(|mapping| mapping.start..mapping.end).collect()
+    mapping.len() <= SMALL || mapping.path == "[stack]"
 }
 
 #[cfg(test)]
