@@ -71,9 +71,10 @@ Examples:
   sudo lj-trace heap --pid 1234 --diff before.heap.gz     what has grown since
   sudo lj-trace heap --pid 1234 -o heap.svg               a flame graph of what holds how much
 
-Without --pause the process runs on while its heap is read, and how much moved meanwhile is said. With it, all its
-threads are stopped by ptrace, and go on as soon as the heap is read, or the given time (10s) is over, or lj-trace ends
-for whatever reason. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
+Without --pause the process runs on while its heap is copied, and how much moved meanwhile is said. With it, all its
+threads are stopped by ptrace, and go on as soon as the heap is copied, or the given time (10s) is over, or lj-trace
+ends for whatever reason; only then is the copy looked at. What of it is more than 64 MB lies in a file without a name,
+in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.
 ///
