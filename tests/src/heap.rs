@@ -56,6 +56,12 @@ pub struct HeapView {
     pub torn: [u64; 3],
     /// For how many milliseconds the process was stopped.
     pub paused: Option<f64>,
+    /// Whether it went on before everything was read.
+    pub went_on: bool,
+    /// How many bytes were read.
+    pub bytes_read: u64,
+    /// The resident memory of the process, in bytes.
+    pub rss: u64,
 }
 
 /// Takes a snapshot of a workload.
@@ -90,6 +96,9 @@ impl HeapView {
                 number(&heap["torn"]["links"])?,
             ],
             paused: json["paused"].as_f64(),
+            went_on: json["went_on"] == true,
+            bytes_read: number(&json["bytes_read"])?,
+            rss: number(&json["rss"])?,
             json: heap,
         })
     }

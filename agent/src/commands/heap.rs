@@ -7,12 +7,14 @@ use std::time::Duration;
 use clap::Args;
 
 use super::exit::{CommandError, ExitCode};
+use super::heap_progress::Progress;
 use super::record::parse_duration;
 use crate::heap::diff::Diff;
 use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;
-use crate::heap::{Options, PauseError, Snapshot, Target, file, picture, take};
+use crate::heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
 use crate::record::{OutputFile, allow_replacing};
+use crate::service::journal::{Priority, say};
 use crate::target::Process;
 use crate::untrusted::{Form, PlainWriter};
 use crate::vm::find_vms;
@@ -69,9 +71,10 @@ Examples:
   sudo lj-trace heap --pid 1234 --diff before.heap.gz     what has grown since
   sudo lj-trace heap --pid 1234 -o heap.svg               a flame graph of what holds how much
 
-Without --pause the process runs on while its heap is read, and how much moved meanwhile is said. With it, all its
-threads are stopped by ptrace, and go on as soon as the heap is read, or the given time (10s) is over, or lj-trace ends
-for whatever reason. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
+Without --pause the process runs on while its heap is copied, and how much moved meanwhile is said. With it, all its
+threads are stopped by ptrace, and go on as soon as the heap is copied, or the given time (10s) is over, or lj-trace
+ends for whatever reason; only then is the copy looked at. What of it is more than 64 MB lies in a file without a name,
+in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.
 ///
@@ -93,6 +96,10 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     };
     for output in &args.output {
         write(&snapshot, output).map_err(|error| CommandError::io(&format!("write {}", output.display()), &error))?;
+    }
+    let shows_it = args.diff.is_none() && !args.json && (args.output.is_empty() || !args.path_to.is_empty());
+    if args.pid.is_some() && !shows_it {
+        say(Priority::Info, &snapshot.summary());
     }
     if let Some(old) = old {
         return super::print(&Diff::new(&old, &snapshot), args.json);
@@ -145,8 +152,10 @@ fn snapshot_of(process: &Process, args: &HeapArgs) -> Result<Snapshot, CommandEr
         Target::Address(address) => Some(*address),
         Target::Kind(_) => None,
     });
-    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect() };
-    Ok(take(process, &vms, &options)?)
+    let folders = copy::folders(args.output.first().map(PathBuf::as_path));
+    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), folders };
+    let mut progress = Progress::new();
+    Ok(take(process, &vms, &options, &mut |stage| progress.update(stage))?)
 }
 
 fn open(path: &Path) -> Result<Snapshot, CommandError> {
@@ -192,6 +201,16 @@ fn write(snapshot: &Snapshot, path: &Path) -> std::io::Result<()> {
         Some(Format::Snapshot) | None => Ok(()),
     }?;
     out.flush()
+}
+
+impl From<HeapError> for CommandError {
+    fn from(error: HeapError) -> Self {
+        match error {
+            HeapError::Pause(error) => error.into(),
+            HeapError::Target(error) => error.into(),
+            HeapError::Store(error) => Self::new(ExitCode::IO, error.to_string()),
+        }
+    }
 }
 
 impl From<PauseError> for CommandError {

@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod dump;
 pub mod exit;
 pub mod heap;
+mod heap_progress;
 pub mod list;
 pub mod man;
 pub mod record;

@@ -1,4 +1,4 @@
-//! The target's memory, read in large blocks of which a bounded number is kept.
+//! Memory, read in large blocks of which a bounded number is kept.
 //!
 //! A heap has millions of small objects. One system call for each would take longer than copying all of the heap, and
 //! a copy of all of it would take as much memory as the target has. LuaJIT's allocator keeps together what was
@@ -27,6 +27,11 @@ const PAGE: u64 = 4096;
 pub trait ReadSome {
     /// Reads as much as there is at `address` into `buffer`; how many bytes that was.
     fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize;
+
+    /// Reads a part of a block that nobody has asked for in particular, as long as that costs little.
+    fn read_block(&self, address: u64, buffer: &mut [u8]) -> usize {
+        self.read_some(address, buffer)
+    }
 }
 
 impl ReadSome for ProcessMemory {
@@ -51,8 +56,6 @@ struct State {
     missed: AddrMap<u64, u8>,
     /// The next candidate for eviction.
     hand: usize,
-    /// All bytes read so far.
-    bytes: u64,
 }
 
 #[derive(Debug)]
@@ -81,14 +84,13 @@ impl<M: ReadSome> Blocks<M> {
             let offset = (at % BLOCK) as usize;
             let count = (buffer.len() - done).min(BLOCK as usize - offset);
             let Some(place) = state.place(&self.memory, at / BLOCK) else {
-                let count = self.memory.read_some(at, &mut buffer[done..]);
-                state.bytes += count as u64;
-                return done + count;
+                return done + self.memory.read_some(at, &mut buffer[done..]);
             };
             let copied = state.kept[place].copy(offset, &mut buffer[done..done + count]);
             done += copied;
             if copied < count {
-                break;
+                // What a block leaves out may be there, where it costs more to read.
+                return done + self.memory.read_some(at + copied as u64, &mut buffer[done..]);
             }
         }
         done
@@ -106,11 +108,6 @@ impl<M: ReadSome> Blocks<M> {
     /// Whether the block of `address` is kept.
     pub fn has(&self, address: u64) -> bool {
         self.state.borrow().places.contains_key(&(address / BLOCK))
-    }
-
-    /// How many bytes were read from the target.
-    pub fn bytes_read(&self) -> u64 {
-        self.state.borrow().bytes
     }
 }
 
@@ -145,27 +142,26 @@ impl State {
         };
         let block = &mut self.kept[place];
         (block.number, block.used) = (number, true);
-        self.bytes += block.fill(memory);
+        block.fill(memory);
         self.places.insert(number, place);
         place
     }
 }
 
 impl Block {
-    /// Reads all pages that can be read; how many bytes that were.
-    fn fill<M: ReadSome>(&mut self, memory: &M) -> u64 {
+    /// Reads all pages that can be read.
+    fn fill<M: ReadSome>(&mut self, memory: &M) {
         let start = self.number * BLOCK;
-        let count = memory.read_some(start, &mut self.bytes) as u64;
+        let count = memory.read_block(start, &mut self.bytes) as u64;
         let first = count / PAGE;
         self.pages = if first >= 64 { u64::MAX } else { (1 << first) - 1 };
         // Where the mapping ends, another one may begin.
         for page in first + 1..BLOCK / PAGE {
             let range = (page * PAGE) as usize..((page + 1) * PAGE) as usize;
-            if memory.read_some(start + page * PAGE, &mut self.bytes[range]) == PAGE as usize {
+            if memory.read_block(start + page * PAGE, &mut self.bytes[range]) == PAGE as usize {
                 self.pages |= 1 << page;
             }
         }
-        u64::from(self.pages.count_ones()) * PAGE
     }
 
     /// Copies from `offset` on up to the first page that could not be read.

@@ -189,6 +189,7 @@ mod tests {
             paused: None,
             went_on: false,
             bytes_read: 0,
+            outside: Vec::new(),
             vms: vec![heap],
         }
     }

@@ -75,7 +75,12 @@ pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
         serde_json::to_writer(&mut out, line)?;
         out.write_all(b"\n")
     };
-    let process = Snapshot { vms: Vec::new(), command: snapshot.command.clone(), ..*snapshot };
+    let process = Snapshot {
+        vms: Vec::new(),
+        command: snapshot.command.clone(),
+        outside: snapshot.outside.clone(),
+        ..*snapshot
+    };
     line(&Line::Process { version: VERSION, snapshot: Cow::Owned(process) })?;
     for heap in &snapshot.vms {
         line(&Line::Vm(Cow::Owned(Heap { paths: Vec::new(), ..heap.clone() })))?;
@@ -165,6 +170,7 @@ mod tests {
             paused: Some(0.3),
             went_on: false,
             bytes_read: 99,
+            outside: Vec::new(),
             vms: vec![heap(&[(None, "globals", 1, 10), (Some(0), ".a", 2, 20)]), heap(&[(None, "registry", 3, 30)])],
         }
     }

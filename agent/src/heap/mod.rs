@@ -1,14 +1,16 @@
 //! A snapshot of a Lua heap from outside: what objects there are, how many bytes each type accounts for, which are the
 //! largest, and what keeps them alive.
 //!
-//! [`take()`] walks the heap as LuaJIT's collector would ([`mod@walk`], over [`edges`]), in memory that is read in large
-//! [`blocks`], and measures each object as it would be freed ([`object`]). With what belongs to the VM itself
+//! [`take()`] copies the memory of the process, once and in large pieces ([`mod@copy`]), and walks the heap in the copy as
+//! LuaJIT's collector would ([`mod@walk`], over [`edges`], in [`blocks`] of which a bounded number is kept in memory), and
+//! measures each object as it would be freed ([`object`]). With what belongs to the VM itself
 //! ([`overhead`]), it all adds up to `gc.total`, to the byte if the process stands still. Of the objects only sums by
 //! [type](object::Kind) and by [way](paths) are kept, and of each one a few bytes ([`index`]), so that heaps of
 //! gigabytes need little memory here.
 
 pub mod biggest;
 pub mod blocks;
+pub mod copy;
 pub mod decide;
 pub mod diff;
 pub mod edges;
@@ -27,25 +29,28 @@ pub mod text;
 pub mod trail;
 pub mod tree;
 pub mod walk;
+pub mod watchdog;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use lj_trace_common::memory::ReadMemory;
 
+pub use copy::StoreError;
 pub use pause::PauseError;
 pub use snapshot::{Heap, Snapshot};
 pub use trail::Target;
 
 use self::blocks::Blocks;
+use self::copy::{Copied, Plan};
 use self::labels::Labels;
 use self::object::{Header, Kind, Scales};
-use self::off_the_stack::OffTheStack;
-use self::pause::Paused;
 use self::shape::Shape;
 use self::snapshot::{Asked, Big, PathRow, TypeRow};
 use self::trail::{NoTrail, Trails};
 use self::walk::{Walked, Walker};
-use crate::target::{Maps, Process};
+use self::watchdog::Watchdog;
+use crate::target::{Process, TargetError};
 use crate::vm::Vm;
 use crate::vm::object::field;
 use crate::vm::status::{VmStatus, VmSummary};
@@ -59,45 +64,89 @@ pub struct Options {
     pub top: usize,
     /// Show the ways to these objects.
     pub addresses: Vec<u64>,
+    /// Where there is room for a copy of the heap: the first folder that takes it.
+    pub folders: Vec<PathBuf>,
 }
 
-/// Takes a snapshot of the heaps of `vms`.
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum HeapError {
+    /// The process cannot be stopped.
+    #[error(transparent)]
+    Pause(#[from] PauseError),
+    /// The process is gone.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// There is no room for the copy.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// How far a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Memory is copied.
+    Copying {
+        /// So many bytes are.
+        done: u64,
+        /// There are so many.
+        all: u64,
+    },
+    /// The copy is looked through.
+    Walking {
+        /// So many objects were seen.
+        objects: u64,
+    },
+}
+
+/// Takes a snapshot of the heaps of `vms`. `progress` is told how far it is, now and then.
+///
+/// The process stands still, if it is asked to, only while its memory is copied.
 ///
 /// # Errors
-/// [`PauseError`] if the process is to be stopped and cannot be, or is gone.
-pub fn take(process: &Process, vms: &[Vm], options: &Options) -> Result<Snapshot, PauseError> {
+/// [`HeapError`] if the process is to be stopped and cannot be, or is gone, or there is no room for a copy of its heap.
+pub fn take(
+    process: &Process,
+    vms: &[Vm],
+    options: &Options,
+    progress: &mut dyn FnMut(Stage),
+) -> Result<Snapshot, HeapError> {
     let start = Instant::now();
-    let mut paused = options.pause.map(|_| Paused::new(process)).transpose()?;
-    let mut stood = None;
-    let limit = options.pause.unwrap_or_default();
-    let mut tick = || {
-        if paused.as_ref().is_some_and(|paused| paused.elapsed() >= limit) {
-            stood = paused.take().map(Paused::resume);
-        }
-    };
-    // Mapped memory changes until the process stands still.
-    let maps = process.maps()?;
-    let mut bytes_read = 0;
-    let mut heaps = Vec::new();
-    for vm in vms {
-        let blocks = Blocks::new(OffTheStack::new(process.memory(), &maps));
-        heaps.push(heap(process, &maps, &blocks, vm, options, &mut tick));
-        bytes_read += blocks.bytes_read();
-    }
-    let went_on = stood.is_some();
-    let paused = stood.or(paused.map(Paused::resume));
+    let totals = || vms.iter().map(|vm| total(process, vm)).collect::<Vec<u64>>();
+    let plan = Plan::new(process, &process.maps()?, vms, &totals(), options.folders.clone());
+    let (copied, stood, before, after) = std::thread::scope(|scope| {
+        let watchdog = options.pause.map(|limit| Watchdog::stop(scope, process, limit)).transpose()?;
+        let before = totals();
+        // Mapped memory changes until the process stands still.
+        let maps = process.maps()?;
+        let copied = Copied::take(plan, maps, &mut |done, all| progress(Stage::Copying { done, all }))?;
+        let after = totals();
+        Ok::<_, HeapError>((copied, watchdog.map(Watchdog::release), before, after))
+    })?;
+    let rss = process.rss();
+    let heaps = vms.iter().zip(before.into_iter().zip(after)).map(|(vm, totals)| {
+        let blocks = Blocks::new(&copied);
+        heap(&copied, &blocks, vm, totals, options, &mut |objects| progress(Stage::Walking { objects }))
+    });
+    let vms = heaps.collect();
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Ok(Snapshot {
         pid: process.pid(),
         command: process.command(),
         time: time.as_secs(),
-        rss: process.rss(),
+        rss,
         milliseconds: milliseconds(start.elapsed()),
-        paused: paused.map(milliseconds),
-        went_on,
-        bytes_read,
-        vms: heaps,
+        paused: stood.map(|stood| milliseconds(stood.time)),
+        went_on: stood.is_some_and(|stood| !stood.to_the_end),
+        bytes_read: copied.bytes_read(),
+        outside: copied.outside(),
+        vms,
     })
+}
+
+/// `gc.total` of a VM at this moment.
+fn total(process: &Process, vm: &Vm) -> u64 {
+    process.memory().read_ref(vm.layout.is_gc64(), field(vm.global, vm.layout.g_gc_total)).unwrap_or(0)
 }
 
 fn milliseconds(duration: Duration) -> f64 {
@@ -105,20 +154,18 @@ fn milliseconds(duration: Duration) -> f64 {
 }
 
 fn heap(
-    process: &Process,
-    maps: &Maps,
-    blocks: &Blocks<OffTheStack>,
+    copied: &Copied,
+    blocks: &Blocks<&Copied>,
     vm: &Vm,
+    (before, after): (u64, u64),
     options: &Options,
-    tick: &mut dyn FnMut(),
+    tick: &mut dyn FnMut(u64),
 ) -> Heap {
-    let memory = process.memory();
-    let total = || memory.read_ref(vm.layout.is_gc64(), field(vm.global, vm.layout.g_gc_total)).unwrap_or(0);
+    let maps = copied.maps();
     let vm = &decide::completed(blocks, vm);
     let shape = Shape::new(vm.layout);
-    let before = total();
-    let status = VmStatus::read(&memory, vm).ok();
-    let summary = VmSummary::read(&memory, maps, vm, status.as_ref());
+    let status = VmStatus::read(&copied, vm).ok();
+    let summary = VmSummary::read(&copied, maps, vm, status.as_ref());
     let overhead = overhead::read(blocks, vm, &shape);
     let labels = Labels::new(blocks, vm.layout);
     let mut walked = Walker::new(blocks, maps, vm, &labels, options.top, tick).run();
@@ -151,7 +198,7 @@ fn heap(
         tables,
         asked,
         paths: paths(&walked),
-        total_after: total(),
+        total_after: after,
     }
 }
 
@@ -168,7 +215,7 @@ fn in_words(trail: Result<String, NoTrail>) -> String {
     }
 }
 
-fn biggest(trails: &Trails<'_, OffTheStack>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
+fn biggest(trails: &Trails<'_, &Copied>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
     let all = if strings { walked.biggest.strings() } else { walked.biggest.tables() };
     let one = |big: biggest::Big| Big {
         address: format!("{:#x}", big.address),

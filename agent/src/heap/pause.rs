@@ -66,11 +66,12 @@ fn ptrace(request: libc::c_uint, tid: libc::pid_t, data: libc::c_int) -> io::Res
 }
 
 impl Paused {
-    /// Stops all threads of a process.
+    /// Stops all threads of a process; none if that takes longer than `limit`, after which those that were stopped by
+    /// then go on.
     ///
     /// # Errors
     /// [`PauseError`]; the threads that were stopped by then go on.
-    pub fn new(process: &Process) -> Result<Self, PauseError> {
+    pub fn new(process: &Process, limit: Duration) -> Result<Option<Self>, PauseError> {
         let pid = process.pid();
         let mut paused = Self { threads: Vec::new(), since: Instant::now() };
         // Threads that run may start others, until all of them are stopped.
@@ -88,18 +89,18 @@ impl Paused {
                     Err(source) => return Err(PauseError::Refused { pid, source }),
                 }
                 found_more = true;
-                if ptrace(libc::PTRACE_INTERRUPT, tid, 0).is_ok() {
-                    paused.wait(pid, tid)?;
+                if ptrace(libc::PTRACE_INTERRUPT, tid, 0).is_ok() && !paused.wait(pid, tid, limit)? {
+                    return Ok(None);
                 }
             }
             if !found_more {
-                return Ok(paused);
+                return Ok(Some(paused));
             }
         }
     }
 
-    /// Waits until a thread has stopped, or ended.
-    fn wait(&mut self, pid: u32, tid: libc::pid_t) -> Result<(), PauseError> {
+    /// Waits until a thread has stopped, or ended; whether it has within the time for which all may stand still.
+    fn wait(&mut self, pid: u32, tid: libc::pid_t, limit: Duration) -> Result<bool, PauseError> {
         let start = Instant::now();
         loop {
             let mut status = 0;
@@ -110,11 +111,14 @@ impl Paused {
                 let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
                 let thread = self.threads.iter_mut().find(|thread| thread.tid == tid);
                 thread.into_iter().for_each(|thread| thread.signal = signal);
-                return Ok(());
+                return Ok(true);
             }
             if changed != 0 {
                 self.threads.retain(|thread| thread.tid != tid);
-                return Ok(());
+                return Ok(true);
+            }
+            if self.elapsed() > limit {
+                return Ok(false);
             }
             if start.elapsed() > PATIENCE {
                 return Err(PauseError::DoesNotStop { pid, tid: tid.cast_unsigned(), patience: PATIENCE });
@@ -166,8 +170,9 @@ mod tests {
     fn a_process_stands_still_and_goes_on() {
         let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
         let process = Process::open(child.id()).unwrap();
-        match Paused::new(&process) {
+        match Paused::new(&process, PATIENCE) {
             Ok(paused) => {
+                let paused = paused.expect("it has stopped");
                 assert!(state(child.id()).starts_with('t'), "{}", state(child.id()));
                 let stood = paused.resume();
                 assert!(stood > Duration::ZERO);
@@ -194,7 +199,7 @@ mod tests {
             if count % 2 == 0 {
                 assert!(kill().success());
             }
-            let Ok(paused) = Paused::new(&process) else { break };
+            let Ok(Some(paused)) = Paused::new(&process, PATIENCE) else { break };
             if count % 2 == 1 {
                 assert!(kill().success());
             }

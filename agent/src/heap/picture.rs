@@ -119,6 +119,7 @@ mod tests {
             paused: None,
             went_on: false,
             bytes_read: 0,
+            outside: Vec::new(),
             vms: vec![heap(&[(None, "globals", 1, 64), (Some(0), "[\"a;b\"]", 2, 128), (Some(1), "[*]", 3, 300)])],
         }
     }

@@ -26,6 +26,10 @@ pub struct Snapshot {
     pub went_on: bool,
     /// How many bytes were read.
     pub bytes_read: u64,
+    /// What was not copied with the rest, but read when the process may have gone on: names of mappings, with how many
+    /// bytes that were.
+    #[serde(default)]
+    pub outside: Vec<(String, u64)>,
     /// Its VMs.
     pub vms: Vec<Heap>,
 }
@@ -114,6 +118,13 @@ pub struct PathRow {
     pub step: String,
     /// What it holds, by type; types of which there is none are left out.
     pub held: Vec<(Kind, u64, u64)>,
+}
+
+impl Snapshot {
+    /// Whether this is what there was at one moment: the process stood still until all of it was read.
+    pub fn is_exact(&self) -> bool {
+        self.paused.is_some() && !self.went_on && self.outside.is_empty()
+    }
 }
 
 impl Heap {

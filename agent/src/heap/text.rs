@@ -16,20 +16,44 @@ const MOST_LINES: usize = 30;
 
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "process {} ({}): RSS {}, {}", self.pid, Untrusted(&self.command), bytes(self.rss), self.how())?;
+        writeln!(f, "{}", self.summary())?;
+        self.write_outside(f)?;
         self.vms.iter().try_for_each(|heap| write_heap(f, heap, self))
     }
 }
 
 impl Snapshot {
+    /// What was looked at, and how: whether it is exact, how long the process stood still, how much of it was read.
+    pub fn summary(&self) -> String {
+        format!("process {} ({}): RSS {}, {}", self.pid, Untrusted(&self.command), bytes(self.rss), self.how())
+    }
+
     /// How it was taken.
     pub fn how(&self) -> String {
-        let read = format!("{} read in {}", bytes(self.bytes_read), time(self.milliseconds));
+        let share = percent(self.bytes_read, self.rss);
+        let read = format!("{} read ({share} of it), {} in all", bytes(self.bytes_read), time(self.milliseconds));
         match self.paused {
             None => format!("{read}, not stopped"),
-            Some(paused) if self.went_on => format!("{read}, stopped for the first {} of it", time(paused)),
-            Some(paused) => format!("{read}, stopped for {}", time(paused)),
+            Some(paused) if self.went_on => {
+                format!("{read}; not exact: it went on after {}, before everything was read", time(paused))
+            }
+            Some(paused) if self.is_exact() => format!("{read}; exact: stopped for {}", time(paused)),
+            Some(paused) => format!("{read}; not exact, stopped for {}", time(paused)),
         }
+    }
+}
+
+impl Snapshot {
+    /// What was read later than the rest.
+    fn write_outside(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.outside.is_empty() {
+            return Ok(());
+        }
+        let all = self.outside.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        let names: Vec<_> = self.outside.iter().take(4).map(|(name, _)| Untrusted(name).text()).collect();
+        let more = if self.outside.len() > names.len() { ", ..." } else { "" };
+        let place = fit(&format!("{}{more}", names.join(", ")), COLUMNS / 2);
+        writeln!(f, "{} of it lie outside of what was copied, and were read later: {place}", bytes(all))
     }
 }
 
@@ -208,6 +232,7 @@ mod tests {
             paused: None,
             went_on: false,
             bytes_read: 4096,
+            outside: Vec::new(),
             vms: vec![heap],
         }
     }

@@ -45,7 +45,7 @@ impl Pending {
 /// Reading all of a block pays for so many objects in it.
 const WORTH_A_BLOCK: usize = 6;
 
-/// The clock is looked at once for so many objects.
+/// After so many objects each it is told how many there were.
 const OBJECTS_PER_LOOK: u64 = 1 << 14;
 
 /// Where a walk starts.
@@ -152,19 +152,19 @@ pub struct Walker<'a, M> {
     state: State,
     next: Vec<Pending>,
     found: Walked<'a>,
-    tick: &'a mut dyn FnMut(),
+    tick: &'a mut dyn FnMut(u64),
     looked_at: u64,
 }
 
 impl<'a, M: ReadSome> Walker<'a, M> {
-    /// A walk over the heap of `vm`. `tick` is called now and then.
+    /// A walk over the heap of `vm`. `tick` is told now and then how many objects were looked at.
     pub fn new(
         blocks: &'a Blocks<M>,
         maps: &'a Maps,
         vm: &'a Vm,
         labels: &'a Labels<'a, M>,
         top: usize,
-        tick: &'a mut dyn FnMut(),
+        tick: &'a mut dyn FnMut(u64),
     ) -> Self {
         let shape = Shape::new(vm.layout);
         let found = Walked {
@@ -265,7 +265,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
     fn tick(&mut self) {
         self.looked_at += 1;
         if self.looked_at.is_multiple_of(OBJECTS_PER_LOOK) {
-            (self.tick)();
+            (self.tick)(self.looked_at);
         }
     }
 

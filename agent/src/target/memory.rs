@@ -47,15 +47,21 @@ impl ProcessMemory {
     /// is returned ends before the first place that cannot be read in full. No more than 1024 places (`IOV_MAX`).
     pub fn read_scattered(&self, places: &[(u64, usize)]) -> Vec<u8> {
         let mut bytes = vec![0; places.iter().map(|(_, size)| size).sum()];
-        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let count = self.read_places(places, &mut bytes);
+        bytes.truncate(count);
+        bytes
+    }
+
+    /// Reads several places at once into one buffer, as [`ProcessMemory::read_scattered`] does; how many bytes that were.
+    pub fn read_places(&self, places: &[(u64, usize)], buffer: &mut [u8]) -> usize {
+        let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let remote = |&(address, size): &(u64, usize)| libc::iovec { iov_base: address as *mut _, iov_len: size };
         let remote: Vec<libc::iovec> = places.iter().map(remote).collect();
-        // SAFETY: `local` describes `bytes`, which are writable and outlive the call; `remote` has as many elements as is
+        // SAFETY: `local` describes `buffer`, which is writable and outlives the call; `remote` has as many elements as is
         // said, which are only addresses in the other process, which the kernel checks.
         let count =
             unsafe { libc::process_vm_readv(self.pid, &local, 1, remote.as_ptr(), remote.len() as libc::c_ulong, 0) };
-        bytes.truncate(usize::try_from(count).unwrap_or(0));
-        bytes
+        usize::try_from(count).unwrap_or(0)
     }
 
     /// Reads `length` bytes at `address`.

@@ -1,0 +1,66 @@
+//! What is shown while the heap of a process is looked at.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::dump::text::bytes;
+use crate::heap::Stage;
+use crate::service::journal::{Priority, say};
+
+/// What takes no longer needs no words.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Off a terminal, a line is written so often.
+const LINE: Duration = Duration::from_secs(10);
+
+/// A line that changes on a terminal, and a plain one now and then elsewhere.
+pub struct Progress {
+    bar: ProgressBar,
+    next_line: Instant,
+}
+
+impl Progress {
+    /// Nothing is said yet.
+    pub fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        let style = ProgressStyle::with_template("{spinner} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+        Self { bar, next_line: Instant::now() + SHORT }
+    }
+
+    /// Says how far it is.
+    pub fn update(&mut self, stage: Stage) {
+        if !self.bar.is_hidden() {
+            self.bar.set_message(message(stage));
+            self.bar.tick();
+        } else if Instant::now() >= self.next_line {
+            say(Priority::Info, &message(stage));
+            self.next_line = Instant::now() + LINE;
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn message(stage: Stage) -> String {
+    match stage {
+        Stage::Copying { done, all } => format!("copying the heap: {} of {}", bytes(done), bytes(all)),
+        Stage::Walking { objects } => format!("looking through the copy: {objects} objects"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_says_how_far_it_is() {
+        assert!(message(Stage::Copying { done: 5 << 20, all: 10 << 20 }).contains(" of "));
+        assert!(message(Stage::Walking { objects: 77 }).contains("77 objects"));
+    }
+}

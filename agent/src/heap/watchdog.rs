@@ -1,0 +1,120 @@
+//! A thread that stops a process and lets it go again: when it is told to, or when the time is over, whatever the
+//! others do meanwhile. They may wait for a disk, a terminal or a CPU.
+//!
+//! It is the thread that traces the process: only that one can let it go, and if it ends, however that happens, the
+//! kernel does so.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+use super::pause::{PauseError, Paused};
+use crate::target::Process;
+
+/// How a process has stood still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stood {
+    /// For how long.
+    pub time: Duration,
+    /// Whether it was let go only when it was told to.
+    pub to_the_end: bool,
+}
+
+/// A process that stands still until the time is over. It goes on when this is dropped.
+#[derive(Debug)]
+pub struct Watchdog<'scope> {
+    release: Option<Sender<()>>,
+    thread: Option<ScopedJoinHandle<'scope, Stood>>,
+}
+
+impl<'scope> Watchdog<'scope> {
+    /// Stops `process` for `limit` at most, in a thread of `scope`.
+    ///
+    /// # Errors
+    /// [`PauseError`] if it cannot be stopped.
+    pub fn stop<'env>(
+        scope: &'scope Scope<'scope, 'env>,
+        process: &'env Process,
+        limit: Duration,
+    ) -> Result<Self, PauseError> {
+        let (release, released) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let thread = scope.spawn(move || {
+            come_first();
+            watch(process, limit, &released, &tell)
+        });
+        let outcome = told.recv().unwrap_or(Ok(()));
+        outcome.map(|()| Self { release: Some(release), thread: Some(thread) })
+    }
+
+    /// Lets it go on, if it does not already; how it has stood still.
+    pub fn release(mut self) -> Stood {
+        self.release.take();
+        let nothing = Stood { time: Duration::ZERO, to_the_end: false };
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or(nothing)
+    }
+}
+
+/// What the thread does.
+fn watch(process: &Process, limit: Duration, released: &Receiver<()>, tell: &Sender<Result<(), PauseError>>) -> Stood {
+    let start = std::time::Instant::now();
+    match Paused::new(process, limit) {
+        Ok(Some(paused)) => {
+            let _ = tell.send(Ok(()));
+            let to_the_end = released.recv_timeout(limit.saturating_sub(paused.elapsed()));
+            let to_the_end = to_the_end != Err(RecvTimeoutError::Timeout);
+            Stood { time: paused.resume(), to_the_end }
+        }
+        Ok(None) => {
+            let time = start.elapsed();
+            let _ = tell.send(Ok(()));
+            Stood { time, to_the_end: false }
+        }
+        Err(error) => {
+            let _ = tell.send(Err(error));
+            Stood { time: Duration::ZERO, to_the_end: false }
+        }
+    }
+}
+
+/// Has this thread run as soon as the time is over. It does little, and sleeps. Without `CAP_SYS_NICE` all stays as it
+/// is.
+fn come_first() {
+    let first = libc::sched_param { sched_priority: 1 };
+    // SAFETY: it reads the structure alone, and changes nothing but this thread's place in the queue.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn state(pid: u32) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('?')
+    }
+
+    #[test]
+    fn it_lets_go_whatever_the_others_do() {
+        let mut child = Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        std::thread::scope(|scope| {
+            let limit = Duration::from_millis(100);
+            // Where ptrace is not permitted, there is nothing to see.
+            let Ok(watchdog) = Watchdog::stop(scope, &process, limit) else { return };
+            assert_eq!(state(child.id()), 't');
+            std::thread::sleep(Duration::from_secs(1));
+            assert_eq!(state(child.id()), 'S');
+            let stood = watchdog.release();
+            assert!(!stood.to_the_end && stood.time >= limit && stood.time < Duration::from_secs(1), "{stood:?}");
+            let watchdog = Watchdog::stop(scope, &process, Duration::from_secs(60)).unwrap();
+            let stood = watchdog.release();
+            assert!(stood.to_the_end && stood.time < Duration::from_secs(50), "{stood:?}");
+            assert_eq!(state(child.id()), 'S');
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
