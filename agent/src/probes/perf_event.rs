@@ -4,6 +4,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
+use super::online::online;
+
 /// What makes the sampler tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
@@ -37,6 +39,21 @@ impl Clock {
 /// Whatever `perf_event_open(2)` gives.
 pub fn try_open(clock: Clock) -> io::Result<()> {
     open(&Attr::new(clock, 1), 0).map(drop)
+}
+
+/// The same on a CPU, for whoever runs there.
+///
+/// # Errors
+/// As [`try_open`].
+pub fn try_open_on_cpus() -> io::Result<()> {
+    let mut error = io::Error::from(io::ErrorKind::NotFound);
+    for cpu in online()? {
+        match open_on(&cpu_attr(1), EVERYBODY, cpu as libc::c_int) {
+            Ok(_) => return Ok(()),
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
 }
 
 /// An event that ticks and does nothing else.
@@ -173,13 +190,18 @@ impl Attached {
 /// # Errors
 /// Whatever `perf_event_open(2)` gives: `ENODEV` if there is no such CPU or it is switched off, `EACCES` without privileges.
 pub fn attach_to_cpu(rate: u32, cpu: u32, program: BorrowedFd<'_>) -> io::Result<Attached> {
-    const EXCLUDE_IDLE: u64 = 1 << 7;
-    const EVERYBODY: libc::pid_t = -1;
-    let attr = Attr { flags: DISABLED | EXCLUDE_IDLE, ..Attr::new(Clock::CpuClock, rate) };
-    let event = open_on(&attr, EVERYBODY, cpu as libc::c_int)?;
+    let event = open_on(&cpu_attr(rate), EVERYBODY, cpu as libc::c_int)?;
     let link = link(program, &event, 0)?;
     enable(&event, true)?;
     Ok(Attached { event, _link: link })
+}
+
+/// Instead of a thread.
+const EVERYBODY: libc::pid_t = -1;
+
+fn cpu_attr(rate: u32) -> Attr {
+    const EXCLUDE_IDLE: u64 = 1 << 7;
+    Attr { flags: DISABLED | EXCLUDE_IDLE, ..Attr::new(Clock::CpuClock, rate) }
 }
 
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
