@@ -158,14 +158,14 @@ impl Attached {
         enable(&self.event, true)
     }
 
-    /// Has it tick so often a second from now on, if its clock is the kernel's.
+    /// Has it tick less often from now on, if it is on a CPU: each tick stands for `weight` ones of the rate.
     ///
     /// # Errors
     /// Whatever `ioctl(2)` gives.
-    pub fn set_rate(&self, rate: u32) -> io::Result<()> {
+    pub fn set_weight(&self, rate: u32, weight: u32) -> io::Result<()> {
         /// `_IOW('$', 4, __u64)` of linux/perf_event.h.
         const PERF_EVENT_IOC_PERIOD: libc::c_ulong = 0x4008_2404;
-        let period = u64::from(1_000_000_000 / rate.max(1));
+        let period = cpu_period(rate, weight);
         // SAFETY: the kernel reads the period, and the descriptor is open.
         if unsafe { libc::ioctl(self.event.as_raw_fd(), PERF_EVENT_IOC_PERIOD, &raw const period) } < 0 {
             return Err(io::Error::last_os_error());
@@ -201,7 +201,16 @@ const EVERYBODY: libc::pid_t = -1;
 
 fn cpu_attr(rate: u32) -> Attr {
     const EXCLUDE_IDLE: u64 = 1 << 7;
-    Attr { flags: DISABLED | EXCLUDE_IDLE, ..Attr::new(Clock::CpuClock, rate) }
+    let sample_period = cpu_period(rate, 1);
+    Attr { flags: DISABLED | EXCLUDE_IDLE, sample_period, ..Attr::new(Clock::CpuClock, rate) }
+}
+
+/// Nanoseconds from one tick on a CPU to the next, where each stands for `weight` ticks of the rate.
+///
+/// A thousandth more than the rate says: one of 250 or 1000 Hz would keep step with the timer by which the kernel gives CPUs to
+/// others, and see always the same of what happens between its ticks.
+fn cpu_period(rate: u32, weight: u32) -> u64 {
+    1_001_000_000 * u64::from(weight) / u64::from(rate.max(1))
 }
 
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
