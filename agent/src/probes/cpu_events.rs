@@ -95,9 +95,8 @@ impl Chosen {
     pub fn slow_down(&self) {
         let mut events = lock(&self.events);
         events.weight = events.weight.saturating_mul(2);
-        let rate = events.rate / events.weight;
         for (cpu, event) in &events.events {
-            if let Err(error) = event.set_rate(rate) {
+            if let Err(error) = event.set_weight(events.rate, events.weight) {
                 say(Priority::Warning, &format!("lj-trace: CPU {cpu} goes on with the rate that it had: {error}"));
             }
         }

@@ -4,6 +4,8 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
+use super::online::online;
+
 /// What makes the sampler tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
@@ -37,6 +39,21 @@ impl Clock {
 /// Whatever `perf_event_open(2)` gives.
 pub fn try_open(clock: Clock) -> io::Result<()> {
     open(&Attr::new(clock, 1), 0).map(drop)
+}
+
+/// The same on a CPU, for whoever runs there.
+///
+/// # Errors
+/// As [`try_open`].
+pub fn try_open_on_cpus() -> io::Result<()> {
+    let mut error = io::Error::from(io::ErrorKind::NotFound);
+    for cpu in online()? {
+        match open_on(&cpu_attr(1), EVERYBODY, cpu as libc::c_int) {
+            Ok(_) => return Ok(()),
+            Err(refused) => error = refused,
+        }
+    }
+    Err(error)
 }
 
 /// An event that ticks and does nothing else.
@@ -141,14 +158,14 @@ impl Attached {
         enable(&self.event, true)
     }
 
-    /// Has it tick so often a second from now on, if its clock is the kernel's.
+    /// Has it tick less often from now on, if it is on a CPU: each tick stands for `weight` ones of the rate.
     ///
     /// # Errors
     /// Whatever `ioctl(2)` gives.
-    pub fn set_rate(&self, rate: u32) -> io::Result<()> {
+    pub fn set_weight(&self, rate: u32, weight: u32) -> io::Result<()> {
         /// `_IOW('$', 4, __u64)` of linux/perf_event.h.
         const PERF_EVENT_IOC_PERIOD: libc::c_ulong = 0x4008_2404;
-        let period = u64::from(1_000_000_000 / rate.max(1));
+        let period = cpu_period(rate, weight);
         // SAFETY: the kernel reads the period, and the descriptor is open.
         if unsafe { libc::ioctl(self.event.as_raw_fd(), PERF_EVENT_IOC_PERIOD, &raw const period) } < 0 {
             return Err(io::Error::last_os_error());
@@ -173,13 +190,27 @@ impl Attached {
 /// # Errors
 /// Whatever `perf_event_open(2)` gives: `ENODEV` if there is no such CPU or it is switched off, `EACCES` without privileges.
 pub fn attach_to_cpu(rate: u32, cpu: u32, program: BorrowedFd<'_>) -> io::Result<Attached> {
-    const EXCLUDE_IDLE: u64 = 1 << 7;
-    const EVERYBODY: libc::pid_t = -1;
-    let attr = Attr { flags: DISABLED | EXCLUDE_IDLE, ..Attr::new(Clock::CpuClock, rate) };
-    let event = open_on(&attr, EVERYBODY, cpu as libc::c_int)?;
+    let event = open_on(&cpu_attr(rate), EVERYBODY, cpu as libc::c_int)?;
     let link = link(program, &event, 0)?;
     enable(&event, true)?;
     Ok(Attached { event, _link: link })
+}
+
+/// Instead of a thread.
+const EVERYBODY: libc::pid_t = -1;
+
+fn cpu_attr(rate: u32) -> Attr {
+    const EXCLUDE_IDLE: u64 = 1 << 7;
+    let sample_period = cpu_period(rate, 1);
+    Attr { flags: DISABLED | EXCLUDE_IDLE, sample_period, ..Attr::new(Clock::CpuClock, rate) }
+}
+
+/// Nanoseconds from one tick on a CPU to the next, where each stands for `weight` ticks of the rate.
+///
+/// A thousandth more than the rate says: one of 250 or 1000 Hz would keep step with the timer by which the kernel gives CPUs to
+/// others, and see always the same of what happens between its ticks.
+fn cpu_period(rate: u32, weight: u32) -> u64 {
+    1_001_000_000 * u64::from(weight) / u64::from(rate.max(1))
 }
 
 /// Opens an event on thread `tid` that runs `program` `rate` times a second of the thread's CPU time, on this
