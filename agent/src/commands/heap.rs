@@ -153,7 +153,9 @@ fn snapshot_of(process: &Process, args: &HeapArgs) -> Result<Snapshot, CommandEr
         Target::Kind(_) => None,
     });
     let folders = copy::folders(args.output.first().map(PathBuf::as_path));
-    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), folders };
+    let is_kept = args.output.iter().any(|output| format(output) == Some(Format::Snapshot));
+    let objects = is_kept || args.diff.is_some();
+    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), objects, folders };
     let mut progress = Progress::new();
     Ok(take(process, &vms, &options, &mut |stage| progress.update(stage))?)
 }
