@@ -41,11 +41,37 @@ impl Object {
 }
 
 /// All objects of a heap, in the order of their addresses.
+///
+/// Each is the distance from the one before it, in steps of 8 bytes, what it is like, and its mark, if its type has one.
+/// What it is like, that is its type, size and way, is a number of one byte if another one like it was there lately.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     bytes: Vec<u8>,
     /// Address of the object that was added last.
     last: u64,
+    known: Known,
+}
+
+/// What an object is like: its size and type, and its way.
+type Like = (u64, u64);
+
+/// What objects were like lately.
+#[derive(Clone, Debug)]
+struct Known([Like; Self::COUNT]);
+
+impl Known {
+    /// This number stands for something else than was there lately.
+    const COUNT: usize = 127;
+
+    fn slot(like: Like) -> usize {
+        (mixed(like.0, like.1) % Self::COUNT as u64) as usize
+    }
+}
+
+impl Default for Known {
+    fn default() -> Self {
+        Self([(u64::MAX, u64::MAX); Self::COUNT])
+    }
 }
 
 impl PartialEq for Objects {
@@ -82,9 +108,19 @@ impl Objects {
     /// Adds an object behind all others; whether there was room for it.
     pub fn add(&mut self, object: Object) -> bool {
         number(&mut self.bytes, object.address.wrapping_sub(self.last) / 8);
-        number(&mut self.bytes, object.bytes << KIND_BITS | object.kind as u64);
-        number(&mut self.bytes, object.path.map_or(0, |path| u64::from(path) + 1));
-        self.bytes.extend_from_slice(&object.mark.to_le_bytes());
+        let like = (object.bytes << KIND_BITS | object.kind as u64, object.path.map_or(0, |path| u64::from(path) + 1));
+        let slot = Known::slot(like);
+        if self.known.0[slot] == like {
+            self.bytes.push(slot as u8);
+        } else {
+            self.known.0[slot] = like;
+            self.bytes.push(Known::COUNT as u8);
+            number(&mut self.bytes, like.0);
+            number(&mut self.bytes, like.1);
+        }
+        if has_mark(object.kind) {
+            self.bytes.extend_from_slice(&object.mark.to_le_bytes());
+        }
         self.last = object.address;
         self.bytes.len() <= MAX_BYTES
     }
@@ -102,17 +138,29 @@ impl Objects {
 
     /// All of them. What somebody has made up ends where it makes no sense.
     pub fn iter(&self) -> impl Iterator<Item = Object> {
-        let (mut rest, mut address) = (self.bytes.as_slice(), 0_u64);
+        let (mut rest, mut address, mut known) = (self.bytes.as_slice(), 0_u64, Known::default());
         std::iter::from_fn(move || {
             let step = read_number(&mut rest)?;
-            let size = read_number(&mut rest)?;
-            let path = read_number(&mut rest)?;
-            let (mark, behind) = rest.split_first_chunk::<2>()?;
+            let (&slot, behind) = rest.split_first()?;
             rest = behind;
+            let like = match known.0.get(usize::from(slot)) {
+                Some(&like) => like,
+                None => {
+                    let like = (read_number(&mut rest)?, read_number(&mut rest)?);
+                    known.0[Known::slot(like)] = like;
+                    like
+                }
+            };
+            let (size, path) = like;
             address = address.checked_add(step.checked_mul(8)?)?;
             let kind = *Kind::ALL.get((size & ((1 << KIND_BITS) - 1)) as usize)?;
             let path = path.checked_sub(1).map(u32::try_from).transpose().ok()?;
-            Some(Object { address, kind, bytes: size >> KIND_BITS, path, mark: u16::from_le_bytes(*mark) })
+            let mut mark = 0;
+            if has_mark(kind) {
+                let (bytes, behind) = rest.split_first_chunk::<2>()?;
+                (mark, rest) = (u16::from_le_bytes(*bytes), behind);
+            }
+            Some(Object { address, kind, bytes: size >> KIND_BITS, path, mark })
         })
     }
 }
@@ -137,6 +185,11 @@ fn read_number(bytes: &mut &[u8]) -> Option<u64> {
         }
     }
     None
+}
+
+/// Whether objects of a type have a mark.
+const fn has_mark(kind: Kind) -> bool {
+    matches!(kind, Kind::Table | Kind::String | Kind::LuaFunction | Kind::CFunction | Kind::Prototype)
 }
 
 /// What does not change as long as an object is the same: a string's text, the prototype of a closure, the fields of a
@@ -195,6 +248,8 @@ mod tests {
         let all = [
             object(0x7f00_0000_1000, Kind::Table, 64, Some(0), 0xffff),
             object(0x7f00_0000_1040, Kind::String, 1 << 40, None, 7),
+            object(0x7f00_0000_2000, Kind::Table, 64, Some(0), 1),
+            object(0x7f00_0000_2040, Kind::Table, 64, Some(0), 2),
             object(0x7fff_0000_0000, Kind::Trace, 300, Some(70_000), 0),
         ];
         let mut objects = Objects::default();
@@ -204,10 +259,10 @@ mod tests {
         assert!(read.extend(objects.bytes()));
         assert!(read.iter().eq(all));
         for length in 0..objects.bytes.len() {
-            let cut = Objects { bytes: objects.bytes[..length].to_vec(), last: 0 };
-            assert!(cut.iter().count() < 3);
+            let cut = Objects { bytes: objects.bytes[..length].to_vec(), ..Objects::default() };
+            assert!(cut.iter().count() < all.len());
         }
-        let nonsense = Objects { bytes: vec![0xff; 100], last: 0 };
+        let nonsense = Objects { bytes: vec![0xff; 100], ..Objects::default() };
         assert_eq!(nonsense.iter().count(), 0);
     }
 

@@ -43,8 +43,10 @@ pub struct Level {
     pending: Vec<Pending>,
     /// Once there are so many, what is in there more than once is looked for.
     enough: usize,
-    /// What was added lately, so that a metatable that a million objects have is not added a million times.
-    recent: Vec<(u32, u32)>,
+    /// What was added lately, and when, so that a metatable that a million objects have is not added a million times.
+    recent: Vec<(u32, u32, u32)>,
+    /// How many levels there were: what was added to an earlier one is not in this one.
+    number: u32,
 }
 
 /// So many are remembered.
@@ -57,14 +59,14 @@ impl Level {
     /// Adds an object.
     pub fn add(&mut self, pending: Pending, order: &mut Order, paths: &Paths) {
         if self.recent.is_empty() {
-            self.recent = vec![(u32::MAX, u32::MAX); RECENT];
+            self.recent = vec![(u32::MAX, u32::MAX, u32::MAX); RECENT];
         }
         let (place, path) = (pending.place.0, pending.path().0);
         let slot = (place ^ place >> 12 ^ path.wrapping_mul(0x9e37_79b1) >> 7) as usize % RECENT;
-        if self.recent[slot] == (place, path) {
+        if self.recent[slot] == (place, path, self.number) {
             return;
         }
-        self.recent[slot] = (place, path);
+        self.recent[slot] = (place, path, self.number);
         self.pending.push(pending);
         if self.pending.len() >= self.enough.max(MANY) {
             self.unite(order, paths);
@@ -85,7 +87,7 @@ impl Level {
     /// All of them in the order of their places, each once.
     pub fn take(&mut self, order: &mut Order, paths: &Paths) -> Vec<Pending> {
         self.unite(order, paths);
-        self.recent.fill((u32::MAX, u32::MAX));
+        self.number = self.number.wrapping_add(1);
         self.enough = 0;
         std::mem::take(&mut self.pending)
     }

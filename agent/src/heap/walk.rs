@@ -188,8 +188,9 @@ impl<'a, M: ReadSome> Walker<'a, M> {
     pub fn run(mut self) -> Walked<'a> {
         self.roots();
         self.levels();
-        for wave in 0..self.later.len() {
-            self.next = std::mem::take(&mut self.later[wave]);
+        // On a stack there may be a coroutine with a stack of its own.
+        while let Some(later) = self.later.iter_mut().find(|later| !later.is_empty()) {
+            self.next = std::mem::take(later);
             self.levels();
         }
         self.list_heads();
