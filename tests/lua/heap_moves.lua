@@ -19,6 +19,19 @@ local function sum(store)
   return sum
 end
 
+-- Coroutines, each but the first on the stack of another one, and with something that nothing else has.
+local function nest(depth)
+  return coroutine.wrap(function()
+    local inner = depth > 1 and nest(depth - 1)
+    if inner then inner() end
+    local own = { depth = depth, text = ("x"):rep(1000) .. depth }
+    coroutine.yield()
+    return inner, own
+  end)
+end
+local outer = nest(5)
+outer()
+
 fill(app.state.cache.store, 1, entries)
 for _ = 1, 10 do sum(app.state.cache.store) end
 collectgarbage()
@@ -34,3 +47,4 @@ collectgarbage()
 io.stdout:write("done\n")
 io.stdout:flush()
 io.read()
+outer()

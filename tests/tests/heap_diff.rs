@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::heap::HeapView;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::tracer::run;
 use lj_trace_tests::workload::Workload;
@@ -57,6 +58,10 @@ fn what_is_reached_on_another_way_has_not_moved() -> Result<()> {
         let (before, after) = (folder.path().join("before.heap.gz"), folder.path().join("after.heap.gz"));
         let mut workload = Workload::start(&program, MOVES, &["20000"])?;
         save(&workload, &before)?;
+        // What is on the stack of a coroutine on a stack is no garbage.
+        let outcome = run(["heap", &before.to_string_lossy(), "--json"])?;
+        let garbage = HeapView::parse(&outcome.stdout)?.garbage();
+        ensure!(garbage <= 2, "{name}: all garbage was collected, but {garbage} objects are");
         workload.go()?;
         workload.report()?;
         save(&workload, &after)?;

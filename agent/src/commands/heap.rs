@@ -73,7 +73,7 @@ Examples:
 
 Without --pause the process runs on while its heap is copied, and how much moved meanwhile is said. With it, all its
 threads are stopped by ptrace, and go on as soon as the heap is copied, or the given time (10s) is over, or lj-trace
-ends for whatever reason; only then is the copy looked at. What of it is more than 64 MB lies in a file without a name,
+ends for whatever reason; only then is the copy looked at. What of it is more than 32 MB lies in a file without a name,
 in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.

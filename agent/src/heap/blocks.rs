@@ -104,11 +104,6 @@ impl<M: ReadSome> Blocks<M> {
             state.load(&self.memory, number);
         }
     }
-
-    /// Whether the block of `address` is kept.
-    pub fn has(&self, address: u64) -> bool {
-        self.state.borrow().places.contains_key(&(address / BLOCK))
-    }
 }
 
 impl State {

@@ -328,7 +328,7 @@ impl HeapDiff {
             )?;
             writeln!(
                 f,
-                "there are more\nthan ten million. What is reached on another way has grown there, and shrunk here."
+                "there are more\nthan eight million. What is reached on another way has grown there, and shrunk here."
             )?;
         }
         writeln!(f, "{:>10} {:>11}  {:>10}  way", "own", "objects", "with all")?;

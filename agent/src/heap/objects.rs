@@ -13,8 +13,8 @@ use super::shape::Shape;
 use super::walk::Walked;
 use crate::vm::Vm;
 
-/// Objects are told apart as long as they take no more bytes than these: some ten million.
-pub const MAX_BYTES: usize = 48 << 20;
+/// Objects are told apart as long as they take no more bytes than these: some eight million.
+pub const MAX_BYTES: usize = 32 << 20;
 
 /// An object of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
