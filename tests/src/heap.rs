@@ -58,6 +58,8 @@ pub struct HeapView {
     pub paused: Option<f64>,
     /// Whether it went on before everything was read.
     pub went_on: bool,
+    /// How long it took in all, in milliseconds.
+    pub milliseconds: f64,
     /// How many bytes were read.
     pub bytes_read: u64,
     /// The resident memory of the process, in bytes.
@@ -97,6 +99,7 @@ impl HeapView {
             ],
             paused: json["paused"].as_f64(),
             went_on: json["went_on"] == true,
+            milliseconds: json["milliseconds"].as_f64().unwrap_or_default(),
             bytes_read: number(&json["bytes_read"])?,
             rss: number(&json["rss"])?,
             json: heap,

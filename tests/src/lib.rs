@@ -32,6 +32,7 @@ pub mod server;
 pub mod shares;
 pub mod slope;
 pub mod source;
+pub mod standstill;
 pub mod stories;
 pub mod systemd;
 pub mod tracer;

@@ -1,12 +1,12 @@
 //! `lj-trace heap --pause` lets a program go on when the time is over, whatever is left to read, and reads no more than
 //! there is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::heap::HeapView;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
+use lj_trace_tests::standstill::{MORE, stands, watch};
 use lj_trace_tests::tracer::run;
 use lj_trace_tests::workload::Workload;
 
@@ -14,47 +14,6 @@ use lj_trace_tests::workload::Workload;
 const BIG: &str = "heap_big.lua";
 /// Has a table with so many keys that are objects of the FFI.
 const KEYS: &str = "heap_keys.lua";
-
-/// A process may stand still for so much longer than it was allowed to.
-const MORE: Duration = Duration::from_millis(50);
-
-/// What was seen of a process that was stopped.
-struct Seen {
-    /// For how long it was seen to stand still: from the first to the last look at which it did.
-    stood: Duration,
-    /// The longest time that a thread had to wait for a CPU meanwhile, which is nobody's doing here.
-    late: Duration,
-}
-
-/// Whether all of a process is stopped by a tracer.
-fn stands(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('t'))
-}
-
-/// Watches a process while something is done.
-fn watch<T>(pid: u32, work: impl FnOnce() -> T) -> (T, Seen) {
-    const LOOK: Duration = Duration::from_millis(1);
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            let (mut first, mut seen) = (None, Seen { stood: Duration::ZERO, late: Duration::ZERO });
-            while !over.load(Ordering::Relaxed) {
-                let before = Instant::now();
-                std::thread::sleep(LOOK);
-                seen.late = seen.late.max(before.elapsed().saturating_sub(LOOK));
-                let now = Instant::now();
-                if stands(pid) {
-                    seen.stood = now - *first.get_or_insert(now);
-                }
-            }
-            seen
-        });
-        let result = work();
-        over.store(true, Ordering::Relaxed);
-        (result, watcher.join().expect("it only looks"))
-    })
-}
 
 /// Takes a snapshot of a workload that may be stopped for this long, and goes on then.
 fn stopped_for(workload: &mut Workload, limit: Duration) -> Result<HeapView> {

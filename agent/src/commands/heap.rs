@@ -73,7 +73,7 @@ Examples:
 
 Without --pause the process runs on while its heap is copied, and how much moved meanwhile is said. With it, all its
 threads are stopped by ptrace, and go on as soon as the heap is copied, or the given time (10s) is over, or lj-trace
-ends for whatever reason; only then is the copy looked at. What of it is more than 64 MB lies in a file without a name,
+ends for whatever reason; only then is the copy looked at. What of it is more than 32 MB lies in a file without a name,
 in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.
@@ -153,7 +153,9 @@ fn snapshot_of(process: &Process, args: &HeapArgs) -> Result<Snapshot, CommandEr
         Target::Kind(_) => None,
     });
     let folders = copy::folders(args.output.first().map(PathBuf::as_path));
-    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), folders };
+    let is_kept = args.output.iter().any(|output| format(output) == Some(Format::Snapshot));
+    let objects = is_kept || args.diff.is_some();
+    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), objects, folders };
     let mut progress = Progress::new();
     Ok(take(process, &vms, &options, &mut |stage| progress.update(stage))?)
 }

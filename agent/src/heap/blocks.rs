@@ -15,8 +15,8 @@ use crate::vm::overlay::plain_at;
 /// Size of a block in bytes.
 pub const BLOCK: u64 = 256 << 10;
 
-/// So many blocks are kept: 64 MB of them.
-const MAX_BLOCKS: usize = 256;
+/// So many blocks are kept: 32 MB of them.
+const MAX_BLOCKS: usize = 128;
 
 /// A block is read as a whole once so many reads were in it: most references from elsewhere hit many blocks once.
 const WORTH_IT: u8 = 8;
@@ -103,11 +103,6 @@ impl<M: ReadSome> Blocks<M> {
         if !state.places.contains_key(&number) {
             state.load(&self.memory, number);
         }
-    }
-
-    /// Whether the block of `address` is kept.
-    pub fn has(&self, address: u64) -> bool {
-        self.state.borrow().places.contains_key(&(address / BLOCK))
     }
 }
 

@@ -1,4 +1,9 @@
 //! What has changed between two snapshots.
+//!
+//! Objects that are in both are the same ones ([`objects`](super::objects)), and have not changed, whatever way leads to
+//! them by now: a table that is reached on another way has grown by as much as it has grown. All others were freed, on the
+//! way that they were held by, or are new. So what has come to each way adds up to what has come to all types, and with
+//! the VM's own blocks, and what is not accounted for, to `gc.total`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,6 +11,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::object::Kind;
+use super::objects::{Object, Objects};
 use super::paths::Sum;
 use super::snapshot::{Heap, Snapshot};
 use crate::dump::text::bytes;
@@ -38,6 +44,41 @@ pub struct HeapDiff {
     pub types: Vec<TypeDiff>,
     /// Ways, what grew most first; those that have not changed are left out.
     pub paths: Vec<PathDiff>,
+    /// By how much what nothing refers to has grown: it is on no way.
+    pub garbage: Change,
+    /// By how many bytes the VM's own blocks have grown; those that have not are left out.
+    pub overhead: Vec<OverheadDiff>,
+    /// By how many bytes `gc.total` has grown beyond the types and the VM's own blocks.
+    pub unaccounted: i64,
+    /// By how many bytes it has grown beyond the ways, garbage, and the VM's own blocks.
+    pub unaccounted_by_paths: i64,
+    /// Whether it is known which objects are the same ones. If not, what is reached on another way has grown there.
+    pub by_identity: bool,
+}
+
+/// What has come to something; less than nothing if more has gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// Objects.
+    pub count: i64,
+    /// Their bytes.
+    pub bytes: i64,
+}
+
+impl Change {
+    fn add(&mut self, count: i64, bytes: i64) {
+        self.count = self.count.saturating_add(count);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
+/// What has changed in a VM's own blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OverheadDiff {
+    /// What they are.
+    pub name: String,
+    /// Bytes.
+    pub bytes: i64,
 }
 
 /// What has changed in the number and size of a type's objects.
@@ -100,37 +141,140 @@ fn heap_diff(old: Option<&Heap>, new: &Heap) -> HeapDiff {
         let (before, after) = (of_type(old, kind), of_type(Some(new), kind));
         TypeDiff { kind, count: difference(before.0, after.0), bytes: difference(before.1, after.1) }
     });
+    let types: Vec<TypeDiff> = types.filter(|row| row.count != 0 || row.bytes != 0).collect();
+    let total = difference(old.map_or(0, |old| old.total_after), new.total_after);
+    let Changes { mut garbage, ways } = Changes::between(old, new);
+    let is_known = both(old, new).is_some();
+    if !is_known {
+        let before = old.map_or_else(Sum::default, Heap::garbage);
+        let after = new.garbage();
+        garbage = Change { count: difference(before.count, after.count), bytes: difference(before.bytes, after.bytes) };
+    }
+    let overhead = overhead(old, new);
+    let sum = |numbers: &mut dyn Iterator<Item = i64>| numbers.fold(0, i64::saturating_add);
+    let own_blocks = sum(&mut overhead.iter().map(|row| row.bytes));
+    let of_types = sum(&mut types.iter().map(|row| row.bytes)).saturating_add(own_blocks);
+    let of_ways = sum(&mut ways.iter().map(|row| row.own_bytes)).saturating_add(garbage.bytes);
     HeapDiff {
         address: new.address.clone(),
-        total: difference(old.map_or(0, |old| old.total_after), new.total_after),
-        types: types.filter(|row| row.count != 0 || row.bytes != 0).collect(),
-        paths: path_diffs(old, new),
+        total,
+        types,
+        paths: ways,
+        garbage,
+        overhead,
+        unaccounted: total.saturating_sub(of_types),
+        unaccounted_by_paths: total.saturating_sub(of_ways.saturating_add(own_blocks)),
+        by_identity: is_known || old.is_none(),
     }
 }
 
-fn path_diffs(old: Option<&Heap>, new: &Heap) -> Vec<PathDiff> {
-    let mut ways: BTreeMap<String, [(Sum, Sum); 2]> = BTreeMap::new();
-    for (which, heap) in [old, Some(new)].into_iter().enumerate() {
-        let Some(heap) = heap else { continue };
-        let sums = heap.inclusive();
-        for ((row, all), text) in heap.paths.iter().zip(sums).zip(heap.path_texts()) {
-            let own = row.held.iter().fold(Sum::default(), |sum, &(_, count, bytes)| sum.and(count, bytes));
-            ways.entry(text).or_default()[which] = (all, own);
+fn overhead(old: Option<&Heap>, new: &Heap) -> Vec<OverheadDiff> {
+    let mut names: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for part in old.into_iter().flat_map(|old| &old.overhead) {
+        names.entry(&part.name).or_default().0 = part.bytes;
+    }
+    for part in &new.overhead {
+        names.entry(&part.name).or_default().1 = part.bytes;
+    }
+    let row = |(name, (before, after)): (&str, _)| OverheadDiff { name: name.into(), bytes: difference(before, after) };
+    names.into_iter().map(row).filter(|row| row.bytes != 0).collect()
+}
+
+/// The objects of both snapshots, if they are known of both.
+fn both<'a>(old: Option<&'a Heap>, new: &'a Heap) -> Option<(&'a Objects, &'a Objects)> {
+    old.and_then(|old| old.objects.as_ref()).zip(new.objects.as_ref())
+}
+
+/// What has come to each way, and to what is on none.
+struct Changes {
+    garbage: Change,
+    ways: Vec<PathDiff>,
+}
+
+impl Changes {
+    fn between(old: Option<&Heap>, new: &Heap) -> Self {
+        let count = |heap: Option<&Heap>| heap.map_or(0, |heap| heap.paths.len());
+        let mut garbage = Change::default();
+        // What was freed, by the ways of the old snapshot; what has come, by those of the new one.
+        let mut own = [vec![Change::default(); count(old)], vec![Change::default(); count(Some(new))]];
+        if let Some((before, after)) = both(old, new) {
+            compare(before, after, &mut |which, path, count, bytes| {
+                let change = match path {
+                    None => Some(&mut garbage),
+                    Some(path) => own[which].get_mut(path as usize),
+                };
+                change.into_iter().for_each(|change| change.add(count, bytes));
+            });
+        } else {
+            for (which, sign, heap) in [(0, -1, old), (1, 1, Some(new))] {
+                for (index, row) in heap.into_iter().flat_map(|heap| &heap.paths).enumerate() {
+                    let sum = row.held.iter().fold(Sum::default(), |sum, &(_, count, bytes)| sum.and(count, bytes));
+                    let signed = |number: u64| number.cast_signed().saturating_mul(sign);
+                    own[which][index].add(signed(sum.count), signed(sum.bytes));
+                }
+            }
+        }
+        let mut ways: BTreeMap<String, [Change; 2]> = BTreeMap::new();
+        for (heap, own) in [old, Some(new)].into_iter().zip(own) {
+            let Some(heap) = heap else { continue };
+            let all = inclusive(heap, &own);
+            for ((own, all), text) in own.into_iter().zip(all).zip(heap.path_texts()) {
+                let way = ways.entry(text).or_default();
+                way[0].add(own.count, own.bytes);
+                way[1].add(all.count, all.bytes);
+            }
+        }
+        let row = |(path, [own, all]): (String, [Change; 2])| PathDiff {
+            path,
+            count: all.count,
+            bytes: all.bytes,
+            own_count: own.count,
+            own_bytes: own.bytes,
+        };
+        let changed = |diff: &PathDiff| [diff.count, diff.bytes, diff.own_count, diff.own_bytes] != [0; 4];
+        let mut ways: Vec<PathDiff> = ways.into_iter().map(row).filter(changed).collect();
+        ways.sort_by_key(|diff| std::cmp::Reverse((diff.own_bytes.unsigned_abs(), diff.bytes.unsigned_abs())));
+        Self { garbage, ways }
+    }
+}
+
+/// What has come to each way and all further ones.
+fn inclusive(heap: &Heap, own: &[Change]) -> Vec<Change> {
+    let mut sums = own.to_vec();
+    for index in (0..heap.paths.len()).rev() {
+        if let Some(parent) = heap.paths[index].parent.filter(|&parent| parent < index) {
+            let sum = sums[index];
+            sums[parent].add(sum.count, sum.bytes);
         }
     }
-    let mut diffs: Vec<PathDiff> = ways
-        .into_iter()
-        .map(|(path, [before, after])| PathDiff {
-            path,
-            count: difference(before.0.count, after.0.count),
-            bytes: difference(before.0.bytes, after.0.bytes),
-            own_count: difference(before.1.count, after.1.count),
-            own_bytes: difference(before.1.bytes, after.1.bytes),
-        })
-        .filter(|diff| [diff.count, diff.bytes, diff.own_count, diff.own_bytes] != [0; 4])
-        .collect();
-    diffs.sort_by_key(|diff| std::cmp::Reverse((diff.own_bytes.unsigned_abs(), diff.bytes.unsigned_abs())));
-    diffs
+    sums
+}
+
+/// Shows what has gone and what has come: in which of the snapshots, on which way, how many objects, and bytes.
+fn compare(before: &Objects, after: &Objects, found: &mut dyn FnMut(usize, Option<u32>, i64, i64)) {
+    let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
+    loop {
+        let (old, new) = (before.peek().copied(), after.peek().copied());
+        let is_first = |one: &Object, other: Option<Object>| other.is_none_or(|other| one.address < other.address);
+        match (old, new) {
+            (None, None) => return,
+            (Some(old), Some(new)) if old.is(&new) && old.path.is_some() == new.path.is_some() => {
+                let grown = difference(old.bytes, new.bytes);
+                found(1, new.path, 0, grown);
+                before.next();
+                after.next();
+            }
+            (Some(old), new) if is_first(&old, new) || new.is_some_and(|new| new.address == old.address) => {
+                found(0, old.path, -1, -old.bytes.cast_signed());
+                before.next();
+            }
+            (_, Some(new)) => {
+                found(1, new.path, 1, new.bytes.cast_signed());
+                after.next();
+            }
+            (Some(_), None) => return,
+        }
+    }
 }
 
 /// A number of bytes with its sign.
@@ -144,25 +288,72 @@ impl fmt::Display for Diff {
         let (pid, command) = (self.pid, Untrusted(&self.command));
         writeln!(f, "process {pid} ({command}): RSS {} in {} s", signed(self.rss), self.seconds)?;
         for vm in &self.vms {
-            writeln!(f, "\nVM {}: gc.total {}", vm.address, signed(vm.total))?;
-            writeln!(f, "{:20} {:>12} {:>15}", "type", "objects", "bytes")?;
-            let mut types = vm.types.clone();
-            types.sort_by_key(|row| std::cmp::Reverse(row.bytes.abs()));
-            for row in types {
-                writeln!(f, "{:20} {:>+12} {:>+15}", row.kind.name(), row.count, row.bytes)?;
-            }
-            if vm.paths.is_empty() {
-                continue;
-            }
-            writeln!(f, "\nWhat keeps it alive: the ways whose own objects have changed most")?;
-            writeln!(f, "{:>10} {:>11}  {:>10}  way", "own", "objects", "with all")?;
-            for diff in vm.paths.iter().filter(|diff| diff.own_bytes != 0 || diff.own_count != 0).take(SHOWN) {
-                let way = fit(&Untrusted(&diff.path).text(), COLUMNS - 37);
-                let (own, all) = (signed(diff.own_bytes), signed(diff.bytes));
-                writeln!(f, "{own:>10} {:>+11}  {all:>10}  {way}", diff.own_count)?;
-            }
+            vm.fmt(f)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for HeapDiff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nVM {}: gc.total {}", self.address, signed(self.total))?;
+        writeln!(f, "{:20} {:>12} {:>15}", "type", "objects", "bytes")?;
+        let mut types = self.types.clone();
+        types.sort_by_key(|row| std::cmp::Reverse(row.bytes.abs()));
+        for row in types {
+            writeln!(f, "{:20} {:>+12} {:>+15}", row.kind.name(), row.count, row.bytes)?;
+        }
+        let plain =
+            |f: &mut fmt::Formatter<'_>, name: &str, bytes: i64| writeln!(f, "{name:20} {:>12} {bytes:>+15}", "");
+        self.overhead.iter().try_for_each(|row| plain(f, &row.name, row.bytes))?;
+        if self.unaccounted != 0 {
+            plain(f, "not accounted for", self.unaccounted)?;
+        }
+        plain(f, "gc.total", self.total)?;
+        self.write_paths(f)
+    }
+}
+
+impl HeapDiff {
+    /// What adds up to the growth of `gc.total`, by ways.
+    fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.paths.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nWhat keeps it alive: the ways whose own objects have changed most")?;
+        if !self.by_identity {
+            write!(
+                f,
+                "Which objects are the same ones is not known: an earlier version has saved the old snapshot, or "
+            )?;
+            writeln!(
+                f,
+                "there are more\nthan eight million. What is reached on another way has grown there, and shrunk here."
+            )?;
+        }
+        writeln!(f, "{:>10} {:>11}  {:>10}  way", "own", "objects", "with all")?;
+        let own: Vec<&PathDiff> = self.paths.iter().filter(|diff| diff.own_bytes != 0 || diff.own_count != 0).collect();
+        for diff in own.iter().take(SHOWN) {
+            let way = fit(&Untrusted(&diff.path).text(), COLUMNS - 37);
+            let (own, all) = (signed(diff.own_bytes), signed(diff.bytes));
+            writeln!(f, "{own:>10} {:>+11}  {all:>10}  {way}", diff.own_count)?;
+        }
+        let rest = own.iter().skip(SHOWN);
+        let mut others = Change::default();
+        rest.clone().for_each(|diff| others.add(diff.own_count, diff.own_bytes));
+        let mut blocks = Change::default();
+        self.overhead.iter().for_each(|row| blocks.add(0, row.bytes));
+        let more = format!("({} more ways)", rest.len());
+        let rows = [
+            (others, more.as_str()),
+            (self.garbage, "(garbage: nothing refers to it)"),
+            (blocks, "(the VM's own blocks)"),
+            (Change { count: 0, bytes: self.unaccounted_by_paths }, "(not accounted for)"),
+        ];
+        for (change, name) in rows.into_iter().filter(|(change, _)| *change != Change::default()) {
+            writeln!(f, "{:>10} {:>+11}  {:>10}  {name}", signed(change.bytes), change.count, "")?;
+        }
+        writeln!(f, "{:>10} {:>11}  {:>10}  gc.total", signed(self.total), "", "")
     }
 }
 
@@ -212,5 +403,57 @@ mod tests {
         assert!(diff.vms[0].paths.is_empty() && diff.vms[0].types.is_empty());
         let shrunk = Diff::new(&snapshot(10, 100), &snapshot(5, 99));
         assert_eq!((shrunk.vms[0].paths[0].own_count, shrunk.seconds), (-5, -1));
+    }
+
+    /// The objects of a snapshot: address, bytes, path.
+    fn objects(list: &[(u64, u64, Option<u32>)]) -> Option<Objects> {
+        let mut objects = Objects::default();
+        for &(address, bytes, path) in list {
+            assert!(objects.add(Object { address, kind: Kind::Table, bytes, path, mark: 0 }));
+        }
+        Some(objects)
+    }
+
+    #[test]
+    fn what_is_reached_on_another_way_has_only_grown() {
+        let steps = [(None, "globals", 1, 40), (Some(0), ".a", 1, 100), (Some(0), ".b", 0, 0)];
+        let mut old = heap(&steps);
+        old.objects = objects(&[(8, 40, Some(0)), (16, 100, Some(1)), (24, 64, Some(1)), (32, 8, None)]);
+        let mut new = heap(&[(None, "globals", 1, 40), (Some(0), ".b", 1, 130), (Some(0), ".a", 0, 0)]);
+        // One table is reached by `.b` and larger, one was freed, one is new, one garbage is left and one has come.
+        new.objects =
+            objects(&[(8, 40, Some(0)), (16, 130, Some(1)), (32, 8, None), (40, 72, Some(1)), (48, 16, None)]);
+        (old.total_after, new.total_after) = (1000, 1000 + 30 - 64 + 72 + 16 + 5);
+        let diff = heap_diff(Some(&old), &new);
+        let ways: Vec<_> = diff.paths.iter().map(|row| (row.path.as_str(), row.own_count, row.own_bytes)).collect();
+        assert_eq!(ways, [("globals.b", 1, 102), ("globals.a", -1, -64), ("globals", 0, 0)]);
+        assert_eq!((diff.paths[2].count, diff.paths[2].bytes), (0, 38));
+        assert_eq!((diff.garbage, diff.unaccounted_by_paths), (Change { count: 1, bytes: 16 }, 5));
+        assert!(diff.by_identity);
+        let text = diff.to_string();
+        assert!(text.contains("(garbage: nothing refers to it)") && text.contains("(not accounted for)"), "{text}");
+        // Without the objects, the ways alone tell, and that is said.
+        old.objects = None;
+        let text = heap_diff(Some(&old), &new).to_string();
+        assert!(text.contains("not known"), "{text}");
+    }
+
+    #[test]
+    fn an_address_that_is_used_again_is_another_object() {
+        let with = |bytes, mark| {
+            let mut list = Objects::default();
+            list.add(Object { address: 64, kind: Kind::String, bytes, path: Some(0), mark });
+            list
+        };
+        let changes = |old: &Objects, new: &Objects| {
+            let mut found = Vec::new();
+            compare(old, new, &mut |which, path, count, bytes| found.push((which, path, count, bytes)));
+            found
+        };
+        let gone_and_come = [(0, Some(0), -1, -30), (1, Some(0), 1, 30)];
+        assert_eq!(changes(&with(30, 1), &with(30, 2)), gone_and_come);
+        assert_eq!(changes(&with(30, 1), &with(30, 1)), [(1, Some(0), 0, 0)]);
+        assert_eq!(changes(&with(30, 1), &Objects::default()), gone_and_come[..1]);
+        assert_eq!(changes(&Objects::default(), &with(30, 1)), gone_and_come[1..]);
     }
 }

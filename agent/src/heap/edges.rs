@@ -423,6 +423,27 @@ impl<'a, M: ReadSome> Edges<'a, M> {
         });
     }
 
+    /// A number for the names of a small table's fields, in whatever order they are; 0 of a table that is none, or of one
+    /// whose keys are elements, which come and go.
+    pub fn fields(&self, table: &Header) -> u64 {
+        /// Objects have fewer fields than these.
+        const MAX: u32 = 32;
+        let s = &self.shape;
+        let l = &s.layout;
+        let (Some(mask), Some(start)) = (table.u32(l.tab_hmask.into()), table.reference(s, l.tab_node.into())) else {
+            return 0;
+        };
+        let mut sum = 0_u64;
+        if mask > 0 && mask < MAX {
+            self.nodes(start, mask, |key, _| {
+                if let Value::Object { gct: gct::STR, address } = value::decode(s.gc64(), key) {
+                    sum = sum.wrapping_add(super::objects::mixed(0, address));
+                }
+            });
+        }
+        sum
+    }
+
     fn step_of(&self, key: u64, mask: u32) -> Step {
         match value::decode(self.shape.gc64(), key) {
             Value::Object { gct: gct::STR, address } => Step::Field { key: address, crowded: mask >= MAX_FIELDS },

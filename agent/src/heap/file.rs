@@ -1,6 +1,7 @@
 //! Snapshots in files: gzip of lines of JSON, so that `zcat FILE | jq` reads them too.
 //!
-//! The first line is the process, then comes a line for each VM, followed by a line for each step of the ways in it.
+//! The first line is the process, then comes a line for each VM, followed by lines with its [`objects`](super::objects), in
+//! hexadecimal digits, and a line for each step of the ways in it.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write};
@@ -12,17 +13,22 @@ use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 
 use super::object::Kind;
+use super::objects;
 use super::snapshot::{Heap, PathRow, Snapshot};
 
 /// The ending of such a file's name.
 pub const ENDING: &str = ".heap.gz";
 
 /// Of later versions, what this one does not know may be missing here.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Longer files are no snapshots: a line has some hundred bytes, and there are at most 65536 for each VM. What is read takes
-/// about as much memory.
+/// about as much memory. Those with objects take two digits for each of their bytes, and half the memory.
 const MAX_BYTES: u64 = 64 << 20;
+const MAX_DIGITS: u64 = 2 * objects::MAX_BYTES as u64 + (1 << 20);
+
+/// So many bytes of objects are in a line.
+const OBJECTS: usize = 256 << 10;
 
 /// Longer lines are none of a snapshot: that of a VM has its biggest objects.
 const MAX_LINE: u64 = 4 << 20;
@@ -61,6 +67,7 @@ pub enum FileError {
 enum Line<'a> {
     Process { version: u32, snapshot: std::borrow::Cow<'a, Snapshot> },
     Vm(std::borrow::Cow<'a, Heap>),
+    Objects(std::borrow::Cow<'a, str>),
     Path(std::borrow::Cow<'a, PathRow>),
 }
 
@@ -75,20 +82,37 @@ pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
         serde_json::to_writer(&mut out, line)?;
         out.write_all(b"\n")
     };
-    let process = Snapshot {
-        vms: Vec::new(),
-        command: snapshot.command.clone(),
-        outside: snapshot.outside.clone(),
-        ..*snapshot
-    };
+    let process =
+        Snapshot { vms: Vec::new(), command: snapshot.command.clone(), outside: snapshot.outside.clone(), ..*snapshot };
     line(&Line::Process { version: VERSION, snapshot: Cow::Owned(process) })?;
     for heap in &snapshot.vms {
-        line(&Line::Vm(Cow::Owned(Heap { paths: Vec::new(), ..heap.clone() })))?;
+        let alone = Heap { paths: Vec::new(), objects: None, ..heap.clone() };
+        line(&Line::Vm(Cow::Owned(alone)))?;
+        if let Some(objects) = &heap.objects {
+            // One that has none is not one of which they are not known.
+            line(&Line::Objects(Cow::Borrowed("")))?;
+            for bytes in objects.bytes().chunks(OBJECTS) {
+                line(&Line::Objects(Cow::Owned(digits(bytes))))?;
+            }
+        }
         for path in &heap.paths {
             line(&Line::Path(Cow::Borrowed(path)))?;
         }
     }
     out.finish()?.flush()
+}
+
+fn digits(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let two = |byte: &u8| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]].map(char::from);
+    bytes.iter().flat_map(two).collect()
+}
+
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let digit = |digit: u8| char::from(digit).to_digit(16).map(|digit| digit as u8);
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
+    if rest.is_empty() { bytes.collect() } else { None }
 }
 
 /// Reads the snapshot in a file.
@@ -104,11 +128,13 @@ pub fn open(path: &Path) -> Result<Snapshot, FileError> {
 /// # Errors
 /// [`FileError`].
 pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
-    let mut lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES));
+    let mut lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES + MAX_DIGITS));
     let mut snapshot: Option<Snapshot> = None;
     let mut text = Vec::new();
     // The lengths of the ways of the last VM, and of all of them together.
     let (mut lengths, mut words) = (Vec::<usize>::new(), 0_usize);
+    // The bytes of all objects, and of all other lines.
+    let (mut of_objects, mut others) = (0_usize, 0_u64);
     for number in 1.. {
         let malformed = |reason: String| FileError::Malformed { line: number, reason };
         text.clear();
@@ -126,6 +152,12 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
             }
             Err(error) => return Err(error.into()),
         }
+        if !text.starts_with(b"{\"objects\"") {
+            others += text.len() as u64;
+        }
+        if others > MAX_BYTES {
+            return Err(malformed("it is too long".to_owned()));
+        }
         let line: Line<'_> = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
         match (line, &mut snapshot) {
             (Line::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
@@ -133,6 +165,15 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
             (Line::Vm(heap), Some(snapshot)) if snapshot.vms.len() < MAX_VMS && heap.paths.is_empty() => {
                 snapshot.vms.push(heap.into_owned());
                 lengths.clear();
+            }
+            (Line::Objects(text), Some(Snapshot { vms, .. })) => {
+                let heap = vms.last_mut().ok_or_else(|| malformed("objects before their VM".to_owned()))?;
+                let bytes = bytes_of(&text).ok_or_else(|| malformed("no digits".to_owned()))?;
+                of_objects += bytes.len();
+                let objects = heap.objects.get_or_insert_default();
+                if of_objects > objects::MAX_BYTES || !objects.extend(&bytes) {
+                    return Err(malformed("more objects than are kept of any heap".to_owned()));
+                }
             }
             (Line::Path(path), Some(Snapshot { vms, .. })) => {
                 let heap = vms.last_mut().ok_or_else(|| malformed("a path before its VM".to_owned()))?;
@@ -158,6 +199,7 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::objects::Objects;
     use crate::heap::tree::tests::heap;
 
     fn snapshot() -> Snapshot {
@@ -178,8 +220,31 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let mut bytes = Vec::new();
+        let mut snapshot = snapshot();
+        let mut objects = Objects::default();
+        assert!(objects.extend(&(0..=255).cycle().take(3 * OBJECTS / 2).collect::<Vec<u8>>()));
+        snapshot.vms[1].objects = Some(objects);
+        snapshot.vms.push(Heap { objects: Some(Objects::default()), ..snapshot.vms[0].clone() });
+        write(&snapshot, &mut bytes).unwrap();
+        assert_eq!(read(bytes.as_slice()).unwrap(), snapshot);
+    }
+
+    #[test]
+    fn what_an_earlier_version_has_written_is_read() {
+        let old = br#"{"process":{"version":1,"snapshot":{"pid":7,"command":"x","time":1,"rss":2,"milliseconds":1.5,"paused":null,"went_on":false,"bytes_read":9,"vms":[]}}}"#;
+        let snapshot = read(packed(&String::from_utf8_lossy(old)).as_slice()).unwrap();
+        assert_eq!((snapshot.pid, snapshot.outside.len()), (7, 0));
+    }
+
+    #[test]
+    fn objects_without_an_end_are_refused() {
+        let mut bytes = Vec::new();
         write(&snapshot(), &mut bytes).unwrap();
-        assert_eq!(read(bytes.as_slice()).unwrap(), snapshot());
+        let mut out = GzEncoder::new(bytes, Compression::fast());
+        let line = format!("{{\"objects\":\"{}\"}}\n", "0".repeat(2 * OBJECTS));
+        (0..=objects::MAX_BYTES / OBJECTS).for_each(|_| out.write_all(line.as_bytes()).unwrap());
+        let error = read(out.finish().unwrap().as_slice()).unwrap_err().to_string();
+        assert!(error.contains("more objects"), "{error}");
     }
 
     #[test]
@@ -223,7 +288,7 @@ mod tests {
         }
         let mut text = String::new();
         MultiGzDecoder::new(bytes.as_slice()).read_to_string(&mut text).unwrap();
-        let later = text.replacen("\"version\":1", "\"version\":9", 1);
+        let later = text.replacen(&format!("\"version\":{VERSION}"), "\"version\":9", 1);
         assert!(matches!(read(packed(&later).as_slice()), Err(FileError::Version(9))));
         let torn = text.replacen("\"parent\":0", "\"parent\":7", 1);
         assert!(matches!(read(packed(&torn).as_slice()), Err(FileError::Malformed { .. })));

@@ -34,6 +34,12 @@ impl Place {
 
 const _: () = assert!(RANGE == super::blocks::BLOCK);
 
+/// Stands for the way to an object that nothing refers to.
+pub const GARBAGE: u32 = u32::MAX;
+
+/// Stands for the way to something that is no object of its own.
+pub const NO_PATH: u32 = u32::MAX - 1;
+
 /// What there is of a set of addresses.
 #[derive(Debug)]
 pub struct Index<'a> {
@@ -43,6 +49,7 @@ pub struct Index<'a> {
     last: (u64, usize),
     /// Addresses were left out since there are too many ranges.
     pub overflowed: bool,
+    keeps_paths: bool,
 }
 
 #[derive(Debug)]
@@ -55,15 +62,17 @@ struct Range {
     /// Objects that were met, in the order in which they were, and what led to each.
     places: Vec<u16>,
     parents: Vec<u32>,
+    /// The way to each, if that is kept.
+    paths: Vec<u32>,
 }
 
 const WORDS: usize = 1 << (PLACE_BITS - u64::BITS.trailing_zeros());
 
 impl<'a> Index<'a> {
-    /// An empty index of addresses in `maps`.
-    pub fn new(maps: &'a Maps) -> Self {
+    /// An empty index of addresses in `maps`, which keeps the way to each object if it is told to.
+    pub fn new(maps: &'a Maps, keeps_paths: bool) -> Self {
         let (ranges, numbers) = (Vec::new(), AddrMap::default());
-        Self { maps, ranges, numbers, last: (u64::MAX, 0), overflowed: false }
+        Self { maps, ranges, numbers, last: (u64::MAX, 0), overflowed: false, keeps_paths }
     }
 
     /// The number of an address; [`None`] if no object can be there.
@@ -90,7 +99,8 @@ impl<'a> Index<'a> {
             return None;
         }
         let bits = || vec![0; WORDS].into_boxed_slice();
-        self.ranges.push(Range { start, met: bits(), listed: bits(), places: Vec::new(), parents: Vec::new() });
+        let (met, listed) = (bits(), bits());
+        self.ranges.push(Range { start, met, listed, places: Vec::new(), parents: Vec::new(), paths: Vec::new() });
         self.numbers.insert(start, self.ranges.len() - 1);
         Some(self.ranges.len() - 1)
     }
@@ -101,8 +111,14 @@ impl<'a> Index<'a> {
         self.ranges.get(range).map_or(0, |range| range.start + within as u64 * STEP)
     }
 
-    /// Notes that an object was met, and through what; whether it was not before.
-    pub fn meet(&mut self, place: Place, parent: u32) -> bool {
+    /// Whether an object was met.
+    pub fn is_met(&self, place: Place) -> bool {
+        let (range, within) = split(place);
+        self.ranges.get(range).is_some_and(|range| range.met[within / 64] & 1 << (within % 64) != 0)
+    }
+
+    /// Notes that an object was met, through what, and on which way; whether it was not before.
+    pub fn meet(&mut self, place: Place, parent: u32, path: u32) -> bool {
         let (range, within) = split(place);
         let Some(range) = self.ranges.get_mut(range) else { return false };
         let (word, bit) = (within / 64, 1 << (within % 64));
@@ -112,6 +128,9 @@ impl<'a> Index<'a> {
         range.met[word] |= bit;
         range.places.push(within as u16);
         range.parents.push(parent);
+        if self.keeps_paths {
+            range.paths.push(path);
+        }
         true
     }
 
@@ -129,6 +148,19 @@ impl<'a> Index<'a> {
         let range = self.ranges.get(range)?;
         let at = range.places.iter().position(|&place| usize::from(place) == within)?;
         range.parents.get(at).copied()
+    }
+
+    /// Shows each object that was met, in the order of their addresses, with the way to it, if ways are kept.
+    pub fn each_met(&self, found: &mut dyn FnMut(u64, u32)) {
+        let mut order: Vec<&Range> = self.ranges.iter().collect();
+        order.sort_unstable_by_key(|range| range.start);
+        for range in order {
+            let mut objects: Vec<(u16, u32)> = range.places.iter().copied().zip(range.paths.iter().copied()).collect();
+            objects.sort_unstable();
+            for (place, path) in objects {
+                found(range.start + u64::from(place) * STEP, path);
+            }
+        }
     }
 
     /// Places that a list leads to, and that were not met.
@@ -167,11 +199,15 @@ mod tests {
     #[test]
     fn an_object_is_met_once_and_knows_what_led_to_it() {
         let maps = Maps::parse("100000-300000 rw-p 0 00:00 0\n400000-500000 r--p 0 00:00 0\n");
-        let mut index = Index::new(&maps);
+        let mut index = Index::new(&maps, true);
         let place = |index: &mut Index<'_>, address| index.place(address).unwrap();
         let (first, last) = (place(&mut index, 0x10_0000), place(&mut index, 0x2f_fff8));
-        assert!(index.meet(first, 7) && index.meet(last, first.0));
-        assert!(!index.meet(first, 8));
+        assert!(!index.is_met(last));
+        assert!(index.meet(last, first.0, 2) && index.meet(first, 7, 1));
+        assert!(!index.meet(first, 8, 3) && index.is_met(last));
+        let mut met = Vec::new();
+        index.each_met(&mut |address, path| met.push((address, path)));
+        assert_eq!(met, [(0x10_0000, 1), (0x2f_fff8, 2)]);
         assert_eq!(index.parent(first), Some(7));
         assert_eq!(index.parent(last).map(|parent| index.address(Place(parent))), Some(0x10_0000));
         assert_eq!(index.address(last), 0x2f_fff8);

@@ -18,10 +18,12 @@ pub mod file;
 pub mod index;
 pub mod labels;
 pub mod object;
+pub mod objects;
 mod off_the_stack;
 pub mod overhead;
 pub mod paths;
 pub mod pause;
+pub mod pending;
 pub mod picture;
 pub mod shape;
 pub mod snapshot;
@@ -45,6 +47,7 @@ use self::blocks::Blocks;
 use self::copy::{Copied, Plan};
 use self::labels::Labels;
 use self::object::{Header, Kind, Scales};
+use self::objects::Objects;
 use self::shape::Shape;
 use self::snapshot::{Asked, Big, PathRow, TypeRow};
 use self::trail::{NoTrail, Trails};
@@ -64,6 +67,8 @@ pub struct Options {
     pub top: usize,
     /// Show the ways to these objects.
     pub addresses: Vec<u64>,
+    /// Keep what tells later which objects are the same ones.
+    pub objects: bool,
     /// Where there is room for a copy of the heap: the first folder that takes it.
     pub folders: Vec<PathBuf>,
 }
@@ -168,7 +173,7 @@ fn heap(
     let summary = VmSummary::read(&copied, maps, vm, status.as_ref());
     let overhead = overhead::read(blocks, vm, &shape);
     let labels = Labels::new(blocks, vm.layout);
-    let mut walked = Walker::new(blocks, maps, vm, &labels, options.top, tick).run();
+    let mut walked = Walker::new(blocks, maps, vm, &labels, (options.top, options.objects), tick).run();
     let trails = Trails::new(blocks, vm, &labels);
     let strings = biggest(&trails, &mut walked, true);
     let tables = biggest(&trails, &mut walked, false);
@@ -197,6 +202,7 @@ fn heap(
         strings,
         tables,
         asked,
+        objects: if options.objects { Objects::of(blocks, vm, &walked) } else { None },
         paths: paths(&walked),
         total_after: after,
     }

@@ -3,6 +3,7 @@
 //! A tree whose nodes are steps from a root on. All elements of a list are one step `[*]`, so that a list of a
 //! million sessions is one node, and the tree stays small.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::object::Kind;
@@ -146,6 +147,29 @@ impl Paths {
         self.nodes.iter().enumerate().map(move |(index, node)| (PathId(index as u32), node, label(node)))
     }
 
+    /// Which of two ways is rather shown, where both are as short: by the root, then by the names of their steps. That does
+    /// not depend on which was found first.
+    pub fn compare(&self, one: PathId, other: PathId) -> Ordering {
+        if one == other {
+            return Ordering::Equal;
+        }
+        let (one, other) = (self.steps_to(one), self.steps_to(other));
+        let name = |id: &u32| self.labels.get(*id as usize).map_or("", |label| label);
+        one.0.0.cmp(&other.0.0).then_with(|| one.1.iter().map(name).cmp(other.1.iter().map(name)))
+    }
+
+    /// The root of a way, and the names of its steps.
+    fn steps_to(&self, path: PathId) -> (PathId, Vec<u32>) {
+        let mut labels = Vec::new();
+        let mut at = path;
+        while let Some(node) = self.nodes.get(at.0 as usize).filter(|node| node.parent != at) {
+            labels.push(node.label);
+            at = node.parent;
+        }
+        labels.reverse();
+        (at, labels)
+    }
+
     /// A way in words: `globals.sessions[*]`.
     pub fn text(&self, path: PathId) -> String {
         let mut labels = Vec::new();
@@ -183,6 +207,19 @@ mod tests {
         let held = paths.nodes().find(|(id, ..)| *id == at).unwrap().1.held;
         assert_eq!(held[Kind::String as usize], Sum { count: 3, bytes: 90 });
         assert_eq!(paths.nodes().count(), 4);
+    }
+
+    #[test]
+    fn the_order_of_ways_is_that_of_their_names() {
+        let mut paths = Paths::default();
+        let (globals, registry) = (paths.root("globals"), paths.root("registry"));
+        let later = walk(&mut paths, globals, &[".z", ".a"]);
+        let first = walk(&mut paths, globals, &[".b", ".c"]);
+        let elsewhere = walk(&mut paths, registry, &[".a"]);
+        assert_eq!(paths.compare(first, later), Ordering::Less);
+        assert_eq!(paths.compare(later, first), Ordering::Greater);
+        assert_eq!(paths.compare(later, elsewhere), Ordering::Less);
+        assert_eq!(paths.compare(first, first), Ordering::Equal);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::object::Kind;
+use super::objects::Objects;
 use super::overhead::Overhead;
 use super::paths::Sum;
 use super::walk::Torn;
@@ -59,6 +60,9 @@ pub struct Heap {
     pub tables: Vec<Big>,
     /// The objects that were asked about.
     pub asked: Vec<Asked>,
+    /// Each object, if that was asked for and there are not too many.
+    #[serde(skip)]
+    pub objects: Option<Objects>,
     /// The ways through which objects are held: a tree in which each step comes after the one before it.
     pub paths: Vec<PathRow>,
 }

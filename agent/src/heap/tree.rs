@@ -84,6 +84,7 @@ pub(crate) mod tests {
             strings: Vec::new(),
             tables: Vec::new(),
             asked: Vec::new(),
+            objects: None,
             paths: steps.iter().map(row).collect(),
         }
     }

@@ -1,49 +1,33 @@
 //! The walk over a heap: from the roots to everything that they keep alive, and then along the lists of objects to what
 //! nothing keeps alive any more.
 //!
-//! It goes level by level, so that the way by which an object is reached first is a shortest one. The objects of a
-//! level are looked at in the order of their places, block by block: a heap is larger than what is kept of it.
+//! It goes level by level, so that the way by which an object is reached first is a shortest one; of those that are as
+//! short it is the one whose names come first ([`pending`](super::pending)). What lies on stacks comes after that, and
+//! what traces refer to last of all: both come and go, and hold little that nothing else does. The objects of a level are
+//! looked at in the order of their places, block by block: a heap is larger than what is kept of it.
 
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
 
 use super::biggest::Biggest;
 use super::blocks::{Blocks, ReadSome};
-use super::edges::{Edge, Edges};
-use super::index::{Index, NO_PLACE, Place, UNREACHED};
+use super::edges::{Edge, Edges, Step};
+use super::index::{GARBAGE, Index, NO_PATH, NO_PLACE, UNREACHED};
 use super::labels::{Labels, Locals};
 use super::object::{Header, Kind, Scales};
 use super::paths::{PathId, Paths, Sum};
+use super::pending::{Level, Order, Pending};
 use super::shape::Shape;
 use crate::target::Maps;
 use crate::vm::Vm;
 use crate::vm::object::field;
 use crate::vm::value::{self, Value};
 
-/// An object that was met, and is to be looked at: its place, the type that it must have, and the way to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Pending(u64);
-
-impl Pending {
-    fn new(place: Place, gct: u8, path: PathId) -> Self {
-        Self(u64::from(place.0) << 32 | u64::from(gct) << 24 | u64::from(path.0))
-    }
-
-    const fn place(self) -> Place {
-        Place((self.0 >> 32) as u32)
-    }
-
-    const fn gct(self) -> u8 {
-        (self.0 >> 24) as u8
-    }
-
-    const fn path(self) -> PathId {
-        PathId(self.0 as u32 & 0xff_ffff)
-    }
-}
-
 /// Reading all of a block pays for so many objects in it.
 const WORTH_A_BLOCK: usize = 6;
+
+/// So many objects that refer to nothing are kept until their level is done.
+const MAX_LEAVES: usize = 1 << 21;
 
 /// After so many objects each it is told how many there were.
 const OBJECTS_PER_LOOK: u64 = 1 << 14;
@@ -102,7 +86,7 @@ impl Walked<'_> {
         let Some((object, measured)) = object.and_then(|object| Some((object, scales.measure(&object)?))) else {
             self.torn.references += 1;
             // It is no object, so that no list needs to have it.
-            self.index.list(pending.place());
+            self.index.list(pending.place);
             return None;
         };
         self.list(object.next(shape));
@@ -150,20 +134,25 @@ pub struct Walker<'a, M> {
     edges: Edges<'a, M>,
     labels: &'a Labels<'a, M>,
     state: State,
-    next: Vec<Pending>,
+    next: Level,
+    leaves: Level,
+    /// What is on stacks, and what traces refer to.
+    later: [Level; 2],
+    order: Order,
     found: Walked<'a>,
     tick: &'a mut dyn FnMut(u64),
     looked_at: u64,
 }
 
 impl<'a, M: ReadSome> Walker<'a, M> {
-    /// A walk over the heap of `vm`. `tick` is told now and then how many objects were looked at.
+    /// A walk over the heap of `vm`, which finds the `top` largest objects, and keeps the way to each object if it is
+    /// told to. `tick` is told now and then how many objects were looked at.
     pub fn new(
         blocks: &'a Blocks<M>,
         maps: &'a Maps,
         vm: &'a Vm,
         labels: &'a Labels<'a, M>,
-        top: usize,
+        (top, keeps_paths): (usize, bool),
         tick: &'a mut dyn FnMut(u64),
     ) -> Self {
         let shape = Shape::new(vm.layout);
@@ -173,7 +162,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             paths: Paths::default(),
             biggest: Biggest::new(top),
             torn: Torn::default(),
-            index: Index::new(maps),
+            index: Index::new(maps, keeps_paths),
             roots: Vec::new(),
         };
         let (scales, edges) = (Scales::new(blocks, shape, vm.global), Edges::new(blocks, shape, vm.global));
@@ -185,7 +174,10 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             edges,
             labels,
             state: State::of(vm),
-            next: Vec::new(),
+            next: Level::default(),
+            leaves: Level::default(),
+            later: Default::default(),
+            order: Order::default(),
             found,
             tick,
             looked_at: 0,
@@ -195,10 +187,11 @@ impl<'a, M: ReadSome> Walker<'a, M> {
     /// Walks.
     pub fn run(mut self) -> Walked<'a> {
         self.roots();
-        while !self.next.is_empty() {
-            let mut level = std::mem::take(&mut self.next);
-            level.sort_unstable();
-            self.level(&level);
+        self.levels();
+        // On a stack there may be a coroutine with a stack of its own.
+        while let Some(later) = self.later.iter_mut().find(|later| !later.is_empty()) {
+            self.next = std::mem::take(later);
+            self.levels();
         }
         self.list_heads();
         self.unreached();
@@ -250,10 +243,8 @@ impl<'a, M: ReadSome> Walker<'a, M> {
                 path
             });
             let parent = (NO_PLACE + number.min(1 << 14) as u32).min(UNREACHED - 1);
-            if let Some(place) = self.found.index.place(root.object)
-                && self.found.index.meet(place, parent)
-            {
-                self.next.push(Pending::new(place, 0, path));
+            if let Some(place) = self.found.index.place(root.object) {
+                self.next.add(Pending::new(place, parent, 0, path), &mut self.order, &self.found.paths);
             }
             if root.name == "awaiting finalization" {
                 self.found.list(root.object);
@@ -269,28 +260,51 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         }
     }
 
+    /// Walks until nothing is left to look at.
+    fn levels(&mut self) {
+        while !self.next.is_empty() {
+            let level = self.next.take(&mut self.order, &self.found.paths);
+            self.level(&level);
+            self.take_leaves();
+        }
+    }
+
+    fn take_leaves(&mut self) {
+        let leaves = self.leaves.take(&mut self.order, &self.found.paths);
+        self.level(&leaves);
+    }
+
     fn level(&mut self, level: &[Pending]) {
         let mut prepared = 0;
         for (position, pending) in level.iter().enumerate() {
-            let address = self.found.index.address(pending.place());
+            let address = self.found.index.address(pending.place);
             if position >= prepared {
-                let range = pending.place().range();
-                let count = level[position..].iter().take_while(|other| other.place().range() == range).count();
+                let range = pending.place.range();
+                let count = level[position..].iter().take_while(|other| other.place.range() == range).count();
                 if count >= WORTH_A_BLOCK {
                     self.blocks.expect_many(address);
                 }
                 prepared = position + count;
             }
             self.tick();
-            self.look_at(*pending, address);
+            if self.found.index.meet(pending.place, pending.parent, pending.path().0) {
+                self.look_at(*pending, address);
+            }
+            if self.leaves.len() >= MAX_LEAVES {
+                self.take_leaves();
+            }
         }
     }
 
     fn look_at(&mut self, pending: Pending, address: u64) {
-        let Self { blocks, scales, edges, labels, found, next, state, shape, .. } = self;
+        let Self { blocks, scales, edges, labels, found, next, leaves, later, order, state, shape, .. } = self;
         let Some((object, kind)) = found.take(blocks, scales, shape, pending, address) else { return };
+        if Edges::<M>::is_leaf(object.gct(shape).unwrap_or(0)) {
+            return;
+        }
         found.list(edges.own_list(&object));
         let locals = if kind == Kind::Thread { labels.locals(&object) } else { Locals::new() };
+        let [on_stacks, of_traces] = later;
         edges.of(&object, &mut |edge: Edge| {
             if state.has(edge.to) {
                 return;
@@ -299,17 +313,18 @@ impl<'a, M: ReadSome> Walker<'a, M> {
                 found.torn.references += 1;
                 return;
             };
-            if !found.index.meet(place, pending.place().0) {
+            if found.index.is_met(place) {
                 return;
             }
             let path = labels.follow(&mut found.paths, pending.path(), &edge.step, &locals);
-            let pending = Pending::new(place, edge.gct, path);
-            // What refers to nothing can be looked at now as well as later, if it is at hand.
-            if Edges::<M>::is_leaf(edge.gct) && blocks.has(edge.to) {
-                found.take(blocks, scales, shape, pending, edge.to);
-            } else {
-                next.push(pending);
-            }
+            let met = Pending::new(place, pending.place.0, edge.gct, path);
+            let level = match edge.step {
+                Step::Slot { .. } => &mut *on_stacks,
+                Step::Trace => &mut *of_traces,
+                _ if Edges::<M>::is_leaf(edge.gct) => &mut *leaves,
+                _ => &mut *next,
+            };
+            level.add(met, order, &found.paths);
         });
     }
 
@@ -351,25 +366,29 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         // The last ones come first; they are in the order of their places.
         pending.reverse();
         while let Some(place) = pending.pop() {
-            if !self.found.index.meet(place, UNREACHED) {
+            if self.found.index.is_met(place) {
                 continue;
             }
             self.tick();
             let address = self.found.index.address(place);
             if self.state.has(address) {
+                self.found.index.meet(place, UNREACHED, NO_PATH);
                 continue;
             }
             let object = Header::read(self.blocks, &shape, address);
             let Some((object, measured)) = object.and_then(|object| Some((object, self.scales.measure(&object)?)))
             else {
                 self.found.torn.links += 1;
+                self.found.index.meet(place, UNREACHED, NO_PATH);
                 continue;
             };
             if object.u8(shape.marked()).is_some_and(|marked| marked & FIXED != 0) {
                 let path = *fixed.get_or_insert_with(|| self.found.paths.root("VM (fixed)"));
                 self.found.live[measured.kind as usize].add(measured.bytes);
                 self.found.paths.add(path, measured.kind, measured.bytes);
+                self.found.index.meet(place, UNREACHED, path.0);
             } else {
+                self.found.index.meet(place, UNREACHED, GARBAGE);
                 self.found.garbage[measured.kind as usize].add(measured.bytes);
             }
             for next in [object.next(&shape), self.edges.own_list(&object)] {

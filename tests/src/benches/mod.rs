@@ -1,8 +1,10 @@
 //! What `cargo xtask bench` measures with the support of the tests: the accuracy of estimates and what they cost, what
-//! samples cost, where there are many context switches, too, and what clients of a server feel.
+//! samples cost, where there are many context switches, too, what clients of a server feel, and for how long a heap is
+//! copied.
 
 mod accuracy;
 mod bounded;
+mod heap;
 mod leak;
 mod sampler;
 mod slowdown;
@@ -13,6 +15,7 @@ mod table;
 mod work;
 
 pub use bounded::{Plan, WORKLOADS, bounded};
+pub use heap::heap;
 pub use leak::leak;
 pub use sampler::sampler;
 pub use switches::switches;

@@ -1,9 +1,11 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler ROUNDS RATES
-//! WORKLOADS PROGRAM`, `bench switches ROUNDS RATES PROGRAM`, where lists are separated by commas, and `bench leak SECONDS
-//! ROUNDS`. `cargo xtask bench` runs them.
+//! WORKLOADS PROGRAM`, `bench switches ROUNDS RATES PROGRAM`, `bench heap MILLISECONDS PROGRAMS`, where lists are separated
+//! by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, leak, sampler, switches};
+use lj_trace_tests::benches::{Plan, bounded, heap, leak, sampler, switches};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -27,12 +29,19 @@ fn main() -> Result<()> {
             let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
             switches(rounds.parse()?, &rates?, &program)
         }
+        ["heap", deadlines, programs] => {
+            let deadlines: Result<Vec<u64>, _> = deadlines.split(',').map(str::parse).collect();
+            let deadlines: Vec<_> = deadlines?.into_iter().map(Duration::from_millis).collect();
+            let programs: Result<Vec<_>> = programs.split(',').map(program).collect();
+            let programs: Vec<_> = programs?.into_iter().flatten().collect();
+            heap(&deadlines, &programs)
+        }
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
         _ => bail!(
             "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | switches ROUNDS RATES PROGRAM | leak SECONDS ROUNDS"
+             | switches ROUNDS RATES PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS"
         ),
     }
 }

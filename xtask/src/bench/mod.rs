@@ -26,6 +26,8 @@ enum What {
     Memprof(memprof::Options),
     /// Memory profiles with `--overhead 5%`: their errors against the truth, and what they cost
     Bounded(supported::Bounded),
+    /// For how long a process stands still while its heap is copied, how much is read, and what that takes
+    Heap(supported::Heap),
     /// nginx under load from wrk while its leak is looked for: what names it, and what clients feel
     Leak(supported::Leak),
 }
@@ -38,6 +40,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Switches(options) => supported::switches(options),
         What::Memprof(options) => memprof::bench(options),
         What::Bounded(options) => supported::bounded(options),
+        What::Heap(options) => supported::heap(options),
         What::Leak(options) => supported::leak(options),
     }
 }

@@ -86,6 +86,27 @@ pub struct Leak {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench heap`.
+#[derive(clap::Args)]
+pub struct Heap {
+    /// For how many milliseconds the process may be stopped
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 10_000])]
+    deadlines: Vec<u32>,
+    /// The programs with the heaps: luajit, luajit2, tarantool. They take up to a gigabyte and some more
+    #[arg(long, value_delimiter = ',', default_value = "luajit,tarantool")]
+    programs: Vec<String>,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// Measures what snapshots of large heaps take.
+pub fn heap(options: &Heap) -> Result<()> {
+    let Heap { deadlines, programs, binary } = options;
+    let deadlines: Vec<String> = deadlines.iter().map(u32::to_string).collect();
+    bench("heap", &[deadlines.join(","), programs.join(",")], binary.clone())
+}
+
 /// Measures what estimates are worth, and what they cost.
 pub fn bounded(options: &Bounded) -> Result<()> {
     let Bounded { seconds, blocks, workloads, programs, binary } = options;

@@ -13,10 +13,10 @@ use std::path::PathBuf;
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
-pub use self::store::{StoreError, folders};
 use self::pages::PageMap;
 use self::ranges::{common, union, without};
 use self::store::Store;
+pub use self::store::{StoreError, folders};
 use super::blocks::ReadSome;
 use super::off_the_stack::OffTheStack;
 use crate::target::{Maps, Process, ProcessMemory};

@@ -122,7 +122,8 @@ mod tests {
             start as u64
         };
         let mut runs = Vec::new();
-        pages.runs(&(start..start + length), &mut |run| runs.push((run.start - start) / page..(run.end - start) / page));
+        pages
+            .runs(&(start..start + length), &mut |run| runs.push((run.start - start) / page..(run.end - start) / page));
         assert_eq!(runs, [3..5, 63..64]);
         // SAFETY: nothing else knows of it.
         unsafe { libc::munmap(start as *mut libc::c_void, length as usize) };

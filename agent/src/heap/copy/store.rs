@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 /// So many bytes are kept in memory.
-const IN_MEMORY: usize = 64 << 20;
+const IN_MEMORY: usize = 32 << 20;
 
 /// Why the bytes cannot be kept.
 #[derive(Debug, thiserror::Error)]
