@@ -68,7 +68,10 @@ impl<S: Surroundings> Reader<'_, S> {
                 Constant::Other => Value::Constant,
             };
         }
-        self.upvalue_before(stacks, step, until).unwrap_or_default()
+        match (self.upvalue_before(stacks, step, until), stacks.get(step.stack).callee.prototype()) {
+            (None | Some(Value::Any), Some(prototype)) => Value::Upvalue(prototype, step.instruction.d()),
+            (before, _) => before.unwrap_or_default(),
+        }
     }
 
     /// What the upvalue that is read holds, if it never changes.
