@@ -310,7 +310,13 @@ impl Cast {
     /// those that the VM itself has put into the metatables of C data, C libraries and files, which are not looked up.
     pub fn may_be_native_metamethod(&self, callee: Callee, name: &str) -> bool {
         let Callee::Native { ffid, .. } = callee else { return false };
-        self.may_be_metamethod(callee, name) || self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
+        self.may_be_metamethod(callee, name) || self.is_metamethod_of_vm(ffid)
+    }
+
+    /// Whether a library function may be one that the VM itself has put into the metatables of C data, C libraries and
+    /// files.
+    pub fn is_metamethod_of_vm(&self, ffid: u8) -> bool {
+        self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
     }
 
     /// The library that a library function is in: `math`.

@@ -75,7 +75,7 @@ impl<S: Surroundings> Reader<'_, S> {
 
     /// What a call of an upvalue may call, if none of the closures that the trace knows can change it.
     fn callees_in(&self, prototype: u64, index: u16) -> Option<Vec<Callee>> {
-        if self.cast.is_any_closure(prototype) {
+        if self.cast.is_any_closure(prototype) || self.unknown_closures.contains(&prototype) {
             return None;
         }
         let closures = self.cast.closures(prototype);

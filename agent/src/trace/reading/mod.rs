@@ -122,6 +122,8 @@ pub struct Reader<'a, S> {
     pub floating: HashSet<u64>,
     /// Numbers that are constants of the trace, as their bits.
     pub numbers: HashSet<u64>,
+    /// Prototypes of which a closure may run that is no constant ([`Self::find_unknown_closures`]).
+    pub unknown_closures: HashSet<u64>,
 }
 
 impl<S: Surroundings> Reader<'_, S> {

@@ -51,7 +51,7 @@ impl<S: Surroundings> Reader<'_, S> {
                     // Of several closures nobody knows which, and what it has for a constant.
                     || stacks.get(step.stack).callee.prototype().is_some_and(|prototype| {
                         let closures = self.cast.closures(prototype);
-                        !closures.is_empty() && self.cast.only_closure(prototype).is_none()
+                        !closures.is_empty() && self.only_closure(prototype).is_none()
                     })
                     // An upvalue that is a slot of a frame of the trace.
                     || self.aliases_slots()
@@ -186,7 +186,10 @@ impl<S: Surroundings> Reader<'_, S> {
         let needs_none = match callee {
             Callee::Lua { .. } => false,
             // Of those that there are many of, only the number is guarded.
-            Callee::Native { function, ffid } => function == 0 || self.cast.may_iterate(ffid),
+            // The VM's own metamethods of C data are never looked up (`lj_record_mm_lookup`).
+            Callee::Native { function, ffid } => {
+                function == 0 || self.cast.may_iterate(ffid) || self.cast.is_metamethod_of_vm(ffid)
+            }
         };
         let guards = |at: u16| {
             let ins = self.body.code.ins(at);

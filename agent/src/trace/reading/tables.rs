@@ -137,15 +137,17 @@ impl<S: Surroundings> Reader<'_, S> {
 
     /// Whether what a lookup finds may be known from an earlier access.
     pub(super) fn is_accessed_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
-        (FIRST..self.body.code.end()).any(|at| {
-            // A store that was dropped had a later one to the same place.
-            let accesses = match self.op(at) {
-                Some(Ir::ALOAD | Ir::HLOAD | Ir::XLOAD) => at < until,
-                Some(Ir::ASTORE | Ir::HSTORE | Ir::XSTORE) => true,
-                _ => false,
-            };
-            accesses && self.is_same_place(stacks, place, step, self.body.code.ins(at).op1(), until)
-        })
+        let is_own = !self.powers.looks_for("__index") || self.is_known_table(place, step);
+        !is_own
+            || (FIRST..self.body.code.end()).any(|at| {
+                // A store that was dropped had a later one to the same place.
+                let accesses = match self.op(at) {
+                    Some(Ir::ALOAD | Ir::HLOAD | Ir::XLOAD) => at < until,
+                    Some(Ir::ASTORE | Ir::HSTORE | Ir::XSTORE) => true,
+                    _ => false,
+                };
+                accesses && self.is_same_place(stacks, place, step, self.body.code.ins(at).op1(), until)
+            })
     }
 
     /// Whether a length may be known already.
@@ -168,10 +170,15 @@ impl<S: Surroundings> Reader<'_, S> {
         if step.op != Op::TGETS {
             return true;
         }
-        match place.slot(usize::from(step.instruction.b())) {
-            Value::Ref(own) if self.body.code.ins(own).kind_of_result() != irt::TAB => true,
-            _ => self.table_of(reference).is_none_or(|table| self.may_be_table(place, step, table)),
-        }
+        !self.is_known_table(place, step)
+            || self.table_of(reference).is_none_or(|table| self.may_be_table(place, step, table))
+    }
+
+    /// Whether what a bytecode looks into is known to be a table: strings and numbers have none, but their metatables' may
+    /// be looked into.
+    fn is_known_table(&self, place: &Place, step: Step) -> bool {
+        matches!(place.slot(usize::from(step.instruction.b())),
+            Value::Ref(own) if self.body.code.ins(own).kind_of_result() == irt::TAB)
     }
 
     /// Whether a lookup by a constant string can have left nothing: it was done before, finds nothing in an empty table
@@ -215,8 +222,15 @@ impl<S: Surroundings> Reader<'_, S> {
             !(FIRST..until).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP | Ir::NOP)))
                 || table.is_some_and(|table| place.slot(usize::from(step.instruction.b())) == Value::Ref(table))
         };
+        // Where another reference has no load, nothing is there.
+        let is_only = |load: u16| {
+            let loaded = code.ins(load).op1();
+            (FIRST..until).all(|at| at == loaded || !may_be_it(at))
+        };
         match accesses[..] {
-            [load] if self.op(load) == Some(Ir::HLOAD) && (step.op == Op::GGET || is_same(load)) => Value::Ref(load),
+            [load] if self.op(load) == Some(Ir::HLOAD) && is_only(load) && (step.op == Op::GGET || is_same(load)) => {
+                Value::Ref(load)
+            }
             _ => Value::Field(own),
         }
     }
