@@ -8,6 +8,7 @@
 mod assembly;
 mod code;
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -166,6 +167,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             floating: HashSet::new(),
             numbers: HashSet::new(),
             unknown_closures: HashSet::new(),
+            callees: RefCell::default(),
         };
         reader.floating = reader.find_floating();
         reader.numbers = reader.find_numbers();

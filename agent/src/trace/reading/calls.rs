@@ -43,9 +43,22 @@ impl<S: Surroundings> Reader<'_, S> {
             },
             Value::Number(_) | Value::Constant => self.called_objects(),
             Value::Any | Value::Unloaded => others(),
-            Value::Field(string) => self.callees_by(string).unwrap_or_else(others),
-            Value::Upvalue(prototype, index) => self.callees_in(prototype, index).unwrap_or_else(others),
+            Value::Field(_) | Value::Upvalue(..) => self.found_callees(value).unwrap_or_else(others),
         }
+    }
+
+    /// What a call of what was found in a field or an upvalue may call, which is looked for once. [`None`] if it is not known.
+    fn found_callees(&self, value: Value) -> Option<Vec<Callee>> {
+        if let Some(known) = self.callees.borrow().get(&value) {
+            return known.clone();
+        }
+        let found = match value {
+            Value::Field(string) => self.callees_by(string),
+            Value::Upvalue(prototype, index) => self.callees_in(prototype, index),
+            _ => None,
+        };
+        self.callees.borrow_mut().insert(value, found.clone());
+        found
     }
 
     /// What a call of what was found by a string may call: what a guard holds against what was loaded by it, or what was

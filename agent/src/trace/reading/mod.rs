@@ -29,7 +29,8 @@ mod step;
 mod tables;
 mod upvalues;
 
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 
 use lj_trace_common::layout::BytecodeSet;
 
@@ -124,6 +125,8 @@ pub struct Reader<'a, S> {
     pub numbers: HashSet<u64>,
     /// Prototypes of which a closure may run that is no constant ([`Self::find_unknown_closures`]).
     pub unknown_closures: HashSet<u64>,
+    /// What fields and upvalues may hold that can be called, as far as it was asked for; [`None`] if it is not known.
+    pub callees: RefCell<HashMap<Value, Option<Vec<Callee>>>>,
 }
 
 impl<S: Surroundings> Reader<'_, S> {

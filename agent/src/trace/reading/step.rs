@@ -251,7 +251,7 @@ impl<S: Surroundings> Reader<'_, S> {
         let last = |of: &[Ir]| made.clone().rev().find(|&at| self.op(at).is_some_and(|op| of.contains(&op)));
         match step.op {
             Op::MOV => match (place.slot(usize::from(ins.d())), last(&[Ir::SLOAD])) {
-                (Value::Any | Value::Unloaded, Some(load)) => Value::Ref(load),
+                (Value::Any | Value::Unloaded, Some(load)) => self.loaded_value(load),
                 (Value::Unloaded, None) => Value::Any,
                 (known, _) => known,
             },
@@ -276,7 +276,7 @@ impl<S: Surroundings> Reader<'_, S> {
                 let is_load = |at: &u16| matches!(self.op(*at), Some(Ir::ALOAD | Ir::HLOAD));
                 let found = made.clone().rev().find(|at| if looks { self.is_found(*at) } else { is_load(at) });
                 match found {
-                    Some(load) => Value::Ref(load),
+                    Some(load) => self.loaded_value(load),
                     // Operations of C data load elsewhere.
                     None if looks && self.powers.cdata => Value::Any,
                     None => self.loaded_before(stacks, place, step, made.end),

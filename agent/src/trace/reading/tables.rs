@@ -229,7 +229,7 @@ impl<S: Surroundings> Reader<'_, S> {
         };
         match accesses[..] {
             [load] if self.op(load) == Some(Ir::HLOAD) && is_only(load) && (step.op == Op::GGET || is_same(load)) => {
-                Value::Ref(load)
+                self.loaded_value(load)
             }
             _ => Value::Field(own),
         }

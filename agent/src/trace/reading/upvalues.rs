@@ -61,7 +61,7 @@ impl<S: Surroundings> Reader<'_, S> {
     pub(super) fn upvalue(&self, stacks: &Stacks, step: Step, loaded: Option<u16>, until: u16) -> Value {
         // It may be another closure than the one that is a constant.
         if let Some(load) = loaded {
-            return Value::Ref(load);
+            return self.loaded_value(load);
         }
         if let Some(constant) = self.constant_upvalue(stacks, step) {
             return match constant {
@@ -118,7 +118,7 @@ impl<S: Surroundings> Reader<'_, S> {
         for at in FIRST..code.end() {
             let ins = code.ins(at);
             let value = match self.op(at) {
-                Some(Ir::ULOAD) if at < until => Value::Ref(at),
+                Some(Ir::ULOAD) if at < until => self.loaded_value(at),
                 Some(Ir::USTORE) => self.value(ins.op2()),
                 _ => continue,
             };
