@@ -108,9 +108,13 @@ impl<S: Surroundings> Reader<'_, S> {
         let named = self.powers.looks_for("__call");
         let may_be = |callee: &Callee| match callee {
             Callee::Lua { .. } => self.powers.metatypes || named && self.cast.may_be_metamethod(*callee, "__call"),
-            Callee::Native { .. } => true,
+            Callee::Native { .. } => self.powers.cdata || self.cast.may_be_native_metamethod(*callee, "__call"),
         };
-        self.cast.callable().into_iter().filter(may_be).collect()
+        let mut callees: Vec<Callee> = self.cast.callable().into_iter().filter(may_be).collect();
+        if self.powers.unnamed_natives {
+            callees.push(UNNAMED);
+        }
+        callees
     }
 
     /// The first slot of a call's arguments.
