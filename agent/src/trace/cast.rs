@@ -37,6 +37,14 @@ impl Callee {
         if let Self::Lua { prototype, .. } = self { Some(prototype) } else { None }
     }
 
+    /// The address that tells its code from other functions': the prototype's, or a C function's own.
+    pub fn code(self) -> u64 {
+        match self {
+            Self::Lua { prototype, .. } => prototype,
+            Self::Native { function, .. } => function,
+        }
+    }
+
     /// Whether both are the same code.
     pub fn same_code(self, other: Self) -> bool {
         match (self, other) {
@@ -292,11 +300,23 @@ impl Cast {
         }
     }
 
+    /// Whether a library function may be what a loop iterates with, which `pairs` and `ipairs` put there as a constant
+    /// (`recff_pairs`, `recff_ipairs`, `lj_ffrecord.c`). So may one without a name.
+    pub fn may_iterate(&self, ffid: u8) -> bool {
+        self.names.builtin(ffid).is_none_or(|name| matches!(name, "ipairs_aux" | "next"))
+    }
+
     /// Whether a C function or fast function may be found as the metamethod of this name: like a Lua function, or as one of
     /// those that the VM itself has put into the metatables of C data, C libraries and files, which are not looked up.
     pub fn may_be_native_metamethod(&self, callee: Callee, name: &str) -> bool {
         let Callee::Native { ffid, .. } = callee else { return false };
-        self.may_be_metamethod(callee, name) || self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
+        self.may_be_metamethod(callee, name) || self.is_metamethod_of_vm(ffid)
+    }
+
+    /// Whether a library function may be one that the VM itself has put into the metatables of C data, C libraries and
+    /// files.
+    pub fn is_metamethod_of_vm(&self, ffid: u8) -> bool {
+        self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
     }
 
     /// The library that a library function is in: `math`.

@@ -22,6 +22,8 @@ const GUARD: u8 = 0x80;
 pub mod irt {
     /// Nil.
     pub const NIL: u8 = 0;
+    /// True; nil and false come before it.
+    pub const TRUE: u8 = 2;
     /// A string.
     pub const STR: u8 = 4;
     /// A pointer of 32 bits.

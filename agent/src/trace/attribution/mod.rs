@@ -8,6 +8,7 @@
 mod assembly;
 mod code;
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -165,9 +166,12 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             ),
             floating: HashSet::new(),
             numbers: HashSet::new(),
+            unknown_closures: HashSet::new(),
+            callees: RefCell::default(),
         };
         reader.floating = reader.find_floating();
         reader.numbers = reader.find_numbers();
+        reader.unknown_closures = reader.find_unknown_closures();
         let mut candidates = reader.candidates(stacks, budget);
         if let Some(loop_at) = loop_at {
             let slots = self.body.snapshot_words(recorded.saturating_sub(1)).map_or(&[][..], |(slots, _)| slots);

@@ -1,8 +1,8 @@
 //! Calls and returns: which functions they lead into, and where they come back to.
 
-use super::{Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Constant, Phase, Place, Reader, Step, Surroundings, Value};
 use crate::trace::cast::Callee;
-use crate::trace::ir::irt;
+use crate::trace::ir::{FIRST, Op as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 use crate::vm::bytecode::{Metamethod, Op};
 
@@ -21,7 +21,7 @@ impl<S: Surroundings> Reader<'_, S> {
     }
 
     /// What a call of a value may call.
-    pub(super) fn callees(&self, _: &Place, value: Value) -> Vec<Callee> {
+    pub(super) fn callees_of(&self, value: Value) -> Vec<Callee> {
         let others = || {
             let mut callees = self.cast.callable();
             if self.powers.unnamed_natives {
@@ -43,7 +43,64 @@ impl<S: Surroundings> Reader<'_, S> {
             },
             Value::Number(_) | Value::Constant => self.called_objects(),
             Value::Any | Value::Unloaded => others(),
+            Value::Field(_) | Value::Upvalue(..) => self.found_callees(value).unwrap_or_else(others),
         }
+    }
+
+    /// What a call of what was found in a field or an upvalue may call, which is looked for once. [`None`] if it is not known.
+    fn found_callees(&self, value: Value) -> Option<Vec<Callee>> {
+        if let Some(known) = self.callees.borrow().get(&value) {
+            return known.clone();
+        }
+        let found = match value {
+            Value::Field(string) => self.callees_by(string),
+            Value::Upvalue(prototype, index) => self.callees_in(prototype, index),
+            _ => None,
+        };
+        self.callees.borrow_mut().insert(value, found.clone());
+        found
+    }
+
+    /// What a call of what was found by a string may call: what a guard holds against what was loaded by it, or what was
+    /// stored by it. [`None`] if that is not known.
+    fn callees_by(&self, string: u64) -> Option<Vec<Callee>> {
+        let code = &self.body.code;
+        let by_it = |at: &u16| self.may_be_by_string(code.ins(*at).op1(), string);
+        let loads = (FIRST..code.end()).filter(|at| self.op(*at) == Some(Ir::HLOAD)).filter(by_it);
+        let stores: Vec<u16> =
+            (FIRST..code.end()).filter(|at| self.op(*at) == Some(Ir::HSTORE)).filter(by_it).collect();
+        // A store of another value may have been dropped (`lj_opt_dse_ahstore`, `lj_opt_mem.c`).
+        let is_dropped = !stores.is_empty() && (FIRST..code.end()).any(|at| self.op(at) == Some(Ir::NOP));
+        // Fields of C data are loaded otherwise.
+        if is_dropped || self.powers.cdata {
+            return None;
+        }
+        let values = loads.map(Value::Ref).chain(stores.iter().map(|&at| self.value(code.ins(at).op2())));
+        // A constant that the table was made with.
+        let mut callees = self.called_objects();
+        for callee in values.flat_map(|value| self.callees_of(value)) {
+            if !callees.contains(&callee) {
+                callees.push(callee);
+            }
+        }
+        Some(callees)
+    }
+
+    /// What a call of an upvalue may call, if none of the closures that the trace knows can change it.
+    fn callees_in(&self, prototype: u64, index: u16) -> Option<Vec<Callee>> {
+        if self.cast.is_any_closure(prototype) || self.unknown_closures.contains(&prototype) {
+            return None;
+        }
+        let closures = self.cast.closures(prototype);
+        let mut callees = Vec::new();
+        for closure in &closures {
+            match self.surroundings.upvalue(*closure, index)? {
+                Constant::Function(callee) if callees.contains(&callee) => {}
+                Constant::Function(callee) => callees.push(callee),
+                Constant::Number(_) | Constant::Other => callees.extend(self.called_objects()),
+            }
+        }
+        (!callees.is_empty()).then_some(callees)
     }
 
     /// What a call of something that is no function may call.
@@ -51,9 +108,13 @@ impl<S: Surroundings> Reader<'_, S> {
         let named = self.powers.looks_for("__call");
         let may_be = |callee: &Callee| match callee {
             Callee::Lua { .. } => self.powers.metatypes || named && self.cast.may_be_metamethod(*callee, "__call"),
-            Callee::Native { .. } => true,
+            Callee::Native { .. } => self.powers.cdata || self.cast.may_be_native_metamethod(*callee, "__call"),
         };
-        self.cast.callable().into_iter().filter(may_be).collect()
+        let mut callees: Vec<Callee> = self.cast.callable().into_iter().filter(may_be).collect();
+        if self.powers.unnamed_natives {
+            callees.push(UNNAMED);
+        }
+        callees
     }
 
     /// The first slot of a call's arguments.

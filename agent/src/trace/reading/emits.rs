@@ -100,8 +100,8 @@ impl<S: Surroundings> Reader<'_, S> {
                 Some(guarded) => guarded.same_code(called) || self.is_late_guard(stacks, step, guarded),
                 // Which function it is, or what its object's `__call` is.
                 None => {
-                    matches!(op, Ir::FLOAD | Ir::EQ)
-                        || self.powers.looks_for("__call") && any(op, &[INDEX, COMPARISONS, CALLS])
+                    let may_look_up = any(op, &[INDEX, COMPARISONS, CALLS]) && ins.kind_of_result() != irt::NUM;
+                    matches!(op, Ir::FLOAD | Ir::EQ) || self.powers.looks_for("__call") && may_look_up
                 }
             },
             Phase::Meta(called) => match callee {

@@ -29,7 +29,8 @@ mod step;
 mod tables;
 mod upvalues;
 
-use std::collections::HashSet;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 
 use lj_trace_common::layout::BytecodeSet;
 
@@ -118,10 +119,14 @@ pub struct Reader<'a, S> {
     pub recorded: usize,
     /// What the trace can have done at all.
     pub powers: Powers,
-    /// Prototypes of functions that are constants as values, so that they may be called without a guard.
+    /// Functions that are constants as values, so that they may be called without a guard ([`Callee::code`]).
     pub floating: HashSet<u64>,
     /// Numbers that are constants of the trace, as their bits.
     pub numbers: HashSet<u64>,
+    /// Prototypes of which a closure may run that is no constant ([`Self::find_unknown_closures`]).
+    pub unknown_closures: HashSet<u64>,
+    /// What fields and upvalues may hold that can be called, as far as it was asked for; [`None`] if it is not known.
+    pub callees: RefCell<HashMap<Value, Option<Vec<Callee>>>>,
 }
 
 impl<S: Surroundings> Reader<'_, S> {
@@ -139,7 +144,7 @@ impl<S: Surroundings> Reader<'_, S> {
                 }
                 floating.extend(closures.iter().filter_map(|&closure| {
                     match self.surroundings.upvalue(closure, instruction.d()) {
-                        Some(Constant::Function(callee)) => callee.prototype(),
+                        Some(Constant::Function(callee)) => Some(callee.code()),
                         _ => None,
                     }
                 }));
@@ -160,9 +165,9 @@ impl<S: Surroundings> Reader<'_, S> {
             let first = if self.fr2 { 2 } else { 1 };
             let is_function = |slot: usize| frames.iter().any(|frame| frame.base == slot + first);
             let values = entries.iter().filter(|entry| **entry & FRAME == 0 && !is_function((**entry >> 24) as usize));
-            floating.extend(values.filter_map(|entry| self.cast.function(*entry as u16)?.prototype()));
+            floating.extend(values.filter_map(|entry| self.cast.function(*entry as u16).map(Callee::code)));
         }
-        floating.extend(stored.filter_map(|at| self.cast.function(at)?.prototype()));
+        floating.extend(stored.filter_map(|at| self.cast.function(at).map(Callee::code)));
         floating
     }
 }

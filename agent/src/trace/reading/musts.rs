@@ -15,7 +15,7 @@ impl<S: Surroundings> Reader<'_, S> {
     /// Whether a bytecode may be left that has made these instructions.
     pub(super) fn is_complete(&self, stacks: &Stacks, place: &Place, step: Step, made: Range<u16>) -> bool {
         match place.phase {
-            Phase::Calling(callee) => return self.is_called_by_right(place, step, callee, made),
+            Phase::Calling(callee) => return self.may_be_called(self.called_value(place, step), callee, made.end),
             Phase::Native(native) if !self.is_beside_dropped(&made) => {
                 return self.has_left_its_operation(place, step, native, made);
             }
@@ -51,7 +51,7 @@ impl<S: Surroundings> Reader<'_, S> {
                     // Of several closures nobody knows which, and what it has for a constant.
                     || stacks.get(step.stack).callee.prototype().is_some_and(|prototype| {
                         let closures = self.cast.closures(prototype);
-                        !closures.is_empty() && self.cast.only_closure(prototype).is_none()
+                        !closures.is_empty() && self.only_closure(prototype).is_none()
                     })
                     // An upvalue that is a slot of a frame of the trace.
                     || self.aliases_slots()
@@ -69,7 +69,6 @@ impl<S: Surroundings> Reader<'_, S> {
             }
             Op::TGETV | Op::TGETB | Op::TGETR => {
                 has(&[Ir::ALOAD, Ir::HLOAD, Ir::XLOAD])
-                    || self.powers.looks_for("__index")
                     || self.powers.cdata
                     // Nil, where nothing is; and what a table has that the trace made itself.
                     || (self.body.code.references().start..BIAS).any(|at| self.op(at) == Some(Ir::KKPTR))
@@ -180,16 +179,24 @@ impl<S: Surroundings> Reader<'_, S> {
         made.clone().any(|at| compares(&at)) || (FIRST..made.end).any(is_same)
     }
 
-    /// Whether a call may go to this function: a value that is no constant was guarded, here or before.
-    fn is_called_by_right(&self, place: &Place, step: Step, callee: Callee, made: Range<u16>) -> bool {
-        let Some(prototype) = callee.prototype() else { return true };
-        let is_open = matches!(self.called_value(place, step), Value::Any | Value::Unloaded);
+    /// Whether a call of `value` may go to this function: what is no constant was guarded, before `until`
+    /// (`rec_call_specialize`, `lj_record.c`).
+    pub(super) fn may_be_called(&self, value: Value, callee: Callee, until: u16) -> bool {
+        let is_open = value.is_open();
+        let needs_none = match callee {
+            Callee::Lua { .. } => false,
+            // Of those that there are many of, only the number is guarded.
+            // The VM's own metamethods of C data are never looked up (`lj_record_mm_lookup`).
+            Callee::Native { function, ffid } => {
+                function == 0 || self.cast.may_iterate(ffid) || self.cast.is_metamethod_of_vm(ffid)
+            }
+        };
         let guards = |at: u16| {
             let ins = self.body.code.ins(at);
             self.op(at) == Some(Ir::EQ)
                 && self.cast.guard(ins.op1(), ins.op2()).is_some_and(|guarded| guarded.same_code(callee))
         };
-        !is_open || self.floating.contains(&prototype) || (FIRST..made.end).any(guards)
+        !is_open || needs_none || self.floating.contains(&callee.code()) || (FIRST..until).any(guards)
     }
 
     /// Whether the constants of a bytecode are among those of the trace: recording it makes them such

@@ -102,7 +102,8 @@ impl<S: Surroundings> Reader<'_, S> {
             Callee::Lua { .. } => None,
         };
         let may_tail = self.powers.metatypes || self.powers.names.iter().any(|name| CALLED.contains(&name.as_str()));
-        let given = self.callees(place, place.slot(self.arguments(step)));
+        let function = place.slot(self.arguments(step));
+        let given = self.callees_of(function);
         for callee in self.cast.callable() {
             let Some(prototype) = callee.prototype() else { continue };
             if self.cast.prototype(prototype).is_none() || place.frames.len() + 2 >= MAX_DEPTH {
@@ -117,7 +118,10 @@ impl<S: Surroundings> Reader<'_, S> {
             if is_tail {
                 begin.frames.pop();
             }
-            if protects != Some(false) && given.iter().any(|known| known.same_code(callee)) {
+            if protects != Some(false)
+                && given.iter().any(|known| known.same_code(callee))
+                && self.may_be_called(function, callee, made.end)
+            {
                 let protected = stacks.intern(caller, native, call);
                 let stack = stacks.intern(Some(protected), callee, NOWHERE);
                 let mut inside = begin.clone();

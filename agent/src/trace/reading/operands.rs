@@ -175,7 +175,7 @@ impl<S: Surroundings> Reader<'_, S> {
                 return values.iter().any(|value| !matches!(value, Value::Number(_) | Value::Ref(_)));
             };
             return values.iter().any(|value| match value {
-                Value::Any | Value::Unloaded => true,
+                Value::Any | Value::Unloaded | Value::Field(_) | Value::Upvalue(..) => true,
                 Value::Number(bits) => is_made_of(number, f64::from_bits(*bits)),
                 // Sums with constants are put together.
                 Value::Ref(at) => self.has_constant(*at),
@@ -183,7 +183,7 @@ impl<S: Surroundings> Reader<'_, S> {
             });
         }
         values.iter().any(|value| match value {
-            Value::Any | Value::Unloaded => true,
+            value if value.is_open() => true,
             Value::Ref(at) => self.is_made_from(operand, *at),
             _ => false,
         })

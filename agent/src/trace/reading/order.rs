@@ -51,7 +51,7 @@ impl<S: Surroundings> Reader<'_, S> {
     }
 
     /// Whether a load is what a lookup was for: what it finds is a value, and not where to look next.
-    fn is_found(&self, load: u16) -> bool {
+    pub(super) fn is_found(&self, load: u16) -> bool {
         let ins = self.body.code.ins(load);
         matches!(self.op(load), Some(Ir::ALOAD | Ir::HLOAD))
             && ins.kind_of_result() != irt::NIL

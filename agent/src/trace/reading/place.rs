@@ -22,6 +22,18 @@ pub enum Value {
     Number(u64),
     /// Another constant.
     Constant,
+    /// What a lookup by the string at this address found without a load: what the trace has loaded or stored by it, or a
+    /// constant.
+    Field(u64),
+    /// What this upvalue of one of a prototype's closures holds.
+    Upvalue(u64, u16),
+}
+
+impl Value {
+    /// Whether it may be of any type and from anywhere.
+    pub const fn is_open(self) -> bool {
+        matches!(self, Self::Any | Self::Unloaded | Self::Field(_) | Self::Upvalue(..))
+    }
 }
 
 /// A frame of the recorder.

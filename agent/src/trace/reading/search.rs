@@ -11,7 +11,7 @@ use super::kinds::is_comparison;
 use super::{Aim, Candidate, Phase, Place, Reader, Surroundings, Value};
 use crate::trace::cast::Callee;
 use crate::trace::effort::Effort;
-use crate::trace::ir::{BIAS, FIRST, Op as Ir};
+use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
 use crate::trace::stacks::{Activation, NOWHERE, Stacks};
 use crate::vm::bytecode::{Instruction, Op};
 
@@ -315,7 +315,7 @@ impl<S: Surroundings> Reader<'_, S> {
             return;
         }
         if let Some((depth, slot)) = self.loaded(place, self.body.code.ins(at).op1()) {
-            place.set_slot_of(depth, slot, Value::Ref(at));
+            place.set_slot_of(depth, slot, self.loaded_value(at));
             if place.phase == Phase::Setup && self.counter(stacks) == Some(slot) {
                 place.set_slot_of(depth, slot + 3, Value::Ref(at));
             }
@@ -351,6 +351,12 @@ impl<S: Surroundings> Reader<'_, S> {
             let depth = frames.len() - 1 - frame;
             place.set_slot_of(depth, slot - frames[frame].base, self.value(entry as u16));
         }
+    }
+
+    /// What a load has loaded: nil, false and true are constants from then on (`sloadt`, `lj_record_idx`, `rec_upvalue`,
+    /// `lj_record.c`).
+    pub(super) fn loaded_value(&self, load: u16) -> Value {
+        if self.body.code.ins(load).kind_of_result() <= irt::TRUE { Value::Constant } else { Value::Ref(load) }
     }
 
     /// What a reference stands for.

@@ -92,12 +92,12 @@ impl<S: Surroundings> Reader<'_, S> {
                 vec![again, place.go(after + 1)]
             }
             Op::CALL | Op::CALLM | Op::ITERC => {
-                let mut callees = self.callees(place, self.called_value(place, step));
+                let mut callees = self.callees_of(self.called_value(place, step));
                 callees.sort_unstable_by_key(|callee| callee.prototype().is_none());
                 callees.into_iter().map(|callee| place.with(Phase::Calling(callee))).collect()
             }
             Op::CALLT | Op::CALLMT => {
-                let callees = self.callees(place, place.slot(a));
+                let callees = self.callees_of(place.slot(a));
                 callees.into_iter().map(|callee| place.with(Phase::Calling(callee))).collect()
             }
             Op::RET | Op::RETM | Op::RET0 | Op::RET1 => {
@@ -251,7 +251,7 @@ impl<S: Surroundings> Reader<'_, S> {
         let last = |of: &[Ir]| made.clone().rev().find(|&at| self.op(at).is_some_and(|op| of.contains(&op)));
         match step.op {
             Op::MOV => match (place.slot(usize::from(ins.d())), last(&[Ir::SLOAD])) {
-                (Value::Any | Value::Unloaded, Some(load)) => Value::Ref(load),
+                (Value::Any | Value::Unloaded, Some(load)) => self.loaded_value(load),
                 (Value::Unloaded, None) => Value::Any,
                 (known, _) => known,
             },
@@ -269,10 +269,18 @@ impl<S: Surroundings> Reader<'_, S> {
                 let made = made.clone().next_back().filter(is_arithmetic);
                 made.or_else(|| self.same_as_before(stacks, place, step, end)).map_or(Value::Any, Value::Ref)
             }
-            // Without `__index`, only the value itself is loaded.
-            Op::GGET | Op::TGETS | Op::TGETV | Op::TGETB | Op::TGETR if !self.powers.looks_for("__index") => {
-                let loaded = last(&[Ir::ALOAD, Ir::HLOAD]).map(Value::Ref);
-                loaded.unwrap_or_else(|| self.loaded_before(stacks, place, step, made.end))
+            Op::GGET | Op::TGETS | Op::TGETV | Op::TGETB | Op::TGETR => {
+                // Without `__index`, only the value itself is loaded. With it, what is no name of a metamethod nor nil
+                // ends the lookup (`lj_record_idx`, `lj_record.c`).
+                let looks = self.powers.looks_for("__index");
+                let is_load = |at: &u16| matches!(self.op(*at), Some(Ir::ALOAD | Ir::HLOAD));
+                let found = made.clone().rev().find(|at| if looks { self.is_found(*at) } else { is_load(at) });
+                match found {
+                    Some(load) => self.loaded_value(load),
+                    // Operations of C data load elsewhere.
+                    None if looks && self.powers.cdata => Value::Any,
+                    None => self.loaded_before(stacks, place, step, made.end),
+                }
             }
             Op::TNEW | Op::TDUP => last(&[Ir::TNEW, Ir::TDUP]).map_or(Value::Any, Value::Ref),
             _ => Value::Any,

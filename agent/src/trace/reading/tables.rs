@@ -1,7 +1,7 @@
 //! Tables: which lookups and stores are those of a bytecode, and which may have left nothing.
 
 use super::{Place, Reader, Step, Surroundings, Value};
-use crate::trace::ir::{BIAS, FIRST, Op as Ir};
+use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
 use crate::trace::stacks::Stacks;
 use crate::vm::bytecode::Op;
 
@@ -36,10 +36,18 @@ impl<S: Surroundings> Reader<'_, S> {
         if self.op(key) == Some(Ir::KSLOT) { self.body.code.ins(key).op1() } else { key }
     }
 
-    /// Whether an instruction is a reference into the hash part of a table by this string, or by a key that is not known.
-    fn may_be_by_string(&self, reference: u16, string: u64) -> bool {
-        matches!(self.op(reference), Some(Ir::HREF | Ir::HREFK | Ir::NEWREF))
-            && self.cast.string(self.key(reference)).is_none_or(|(address, _)| address == string)
+    /// Whether a reference is into the hash part of a table by this string, or by a string that is not known.
+    pub(super) fn may_be_by_string(&self, reference: u16, string: u64) -> bool {
+        if !matches!(self.op(reference), Some(Ir::HREF | Ir::HREFK | Ir::NEWREF)) {
+            return false;
+        }
+        let key = self.key(reference);
+        match self.cast.string(key) {
+            Some((address, _)) => address == string,
+            None => {
+                matches!(self.op(key), None | Some(Ir::NOP)) || self.body.code.ins(key).kind_of_result() == irt::STR
+            }
+        }
     }
 
     /// Whether a reference into a table is by a string that may be the name of a metamethod.
@@ -129,15 +137,17 @@ impl<S: Surroundings> Reader<'_, S> {
 
     /// Whether what a lookup finds may be known from an earlier access.
     pub(super) fn is_accessed_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
-        (FIRST..self.body.code.end()).any(|at| {
-            // A store that was dropped had a later one to the same place.
-            let accesses = match self.op(at) {
-                Some(Ir::ALOAD | Ir::HLOAD | Ir::XLOAD) => at < until,
-                Some(Ir::ASTORE | Ir::HSTORE | Ir::XSTORE) => true,
-                _ => false,
-            };
-            accesses && self.is_same_place(stacks, place, step, self.body.code.ins(at).op1(), until)
-        })
+        let is_own = !self.powers.looks_for("__index") || self.is_known_table(place, step);
+        !is_own
+            || (FIRST..self.body.code.end()).any(|at| {
+                // A store that was dropped had a later one to the same place.
+                let accesses = match self.op(at) {
+                    Some(Ir::ALOAD | Ir::HLOAD | Ir::XLOAD) => at < until,
+                    Some(Ir::ASTORE | Ir::HSTORE | Ir::XSTORE) => true,
+                    _ => false,
+                };
+                accesses && self.is_same_place(stacks, place, step, self.body.code.ins(at).op1(), until)
+            })
     }
 
     /// Whether a length may be known already.
@@ -154,6 +164,23 @@ impl<S: Surroundings> Reader<'_, S> {
         !matches!(value, Value::Ref(_)) || (FIRST..until).any(measures)
     }
 
+    /// Whether a reference may lead into the very table that a bytecode looks into, where a lookup always begins. What is
+    /// no table has none.
+    fn may_be_in_own_table(&self, place: &Place, step: Step, reference: u16) -> bool {
+        if step.op != Op::TGETS {
+            return true;
+        }
+        !self.is_known_table(place, step)
+            || self.table_of(reference).is_none_or(|table| self.may_be_table(place, step, table))
+    }
+
+    /// Whether what a bytecode looks into is known to be a table: strings and numbers have none, but their metatables' may
+    /// be looked into.
+    fn is_known_table(&self, place: &Place, step: Step) -> bool {
+        matches!(place.slot(usize::from(step.instruction.b())),
+            Value::Ref(own) if self.body.code.ins(own).kind_of_result() == irt::TAB)
+    }
+
     /// Whether a lookup by a constant string can have left nothing: it was done before, finds nothing in an empty table
     /// (which is a constant pointer, to nil), or is one of an object's.
     pub(super) fn is_looked_up_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
@@ -161,12 +188,13 @@ impl<S: Surroundings> Reader<'_, S> {
         let index = if step.op == Op::TGETS { u16::from(step.instruction.c()) } else { step.instruction.d() };
         let own = self.prototype(stacks, place).and_then(|prototype| self.surroundings.string(prototype, index));
         let Some(own) = own else { return true };
-        self.powers.looks_for("__index")
+        self.powers.cdata && self.powers.looks_for("__index")
             || (code.references().start..BIAS).any(|at| self.op(at) == Some(Ir::KKPTR))
-            || (FIRST..until).any(|at| self.may_be_by_string(at, own))
+            || (FIRST..until).any(|at| self.may_be_by_string(at, own) && self.may_be_in_own_table(place, step, at))
     }
 
-    /// What a lookup by a constant string found that has left nothing: the same as an earlier one, or nil.
+    /// What a lookup by a constant string found that has left nothing: the same as an earlier one, or nil, or a constant
+    /// that the table was made with (`fwd_ahload`, `lj_opt_mem.c`).
     pub(super) fn loaded_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> Value {
         let index = match step.op {
             Op::TGETS => u16::from(step.instruction.c()),
@@ -177,9 +205,14 @@ impl<S: Surroundings> Reader<'_, S> {
         let Some(own) = own else { return Value::Any };
         let code = &self.body.code;
         // A store that was dropped had a later one to the same place.
+        // With `__index`, it may be that of another table.
+        let may_be_it = |reference: u16| {
+            self.may_be_by_string(reference, own)
+                && (self.powers.looks_for("__index") || self.may_be_in_own_table(place, step, reference))
+        };
         let accesses = (FIRST..code.end()).filter(|&at| match self.op(at) {
-            Some(Ir::HLOAD) => at < until && self.may_be_by_string(code.ins(at).op1(), own),
-            Some(Ir::HSTORE) => self.may_be_by_string(code.ins(at).op1(), own),
+            Some(Ir::HLOAD) => at < until && may_be_it(code.ins(at).op1()),
+            Some(Ir::HSTORE) => may_be_it(code.ins(at).op1()),
             _ => false,
         });
         let accesses: Vec<u16> = accesses.collect();
@@ -189,9 +222,16 @@ impl<S: Surroundings> Reader<'_, S> {
             !(FIRST..until).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP | Ir::NOP)))
                 || table.is_some_and(|table| place.slot(usize::from(step.instruction.b())) == Value::Ref(table))
         };
+        // Where another reference has no load, nothing is there.
+        let is_only = |load: u16| {
+            let loaded = code.ins(load).op1();
+            (FIRST..until).all(|at| at == loaded || !may_be_it(at))
+        };
         match accesses[..] {
-            [load] if self.op(load) == Some(Ir::HLOAD) && (step.op == Op::GGET || is_same(load)) => Value::Ref(load),
-            _ => Value::Any,
+            [load] if self.op(load) == Some(Ir::HLOAD) && is_only(load) && (step.op == Op::GGET || is_same(load)) => {
+                self.loaded_value(load)
+            }
+            _ => Value::Field(own),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Upvalues: which references are to those of a function, and what they hold.
 
+use std::collections::HashSet;
+
 use super::{Constant, Place, Reader, Step, Surroundings, Value};
 use crate::trace::cast::Callee;
 use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir};
@@ -59,7 +61,7 @@ impl<S: Surroundings> Reader<'_, S> {
     pub(super) fn upvalue(&self, stacks: &Stacks, step: Step, loaded: Option<u16>, until: u16) -> Value {
         // It may be another closure than the one that is a constant.
         if let Some(load) = loaded {
-            return Value::Ref(load);
+            return self.loaded_value(load);
         }
         if let Some(constant) = self.constant_upvalue(stacks, step) {
             return match constant {
@@ -68,13 +70,41 @@ impl<S: Surroundings> Reader<'_, S> {
                 Constant::Other => Value::Constant,
             };
         }
-        self.upvalue_before(stacks, step, until).unwrap_or_default()
+        match (self.upvalue_before(stacks, step, until), stacks.get(step.stack).callee.prototype()) {
+            (None | Some(Value::Any), Some(prototype)) => Value::Upvalue(prototype, step.instruction.d()),
+            (before, _) => before.unwrap_or_default(),
+        }
+    }
+
+    /// Finds the prototypes of which a closure may run that is no constant: the function of a frame that the trace began or
+    /// returned in, whose upvalues were read and which was not told apart. A prototype with many closures is not
+    /// (`rec_upvalue`, `lj_record.c`), even where another closure of it is a constant.
+    pub fn find_unknown_closures(&self) -> HashSet<u64> {
+        let code = &self.body.code;
+        let is_unknown = |at: u16| {
+            let function = code.ins(at).op1();
+            let is_told = |callee: &Callee| matches!(callee, Callee::Lua { function: Some(_), .. });
+            matches!(self.op(at), Some(Ir::UREFC | Ir::UREFO))
+                && function >= BIAS
+                && !self.cast.guarded(function).iter().any(is_told)
+        };
+        if !(FIRST..code.end()).any(is_unknown) {
+            return HashSet::new();
+        }
+        let began = self.frames.first().and_then(Option::as_ref).into_iter().flatten().filter_map(|frame| frame.callee);
+        let returned = self.returns.iter().map(|(callee, _)| *callee);
+        began.chain(returned).filter_map(Callee::prototype).collect()
+    }
+
+    /// The closure of a prototype, if no other one can run in the trace.
+    pub(super) fn only_closure(&self, prototype: u64) -> Option<u64> {
+        self.cast.only_closure(prototype).filter(|_| !self.unknown_closures.contains(&prototype))
     }
 
     /// What the upvalue that is read holds, if it never changes.
     pub(super) fn constant_upvalue(&self, stacks: &Stacks, step: Step) -> Option<Constant> {
         let prototype = stacks.get(step.stack).callee.prototype()?;
-        self.surroundings.upvalue(self.cast.only_closure(prototype)?, step.instruction.d())
+        self.surroundings.upvalue(self.only_closure(prototype)?, step.instruction.d())
     }
 
     /// What the upvalue that is read held before: the same load is made once only, and a stored value is not loaded
@@ -88,7 +118,7 @@ impl<S: Surroundings> Reader<'_, S> {
         for at in FIRST..code.end() {
             let ins = code.ins(at);
             let value = match self.op(at) {
-                Some(Ir::ULOAD) if at < until => Value::Ref(at),
+                Some(Ir::ULOAD) if at < until => self.loaded_value(at),
                 Some(Ir::USTORE) => self.value(ins.op2()),
                 _ => continue,
             };
