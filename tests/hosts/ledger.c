@@ -6,7 +6,8 @@
 ** has none. The program prints `ready` and waits for a line. Then
 **
 **   1. both work, and `a` asks for more than there is; VMS others come and go, one after the other, on either allocator, with
-**      data or without; with `builtin` every tenth of them is on LuaJIT's own allocator, whose calls nobody counts. It prints
+**      data or without; with `builtin` every tenth of them is on LuaJIT's own allocator, as is a VM `c` from the start: their calls
+**      nobody counts. It prints
 **      `calls N` and `done`, and waits.
 **   2. `a` is given the third allocator, and other data. It prints `calls N` and `done`, and waits.
 **   3. `a` works on it. It prints `calls N` and `done`, and waits.
@@ -131,6 +132,8 @@ int main(int count, char **arguments)
 	lua_State *b = newstate(second, NULL);
 	openlibs(a);
 	openlibs(b);
+	if (builtin)
+		openlibs(newstate_builtin());
 	puts("ready");
 	fflush(stdout);
 	char line[100];

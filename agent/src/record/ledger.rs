@@ -1,8 +1,40 @@
 //! What became of every call of the allocators, VM by VM.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 
 use lj_trace_common::allocation::tally::VmTally;
+
+use super::output_file::OutputFile;
+use super::outputs::failed;
+use crate::commands::exit::CommandError;
+
+/// The file that a ledger goes to.
+pub struct LedgerFile {
+    path: PathBuf,
+    file: OutputFile,
+}
+
+impl LedgerFile {
+    /// Opens it: what is in it stays until there is a ledger.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn open(path: &Path) -> Result<Self, CommandError> {
+        let file = OutputFile::open(path).map_err(|error| failed(path, &error))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Writes the ledger; gives the file's path.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(mut self, ledger: &Ledger) -> Result<PathBuf, CommandError> {
+        writeln!(self.file, "{}", ledger.json()).map_err(|error| failed(&self.path, &error))?;
+        Ok(self.path)
+    }
+}
 
 /// What became of the calls of one VM's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

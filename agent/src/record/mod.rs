@@ -36,7 +36,7 @@ pub use c_symbols::CSymbols;
 pub use cost::{Cost, Counted, IN_WINDOW, cpu_time};
 pub use deciding::Deciding;
 pub use estimation::Estimation;
-pub use ledger::{Gap, Ledger, OtherCalls, VmCalls};
+pub use ledger::{Gap, Ledger, LedgerFile, OtherCalls, VmCalls};
 pub use listener::{AllocationListener, SampleListener, SharedListener};
 pub use machine_code::machine_code;
 pub use memory::{MemoryEvents, MemoryTally};

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::programs::ProbeContext;
 use lj_trace_common::config::NOBODY;
+use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::runs_at;
 
@@ -32,6 +33,13 @@ pub fn calling_vm(context: &ProbeContext) -> u32 {
         let Some(config) = VMS.get(kind) else { return NOBODY };
         let layout = &config.layout;
         for value in kept {
+            // What frees traces keeps the `jit_State` (`lj_trace_free`, `lj_trace.c`), at its place in the same block.
+            if layout.g_to_j != ABSENT {
+                let vm = vm_at(value.wrapping_sub(u64::from(layout.g_to_j)));
+                if vm != NOBODY {
+                    return vm;
+                }
+            }
             let thread = value.wrapping_add(u64::from(layout.l_glref));
             if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread) {
                 let vm = vm_at(global);

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lj_trace_common::config::Counter;
+use lj_trace_common::config::{Counter, SHARED_USER_DATA};
 
 use super::accounts::Accounts;
 use super::args::{BenchmarkProbes, RecordArgs, default_output};
@@ -21,8 +21,8 @@ use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{
-    CSymbols, Cost, Deciding, EstimateSummary, Gap, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary,
-    Resolved, Room, TraceTable,
+    CSymbols, Cost, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    MemorySummary, Resolved, Room, TraceTable,
 };
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
@@ -54,6 +54,7 @@ pub struct MemoryPreparation {
     events: Vec<Option<MemoryEvents>>,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
+    ledger: Option<LedgerFile>,
     room: Room,
 }
 
@@ -79,6 +80,7 @@ impl MemoryPreparation {
             live: live.clone(),
             windows: args.overhead.is_some(),
         })?;
+        let ledger = args.ledger.as_deref().map(LedgerFile::open).transpose()?;
         let room = Room::default();
         let read = |(index, vm)| {
             // The only one that is recorded has no number.
@@ -96,7 +98,7 @@ impl MemoryPreparation {
         };
         let events = vms.iter().enumerate().map(read).collect::<Result<_, CommandError>>()?;
         let c_symbols = CSymbols::new(process, outputs.want_c_symbols());
-        Ok(Self { events, c_symbols, outputs, room })
+        Ok(Self { events, c_symbols, outputs, ledger, room })
     }
 
     /// Puts in the probes.
@@ -123,7 +125,7 @@ impl MemoryPreparation {
                 (probes, Some(bounded))
             }
         };
-        let Self { events, c_symbols, mut outputs, room } = self;
+        let Self { events, c_symbols, mut outputs, ledger, room } = self;
         if let Some(estimation) = outputs.estimation() {
             lifetimes::start(target, programs, estimation, polled);
         }
@@ -151,6 +153,7 @@ impl MemoryPreparation {
             deciding: Deciding::default(),
             c_symbols,
             outputs,
+            ledger,
             room,
             vms: vms.len(),
             only,
@@ -176,6 +179,8 @@ pub struct MemoryRecording {
     deciding: Deciding,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
+    /// Where it is written what became of every call.
+    ledger: Option<LedgerFile>,
     /// What there is for names.
     room: Room,
     /// How many VMs there were so far.
@@ -388,16 +393,27 @@ impl MemoryRecording {
         change: NewAllocator,
     ) -> Result<(), CommandError> {
         let was_seen = self.probes.knows(change.now.0);
+        let other = programs.user_of(change.now.1).filter(|&other| other != index && other != SHARED_USER_DATA);
         let outcome = self.probes.follow_vm(programs, process, &process.maps()?, vm, index);
         // What is probed already is seen at once, whichever VM it works for.
         if was_seen && outcome.is_ok() {
+            if let Some(other) = other {
+                let text = format!(
+                    "lj-trace: VM {} has got the allocator of VM {} (lua_setallocf): its calls of up to {:.0} ms before this are \
+                     counted as those of that one",
+                    number + 1,
+                    self.events.get(other as usize).and_then(Option::as_ref).map_or(0, |other| other.number() + 1),
+                    change.seen.elapsed().as_secs_f64() * 1000.0
+                );
+                say(Priority::Warning, &text);
+            }
             return Ok(());
         }
         let gap = Gap { vm: number + 1, seconds: change.seen.elapsed().as_secs_f64(), followed: outcome.is_ok() };
         self.accounts.note_gap(gap);
         let text = match &outcome {
             Ok(()) => format!(
-                "lj-trace: VM {} has got another allocator (lua_setallocf): its calls are recorded from now on, and were not                  seen for {:.0} ms at most",
+                "lj-trace: VM {} has got another allocator (lua_setallocf): its calls are recorded from now on, and were not seen for {:.0} ms at most",
                 gap.vm,
                 gap.seconds * 1000.0
             ),
@@ -659,7 +675,9 @@ impl MemoryRecording {
             noted,
             traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
         };
-        let files = self.outputs.finish(&summary.lost)?;
+        let written = self.ledger.map(|file| file.write(&summary.ledger)).transpose();
+        let mut files = self.outputs.finish(&summary.lost)?;
+        files.extend(written?);
         Ok((summary, files))
     }
 }
