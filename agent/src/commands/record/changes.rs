@@ -53,7 +53,7 @@ impl Changes {
 
     /// Reads which allocator a VM has; tells if it had another one before. It reads both words at once: `lua_setallocf`
     /// writes one after the other, and what is seen in between is seen to change once more.
-    pub fn allocator(&mut self, index: u32, vm: &Vm) -> Option<NewAllocator> {
+    pub fn allocator(&mut self, programs: &Programs, index: u32, vm: &Vm) -> Option<NewAllocator> {
         let read = |field: u16| self.memory.read::<u64>(vm.global + u64::from(field)).ok();
         let now = Instant::now();
         let (function, data) = (read(vm.layout.g_allocf)?, read(vm.layout.g_allocd)?);
@@ -62,7 +62,9 @@ impl Changes {
             return None;
         }
         let (before, seen) = self.allocators.insert(index, ((function, data), now))?;
-        (before != (function, data)).then_some(NewAllocator { now: (function, data), seen })
+        // Where a VM was closed, the next one may have come to lie at the same address.
+        let is_other = || programs.index_of(vm.global) != Some(index) || !self.is_there(vm);
+        (before != (function, data) && !is_other()).then_some(NewAllocator { now: (function, data), seen })
     }
 
     /// A VM has left its index.

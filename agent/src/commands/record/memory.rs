@@ -368,7 +368,7 @@ impl MemoryRecording {
                 continue;
             }
             let vm = events.vm();
-            if let Some(change) = self.changes.allocator(index, vm) {
+            if let Some(change) = self.changes.allocator(programs, index, vm) {
                 let (vm, number) = (vm.clone(), events.number());
                 self.follow(programs, process, &vm, index, number, change)?;
             } else if looks && self.changes.is_gone(programs, index, vm) {
