@@ -5,6 +5,9 @@ use crate::c_frame::CFrameShape;
 /// How many VMs of one process the probes know.
 pub const MAX_VMS: u32 = 256;
 
+/// How many entries a map has that is keyed by what VMs have: room for those that were closed and are not forgotten yet.
+pub const VM_ENTRIES: u32 = 4 * MAX_VMS;
+
 /// How many threads have a place of their own for their last allocation.
 pub const PENDING_PLACES: u32 = 4096;
 
@@ -41,8 +44,8 @@ pub struct Config {
     pub samples: u32,
     /// Every allocation of this number carries its stack; 0 for none.
     pub stack_every: u32,
-    /// How many VMs the maps have room for.
-    pub max_vms: u32,
+    /// Always 0.
+    pub unused: u32,
     /// Whether ticks that hit the kernel take its frames along.
     pub kernel_frames: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
@@ -149,10 +152,12 @@ counters! {
     AllocatorCalls => "calls of the allocator",
     /// It was called for no VM that is known.
     UnknownVm => "calls of the allocator for something else than the VM",
-    /// An event was handed to user space.
-    AllocationsWritten => "allocation events handed over",
-    /// The ring buffer was full.
-    AllocationsLost => "allocation events lost: the ring buffer was full",
+    /// A VM came into being, and its first block was asked for, while there was no room for one more.
+    VmsBeyond => "VMs that were not recorded: lj-trace knows no more at once",
+    /// One of these called its allocator.
+    CallsBeyond => "calls of VMs that came into being when no more were known at once",
+    /// The first block of one that may be a VM could not be had.
+    CreationsFailed => "VMs that could not be made",
     /// The event of a call that may have made a VM was held back.
     AllocationsHeld => "allocation events held back",
     /// It was found out what had become of it.
@@ -161,10 +166,6 @@ counters! {
     NamesLost => "names of functions lost: the ring buffer was full",
     /// More threads than there is room for are inside the allocator.
     PendingFull => "allocation events lost: too many threads in the allocator",
-    /// The allocator had no memory to give.
-    AllocationsFailed => "allocations that failed",
-    /// A null pointer was freed.
-    NothingFreed => "frees of nothing",
     /// The allocator returned, and a probe saw it.
     AllocatorReturns => "returns of the allocator",
     /// Calls whose program was timed.
@@ -229,6 +230,12 @@ pub const ARGUMENT_LOST: u8 = 0x21;
 /// Instead of a VM's index: several VMs give their allocators the same data, as those do that need none. Which of
 /// them calls shows in the caller's registers.
 pub const SHARED_USER_DATA: u32 = u32::MAX;
+
+/// Instead of a VM's index: there was no index left when it came into being.
+pub const VM_BEYOND: u32 = u32::MAX - 1;
+
+/// Instead of a VM's index: none that is known.
+pub const NOBODY: u32 = u32::MAX - 2;
 
 /// Stands for the allocator's data where that cannot be read.
 pub const UNKNOWN_USER_DATA: u64 = u64::MAX;

@@ -33,6 +33,8 @@ mod user {
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::vm::VmConfig {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for crate::allocation::tally::VmTally {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for crate::lifetime::Watched {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::lifetime::Followed {}

@@ -3,17 +3,17 @@
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
 use lj_trace_common::config::{Counter, LONGEST_PROGRAM, TIMED_EVERY};
 
-use crate::count::{add, count};
+use crate::count::{add, count, count_exactly};
 
 /// A program that is being timed, or one of the many that are not.
 #[derive(Clone, Copy)]
 pub struct Timer(u64);
 
 impl Timer {
-    /// Counts a run of a program, and times it if it is its turn.
+    /// Counts a run of a program, and times it if it is its turn. The count is exact.
     #[inline(always)]
     pub fn some(runs: Counter) -> Self {
-        if add(runs, 1) % TIMED_EVERY == 0 { Self::start() } else { Self(0) }
+        if count_exactly(runs) % TIMED_EVERY == 0 { Self::start() } else { Self(0) }
     }
 
     /// Times this run.

@@ -1,5 +1,7 @@
 //! Counting what happens, so that nothing is lost silently.
 
+use core::arch::asm;
+
 use lj_trace_common::config::Counter;
 
 use crate::maps::COUNTS;
@@ -8,6 +10,19 @@ use crate::maps::COUNTS;
 #[inline(always)]
 pub fn count(counter: Counter) {
     add(counter, 1);
+}
+
+/// Adds one to a counter of this CPU that has to be exact: no other thread's count is lost.
+#[inline(always)]
+pub fn count_exactly(counter: Counter) -> u64 {
+    let Some(value) = COUNTS.get_ptr_mut(counter as u32) else { return 0 };
+    // SAFETY: the entry is there as long as the program, and aligned. The addition is one instruction, which the compiler has
+    // no name for on this target (`BPF_ATOMIC`, `BPF_ADD`).
+    unsafe {
+        let before = value.read_volatile();
+        asm!("lock *(u64 *)({value} + 0) += {one}", value = in(reg) value, one = in(reg) 1u64, options(nostack));
+        before
+    }
 }
 
 /// Adds to a counter of this CPU; returns what it was before.

@@ -2,6 +2,7 @@
 //! of the common crate. What user space can do as well is done there.
 #![no_std]
 #![no_main]
+#![feature(asm_experimental_arch)]
 
 mod activity;
 mod allocation;

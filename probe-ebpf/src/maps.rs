@@ -1,11 +1,12 @@
 //! The maps: what the agent tells the programs, and what they tell the agent.
 
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::allocation::on_trace::KnownTrace;
-use lj_trace_common::config::{COUNTERS, Config, MAX_CHOSEN, MAX_VMS, PENDING_PLACES, PidNamespace};
+use lj_trace_common::allocation::tally::VmTally;
+use lj_trace_common::config::{COUNTERS, Config, MAX_CHOSEN, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES};
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceIdentity;
@@ -24,7 +25,7 @@ pub static VMS: Array<VmConfig> = Array::with_max_entries(MAX_VMS, 0);
 
 /// Address of a `global_State` to its index in [`VMS`].
 #[map]
-pub static GLOBALS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
+pub static GLOBALS: HashMap<u64, u32> = HashMap::with_max_entries(VM_ENTRIES, 0);
 
 /// Threads that have an inherited event, as far as that matters.
 #[map]
@@ -60,11 +61,16 @@ pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0)
 
 /// The allocator's data (`g->allocd`) to the VM's index in [`VMS`].
 #[map]
-pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(MAX_VMS, 0);
+pub static ALLOCATORS: HashMap<u64, u32> = HashMap::with_max_entries(VM_ENTRIES, 0);
 
-/// Numbers of VMs that came into being while they are recorded: so each is given once.
+/// The indices in [`VMS`] that VMs may get which come into being while they are recorded. The agent gives back those of
+/// VMs that are closed.
 #[map]
-pub static VM_NUMBERS: HashMap<u32, u8> = HashMap::with_max_entries(MAX_VMS, 0);
+pub static FREE_VMS: Queue<u32> = Queue::with_max_entries(MAX_VMS, 0);
+
+/// What became of the calls of each VM.
+#[map]
+pub static TALLIES: Array<VmTally> = Array::with_max_entries(MAX_VMS, 0);
 
 /// The number of the window in which calls of the allocator are events ([`lj_trace_common::config::GATE_CLOSED`]).
 #[map]
@@ -81,10 +87,6 @@ pub static ACTIVITY_SCRATCH: PerCpuArray<Scratchpad> = PerCpuArray::with_max_ent
 /// The VM that a thread ran when it was last sampled.
 #[map]
 pub static RAN_LAST: LruHashMap<u32, u32> = LruHashMap::with_max_entries(4096, 0);
-
-/// How many of these are taken, or a few less.
-#[map]
-pub static NEW_VMS: Array<u32> = Array::with_max_entries(1, 0);
 
 /// The last call of the allocator on each thread, which waits for a result, or did.
 #[map]

@@ -16,7 +16,7 @@ use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
-    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK,
+    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, MAX_VMS,
 };
 use lj_trace_common::ends::{self, INNERMOST, MAX_LEFT_OUT, OUTERMOST};
 use lj_trace_common::event::{
@@ -368,7 +368,7 @@ fn plausible(word: u64, stack: u64, cframe: u64) -> bool {
 fn vm_of(glref: u64, gc64: bool) -> u32 {
     let Ok(global) = UserMemory.read_ref(gc64, glref) else { return NO_VM };
     // SAFETY: the agent fills the map before the programs are attached; an entry is copied at once.
-    unsafe { GLOBALS.get(&global) }.map_or(NO_VM, |index| *index)
+    unsafe { GLOBALS.get(&global) }.copied().filter(|&index| index < MAX_VMS).unwrap_or(NO_VM)
 }
 
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.

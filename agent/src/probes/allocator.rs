@@ -338,6 +338,27 @@ impl AllocationProbes {
         Ok(())
     }
 
+    /// Whether the function at this address is probed.
+    pub fn knows(&self, function: u64) -> bool {
+        self.functions.contains_key(&function)
+    }
+
+    /// A VM has got another allocator, or gives it other data: that is recorded from now on.
+    ///
+    /// # Errors
+    /// As [`Self::add_vm`].
+    pub fn follow_vm(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        maps: &Maps,
+        vm: &Vm,
+        index: u32,
+    ) -> Result<(), AllocatorError> {
+        programs.forget_allocators(index);
+        self.add_vm(programs, process, maps, vm, index)
+    }
+
     /// Says that the VM of this index gives its allocator this data. Others that are still there may do the same.
     fn use_data(&self, programs: &mut Programs, process: &Process, data: u64, index: u32) -> anyhow::Result<()> {
         let memory = process.memory();

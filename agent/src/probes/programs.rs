@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, Queue};
 use aya::programs::{Program, ProgramError};
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
+use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::stack_end::StackEnd;
@@ -184,8 +185,10 @@ impl Counts {
 /// The kernel that has all that the programs use: `bpf_loop`.
 const NEEDED_KERNEL: &str = "5.17";
 
-/// How many VMs that come into being while they are recorded are recorded too, at most.
-pub const MORE_VMS: u32 = 64;
+/// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
+/// their indices to others once their events are worked off: a program that makes one after the other, each for a
+/// millisecond, makes a dozen before the agent looks.
+pub const MORE_VMS: u32 = 128;
 
 /// Room for ten seconds of light samples of 3 threads.
 const ACTIVITY_BUFFER: u32 = 1 << 20;
@@ -223,7 +226,6 @@ impl Programs {
             stack_every: wanted.stack_every,
             cpus: cpus.get(),
             stack_limit: MAX_STACK,
-            max_vms,
             kernel_frames: u32::from(wanted.kernel_frames),
             ..Config::default()
         };
@@ -231,6 +233,9 @@ impl Programs {
         programs.change_config(|new| *new = config).map_err(refused)?;
         for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
             programs.add_vm(vm).map_err(refused)?;
+        }
+        for index in programs.config.vms..max_vms {
+            programs.free_vms().and_then(|mut free| Ok(free.push(&index, 0)?)).map_err(refused)?;
         }
         Ok(programs)
     }
@@ -297,7 +302,7 @@ impl Programs {
     }
 
     /// The index of the VM that gives its allocator this data, or [`SHARED_USER_DATA`].
-    pub(super) fn user_of(&self, data: u64) -> Option<u32> {
+    pub fn user_of(&self, data: u64) -> Option<u32> {
         let allocators: HashMap<_, u64, u32> = self.ebpf.map("ALLOCATORS")?.try_into().ok()?;
         allocators.get(&data, 0).ok()
     }
@@ -390,21 +395,53 @@ impl Programs {
     /// Whether another VM may get the index of one that is not there any more: not where the programs look for the kinds of VMs
     /// that there are.
     pub fn may_replace(&self, index: u32) -> bool {
-        index != 0 && index != self.config.other_kind
+        let is_template = |template: &Template| template.size != 0 && template.vm == index;
+        index != 0 && index != self.config.other_kind && !self.config.templates.iter().any(is_template)
+    }
+
+    /// Lets VMs that come into being have the index of one that was closed, and of which nothing is under way any more.
+    pub fn release_vm(&mut self, index: u32) {
+        if self.may_replace(index)
+            && let Ok(mut free) = self.free_vms()
+        {
+            // The queue has room for all of them.
+            let _ = free.push(&index, 0);
+        }
+    }
+
+    fn free_vms(&mut self) -> anyhow::Result<Queue<&mut MapData, u32>> {
+        Ok(map_mut(&mut self.ebpf, "FREE_VMS")?.try_into()?)
+    }
+
+    /// What became of the calls of a VM's allocator so far.
+    pub fn tally(&self, index: u32) -> VmTally {
+        let tallies = self.ebpf.map("TALLIES").and_then(|map| Array::<_, VmTally>::try_from(map).ok());
+        tallies.and_then(|tallies| tallies.get(&index, 0).ok()).unwrap_or_default()
+    }
+
+    /// Forgets what data the VM of this index has given its allocator.
+    pub fn forget_allocators(&mut self, index: u32) {
+        // Where the kernel does not take it, the next VM with the same data is known in its place.
+        let _ = self.try_to_forget_allocators(index);
+    }
+
+    fn try_to_forget_allocators(&mut self, index: u32) -> anyhow::Result<()> {
+        let mut allocators: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "ALLOCATORS")?.try_into()?;
+        let own = |entry: Result<(u64, u32), _>| entry.ok().filter(|(_, vm)| *vm == index).map(|(data, _)| data);
+        for data in allocators.iter().filter_map(own).collect::<Vec<_>>() {
+            allocators.remove(&data)?;
+        }
+        let settings: Array<_, Config> =
+            self.ebpf.map("CONFIG").ok_or_else(|| anyhow::anyhow!("no map"))?.try_into()?;
+        if settings.get(&0, 0)?.allocator_vm == index {
+            self.change_config(|config| config.allocators = 0)?;
+        }
+        Ok(())
     }
 
     /// An index that no VM has: the programs give them out themselves, too.
     fn claim_index(&mut self) -> Option<u32> {
-        /// Fails if there is one (`BPF_NOEXIST`).
-        const ONLY_NEW: u64 = 1;
-        let mut numbers: HashMap<_, u32, u8> = map_mut(&mut self.ebpf, "VM_NUMBERS").ok()?.try_into().ok()?;
-        let first = self.config.vms;
-        let index = (first..self.config.max_vms).find(|index| numbers.insert(index, &1, ONLY_NEW).is_ok())?;
-        // The programs try only a few numbers from there on.
-        let mut given: Array<_, u32> = map_mut(&mut self.ebpf, "NEW_VMS").ok()?.try_into().ok()?;
-        let taken = given.get(&0, 0).ok()?.max(index + 1 - first);
-        given.set(0, &taken, 0).ok()?;
-        Some(index)
+        self.free_vms().ok()?.pop(0).ok()
     }
 
     /// Changes the settings of the running programs, which change some of them themselves.
@@ -458,6 +495,7 @@ fn descriptors(ebpf: &Ebpf) -> io::Result<Vec<(String, OwnedFd)>> {
         | Map::PerCpuArray(data)
         | Map::HashMap(data)
         | Map::LruHashMap(data)
+        | Map::Queue(data)
         | Map::RingBuf(data)) = map
         else {
             return None;

@@ -32,6 +32,9 @@ pub struct MemoryEvents {
     vm: Vm,
     memory: ProcessMemory,
     functions: FunctionNames,
+    /// Whether it came into being while others were recorded: there may be thousands of such, so that its stream has only those
+    /// symbols of C functions that its events name.
+    is_late: bool,
     /// Those of the VM that there were at first, until they are written.
     first_symbols: Vec<Symbol>,
     /// What the stream says that the addresses of prototypes mean.
@@ -131,7 +134,8 @@ impl MemoryEvents {
     pub fn of_another(&self, process: &Process, vm: &Vm, number: usize) -> Self {
         // Both run the same machine code, and their libraries may not be there yet.
         let by_trace = self.by_trace.as_ref().map(|_| TraceTable::default());
-        Self { by_trace, ..Self::new(process, vm, number, self.version, self.functions.clone(), &self.room) }
+        let functions = self.functions.clone();
+        Self { by_trace, is_late: true, ..Self::new(process, vm, number, self.version, functions, &self.room) }
     }
 
     /// Starts what is written of the VM, with all symbols that there are by now.
@@ -140,16 +144,20 @@ impl MemoryEvents {
     /// The output cannot take the bytes.
     pub fn start(&mut self, c_symbols: &CSymbols, out: &mut MemoryOutputs) -> Result<(), CommandError> {
         self.c_files = c_symbols.files().len();
-        out.start(self.number, &std::mem::take(&mut self.first_symbols), c_symbols)
+        let all = (!self.is_late).then_some(c_symbols);
+        out.start(self.number, &std::mem::take(&mut self.first_symbols), all)
     }
 
     fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &Room) -> Self {
+        // What it takes is given back with it.
+        let room = room.of_another();
         Self {
             number,
             version,
             vm: vm.clone(),
             memory: process.memory(),
             functions,
+            is_late: false,
             first_symbols: Vec::new(),
             known: AddrMap::default(),
             room: room.clone(),
@@ -238,6 +246,34 @@ impl MemoryEvents {
     pub fn decide(&mut self, vm: Vm) {
         self.vm = vm;
         self.trace_lines = TraceLines::default();
+    }
+
+    /// Its VM was closed without a call of its allocator: its first block, which is what `lua_close` leaves, is gone with the
+    /// rest of the allocator's memory.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn free_first_block(&mut self, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+        let Some(size) = self.vm.first_block_size() else { return Ok(()) };
+        self.tally.freed += size;
+        out.event(self.number, &Event::Free { source: Source::Internal, addr: self.vm.main_thread, size })
+    }
+
+    /// What became of the events so far, which count elsewhere from now on.
+    pub fn take_tally(&mut self) -> MemoryTally {
+        std::mem::take(&mut self.tally)
+    }
+
+    /// Its number in the outputs.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether a record is the last one of its VM, whose first block is freed.
+    #[inline]
+    pub fn is_last(&self, record: &AllocationRecord) -> bool {
+        matches!(record, AllocationRecord::Event(event)
+            if event.pointer == self.vm.main_thread && event.kind == AllocationKind::Free as u8)
     }
 
     /// What became of the events so far.
@@ -426,7 +462,7 @@ impl MemoryEvents {
         }
         self.c_functions.insert(address);
         let (symbol, has_start) = c_symbols.find(address);
-        for file in &c_symbols.files()[self.c_files..] {
+        for file in c_symbols.files()[self.c_files..].iter().filter(|_| !self.is_late) {
             symbols(file).try_for_each(|symbol| out.symbol_of_stream(self.number, symbol))?;
         }
         self.c_files = c_symbols.files().len();
@@ -438,7 +474,7 @@ impl MemoryEvents {
         };
         out.symbol_of_reports(self.number, Symbol::c(address, &name));
         // The stream has no sizes: without a symbol of its own, the function would get its neighbour's name.
-        if !has_start {
+        if !has_start || self.is_late {
             out.symbol_of_stream(self.number, Symbol::c(address, &name))?;
         }
         Ok(address)

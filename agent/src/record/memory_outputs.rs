@@ -47,6 +47,9 @@ pub struct MemoryOutputs {
     version: u8,
     vms: usize,
     files: Vec<StreamFile>,
+    /// The streams of VMs that were closed, and the size of the largest.
+    ended: Vec<PathBuf>,
+    size_of_ended: u64,
     reports: Reports,
     /// Of a recording in windows.
     estimation: Option<Box<Estimation>>,
@@ -132,6 +135,8 @@ impl MemoryOutputs {
             version: options.version,
             vms: options.vms,
             files: Vec::new(),
+            ended: Vec::new(),
+            size_of_ended: 0,
             reports,
             estimation: options.windows.then(|| Box::new(Estimation::new(&options.title))),
             live: options.live.clone(),
@@ -145,7 +150,8 @@ impl MemoryOutputs {
 
     /// The size of the largest stream so far, in bytes.
     pub fn largest_stream(&self) -> u64 {
-        self.files.iter().map(|stream| stream_file::size(&stream.path)).max().unwrap_or(0)
+        let open = self.files.iter().map(|stream| stream_file::size(&stream.path)).max();
+        open.unwrap_or(0).max(self.size_of_ended)
     }
 
     /// Creates the files of a VM's streams. VMs are numbered from zero.
@@ -163,18 +169,40 @@ impl MemoryOutputs {
         Ok(())
     }
 
-    /// Starts what is written of a VM, with the symbols that it has by now.
+    /// Starts what is written of a VM, with the symbols that it has by now, and those of C functions, if it is to have all.
     ///
     /// # Errors
     /// A stream cannot be written.
-    pub fn start(&mut self, vm: usize, own: &[Symbol], c_symbols: &CSymbols) -> Result<(), CommandError> {
+    pub fn start(&mut self, vm: usize, own: &[Symbol], c_symbols: Option<&CSymbols>) -> Result<(), CommandError> {
         for stream in self.files.iter_mut().filter(|stream| stream.vm == vm) {
             let mark = self.estimation.is_some().then(sample_mark);
-            let all = mark.into_iter().chain(own.iter().cloned()).chain(c_symbols.files().iter().flat_map(symbols));
+            let files = c_symbols.map_or(&[][..], CSymbols::files);
+            let all = mark.into_iter().chain(own.iter().cloned()).chain(files.iter().flat_map(symbols));
             stream.start(all)?;
         }
         own.iter().for_each(|symbol| self.report(vm, &Event::Symbol(symbol.clone())));
         Ok(())
+    }
+
+    /// Ends the streams of a VM that was closed: `lost` is what never arrived of its events, by reason.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn end_vm(&mut self, vm: usize, lost: &[(&'static str, u64)]) -> Result<(), CommandError> {
+        // What windows are to say at the end is not known yet.
+        if self.estimation.is_some() {
+            return Ok(());
+        }
+        let (over, files): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.files).into_iter().partition(|stream| stream.vm == vm);
+        self.files = files;
+        let mut outcome = Ok(());
+        for mut stream in over {
+            self.size_of_ended = self.size_of_ended.max(stream_file::size(&stream.path));
+            outcome = outcome.and(stream.note_losses(lost)).and(stream.finish());
+            self.ended.push(std::mem::take(&mut stream.path));
+        }
+        outcome
     }
 
     /// Adds a symbol to a VM's streams alone.
@@ -334,7 +362,7 @@ impl MemoryOutputs {
     /// # Errors
     /// The first output that could not be written; the others are complete all the same.
     pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, CommandError> {
-        let mut paths = Vec::new();
+        let mut paths = self.ended;
         let mut outcome = Ok(());
         let mut estimated = self.estimation.as_mut().map(|estimation| estimation.profile());
         if let Some(profile) = &mut estimated {
@@ -468,7 +496,7 @@ mod tests {
         for vm in 0..2 {
             let own = Symbol::lua(0x1000, format!("@{vm}.lua").as_bytes(), 1);
             outputs.create(vm).unwrap();
-            outputs.start(vm, &[own], &CSymbols::new(&this_process(), false)).unwrap();
+            outputs.start(vm, &[own], Some(&CSymbols::new(&this_process(), false))).unwrap();
             let source = Source::Lua { proto: 0x1000, line: 2 };
             let event = Event::Alloc { source, addr: 0x10 << vm, size: 40 + vm as u64 };
             outputs.event(vm, &event).unwrap();
@@ -521,7 +549,7 @@ mod tests {
         let outputs = MemoryOutputs::open(&options(&[folder.path().join("a.svg").display().to_string()], 1));
         let mut outputs = outputs.unwrap();
         outputs.create(0).unwrap();
-        outputs.start(0, &[], &CSymbols::new(&this_process(), false)).unwrap();
+        outputs.start(0, &[], Some(&CSymbols::new(&this_process(), false))).unwrap();
         assert_eq!(outputs.finish(&[]).unwrap(), [folder.path().join("a.svg")]);
     }
 
@@ -532,7 +560,7 @@ mod tests {
         let mut outputs = MemoryOutputs::open(&options(std::slice::from_ref(&path), 1)).unwrap();
         let own = Symbol::lua(0x1000, b"@a.lua", 1);
         outputs.create(0).unwrap();
-        outputs.start(0, &[own], &CSymbols::new(&this_process(), false)).unwrap();
+        outputs.start(0, &[own], Some(&CSymbols::new(&this_process(), false))).unwrap();
         let source = Source::Lua { proto: 0x1000, line: 2 };
         outputs.event(0, &Event::Alloc { source, addr: 0x10, size: 40 }).unwrap();
         outputs.finish(&[]).unwrap();

@@ -12,7 +12,23 @@ pub const ENTRY: usize = 256;
 
 /// The memory that is left for names.
 #[derive(Clone, Debug)]
-pub struct Room(Rc<Cell<usize>>);
+pub struct Room {
+    left: Rc<Cell<usize>>,
+    taken: Rc<Taken>,
+}
+
+/// What one user has taken, with all of its clones: given back once all of them are gone.
+#[derive(Debug)]
+struct Taken {
+    left: Rc<Cell<usize>>,
+    bytes: Cell<usize>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.left.set(self.left.get().saturating_add(self.bytes.get()));
+    }
+}
 
 impl Default for Room {
     fn default() -> Self {
@@ -23,19 +39,32 @@ impl Default for Room {
 impl Room {
     /// So many bytes.
     pub fn of(bytes: usize) -> Self {
-        Self(Rc::new(Cell::new(bytes)))
+        Self::within(Rc::new(Cell::new(bytes)))
+    }
+
+    /// The same room for another user: what that takes is given back when it is gone.
+    pub fn of_another(&self) -> Self {
+        Self::within(self.left.clone())
+    }
+
+    fn within(left: Rc<Cell<usize>>) -> Self {
+        Self { taken: Rc::new(Taken { left: left.clone(), bytes: Cell::new(0) }), left }
     }
 
     /// Takes so many bytes, if they are left.
     #[must_use]
     pub fn take(&self, bytes: usize) -> bool {
-        let left = self.0.get().checked_sub(bytes);
-        left.inspect(|&left| self.0.set(left)).is_some()
+        let Some(left) = self.left.get().checked_sub(bytes) else { return false };
+        self.left.set(left);
+        self.taken.bytes.set(self.taken.bytes.get() + bytes);
+        true
     }
 
     /// Gives back what was taken.
     pub fn give(&self, bytes: usize) {
-        self.0.set(self.0.get().saturating_add(bytes));
+        let bytes = bytes.min(self.taken.bytes.get());
+        self.taken.bytes.set(self.taken.bytes.get() - bytes);
+        self.left.set(self.left.get().saturating_add(bytes));
     }
 }
 
@@ -50,5 +79,15 @@ mod tests {
         assert!(room.take(60) && !another.take(41) && another.take(40) && !room.take(1));
         another.give(60);
         assert!(room.take(60));
+    }
+
+    #[test]
+    fn what_a_user_has_taken_is_given_back_when_it_is_gone() {
+        let room = Room::of(100);
+        assert!(room.take(30));
+        let other = room.of_another();
+        assert!(other.clone().take(50) && other.take(20) && !room.take(1));
+        drop(other);
+        assert!(room.take(70) && !room.take(1));
     }
 }

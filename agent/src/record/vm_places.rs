@@ -100,6 +100,11 @@ impl VmPlaces {
             .collect()
     }
 
+    /// Whether a place is free.
+    pub fn is_free(&self, index: usize) -> bool {
+        self.places.get(index).is_some_and(|place| place.state == State::Free)
+    }
+
     /// A place that is free.
     pub fn a_free_one(&self) -> Option<usize> {
         self.places.iter().position(|place| place.state == State::Free)

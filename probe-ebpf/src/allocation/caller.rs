@@ -4,49 +4,77 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::programs::ProbeContext;
+use lj_trace_common::config::NOBODY;
+use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::runs_at;
 
 use super::arguments::{registers, stack_pointer};
-use crate::maps::{CONFIG, GLOBALS, VMS};
+use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, VMS};
 use crate::memory::UserMemory;
 
-/// The VM that calls the allocator, by what the caller keeps over the call: it adds up the VM's memory afterwards
+/// The VM that calls the allocator, or [`NOBODY`], by what the caller keeps over the call: it adds up the VM's memory afterwards
 /// (`lj_mem_realloc`, `lj_gc.c`), or goes on to sweep, for which it needs the `global_State`. Where a probe is, the
 /// allocator has not saved any register yet.
-#[inline(always)]
-pub fn calling_vm(context: &ProbeContext) -> Option<u32> {
+#[inline(never)]
+pub fn calling_vm(context: &ProbeContext) -> u32 {
     let registers = registers(context);
     let kept = [registers.rbx, registers.rbp, registers.r12, registers.r13, registers.r14, registers.r15];
     for value in kept {
-        if let Some(vm) = vm_at(value) {
-            return Some(vm);
+        let vm = vm_at(value);
+        if vm != NOBODY {
+            return vm;
         }
     }
     // Or it keeps the coroutine: of one build, or of another one that is in the process, too.
-    let other = CONFIG.get(0)?.other_kind;
+    let Some(settings) = CONFIG.get(0) else { return NOBODY };
+    let other = settings.other_kind;
     for kind in [0, other] {
-        let layout = &VMS.get(kind)?.layout;
+        let Some(config) = VMS.get(kind) else { return NOBODY };
+        let layout = &config.layout;
         for value in kept {
+            // What frees traces keeps the `jit_State` (`lj_trace_free`, `lj_trace.c`), at its place in the same block.
+            if layout.g_to_j != ABSENT {
+                let vm = vm_at(value.wrapping_sub(u64::from(layout.g_to_j)));
+                if vm != NOBODY {
+                    return vm;
+                }
+            }
             let thread = value.wrapping_add(u64::from(layout.l_glref));
-            if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread)
-                && let Some(vm) = vm_at(global)
-            {
-                return Some(vm);
+            if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread) {
+                let vm = vm_at(global);
+                if vm != NOBODY {
+                    return vm;
+                }
             }
         }
         if other == 0 {
             break;
         }
     }
-    None
+    NOBODY
 }
 
-/// The VM whose `global_State` is there.
+/// The VM that calls the allocator with data that none of them had so far: `lua_setallocf` has given it that. It is known
+/// from then on. [`NOBODY`] if none does.
 #[inline(always)]
-fn vm_at(global: u64) -> Option<u32> {
+pub fn new_owner(context: &ProbeContext, user_data: u64) -> u32 {
+    let vm = calling_vm(context);
+    let Some(config) = VMS.get(vm) else { return NOBODY };
+    // What happens to be in a register is not enough: the program may call this function for itself.
+    let place = config.global.wrapping_add(u64::from(config.layout.g_allocd));
+    if UserMemory.read::<u64>(place) != Ok(user_data) {
+        return NOBODY;
+    }
+    let _ = ALLOCATORS.insert(&user_data, &vm, 0);
+    vm
+}
+
+/// The VM whose `global_State` is there, or [`NOBODY`].
+#[inline(always)]
+fn vm_at(global: u64) -> u32 {
     // SAFETY: entries are copied at once.
-    unsafe { GLOBALS.get(&global) }.copied()
+    unsafe { GLOBALS.get(&global) }.copied().unwrap_or(NOBODY)
 }
 
 /// How many places on the native stack may be the innermost C frame: between it and the allocator there are functions

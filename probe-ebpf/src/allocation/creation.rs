@@ -5,16 +5,17 @@
 //! the same thread calls the allocator again: then the block either has a main thread in it that points right behind
 //! itself, or is something else.
 
-use lj_trace_common::allocation::event::{AllocationSource, Creation, PendingAllocation};
-use lj_trace_common::config::{Config, Counter, SHARED_USER_DATA};
+use lj_trace_common::allocation::event::{AllocationEvent, AllocationSource, Creation, PendingAllocation};
+use lj_trace_common::allocation::tally::VmTally;
+use lj_trace_common::config::{Config, Counter, NOBODY, SHARED_USER_DATA, VM_BEYOND};
 use lj_trace_common::frame::gct_offset;
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::VmConfig;
 
-use super::send::send;
-use crate::count::count;
-use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, NEW_VMS, VM_NUMBERS, VMS};
+use super::send::{send, tally_of};
+use crate::count::count_exactly;
+use crate::maps::{ALLOCATORS, CONFIG, FREE_VMS, GLOBALS, VMS};
 use crate::memory::UserMemory;
 
 /// The VM that one becomes a copy of, if its first block has this size.
@@ -38,13 +39,13 @@ pub fn first_block(vm: &VmConfig) -> u64 {
 #[inline(always)]
 pub fn hold(pending: &mut PendingAllocation) {
     pending.creation += Creation::HeldByNobody as u32 - Creation::ByNobody as u32;
-    count(Counter::AllocationsHeld);
+    count_exactly(Counter::AllocationsHeld);
 }
 
 /// Finds out what has become of the block whose event is held back, and sends it.
 #[inline(never)]
-pub fn settle(pending: &mut PendingAllocation, settings: &Config) {
-    count(Counter::AllocationsSettled);
+pub fn settle(pending: &mut PendingAllocation) {
+    count_exactly(Counter::AllocationsSettled);
     let by_vm = pending.creation == Creation::HeldByVm as u32;
     pending.creation = Creation::No as u32;
     let event = &mut pending.event;
@@ -52,18 +53,30 @@ pub fn settle(pending: &mut PendingAllocation, settings: &Config) {
         && is_vm(config, event.result)
     {
         let global = event.result.wrapping_add(config.global_offset);
-        let Some(vm) = new_vm(settings) else {
-            count(Counter::UnknownVm);
+        let Some(vm) = new_vm() else {
+            count_exactly(Counter::VmsBeyond);
+            count_exactly(Counter::CallsBeyond);
+            let _ = GLOBALS.insert(&global, &VM_BEYOND, 0);
+            know_allocator(VM_BEYOND, global, pending.user_data);
             return;
         };
         register(vm, config, global, pending.user_data);
         (event.vm, event.source, event.line, event.place) = (vm as u8, AllocationSource::Internal as u8, 0, 0);
-        send(event);
+        send_counted(event);
     } else if by_vm {
-        send(event);
+        send_counted(event);
     } else {
-        count(Counter::UnknownVm);
+        count_exactly(Counter::UnknownVm);
     }
+}
+
+/// Counts a call that was held back, and hands its event to user space.
+#[inline(always)]
+fn send_counted(event: &AllocationEvent) {
+    if let Some(tally) = tally_of(u32::from(event.vm)) {
+        tally.calls += 1;
+    }
+    send(event);
 }
 
 /// Whether a main thread with its `global_State` is at `block`.
@@ -76,28 +89,10 @@ fn is_vm(template: &VmConfig, block: u64) -> bool {
         && UserMemory.read::<u8>(block.wrapping_add(gct_offset(gc64))) == Ok(gct::THREAD)
 }
 
-/// The number of a VM that did not have one.
+/// The index of a VM that did not have one.
 #[inline(always)]
-fn new_vm(settings: &Config) -> Option<u32> {
-    /// Fails if there is one (`BPF_NOEXIST`): so no two VMs get one number.
-    const ONLY_NEW: u64 = 1;
-    /// More threads than this do not come here at the same moment.
-    const ATTEMPTS: u32 = 16;
-    let given = NEW_VMS.get_ptr_mut(0)?;
-    // SAFETY: the entry is there as long as the program. What others write to it meanwhile costs an attempt.
-    let first = settings.vms.wrapping_add(unsafe { *given });
-    for attempt in 0..ATTEMPTS {
-        let vm = first.wrapping_add(attempt);
-        if vm >= settings.max_vms {
-            return None;
-        }
-        if VM_NUMBERS.insert(&vm, &1, ONLY_NEW).is_ok() {
-            // SAFETY: as above.
-            unsafe { *given = vm.wrapping_add(1).wrapping_sub(settings.vms) };
-            return Some(vm);
-        }
-    }
-    None
+fn new_vm() -> Option<u32> {
+    FREE_VMS.pop().ok().flatten()
 }
 
 /// Makes a VM known to the programs.
@@ -109,6 +104,16 @@ fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
         *place = *template;
         (*place).global = global;
     }
+    if let Some(tally) = tally_of(vm) {
+        *tally = VmTally { generation: tally.generation + 1, ..VmTally::default() };
+    }
+    let _ = GLOBALS.insert(&global, &vm, 0);
+    know_allocator(vm, global, user_data);
+}
+
+/// Makes it known which VM gives its allocator this data.
+#[inline(always)]
+fn know_allocator(vm: u32, global: u64, user_data: u64) {
     // SAFETY: entries are copied at once.
     let before = unsafe { ALLOCATORS.get(&user_data) }.copied();
     let shared = match before {
@@ -119,7 +124,6 @@ fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
     let of_data = if shared { SHARED_USER_DATA } else { vm };
     // The maps have room for all VMs.
     let _ = ALLOCATORS.insert(&user_data, &of_data, 0);
-    let _ = GLOBALS.insert(&global, &vm, 0);
     if let Some(settings) = CONFIG.get_ptr_mut(0) {
         // SAFETY: fields of their own, each written at once.
         unsafe {
@@ -131,21 +135,39 @@ fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
 }
 
 /// The VM whose first block this call frees: its last, after which none of the caller's registers tells of it any more
-/// (`close_state` ends with that call).
+/// (`close_state` ends with that call). [`NOBODY`] if it does not.
 #[inline(always)]
-pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> Option<u32> {
-    if size != 0 {
-        return None;
+pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> u32 {
+    if size == 0
+        && let Some(template) = template_of(settings, old_size).and_then(|template| VMS.get(template))
+    {
+        // SAFETY: entries are copied at once.
+        return unsafe { GLOBALS.get(&pointer.wrapping_add(template.global_offset)) }.copied().unwrap_or(NOBODY);
     }
-    let template = VMS.get(template_of(settings, old_size)?)?;
-    // SAFETY: entries are copied at once.
-    unsafe { GLOBALS.get(&pointer.wrapping_add(template.global_offset)) }.copied()
+    NOBODY
+}
+
+/// Forgets a VM for which there was no index, if this call frees its first block.
+#[inline(always)]
+pub fn close_beyond(settings: &Config, pointer: u64, old_size: u64, size: u64, user_data: u64) {
+    if size == 0
+        && let Some(template) = template_of(settings, old_size).and_then(|template| VMS.get(template))
+        && GLOBALS.remove(&pointer.wrapping_add(template.global_offset)).is_ok()
+    {
+        forget_allocator(user_data);
+    }
 }
 
 /// Forgets a VM whose first block is freed.
 #[inline(never)]
 pub fn close(vm: &VmConfig, user_data: u64) {
     let _ = GLOBALS.remove(&vm.global);
+    forget_allocator(user_data);
+}
+
+/// Forgets which VM gives its allocator this data.
+#[inline(always)]
+fn forget_allocator(user_data: u64) {
     // SAFETY: entries are copied at once.
     if unsafe { ALLOCATORS.get(&user_data) }.is_some_and(|&of_data| of_data != SHARED_USER_DATA) {
         let _ = ALLOCATORS.remove(&user_data);

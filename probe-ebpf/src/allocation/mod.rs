@@ -18,19 +18,19 @@ use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use lj_trace_common::allocation::event::Creation;
 use lj_trace_common::allocation::known::KnownObjects as _;
 use lj_trace_common::allocation::{AllocationKind, attribute};
-use lj_trace_common::config::{Config, Counter, SHARED_USER_DATA};
+use lj_trace_common::config::{Config, Counter, NOBODY, SHARED_USER_DATA, UNKNOWN_USER_DATA, VM_BEYOND};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::NO_WORD;
 
 use crate::clock::Timer;
-use crate::count::count;
+use crate::count::count_exactly;
 use crate::maps::{ALLOCATORS, CONFIG, GATE, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 use arguments::{arguments, stack_pointer};
-use caller::{calling_thread, calling_vm};
+use caller::{calling_thread, calling_vm, new_owner};
 use objects::ObjectsOf;
-use send::send;
+use send::{send, tally_of};
 
 /// A call of the allocator.
 #[uprobe(multi)]
@@ -69,7 +69,7 @@ fn called<const SEARCH: bool>(context: &ProbeContext, cookie: u64) -> bool {
     let Some(settings) = CONFIG.get(0) else { return false };
     let Some(&open) = GATE.get(0) else { return false };
     if open != arguments::window(cookie) {
-        count(Counter::CallsOutside);
+        count_exactly(Counter::CallsOutside);
         return false;
     }
     let timer = Timer::some(Counter::AllocatorCalls);
@@ -87,25 +87,32 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
     let [ud, pointer, old_size, size] = arguments(context, cookie);
     let window = arguments::window(cookie);
     let Some(pending) = pending::of_thread() else {
-        count(Counter::PendingFull);
+        count_exactly(Counter::PendingFull);
         return false;
     };
     if pending.creation >= Creation::HeldByNobody as u32 {
-        creation::settle(pending, settings);
+        creation::settle(pending);
     }
     let found = if ud == settings.allocator_data && settings.allocators != 0 {
-        Some(settings.allocator_vm)
+        settings.allocator_vm
     } else {
         // SAFETY: entries are copied at once.
-        unsafe { ALLOCATORS.get(&ud) }.copied()
+        unsafe { ALLOCATORS.get(&ud) }.copied().unwrap_or(NOBODY)
     };
+    // Numbers rather than options: of those, the compiler moves values that are not there, which the kernel refuses.
     let vm = match found {
-        Some(SHARED_USER_DATA) => match creation::closing_vm(settings, pointer, old_size, size) {
-            Some(vm) => Some(vm),
-            None => calling_vm(context),
+        SHARED_USER_DATA => match creation::closing_vm(settings, pointer, old_size, size) {
+            NOBODY => calling_vm(context),
+            vm => vm,
         },
+        NOBODY if ud != UNKNOWN_USER_DATA => new_owner(context, ud),
         vm => vm,
     };
+    if vm == VM_BEYOND {
+        count_exactly(Counter::CallsBeyond);
+        creation::close_beyond(settings, pointer, old_size, size, ud);
+        return false;
+    }
     // The event is put together where it will wait for its result: a program's stack is too small for it.
     let event = &mut pending.event;
     event.pointer = pointer;
@@ -118,22 +125,26 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
     if pointer == 0
         && let Some(template) = creation::template_of(settings, size)
     {
-        pending.creation = if vm.is_some() { Creation::ByVm } else { Creation::ByNobody } as u32;
+        pending.creation = if vm != NOBODY { Creation::ByVm } else { Creation::ByNobody } as u32;
         pending.user_data = ud;
         pending.template = u64::from(template);
-    } else if vm.is_none() {
-        count(Counter::UnknownVm);
+    } else if vm == NOBODY {
+        count_exactly(Counter::UnknownVm);
         return false;
     }
     let kind = AllocationKind::of_call(pointer, size);
     event.kind = kind as u8;
-    if let Some(vm) = vm {
-        let Some(config) = VMS.get(vm) else { return false };
+    if vm != NOBODY {
+        let (Some(config), Some(tally)) = (VMS.get(vm), tally_of(vm)) else { return false };
+        // One that may make a VM is counted once it is known whose it is.
+        if pending.creation == Creation::No as u32 {
+            tally.calls += 1;
+        }
         event.vm = vm as u8;
         if SEARCH && config.thread_word == NO_WORD {
             pending.room.note_thread(calling_thread(context, vm));
         }
-        let mut objects = ObjectsOf { vm, window };
+        let mut objects = ObjectsOf { vm, window: window.wrapping_add(tally.generation) };
         attribute(&UserMemory, config, &mut objects, &mut pending.room, event);
         if kind == AllocationKind::Free {
             if pointer != 0 {
@@ -143,7 +154,7 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
                     creation::close(config, ud);
                 }
             } else {
-                count(Counter::NothingFreed);
+                tally.nothing_freed += 1;
             }
             return false;
         }
@@ -174,8 +185,13 @@ fn take_result(result: u64, window: u32) {
     let event = &mut pending.event;
     event.result = result;
     if event.result == 0 {
-        pending.creation = Creation::No as u32;
-        count(Counter::AllocationsFailed);
+        if core::mem::replace(&mut pending.creation, Creation::No as u32) == Creation::No as u32 {
+            if let Some(tally) = tally_of(u32::from(pending.event.vm)) {
+                tally.failed += 1;
+            }
+        } else {
+            count_exactly(Counter::CreationsFailed);
+        }
     } else if pending.creation != Creation::No as u32 {
         creation::hold(pending);
     } else {

@@ -1,24 +1,32 @@
 //! Handing events to user space.
 
 use lj_trace_common::allocation::AllocationEvent;
-use lj_trace_common::config::Counter;
+use lj_trace_common::allocation::tally::VmTally;
 
-use crate::count::count;
-use crate::maps::ALLOCATIONS;
+use crate::maps::{ALLOCATIONS, TALLIES};
 
 /// The agent looks at the buffer at its own pace (`BPF_RB_NO_WAKEUP`).
 pub const NO_WAKEUP: u64 = 1;
 
-/// Hands an event to user space.
+/// Hands an event of a VM to user space.
 #[inline(always)]
 pub fn send(event: &AllocationEvent) {
+    let Some(tally) = tally_of(u32::from(event.vm)) else { return };
     match ALLOCATIONS.reserve::<AllocationEvent>(0) {
         Some(mut place) => {
             // SAFETY: both are whole events, and a ring buffer's record is nowhere else.
             unsafe { core::ptr::copy_nonoverlapping(event, place.as_mut_ptr(), 1) };
             place.submit(NO_WAKEUP);
-            count(Counter::AllocationsWritten);
+            tally.written += 1;
         }
-        None => count(Counter::AllocationsLost),
+        None => tally.ring_full += 1,
     }
+}
+
+/// Where the calls of a VM are counted.
+#[inline(always)]
+pub fn tally_of(vm: u32) -> Option<&'static mut VmTally> {
+    // SAFETY: the map's entries are there as long as the program. A VM runs on one thread at a time, so nobody else counts
+    // in its entry.
+    TALLIES.get_ptr_mut(vm).map(|tally| unsafe { &mut *tally })
 }

@@ -85,6 +85,10 @@ pub struct RecordArgs {
     #[arg(long)]
     pub force: bool,
 
+    /// Write what became of every call of the allocators to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub ledger: Option<PathBuf>,
+
     /// What the stream says of samples in JIT-compiled code
     #[arg(long, value_enum, default_value_t)]
     pub jit_samples: JitSamples,
@@ -275,7 +279,8 @@ impl RecordArgs {
     /// The same for one of the children: its files have its process id in their names.
     pub(super) fn of_child(&self, pid: u32) -> Self {
         let output = self.output.iter().map(|output| of_process(output, pid)).collect();
-        Self { pid, output, ..self.clone() }
+        let ledger = self.ledger.as_ref().map(|path| numbered(path, pid as usize));
+        Self { pid, output, ledger, ..self.clone() }
     }
 
     /// Where the CPU profile goes.

@@ -4,11 +4,13 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use lj_trace_common::config::Counter;
+use lj_trace_common::config::{Counter, SHARED_USER_DATA};
 
+use super::accounts::Accounts;
 use super::args::{BenchmarkProbes, RecordArgs, default_output};
 use super::bounded::BoundedRecording;
 use super::budget::Budget;
+use super::changes::{Changes, NewAllocator};
 use super::lifetimes;
 use super::lookout::{Lookout, Strangers};
 use super::targets::RecordTarget;
@@ -19,8 +21,8 @@ use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::record::{
-    CSymbols, CallAccounts, Cost, Deciding, EstimateSummary, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
-    MemorySummary, MemoryTally, Resolved, Room, TraceTable,
+    CSymbols, Cost, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    MemorySummary, Resolved, Room, TraceTable,
 };
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
@@ -41,8 +43,10 @@ const FOLDED_SOURCES: &str =
     "bytes were allocated at lines that were too rare to have room for each: they are [rare stacks]";
 
 /// What counts events that never arrived, or not whole.
-pub const LOST: [Counter; 5] =
-    [Counter::AllocationsLost, Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy, Counter::StacksLost];
+const LOST: [Counter; 4] = [Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy, Counter::StacksLost];
+
+/// What became of events for which there was no room in the ring buffer: how many these are is in the VMs' tallies.
+const RING_FULL: &str = "allocation events lost: the ring buffer was full";
 
 /// Where the events of a memory profile go, before there are any.
 pub struct MemoryPreparation {
@@ -50,6 +54,7 @@ pub struct MemoryPreparation {
     events: Vec<Option<MemoryEvents>>,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
+    ledger: Option<LedgerFile>,
     room: Room,
 }
 
@@ -75,6 +80,7 @@ impl MemoryPreparation {
             live: live.clone(),
             windows: args.overhead.is_some(),
         })?;
+        let ledger = args.ledger.as_deref().map(LedgerFile::open).transpose()?;
         let room = Room::default();
         let read = |(index, vm)| {
             // The only one that is recorded has no number.
@@ -92,7 +98,7 @@ impl MemoryPreparation {
         };
         let events = vms.iter().enumerate().map(read).collect::<Result<_, CommandError>>()?;
         let c_symbols = CSymbols::new(process, outputs.want_c_symbols());
-        Ok(Self { events, c_symbols, outputs, room })
+        Ok(Self { events, c_symbols, outputs, ledger, room })
     }
 
     /// Puts in the probes.
@@ -119,7 +125,7 @@ impl MemoryPreparation {
                 (probes, Some(bounded))
             }
         };
-        let Self { events, c_symbols, mut outputs, room } = self;
+        let Self { events, c_symbols, mut outputs, ledger, room } = self;
         if let Some(estimation) = outputs.estimation() {
             lifetimes::start(target, programs, estimation, polled);
         }
@@ -132,8 +138,12 @@ impl MemoryPreparation {
         Ok(MemoryRecording {
             lookout: lookout.ok().flatten().map(|lookout| (lookout, Strangers::new(maps, vms))),
             version: args.stream_version,
+            changes: Changes::new(process),
+            gone: Vec::new(),
+            closed: Vec::new(),
+            traces_of_closed: None,
             left_out: 0,
-            unread: 0,
+            accounts: Accounts::default(),
             bounded,
             probes,
             stopped: None,
@@ -143,6 +153,7 @@ impl MemoryPreparation {
             deciding: Deciding::default(),
             c_symbols,
             outputs,
+            ledger,
             room,
             vms: vms.len(),
             only,
@@ -168,6 +179,8 @@ pub struct MemoryRecording {
     deciding: Deciding,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
+    /// Where it is written what became of every call.
+    ledger: Option<LedgerFile>,
     /// What there is for names.
     room: Room,
     /// How many VMs there were so far.
@@ -180,10 +193,18 @@ pub struct MemoryRecording {
     lookout: Option<(Lookout, Strangers)>,
     /// That of the streams.
     version: u8,
+    /// What happens to VMs that the probes do not see.
+    changes: Changes,
+    /// The indices of VMs that are gone, and of which events may still come.
+    gone: Vec<u32>,
+    /// The indices of VMs that were closed, which others may have.
+    closed: Vec<u32>,
+    /// What the traces of these have allocated, if that was counted.
+    traces_of_closed: Option<TraceTable>,
     /// VMs that came into being and cannot be recorded.
     left_out: u64,
-    /// Events that were not worked off when the time was over.
-    unread: u64,
+    /// What became of the calls of VMs that were closed.
+    accounts: Accounts,
 }
 
 /// Takes a record of a VM that is known.
@@ -212,6 +233,7 @@ impl MemoryRecording {
     pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, CommandError> {
         let began = now();
         let is_empty = self.drain_events(programs, process, budget)?;
+        self.look_after_vms(programs, process, is_empty)?;
         if let (Some(bounded), Some(estimation)) = (&mut self.bounded, self.outputs.estimation()) {
             bounded.drain(estimation);
             if is_empty {
@@ -236,7 +258,7 @@ impl MemoryRecording {
             let Self { probes, events, deciding, c_symbols, outputs, only, strays, .. } = self;
             let mut outcome = Ok(());
             let mut decided = None;
-            let mut of_new_vm = None;
+            let (mut of_new_vm, mut closed) = (None, None);
             let limit = BETWEEN_LOOKS.min(BATCH - taken);
             let some = probes.drain(limit, |record| match events.get_mut(record.vm() as usize) {
                 _ if only.is_some_and(|only| only != record.vm()) => {
@@ -251,7 +273,10 @@ impl MemoryRecording {
                         events.decide(vm);
                     }
                     outcome = add(events, &record, c_symbols, outputs);
-                    if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                    if events.is_last(&record) {
+                        closed = Some(record.vm());
+                    }
+                    if outcome.is_ok() && closed.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
                 }
                 _ => {
                     of_new_vm = Some(record);
@@ -263,6 +288,13 @@ impl MemoryRecording {
             // The probes are to know it too.
             if let Some((index, vm)) = decided {
                 programs.update_vm(index, &vm)?;
+            }
+            if let Some(index) = closed {
+                self.end_vm(programs, index)?;
+                if budget.is_over() {
+                    return Ok(false);
+                }
+                continue;
             }
             match of_new_vm {
                 Some(record) => self.meet(&record, programs, process)?,
@@ -276,11 +308,127 @@ impl MemoryRecording {
 
     /// Counts the events that nobody is going to work off.
     pub fn count_unread(&mut self) {
-        let unread = &mut self.unread;
-        self.probes.drain(usize::MAX, |record| {
-            *unread += u64::from(matches!(record, AllocationRecord::Event(_)));
+        let Self { probes, accounts, .. } = self;
+        probes.drain(usize::MAX, |record| {
+            if matches!(record, AllocationRecord::Event(_)) {
+                accounts.leave_unread(record.vm());
+            }
             ControlFlow::Continue(())
         });
+    }
+
+    /// Ends what is written of a VM that was closed, and of which no event is to come any more.
+    fn end_vm(&mut self, programs: &mut Programs, index: u32) -> Result<(), CommandError> {
+        let Some(place) = self.events.get_mut(index as usize) else { return Ok(()) };
+        // Its successors are laid out as it was, and learn that from it.
+        let mut events = if programs.may_replace(index) { place.take() } else { None };
+        let Some(own) = events.as_mut().or(place.as_mut()) else { return Ok(()) };
+        let (number, tally, counted) = (own.number(), own.take_tally(), programs.tally(index));
+        if self.accounts.is_closed(index, counted.generation) {
+            return Ok(());
+        }
+        self.accounts.close(index, number, counted, tally);
+        self.changes.forget(index);
+        if let Some(table) = events.as_ref().and_then(MemoryEvents::by_trace) {
+            self.traces_of_closed.get_or_insert_with(TraceTable::default).merge(table);
+        }
+        let lost: &[_] = if counted.ring_full == 0 { &[] } else { &[(RING_FULL, counted.ring_full)] };
+        self.outputs.end_vm(number, lost)?;
+        if events.is_some() {
+            self.closed.push(index);
+        }
+        Ok(())
+    }
+
+    /// Looks after what happens to VMs without calls of their allocators. `is_empty` says whether all events are worked off that
+    /// there are.
+    fn look_after_vms(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        is_empty: bool,
+    ) -> Result<(), CommandError> {
+        if self.stopped.is_some() {
+            return Ok(());
+        }
+        // Before any more are found gone: of these, nothing is under way any more.
+        if is_empty {
+            for index in std::mem::take(&mut self.gone) {
+                if let Some(Some(events)) = self.events.get_mut(index as usize) {
+                    events.free_first_block(&mut self.outputs)?;
+                }
+                self.end_vm(programs, index)?;
+            }
+        }
+        // Whatever windows do not see is estimated.
+        let looks = self.bounded.is_none() && self.only.is_none() && self.changes.is_time();
+        for index in 0..self.events.len() as u32 {
+            let Some(Some(events)) = self.events.get(index as usize) else { continue };
+            if self.accounts.is_closed(index, programs.tally(index).generation) || self.gone.contains(&index) {
+                continue;
+            }
+            let vm = events.vm();
+            if let Some(change) = self.changes.allocator(programs, index, vm) {
+                let (vm, number) = (vm.clone(), events.number());
+                self.follow(programs, process, &vm, index, number, change)?;
+            } else if looks && self.changes.is_gone(programs, index, vm) {
+                if programs.index_of(vm.global) == Some(index) {
+                    programs.forget_vm(vm.global);
+                }
+                programs.forget_allocators(index);
+                self.gone.push(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records what a VM allocates from another allocator from now on.
+    fn follow(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        vm: &Vm,
+        index: u32,
+        number: usize,
+        change: NewAllocator,
+    ) -> Result<(), CommandError> {
+        let was_seen = self.probes.knows(change.now.0);
+        let other = programs.user_of(change.now.1).filter(|&other| other != index && other != SHARED_USER_DATA);
+        let outcome = self.probes.follow_vm(programs, process, &process.maps()?, vm, index);
+        // What is probed already is seen at once, whichever VM it works for.
+        if was_seen && outcome.is_ok() {
+            if let Some(other) = other {
+                let text = format!(
+                    "lj-trace: VM {} has got the allocator of VM {} (lua_setallocf): its calls of up to {:.0} ms before this are \
+                     counted as those of that one",
+                    number + 1,
+                    self.events.get(other as usize).and_then(Option::as_ref).map_or(0, |other| other.number() + 1),
+                    change.seen.elapsed().as_secs_f64() * 1000.0
+                );
+                say(Priority::Warning, &text);
+            }
+            return Ok(());
+        }
+        let gap = Gap { vm: number + 1, seconds: change.seen.elapsed().as_secs_f64(), followed: outcome.is_ok() };
+        self.accounts.note_gap(gap);
+        let text = match &outcome {
+            Ok(()) => format!(
+                "lj-trace: VM {} has got another allocator (lua_setallocf): its calls are recorded from now on, and were not seen for {:.0} ms at most",
+                gap.vm,
+                gap.seconds * 1000.0
+            ),
+            Err(error) => format!(
+                "lj-trace: VM {} has got another allocator (lua_setallocf), whose calls are not recorded: {error}",
+                gap.vm
+            ),
+        };
+        say(Priority::Warning, &text);
+        Ok(())
+    }
+
+    /// The indices of VMs that were closed since the last time, and whose events are worked off.
+    pub fn take_closed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.closed)
     }
 
     /// The size of its largest stream so far, in bytes.
@@ -441,7 +589,8 @@ impl MemoryRecording {
 
     /// How many events there were.
     pub fn events(&self) -> u64 {
-        self.events.iter().flatten().map(|events| events.tally().events).sum()
+        let open = self.events.iter().flatten().map(|events| events.tally().events);
+        self.accounts.closed().events + open.sum::<u64>()
     }
 
     /// Writes what there is so far.
@@ -462,12 +611,21 @@ impl MemoryRecording {
 
     /// The bytes that each trace of all VMs has allocated, if they were counted.
     fn by_trace(&self) -> Option<TraceTable> {
-        let tables = self.events.iter().flatten().filter_map(MemoryEvents::by_trace);
+        let open = self.events.iter().flatten().filter_map(MemoryEvents::by_trace);
+        let tables = self.traces_of_closed.iter().chain(open);
         tables.fold(None, |sum, table| {
             let mut sum = sum.unwrap_or_else(TraceTable::default);
             sum.merge(table);
             Some(sum)
         })
+    }
+
+    /// Events that never arrived so far, by reason.
+    pub fn lost(&self, programs: &Programs) -> Vec<(&'static str, u64)> {
+        let ring_full = self.accounts.ring_full_so_far(programs);
+        let mut lost = programs.counted(&LOST);
+        lost.extend((ring_full != 0).then_some((RING_FULL, ring_full)));
+        lost
     }
 
     /// Ends the outputs. Says what was recorded, and where it is.
@@ -481,15 +639,18 @@ impl MemoryRecording {
         cost: Cost,
         unread_stacks: (&'static str, u64),
     ) -> Result<(MemorySummary, Vec<PathBuf>), CommandError> {
-        let tally = self.events.iter().flatten().fold(MemoryTally::default(), |sum, events| sum.plus(events.tally()));
-        let sum = |counters: &[Counter]| counters.iter().map(|&counter| programs.count(counter)).sum();
-        let accounts = CallAccounts {
-            calls: sum(&[Counter::AllocatorCalls]),
-            written: sum(&[Counter::AllocationsWritten]),
-            lost: sum(&[Counter::AllocationsLost, Counter::PendingFull]),
-            no_event: sum(&[Counter::AllocationsFailed, Counter::NothingFreed, Counter::UnknownVm]),
-            received: tally.events + self.strays + self.unread,
-        };
+        if self.bounded.is_none() {
+            for events in self.events.iter_mut().flatten() {
+                let index = programs.index_of(events.vm().global);
+                let was_closed = index.is_some_and(|_| self.changes.is_closed(events.vm()));
+                if was_closed {
+                    events.free_first_block(&mut self.outputs)?;
+                }
+            }
+        }
+        let open = self.events.iter().flatten();
+        let tally = open.fold(self.accounts.closed(), |sum, events| sum.plus(events.tally()));
+        let ledger = self.accounts.finish(programs, &self.events);
         let estimate = self.outputs.estimation().map(|estimation| {
             if let Some(bounded) = &mut self.bounded {
                 bounded.drain(estimation);
@@ -497,25 +658,32 @@ impl MemoryRecording {
             estimation.finish();
             EstimateSummary::new(estimation)
         });
-        let mut noted = programs.counted(&[Counter::UnknownVm, Counter::AllocationsFailed, Counter::NothingFreed]);
+        let mut noted = programs.counted(&[Counter::UnknownVm, Counter::VmsBeyond]);
+        noted.extend(ledger.no_events().into_iter().filter(|(_, count)| *count != 0));
         if self.left_out > 0 {
             noted.push(("VMs that came into being and could not be recorded", self.left_out));
         }
         let folded = self.outputs.folded();
         noted.extend((folded > 0).then_some((FOLDED_SOURCES, folded)));
         let mut lost = programs.counted(&LOST);
-        lost.extend([(UNREAD_EVENTS, self.unread), unread_stacks].into_iter().filter(|(_, count)| *count > 0));
+        lost.extend(
+            [(RING_FULL, ledger.ring_full()), (UNREAD_EVENTS, self.accounts.unread()), unread_stacks]
+                .into_iter()
+                .filter(|(_, count)| *count > 0),
+        );
         let summary = MemorySummary {
             estimate,
             duration: self.stopped.unwrap_or(duration),
             tally,
             cost,
-            accounts,
+            ledger,
             lost,
             noted,
             traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
         };
-        let files = self.outputs.finish(&summary.lost)?;
+        let written = self.ledger.map(|file| file.write(&summary.ledger)).transpose();
+        let mut files = self.outputs.finish(&summary.lost)?;
+        files.extend(written?);
         Ok((summary, files))
     }
 }

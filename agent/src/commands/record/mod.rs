@@ -1,8 +1,10 @@
 //! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
 
+mod accounts;
 mod args;
 mod bounded;
 pub(super) mod budget;
+mod changes;
 mod children;
 pub(super) mod cost;
 pub(super) mod interrupts;

@@ -38,6 +38,14 @@ impl Newcomers {
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.
     pub fn introduce(process: &Process, pipeline: &mut Pipeline, programs: &mut Programs, index: usize) {
+        // One that was closed has left its place to it.
+        if pipeline.places().is_free(index)
+            && let Some((global, template)) = u32::try_from(index).ok().and_then(|index| programs.new_vm(index))
+            && let Some(template) = pipeline.vms().get(template as usize)
+        {
+            let vm = template.copy_at(global);
+            pipeline.replace_vm(index, vm);
+        }
         while let Ok(next) = u32::try_from(pipeline.vms().len())
             && next as usize <= index
             && let Some((global, template)) = programs.new_vm(next)

@@ -12,7 +12,7 @@ use super::args::RecordArgs;
 use super::budget::Budget;
 use super::cost::{Calibration, CostMeter, Costs, OnThreads};
 use super::lifetimes;
-use super::memory::{self, MemoryPreparation, MemoryRecording};
+use super::memory::{MemoryPreparation, MemoryRecording};
 use super::newcomers::Newcomers;
 use super::pace::Pace;
 use super::stopping::Stop;
@@ -67,6 +67,8 @@ pub struct Recording {
     new_cpus: u64,
     /// When samples end.
     ends: Option<Instant>,
+    /// The indices of VMs that were closed, and of which samples may still come.
+    leaving: Vec<u32>,
     /// When it was looked whether VMs are still there.
     vms_looked_at: Instant,
     pace: Pace,
@@ -231,6 +233,7 @@ impl Recording {
             cpus_looked_at: Instant::now(),
             new_cpus: 0,
             ends: None,
+            leaving: Vec::new(),
             vms_looked_at: Instant::now(),
             pace,
             cost,
@@ -289,7 +292,28 @@ impl Recording {
         }
         let Self { programs, process, memory, .. } = self;
         let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process, budget))?;
+        self.release_places(samples)?;
         Ok(memory && samples)
+    }
+
+    /// Lets other VMs have the indices of those that a memory profile has seen closed. `is_empty` says whether all samples were
+    /// worked off that there were.
+    fn release_places(&mut self, is_empty: bool) -> Result<(), CommandError> {
+        let Self { programs, samples, cpu, memory, leaving, .. } = self;
+        let Some(memory) = memory else { return Ok(()) };
+        let Some((_, pipeline)) = samples else {
+            memory.take_closed().into_iter().for_each(|index| programs.release_vm(index));
+            return Ok(());
+        };
+        if is_empty && !leaving.is_empty() {
+            leaving.iter().for_each(|&index| pipeline.places().leave(index as usize));
+            for vm in pipeline.forget_left() {
+                cpu.as_mut().map_or(Ok(()), |cpu| cpu.outputs.end_vm(vm))?;
+            }
+            leaving.drain(..).for_each(|index| programs.release_vm(index));
+        }
+        leaving.extend(memory.take_closed());
+        Ok(())
     }
 
     /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known that were
@@ -562,8 +586,8 @@ impl Recording {
 
     /// Samples and events that never arrived so far, by reason.
     pub fn lost(&self) -> Vec<(&'static str, u64)> {
-        let counters = self.cpu.iter().flat_map(|_| LOST_SAMPLES).chain(self.memory.iter().flat_map(|_| memory::LOST));
-        self.programs.counted(&counters.collect::<Vec<_>>())
+        let samples = self.cpu.iter().flat_map(|_| self.programs.counted(&LOST_SAMPLES));
+        samples.chain(self.memory.iter().flat_map(|memory| memory.lost(&self.programs))).collect()
     }
 
     /// Writes what there is so far.

@@ -1,0 +1,147 @@
+//! Every call of the allocators is in the ledger: of two of them, of a third one that `lua_setallocf` gives a VM while it is
+//! recorded, and of a thousand VMs that come and go.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::allocations::{Allocations, Kind, growth};
+use lj_trace_tests::tracer::{Outcome, Tracer};
+use lj_trace_tests::workload::Workload;
+use serde_json::Value;
+
+/// The library with which the host makes its VMs.
+const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libluajit-5.1.so.2";
+
+/// What the host and the ledger say.
+struct Run {
+    folder: tempfile::TempDir,
+    /// How many calls the host has counted by the end of each part.
+    calls: Vec<u64>,
+    /// Calls from the last change of allocators on, and how many seconds after it.
+    unseen: Vec<(u64, f64)>,
+    ledger: Value,
+    outcome: Outcome,
+}
+
+impl Run {
+    fn row(&self, name: &str) -> u64 {
+        self.ledger["rows"][name].as_u64().unwrap_or(0)
+    }
+
+    /// The sum of all rows.
+    fn sum(&self) -> u64 {
+        self.ledger["rows"].as_object().into_iter().flatten().filter_map(|(_, calls)| calls.as_u64()).sum()
+    }
+
+    fn streams(&self) -> Result<Vec<(usize, Allocations)>> {
+        let mut streams = Vec::new();
+        for file in std::fs::read_dir(self.folder.path())? {
+            let path = file?.path();
+            let number = path.file_stem().and_then(|name| name.to_str()?.strip_prefix("all-")?.parse().ok());
+            if let Some(number) = number {
+                streams.push((number, Allocations::read(&path)?));
+            }
+        }
+        Ok(streams)
+    }
+}
+
+/// Records so many parts of what the host does.
+fn record(vms: usize, builtin: bool, parts: usize) -> Result<Option<Run>> {
+    if !Path::new(LIBRARY).exists() {
+        println!("not tested: there is no {LIBRARY}");
+        return Ok(None);
+    }
+    let folder = tempfile::tempdir()?;
+    let count = vms.to_string();
+    let arguments: &[&str] = if builtin { &[LIBRARY, &count, "builtin"] } else { &[LIBRARY, &count] };
+    let mut host = Workload::start_host("ledger.c", folder.path(), arguments)?;
+    let [stream, ledger] = ["all.bin", "ledger.json"].map(|name| folder.path().join(name).display().to_string());
+    let pid = host.pid().to_string();
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--no-limit", "-o", &stream, "--ledger", &ledger];
+    let mut tracer = Tracer::start(arguments)?;
+    tracer.wait_until_attached()?;
+    let (mut calls, mut unseen) = (Vec::new(), Vec::new());
+    for part in 1..=parts {
+        host.go()?;
+        for line in host.report()? {
+            match line.split_whitespace().collect::<Vec<_>>()[..] {
+                ["calls", number] => calls.push(number.parse()?),
+                ["unseen", number, seconds] => unseen.push((number.parse()?, seconds.parse()?)),
+                _ => anyhow::bail!("the host said {line:?}"),
+            }
+        }
+        // The third allocator is used once it is probed.
+        if part == 2 {
+            tracer.wait_until("another allocator")?;
+        }
+    }
+    tracer.signal(libc::SIGINT)?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &[]);
+    let ledger = serde_json::from_str(&std::fs::read_to_string(&ledger)?).context("the ledger")?;
+    Ok(Some(Run { folder, calls, unseen, ledger, outcome }))
+}
+
+#[test]
+fn every_call_of_a_thousand_vms_and_of_changing_allocators_is_in_a_row() -> Result<()> {
+    let Some(run) = record(1000, false, 4)? else { return Ok(()) };
+    let said = &run.outcome.stderr;
+    let all = *run.calls.last().context("the host has said nothing")?;
+    println!("{all} calls: {}", run.ledger);
+    ensure!(run.ledger["calls"] == all, "{all} calls: {}\n{said}", run.ledger);
+    ensure!(run.ledger["balances"] == true && run.sum() == all, "{}\n{said}", run.ledger);
+    ensure!(said.contains(&format!("calls of allocator {all} of 1002 VMs: ")), "{said}");
+    ensure!(!said.contains("NOT ACCOUNTED FOR"), "{said}");
+    // Nothing but what fails or frees nothing is without an event.
+    let no_events = run.row("not recorded: failed") + run.row("not recorded: freed nothing");
+    ensure!(run.row("not recorded: failed") == 1, "{}", run.ledger);
+    let lost = run.row("lost: the ring buffer was full");
+    ensure!(run.row("recorded") + no_events + lost == all, "{}\n{said}", run.ledger);
+    let streams = run.streams()?;
+    ensure!(streams.len() == 1002, "{} streams", streams.len());
+    let events: u64 = streams.iter().map(|(_, stream)| stream.events.len() as u64).sum();
+    ensure!(events == run.row("recorded"), "{events} events in streams: {}", run.ledger);
+    for (number, stream) in streams.iter().filter(|(number, _)| *number > 2 && lost == 0) {
+        let left = growth(&stream.events);
+        ensure!(left == 0, "the stream of VM {number}, which is closed, has {left} bytes left");
+        let last = stream.events.last().context("an empty stream")?;
+        ensure!(last.kind == Kind::Free, "VM {number}: {last:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn calls_between_a_change_of_allocators_and_its_probe_are_told() -> Result<()> {
+    let Some(run) = record(0, false, 5)? else { return Ok(()) };
+    let said = &run.outcome.stderr;
+    let [.., before, all] = run.calls[..] else { anyhow::bail!("{:?}", run.calls) };
+    let seen = run.ledger["calls"].as_u64().context("no calls")?;
+    ensure!(run.ledger["balances"] == true && run.sum() == seen, "{}\n{said}", run.ledger);
+    ensure!((before..all).contains(&seen), "{seen} of {before} to {all} calls: {}", run.ledger);
+    let gaps = run.ledger["unseen"].as_array().context("no gaps")?;
+    let last = gaps.last().context("no gap")?;
+    ensure!(last["followed"] == true && last["vm"] == 1, "{}", run.ledger);
+    let seconds = last["seconds"].as_f64().context("no seconds")?;
+    // What was not seen was called in the time that is told.
+    let missing = all - seen;
+    let within = run.unseen.iter().find(|(_, at)| *at >= seconds).map_or(all - before, |(calls, _)| *calls);
+    println!("{missing} calls not seen; {within} in the {seconds:.3} s that are told");
+    ensure!(missing <= within, "{missing} calls not seen, {within} in {seconds} s: {:?}\n{said}", run.unseen);
+    ensure!(said.contains("calls not seen     of VM 1 for "), "{said}");
+    Ok(())
+}
+
+/// `lua_close` gives LuaJIT's own allocator back without a call.
+#[test]
+fn closed_vms_on_every_allocator_net_nothing() -> Result<()> {
+    let Some(run) = record(150, true, 1)? else { return Ok(()) };
+    let streams = run.streams()?;
+    ensure!(streams.len() == 153, "{} streams: {}", streams.len(), run.outcome.stderr);
+    for (number, stream) in streams.iter().filter(|(number, _)| *number > 3) {
+        let left = growth(&stream.events);
+        ensure!(left == 0, "the stream of VM {number}, which is closed, has {left} bytes left");
+    }
+    ensure!(run.ledger["balances"] == true, "{}\n{}", run.ledger, run.outcome.stderr);
+    Ok(())
+}
