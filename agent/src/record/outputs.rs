@@ -15,6 +15,7 @@ use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::privileges::limits;
 use crate::report::frame::chunk_name;
+use crate::report::text::Room;
 use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::sysprof::{SysprofWriter, TraceSample};
@@ -409,12 +410,15 @@ impl ReportOutput {
 
     pub(super) fn write(&self, profile: &dyn Profile) -> Result<(), CommandError> {
         let written = match &self.file {
-            None => formats::write(self.format, profile, BufWriter::new(io::stdout())),
+            None => {
+                let out = io::stdout();
+                formats::write(self.format, profile, Room::of(&out), BufWriter::new(out))
+            }
             Some(file) => {
                 // What was written of it before is replaced: an interim result.
                 let mut file = file.borrow_mut();
                 file.begin_anew();
-                formats::write(self.format, profile, BufWriter::new(&mut *file))
+                formats::write(self.format, profile, Room::Unlimited, BufWriter::new(&mut *file))
             }
         };
         written.map_err(|error| failed(&self.path, &error))

@@ -296,8 +296,8 @@ impl Profile for CpuProfile {
         &self.losses
     }
 
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        text::cpu::write(self, out)
+    fn write_text(&self, room: text::Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::cpu::write(self, room, out)
     }
 }
 

@@ -30,6 +30,21 @@ pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
     found
 }
 
+/// More functions are not told of.
+const MAX_FUNCTIONS: usize = 1 << 16;
+
+/// Addresses of the functions of `vm`, newest first, as far as there is time.
+pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
+    let mut found = Vec::new();
+    walk(memory, vm, |object, kind| {
+        if kind == gct::FUNC {
+            found.push(object);
+        }
+        found.len() < MAX_FUNCTIONS
+    });
+    found
+}
+
 /// More coroutines are not told of: somebody wants to read about them.
 const MAX_COROUTINES: usize = 1 << 16;
 

@@ -18,6 +18,7 @@ use super::Frame;
 use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
 use super::model::{Measure, Profile, StackId, Stacks};
+use super::text::Room;
 use crate::bounded::estimate::{Estimate, Figure, Line};
 use crate::bounded::lifetimes::Life;
 use crate::bounded::observation::SourceId;
@@ -133,8 +134,15 @@ impl EstimatedProfile {
     }
 
     /// Says which Lua line a source on a trace is.
-    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+    ///
+    /// It is the same line before it is compiled and after: one source, with one error.
+    pub fn line(&mut self, vm: usize, source: Source, mut frames: Vec<Frame>) {
         self.meet(vm);
+        for frame in &mut frames {
+            if let Frame::Lua { compiled, .. } = frame {
+                *compiled = false;
+            }
+        }
         self.sources[vm].line(source, frames);
     }
 
@@ -231,11 +239,12 @@ impl EstimatedProfile {
         }
     }
 
-    /// The largest lines, as text for people.
+    /// The largest lines, as text for people, for standard error.
     pub fn top(&self, lines: usize) -> String {
         let mut out = Vec::new();
         // Writing to memory cannot fail.
-        let _ = text::table(self, lines, &mut out).and_then(|()| lives::table(self, lines, &mut out));
+        let room = Room::of(&io::stderr());
+        let _ = text::table(self, lines, room, &mut out).and_then(|()| lives::table(self, lines, room, &mut out));
         String::from_utf8_lossy(&out).into_owned()
     }
 }
@@ -272,8 +281,8 @@ impl Profile for EstimatedProfile {
         &self.losses
     }
 
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        text::write(self, out)
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::write(self, room, out)
     }
 }
 

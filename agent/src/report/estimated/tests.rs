@@ -45,7 +45,7 @@ fn estimate(profile: &mut EstimatedProfile) -> Estimate {
 
 fn text(profile: &EstimatedProfile) -> String {
     let mut text = Vec::new();
-    profile.write_text(&mut text).unwrap();
+    profile.write_text(Room::Columns(100), &mut text).unwrap();
     String::from_utf8(text).unwrap()
 }
 

@@ -15,6 +15,7 @@ use clap::ValueEnum;
 pub use output::{Output, OutputError, insert_before_ending};
 
 use super::model::Profile;
+use super::text::Room;
 use crate::untrusted::{Form, PlainWriter};
 
 /// A format of a profile.
@@ -89,11 +90,11 @@ impl Format {
     }
 }
 
-/// Writes a profile in a format that [is of profiles](Format::is_of_profile).
+/// Writes a profile in a format that [is of profiles](Format::is_of_profile). Of these, only text heeds the room.
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(format: Format, profile: &dyn Profile, out: impl Write) -> io::Result<()> {
+pub fn write(format: Format, profile: &dyn Profile, room: Room, out: impl Write) -> io::Result<()> {
     match format {
         Format::Folded => folded::write(profile, PlainWriter::new(out, Form::Text)),
         Format::Svg => svg::write(profile, PlainWriter::new(out, Form::Text)),
@@ -102,7 +103,7 @@ pub fn write(format: Format, profile: &dyn Profile, out: impl Write) -> io::Resu
         Format::Firefox => firefox::write(profile, out),
         Format::Text => {
             let mut out = PlainWriter::new(out, Form::Text);
-            profile.write_text(&mut out)?;
+            profile.write_text(room, &mut out)?;
             out.flush()
         }
         Format::Stream | Format::Tarantool => {

@@ -18,6 +18,8 @@ pub use module::{Modules, NativeModule};
 pub use stacks::{FrameId, Row, StackId, Stacks, Weights};
 pub use timeline::{CounterSeries, Point, Timeline};
 
+use super::text::Room;
+
 /// A profile that can be written in every format.
 pub trait Profile {
     /// The stacks and their weights.
@@ -53,11 +55,11 @@ pub trait Profile {
     /// What was lost, by reason.
     fn losses(&self) -> &BTreeMap<String, u64>;
 
-    /// Writes the profile as text for people.
+    /// Writes the profile as text for people, into lines with so much room.
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()>;
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()>;
 
     /// The shown weight of all stacks together.
     fn total(&self) -> u64 {
