@@ -283,9 +283,26 @@ mod tests {
             "main chunk@a.lua:0;@a.lua:1 6 12\nmain chunk@a.lua:0;@a.lua:2 4 0\nmain chunk@a.lua:0;@a.lua:3 0 8\n";
         assert_eq!(written(&diff, Format::Folded), folded);
         let text = written(&diff, Format::Text);
-        assert!(text.contains("     40.00%       0.00%     -40.00%  ±15.03% ~  @a.lua:2\n"), "{text}");
-        assert!(text.contains("      0.00%      40.00%     +40.00%  ±13.12%    @a.lua:3\n"), "{text}");
+        assert!(text.contains("     40.00%       0.00%     -40.00%  ±14.91%    @a.lua:2\n"), "{text}");
+        assert!(text.contains("      0.00%      40.00%     +40.00%  ±13.17%    @a.lua:3\n"), "{text}");
         assert!(!text.contains("@a.lua:1\n"), "{text}");
+    }
+
+    #[test]
+    fn what_could_be_chance_is_marked_and_comes_last() {
+        let diff = Diff::new(&cpu(&[(1, 50), (2, 30), (3, 24)]), &cpu(&[(1, 60), (2, 18)]));
+        let text = written(&diff, Format::Text);
+        let at = |row: &str| text.find(row).unwrap_or_else(|| panic!("no {row:?} in\n{text}"));
+        // 48% to 77% is a change, and so is 23% to none; 29% to 23% may be none.
+        let certain = at("     48.08%      76.92%     +28.85%   ±6.83%    @a.lua:1\n");
+        let chance = at("     28.85%      23.08%      -5.77%   ±6.48% ~  @a.lua:2\n");
+        assert!(certain < chance && at(" -23.08%   ±4.35%    @a.lua:3\n") < chance, "{text}");
+        let mut out = Vec::new();
+        diff.write(Format::Text, Look { room: Room::Columns(COLUMNS), colored: true }, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let grey = out.lines().filter(|line| line.starts_with("\x1b[90m")).count();
+        assert_eq!(grey, text.matches(" ~  ").count());
+        assert!(diff.nothing().is_none() && Diff::new(&cpu(&[]), &cpu(&[(1, 1)])).nothing().is_some());
     }
 
     #[test]

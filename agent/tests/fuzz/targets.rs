@@ -57,7 +57,7 @@ pub fn stream(bytes: &[u8]) {
 
 fn all_formats(profile: &dyn Profile) {
     for format in [Format::Text, Format::Folded, Format::Svg, Format::Pprof, Format::Speedscope, Format::Firefox] {
-        written(formats::write(format, profile, text::Room::Columns(40), io::sink()));
+        written(formats::write(format, profile, formats::About::room(text::Room::Columns(40)), io::sink()));
     }
 }
 

@@ -141,8 +141,8 @@ impl Rendering {
     fn render(&self, format: Format, args: &ReportArgs, room: Room, out: impl Write) -> io::Result<()> {
         match self {
             Self::Lines(lines) => reference::sysprof::write(lines, PlainWriter::new(out, Form::Text)),
-            Self::Cpu(profile) => formats::write(format, &**profile, room, out),
-            Self::Sample(profile) => formats::write(format, &**profile, room, out),
+            Self::Cpu(profile) => formats::write(format, &**profile, formats::About::room(room), out),
+            Self::Sample(profile) => formats::write(format, &**profile, formats::About::room(room), out),
             Self::Memory { summary: Some(summary), .. } if format == Format::Tarantool => {
                 let options =
                     reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
@@ -153,7 +153,9 @@ impl Rendering {
                 text::memory::write(profile, text::memory::Options { leak_only: args.leak_only }, room, &mut out)?;
                 out.flush()
             }
-            Self::Memory { profile: Some(profile), .. } => formats::write(format, &**profile, room, out),
+            Self::Memory { profile: Some(profile), .. } => {
+                formats::write(format, &**profile, formats::About::room(room), out)
+            }
             // What an output asks for has been read.
             Self::Memory { .. } => Ok(()),
         }

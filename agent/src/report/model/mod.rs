@@ -6,6 +6,7 @@ mod fold;
 pub mod labels;
 mod measure;
 mod module;
+mod recorded;
 pub mod stacks;
 mod timeline;
 
@@ -15,6 +16,7 @@ use std::io;
 pub use labels::Labels;
 pub use measure::{Measure, Unit};
 pub use module::{Modules, NativeModule};
+pub use recorded::Recorded;
 pub use stacks::{FrameId, Row, StackId, Stacks, Weights};
 pub use timeline::{CounterSeries, Point, Timeline};
 
@@ -39,6 +41,11 @@ pub trait Profile {
 
     /// What was recorded when, where that is known.
     fn timeline(&self) -> Option<&Timeline> {
+        None
+    }
+
+    /// When it was recorded, where a stream tells that.
+    fn recorded(&self) -> Option<Recorded> {
         None
     }
 

@@ -283,12 +283,13 @@ mod tests {
     fn no_line_is_wider_than_a_terminal() {
         let mut profile = CpuProfile::new("x".repeat(300));
         for state in VmState::ALL {
-            profile.add(state, [lua(&"very_long_name_".repeat(20), 1)]);
+            let chunk = format!("@{}/a.lua", "very/long/path".repeat(20));
+            profile.add(state, [Frame::lua(Some("work".into()), chunk.as_bytes(), 1, Some(2))]);
         }
         let mut out = Vec::new();
         write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(out.lines().all(|line| line.chars().count() <= COLUMNS), "{out}");
-        assert!(out.contains("...") && out.contains("@a.lua:1"), "{out}");
+        assert!(out.contains("  work@...") && out.contains("/a.lua:1") && out.contains("/a.lua:2"), "{out}");
     }
 }

@@ -198,7 +198,7 @@ mod tests {
             assert_eq!(fit_label(&whole, 100), whole);
         }
         assert_eq!(fit_label(&format!("load_user@{path}:12"), 30), "load_user@...odels/user.lua:12");
-        assert_eq!(fit_label(&format!("f@{path}:12_[j]"), 24), "f@...ls/user.lua:12_[j]");
+        assert_eq!(fit_label(&format!("f@{path}:12_[j]"), 24), "f@...els/user.lua:12_[j]");
     }
 
     #[test]
