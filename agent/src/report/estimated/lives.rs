@@ -20,6 +20,9 @@ const CYCLES: usize = 3;
 /// The output cannot take the bytes.
 pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
+    if profile.about().is_withheld() {
+        return Ok(());
+    }
     if followed == 0 {
         if profile.polled && profile.about.cycles > 0 {
             writeln!(

@@ -215,6 +215,9 @@ impl EstimatedProfile {
 
     /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.
     fn rows(&self) -> Vec<(&Seen, Line)> {
+        if self.about.is_withheld() {
+            return Vec::new();
+        }
         let estimated = |line: &Line| Some((self.seen.get(line.source.0 as usize)?, *line));
         let mut rows: Vec<_> = if self.about.is_known() {
             self.lines.iter().filter_map(estimated).collect()
@@ -231,7 +234,9 @@ impl EstimatedProfile {
         let whole = |figure: Figure| figure.value.round() as u64;
         let rows: Vec<_> =
             self.rows().iter().map(|(seen, line)| (seen.stack, whole(line.count), whole(line.bytes))).collect();
-        for (stack, count, bytes) in rows {
+        let seen: Vec<StackId> = self.seen.iter().map(|seen| seen.stack).filter(|_| self.about.is_withheld()).collect();
+        let none = seen.into_iter().map(|stack| (stack, 0, 0));
+        for (stack, count, bytes) in rows.into_iter().chain(none) {
             for (measure, value) in [(ALLOC_OBJECTS, count), (ALLOC_SPACE, bytes)] {
                 self.stacks.take(stack, measure.index, u64::MAX);
                 self.stacks.add(stack, measure.index, value);

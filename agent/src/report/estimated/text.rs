@@ -24,7 +24,9 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
     for line in profile.about().lines() {
         writeln!(out, "{line}")?;
     }
-    writeln!(out, "\nTop lines by the bytes that they allocate")?;
+    if !profile.about().is_withheld() {
+        writeln!(out, "\nTop lines by the bytes that they allocate")?;
+    }
     table(profile, TOP, room, out)?;
     lives::table(profile, TOP, room, out)?;
     if !profile.losses.is_empty() {
@@ -41,6 +43,9 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
 /// # Errors
 /// As [`write`].
 pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    if profile.about().is_withheld() {
+        return Ok(());
+    }
     let (rows, stacks) = (profile.rows(), profile.weighted());
     let shown = rows.iter().filter(|(_, line)| line.bytes.value > 0.0);
     let row = |(seen, line): &(&Seen, Line)| {
