@@ -113,7 +113,7 @@ impl Recorded {
         let line = format!("{MODULE}.lua:{} ", line_of(&format!("{MODULE}.lua"), "leak"));
         let first = self.staying.first().with_context(|| format!("nothing stays: {}", self.outcome.stderr))?;
         // The line, or where it is not certain, the trace that starts in its function.
-        let trace = format!("started at @{MODULE}.lua:16");
+        let trace = format!("@{MODULE}.lua:16 (TRACE");
         ensure!(first.contains(&line) || first.contains(&trace), "{line} is not first: {:#?}", self.staying);
         Ok(())
     }

@@ -18,6 +18,8 @@ use crate::target_folder;
 pub mod exit_code {
     /// The command line is wrong.
     pub const USAGE: i32 = 64;
+    /// There is nothing in the input that could be shown.
+    pub const DATA: i32 = 65;
     /// There is no such process.
     pub const NO_PROCESS: i32 = 66;
     /// There is no LuaJIT in the process, or none that is supported.

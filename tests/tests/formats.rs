@@ -91,10 +91,14 @@ fn cpu_formats_agree_to_the_sample() -> Result<()> {
 }
 
 /// What a memprof stream and the other outputs both tell: the stream names the trace that allocates, the others the function
-/// that is compiled into it.
+/// that is compiled into it. Of a C function, the others tell the line that has called it, too.
 fn compiled_as_one(stacks: Stacks) -> Stacks {
     let mut told = Stacks::new();
-    for (stack, bytes) in stacks {
+    for (mut stack, bytes) in stacks {
+        let leaf_is_c = stack.last().is_some_and(|leaf| !leaf.contains(':') && !leaf.starts_with("TRACE ["));
+        if leaf_is_c {
+            stack.drain(..stack.len() - 1);
+        }
         let is_compiled = stack.iter().any(|frame| frame.starts_with("TRACE [") || frame.ends_with("_[j]"));
         *told.entry(if is_compiled { vec!["compiled".to_owned()] } else { stack }).or_default() += bytes;
     }

@@ -49,8 +49,8 @@ fn the_line_that_leaks() -> Result<()> {
     // The note and its text; the garbage that is not collected yet is less.
     let first = held.lines().nth(2).context("no line holds anything")?;
     // The line, or where it is not certain, the trace that it runs in.
-    let is_named = first.contains("stories/leak.lua:27")
-        || first.contains("TRACE") && first.contains("started at @stories/leak.lua");
+    let is_named =
+        first.contains("stories/leak.lua:27") || first.contains("TRACE") && first.contains("@stories/leak.lua");
     ensure!(is_named, "{first} in\n{text}");
     // Most of the heap are these notes, in one list.
     let heap = std::fs::read_to_string(teller.file("heap.txt"))?;

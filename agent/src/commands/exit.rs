@@ -18,6 +18,8 @@ impl ExitCode {
     pub const OK: Self = Self(0);
     /// The command line is wrong.
     pub const USAGE: Self = Self(64);
+    /// The input has nothing in it that could be shown (`EX_DATAERR`).
+    pub const DATA: Self = Self(65);
     /// There is no such process.
     pub const NO_PROCESS: Self = Self(66);
     /// There is no LuaJIT in the process, or none that is supported.

@@ -59,6 +59,17 @@ impl Definitions {
         self.room.give(self.names.drain().map(|(_, (_, name))| ENTRY + name.len()).sum());
     }
 
+    /// Takes in what the function at `address` is called by others, if nothing better is known.
+    pub fn add_used(&mut self, address: u64, meaning: Meaning, name: &str) {
+        if self.name(address, meaning).is_none()
+            && self.names.len() < MAX_NAMES
+            && self.room.take(ENTRY + name.len())
+            && let Some((_, old)) = self.names.insert(address, (meaning, name.to_owned()))
+        {
+            self.room.give(ENTRY + old.len());
+        }
+    }
+
     /// The same, for a prototype that has just been seen to run; nothing if there are too many of them.
     pub fn add_new(&mut self, memory: &ProcessMemory, vm: &Vm, address: u64) {
         if self.read >= BATCH {

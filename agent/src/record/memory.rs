@@ -1,7 +1,7 @@
 //! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
@@ -9,20 +9,24 @@ use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
 
+use super::c_callers::{CCall, CCallers};
 use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
 use super::memory_outputs::MemoryOutputs;
 use super::room::{ENTRY, Room};
 use super::stream_traces::{Start, StreamTraces};
-use super::trace_lines::TraceLines;
+use super::trace_lines::{TraceLine, TraceLines};
 use super::trace_table::TraceTable;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::AllocationRecord;
+use crate::report::Frame;
+use crate::report::frame::chunk_name;
 use crate::stream::hash::AddrMap;
 use crate::stream::memprof::{Event, Source};
 use crate::stream::{Annotation, Symbol, TraceSymbol, reserved};
+use crate::symbols::demangle::demangle;
 use crate::target::{Process, ProcessMemory};
-use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces};
+use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
 
 /// Names the allocation events of a VM.
 pub struct MemoryEvents {
@@ -43,8 +47,9 @@ pub struct MemoryEvents {
     room: Room,
     /// Whether the stream knows what stands for functions without a name: of Lua, and of C.
     knows_nameless: [bool; 2],
-    /// Addresses of C functions that were looked up.
-    c_functions: HashSet<u64>,
+    /// The names of C functions that were looked up, by address.
+    c_functions: HashMap<u64, Arc<str>>,
+    c_callers: CCallers,
     /// How many of the files of C functions the stream knows.
     c_files: usize,
     /// What functions are called.
@@ -94,8 +99,8 @@ impl MemoryTally {
 }
 
 /// What a stream says that the address of a prototype means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Meaning {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Meaning {
     first_line: u32,
     /// A hash of the chunkname.
     name: u64,
@@ -162,7 +167,8 @@ impl MemoryEvents {
             known: AddrMap::default(),
             room: room.clone(),
             knows_nameless: [false; 2],
-            c_functions: HashSet::new(),
+            c_functions: HashMap::new(),
+            c_callers: CCallers::default(),
             c_files: 0,
             definitions: Definitions::within(room.clone()),
             traces: StreamTraces::default(),
@@ -185,6 +191,7 @@ impl MemoryEvents {
                 self.definitions.add(&memory, &vm, &prototype);
             }
         }
+        self.name_by_use(&memory, &vm);
         let names = self.known.iter().filter_map(|(&proto, &meaning)| {
             let name = self.definitions.name(proto, meaning)?.into();
             Some(Annotation::FunctionName { proto, name }.to_symbol())
@@ -210,6 +217,16 @@ impl MemoryEvents {
             }
         }
         self.first_symbols = symbols;
+    }
+
+    /// Names functions whose chunks are gone by what others call them.
+    fn name_by_use(&mut self, memory: &ProcessMemory, vm: &Vm) {
+        let used = used_names(memory, vm);
+        for (&address, &meaning) in &self.known {
+            if let Some(name) = self.functions.lua_function(address).or_else(|| Some(used.get(&address)?)) {
+                self.definitions.add_used(address, meaning, name);
+            }
+        }
     }
 
     /// Notes what the address of a prototype means; whether that is new. [`None`] if there is no room for it.
@@ -300,6 +317,7 @@ impl MemoryEvents {
         out.enter_window(event.window);
         let source = self.source(event, c_symbols, out)?;
         let place = is_on_trace(event).then(|| TracePlace::of(event));
+        let call = self.call_of_c(event, source);
         self.tally.events += 1;
         let &AllocationEvent { pointer, result, old_size, size, .. } = event;
         let event = match AllocationKind::from_u8(event.kind) {
@@ -327,7 +345,8 @@ impl MemoryEvents {
         if let (Some(place), Event::Alloc { size, .. } | Event::Realloc { size, .. }) = (place, &event) {
             self.count_for_trace(place, *size);
         }
-        match self.line_on_trace(place, out) {
+        let shown = self.line_on_trace(place, out).or_else(|| self.caller_of_c(call?, out));
+        match shown {
             Some(line) => out.event_shown(self.number, &event, &event.clone().caused_by(line)),
             None => out.event(self.number, &event),
         }
@@ -359,10 +378,48 @@ impl MemoryEvents {
         let line = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, &identity, place);
         if self.trace_lines.has_forgotten() {
             out.forget_lines(self.number);
+            self.c_callers.tell_again();
         }
         let (source, line) = line?;
         if let Some(line) = line {
             out.line(self.number, source, line);
+        }
+        Some(source)
+    }
+
+    /// Which call of a C function an event is of, if it is one that Lua code has made.
+    fn call_of_c(&self, event: &AllocationEvent, source: Source) -> Option<CCall> {
+        let Source::C { addr: function } = source else { return None };
+        let meaning = *self.known.get(&event.caller)?;
+        Some(CCall { function, prototype: event.caller, meaning, line: event.line })
+    }
+
+    /// What reports show instead of a C function: that, and the line that has called it.
+    fn caller_of_c(&mut self, call: CCall, out: &mut MemoryOutputs) -> Option<Source> {
+        if !out.shows_lines() {
+            return None;
+        }
+        let Self { c_callers, c_functions, memory, vm, definitions, .. } = self;
+        let find = || {
+            let key = Prototype::key_at(memory, &vm.layout, call.prototype).ok()?;
+            let prototype = Prototype::read(memory, &vm.layout, key).ok()?;
+            // What it was may be gone by now.
+            let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
+            let symbol = c_functions.get(&call.function)?;
+            (Meaning::of(&prototype) == call.meaning).then(|| {
+                let name = definitions.name(call.prototype, call.meaning).map(Into::into);
+                let first_line = prototype.key.firstline;
+                vec![
+                    Frame::Chunk { chunk: chunk.clone() },
+                    Frame::Lua { name, chunk: chunk.clone(), first_line, line: None, compiled: false },
+                    Frame::Line { chunk, line: call.line },
+                    Frame::of_symbol(&demangle(symbol)),
+                ]
+            })
+        };
+        let (source, frames) = c_callers.shown(call, find)?;
+        if let Some(frames) = frames {
+            out.line(self.number, source, TraceLine { frames, entered: call.prototype });
         }
         Some(source)
     }
@@ -450,7 +507,7 @@ impl MemoryEvents {
         out: &mut MemoryOutputs,
     ) -> Result<u64, CommandError> {
         // Libraries with C functions of Lua's stay where they are until their VM is closed (`gctm`, `lib_package.c`).
-        if self.c_functions.contains(&address) {
+        if self.c_functions.contains_key(&address) {
             return Ok(address);
         }
         if !self.room.take(ENTRY) {
@@ -460,7 +517,6 @@ impl MemoryEvents {
             }
             return Ok(reserved::NO_C_NAME);
         }
-        self.c_functions.insert(address);
         let (symbol, has_start) = c_symbols.find(address);
         for file in c_symbols.files()[self.c_files..].iter().filter(|_| !self.is_late) {
             symbols(file).try_for_each(|symbol| out.symbol_of_stream(self.number, symbol))?;
@@ -472,6 +528,7 @@ impl MemoryEvents {
             (None, Some(name)) => name.to_owned(),
             (None, None) => symbol.to_string(),
         };
+        self.c_functions.insert(address, name.as_str().into());
         out.symbol_of_reports(self.number, Symbol::c(address, &name));
         // The stream has no sizes: without a symbol of its own, the function would get its neighbour's name.
         if !has_start || self.is_late {

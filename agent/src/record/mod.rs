@@ -4,6 +4,7 @@
 
 pub mod about_process;
 mod allocation_stacks;
+mod c_callers;
 mod c_symbols;
 mod cost;
 mod deciding;

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::about_process;
 use super::output_file::OutputFile;
@@ -14,7 +15,10 @@ use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::privileges::limits;
+use crate::report::formats::About;
 use crate::report::frame::chunk_name;
+use crate::report::model::Recorded;
+use crate::report::text::Room;
 use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use crate::stream::sysprof::splice::StackFrame;
 use crate::stream::sysprof::{SysprofWriter, TraceSample};
@@ -109,6 +113,8 @@ pub(super) struct ReportOutput {
     format: Format,
     /// The file, unless it is standard output.
     file: Option<RefCell<OutputFile>>,
+    /// When it was opened, which is when recording begins.
+    began: SystemTime,
 }
 
 /// Bytes of memory for what all streams together remember of their symbols, and the least for one of them: some ten
@@ -315,7 +321,12 @@ impl Outputs {
         let mut paths = std::mem::take(&mut self.ended);
         let mut outcome = Ok(());
         let lost = self.told.take(&summary.lost);
-        let properties = properties(summary.rate, self.folder.as_deref(), &lost);
+        let mut properties = properties(summary.rate, self.folder.as_deref(), &lost);
+        let began = SystemTime::now().checked_sub(summary.duration);
+        properties.extend(began.map(|began| {
+            let [began, duration] = Recorded { began, duration: summary.duration }.nanoseconds();
+            Annotation::Property { key: "recorded".to_owned(), value: format!("{began} {duration}") }
+        }));
         for stream in self.streams {
             outcome = outcome.and(stream.finish(&properties).map(|path| paths.push(path)));
         }
@@ -404,17 +415,21 @@ impl ReportOutput {
         // Known to be writable, but as it is until the end.
         let file = (path != Path::new("-")).then(|| OutputFile::open(path));
         let file = file.transpose().map_err(|error| failed(path, &error))?;
-        Ok(Self { path: path.to_owned(), format, file: file.map(RefCell::new) })
+        Ok(Self { path: path.to_owned(), format, file: file.map(RefCell::new), began: SystemTime::now() })
     }
 
     pub(super) fn write(&self, profile: &dyn Profile) -> Result<(), CommandError> {
+        let about = |room| About { room, recorded: Some(Recorded::since(self.began)) };
         let written = match &self.file {
-            None => formats::write(self.format, profile, BufWriter::new(io::stdout())),
+            None => {
+                let out = io::stdout();
+                formats::write(self.format, profile, about(Room::of(&out)), BufWriter::new(out))
+            }
             Some(file) => {
                 // What was written of it before is replaced: an interim result.
                 let mut file = file.borrow_mut();
                 file.begin_anew();
-                formats::write(self.format, profile, BufWriter::new(&mut *file))
+                formats::write(self.format, profile, about(Room::Unlimited), BufWriter::new(&mut *file))
             }
         };
         written.map_err(|error| failed(&self.path, &error))

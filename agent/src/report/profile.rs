@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::frame::FrameKind;
-use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Stacks, Timeline, Unit};
+use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Recorded, Stacks, Timeline, Unit};
 use super::source_code::SourceCode;
 use super::{Frame, text};
 use crate::stream::VmState;
@@ -28,6 +28,8 @@ pub struct CpuProfile {
     pub title: String,
     /// The process, where it is known.
     pub pid: Option<u32>,
+    /// When it was recorded, if a stream tells it.
+    pub recorded: Option<Recorded>,
     /// Samples a second, where known.
     pub rate: Option<u32>,
     /// What is counted: samples, or bytes of memory.
@@ -240,6 +242,10 @@ impl CpuProfile {
 }
 
 impl Profile for CpuProfile {
+    fn recorded(&self) -> Option<Recorded> {
+        self.recorded
+    }
+
     fn weighted(&self) -> &Stacks {
         &self.stacks
     }
@@ -296,8 +302,8 @@ impl Profile for CpuProfile {
         &self.losses
     }
 
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        text::cpu::write(self, out)
+    fn write_text(&self, room: text::Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::cpu::write(self, room, out)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 
-use super::model::FrameId;
+use super::model::{FrameId, Recorded};
 use super::{CpuProfile, Frame, frame};
 use crate::stream::hash::AddrMap;
 use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
@@ -109,6 +109,12 @@ impl Builder {
     fn property(&mut self, key: &str, value: &str) {
         match (key, key.strip_prefix("lost ")) {
             ("rate", _) => self.profile.rate = value.parse().ok(),
+            ("recorded", _) => {
+                let mut numbers = value.split(' ').map(|number| number.parse().ok());
+                if let (Some(Some(began)), Some(Some(duration))) = (numbers.next(), numbers.next()) {
+                    self.profile.recorded = Recorded::of_nanoseconds([began, duration]);
+                }
+            }
             ("folder", _) => self.profile.sources.folder = Some(value.into()),
             ("title", _) => self.profile.title = value.to_owned(),
             (_, Some(reason)) => self.profile.lose(reason, value.parse().unwrap_or(0)),

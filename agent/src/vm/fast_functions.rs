@@ -22,6 +22,8 @@ pub struct FunctionNames {
     /// The number of the one built-in function that has its C function at an address; [`None`] if several share it.
     builtins_by_address: HashMap<u64, Option<u8>>,
     c_functions: HashMap<u64, String>,
+    /// By prototype.
+    lua_functions: HashMap<u64, String>,
 }
 
 /// Libraries that are walked before all others, so that their names win over copies elsewhere. The base
@@ -99,6 +101,11 @@ impl FunctionNames {
     /// The name under which the C function at `address` is registered: `ngx.sleep`.
     pub fn c_function(&self, address: u64) -> Option<&str> {
         self.c_functions.get(&address).map(String::as_str)
+    }
+
+    /// The field of a loaded library that holds the Lua function of this prototype, or the global variable.
+    pub fn lua_function(&self, prototype: u64) -> Option<&str> {
+        self.lua_functions.get(&prototype).map(String::as_str)
     }
 
     /// The library name of the built-in function whose C function is at `address`, unless several share that.
@@ -262,7 +269,12 @@ impl<M: ReadMemory> Walk<'_, M> {
             Ok(Function::C { address }) => {
                 self.names.c_functions.entry(address).or_insert_with(|| name.to_owned());
             }
-            Ok(Function::Lua { .. }) | Err(_) => return,
+            Ok(Function::Lua { prototype }) => {
+                let field = name.rsplit(['.', ':']).next().unwrap_or(name);
+                self.names.lua_functions.entry(prototype).or_insert_with(|| field.to_owned());
+                return;
+            }
+            Err(_) => return,
         }
         // Some libraries keep the methods of their objects in their functions' environment (`lib_buffer.c`).
         let environment = field(address, if self.vm.layout.is_gc64() { 16 } else { 8 });

@@ -21,11 +21,29 @@ const OBJECTS_PER_LOOK: usize = 1024;
 /// The target runs on, so what it links or frees meanwhile may be missed, and the walk may end early.
 pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
-    walk(memory, vm, |object, kind| {
+    walk(memory, vm, TIME_LIMIT, |object, kind| {
         if kind == gct::PROTO {
             found.insert(object);
         }
         true
+    });
+    found
+}
+
+/// Functions are often older than most of a heap, and the list has the newest objects first.
+const FUNCTIONS_TIME_LIMIT: Duration = Duration::from_secs(1);
+
+/// More functions are not told of.
+const MAX_FUNCTIONS: usize = 1 << 16;
+
+/// Addresses of the functions of `vm`, newest first, as far as there is time.
+pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
+    let mut found = Vec::new();
+    walk(memory, vm, FUNCTIONS_TIME_LIMIT, |object, kind| {
+        if kind == gct::FUNC {
+            found.push(object);
+        }
+        found.len() < MAX_FUNCTIONS
     });
     found
 }
@@ -47,7 +65,7 @@ pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm) -> Coroutines {
     let mut threads = vec![vm.main_thread];
     // The main thread is the VM's first object, so the last one on the list; userdata follow it (`lj_udata_new`).
     let mut complete = false;
-    walk(memory, vm, |object, kind| {
+    walk(memory, vm, TIME_LIMIT, |object, kind| {
         complete = object == vm.main_thread;
         if kind == gct::THREAD && !complete {
             threads.push(object);
@@ -59,7 +77,7 @@ pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm) -> Coroutines {
 
 /// Shows each object on the list that starts at `gc.root` (`lj_gc.h`) to `visit`, with its type, until that says
 /// false, the list ends or leads elsewhere, or the time is over.
-fn walk<M: ReadMemory>(memory: &M, vm: &Vm, mut visit: impl FnMut(u64, u8) -> bool) {
+fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration, mut visit: impl FnMut(u64, u8) -> bool) {
     let pages = PageCache::new(memory);
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
@@ -67,8 +85,12 @@ fn walk<M: ReadMemory>(memory: &M, vm: &Vm, mut visit: impl FnMut(u64, u8) -> bo
     let started = Instant::now();
     for count in 1.. {
         // A list that changes while it is walked may even have become a ring.
-        if object == 0 || count % OBJECTS_PER_LOOK == 0 && started.elapsed() > TIME_LIMIT {
+        if object == 0 || count % OBJECTS_PER_LOOK == 0 && started.elapsed() > limit {
             return;
+        }
+        // Each object may be on a page of its own: no more than 32 MiB of them are kept.
+        if count % 8192 == 0 {
+            pages.clear();
         }
         let (Ok(kind), Ok(next)) = (type_of(&pages, layout, object), pages.read_ref(gc64, object)) else { return };
         // The collectable types: a list that leads elsewhere has just been changed.

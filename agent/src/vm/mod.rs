@@ -26,6 +26,7 @@ pub mod status;
 mod table;
 pub(crate) mod text;
 pub mod traces;
+mod used_names;
 pub(crate) mod value;
 
 pub use fast_functions::FunctionNames;
@@ -39,3 +40,4 @@ pub use prove::bytecode_set;
 pub use scan::Candidate;
 pub use status::{Jit, VmStatus};
 pub use traces::{Trace, read_traces, trace_at, trace_by_number};
+pub use used_names::used_names;

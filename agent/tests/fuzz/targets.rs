@@ -34,7 +34,12 @@ pub fn stream(bytes: &[u8]) {
             if read.is_ok() {
                 let options = reference::memprof::Options { leak_only: false, human_readable: true };
                 written(summary.write(options, io::sink()));
-                written(text::memory::write(&profile, text::memory::Options { leak_only: true }, &mut io::sink()));
+                written(text::memory::write(
+                    &profile,
+                    text::memory::Options { leak_only: true },
+                    text::Room::Columns(40),
+                    &mut io::sink(),
+                ));
                 all_formats(&profile);
             }
         }
@@ -52,7 +57,7 @@ pub fn stream(bytes: &[u8]) {
 
 fn all_formats(profile: &dyn Profile) {
     for format in [Format::Text, Format::Folded, Format::Svg, Format::Pprof, Format::Speedscope, Format::Firefox] {
-        written(formats::write(format, profile, io::sink()));
+        written(formats::write(format, profile, formats::About::room(text::Room::Columns(40)), io::sink()));
     }
 }
 

@@ -103,6 +103,7 @@ pub fn attribute(
     event.source = AllocationSource::Internal as u8;
     event.place = 0;
     event.line = 0;
+    event.caller = 0;
     if !read_state(memory, vm, room) {
         return;
     }
@@ -158,7 +159,7 @@ impl From<NoFunction> for Nobody {
 }
 
 /// Describes the function that is running: the innermost one, or the Lua function that called it if it is a
-/// fast function.
+/// fast function. Of a C function, the Lua function that called it is noted as well.
 #[inline(always)]
 fn function(
     memory: &impl ReadMemory,
@@ -184,26 +185,41 @@ fn function(
     let window = objects.window();
     let known = objects.function(function).ok_or(Nobody)?;
     known.become_function(memory, layout, function, window, head)?;
-    let code = known.code;
+    let (mut code, mut pc) = (known.code, 0);
+    // The C function, if it is one.
+    let mut native = 0;
     if known.is(FrameKind::Lua) {
         // Whatever allocates has its PC saved, since it may throw an error with a line in it.
-        let pc = if cframe == 0 {
-            0
+        if cframe != 0 {
+            pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0);
+        }
+    } else {
+        let is_fast = known.is(FrameKind::Fast);
+        native = code;
+        if let Ok((function, at)) = caller(memory, layout, base, link)
+            && let Some(known) = objects.function(function)
+            && known.become_function(memory, layout, function, window, head).is_ok()
+            && known.is(FrameKind::Lua)
+        {
+            (code, pc) = (known.code, at);
+            if is_fast {
+                native = 0;
+            }
         } else {
-            memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0)
-        };
-        return lua(memory, layout, objects, head, (code, pc), event);
+            event.place = native;
+            return Ok(AllocationSource::C);
+        }
     }
-    if known.is(FrameKind::Fast)
-        && let Ok((function, pc)) = caller(memory, layout, base, link)
-        && let Some(known) = objects.function(function)
-        && known.become_function(memory, layout, function, window, head).is_ok()
-        && known.is(FrameKind::Lua)
-    {
-        let code = known.code;
-        return lua(memory, layout, objects, head, (code, pc), event);
+    let found = lua(memory, layout, objects, head, (code, pc), event);
+    if native == 0 {
+        return found;
     }
-    event.place = code;
+    // In place of what stands for the caller's name alone. Without its caller, the C function remains.
+    match found {
+        Ok(AllocationSource::Lua) => event.caller = event.place,
+        _ => event.line = 0,
+    }
+    event.place = native;
     Ok(AllocationSource::C)
 }
 

@@ -91,7 +91,7 @@ pub struct AllocationEvent {
     /// The lowest bits of the number of the window that it is in (see [`crate::config::GATE_CLOSED`]).
     pub window: u8,
     /// The line that is being executed; 0 if the prototype has no line numbers. Of a trace: the offset of the call's
-    /// return address in its machine code, or 0.
+    /// return address in its machine code, or 0. Of a C function: the line that called it, if there is a `caller`.
     pub line: u32,
     /// Who: see [`AllocationSource`].
     pub place: u64,
@@ -103,6 +103,8 @@ pub struct AllocationEvent {
     pub old_size: u64,
     /// The size that it has now.
     pub size: u64,
+    /// Of a C function: the prototype of the Lua function that called it; 0 if that is not known.
+    pub caller: u64,
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
@@ -110,8 +112,19 @@ unsafe impl Plain for AllocationEvent {}
 
 impl AllocationEvent {
     /// Nothing yet.
-    pub const EMPTY: Self =
-        Self { kind: 0, source: 0, vm: 0, window: 0, line: 0, place: 0, pointer: 0, result: 0, old_size: 0, size: 0 };
+    pub const EMPTY: Self = Self {
+        kind: 0,
+        source: 0,
+        vm: 0,
+        window: 0,
+        line: 0,
+        place: 0,
+        pointer: 0,
+        result: 0,
+        old_size: 0,
+        size: 0,
+        caller: 0,
+    };
 }
 
 /// The `place` of a Lua function that could not be introduced: the ring buffer had no room for its name.
@@ -253,10 +266,10 @@ impl PendingAllocation {
 unsafe impl Plain for PendingAllocation {}
 
 const _: () = {
-    assert!(size_of::<AllocationEvent>() == 48);
+    assert!(size_of::<AllocationEvent>() == 56);
     // An event has a byte for its VM.
     assert!(crate::config::MAX_VMS <= 1 << u8::BITS);
     assert!(size_of::<PrototypeSeen>() == 32 + NAME_SIZE);
     assert!(size_of::<TraceSeen>() == 8 + size_of::<TraceIdentity>());
-    assert!(size_of::<PendingAllocation>() == 8 + 48 + size_of::<Room>() + 4 * 8 + 4 * 4);
+    assert!(size_of::<PendingAllocation>() == 8 + 56 + size_of::<Room>() + 4 * 8 + 4 * 4);
 };

@@ -19,6 +19,7 @@
 //! - How far all that may be off is found by drawing other windows from those there are (`bootstrap`).
 
 mod bootstrap;
+mod checks;
 mod classes;
 mod exact;
 mod outcome;
@@ -33,15 +34,19 @@ mod tables;
 mod tests;
 mod timeline;
 mod total;
+mod verdict;
 mod warnings;
 
 use std::time::Duration;
 
+pub use checks::Contradiction;
+use checks::Observed;
 use classes::Classes;
 use exact::Exact;
 use strata::Strata;
 pub use tables::Growers;
 use timeline::Timeline;
+pub use verdict::Verdict;
 pub use warnings::Warning;
 
 use super::observation::{CpuSample, Nanos, Reading, SourceId, Window};
@@ -65,6 +70,10 @@ pub struct Estimator {
     classes: Classes,
     exact: Exact,
     growers: Growers,
+    /// How often counters have fallen that never do.
+    fell: u64,
+    /// The longest window.
+    longest: Nanos,
     /// How much CPU time a sample stands for, in nanoseconds; 0 if that is not known.
     period: f64,
 }
@@ -85,6 +94,7 @@ impl Estimator {
         if self.first.is_none() {
             self.first = Some(reading);
         }
+        self.fell += u64::from(reading.at > self.last.at && reading.net < self.last.net);
         if !self.timeline.reading(reading) {
             return;
         }
@@ -105,6 +115,7 @@ impl Estimator {
         let at = self.first.map_or(0, |first| first.at);
         let early = at.saturating_sub(window.opened);
         let before_all = early > window.closed.saturating_sub(window.opened) / 100;
+        self.longest = self.longest.max(window.closed.saturating_sub(window.opened));
         self.exact.add(&window, before_all);
         window.opened = window.opened.max(at);
         if !before_all && let Some(late) = self.timeline.window(window) {
@@ -129,9 +140,17 @@ impl Estimator {
         let spread = bootstrap::spread(&strata, &outcome, &tables);
         let first = self.first.unwrap_or_default();
         let estimated = (self.exact.made > 0).then(|| strata.estimated());
+        let total = total::total(&first, &self.last, &outcome, &spread, estimated);
+        let lines = total::lines(&outcome, &spread, estimated);
+        let (last, exact) = (&self.last, &self.exact);
+        // The first window may begin before the first reading, the last one end after the last.
+        let observed = Observed { first: &first, last, exact, fell: self.fell, edge: 2 * self.longest };
+        let recorded = Duration::from_nanos(last.at.saturating_sub(first.at));
         Estimate {
-            total: total::total(&first, &self.last, &outcome, &spread, estimated),
-            lines: total::lines(&outcome, &spread, estimated),
+            contradictions: checks::find(&observed, &total, &lines),
+            verdict: Verdict::of(&lines, recorded),
+            total,
+            lines,
             windows: self.exact.windows,
             events: self.exact.events,
             covered: Duration::from_nanos(self.exact.open),
@@ -159,6 +178,10 @@ pub struct Estimate {
     pub unseen: f64,
     /// What makes the figures doubtful.
     pub warnings: Vec<Warning>,
+    /// What cannot be: with any of these, no figure is to be believed but those that were measured.
+    pub contradictions: Vec<Contradiction>,
+    /// Whether the order of the lines is known.
+    pub verdict: Option<Verdict>,
 }
 
 /// What was allocated by all sources.

@@ -1,11 +1,12 @@
 //! `lj-trace report --diff`.
 
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
-use super::rendering::{Rendering, to};
+use super::rendering::{Rendering, room_of, to};
 use super::{ReportArgs, open, warn_of};
-use crate::commands::exit::CommandError;
-use crate::report::diff::Diff;
+use crate::commands::exit::{CommandError, ExitCode};
+use crate::report::diff::{Diff, Look};
 use crate::report::{Format, Output};
 use crate::untrusted::{Form, PlainWriter};
 
@@ -29,11 +30,26 @@ pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), Co
     }
     if let (Some(old), Some(new)) = (old.profile(), new.profile()) {
         let diff = Diff::new(old, new);
+        if let Some(message) = diff.nothing() {
+            return Err(CommandError::new(ExitCode::DATA, message));
+        }
         for output in outputs {
-            to(output, |out| diff.write(format(output), PlainWriter::new(out, Form::Text)))?;
+            let colored = output.file.is_none() && format(output) == Format::Text && has_colors();
+            let look = Look { room: room_of(output), colored };
+            to(output, |out| match colored {
+                // Names have no escape sequences: frames and titles are written as untrusted text.
+                true => diff.write(format(output), look, out),
+                false => diff.write(format(output), look, PlainWriter::new(out, Form::Text)),
+            })?;
         }
     }
     Ok(())
+}
+
+/// Whether standard output is a terminal whose user has not said that there should be no colours
+/// (<https://no-color.org>).
+fn has_colors() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 fn read(file: &Path, args: &ReportArgs) -> Result<Rendering, CommandError> {

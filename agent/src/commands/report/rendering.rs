@@ -7,6 +7,7 @@ use super::{ReportArgs, file_name};
 use crate::commands::exit::CommandError;
 use crate::record::OutputFile;
 use crate::report::estimated::is_sample;
+use crate::report::text::Room;
 use crate::report::{
     self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
 };
@@ -119,7 +120,7 @@ impl Rendering {
             Self::Sample(_) => output.format.or(args.format).unwrap_or(Format::Text),
             _ => format_of(output, args, self.is_memory()),
         };
-        to(output, |out| self.render(format, args, out))
+        to(output, |out| self.render(format, args, room_of(output), out))
     }
 
     /// The profile, if one was asked for.
@@ -137,11 +138,11 @@ impl Rendering {
         matches!(self, Self::Memory { .. } | Self::Sample(_))
     }
 
-    fn render(&self, format: Format, args: &ReportArgs, out: impl Write) -> io::Result<()> {
+    fn render(&self, format: Format, args: &ReportArgs, room: Room, out: impl Write) -> io::Result<()> {
         match self {
             Self::Lines(lines) => reference::sysprof::write(lines, PlainWriter::new(out, Form::Text)),
-            Self::Cpu(profile) => formats::write(format, &**profile, out),
-            Self::Sample(profile) => formats::write(format, &**profile, out),
+            Self::Cpu(profile) => formats::write(format, &**profile, formats::About::room(room), out),
+            Self::Sample(profile) => formats::write(format, &**profile, formats::About::room(room), out),
             Self::Memory { summary: Some(summary), .. } if format == Format::Tarantool => {
                 let options =
                     reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
@@ -149,14 +150,21 @@ impl Rendering {
             }
             Self::Memory { profile: Some(profile), .. } if format == Format::Text => {
                 let mut out = PlainWriter::new(out, Form::Text);
-                text::memory::write(profile, text::memory::Options { leak_only: args.leak_only }, &mut out)?;
+                text::memory::write(profile, text::memory::Options { leak_only: args.leak_only }, room, &mut out)?;
                 out.flush()
             }
-            Self::Memory { profile: Some(profile), .. } => formats::write(format, &**profile, out),
+            Self::Memory { profile: Some(profile), .. } => {
+                formats::write(format, &**profile, formats::About::room(room), out)
+            }
             // What an output asks for has been read.
             Self::Memory { .. } => Ok(()),
         }
     }
+}
+
+/// How much room there is for text in an output: files are read by programs, too, so nothing is left out of them.
+pub fn room_of(output: &Output) -> Room {
+    if output.file.is_none() { Room::of(&io::stdout()) } else { Room::Unlimited }
 }
 
 /// Has something written to an output.

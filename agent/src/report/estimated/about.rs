@@ -26,6 +26,10 @@ pub struct About {
     pub error: Option<f64>,
     /// What makes it doubtful.
     pub warnings: Vec<String>,
+    /// Why its figures are withheld, if they are: they contradict each other.
+    pub withheld: Vec<String>,
+    /// Whether the order of the lines is known.
+    pub verdict: Option<String>,
 }
 
 impl About {
@@ -42,6 +46,8 @@ impl About {
             unseen: estimate.unseen,
             error: errors.reduce(f64::max),
             warnings: estimate.warnings.iter().map(ToString::to_string).collect(),
+            withheld: estimate.contradictions.iter().map(ToString::to_string).collect(),
+            verdict: estimate.verdict.map(|verdict| verdict.to_string()),
         }
     }
 
@@ -50,11 +56,18 @@ impl About {
         self.gross = Some(Figure::measured(gross as f64));
         self.error = None;
         self.warnings.clear();
+        self.withheld.clear();
+        self.verdict = None;
     }
 
     /// Whether anything is known.
     pub fn is_known(&self) -> bool {
         self.gross.is_some()
+    }
+
+    /// Whether its figures contradict each other, so that none is shown.
+    pub fn is_withheld(&self) -> bool {
+        !self.withheld.is_empty()
     }
 
     /// Whether all was seen, so that nothing is estimated.
@@ -75,6 +88,8 @@ impl About {
         ];
         properties.extend(self.error.map(|error| property("error", error.to_string())));
         properties.extend(self.warnings.iter().map(|warning| property("warning", warning.clone())));
+        properties.extend(self.withheld.iter().map(|reason| property("withheld", reason.clone())));
+        properties.extend(self.verdict.iter().map(|verdict| property("verdict", verdict.clone())));
         properties.extend(self.gross.map(|gross| property("gross", write_figure(gross))));
         properties
     }
@@ -93,6 +108,8 @@ impl About {
             "unseen" => self.unseen = share(),
             "error" => self.error = Some(share()),
             "warning" => self.warnings.push(value.to_owned()),
+            "withheld" => self.withheld.push(value.to_owned()),
+            "verdict" => self.verdict = Some(value.to_owned()),
             "gross" => self.gross = parse_figure(value),
             _ => {}
         }
@@ -102,6 +119,7 @@ impl About {
     /// For a title: `bytes allocated (estimate, ±1.2 points)`.
     pub fn title(&self) -> String {
         match self.error {
+            _ if self.is_withheld() => "bytes allocated (withheld: figures contradict each other)".to_owned(),
             _ if !self.is_known() => "bytes allocated in windows (a sample, not weighed)".to_owned(),
             Some(error) => format!("bytes allocated (estimate, ±{:.1} points)", error * 100.0),
             None => "bytes allocated".to_owned(),
@@ -123,6 +141,16 @@ impl About {
     /// The totals, in a line each.
     pub fn lines(&self) -> Vec<String> {
         let Some(gross) = self.gross else { return vec![self.made_from()] };
+        if self.is_withheld() {
+            let mut lines = vec![
+                "NO VERDICT: figures contradict each other, so those that are estimated are withheld".to_owned(),
+                self.made_from(),
+            ];
+            lines.extend(self.withheld.iter().map(|reason| format!("because            {reason}")));
+            lines.push(format!("collection cycles  {} (measured)", self.cycles));
+            lines.push("Record again, for longer or when the machine has more time for it.".to_owned());
+            return lines;
+        }
         let total = match gross.error {
             Some(error) => {
                 let error = amount(error.round() as u64);
@@ -132,7 +160,9 @@ impl About {
         };
         let net = format!("less explicit frees {} (measured)", amount(self.net));
         let cycles = format!("collection cycles  {} (measured)", self.cycles);
-        let mut lines = vec![self.made_from(), total, net, cycles];
+        let mut lines: Vec<String> =
+            self.verdict.iter().map(|verdict| format!("verdict            {verdict}")).collect();
+        lines.extend([self.made_from(), total, net, cycles]);
         if !self.is_exact() {
             let unseen = self.unseen * 100.0;
             lines.push(format!("unseen lines       may still have up to {unseen:.2}% each"));

@@ -7,6 +7,7 @@ use super::text::{aligned, with_error};
 use crate::bounded::lifetimes::rank;
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
+use crate::report::text::Room;
 use crate::report::text::memory::name;
 
 /// Cycles whose survivors are shown.
@@ -17,8 +18,11 @@ const CYCLES: usize = 3;
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io::Result<()> {
+pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
+    if profile.about().is_withheld() {
+        return Ok(());
+    }
     if followed == 0 {
         if profile.polled && profile.about.cycles > 0 {
             writeln!(
@@ -48,7 +52,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
         rows.push(([alive, cycles, survival.join(" ")], name));
     }
-    aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", out)?;
+    aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", room, out)?;
     if profile.polled {
         writeln!(out, "  seen by polling, without a watchpoint: a few of the dead may count as having survived")?;
     }

@@ -18,6 +18,7 @@ use super::Frame;
 use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
 use super::model::{Measure, Profile, StackId, Stacks};
+use super::text::Room;
 use crate::bounded::estimate::{Estimate, Figure, Line};
 use crate::bounded::lifetimes::Life;
 use crate::bounded::observation::SourceId;
@@ -133,8 +134,15 @@ impl EstimatedProfile {
     }
 
     /// Says which Lua line a source on a trace is.
-    pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
+    ///
+    /// It is the same line before it is compiled and after: one source, with one error.
+    pub fn line(&mut self, vm: usize, source: Source, mut frames: Vec<Frame>) {
         self.meet(vm);
+        for frame in &mut frames {
+            if let Frame::Lua { compiled, .. } = frame {
+                *compiled = false;
+            }
+        }
         self.sources[vm].line(source, frames);
     }
 
@@ -207,6 +215,9 @@ impl EstimatedProfile {
 
     /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.
     fn rows(&self) -> Vec<(&Seen, Line)> {
+        if self.about.is_withheld() {
+            return Vec::new();
+        }
         let estimated = |line: &Line| Some((self.seen.get(line.source.0 as usize)?, *line));
         let mut rows: Vec<_> = if self.about.is_known() {
             self.lines.iter().filter_map(estimated).collect()
@@ -223,7 +234,9 @@ impl EstimatedProfile {
         let whole = |figure: Figure| figure.value.round() as u64;
         let rows: Vec<_> =
             self.rows().iter().map(|(seen, line)| (seen.stack, whole(line.count), whole(line.bytes))).collect();
-        for (stack, count, bytes) in rows {
+        let seen: Vec<StackId> = self.seen.iter().map(|seen| seen.stack).filter(|_| self.about.is_withheld()).collect();
+        let none = seen.into_iter().map(|stack| (stack, 0, 0));
+        for (stack, count, bytes) in rows.into_iter().chain(none) {
             for (measure, value) in [(ALLOC_OBJECTS, count), (ALLOC_SPACE, bytes)] {
                 self.stacks.take(stack, measure.index, u64::MAX);
                 self.stacks.add(stack, measure.index, value);
@@ -231,11 +244,12 @@ impl EstimatedProfile {
         }
     }
 
-    /// The largest lines, as text for people.
+    /// The largest lines, as text for people, for standard error.
     pub fn top(&self, lines: usize) -> String {
         let mut out = Vec::new();
         // Writing to memory cannot fail.
-        let _ = text::table(self, lines, &mut out).and_then(|()| lives::table(self, lines, &mut out));
+        let room = Room::of(&io::stderr());
+        let _ = text::table(self, lines, room, &mut out).and_then(|()| lives::table(self, lines, room, &mut out));
         String::from_utf8_lossy(&out).into_owned()
     }
 }
@@ -272,8 +286,8 @@ impl Profile for EstimatedProfile {
         &self.losses
     }
 
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        text::write(self, out)
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::write(self, room, out)
     }
 }
 

@@ -40,13 +40,30 @@ fn estimate(profile: &mut EstimatedProfile) -> Estimate {
         covered: Duration::from_millis(36),
         unseen: 0.02,
         warnings: Vec::new(),
+        contradictions: Vec::new(),
+        verdict: None,
     }
 }
 
 fn text(profile: &EstimatedProfile) -> String {
     let mut text = Vec::new();
-    profile.write_text(&mut text).unwrap();
+    profile.write_text(Room::Columns(100), &mut text).unwrap();
     String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn figures_that_contradict_each_other_are_withheld() {
+    let mut profile = EstimatedProfile::new("luajit (pid 7)");
+    let mut estimate = estimate(&mut profile);
+    estimate.verdict = Some(crate::bounded::estimate::Verdict::Ranked);
+    profile.set(estimate.clone());
+    assert!(text(&profile).contains("\nverdict            ranked with confidence"), "{}", text(&profile));
+    estimate.contradictions.push(crate::bounded::estimate::Contradiction::Fell(3));
+    profile.set(estimate);
+    let text = text(&profile);
+    assert!(text.contains("because            the collector's counters fell 3 times"), "{text}");
+    assert!(!text.contains("total allocated") && !text.contains("a.lua:4") && !text.contains("ranked"), "{text}");
+    assert_eq!(profile.top(5), "");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use super::{EstimatedProfile, Figure, Line, Seen, lives};
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
+use crate::report::text::Room;
 use crate::report::text::memory::name;
-use crate::report::text::{COLUMNS, fit};
 
 const TOP: usize = 30;
 
@@ -17,16 +17,18 @@ const LEAST_NAME: usize = 40;
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &EstimatedProfile, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
     if !profile.title.is_empty() {
-        writeln!(out, "{}", fit(&profile.title, COLUMNS))?;
+        writeln!(out, "{}", room.title(&profile.title))?;
     }
     for line in profile.about().lines() {
         writeln!(out, "{line}")?;
     }
-    writeln!(out, "\nTop lines by the bytes that they allocate")?;
-    table(profile, TOP, out)?;
-    lives::table(profile, TOP, out)?;
+    if !profile.about().is_withheld() {
+        writeln!(out, "\nTop lines by the bytes that they allocate")?;
+    }
+    table(profile, TOP, room, out)?;
+    lives::table(profile, TOP, room, out)?;
     if !profile.losses.is_empty() {
         writeln!(out, "\nEvents that were lost")?;
         for (reason, count) in &profile.losses {
@@ -40,7 +42,10 @@ pub fn write(profile: &EstimatedProfile, out: &mut dyn Write) -> io::Result<()> 
 ///
 /// # Errors
 /// As [`write`].
-pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io::Result<()> {
+pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    if profile.about().is_withheld() {
+        return Ok(());
+    }
     let (rows, stacks) = (profile.rows(), profile.weighted());
     let shown = rows.iter().filter(|(_, line)| line.bytes.value > 0.0);
     let row = |(seen, line): &(&Seen, Line)| {
@@ -54,7 +59,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, out: &mut dyn Write) -> io:
         0 => String::new(),
         more => format!("{more} more"),
     };
-    aligned(["share", "bytes", "times"], shown.take(top).map(row).collect(), &more, out)
+    aligned(["share", "bytes", "times"], shown.take(top).map(row).collect(), &more, room, out)
 }
 
 /// Writes figures and names in columns that are as wide as the figures need, so that names have the rest.
@@ -62,6 +67,7 @@ pub fn aligned<const N: usize>(
     head: [&str; N],
     rows: Vec<([String; N], String)>,
     more: &str,
+    room: Room,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let widths = head.each_ref().map(|title| title.chars().count());
@@ -74,7 +80,7 @@ pub fn aligned<const N: usize>(
         for (figure, width) in figures.iter().zip(widths) {
             write!(out, "  {figure:>width$}")?;
         }
-        writeln!(out, "  {}", fit(name, COLUMNS.saturating_sub(taken).max(LEAST_NAME)))
+        writeln!(out, "  {}", room.beside(taken).at_least(LEAST_NAME).label(name))
     };
     write(head, "line")?;
     for (figures, name) in &rows {

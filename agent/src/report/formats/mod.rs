@@ -14,7 +14,8 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 pub use output::{Output, OutputError, insert_before_ending};
 
-use super::model::Profile;
+use super::model::{Profile, Recorded};
+use super::text::Room;
 use crate::untrusted::{Form, PlainWriter};
 
 /// A format of a profile.
@@ -89,20 +90,36 @@ impl Format {
     }
 }
 
+/// What an output needs beside a profile.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// How much room there is for text.
+    pub room: Room,
+    /// When it was recorded, if the profile does not say.
+    pub recorded: Option<Recorded>,
+}
+
+impl About {
+    /// Of a profile whose time of recording is not known.
+    pub const fn room(room: Room) -> Self {
+        Self { room, recorded: None }
+    }
+}
+
 /// Writes a profile in a format that [is of profiles](Format::is_of_profile).
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(format: Format, profile: &dyn Profile, out: impl Write) -> io::Result<()> {
+pub fn write(format: Format, profile: &dyn Profile, about: About, out: impl Write) -> io::Result<()> {
     match format {
         Format::Folded => folded::write(profile, PlainWriter::new(out, Form::Text)),
         Format::Svg => svg::write(profile, PlainWriter::new(out, Form::Text)),
-        Format::Pprof => pprof::write(profile, out),
+        Format::Pprof => pprof::write(profile, about.recorded.or_else(|| profile.recorded()), out),
         Format::Speedscope => speedscope::write(profile, PlainWriter::new(out, Form::Json)),
         Format::Firefox => firefox::write(profile, out),
         Format::Text => {
             let mut out = PlainWriter::new(out, Form::Text);
-            profile.write_text(&mut out)?;
+            profile.write_text(about.room, &mut out)?;
             out.flush()
         }
         Format::Stream | Format::Tarantool => {

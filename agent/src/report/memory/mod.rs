@@ -343,8 +343,8 @@ impl Profile for MemoryProfile {
         &self.losses
     }
 
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        text::memory::write(self, text::memory::Options::default(), out)
+    fn write_text(&self, room: text::Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::memory::write(self, text::memory::Options::default(), room, out)
     }
 }
 

@@ -147,15 +147,20 @@ impl Sources {
             Source::C { addr } => vec![self.native(addr)],
             Source::Trace { number, mcode } => {
                 let known = self.symbols.trace(number).filter(|trace| mcode.is_none() || trace.mcode == mcode);
-                let start = known.and_then(|trace| {
-                    let chunk = chunk_name(&self.symbols.lua(trace.proto)?.chunk);
-                    Some(if trace.proto == reserved::LOST_START {
-                        chunk.into()
-                    } else {
-                        format!("@{chunk}:{}", trace.line).into()
-                    })
-                });
-                vec![Frame::Trace { number: Some(symtab::own_number(number)), start }]
+                let number = Some(symtab::own_number(number));
+                let Some((trace, symbol)) = known.and_then(|trace| Some((trace, self.symbols.lua(trace.proto)?)))
+                else {
+                    return vec![Frame::Trace { number, start: None }];
+                };
+                let chunk = chunk_name(&symbol.chunk);
+                if trace.proto == reserved::LOST_START {
+                    return vec![Frame::Trace { number, start: Some(chunk.into()) }];
+                }
+                // The function that it starts in, and itself in place of a line.
+                let mut frames = self.lua_frames(trace.proto, trace.line);
+                frames.pop_if(|frame| matches!(frame, Frame::Line { .. }));
+                frames.push(Frame::Trace { number, start: Some(format!("@{chunk}:{}", trace.line).into()) });
+                frames
             }
         }
     }
@@ -257,18 +262,19 @@ mod tests {
         assert_eq!(names.of(trace), "TRACE [3]");
         names.symbol(Symbol::lua(0x1000, b"@a.lua", 5));
         names.symbol(Symbol::Trace(TraceSymbol { number: 3, mcode: None, proto: 0x1000, line: 6 }));
-        assert_eq!(names.of(trace), "TRACE [3] started at @a.lua:6");
+        assert_eq!(names.of(trace), "a.lua;@a.lua:5;TRACE [3] started at @a.lua:6");
         // The number was given to a trace that starts elsewhere.
         let number = 3 + symtab::GENERATION;
         let later = Source::Trace { number, mcode: None };
         names.symbol(Symbol::Trace(TraceSymbol { number, mcode: None, proto: 0x1000, line: 9 }));
-        assert_eq!(names.of(later), "TRACE [3] started at @a.lua:9");
+        assert_eq!(names.of(later), "a.lua;@a.lua:5;TRACE [3] started at @a.lua:9");
         names.symbol(Symbol::lua(reserved::LOST_START, b"=[unknown: its start was lost]", 0));
         names.symbol(Symbol::Trace(TraceSymbol { number, mcode: None, proto: reserved::LOST_START, line: 0 }));
         assert_eq!(names.of(later), "TRACE [3] started at [unknown: its start was lost]");
         // Streams of version 2 tell traces of one number apart by their machine code.
         names.symbol(Symbol::Trace(TraceSymbol { number: 4, mcode: Some(0x70), proto: 0x1000, line: 6 }));
-        assert_eq!(names.of(Source::Trace { number: 4, mcode: Some(0x70) }), "TRACE [4] started at @a.lua:6");
+        let of_version_2 = names.of(Source::Trace { number: 4, mcode: Some(0x70) });
+        assert_eq!(of_version_2, "a.lua;@a.lua:5;TRACE [4] started at @a.lua:6");
         assert_eq!(names.of(Source::Trace { number: 4, mcode: Some(0x80) }), "TRACE [4]");
     }
 }

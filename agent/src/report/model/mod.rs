@@ -6,6 +6,7 @@ mod fold;
 pub mod labels;
 mod measure;
 mod module;
+mod recorded;
 pub mod stacks;
 mod timeline;
 
@@ -15,8 +16,11 @@ use std::io;
 pub use labels::Labels;
 pub use measure::{Measure, Unit};
 pub use module::{Modules, NativeModule};
+pub use recorded::Recorded;
 pub use stacks::{FrameId, Row, StackId, Stacks, Weights};
 pub use timeline::{CounterSeries, Point, Timeline};
+
+use super::text::Room;
 
 /// A profile that can be written in every format.
 pub trait Profile {
@@ -40,6 +44,11 @@ pub trait Profile {
         None
     }
 
+    /// When it was recorded, where a stream tells that.
+    fn recorded(&self) -> Option<Recorded> {
+        None
+    }
+
     /// The process, where it is known.
     fn process(&self) -> Option<u32> {
         None
@@ -53,11 +62,11 @@ pub trait Profile {
     /// What was lost, by reason.
     fn losses(&self) -> &BTreeMap<String, u64>;
 
-    /// Writes the profile as text for people.
+    /// Writes the profile as text for people, into lines with so much room.
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    fn write_text(&self, out: &mut dyn io::Write) -> io::Result<()>;
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()>;
 
     /// The shown weight of all stacks together.
     fn total(&self) -> u64 {

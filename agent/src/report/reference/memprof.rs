@@ -323,7 +323,16 @@ fn human_readable(bytes: u64) -> String {
         amount /= 1024.0;
         unit = next;
     }
-    if amount.fract() == 0.0 { format!("{amount:.0}{unit}") } else { format!("{amount:.2}{unit}") }
+    if amount.fract() == 0.0 { format!("{amount:.0}{unit}") } else { format!("{}{unit}", two_decimals(amount)) }
+}
+
+/// `%.2f` of LuaJIT (`lj_strfmt_num.c`), which rounds a tie away from zero where C rounds it to an even digit: 453.125 is
+/// 453.13. Only multiples of 1/8 can be ties: all other numbers lie on one side, exactly.
+fn two_decimals(amount: f64) -> String {
+    let eighths = amount * 8.0;
+    let is_tie = eighths.fract() == 0.0 && eighths % 2.0 == 1.0;
+    // The next number up is on the right side of the tie.
+    format!("{:.2}", if is_tie { amount.next_up() } else { amount })
 }
 
 impl Locations {
@@ -484,6 +493,21 @@ mod tests {
         assert_eq!(text(nojit, leak_only), include_str!("../../../tests/golden/memprof-nojit.leak.txt"));
         assert_eq!(text(jit, human_readable), include_str!("../../../tests/golden/memprof-jit.human.txt"));
         assert_eq!(text(nojit, human_readable), include_str!("../../../tests/golden/memprof-nojit.human.txt"));
+    }
+
+    #[test]
+    fn ties_are_rounded_as_luajit_rounds_them() {
+        for (bytes, expected) in [
+            (464_000, "453.13KiB"), // 453.125
+            (1664, "1.63KiB"),      // 1.625
+            (1152, "1.13KiB"),      // 1.125
+            (1408, "1.38KiB"),      // 1.375
+            (1920, "1.88KiB"),      // 1.875
+            (1029, "1.00KiB"),
+            (2048, "2KiB"),
+        ] {
+            assert_eq!(human_readable(bytes), expected);
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use super::table::{COLUMNS, fit, fit_end, percent};
+use super::Room;
+use super::table::percent;
 use crate::report::{CpuProfile, Frame, Profile as _};
 use crate::stream::VmState;
 
@@ -15,10 +16,10 @@ const PLACE_COLUMNS: usize = 40;
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let samples = profile.samples();
     if !profile.title.is_empty() {
-        writeln!(out, "{}", fit(&profile.title, COLUMNS))?;
+        writeln!(out, "{}", room.title(&profile.title))?;
     }
     let rate = profile.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
     writeln!(out, "{samples} {}{rate}, {} different stacks", profile.unit.name(), profile.stacks().count())?;
@@ -26,11 +27,11 @@ pub fn write(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out)?;
         write_states(profile, out)?;
         writeln!(out)?;
-        write_lua_functions(profile, out)?;
-        write_functions(profile, out)?;
-        write_lines(profile, out)?;
+        write_lua_functions(profile, room, out)?;
+        write_functions(profile, room, out)?;
+        write_lines(profile, room, out)?;
     }
-    write_missing(profile, out)?;
+    write_missing(profile, room, out)?;
     Ok(())
 }
 
@@ -61,7 +62,7 @@ fn write_states(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The Lua functions, each with the C code that it calls: whoever wrote them knows no other.
-fn write_lua_functions(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+fn write_lua_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
     // By name: all samples, and those in JIT-compiled code.
     let mut functions: HashMap<String, (u64, u64)> = HashMap::new();
     for (stack, count) in profile.stacks() {
@@ -82,7 +83,7 @@ fn write_lua_functions(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<
     writeln!(out, "{:>8}       %  compiled  function", profile.unit.name())?;
     for (name, (all, compiled)) in functions.iter().take(TOP) {
         let (share, compiled) = (percent(*all, profile.samples()), percent(*compiled, *all));
-        writeln!(out, "{all:>8} {share:>7}   {compiled:>7}  {}", fit(name, COLUMNS - 28))?;
+        writeln!(out, "{all:>8} {share:>7}   {compiled:>7}  {}", room.beside(28).label(name))?;
     }
     if functions.len() > TOP {
         writeln!(out, "{:>28}{} more", "", functions.len() - TOP)?;
@@ -97,18 +98,18 @@ struct Cost {
     total: u64,
 }
 
-fn write_functions(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+fn write_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let mut functions: Vec<(String, Cost)> = costs(profile).into_iter().collect();
     functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
         (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a_name.cmp(b_name))
     });
     let samples = profile.samples();
-    table(out, "Top functions by their own time", &functions, samples)?;
+    table((room, out), "Top functions by their own time", &functions, samples)?;
     functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
         (b.total, b.own).cmp(&(a.total, a.own)).then_with(|| a_name.cmp(b_name))
     });
     writeln!(out)?;
-    table(out, "Top functions by their time with all that they call", &functions, samples)
+    table((room, out), "Top functions by their time with all that they call", &functions, samples)
 }
 
 /// The cost of each function. JIT-compiled code counts for the Lua function that it executes.
@@ -135,7 +136,7 @@ fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
 }
 
 /// The hottest lines: each sample counts for the line that its innermost Lua function was at.
-fn write_lines(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+fn write_lines(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let mut lines: HashMap<(&str, u32), u64> = HashMap::new();
     for (stack, count) in profile.stacks() {
         let innermost = stack.iter().rev().filter_map(|&id| profile.frame(id));
@@ -155,10 +156,11 @@ fn write_lines(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\nHottest lines, with all that they call that is not Lua")?;
     writeln!(out, "{:>8}       %  line", profile.unit.name())?;
     for ((chunk, line), count) in lines.iter().take(TOP) {
-        let place = fit(&format!("{chunk}:{line}"), PLACE_COLUMNS);
+        let columns = if matches!(room, Room::Columns(_)) { Room::Columns(PLACE_COLUMNS) } else { room };
+        let place = columns.label(&format!("{chunk}:{line}"));
         let code = profile.sources.line(chunk, *line).map_or(String::new(), |code| format!("  {code}"));
         let text =
-            fit_end(&format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 }), COLUMNS - 18);
+            room.beside(18).text(&format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 }));
         writeln!(out, "{count:>8} {:>7}  {text}", percent(*count, profile.samples()))?;
     }
     for (reason, files) in profile.sources.refused() {
@@ -167,13 +169,18 @@ fn write_lines(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn table(out: &mut dyn Write, title: &str, functions: &[(String, Cost)], samples: u64) -> io::Result<()> {
+fn table(
+    (room, out): (Room, &mut dyn Write),
+    title: &str,
+    functions: &[(String, Cost)],
+    samples: u64,
+) -> io::Result<()> {
     writeln!(out, "{title}")?;
     writeln!(out, "     own       %    total       %  function")?;
     for (name, Cost { own, total }) in functions.iter().take(TOP) {
         let own_percent = percent(*own, samples);
         let total_percent = percent(*total, samples);
-        let name = fit(name, COLUMNS - 36);
+        let name = room.beside(36).label(name);
         writeln!(out, "{own:>8} {own_percent:>7} {total:>8} {total_percent:>7}  {name}")?;
     }
     if functions.len() > TOP {
@@ -182,7 +189,7 @@ fn table(out: &mut dyn Write, title: &str, functions: &[(String, Cost)], samples
     Ok(())
 }
 
-fn write_missing(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+fn write_missing(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let unresolved: Vec<(&str, u64)> = profile.unresolved().iter().map(|(reason, &count)| (&**reason, count)).collect();
     let losses: Vec<(&str, u64)> = profile.losses().iter().map(|(reason, &count)| (reason.as_str(), count)).collect();
     let left_out = profile.left_out().iter().map(|(&least, &count)| (Frame::left_out(least).to_string(), count));
@@ -197,7 +204,7 @@ fn write_missing(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
             writeln!(out, "\n{title}")?;
         }
         for (reason, count) in counts {
-            writeln!(out, "{count:>8}  {}", fit(reason, COLUMNS - 10))?;
+            writeln!(out, "{count:>8}  {}", room.beside(10).text(reason))?;
         }
     }
     Ok(())
@@ -206,6 +213,7 @@ fn write_missing(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::text::COLUMNS;
 
     fn lua(name: &str, line: u32) -> Frame {
         Frame::lua(Some(name.into()), b"@a.lua", line, None)
@@ -221,7 +229,7 @@ mod tests {
         profile.add(VmState::Gc, [lua("main", 1), Frame::Unresolved { reason: "no symbol".into() }]);
         profile.lose("ring buffer full", 7);
         let mut out = Vec::new();
-        write(&profile, &mut out).unwrap();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(out.starts_with("pid 42: luajit a.lua\n4 samples at 99 Hz, 2 different stacks\n"), "{out}");
         assert!(out.contains("compiled             3  75.00%"), "{out}");
@@ -240,7 +248,7 @@ mod tests {
             profile.add(VmState::Lfunc, [lua("main", 1), Frame::left_out(frames), lua("f", 5)]);
         }
         let mut out = Vec::new();
-        write(&profile, &mut out).unwrap();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(out.contains("       2  [1024 to 2047 Lua frames left out]\n"), "{out}");
         assert!(out.contains("       1  [2048 to 4095 Lua frames left out]\n"), "{out}");
@@ -257,7 +265,7 @@ mod tests {
         profile.add(VmState::Cfunc, [at(1), at(3), Frame::C { symbol: "memcpy".into(), module: None }]);
         profile.add(VmState::Lfunc, [at(2), at(9)]);
         let mut out = Vec::new();
-        write(&profile, &mut out).unwrap();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(out.contains("       2  66.67%  a.lua:3                   for i = 1, 10 do end\n"), "{out}");
         assert!(out.contains("       1  33.33%  a.lua:9\n"), "{out}");
@@ -275,12 +283,13 @@ mod tests {
     fn no_line_is_wider_than_a_terminal() {
         let mut profile = CpuProfile::new("x".repeat(300));
         for state in VmState::ALL {
-            profile.add(state, [lua(&"very_long_name_".repeat(20), 1)]);
+            let chunk = format!("@{}/a.lua", "very/long/path".repeat(20));
+            profile.add(state, [Frame::lua(Some("work".into()), chunk.as_bytes(), 1, Some(2))]);
         }
         let mut out = Vec::new();
-        write(&profile, &mut out).unwrap();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         assert!(out.lines().all(|line| line.chars().count() <= COLUMNS), "{out}");
-        assert!(out.contains("...") && out.contains("@a.lua:1"), "{out}");
+        assert!(out.contains("  work@...") && out.contains("/a.lua:1") && out.contains("/a.lua:2"), "{out}");
     }
 }

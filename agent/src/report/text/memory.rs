@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::table::{COLUMNS, fit, percent};
+use super::Room;
+use super::table::percent;
 use crate::report::Frame;
 use crate::report::memory::{Garbage, MemoryProfile, amount};
 use crate::report::model::{Profile as _, Row, Stacks};
+use crate::untrusted::Untrusted;
 
 const TOP: usize = 20;
 
@@ -32,37 +34,44 @@ struct Place {
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &MemoryProfile, options: Options, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(profile: &MemoryProfile, options: Options, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let places = places(profile);
     let sum = |value: fn(&Place) -> u64| places.iter().map(value).fold(0, u64::saturating_add);
     let (allocations, allocated, held) = (sum(|p| p.allocations), sum(|p| p.allocated), sum(|p| p.held));
     if !profile.title.is_empty() {
-        writeln!(out, "{}", fit(&profile.title, COLUMNS))?;
+        writeln!(out, "{}", room.title(&profile.title))?;
     }
     let events = profile.events();
     writeln!(out, "{events} events: {} allocated by {allocations} allocations and reallocations", amount(allocated))?;
     write_growth(profile, held, out)?;
     if !options.leak_only && allocations > 0 {
         let by_bytes: (Key, Key) = (|place| place.allocated, |place| place.allocations);
-        table(&places, "Top lines by the bytes that they allocate", by_bytes, write_allocator, ALLOCATORS, out)?;
+        table(
+            &places,
+            "Top lines by the bytes that they allocate",
+            by_bytes,
+            write_allocator,
+            (ALLOCATORS, room),
+            out,
+        )?;
         let by_count: (Key, Key) = (|place| place.allocations, |place| place.allocated);
-        table(&places, "Top lines by how often they allocate", by_count, write_allocator, ALLOCATORS, out)?;
+        table(&places, "Top lines by how often they allocate", by_count, write_allocator, (ALLOCATORS, room), out)?;
     }
     if profile.follows_blocks() {
         let by_held: (Key, Key) = (|place| place.held, |place| place.held_objects);
         let title = "Still held: allocated during the recording, and not freed by its end";
-        table(&places, title, by_held, |place, out| write_held(place, held, out), HOLDERS, out)?;
+        table(&places, title, by_held, |place, out| write_held(place, held, out), (HOLDERS, room), out)?;
     }
     if profile.follows_blocks() && !options.leak_only {
         let by_garbage: (Key, Key) = (|place| place.garbage.bytes, |place| place.garbage.objects);
         let title = "Garbage: allocated and freed again; the shorter it lives, the easier it is done without";
-        table(&places, title, by_garbage, write_garbage, GARBAGE, out)?;
+        table(&places, title, by_garbage, write_garbage, (GARBAGE, room), out)?;
     }
     for (index, (reason, count)) in profile.losses().iter().enumerate() {
         if index == 0 {
             writeln!(out, "\nEvents lost")?;
         }
-        writeln!(out, "{count:>10}  {}", fit(reason, COLUMNS - 12))?;
+        writeln!(out, "{count:>10}  {}", room.beside(12).text(reason))?;
     }
     Ok(())
 }
@@ -99,12 +108,33 @@ pub fn name(stacks: &Stacks, row: &Row<'_>) -> String {
     let mut name = root.map_or(String::new(), |root| format!("{root}: "));
     match frames.as_slice() {
         [.., function @ Frame::Lua { .. }, line @ Frame::Line { .. }] => {
-            name.push_str(&format!("{line} in {function}"));
+            name.push_str(&format!("{line} in {}", plain(function)));
         }
-        [.., leaf] => name.push_str(&leaf.to_string()),
+        [.., function @ Frame::Lua { .. }, line @ Frame::Line { .. }, c @ Frame::C { .. }] => {
+            name.push_str(&format!("{c} from {line} in {}", plain(function)));
+        }
+        [.., Frame::Lua { name: of, .. }, Frame::Trace { number: Some(number), start: Some(start) }] => {
+            let of = of.as_deref().unwrap_or_default();
+            name.push_str(&format!("{}{} (TRACE [{number}])", Untrusted(of), Untrusted(start)));
+        }
+        [.., leaf] => name.push_str(&plain(leaf)),
         [] => name.push_str("[unknown: no stack]"),
     }
     name
+}
+
+/// The name of a frame, as that of the same function before it was compiled: what allocates is its code.
+fn plain(frame: &Frame) -> String {
+    match frame {
+        Frame::Lua { compiled: true, .. } => {
+            let mut frame = frame.clone();
+            if let Frame::Lua { compiled, .. } = &mut frame {
+                *compiled = false;
+            }
+            frame.to_string()
+        }
+        frame => frame.to_string(),
+    }
 }
 
 /// How the heap grew, in tenths of the events.
@@ -157,7 +187,7 @@ fn table(
     title: &str,
     (first, second): (Key, Key),
     columns: impl Fn(&Place, &mut dyn Write) -> io::Result<()>,
-    head: &str,
+    (head, room): (&str, Room),
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut shown: Vec<&Place> = places.iter().filter(|place| first(place) > 0).collect();
@@ -169,7 +199,7 @@ fn table(
     writeln!(out, "{head}")?;
     for place in shown.iter().take(TOP) {
         columns(place, out)?;
-        writeln!(out, "  {}", fit(&place.name, COLUMNS - 36))?;
+        writeln!(out, "  {}", room.beside(36).label(&place.name))?;
     }
     if shown.len() > TOP {
         writeln!(out, "{:>36}{} more", "", shown.len() - TOP)?;
@@ -181,6 +211,7 @@ fn table(
 mod tests {
     use super::*;
     use crate::report::Weight;
+    use crate::report::text::COLUMNS;
     use crate::stream::Symbol;
     use crate::stream::memprof::{Event, Source};
 
@@ -197,7 +228,7 @@ mod tests {
         }
         profile.lose("ring buffer full", 3);
         let mut out = Vec::new();
-        write(&profile, options, &mut out).unwrap();
+        write(&profile, options, Room::Columns(COLUMNS), &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 

@@ -13,16 +13,16 @@ use prost::Message as _;
 use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType};
 use super::functions::Functions;
 use crate::report::Frame;
-use crate::report::model::{Measure, NativeModule, Profile, Row, Unit};
+use crate::report::model::{Measure, NativeModule, Profile, Recorded, Row, Unit};
 use crate::untrusted::Untrusted;
 
 /// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &dyn Profile, out: impl Write) -> io::Result<()> {
+pub fn write(profile: &dyn Profile, recorded: Option<Recorded>, out: impl Write) -> io::Result<()> {
     let mut gzip = GzEncoder::new(out, Compression::default());
-    gzip.write_all(&Builder::default().message(profile).encode_to_vec())?;
+    gzip.write_all(&Builder::default().message(profile, recorded).encode_to_vec())?;
     gzip.finish()?.flush()
 }
 
@@ -33,7 +33,7 @@ struct Builder {
 }
 
 impl Builder {
-    fn message(mut self, profile: &dyn Profile) -> message::Profile {
+    fn message(mut self, profile: &dyn Profile, recorded: Option<Recorded>) -> message::Profile {
         // The format wants the empty string first.
         self.string("");
         let stacks = profile.weighted();
@@ -45,15 +45,23 @@ impl Builder {
         let functions = Functions::new(stacks);
         let shown = profile.shown();
         let cpu = measures.iter().find(|measure| measure.unit == Unit::Nanoseconds);
-        let period = cpu.map(|cpu| (self.value_type(cpu), signed(cpu.factor)));
+        // Of memory each byte counts, as the period of Go's heap profiles has it.
+        let period = match cpu {
+            Some(cpu) => Some((self.value_type(cpu), signed(cpu.factor))),
+            None if measures.iter().any(|measure| measure.unit == Unit::Bytes) => {
+                Some((ValueType { r#type: self.string("space"), unit: self.string("bytes") }, 1))
+            }
+            None => None,
+        };
+        let [began, duration] = recorded.map_or([0; 2], Recorded::nanoseconds);
         message::Profile {
             sample_type: measures.iter().map(|measure| self.value_type(measure)).collect(),
             sample: stacks.rows().filter_map(|row| self.sample(profile, &measures, &row)).collect(),
             mapping: self.mappings(&modules),
             location: self.locations(profile, &functions, &mapping_ids),
             function: self.functions(&functions),
-            time_nanos: 0,
-            duration_nanos: 0,
+            time_nanos: signed(began),
+            duration_nanos: signed(duration),
             period_type: period.map(|period| period.0),
             period: period.map_or(0, |period| period.1),
             comment: vec![self.string(&profile.title())],
@@ -176,7 +184,7 @@ mod tests {
 
     fn written(profile: &dyn Profile) -> message::Profile {
         let mut out = Vec::new();
-        write(profile, &mut out).unwrap();
+        write(profile, Recorded::of_nanoseconds([17, 4]), &mut out).unwrap();
         let mut bytes = Vec::new();
         flate2::read::GzDecoder::new(out.as_slice()).read_to_end(&mut bytes).unwrap();
         message::Profile::decode(bytes.as_slice()).unwrap()
@@ -199,6 +207,7 @@ mod tests {
         assert_eq!(text(0), "");
         let types: Vec<_> = file.sample_type.iter().map(|t| (text(t.r#type), text(t.unit))).collect();
         assert_eq!(types, [("samples", "count"), ("cpu", "nanoseconds")]);
+        assert_eq!((file.time_nanos, file.duration_nanos, file.period), (17, 4, 10_000_000));
         let sample = &file.sample[0];
         assert_eq!(sample.value, [1, 10_000_000]);
         let frame = |id: u64| {
@@ -232,6 +241,9 @@ mod tests {
         let names: Vec<_> = file.sample_type.iter().map(|t| file.string_table[t.r#type as usize].as_str()).collect();
         assert_eq!(names, ["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"]);
         assert_eq!(file.sample[0].value, [2, 42, 1, 40]);
+        let period = file.period_type.unwrap();
+        let [kind, unit] = [period.r#type, period.unit].map(|index| file.string_table[index as usize].as_str());
+        assert_eq!((kind, unit, file.period), ("space", "bytes", 1));
         assert_eq!(file.string_table[file.default_sample_type as usize], "inuse_space");
     }
 }
