@@ -33,8 +33,6 @@ const AT_ONCE: usize = 1024;
 pub fn extents(memory: ProcessMemory, pages: &PageMap, vm: &Vm, mappings: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
     let state: u64 = memory.read(vm.global.wrapping_add(vm.layout.g_allocd.into())).ok()?;
     let segments = segments(memory, state)?;
-    // The state is the first block of a segment.
-    segments.iter().find(|segment| segment.contains(&state) && state - segment.start < PAGE)?;
     let inside = common(&segments, mappings);
     if inside != segments {
         return None;
@@ -56,6 +54,8 @@ fn segments(memory: ProcessMemory, state: u64) -> Option<Vec<Range<u64>>> {
         segments.push(base..base + size);
         at = next;
     }
+    // The state is the first block of a segment, which may lie behind another one.
+    segments.iter().find(|segment| segment.contains(&state) && state - segment.start < PAGE)?;
     Some(union(segments))
 }
 
