@@ -33,6 +33,19 @@ fn stopped_for(workload: &mut Workload, limit: Duration) -> Result<HeapView> {
     Ok(heap)
 }
 
+#[test]
+fn what_is_not_luas_is_not_read() -> Result<()> {
+    for name in [LUAJIT, TARANTOOL] {
+        let Some(program) = Program::find(name) else { continue };
+        let mut workload = Workload::start(&program, KEYS, &["50000", "50000", "400"])?;
+        let heap = stopped_for(&mut workload, lj_trace_tests::patience(20))?;
+        ensure!(!heap.went_on && heap.torn == [0; 3], "{:?}", heap.torn);
+        ensure!(heap.accounted == heap.total, "{} of {} bytes are accounted for", heap.accounted, heap.total);
+        ensure!(heap.bytes_read < heap.rss / 2, "{name}: {} of {} bytes were read", heap.bytes_read, heap.rss);
+    }
+    Ok(())
+}
+
 fn check(program: &Program, script: &str, argument: &str) -> Result<()> {
     let mut workload = Workload::start(program, script, &[argument])?;
     let short = stopped_for(&mut workload, Duration::from_millis(5))?;

@@ -19,6 +19,9 @@ const PAGE: u64 = 4096;
 /// trim_check, release_checks, 66 small bins, and 32 bins of trees.
 const SEGMENT: u64 = 8 + 6 * 8 + 66 * 8 + 32 * 8;
 
+/// What lies before a block: its own size, and that of the one before it.
+const CHUNK_HEAD: u64 = 16;
+
 /// More segments than these are a list that does not end.
 const MAX_SEGMENTS: usize = 1 << 16;
 
@@ -33,8 +36,6 @@ const AT_ONCE: usize = 1024;
 pub fn extents(memory: ProcessMemory, pages: &PageMap, vm: &Vm, mappings: &[Range<u64>]) -> Option<Vec<Range<u64>>> {
     let state: u64 = memory.read(vm.global.wrapping_add(vm.layout.g_allocd.into())).ok()?;
     let segments = segments(memory, state)?;
-    // The state is the first block of a segment.
-    segments.iter().find(|segment| segment.contains(&state) && state - segment.start < PAGE)?;
     let inside = common(&segments, mappings);
     if inside != segments {
         return None;
@@ -56,6 +57,8 @@ fn segments(memory: ProcessMemory, state: u64) -> Option<Vec<Range<u64>>> {
         segments.push(base..base + size);
         at = next;
     }
+    // The state is the first block of the first segment, which may have grown downwards since.
+    segments.iter().find(|segment| segment.contains(&state) && state % PAGE == CHUNK_HEAD)?;
     Some(union(segments))
 }
 
