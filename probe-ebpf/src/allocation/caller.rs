@@ -4,8 +4,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::programs::ProbeContext;
-use lj_trace_common::config::NOBODY;
-use lj_trace_common::layout::ABSENT;
+use lj_trace_common::config::{NOBODY, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::runs_at;
 
@@ -16,8 +15,28 @@ use crate::memory::UserMemory;
 /// The VM that calls the allocator, or [`NOBODY`], by what the caller keeps over the call: it adds up the VM's memory afterwards
 /// (`lj_mem_realloc`, `lj_gc.c`), or goes on to sweep, for which it needs the `global_State`. Where a probe is, the
 /// allocator has not saved any register yet.
+///
+/// `user_data` is what no VM has given its allocator so far, or [`UNKNOWN_USER_DATA`]: then the VM must have it now, for
+/// `lua_setallocf` has given it that, and is known by it from then on.
 #[inline(never)]
-pub fn calling_vm(context: &ProbeContext) -> u32 {
+pub fn calling_vm(context: &ProbeContext, user_data: u64) -> u32 {
+    let vm = vm_in_registers(context);
+    if user_data == UNKNOWN_USER_DATA {
+        return vm;
+    }
+    let Some(config) = VMS.get(vm) else { return NOBODY };
+    // What happens to be in a register is not enough: the program may call this function for itself.
+    let place = config.global.wrapping_add(u64::from(config.layout.g_allocd));
+    if UserMemory.read::<u64>(place) != Ok(user_data) {
+        return NOBODY;
+    }
+    let _ = ALLOCATORS.insert(&user_data, &vm, 0);
+    vm
+}
+
+/// The VM that registers tell of, or [`NOBODY`].
+#[inline(never)]
+fn vm_in_registers(context: &ProbeContext) -> u32 {
     let registers = registers(context);
     let kept = [registers.rbx, registers.rbp, registers.r12, registers.r13, registers.r14, registers.r15];
     for value in kept {
@@ -33,13 +52,6 @@ pub fn calling_vm(context: &ProbeContext) -> u32 {
         let Some(config) = VMS.get(kind) else { return NOBODY };
         let layout = &config.layout;
         for value in kept {
-            // What frees traces keeps the `jit_State` (`lj_trace_free`, `lj_trace.c`), at its place in the same block.
-            if layout.g_to_j != ABSENT {
-                let vm = vm_at(value.wrapping_sub(u64::from(layout.g_to_j)));
-                if vm != NOBODY {
-                    return vm;
-                }
-            }
             let thread = value.wrapping_add(u64::from(layout.l_glref));
             if let Ok(global) = UserMemory.read_ref(layout.is_gc64(), thread) {
                 let vm = vm_at(global);
@@ -52,22 +64,16 @@ pub fn calling_vm(context: &ProbeContext) -> u32 {
             break;
         }
     }
-    NOBODY
-}
-
-/// The VM that calls the allocator with data that none of them had so far: `lua_setallocf` has given it that. It is known
-/// from then on. [`NOBODY`] if none does.
-#[inline(always)]
-pub fn new_owner(context: &ProbeContext, user_data: u64) -> u32 {
-    let vm = calling_vm(context);
-    let Some(config) = VMS.get(vm) else { return NOBODY };
-    // What happens to be in a register is not enough: the program may call this function for itself.
-    let place = config.global.wrapping_add(u64::from(config.layout.g_allocd));
-    if UserMemory.read::<u64>(place) != Ok(user_data) {
-        return NOBODY;
+    // What frees traces keeps the `jit_State` (`lj_trace_free`, `lj_trace.c`), at its place in the same block.
+    let Some(config) = VMS.get(0) else { return NOBODY };
+    let distance = u64::from(config.layout.g_to_j);
+    for value in kept {
+        let vm = vm_at(value.wrapping_sub(distance));
+        if vm != NOBODY {
+            return vm;
+        }
     }
-    let _ = ALLOCATORS.insert(&user_data, &vm, 0);
-    vm
+    NOBODY
 }
 
 /// The VM whose `global_State` is there, or [`NOBODY`].

@@ -28,7 +28,7 @@ use crate::maps::{ALLOCATORS, CONFIG, GATE, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::sample::sample_allocation;
 use arguments::{arguments, stack_pointer};
-use caller::{calling_thread, calling_vm, new_owner};
+use caller::{calling_thread, calling_vm};
 use objects::ObjectsOf;
 use send::{send, tally_of};
 
@@ -100,14 +100,14 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
         unsafe { ALLOCATORS.get(&ud) }.copied().unwrap_or(NOBODY)
     };
     // Numbers rather than options: of those, the compiler moves values that are not there, which the kernel refuses.
-    let vm = match found {
-        SHARED_USER_DATA => match creation::closing_vm(settings, pointer, old_size, size) {
-            NOBODY => calling_vm(context),
-            vm => vm,
-        },
-        NOBODY if ud != UNKNOWN_USER_DATA => new_owner(context, ud),
-        vm => vm,
-    };
+    let mut vm = found;
+    if vm == SHARED_USER_DATA {
+        vm = creation::closing_vm(settings, pointer, old_size, size);
+    }
+    // In one place, since the kernel follows the search anew wherever it is called.
+    if vm == NOBODY && (found != NOBODY || ud != UNKNOWN_USER_DATA) {
+        vm = calling_vm(context, if found == NOBODY { ud } else { UNKNOWN_USER_DATA });
+    }
     if vm == VM_BEYOND {
         count_exactly(Counter::CallsBeyond);
         creation::close_beyond(settings, pointer, old_size, size, ud);
