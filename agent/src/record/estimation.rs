@@ -49,6 +49,8 @@ pub struct Estimation {
     on_traces: HashMap<(usize, Source), u64>,
     /// Sources with smaller numbers were met.
     known: u32,
+    /// The share of the target's CPU time that was asked for.
+    budget: Option<f64>,
     /// How many events a window has.
     usual: UsualEvents,
     /// Seconds for which probes have stayed.
@@ -87,6 +89,7 @@ impl Estimation {
             functions: HashMap::new(),
             on_traces: HashMap::new(),
             known: 0,
+            budget: None,
             usual: UsualEvents::default(),
             stayed: 0.0,
             short: 0,
@@ -174,6 +177,16 @@ impl Estimation {
     /// Says how many light samples there are in a second of CPU time.
     pub fn set_sampling(&mut self, rate: f64) {
         self.estimator.set_sampling(rate);
+    }
+
+    /// Says what share of the target's CPU time was asked for.
+    pub fn set_budget(&mut self, budget: f64) {
+        self.budget = Some(budget);
+    }
+
+    /// What share of the target's CPU time was asked for, if that is known.
+    pub fn budget(&self) -> Option<f64> {
+        self.budget
     }
 
     /// Takes a light sample.

@@ -149,6 +149,8 @@ pub struct MemorySummary {
 pub struct EstimateSummary {
     /// Seconds for which probes have stayed, so that all was seen.
     stayed: f64,
+    /// The share of the target's CPU time that was asked for.
+    asked: Option<f64>,
     /// What it is made from, in lines.
     about: Vec<String>,
     /// The largest lines.
@@ -161,8 +163,9 @@ impl EstimateSummary {
         /// Lines that are shown.
         const TOP: usize = 10;
         let stayed = estimation.stayed();
+        let asked = estimation.budget();
         let profile = estimation.profile();
-        Self { stayed, about: profile.about().lines(), top: profile.top(TOP) }
+        Self { stayed, asked, about: profile.about().lines(), top: profile.top(TOP) }
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
@@ -202,6 +205,9 @@ impl MemorySummary {
         }
         writeln!(out, "  cost to it         {}", self.cost)?;
         if let Some(estimate) = &self.estimate {
+            if let Some(asked) = estimate.asked {
+                writeln!(out, "  {}", against(asked, self.cost.share))?;
+            }
             estimate.write(out)?;
         } else {
             writeln!(out, "  allocations        {allocations}")?;
@@ -225,6 +231,15 @@ impl MemorySummary {
             writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
         }
         Ok(())
+    }
+}
+
+/// What was asked for, beside what was taken: shares of the target's CPU time.
+fn against(asked: f64, taken: Option<f64>) -> String {
+    let asked_for = format!("asked for          at most {:.2}%", asked * 100.0);
+    match taken {
+        Some(taken) if taken > asked => format!("{asked_for}: WARNING: {:.2}% were taken", taken * 100.0),
+        _ => asked_for,
     }
 }
 
@@ -329,6 +344,12 @@ mod tests {
         ] {
             assert!(of(used).contains(said), "{}", of(used));
         }
+    }
+
+    #[test]
+    fn what_was_taken_is_held_against_what_was_asked_for() {
+        assert_eq!(against(0.05, Some(0.04)), "asked for          at most 5.00%");
+        assert!(against(0.05, Some(0.0955)).ends_with("at most 5.00%: WARNING: 9.55% were taken"));
     }
 
     #[test]

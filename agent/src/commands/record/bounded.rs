@@ -17,7 +17,7 @@ use crate::probes::plan::ProbePlan;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::sampler::Sampler;
 use crate::probes::windows::WindowOpener;
-use crate::record::Estimation;
+use crate::record::{Estimation, IN_WINDOW};
 use crate::report::Weight;
 use crate::service::journal::{Priority, say};
 use crate::vm::Vm;
@@ -58,6 +58,28 @@ pub fn check(args: &RecordArgs) -> Result<(), CommandError> {
     }
 }
 
+/// What it may take to find out what windows cost, in seconds of CPU time: the first four are reckoned with in full, of
+/// 2 ms each, and probes that stay are looked at each 5 ms; all of that times what windows disturb caches by.
+const LEARNING: f64 = (4.0 * 0.002 + 0.005) * IN_WINDOW;
+
+/// Tells in advance if a recording is so short that its budget may not be kept.
+fn warn_of_short(args: &RecordArgs, budget: f64) {
+    let Some(duration) = args.duration else { return };
+    // Of a program that keeps one CPU busy; others have less.
+    let allowed = duration.as_secs_f64() * budget;
+    if allowed < 2.0 * LEARNING {
+        let text = format!(
+            "lj-trace: {:.0}% of {duration:?} are {:.0} ms of CPU time, and to find out what windows cost may take {:.0} ms: \
+             it may cost more than was asked for; record for {:.0} s or longer",
+            budget * 100.0,
+            allowed * 1e3,
+            LEARNING * 1e3,
+            (2.0 * LEARNING / budget).ceil()
+        );
+        say(Priority::Warning, &text);
+    }
+}
+
 /// The threads and samples of such a recording.
 pub struct BoundedRecording {
     windows: Windows,
@@ -66,6 +88,7 @@ pub struct BoundedRecording {
     activity: ActivityBuffer,
     /// Samples a second of CPU time.
     rate: f64,
+    budget: f64,
     strangers: Strangers,
 }
 
@@ -82,6 +105,7 @@ impl BoundedRecording {
         budget: f64,
         polled: Polled,
     ) -> Result<Self, CommandError> {
+        warn_of_short(&target.args, budget);
         let process = &target.process;
         if programs.mechanism() == Mechanism::Classic {
             return Err(ProbeError::no_windows(std::io::ErrorKind::Unsupported.into()).into());
@@ -102,7 +126,7 @@ impl BoundedRecording {
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
         let (rate, strangers) = (f64::from(rate as u32), Strangers::new(&target.maps, &target.vms));
-        Ok(Self { windows, counters, sampler, activity, rate, strangers })
+        Ok(Self { windows, counters, sampler, activity, rate, budget, strangers })
     }
 
     /// The clock and the rate of the sampler, if its events are on threads.
@@ -118,6 +142,7 @@ impl BoundedRecording {
     /// Takes what was observed since.
     pub fn drain(&mut self, estimation: &mut Estimation) {
         estimation.set_sampling(self.rate);
+        estimation.set_budget(self.budget);
         for news in self.windows.news() {
             if news == News::Failed {
                 let text = "lj-trace: the kernel does not put in probes any more: what comes from now on is not seen";
