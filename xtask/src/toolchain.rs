@@ -31,10 +31,10 @@ pub fn host_cargo(subcommand: &str) -> Result<Command> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     if compiler_release(&rustc)? < AYA_NEEDS {
         let mut flags = env::var("RUSTFLAGS").unwrap_or_default();
-        if !flags.is_empty() {
-            flags.push(' ');
+        // Who has set it already may call this: twice is an error.
+        if !flags.contains(AYA_FEATURE) {
+            flags = format!("{flags} {AYA_FEATURE}").trim_start().to_owned();
         }
-        flags.push_str(AYA_FEATURE);
         command.arg("--ignore-rust-version").env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", flags);
     }
     Ok(command)
@@ -101,6 +101,8 @@ impl BpfToolchain {
         command.args([subcommand, "-Zbuild-std=core", "--target", "bpfel-unknown-none", "--ignore-rust-version"]);
         command.arg("--target-dir").arg(paths::target().join("bpf"));
         command.env("PATH", path).env("RUSTC", self.compiler.bin().join("rustc")).env("RUSTC_BOOTSTRAP", "1");
+        // Code in pieces is longer than the verifier allows.
+        command.env("CARGO_INCREMENTAL", "0");
         // What the user (or rustup, for the compiler that runs these tasks) set is meant for the host.
         for variable in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "RUSTUP_TOOLCHAIN", "RUSTC_WRAPPER", "CARGO"] {
             command.env_remove(variable);
