@@ -66,7 +66,7 @@ pub enum FileError {
 #[serde(rename_all = "kebab-case")]
 enum Line<'a> {
     Process { version: u32, snapshot: std::borrow::Cow<'a, Snapshot> },
-    Vm(std::borrow::Cow<'a, Heap>),
+    Vm(Box<Heap>),
     Objects(std::borrow::Cow<'a, str>),
     Path(std::borrow::Cow<'a, PathRow>),
 }
@@ -87,7 +87,7 @@ pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
     line(&Line::Process { version: VERSION, snapshot: Cow::Owned(process) })?;
     for heap in &snapshot.vms {
         let alone = Heap { paths: Vec::new(), objects: None, ..heap.clone() };
-        line(&Line::Vm(Cow::Owned(alone)))?;
+        line(&Line::Vm(Box::new(alone)))?;
         if let Some(objects) = &heap.objects {
             // One that has none is not one of which they are not known.
             line(&Line::Objects(Cow::Borrowed("")))?;
@@ -163,7 +163,7 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
             (Line::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
             (Line::Process { snapshot: process, .. }, none @ None) => *none = Some(process.into_owned()),
             (Line::Vm(heap), Some(snapshot)) if snapshot.vms.len() < MAX_VMS && heap.paths.is_empty() => {
-                snapshot.vms.push(heap.into_owned());
+                snapshot.vms.push(*heap);
                 lengths.clear();
             }
             (Line::Objects(text), Some(Snapshot { vms, .. })) => {

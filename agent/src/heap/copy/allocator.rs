@@ -153,10 +153,11 @@ mod tests {
         let vm = Vm { global: at(10), main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
         let process = Process::open(std::process::id()).unwrap();
         let (memory, map) = (process.memory(), PageMap::open(&process));
-        let whole = [start..at(64)];
+        let one = |range: Range<u64>| std::iter::once(range).collect::<Vec<_>>();
+        let whole = one(start..at(64));
         let found = extents(memory, &map, &vm, &whole).unwrap();
         assert_eq!(found, [start..at(4), at(8)..at(10), at(20)..at(28)]);
-        assert_eq!(extents(memory, &map, &vm, &[start..at(9)]), None, "a segment that is not mapped");
+        assert_eq!(extents(memory, &map, &vm, &one(start..at(9))), None, "a segment that is not mapped");
         write(10 * PAGE, at(30));
         assert_eq!(extents(memory, &map, &vm, &whole), None, "another allocator");
         // SAFETY: nothing else knows of it.

@@ -45,8 +45,15 @@ pub struct Plan<'a> {
     gc64: bool,
     pages: PageMap,
     folders: Vec<PathBuf>,
-    /// Where the allocators have their memory, and the mappings that were searched for that.
-    known: Option<(Vec<Range<u64>>, Vec<Range<u64>>)>,
+    allocators: Option<AllocatorMemory>,
+}
+
+/// Where the allocators of all VMs have their memory.
+#[derive(Debug)]
+struct AllocatorMemory {
+    extents: Vec<Range<u64>>,
+    /// The mappings that were searched for it.
+    searched: Vec<Range<u64>>,
 }
 
 impl<'a> Plan<'a> {
@@ -58,22 +65,22 @@ impl<'a> Plan<'a> {
         let gc64 = vms.iter().any(|vm| vm.layout.is_gc64());
         let pages = PageMap::open(process);
         let of_lua = totals.iter().fold(0, |sum: u64, total| sum.saturating_add(*total));
-        let known = || {
+        let find = || {
             let mappings = pages::mappings(maps, gc64);
             let of = |vm| allocator::extents(process.memory(), &pages, vm, &mappings);
             let extents = vms.iter().map(of).collect::<Option<Vec<_>>>()?.concat();
-            Some((union(extents), mappings))
+            Some(AllocatorMemory { extents: union(extents), searched: mappings })
         };
         // Without GC64 it is narrowed enough by addresses having 32 bits.
         let is_much = gc64 && process.rss() > of_lua.saturating_mul(2).saturating_add(ROOM);
-        let known = if is_much { known() } else { None };
-        Self { process, gc64, pages, folders, known }
+        let allocators = if is_much { find() } else { None };
+        Self { process, gc64, pages, folders, allocators }
     }
 
     /// What is to be copied, now that the mappings are these.
     fn wanted(&self, maps: &Maps) -> Vec<Range<u64>> {
         let all = pages::mappings(maps, self.gc64);
-        let Some((extents, searched)) = &self.known else { return all };
+        let Some(AllocatorMemory { extents, searched }) = &self.allocators else { return all };
         // What has come to it since was not searched.
         let mut wanted = common(extents, &all);
         wanted.extend(without(&all, searched));
