@@ -33,7 +33,6 @@ fn short_recordings_of_a_steady_program_differ_by_chance_alone() -> Result<()> {
     let script = folder.path().join("steady.lua");
     std::fs::write(&script, STEADY)?;
     let mut workload = Workload::start(&program, script.to_str().context("no UTF-8")?, &[])?;
-    workload.expect("ready")?;
     let old = record(folder.path(), workload.pid(), "old.bin", "500ms")?;
     let new = record(folder.path(), workload.pid(), "new.bin", "400ms")?;
     let text = run(["report", "--diff", &old, &new])?;
@@ -54,7 +53,6 @@ fn nothing_is_compared_with_nothing() -> Result<()> {
     let script = folder.path().join("idle.lua");
     std::fs::write(&script, "print('ready') io.stdout:flush() io.read()")?;
     let mut workload = Workload::start(&program, script.to_str().context("no UTF-8")?, &[])?;
-    workload.expect("ready")?;
     let empty = record(folder.path(), workload.pid(), "empty.bin", "100ms")?;
     let outcome = run(["report", "--diff", &empty, &empty])?;
     outcome.expect(exit_code::DATA, &["nothing to compare", "0 samples"]);
