@@ -12,7 +12,7 @@ const STEADY: &str = "
 jit.off()
 local functions = {}
 for i = 1, 10 do
-  functions[i] = loadstring(('\\n'):rep(i) .. 'local x = 0 for i = 1, 2000 do x = x + i % 7 end return x', '=steady')
+  functions[i] = loadstring(('\\n'):rep(i) .. 'return function() local x = 0 for i = 1, 2000 do x = x + i % 7 end return x end', '=steady')()
 end
 print('ready') io.stdout:flush()
 while true do for i = 1, 10 do functions[i]() end end
@@ -32,8 +32,7 @@ fn short_recordings_of_a_steady_program_differ_by_chance_alone() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let script = folder.path().join("steady.lua");
     std::fs::write(&script, STEADY)?;
-    let mut workload = Workload::start(&program, script.to_str().context("no UTF-8")?, &[])?;
-    workload.expect("ready")?;
+    let workload = Workload::start(&program, script.to_str().context("no UTF-8")?, &[])?;
     let old = record(folder.path(), workload.pid(), "old.bin", "500ms")?;
     let new = record(folder.path(), workload.pid(), "new.bin", "400ms")?;
     let text = run(["report", "--diff", &old, &new])?;
@@ -53,8 +52,7 @@ fn nothing_is_compared_with_nothing() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let script = folder.path().join("idle.lua");
     std::fs::write(&script, "print('ready') io.stdout:flush() io.read()")?;
-    let mut workload = Workload::start(&program, script.to_str().context("no UTF-8")?, &[])?;
-    workload.expect("ready")?;
+    let workload = Workload::start(&program, script.to_str().context("no UTF-8")?, &[])?;
     let empty = record(folder.path(), workload.pid(), "empty.bin", "100ms")?;
     let outcome = run(["report", "--diff", &empty, &empty])?;
     outcome.expect(exit_code::DATA, &["nothing to compare", "0 samples"]);

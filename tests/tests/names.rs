@@ -15,8 +15,7 @@ fn memory_rows_of_a_long_path_have_their_functions_and_lines() -> Result<()> {
     let script = long.join("user.lua");
     std::fs::write(&script, include_str!("../lua/names.lua"))?;
     let script = script.to_str().context("no UTF-8")?;
-    let mut workload = Workload::start(&program, script, &[])?;
-    workload.expect("ready")?;
+    let workload = Workload::start(&program, script, &[])?;
     let file = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let (pid, text, stream) = (workload.pid().to_string(), file("memory.txt"), file("memory.bin"));
     let arguments = ["--pid", &pid, "--mode", "memprof", "--no-limit", "--duration", "200ms"];

@@ -210,7 +210,12 @@ fn function(
             return Ok(AllocationSource::C);
         }
     }
-    let found = lua(memory, layout, objects, head, (code, pc), event);
+    // All ways meet here.
+    (room.base, room.cframe, event.caller) = (code, pc, native);
+    let (code, pc) = (reread(&room.base), reread(&room.cframe));
+    let found = lua(memory, layout, objects, &mut room.head, (code, pc), event);
+    let native = reread(&event.caller);
+    event.caller = 0;
     if native == 0 {
         return found;
     }
@@ -221,6 +226,14 @@ fn function(
     }
     event.place = native;
     Ok(AllocationSource::C)
+}
+
+/// What was just written there, as a number of which nothing is known: else the kernel's verifier follows each way to it
+/// on its own up to the end, three times as far in all.
+#[inline(always)]
+fn reread(place: &u64) -> u64 {
+    // SAFETY: a reference is valid for reads.
+    unsafe { core::ptr::read_volatile(place) }
 }
 
 /// Fills in a Lua function: its prototype, and the PC in it.
