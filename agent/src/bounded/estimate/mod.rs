@@ -148,7 +148,7 @@ impl Estimator {
         let recorded = Duration::from_nanos(last.at.saturating_sub(first.at));
         Estimate {
             contradictions: checks::find(&observed, &total, &lines),
-            verdict: Verdict::of(&lines, recorded),
+            verdict: Verdict::of(&lines, recorded, exact.windows),
             total,
             lines,
             windows: self.exact.windows,

@@ -14,6 +14,9 @@ const ALIKE: f64 = 0.02;
 /// Lines with less of all bytes are not worth the time.
 const SMALL: f64 = 0.02;
 
+/// With fewer windows there is no verdict on the order.
+const LEAST_WINDOWS: f64 = 12.0;
+
 /// Nobody is asked for more than this.
 const LONGEST: Duration = Duration::from_hours(1);
 
@@ -30,8 +33,8 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Of lines, the largest first, from a recording of this length. None if there is nothing to rank.
-    pub fn of(lines: &[Line], recorded: Duration) -> Option<Self> {
+    /// Of lines, the largest first, from a recording of this length with so many windows. None if there is nothing to rank.
+    pub fn of(lines: &[Line], recorded: Duration, windows: u64) -> Option<Self> {
         let first = lines.first()?;
         let shares = lines.iter().map(|line| line.share);
         // A single line is compared with nothing.
@@ -42,6 +45,10 @@ impl Verdict {
             error / (above.value - below.value).max(ALIKE)
         });
         let factor = factor.fold(0.0, f64::max);
+        // Of few windows not even the errors are known. A figure that was measured needs none.
+        let is_estimated = first.share.error.is_some();
+        let few = if is_estimated { (LEAST_WINDOWS / windows.max(1) as f64).sqrt() } else { 0.0 };
+        let factor = factor.max(few);
         if factor <= 1.0 {
             return Some(Self::Ranked);
         }
@@ -75,7 +82,7 @@ mod tests {
             Line { source: SourceId(0), share, bytes: share, count: share }
         };
         let lines: Vec<Line> = shares.iter().map(line).collect();
-        Verdict::of(&lines, Duration::from_secs(10)).unwrap()
+        Verdict::of(&lines, Duration::from_secs(10), 100).unwrap()
     }
 
     #[test]
@@ -94,6 +101,10 @@ mod tests {
     #[test]
     fn small_lines_are_not_waited_for() {
         assert_eq!(verdict(&[(0.97, 0.01), (0.015, 0.2), (0.01, 0.3)]), Verdict::Ranked);
-        assert_eq!(Verdict::of(&[], Duration::from_secs(1)), None);
+        assert_eq!(Verdict::of(&[], Duration::from_secs(1), 100), None);
+        let share = Figure::estimated(1.0, 0.002);
+        let line = Line { source: SourceId(0), share, bytes: share, count: share };
+        let few = Verdict::of(&[line], Duration::from_secs(1), 4);
+        assert_eq!(few, Some(Verdict::TooWide { more: Duration::from_secs(2) }), "four windows tell nothing of errors");
     }
 }

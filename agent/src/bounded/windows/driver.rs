@@ -78,6 +78,7 @@ impl Windows {
     /// # Errors
     /// The kernel cannot put in probes this way, or the system has no more threads.
     pub fn start(settings: Settings) -> std::io::Result<Self> {
+        let cores = busy_cores(settings.pid);
         let number = next_number(0);
         let first = settings.opener.put_in(number)?;
         let (stop, stopped) = mpsc::channel();
@@ -91,7 +92,7 @@ impl Windows {
                 privileges::TO_ATTACH.into_iter().all(|needed| Capabilities::effective().has(needed))
             });
             let Settings { opener, counts, budget, pid, probes } = settings;
-            let policy = Policy::new(budget, now());
+            let policy = Policy::new(budget, now(), cores);
             let used = cpu_time(pid).map(|cpu| (now(), cpu, Counted::read(&counts)));
             let (outside, closed) = (0, now());
             let mut driver = Driver {
@@ -149,6 +150,17 @@ fn come_first() {
     let first = libc::sched_param { sched_priority: 1 };
     // SAFETY: it reads the structure alone, and changes nothing but this thread's place in the queue.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
+}
+
+/// How many CPUs a process keeps busy, as long as nothing is attached to it yet.
+fn busy_cores(pid: u32) -> f64 {
+    /// The clock of another process ticks every 4 ms.
+    const LOOK: Duration = Duration::from_millis(100);
+    let Some(before) = cpu_time(pid) else { return 1.0 };
+    let began = now();
+    thread::sleep(LOOK);
+    let time = now().saturating_sub(began) as f64 * 1e-9;
+    cpu_time(pid).map_or(1.0, |after| (after - before) / time)
 }
 
 /// Why the thread ends.
@@ -267,7 +279,7 @@ impl Driver {
         let mut spent = before;
         let mut over = self.news.send(News::Staying { number: self.number, opened }).map_err(|_| Over);
         while over.is_ok() && self.policy.may_stay() && self.opener.allocators() == allocators {
-            over = self.wait(LOOK_AT_STAYING);
+            over = self.wait(if self.policy.is_tight() { LOOK } else { LOOK_AT_STAYING });
             let counted = Counted::read(&self.counts);
             self.policy.spend(counted.memory_profile(self.probes) - spent.memory_profile(self.probes));
             spent = counted;

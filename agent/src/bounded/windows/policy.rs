@@ -45,6 +45,9 @@ const SAVED: f64 = 1.0;
 /// How many are there at the beginning: enough to see whether all may be seen.
 const AT_FIRST: f64 = 0.2;
 
+/// What may be lost is little if it is gone after so many seconds of nothing but probes.
+const TIGHT: f64 = 0.010;
+
 /// The least use of CPUs that is reckoned with: a program that sleeps has no rate.
 const LEAST_CORES: f64 = 0.02;
 
@@ -95,11 +98,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// One that costs at most the share `budget` of the target's CPU time. What it draws follows from `seed`.
-    pub fn new(budget: f64, seed: u64) -> Self {
+    /// One that costs at most the share `budget` of the CPU time of a target that keeps so many CPUs busy now. What it draws
+    /// follows from `seed`.
+    pub fn new(budget: f64, seed: u64, cores: f64) -> Self {
         let budget = budget * PLANNED;
         let (random, recent) = (Random::new(seed), VecDeque::new());
-        Self { budget, random, recent, purse: budget * AT_FIRST, cores: 1.0, beside: 0.0, is_new: true }
+        // Of a program that uses little there is little to lose at first.
+        let purse = budget * AT_FIRST * cores.max(LEAST_CORES);
+        Self { budget, random, recent, purse, cores, beside: 0.0, is_new: true }
     }
 
     /// Notes that the target has used so much CPU time in so much time, and has lost `beside` of that to what is always on
@@ -144,6 +150,11 @@ impl Policy {
     /// Whether probes that stay may stay on.
     pub fn may_stay(&self) -> bool {
         self.purse > 0.0
+    }
+
+    /// Whether what may be lost is gone within some milliseconds, so that probes that stay are to be looked at often.
+    pub fn is_tight(&self) -> bool {
+        self.purse < TIGHT * self.cores()
     }
 
     /// What to do now.
@@ -216,7 +227,7 @@ mod tests {
         cost: f64,
         rate: impl Fn(f64) -> f64,
     ) -> (Vec<(f64, f64)>, f64, Policy) {
-        let mut policy = Policy::new(budget, 7);
+        let mut policy = Policy::new(budget, 7, 1.0);
         let (mut now, mut windows, mut lost) = (0.0, Vec::new(), 0.0);
         while now < seconds {
             match policy.choose() {
@@ -259,6 +270,23 @@ mod tests {
         assert!(lost < 0.05, "{lost}");
         let (_, lost, _) = run(0.05, 60.0, 1e-6, |now| if now % 0.2 < 0.03 { 1e7 } else { 1e3 });
         assert!(lost < 0.05, "{lost}");
+    }
+
+    /// A second of a program that keeps a twentieth of a CPU busy.
+    #[test]
+    fn a_short_recording_of_a_program_that_sleeps_keeps_to_its_budget() {
+        let (cores, time) = (0.05, 0.0005);
+        let mut policy = Policy::new(0.05, 7, cores);
+        assert_eq!(policy.choose(), Next::Stay);
+        // While it works it does nothing but allocate: each look costs all of that.
+        let (mut now, mut lost) = (0.0, 0.0);
+        while policy.may_stay() && now < 1.0 {
+            let look = if policy.is_tight() { time } else { 0.005 };
+            policy.spend(look);
+            policy.used(look * cores, look, 0.0);
+            (now, lost) = (now + look, lost + look);
+        }
+        assert!(lost < 0.05 * cores, "{lost}");
     }
 
     #[test]
