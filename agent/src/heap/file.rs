@@ -1,6 +1,6 @@
 //! Snapshots in files: gzip of lines of JSON, so that `zcat FILE | jq` reads them too.
 //!
-//! The first line is the process, then comes a line for each VM, followed by lines with its [`objects`](super::objects), in
+//! The first line is the process, then comes a line for each VM, followed by lines with its [`super::objects`], in
 //! hexadecimal digits, and a line for each step of the ways in it.
 
 use std::fs::File;

@@ -301,7 +301,7 @@ impl Programs {
         globals.get(&global, 0).ok()
     }
 
-    /// The index of the VM that gives its allocator this data, or [`SHARED_USER_DATA`].
+    /// The index of the VM that gives its allocator this data, or `SHARED_USER_DATA`.
     pub fn user_of(&self, data: u64) -> Option<u32> {
         let allocators: HashMap<_, u64, u32> = self.ebpf.map("ALLOCATORS")?.try_into().ok()?;
         allocators.get(&data, 0).ok()
