@@ -41,6 +41,7 @@ fn a_steady_mix_is_estimated_on_all_forks() -> Result<()> {
     for program in [LUAJIT, LUAJIT2, TARANTOOL] {
         let Some(recorded) = record(program, &["mix", "3"], "memprof")? else { continue };
         println!("{program}: {}", recorded.outcome.stderr);
+        recorded.check_itself()?;
         recorded.check_shares()?;
         recorded.check_total()?;
         // 5% are asked for. Where others work, too, the probes are taken out late; but in full it would be 80% and more.
@@ -57,6 +58,7 @@ fn phases_are_no_surprise() -> Result<()> {
     }
     let recorded = record(LUAJIT, &["phases", "5"], "all")?.context("it is everywhere")?;
     println!("{}", recorded.outcome.stderr);
+    recorded.check_itself()?;
     recorded.check_shares()?;
     recorded.check_total().map(drop)
 }
@@ -68,6 +70,7 @@ fn what_is_compiled_is_told_by_its_lines() -> Result<()> {
     }
     let recorded = record(LUAJIT, &["mix", "3", "jit"], "memprof")?.context("it is everywhere")?;
     println!("{}", recorded.outcome.stderr);
+    recorded.check_itself()?;
     recorded.check_shares()?;
     recorded.check_total().map(drop)
 }

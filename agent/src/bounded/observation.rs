@@ -27,6 +27,11 @@ pub struct Reading {
     pub cycles: u64,
     /// Of all that, what string tables have taken since the first reading.
     pub tables: Tables,
+    /// Bytes of `net` that are no more than an extrapolation: a cycle ended between two readings of which the second came
+    /// late, so what was swept meanwhile is not known.
+    pub guessed: u64,
+    /// How often a counter that only rises has fallen.
+    pub fallen: u64,
 }
 
 /// The string tables of all VMs (`lj_str_resize`, `lj_str.c`): now and then one is made twice as large, or half, which

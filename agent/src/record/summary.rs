@@ -165,7 +165,7 @@ impl EstimateSummary {
         let stayed = estimation.stayed();
         let asked = estimation.budget();
         let profile = estimation.profile();
-        Self { stayed, asked, about: profile.about().lines(), top: profile.top(TOP) }
+        Self { stayed, asked, about: profile.summary(), top: profile.top(TOP) }
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {

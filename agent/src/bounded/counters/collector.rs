@@ -33,6 +33,10 @@ pub struct Collector {
     gross: u64,
     tables: Tables,
     cycles: f64,
+    /// Bytes of `net` that were not resolved, since a reading came late.
+    guessed: f64,
+    /// How often the VM's own counter of all bytes has fallen.
+    fallen: u64,
     /// The burst that has begun.
     burst: Option<Burst>,
     /// Bytes a second, lately.
@@ -75,9 +79,7 @@ impl Collector {
         let time = (at - before).max(1e-9);
         let rise = self.difference(last.total, raw.total);
         let estimate = self.difference(last.estimate, raw.estimate);
-        if let (Some(now), Some(then)) = (raw.allocated, last.allocated) {
-            self.gross += now.wrapping_sub(then);
-        }
+        self.count_allocated(&last, &raw);
         let flipped = raw.white != last.white;
         let net = if flipped || estimate > 0.0 {
             let is_late = std::mem::take(&mut self.estimate_is_due) && !flipped;
@@ -92,7 +94,9 @@ impl Collector {
             } else if flipped && time <= ON_TIME {
                 self.flipped(&last, &raw, time).unwrap_or(rise)
             } else {
-                usual.max(rise)
+                let net = usual.max(rise);
+                self.guessed += net.max(0.0);
+                net
             }
         } else {
             let net = if last.state == FINALIZE && raw.state == FINALIZE { rise } else { rise - estimate };
@@ -141,9 +145,7 @@ impl Collector {
         let last = self.last.replace((at, raw));
         let Some((before, last)) = last else { return };
         self.look_at_table(&last, &raw);
-        if let (Some(now), Some(then)) = (raw.allocated, last.allocated) {
-            self.gross += now.wrapping_sub(then);
-        }
+        self.count_allocated(&last, &raw);
         self.burst = Some(Burst { gap: at - before, began: at, net: self.net, cycles: self.cycles });
     }
 
@@ -154,6 +156,17 @@ impl Collector {
         if time > 0.0 {
             self.net += (self.net - burst.net) / time * burst.gap;
             self.cycles += (self.cycles - burst.cycles) / time * burst.gap;
+        }
+    }
+
+    /// Adds what the VM has counted itself: all that was allocated, so it rises.
+    fn count_allocated(&mut self, last: &Raw, raw: &Raw) {
+        let (Some(now), Some(then)) = (raw.allocated, last.allocated) else { return };
+        let rise = now.wrapping_sub(then);
+        if rise.cast_signed() < 0 {
+            self.fallen += 1;
+        } else {
+            self.gross += rise;
         }
     }
 
@@ -178,6 +191,16 @@ impl Collector {
     /// Bytes allocated, less what was freed explicitly.
     pub fn net(&self) -> f64 {
         self.net
+    }
+
+    /// Bytes of [`net`](Self::net) that are extrapolated.
+    pub fn guessed(&self) -> f64 {
+        self.guessed
+    }
+
+    /// How often a counter that only rises has fallen.
+    pub fn fallen(&self) -> u64 {
+        self.fallen
     }
 
     /// Bytes allocated, if the VM counts them.
@@ -326,6 +349,27 @@ mod tests {
         assert_eq!((collector.net(), collector.cycles()), (1800.0, 1));
         collector.add(0.004, raw(92_000, 91_000, 2, 4));
         assert_eq!(collector.net(), 1800.0 + 700.0);
+    }
+
+    #[test]
+    fn it_is_known_what_is_guessed() {
+        let late = |every| {
+            let (collector, allocated) = run(true, 1000, 40_000, 8, every);
+            (collector.guessed() / allocated, collector.net() / allocated)
+        };
+        // A cycle takes 48 ticks; a reading is late after 150.
+        assert_eq!(late(4).0, 0.0);
+        let (guessed, net) = late(200);
+        assert!(guessed > 0.0 && (net - 1.0).abs() <= guessed.max(1.0 - guessed), "{guessed} {net}");
+    }
+
+    #[test]
+    fn what_only_rises_does_not_fall() {
+        let mut collector = Collector::new(true);
+        for (at, allocated) in [(0.0, 1000), (0.001, 3000), (0.002, 2000), (0.003, 2500)] {
+            collector.add(at, Raw { allocated: Some(allocated), table: 64, ..Raw::default() });
+        }
+        assert_eq!((collector.gross(), collector.fallen()), (Some(2500), 1));
     }
 
     #[test]

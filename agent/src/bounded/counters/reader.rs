@@ -257,6 +257,9 @@ impl Reader {
         self.vms.iter().for_each(|vm| tables.add(vm.collector.tables()));
         let collectors = || self.vms.iter().map(|vm| &vm.collector);
         let cycles = collectors().map(Collector::cycles).sum();
-        Reading { at: now(), net: self.net as u64, gross, cycles, tables }
+        let collectors = || self.vms.iter().map(|vm| &vm.collector);
+        let guessed = collectors().map(Collector::guessed).sum::<f64>() as u64;
+        let fallen = collectors().map(Collector::fallen).sum();
+        Reading { at: now(), net: self.net as u64, gross, cycles, tables, guessed, fallen }
     }
 }

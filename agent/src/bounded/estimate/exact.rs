@@ -16,6 +16,8 @@ pub struct Exact {
     pub events: u64,
     /// How long they were open.
     pub open: Nanos,
+    /// How long those were open that are part of the total.
+    pub counted: Nanos,
 }
 
 impl Exact {
@@ -27,6 +29,7 @@ impl Exact {
         if before_all {
             return;
         }
+        self.counted = self.counted.saturating_add(window.closed.saturating_sub(window.opened));
         self.made = self.made.saturating_add(made(window));
         self.freed = self.freed.saturating_add(window.freed);
         for made in &window.made {

@@ -19,9 +19,9 @@
 //! - How far all that may be off is found by drawing other windows from those there are (`bootstrap`).
 
 mod bootstrap;
-mod checks;
 mod classes;
 mod exact;
+mod identities;
 mod outcome;
 mod ran;
 pub(super) mod random;
@@ -34,19 +34,16 @@ mod tables;
 mod tests;
 mod timeline;
 mod total;
-mod verdict;
 mod warnings;
 
 use std::time::Duration;
 
-pub use checks::Contradiction;
-use checks::Observed;
 use classes::Classes;
 use exact::Exact;
+pub use identities::Broken;
 use strata::Strata;
 pub use tables::Growers;
 use timeline::Timeline;
-pub use verdict::Verdict;
 pub use warnings::Warning;
 
 use super::observation::{CpuSample, Nanos, Reading, SourceId, Window};
@@ -70,10 +67,6 @@ pub struct Estimator {
     classes: Classes,
     exact: Exact,
     growers: Growers,
-    /// How often counters have fallen that never do.
-    fell: u64,
-    /// The longest window.
-    longest: Nanos,
     /// How much CPU time a sample stands for, in nanoseconds; 0 if that is not known.
     period: f64,
 }
@@ -94,7 +87,6 @@ impl Estimator {
         if self.first.is_none() {
             self.first = Some(reading);
         }
-        self.fell += u64::from(reading.at > self.last.at && reading.net < self.last.net);
         if !self.timeline.reading(reading) {
             return;
         }
@@ -115,7 +107,6 @@ impl Estimator {
         let at = self.first.map_or(0, |first| first.at);
         let early = at.saturating_sub(window.opened);
         let before_all = early > window.closed.saturating_sub(window.opened) / 100;
-        self.longest = self.longest.max(window.closed.saturating_sub(window.opened));
         self.exact.add(&window, before_all);
         window.opened = window.opened.max(at);
         if !before_all && let Some(late) = self.timeline.window(window) {
@@ -141,16 +132,15 @@ impl Estimator {
         let first = self.first.unwrap_or_default();
         let estimated = (self.exact.made > 0).then(|| strata.estimated());
         let total = total::total(&first, &self.last, &outcome, &spread, estimated);
-        let lines = total::lines(&outcome, &spread, estimated);
-        let (last, exact) = (&self.last, &self.exact);
-        // The first window may begin before the first reading, the last one end after the last.
-        let observed = Observed { first: &first, last, exact, fell: self.fell, edge: 2 * self.longest };
-        let recorded = Duration::from_nanos(last.at.saturating_sub(first.at));
+        let lines = total::lines(&outcome, &spread, &total, estimated);
+        let recorded = Duration::from_nanos(self.last.at.saturating_sub(first.at));
+        let fallen = self.last.fallen.saturating_sub(first.fallen);
+        let broken = identities::Account::of(&total, &lines, &self.exact, recorded, fallen).broken();
         Estimate {
-            contradictions: checks::find(&observed, &total, &lines),
-            verdict: Verdict::of(&lines, recorded, exact.windows),
             total,
             lines,
+            recorded,
+            broken,
             windows: self.exact.windows,
             events: self.exact.events,
             covered: Duration::from_nanos(self.exact.open),
@@ -167,6 +157,10 @@ pub struct Estimate {
     pub total: Total,
     /// By each source that was seen to allocate, the largest first.
     pub lines: Vec<Line>,
+    /// How long the counters were read.
+    pub recorded: Duration,
+    /// What must hold, and does not: figures in bytes are not to be shown then.
+    pub broken: Vec<Broken>,
     /// Windows there were.
     pub windows: u64,
     /// Calls of the allocator in them.
@@ -178,17 +172,13 @@ pub struct Estimate {
     pub unseen: f64,
     /// What makes the figures doubtful.
     pub warnings: Vec<Warning>,
-    /// What cannot be: with any of these, no figure is to be believed but those that were measured.
-    pub contradictions: Vec<Contradiction>,
-    /// Whether the order of the lines is known.
-    pub verdict: Option<Verdict>,
 }
 
 /// What was allocated by all sources.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Total {
-    /// Bytes allocated, less those that were freed or given back explicitly. Measured.
-    pub net: u64,
+    /// Bytes allocated, less those that were freed or given back explicitly: measured, unless readings came late.
+    pub net: Figure,
     /// Bytes allocated.
     pub gross: Figure,
     /// Collection cycles that were begun. Measured.
@@ -221,6 +211,11 @@ impl Figure {
     /// Of something that was counted.
     pub fn measured(value: f64) -> Self {
         Self { value, error: None }
+    }
+
+    /// How much of it the error is; 0 of what was measured.
+    pub fn relative_error(self) -> f64 {
+        self.error.map_or(0.0, |error| error / self.value.max(1.0))
     }
 
     /// Of something that was estimated, in all likelihood to within `error`.

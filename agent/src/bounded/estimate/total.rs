@@ -19,13 +19,24 @@ pub fn total(first: &Reading, last: &Reading, outcome: &Outcome, spread: &Spread
     let gross = match (first.gross, last.gross) {
         (Some(first), Some(last)) => Figure::measured(last.saturating_sub(first) as f64),
         _ if is_measured(estimated) => Figure::measured(outcome.gross),
-        _ => Figure::estimated(outcome.gross, spread.gross.hypot(COUNTERS * outcome.gross)),
+        _ => {
+            let doubt = net(first, last).relative_error().max(COUNTERS);
+            Figure::estimated(outcome.gross, spread.gross.hypot(doubt * outcome.gross))
+        }
     };
-    Total { net: last.net.saturating_sub(first.net), gross, cycles: last.cycles.saturating_sub(first.cycles) }
+    Total { net: net(first, last), gross, cycles: last.cycles.saturating_sub(first.cycles) }
 }
 
-/// What each of those seen has, the largest first.
-pub fn lines(outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Vec<Line> {
+/// What was allocated and not freed explicitly, as the counters tell. What is guessed of it may be anything from nothing to
+/// twice as much.
+fn net(first: &Reading, last: &Reading) -> Figure {
+    let (net, guessed) = (last.net.saturating_sub(first.net) as f64, last.guessed.saturating_sub(first.guessed) as f64);
+    if guessed <= COUNTERS * net { Figure::measured(net) } else { Figure::estimated(net, guessed) }
+}
+
+/// What each of those seen has, the largest first. If the counters are in doubt, the bytes of each are.
+pub fn lines(outcome: &Outcome, spread: &Spread, total: &Total, estimated: Option<f64>) -> Vec<Line> {
+    let doubt = total.net.relative_error();
     let all: f64 = outcome.bytes.iter().sum();
     let figure = |value, error| {
         if is_measured(estimated) { Figure::measured(value) } else { Figure::estimated(value, error) }
@@ -35,8 +46,8 @@ pub fn lines(outcome: &Outcome, spread: &Spread, estimated: Option<f64>) -> Vec<
         Line {
             source,
             share: figure(if all > 0.0 { outcome.bytes[i] / all } else { 0.0 }, spread.share[i]),
-            bytes: figure(outcome.bytes[i], spread.bytes[i]),
-            count: figure(outcome.count[i], spread.count[i]),
+            bytes: figure(outcome.bytes[i], spread.bytes[i].hypot(doubt * outcome.bytes[i])),
+            count: figure(outcome.count[i], spread.count[i].hypot(doubt * outcome.count[i])),
         }
     };
     let mut lines: Vec<Line> = (0..)

@@ -23,6 +23,8 @@ const MOSTLY: f64 = 0.75;
 pub enum Warning {
     /// There was no window at all.
     NoWindow,
+    /// So many calls were seen, in windows that came before or after what the counters tell.
+    Unmatched(u64),
     /// There were this few windows.
     FewWindows(u64),
     /// This share of all bytes was allocated while the program did what it never did around a window.
@@ -43,6 +45,11 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoWindow => write!(f, "no window saw an allocation: nothing is known about who allocates"),
+            Self::Unmatched(events) => write!(
+                f,
+                "the {events} allocation events were seen in windows that cannot be held against the counters: nothing is \
+                 known about who allocates outside of them"
+            ),
             Self::FewWindows(n) => write!(f, "only {n} windows saw allocations: record for longer"),
             Self::Blind(share) => write!(
                 f,
@@ -90,7 +97,7 @@ pub fn find(classes: &Classes, strata: &Strata, exact: &Exact) -> Vec<Warning> {
     }
     let useful = strata.windows();
     if useful == 0 {
-        return vec![Warning::NoWindow];
+        return vec![if exact.events == 0 { Warning::NoWindow } else { Warning::Unmatched(exact.events) }];
     }
     if useful < FEW_WINDOWS {
         warnings.push(Warning::FewWindows(useful));
@@ -130,5 +137,5 @@ fn apart(classes: &Classes) -> Option<f64> {
         variance += time * time * (squares / windows - mean * mean).max(0.0) / windows;
     }
     let off = (polled - around).abs();
-    (around > 0.0 && off > APART * polled && off > 3.0 * variance.sqrt()).then(|| polled / around)
+    (around > 0.0 && polled > 0.0 && off > APART * polled && off > 3.0 * variance.sqrt()).then(|| polled / around)
 }

@@ -14,10 +14,16 @@ pub struct About {
     pub events: u64,
     /// Seconds that they were open.
     pub covered: f64,
-    /// Bytes allocated, less what was freed explicitly. Measured.
-    pub net: u64,
+    /// Seconds that were recorded.
+    pub recorded: f64,
+    /// Bytes allocated, less what was freed explicitly.
+    pub net: Option<Figure>,
     /// Bytes allocated.
     pub gross: Option<Figure>,
+    /// Why no figure in bytes is told: what contradicts itself.
+    pub withheld: Vec<String>,
+    /// Whether shares contradict themselves, too.
+    pub no_shares: bool,
     /// Cycles of the collector. Measured.
     pub cycles: u64,
     /// What a line that no window saw may still have, as a share.
@@ -26,10 +32,6 @@ pub struct About {
     pub error: Option<f64>,
     /// What makes it doubtful.
     pub warnings: Vec<String>,
-    /// Why its figures are withheld, if they are: they contradict each other.
-    pub withheld: Vec<String>,
-    /// Whether the order of the lines is known.
-    pub verdict: Option<String>,
 }
 
 impl About {
@@ -40,34 +42,44 @@ impl About {
             windows: estimate.windows,
             events: estimate.events,
             covered: estimate.covered.as_secs_f64(),
-            net: estimate.total.net,
+            recorded: estimate.recorded.as_secs_f64(),
+            net: Some(estimate.total.net),
+            withheld: estimate.broken.iter().map(ToString::to_string).collect(),
+            no_shares: estimate.broken.iter().any(|broken| broken.is_of_shares()),
             gross: Some(estimate.total.gross),
             cycles: estimate.total.cycles,
             unseen: estimate.unseen,
             error: errors.reduce(f64::max),
             warnings: estimate.warnings.iter().map(ToString::to_string).collect(),
-            withheld: estimate.contradictions.iter().map(ToString::to_string).collect(),
-            verdict: estimate.verdict.map(|verdict| verdict.to_string()),
         }
     }
 
-    /// All was seen: so many bytes were allocated.
-    pub(super) fn exact(&mut self, gross: u64) {
-        self.gross = Some(Figure::measured(gross as f64));
+    /// All was seen, if the counters do not say otherwise: so many bytes were allocated. Whether they do not.
+    pub(super) fn exact(&mut self, gross: u64) -> bool {
+        /// Probes and counters begin and end some milliseconds apart.
+        const APART: f64 = 0.03;
+        const BYTES_APART: f64 = 65_536.0;
+        let gross = gross as f64;
+        let left = self.net.map_or(0.0, |net| net.value - net.error.unwrap_or(0.0));
+        if left > gross * (1.0 + APART) + BYTES_APART {
+            return false;
+        }
+        self.gross = Some(Figure::measured(gross));
         self.error = None;
         self.warnings.clear();
         self.withheld.clear();
-        self.verdict = None;
+        self.no_shares = false;
+        true
+    }
+
+    /// Whether figures in bytes can be told.
+    pub fn has_bytes(&self) -> bool {
+        self.withheld.is_empty()
     }
 
     /// Whether anything is known.
     pub fn is_known(&self) -> bool {
         self.gross.is_some()
-    }
-
-    /// Whether its figures contradict each other, so that none is shown.
-    pub fn is_withheld(&self) -> bool {
-        !self.withheld.is_empty()
     }
 
     /// Whether all was seen, so that nothing is estimated.
@@ -82,14 +94,15 @@ impl About {
             property("windows", self.windows.to_string()),
             property("events", self.events.to_string()),
             property("covered", self.covered.to_string()),
-            property("net", self.net.to_string()),
+            property("recorded", self.recorded.to_string()),
             property("cycles", self.cycles.to_string()),
             property("unseen", self.unseen.to_string()),
         ];
         properties.extend(self.error.map(|error| property("error", error.to_string())));
         properties.extend(self.warnings.iter().map(|warning| property("warning", warning.clone())));
         properties.extend(self.withheld.iter().map(|reason| property("withheld", reason.clone())));
-        properties.extend(self.verdict.iter().map(|verdict| property("verdict", verdict.clone())));
+        properties.extend(self.no_shares.then(|| property("no shares", String::new())));
+        properties.extend(self.net.map(|net| property("net", write_figure(net))));
         properties.extend(self.gross.map(|gross| property("gross", write_figure(gross))));
         properties
     }
@@ -103,13 +116,14 @@ impl About {
             "windows" => self.windows = number(),
             "events" => self.events = number(),
             "covered" => self.covered = share(),
-            "net" => self.net = number(),
+            "net" => self.net = parse_figure(value),
+            "recorded" => self.recorded = share(),
+            "withheld" => self.withheld.push(value.to_owned()),
+            "no shares" => self.no_shares = true,
             "cycles" => self.cycles = number(),
             "unseen" => self.unseen = share(),
             "error" => self.error = Some(share()),
             "warning" => self.warnings.push(value.to_owned()),
-            "withheld" => self.withheld.push(value.to_owned()),
-            "verdict" => self.verdict = Some(value.to_owned()),
             "gross" => self.gross = parse_figure(value),
             _ => {}
         }
@@ -119,8 +133,8 @@ impl About {
     /// For a title: `bytes allocated (estimate, ±1.2 points)`.
     pub fn title(&self) -> String {
         match self.error {
-            _ if self.is_withheld() => "bytes allocated (withheld: figures contradict each other)".to_owned(),
             _ if !self.is_known() => "bytes allocated in windows (a sample, not weighed)".to_owned(),
+            _ if !self.has_bytes() => "who allocates (estimated shares of what windows saw)".to_owned(),
             Some(error) => format!("bytes allocated (estimate, ±{:.1} points)", error * 100.0),
             None => "bytes allocated".to_owned(),
         }
@@ -141,28 +155,19 @@ impl About {
     /// The totals, in a line each.
     pub fn lines(&self) -> Vec<String> {
         let Some(gross) = self.gross else { return vec![self.made_from()] };
-        if self.is_withheld() {
-            let mut lines = vec![
-                "NO VERDICT: figures contradict each other, so those that are estimated are withheld".to_owned(),
-                self.made_from(),
-            ];
-            lines.extend(self.withheld.iter().map(|reason| format!("because            {reason}")));
-            lines.push(format!("collection cycles  {} (measured)", self.cycles));
-            lines.push("Record again, for longer or when the machine has more time for it.".to_owned());
-            return lines;
-        }
-        let total = match gross.error {
-            Some(error) => {
-                let error = amount(error.round() as u64);
-                format!("total allocated    {} ±{error} (estimate)", amount(gross.value.round() as u64))
+        let figure = |figure: Option<Figure>| {
+            let Some(figure) = figure.filter(|_| self.has_bytes()) else { return "withheld".to_owned() };
+            let value = amount(figure.value.round() as u64);
+            match figure.error {
+                Some(error) => format!("{value} ±{} (estimate)", amount(error.round() as u64)),
+                None => format!("{value} (measured)"),
             }
-            None => format!("total allocated    {} (measured)", amount(gross.value.round() as u64)),
         };
-        let net = format!("less explicit frees {} (measured)", amount(self.net));
+        let total = format!("total allocated    {}", figure(Some(gross)));
+        let net = format!("less explicit frees {}", figure(self.net));
         let cycles = format!("collection cycles  {} (measured)", self.cycles);
-        let mut lines: Vec<String> =
-            self.verdict.iter().map(|verdict| format!("verdict            {verdict}")).collect();
-        lines.extend([self.made_from(), total, net, cycles]);
+        let mut lines = vec![self.made_from(), total, net, cycles];
+        lines.extend(self.withheld.iter().map(|reason| format!("WITHHELD: {reason}; so no bytes are told")));
         if !self.is_exact() {
             let unseen = self.unseen * 100.0;
             lines.push(format!("unseen lines       may still have up to {unseen:.2}% each"));

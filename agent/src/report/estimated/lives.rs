@@ -20,9 +20,6 @@ const CYCLES: usize = 3;
 /// The output cannot take the bytes.
 pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let followed: u64 = profile.lives.values().map(|life| life.followed).sum();
-    if profile.about().is_withheld() {
-        return Ok(());
-    }
     if followed == 0 {
         if profile.polled && profile.about.cycles > 0 {
             writeln!(
@@ -44,7 +41,7 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
         else {
             continue;
         };
-        let alive = with_error(kept.alive, whole);
+        let alive = if profile.about.has_bytes() { with_error(kept.alive, whole) } else { "-".to_owned() };
         let cycles =
             life.cycles.map_or_else(|| "-".to_owned(), |cycles| with_error(cycles, |value| format!("{value:.1}")));
         let survival: Vec<String> = life.survival.iter().take(CYCLES).map(|share| format!("{share:.2}")).collect();

@@ -6,6 +6,7 @@ mod figures;
 mod lives;
 mod notes;
 mod text;
+mod verdict;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,6 +14,7 @@ use std::io;
 pub use about::About;
 pub use figures::LineFigures;
 pub use notes::{is_sample, sample_mark};
+pub use verdict::Verdict;
 
 use super::Frame;
 use super::memory::sources::Sources;
@@ -162,14 +164,31 @@ impl EstimatedProfile {
     pub fn set(&mut self, estimate: Estimate) {
         self.about = About::new(&estimate);
         self.lines = estimate.lines;
+        if !self.about.has_bytes() {
+            self.scale_to_windows();
+        }
         self.weigh();
     }
 
-    /// After [`Self::set`]: what was added is all that there was, so nothing needs to be estimated.
+    /// Makes the bytes of all lines those that windows saw, by their shares: formats need some weight.
+    fn scale_to_windows(&mut self) {
+        let seen = self.seen.iter().map(|seen| seen.bytes as f64).sum::<f64>();
+        for line in &mut self.lines {
+            let bytes = line.bytes.value;
+            let of_seen = |share: f64| share * seen;
+            line.bytes = Figure { value: of_seen(line.share.value), error: line.share.error.map(of_seen) };
+            let times = line.bytes.value / bytes.max(1.0);
+            line.count = Figure { value: line.count.value * times, error: line.count.error.map(|error| error * times) };
+        }
+    }
+
+    /// After [`Self::set`]: what was added is all that there was, so nothing needs to be estimated. Unless the counters
+    /// have more: then the estimate stays.
     pub fn set_exact(&mut self) {
-        self.about.exact(self.seen.iter().map(|seen| seen.bytes).sum());
-        self.lines = self.seen_lines().map(|(_, line)| line).collect();
-        self.weigh();
+        if self.about.exact(self.seen.iter().map(|seen| seen.bytes).sum()) {
+            self.lines = self.seen_lines().map(|(_, line)| line).collect();
+            self.weigh();
+        }
     }
 
     /// What windows saw of each source.
@@ -199,6 +218,25 @@ impl EstimatedProfile {
         &self.about
     }
 
+    /// What the estimate is good for, before all figures; nothing if there is none.
+    pub fn verdict(&self) -> Option<String> {
+        if !self.about.is_known() {
+            return None;
+        }
+        if self.about.no_shares {
+            return Some("not ranked: its parts contradict each other".to_owned());
+        }
+        let shares: Vec<Figure> = self.rows().iter().map(|(_, line)| line.share).collect();
+        let unseen = if self.about.is_exact() { 0.0 } else { self.about.unseen };
+        let verdict = Verdict::of(&shares, unseen, self.about.recorded);
+        Some(verdict.map_or_else(|| "nothing to rank: no line was seen".to_owned(), |verdict| verdict.to_string()))
+    }
+
+    /// The verdict, and what all is made from, in lines.
+    pub fn summary(&self) -> Vec<String> {
+        self.verdict().into_iter().chain(self.about.lines()).collect()
+    }
+
     /// The estimate for a VM's stream, as symbols.
     pub fn notes(&self, vm: usize) -> Vec<Symbol> {
         let note = |line: &Line| {
@@ -215,9 +253,6 @@ impl EstimatedProfile {
 
     /// The lines, largest first. Without an estimate, as of a stream that was cut off, what the windows saw.
     fn rows(&self) -> Vec<(&Seen, Line)> {
-        if self.about.is_withheld() {
-            return Vec::new();
-        }
         let estimated = |line: &Line| Some((self.seen.get(line.source.0 as usize)?, *line));
         let mut rows: Vec<_> = if self.about.is_known() {
             self.lines.iter().filter_map(estimated).collect()
@@ -234,9 +269,7 @@ impl EstimatedProfile {
         let whole = |figure: Figure| figure.value.round() as u64;
         let rows: Vec<_> =
             self.rows().iter().map(|(seen, line)| (seen.stack, whole(line.count), whole(line.bytes))).collect();
-        let seen: Vec<StackId> = self.seen.iter().map(|seen| seen.stack).filter(|_| self.about.is_withheld()).collect();
-        let none = seen.into_iter().map(|stack| (stack, 0, 0));
-        for (stack, count, bytes) in rows.into_iter().chain(none) {
+        for (stack, count, bytes) in rows {
             for (measure, value) in [(ALLOC_OBJECTS, count), (ALLOC_SPACE, bytes)] {
                 self.stacks.take(stack, measure.index, u64::MAX);
                 self.stacks.add(stack, measure.index, value);

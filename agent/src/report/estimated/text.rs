@@ -21,12 +21,10 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
     if !profile.title.is_empty() {
         writeln!(out, "{}", room.title(&profile.title))?;
     }
-    for line in profile.about().lines() {
+    for line in profile.summary() {
         writeln!(out, "{line}")?;
     }
-    if !profile.about().is_withheld() {
-        writeln!(out, "\nTop lines by the bytes that they allocate")?;
-    }
+    writeln!(out, "\nTop lines by the bytes that they allocate")?;
     table(profile, TOP, room, out)?;
     lives::table(profile, TOP, room, out)?;
     if !profile.losses.is_empty() {
@@ -43,15 +41,15 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
 /// # Errors
 /// As [`write`].
 pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn Write) -> io::Result<()> {
-    if profile.about().is_withheld() {
-        return Ok(());
-    }
     let (rows, stacks) = (profile.rows(), profile.weighted());
     let shown = rows.iter().filter(|(_, line)| line.bytes.value > 0.0);
     let row = |(seen, line): &(&Seen, Line)| {
         let share = with_error(line.share, |share| format!("{:.2}%", share * 100.0));
-        let bytes = with_error(line.bytes, |bytes| amount(bytes.round() as u64));
-        let count = with_error(line.count, |count| format!("{count:.0}"));
+        let told = |figure: Figure, show: fn(f64) -> String| {
+            if profile.about().has_bytes() { with_error(figure, show) } else { "-".to_owned() }
+        };
+        let bytes = told(line.bytes, |bytes| amount(bytes.round() as u64));
+        let count = told(line.count, |count| format!("{count:.0}"));
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
         ([share, bytes, count], name)
     };

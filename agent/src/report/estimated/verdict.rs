@@ -1,0 +1,146 @@
+//! Whether lines can be ranked by an estimate, and if not, for how long to record.
+
+use std::fmt;
+
+use crate::bounded::estimate::Figure;
+
+/// Lines with less than this share are not ranked, but for the first.
+const LEADING: f64 = 0.05;
+
+/// How many are ranked at most.
+const TOP: usize = 5;
+
+/// Lines that differ by less may be in either order: that makes no difference to what one does about them.
+const CLOSE: f64 = 0.02;
+
+/// Nobody is asked to record for longer.
+const LONGEST: f64 = 3600.0;
+
+/// What an estimate is good for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Verdict {
+    /// The largest lines are the largest, in their order, or within 2 points of it.
+    Ranked,
+    /// Errors are so large that others may be the largest.
+    TooWide {
+        /// For how many seconds more to record; none if that is not known, or for more than an hour.
+        more: Option<f64>,
+        /// The largest error of one of the leading shares.
+        error: f64,
+    },
+}
+
+impl Verdict {
+    /// That of shares, the largest first, which come from so many seconds. A line that was not seen may have the share
+    /// `unseen`. [`None`] if there is nothing to rank.
+    ///
+    /// Errors fall as the square root of the number of windows, which is that of the time; what may be unseen falls as the
+    /// number.
+    pub fn of(shares: &[Figure], unseen: f64, recorded: f64) -> Option<Self> {
+        let first = shares.first()?;
+        let error = |share: &Figure| share.error.unwrap_or(0.0);
+        let leading =
+            shares.iter().take(TOP).enumerate().take_while(|(rank, share)| *rank == 0 || share.value >= LEADING);
+        let (mut times, mut largest) = (unseen / first.value.max(CLOSE), 0.0_f64);
+        for (rank, share) in leading {
+            largest = largest.max(error(share));
+            let (next, of_next) = shares.get(rank + 1).map_or((0.0, 0.0), |next| (next.value, error(next)));
+            let both = error(share).hypot(of_next);
+            times = times.max((both / (share.value - next).max(CLOSE)).powi(2));
+        }
+        if times <= 1.0 {
+            return Some(Self::Ranked);
+        }
+        let more = recorded * (times - 1.0);
+        let more = (more > 0.0 && more <= LONGEST).then(|| rounded_up(more));
+        Some(Self::TooWide { more, error: largest })
+    }
+}
+
+/// A number that is easy to remember.
+fn rounded_up(seconds: f64) -> f64 {
+    let step = match seconds {
+        ..10.0 => 1.0,
+        10.0..60.0 => 5.0,
+        60.0..600.0 => 30.0,
+        _ => 300.0,
+    };
+    (seconds / step).ceil() * step
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Ranked => {
+                let close = CLOSE * 100.0;
+                write!(f, "ranked with confidence: the largest lines are in order, or within {close:.0} points of it")
+            }
+            Self::TooWide { more, error } => {
+                match more {
+                    Some(seconds) => write!(f, "too wide to rank: record for {seconds:.0} s more")?,
+                    None => write!(f, "too wide to rank: record for much longer, or with a larger --overhead")?,
+                }
+                write!(f, " (errors of the largest lines: up to ±{:.1} points)", error * 100.0)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(figures: &[(f64, f64)]) -> Vec<Figure> {
+        figures.iter().map(|&(share, error)| Figure::estimated(share, error)).collect()
+    }
+
+    #[test]
+    fn what_is_far_apart_or_close_together_is_ranked() {
+        let of = |figures: &[(f64, f64)]| Verdict::of(&shares(figures), 0.01, 20.0);
+        assert_eq!(of(&[(0.6, 0.05), (0.3, 0.04), (0.1, 0.02)]), Some(Verdict::Ranked));
+        assert_eq!(of(&[(0.5, 0.01), (0.495, 0.01)]), Some(Verdict::Ranked));
+        assert_eq!(of(&[]), None);
+        assert_eq!(Verdict::of(&[Figure::measured(0.5), Figure::measured(0.5)], 0.0, 1.0), Some(Verdict::Ranked));
+    }
+
+    #[test]
+    fn what_is_too_wide_says_for_how_long() {
+        let told = |figures: &[(f64, f64)], unseen| Verdict::of(&shares(figures), unseen, 20.0).unwrap().to_string();
+        // 4 times the windows make half the error.
+        let told_of_two = told(&[(0.6, 0.3), (0.4, 0.2645)], 0.01);
+        assert_eq!(
+            told_of_two,
+            "too wide to rank: record for 60 s more (errors of the largest lines: up to ±30.0 points)"
+        );
+        assert!(told(&[(0.4, 0.58), (0.35, 0.5)], 0.01).starts_with("too wide to rank: record for much longer"));
+        // All that was seen is certain, but half was not seen.
+        assert!(told(&[(0.25, 0.01)], 0.5).starts_with("too wide to rank: record for 20 s more"));
+    }
+
+    /// Where it says that lines are ranked, the truth is as it says: up to `CLOSE`, in 19 of 20 cases for each pair.
+    #[test]
+    fn it_is_right_as_often_as_it_says() {
+        let mut state = 3_u64;
+        let mut unit = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        // A sum of uniform numbers is as good as normal.
+        let mut normal = || (0..12).map(|_| unit()).sum::<f64>() - 6.0;
+        let (mut ranked, mut wrong) = (0_u32, 0_u32);
+        for case in 0..4000 {
+            let truth = [0.30 + 0.001 * f64::from(case % 100), 0.28, 0.1];
+            let deviation = 0.002 + 0.0005 * f64::from(case % 40);
+            let mut told: Vec<(f64, usize)> =
+                truth.iter().enumerate().map(|(line, share)| (share + deviation * normal(), line)).collect();
+            told.sort_by(|a, b| b.0.total_cmp(&a.0));
+            let figures: Vec<Figure> = told.iter().map(|told| Figure::estimated(told.0, 1.96 * deviation)).collect();
+            if Verdict::of(&figures, 0.0, 10.0) == Some(Verdict::Ranked) {
+                ranked += 1;
+                let is_wrong = told.windows(2).any(|pair| truth[pair[1].1] - truth[pair[0].1] > CLOSE);
+                wrong += u32::from(is_wrong);
+            }
+        }
+        assert!(ranked > 500 && wrong * 20 <= ranked, "{wrong} of {ranked}");
+    }
+}
