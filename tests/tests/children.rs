@@ -102,7 +102,7 @@ fn memory_profiles_of_children_are_files_of_their_own() -> Result<()> {
     let (pid, stream, folded) = (nginx.pid().to_string(), path("mem.bin"), path("mem.folded"));
     let arguments = ["--pid", &pid, "--children", "--mode", "memprof", "--no-limit", "--duration", "300ms"];
     let outcome = run(arguments.into_iter().chain(["--output", &stream, "--output", &folded]))?;
-    outcome.expect(0, &["the time is over"]);
+    outcome.expect(0, &["finished: recorded"]);
     for worker in nginx.workers() {
         let profile = read(folder.path(), &format!("mem-{worker}.folded"))?;
         // The tables are made by compiled code, so by traces.

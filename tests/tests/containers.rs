@@ -198,7 +198,7 @@ fn lj_trace_with_a_clock_of_its_own() -> Result<()> {
     let mut command = Command::new("unshare");
     command.args(["--time", "--monotonic", "1000000", "--fork", "--kill-child"]).arg(binary());
     command.args(["--pid", &workload.pid().to_string(), "--duration", "2s", "--rate", "499", "--output"]).arg(&file);
-    Tracer::spawn(&mut command)?.wait()?.expect(0, &["the time is over after"]);
+    Tracer::spawn(&mut command)?.wait()?.expect(0, &["finished: recorded"]);
     // The kernel half takes the time of samples, the other half that of the memory's sizes: both are the machine's.
     let profile: serde_json::Value = serde_json::from_reader(flate2::read::GzDecoder::new(fs::File::open(&file)?))?;
     let times = |deltas: &serde_json::Value| -> Result<(f64, usize)> {

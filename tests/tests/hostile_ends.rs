@@ -76,7 +76,7 @@ fn nohup_has_it_go_on() -> Result<()> {
     let mut tracer = Tracer::spawn(&mut command)?;
     tracer.wait_until_attached()?;
     tracer.signal(libc::SIGHUP)?;
-    tracer.wait()?.expect(0, &["the time is over"]);
+    tracer.wait()?.expect(0, &["finished: recorded"]);
     expect_whole(folder.path())
 }
 

@@ -57,8 +57,8 @@ fn beginnings(files: &[PathBuf]) -> Result<BTreeSet<String>> {
 /// How many samples were recorded, as the summary says.
 fn recorded(outcome: &Outcome) -> Result<u64> {
     let count = outcome.stderr.lines().find_map(|line| {
-        let (_, rest) = line.split_once(" s: ")?;
-        rest.split_once(" samples")?.0.parse().ok()
+        let (_, rest) = line.split_once(": recorded ")?.1.split_once(" s, ")?;
+        rest.split_once(" sample")?.0.parse().ok()
     });
     count.with_context(|| format!("no number of samples in {}", outcome.stderr))
 }

@@ -74,7 +74,7 @@ fn the_cpu_profile_goes_on_without_the_memory_profile() -> Result<()> {
     let recorded = Recorded::start(STORM, &[], "all", &["--duration", "4s"])?;
     let streams = [recorded.file("profile.sysprof.bin"), recorded.file("profile.memprof.bin")];
     let outcome = recorded.tracer.wait()?;
-    outcome.expect(0, &["the time is over after 4", STOPPED]);
+    outcome.expect(0, &["finished: recorded 4", STOPPED]);
     let [cpu, memory] = told(&outcome)?[..] else { anyhow::bail!("not two costs: {}", outcome.stderr) };
     ensure!(cpu < memory, "{cpu} of the CPU profile, {memory} of the other");
     for stream in streams {
@@ -109,7 +109,7 @@ fn the_cost_is_what_the_program_feels() -> Result<()> {
 fn a_program_that_allocates_now_and_then_is_recorded_to_the_end() -> Result<()> {
     let recorded = Recorded::start(PACE, &["50000"], "memprof", &["--duration", "3s"])?;
     let outcome = recorded.tracer.wait_for(Duration::from_secs(30))?;
-    outcome.expect(0, &["the time is over after 3"]);
+    outcome.expect(0, &["finished: recorded 3"]);
     ensure!(!outcome.stderr.contains(STOPPED), "{}", outcome.stderr);
     let told = told(&outcome)?;
     let told = told.first().context("no cost")?;

@@ -50,7 +50,7 @@ impl Soak {
         tracer.signal(end)?;
         let outcome = tracer.wait()?;
         if end != libc::SIGKILL {
-            outcome.expect(0, &["stopped by a signal after"]);
+            outcome.expect(0, &["stopped by a signal: recorded"]);
         }
         self.server.expect_no_probe()?;
         Ok(memory)
@@ -93,7 +93,7 @@ impl Soak {
         for ((tracer, taken), mode) in tracers.into_iter().zip(taken).zip(modes) {
             tracer.signal(libc::SIGINT)?;
             let outcome = tracer.wait()?;
-            outcome.expect(0, &["stopped by a signal after"]);
+            outcome.expect(0, &["stopped by a signal: recorded"]);
             let counts = ["LOST", "  lost", "events", "samples"];
             let counted = outcome.stderr.lines().filter(|line| counts.iter().any(|word| line.contains(word)));
             println!("{mode}: {}", counted.map(str::trim).collect::<Vec<_>>().join(", "));

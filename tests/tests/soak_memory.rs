@@ -55,7 +55,7 @@ fn memory_is_flat() -> Result<()> {
     }
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
-    outcome.expect(0, &["stopped by a signal after"]);
+    outcome.expect(0, &["stopped by a signal: recorded"]);
     let mut table = String::new();
     for (hours, memory) in taken.iter().step_by(taken.len().div_ceil(24)) {
         writeln!(table, "{:7.1} min  {memory:.0} KiB", hours * 60.0)?;

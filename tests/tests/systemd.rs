@@ -57,7 +57,7 @@ fn a_job_records_and_ends_by_itself() -> Result<()> {
     // Once it has ended with success it is collected.
     systemd.wait_for(&format!("systemctl show --property=LoadState --value {unit}"), |state| state == "not-found")?;
     let journal = systemd.run(&format!("journalctl --unit {unit} --priority info --output cat"))?;
-    for said in ["attached in", "the time is over", "Lua complete", "Deactivated successfully"] {
+    for said in ["attached in", "finished: recorded", "Lua complete", "Deactivated successfully"] {
         ensure!(journal.contains(said), "no {said:?} in {journal}");
     }
     // Lines for the journal begin with a priority, which it takes off.

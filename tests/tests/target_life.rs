@@ -54,7 +54,7 @@ fn it_is_stopped_and_goes_on() -> Result<()> {
     profiling.tracer.wait_until("is stopped by a signal")?;
     // It stays so beyond the end.
     let profiles = profiling.stop()?;
-    expect_said(&profiles, &["was stopped for", "stopped by a signal after"]);
+    expect_said(&profiles, &["was stopped for", "stopped by a signal: recorded"]);
     profiles.show_service()?;
     expect_unharmed(workload.pid())
 }
@@ -115,7 +115,7 @@ fn its_cgroup_is_frozen_and_thawed() -> Result<()> {
     profiling.tracer.wait_until("goes on after")?;
     profiling.let_work(workload.pid())?;
     let profiles = profiling.stop()?;
-    expect_said(&profiles, &["was stopped for", "stopped by a signal after"]);
+    expect_said(&profiles, &["was stopped for", "stopped by a signal: recorded"]);
     profiles.show_service()?;
     expect_unharmed(workload.pid())?;
     drop(workload);
@@ -156,7 +156,7 @@ fn record_until_exec(mut workload: Workload, program: &str) -> Result<(Workload,
     profiling.let_work(workload.pid())?;
     workload.tell(&format!("exec {program}"))?;
     let profiles = profiling.finish()?;
-    expect_said(&profiles, &["the process has executed another program after"]);
+    expect_said(&profiles, &["the process has executed another program: recorded"]);
     profiles.show_service()?;
     Ok((workload, profiles))
 }
@@ -247,7 +247,7 @@ fn it_loads_luajit_late() -> Result<()> {
     profiling.tracer.wait_until_attached()?;
     let profiles = profiling.finish()?;
     // Waiting is no part of the duration.
-    expect_said(&profiles, &["the time is over after"]);
+    expect_said(&profiles, &["finished: recorded"]);
     profiles.show_service()
 }
 
@@ -321,7 +321,7 @@ fn a_child_executes_another_program() -> Result<()> {
     workload.tell("exec sleep 1")?;
     // It ends with the parent, which waits for that.
     let outcome = tracer.wait()?;
-    outcome.expect(0, &["the process has executed another program after"]);
+    outcome.expect(0, &["the process has executed another program: recorded"]);
     let folded = std::fs::read_to_string(&output).context("no profile")?;
     ensure!(folded.contains("serve@") && !folded.contains("sleep"), "{folded}");
     Ok(())

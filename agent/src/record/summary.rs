@@ -60,7 +60,8 @@ impl Summary {
         }
         let seconds = self.duration.as_secs_f64();
         let cpu = *samples as f64 / f64::from(self.rate);
-        writeln!(out, "{end} after {seconds:.1} s: {samples} samples, {cpu:.2} s of CPU time")?;
+        let counted = counted(*samples, "sample");
+        writeln!(out, "{end}: recorded {seconds:.1} s, {counted}, {cpu:.2} s of CPU time")?;
         if *samples == 0 {
             match self.used.filter(|used| *used >= 0.000_5) {
                 // It had to be lucky to be hit even once.
@@ -197,7 +198,8 @@ impl MemorySummary {
         if let Some(open) = self.ledger.fault().filter(|_| self.estimate.is_none()) {
             writeln!(out, "NOT ACCOUNTED FOR: {open}")?;
         }
-        writeln!(out, "{end} after {:.1} s: {events} allocation events", self.duration.as_secs_f64())?;
+        let counted = counted(events, "allocation event");
+        writeln!(out, "{end}: recorded {:.1} s, {counted}", self.duration.as_secs_f64())?;
         let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
         writeln!(out, "  lost               {lost}")?;
         if self.estimate.is_none() {
@@ -259,6 +261,11 @@ pub fn describe_state(state: VmState) -> &'static str {
     }
 }
 
+/// So many things: `1 sample`, `2 samples`.
+fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 fn share(part: u64, whole: u64) -> String {
     let percent = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
     format!("{part} ({percent:.2}%)")
@@ -318,7 +325,7 @@ mod tests {
     fn numbers_are_shares_of_what_they_belong_to() {
         let text = summary().text("stopped", &["a.svg".into()]);
         for line in [
-            "stopped after 2.0 s: 200 samples, 2.00 s of CPU time",
+            "stopped: recorded 2.0 s, 200 samples, 2.00 s of CPU time",
             "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
             "  cost to all others 0.120% of each CPU",
             "  hit Lua            100 (50.00%)",
@@ -350,6 +357,13 @@ mod tests {
     fn what_was_taken_is_held_against_what_was_asked_for() {
         assert_eq!(against(0.05, Some(0.04)), "asked for          at most 5.00%");
         assert!(against(0.05, Some(0.0955)).ends_with("at most 5.00%: WARNING: 9.55% were taken"));
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let tally = Tally { samples: 1, ..summary().tally };
+        let text = Summary { tally, duration: Duration::from_millis(300), ..summary() }.text("finished", &[]);
+        assert!(text.starts_with("finished: recorded 0.3 s, 1 sample, 0.01 s of CPU time\n"), "{text}");
     }
 
     #[test]

@@ -128,7 +128,7 @@ impl Truth {
         let megabytes = [gross.value, total, known, grown, shrunk].map(|bytes| (bytes / 1e6).round());
         println!(
             "    [total told, true; lines, tables grown, shrunk] = {megabytes:?} MB, net {:.0} MB",
-            estimates.about.net as f64 / 1e6
+            estimates.about.net.map_or(0.0, |net| net.value) / 1e6
         );
         // A place that no window saw may have what is said of all of these.
         let unseen = estimates.about.unseen;

@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn reads_the_figures_that_profilers_print() {
-        let said = "the process has exited after 1.6 s: 103954 allocation events\n  lost               12\n";
+        let said = "the process has exited: recorded 1.6 s, 103954 allocation events\n  lost               12\n";
         assert_eq!(number_before(said, " allocation events"), Some(103_954));
         assert_eq!(number_after(said, "  lost "), Some(12));
         assert_eq!(number_after("@calls: 7\n@returns: 6\n", "@calls: "), Some(7));

@@ -32,7 +32,7 @@ impl Stop {
     pub fn describe(self) -> &'static str {
         match self {
             Self::Signal => "stopped by a signal",
-            Self::Duration => "the time is over",
+            Self::Duration => "finished",
             Self::TargetExited => "the process has exited",
             Self::TooDear => "stopped since it cost the process too much",
             Self::OutOfMemory => "stopped for want of memory",
