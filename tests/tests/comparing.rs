@@ -22,7 +22,7 @@ fn record(folder: &Path, pid: u32, name: &str, duration: &str) -> Result<String>
     let stream = folder.join(name).to_string_lossy().into_owned();
     let pid = pid.to_string();
     let arguments = ["--pid", &pid, "--rate", "199", "--duration", duration, "-o", &stream];
-    run(arguments)?.expect(0, &["the time is over"]);
+    run(arguments)?.expect(0, &["finished: recorded"]);
     Ok(stream)
 }
 

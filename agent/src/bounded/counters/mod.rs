@@ -3,6 +3,7 @@
 
 mod away;
 mod collector;
+mod cpu_time;
 mod place;
 mod reader;
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::away::Away;
 use super::collector::Collector;
+use super::cpu_time::CpuTime;
 use super::place::{Place, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
@@ -52,7 +53,7 @@ impl Counters {
     /// # Errors
     /// The system has no more threads.
     pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled) -> std::io::Result<Self> {
-        let (memory, away) = (process.memory(), Away::from(process.pid()));
+        let (memory, away, cpu) = (process.memory(), Away::from(process.pid()), CpuTime::of(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, readings) = mpsc::channel();
         let (more, new) = mpsc::channel();
@@ -64,6 +65,7 @@ impl Counters {
             sender,
             new,
             away,
+            cpu,
             polled,
             looked: 0,
             cycles: 0,
@@ -164,6 +166,7 @@ struct Reader {
     cycles: u64,
     bursts: bool,
     away: Away,
+    cpu: CpuTime,
     polled: Polled,
     /// Bursts that were left out, since they would have stopped the target.
     skipped: u32,
@@ -226,11 +229,13 @@ impl Reader {
 
     /// Reads all counters, in one system call; whether they have changed.
     fn read(&mut self, readings: Readings) -> bool {
-        let Self { memory, vms, polled, .. } = self;
+        let Self { memory, vms, polled, cpu, .. } = self;
         let places: Vec<(u64, usize)> =
             vms.iter().filter(|vm| !vm.is_gone).map(|vm| (vm.place.start, vm.place.size)).collect();
         let bytes = memory.read_scattered(&places);
         let at = now() as f64 * 1e-9;
+        // Readings of a burst are microseconds apart.
+        let ran = if matches!(readings, Readings::Single) && !self.bursts { cpu.read() } else { None };
         let mut rest = bytes.as_slice();
         let mut has_changed = false;
         for (vm, watched) in vms.iter_mut().enumerate().filter(|(_, vm)| !vm.is_gone) {
@@ -242,6 +247,7 @@ impl Reader {
             rest = others;
             if let Some(raw) = watched.place.decode(own) {
                 has_changed |= !watched.collector.is_same(&raw);
+                watched.collector.set_ran(ran);
                 polled.see(vm, raw.white, readings.give(&mut watched.collector, at, raw));
             }
         }

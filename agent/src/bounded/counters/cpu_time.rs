@@ -1,0 +1,57 @@
+//! The CPU time that a process has had, by its CPU-time clock (clock_getcpuclockid(3)).
+
+use std::time::{Duration, Instant};
+
+/// `CPUCLOCK_SCHED` (`include/linux/posix-timers.h` of the kernel): the scheduler's time, to the nanosecond.
+const CPUCLOCK_SCHED: i32 = 2;
+
+/// The kernel adds up all threads: where it takes longer than this, it is not worth its time.
+const MOST: Duration = Duration::from_micros(20);
+
+/// So many readings in a row that take longer, and it is not read any more: one may have been interrupted.
+const TRIES: u32 = 8;
+
+/// That of a process.
+#[derive(Debug)]
+pub struct CpuTime {
+    clock: libc::clockid_t,
+    slow: u32,
+}
+
+impl CpuTime {
+    /// Of the process with this number.
+    pub fn of(pid: u32) -> Self {
+        Self { clock: !pid.cast_signed() << 3 | CPUCLOCK_SCHED, slow: 0 }
+    }
+
+    /// In seconds; [`None`] if the process is gone, or has so many threads that it takes long.
+    pub fn read(&mut self) -> Option<f64> {
+        if self.slow >= TRIES {
+            return None;
+        }
+        let began = Instant::now();
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel writes a timespec there, which lives as long as the call.
+        let read = unsafe { libc::clock_gettime(self.clock, &raw mut time) } == 0;
+        self.slow = if began.elapsed() > MOST { self.slow + 1 } else { 0 };
+        read.then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_what_the_process_has_used() {
+        let mut own = CpuTime::of(std::process::id());
+        let before = own.read().unwrap();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        own.slow = 0;
+        assert!(own.read().unwrap() > before);
+        assert_eq!(CpuTime::of(u32::MAX >> 4).read(), None, "no such process");
+    }
+}
