@@ -89,11 +89,13 @@ pub struct Setup {
     pub rate: f64,
     /// Whether the VM counts all that is allocated.
     pub gross: bool,
+    /// Whether others have the CPU most of the time, by some milliseconds each, in which nothing is read either.
+    pub starved: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { time: 20e9, period: 80e6, window: 3e6, rate: 999.0, gross: false }
+        Self { time: 20e9, period: 80e6, window: 3e6, rate: 999.0, gross: false, starved: false }
     }
 }
 
@@ -155,6 +157,10 @@ struct Recording<'a> {
     worked: f64,
     next_reading: f64,
     next_sample: f64,
+    /// When others get the CPU.
+    next_pause: f64,
+    /// How long they had it.
+    paused: f64,
     /// When the next window opens, or this one closes.
     edge: f64,
     periods: f64,
@@ -185,6 +191,8 @@ impl<'a> Recording<'a> {
             worked: 0.0,
             next_reading: 0.0,
             next_sample: 0.5e6,
+            next_pause: if setup.starved { 0.0 } else { f64::INFINITY },
+            paused: 0.0,
             edge,
             periods: 0.0,
             opened: None,
@@ -210,17 +218,30 @@ impl<'a> Recording<'a> {
         while let Some((_, window)) = self.closed.pop_front() {
             self.estimator.window(window);
         }
-        let slowdown = self.now / self.worked;
+        let slowdown = (self.now - self.paused) / self.worked;
         Recorded { estimate: self.estimator.estimate(), truth: self.truth, pooled: self.pooled, slowdown }
+    }
+
+    /// Others work: for twice the time that the program has in turn, on average.
+    fn pause(&mut self) {
+        let time = 16e6 * self.random.unit();
+        self.now += time;
+        self.paused += time;
+        // Samples are taken in CPU time.
+        self.next_sample += time;
+        self.next_pause = self.now + 8e6 * self.random.unit();
     }
 
     /// Does some work, in as many parts as the clock demands.
     fn perform(&mut self, work: Work) {
         let mut left = 1.0;
         while left > 1e-9 {
+            if self.now >= self.next_pause {
+                self.pause();
+            }
             let probed = if self.opened.is_some() { PROBED * work.calls() } else { 0.0 };
             let whole = work.time + probed;
-            let until = self.next_reading.min(self.next_sample).min(self.edge);
+            let until = self.next_reading.min(self.next_sample).min(self.edge).min(self.next_pause);
             let part = (((until - self.now) / whole).max(0.0)).min(left);
             self.now += whole * part;
             self.worked += work.time * part;
@@ -261,7 +282,7 @@ impl<'a> Recording<'a> {
         if now >= self.next_reading {
             let gross = self.setup.gross.then_some(self.truth.gross as u64);
             self.estimator.reading(Reading { at, net: self.truth.net as u64, gross, ..Reading::default() });
-            self.next_reading += 0.9e6 + 0.2e6 * self.random.unit();
+            self.next_reading = self.next_reading.max(now - 1e6) + 0.9e6 + 0.2e6 * self.random.unit();
             while self.closed.front().is_some_and(|(due, _)| *due <= now) {
                 self.estimator.window(self.closed.pop_front().unwrap_or_default().1);
             }

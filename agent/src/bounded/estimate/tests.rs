@@ -57,6 +57,21 @@ fn estimates_are_near_the_truth_and_know_how_near() {
     }
 }
 
+/// Others have two thirds of the CPU: readings are up to 16 ms apart, and windows are open while nothing runs.
+#[test]
+fn on_a_starved_machine_errors_still_hold_the_truth() {
+    let recordings = recordings(&Setup { time: 20e9, starved: true, ..Setup::default() }, 4);
+    for (program, recorded) in &recordings {
+        println!("{program:?}: worst {:.2} points, {:?}", recorded.worst(), recorded.estimate.warnings);
+        assert_eq!(recorded.estimate.broken, [], "{program:?}");
+    }
+    for (held, of) in covered(&recordings) {
+        println!("{held} of {of}");
+        let least = 0.95 * of - 3.0 * (of * 0.95 * 0.05).sqrt();
+        assert!(of > 60.0 && held >= least, "{held} of {of}");
+    }
+}
+
 #[test]
 fn adding_up_windows_would_be_wrong_by_far() {
     for program in [Program::Phases, Program::Bursts] {
