@@ -1,7 +1,7 @@
 //! From a raw sample to a stack of named frames.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ pub struct Tally {
     pub in_kernel: u64,
     /// Samples by what the VM was doing; those without Lua are not counted here.
     pub states: BTreeMap<VmState, u64>,
-    /// Frames that could not be resolved, by reason.
+    /// Samples with frames that could not be resolved, by reason: those with several have it once.
     pub unresolved: BTreeMap<String, u64>,
 }
 
@@ -420,16 +420,10 @@ impl Pipeline {
             tally.both_ends += weight * u64::from(merged.both_ends);
             *tally.states.entry(state).or_default() += weight;
         }
-        for frame in &merged.frames {
-            let reason = match frame {
-                Frame::Unresolved(reason) => reason.to_string(),
-                Frame::Inlined => INLINED.to_owned(),
-                Frame::LeftOut(count) if merged.both_ends && state.is_some() => {
-                    tally.left_out += weight * count;
-                    continue;
-                }
-                _ => continue,
-            };
+        if merged.both_ends && state.is_some() {
+            tally.left_out += weight * left_out(&merged.frames);
+        }
+        for reason in unresolved(&merged.frames) {
             *tally.unresolved.entry(reason).or_default() += weight;
         }
         if is_kernel_stack_cut(sample) {
@@ -532,6 +526,21 @@ fn mark(named: Named) -> ResolvedFrame {
     ResolvedFrame { named: named.into(), code: Code::Name }
 }
 
+/// How many frames are left out of a stack.
+fn left_out(frames: &[Frame]) -> u64 {
+    frames.iter().map(|frame| if let Frame::LeftOut(count) = frame { *count } else { 0 }).sum()
+}
+
+/// Why frames of a stack could not be resolved: each reason once, for what is counted is samples.
+fn unresolved(frames: &[Frame]) -> BTreeSet<String> {
+    let reason = |frame: &Frame| match frame {
+        Frame::Unresolved(reason) => Some(reason.to_string()),
+        Frame::Inlined => Some(INLINED.to_owned()),
+        _ => None,
+    };
+    frames.iter().filter_map(reason).collect()
+}
+
 /// Where the word at `address` is in a copy of the memory from `start` on.
 fn slot_in(copy: &[u8], start: u64, address: u64) -> Option<Range<usize>> {
     let offset = usize::try_from(address.checked_sub(start)?).ok()?;
@@ -587,5 +596,24 @@ fn state_of(vm: &Vm, sample: &Sample<'_>) -> VmState {
         Some(RecordKind::Fast) => VmState::Ffunc,
         Some(RecordKind::C) => VmState::Cfunc,
         Some(RecordKind::CFrame | RecordKind::Passed | RecordKind::LeftOut) | None => VmState::Interp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_has_each_reason_once() {
+        let frames = [
+            Frame::Unresolved(Unresolved::Interpreter),
+            Frame::LeftOut(7),
+            Frame::Inlined,
+            Frame::Unresolved(Unresolved::Interpreter),
+            Frame::Inlined,
+        ];
+        let expected = [INLINED.to_owned(), Unresolved::Interpreter.to_string()];
+        assert_eq!(unresolved(&frames), expected.into());
+        assert_eq!((left_out(&frames), left_out(&frames[2..])), (7, 0));
     }
 }
