@@ -80,7 +80,7 @@ impl fmt::Display for Verdict {
                     Some(seconds) => write!(f, "too wide to rank: record for {seconds:.0} s more")?,
                     None => write!(f, "too wide to rank: record for much longer, or with a larger --overhead")?,
                 }
-                write!(f, " (errors of the largest lines: up to ±{:.1} points)", error * 100.0)
+                write!(f, " (errors of the largest lines: ±{:.1} points)", error * 100.0)
             }
         }
     }
@@ -108,10 +108,7 @@ mod tests {
         let told = |figures: &[(f64, f64)], unseen| Verdict::of(&shares(figures), unseen, 20.0).unwrap().to_string();
         // 4 times the windows make half the error.
         let told_of_two = told(&[(0.6, 0.3), (0.4, 0.2645)], 0.01);
-        assert_eq!(
-            told_of_two,
-            "too wide to rank: record for 60 s more (errors of the largest lines: up to ±30.0 points)"
-        );
+        assert_eq!(told_of_two, "too wide to rank: record for 60 s more (errors of the largest lines: ±30.0 points)");
         assert!(told(&[(0.4, 0.58), (0.35, 0.5)], 0.01).starts_with("too wide to rank: record for much longer"));
         // All that was seen is certain, but half was not seen.
         assert!(told(&[(0.25, 0.01)], 0.5).starts_with("too wide to rank: record for 20 s more"));
