@@ -134,7 +134,7 @@ impl BoundedRun {
         let all: f64 = self.truth.values().sum();
         // Where no window was, nothing is known, and a stated error says nothing either: on a machine with much else to do
         // there are few windows in these seconds.
-        let unseen = self.told("up to").unwrap_or(0.0);
+        let unseen = self.told("still have up to").unwrap_or(0.0);
         if self.text.contains("\nnot ranked") {
             println!("{}", self.text);
             return Ok(0.0);
