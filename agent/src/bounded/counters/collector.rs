@@ -96,7 +96,8 @@ impl Collector {
             };
             // Whoever keeps us from reading in time keeps the program from its work, too.
             let usual = match ran {
-                Some(ran) if self.had_cpu > 0.0 => self.rate / self.had_cpu * ran,
+                // Both are read one after the other, so where it had next to nothing this may be far too much.
+                Some(ran) if self.had_cpu > 0.0 => (self.rate / self.had_cpu * ran).min(self.rate * time),
                 _ => self.rate * time,
             };
             if is_late {
