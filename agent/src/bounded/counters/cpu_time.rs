@@ -34,7 +34,7 @@ impl CpuTime {
         // SAFETY: the kernel writes a timespec there, which lives as long as the call.
         let read = unsafe { libc::clock_gettime(self.clock, &raw mut time) } == 0;
         self.slow = if began.elapsed() > MOST { self.slow + 1 } else { 0 };
-        read.then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+        read.then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
     }
 }
 

@@ -126,7 +126,7 @@ impl Account {
         let &Self { net, gross, lines, shares, seen, open, recorded, fallen } = self;
         let error = |figure: Figure| figure.error.unwrap_or(0.0) + APART * figure.value.abs() + BYTES_APART;
         // What is no number is no figure.
-        let exceeds = |more: f64, less: f64| !(more <= less);
+        let exceeds = |more: f64, less: f64| more > less || more.is_nan() || less.is_nan();
         let checks = [
             exceeds(net.value - net.error.unwrap_or(0.0), gross.value + error(gross))
                 .then_some(Broken::Frees { net: net.value, gross: gross.value }),
