@@ -74,7 +74,7 @@ impl BoundedRun {
         let is_verdict = verdicts.iter().any(|is| verdict.starts_with(is));
         ensure!(is_verdict, "no verdict in\n{}", self.text);
         ensure!(self.outcome.stderr.contains(verdict), "{}\nhas no {verdict:?}", self.outcome.stderr);
-        if self.is_withheld() {
+        if self.is_withheld()? {
             ensure!(self.text.contains("total allocated    withheld"), "{}", self.text);
             return Ok(());
         }

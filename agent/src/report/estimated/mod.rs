@@ -228,7 +228,7 @@ impl EstimatedProfile {
         }
         let shares: Vec<Figure> = self.rows().iter().map(|(_, line)| line.share).collect();
         let unseen = if self.about.is_exact() { 0.0 } else { self.about.unseen };
-        let verdict = Verdict::of(&shares, unseen, self.about.recorded);
+        let verdict = Verdict::of(&shares, unseen, (self.about.windows, self.about.recorded));
         Some(verdict.map_or_else(|| "nothing to rank: no line was seen".to_owned(), |verdict| verdict.to_string()))
     }
 

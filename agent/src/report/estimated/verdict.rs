@@ -13,6 +13,9 @@ const TOP: usize = 5;
 /// Lines that differ by less may be in either order: that makes no difference to what one does about them.
 const CLOSE: f64 = 0.02;
 
+/// Of fewer windows not even the errors are known.
+const LEAST_WINDOWS: f64 = 12.0;
+
 /// Nobody is asked to record for longer.
 const LONGEST: f64 = 3600.0;
 
@@ -31,17 +34,20 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// That of shares, the largest first, which come from so many seconds. A line that was not seen may have the share
+    /// That of shares, the largest first, which come from so many windows and seconds. A line that was not seen may have the share
     /// `unseen`. [`None`] if there is nothing to rank.
     ///
     /// Errors fall as the square root of the number of windows, which is that of the time; what may be unseen falls as the
     /// number.
-    pub fn of(shares: &[Figure], unseen: f64, recorded: f64) -> Option<Self> {
+    pub fn of(shares: &[Figure], unseen: f64, (windows, recorded): (u64, f64)) -> Option<Self> {
         let first = shares.first()?;
         let error = |share: &Figure| share.error.unwrap_or(0.0);
         let leading =
             shares.iter().take(TOP).enumerate().take_while(|(rank, share)| *rank == 0 || share.value >= LEADING);
         let (mut times, mut largest) = (unseen / first.value.max(CLOSE), 0.0_f64);
+        if first.error.is_some() {
+            times = times.max(LEAST_WINDOWS / windows.max(1) as f64);
+        }
         for (rank, share) in leading {
             largest = largest.max(error(share));
             let (next, of_next) = shares.get(rank + 1).map_or((0.0, 0.0), |next| (next.value, error(next)));
@@ -96,16 +102,23 @@ mod tests {
 
     #[test]
     fn what_is_far_apart_or_close_together_is_ranked() {
-        let of = |figures: &[(f64, f64)]| Verdict::of(&shares(figures), 0.01, 20.0);
+        let of = |figures: &[(f64, f64)]| Verdict::of(&shares(figures), 0.01, (100, 20.0));
         assert_eq!(of(&[(0.6, 0.05), (0.3, 0.04), (0.1, 0.02)]), Some(Verdict::Ranked));
         assert_eq!(of(&[(0.5, 0.01), (0.495, 0.01)]), Some(Verdict::Ranked));
         assert_eq!(of(&[]), None);
-        assert_eq!(Verdict::of(&[Figure::measured(0.5), Figure::measured(0.5)], 0.0, 1.0), Some(Verdict::Ranked));
+        assert_eq!(Verdict::of(&[Figure::measured(0.5), Figure::measured(0.5)], 0.0, (1, 1.0)), Some(Verdict::Ranked));
+        let few = Verdict::of(&shares(&[(1.0, 0.002)]), 0.0, (4, 1.0));
+        assert_eq!(
+            few,
+            Some(Verdict::TooWide { more: Some(2.0), error: 0.002 }),
+            "four windows tell nothing of errors"
+        );
     }
 
     #[test]
     fn what_is_too_wide_says_for_how_long() {
-        let told = |figures: &[(f64, f64)], unseen| Verdict::of(&shares(figures), unseen, 20.0).unwrap().to_string();
+        let told =
+            |figures: &[(f64, f64)], unseen| Verdict::of(&shares(figures), unseen, (100, 20.0)).unwrap().to_string();
         // 4 times the windows make half the error.
         let told_of_two = told(&[(0.6, 0.3), (0.4, 0.2645)], 0.01);
         assert_eq!(told_of_two, "too wide to rank: record for 60 s more (errors of the largest lines: ±30.0 points)");
@@ -132,7 +145,7 @@ mod tests {
                 truth.iter().enumerate().map(|(line, share)| (share + deviation * normal(), line)).collect();
             told.sort_by(|a, b| b.0.total_cmp(&a.0));
             let figures: Vec<Figure> = told.iter().map(|told| Figure::estimated(told.0, 1.96 * deviation)).collect();
-            if Verdict::of(&figures, 0.0, 10.0) == Some(Verdict::Ranked) {
+            if Verdict::of(&figures, 0.0, (100, 10.0)) == Some(Verdict::Ranked) {
                 ranked += 1;
                 let is_wrong = told.windows(2).any(|pair| truth[pair[1].1] - truth[pair[0].1] > CLOSE);
                 wrong += u32::from(is_wrong);
