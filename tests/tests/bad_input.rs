@@ -157,7 +157,8 @@ fn a_process_that_exits_while_lj_trace_attaches() -> Result<()> {
     for milliseconds in [0, 2, 5, 10, 20, 40, 60, 80, 120, 200] {
         let mut workload = idle_luajit()?;
         workload.go()?;
-        let tracer = Tracer::start(["--pid", &workload.pid().to_string(), "--output", &output.to_string_lossy()])?;
+        let (pid, output) = (workload.pid().to_string(), output.to_string_lossy());
+        let tracer = Tracer::start(["--pid", &pid, "--output", &output, "--force"])?;
         thread::sleep(Duration::from_millis(milliseconds));
         workload.kill()?;
         let outcome = tracer.wait()?;

@@ -176,8 +176,9 @@ mod tests {
             " 42  tarantool  0x7f0000  Tarantool 2.1.0-beta3  no    on, 12  3.0 MB  2.0 GB  LFUNC in add@x.lua:3, line 4"
         );
         assert!(lines[2].ends_with("  idle"), "{text}");
-        assert_eq!(lines[3], "1 process has a LuaJIT VM, of 9 looked at in 12 ms");
-        assert!(lines[4].starts_with("not done with in time: 7, 8"), "{text}");
-        assert!(lines[5].starts_with("3 more could not be looked at"), "{text}");
+        assert!(lines[3].starts_with("process 42 (tarantool) may have other VMs in its 2.0 GB"), "{text}");
+        assert_eq!(lines[4], "1 process has a LuaJIT VM, of 9 looked at in 12 ms");
+        assert!(lines[5].starts_with("not done with in time: 7, 8"), "{text}");
+        assert!(lines[6].starts_with("3 more could not be looked at"), "{text}");
     }
 }

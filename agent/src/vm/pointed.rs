@@ -116,7 +116,7 @@ mod tests {
             "1000-2000 r-xp 00000000 08:01 12 /bin/host\n\
              2000-3000 rw-p 00001000 08:01 12 /bin/host\n\
              3000-4000 rw-p 00000000 00:00 0 \n\
-             5000-6000 rw-p 00000000 00:00 0 [heap]\n\
+             5000000-6000000 rw-p 00000000 00:00 0 [heap]\n\
              7f0000000000-7f0000001000 ---p 00000000 00:00 0 \n\
              7f0000001000-7f0000801000 rw-p 00000000 00:00 0 \n\
              7f0001000000-7f0002000000 rw-p 00000000 00:00 0 \n\
@@ -124,9 +124,9 @@ mod tests {
         );
         let stack = 0x7f00_0080_1000 - STACK..0x7f00_0080_1000;
         assert_eq!(roots(&maps), [0x7ffd_0000_0000..0x7ffd_0002_1000, 0x2000..0x3000, 0x3000..0x4000, stack]);
-        assert!(may_be_pointer(&maps, 0x5008) && may_be_pointer(&maps, 0x7f00_0100_0000));
-        assert!(!may_be_pointer(&maps, 0x5004), "no object begins there");
-        assert!(!may_be_pointer(&maps, 0x1000) && !may_be_pointer(&maps, 0x8000));
+        assert!(may_be_pointer(&maps, 0x500_0008) && may_be_pointer(&maps, 0x7f00_0100_0000));
+        assert!(!may_be_pointer(&maps, 0x500_0004), "no object begins there");
+        assert!(!may_be_pointer(&maps, 0x1000) && !may_be_pointer(&maps, 0x600_0000));
     }
 
     #[test]
