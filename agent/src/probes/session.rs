@@ -25,6 +25,10 @@ impl SessionProgram {
     pub fn load(program: &str, maps: &[(String, OwnedFd)]) -> anyhow::Result<Self> {
         let mut object = Object::parse(object::object()?)?;
         let text = object.functions.keys().map(|&(section, _)| section).collect::<HashSet<_>>();
+        // Of the other programs nothing is loaded, and not all of their maps are here.
+        let own = object.programs.get(program).with_context(|| format!("no program {program}"))?.function_key();
+        let others: HashSet<_> = object.programs.values().map(|other| other.function_key()).collect();
+        object.functions.retain(|key, _| *key == own || !others.contains(key));
         let described = object.maps.clone();
         let of = |(name, fd): &'_ (String, OwnedFd)| Some((described.get_key_value(name)?, fd.as_raw_fd()));
         let maps = maps.iter().filter_map(of).map(|((name, map), fd)| (name.as_str(), fd, map));
