@@ -163,6 +163,9 @@ fn busy_cores(pid: u32) -> f64 {
     cpu_time(pid).map_or(1.0, |after| (after - before) / time)
 }
 
+/// So many nanoseconds are several ticks of another process's clock of CPU time.
+const SEVERAL_TICKS: u64 = 20_000_000;
+
 /// Why the thread ends.
 struct Over;
 
@@ -284,20 +287,28 @@ impl Driver {
             self.policy.spend(counted.memory_profile(self.probes) - spent.memory_profile(self.probes));
             spent = counted;
             self.note_use();
+            if !self.policy.may_stay() {
+                // What the target has used since counts, too: it may have been idle until then.
+                self.note_use_since();
+            }
         }
         self.close(probes, opened, true, before)?;
         over
     }
 
-    /// Tells the policy what CPU time the target has used.
+    /// Tells the policy now and then what CPU time the target has used: its clock ticks 250 times a second, or even less
+    /// often.
     fn note_use(&mut self) {
+        if self.used.as_ref().is_some_and(|(at, ..)| now() - at >= SEVERAL_TICKS) {
+            self.note_use_since();
+        }
+    }
+
+    /// Tells the policy what CPU time the target has used since the last time, if its clock has ticked.
+    fn note_use_since(&mut self) {
         let Some((at, cpu, counted)) = self.used else { return };
         let later = now();
-        // The clock of another process ticks 250 times a second, or even less often.
-        if later - at < 20_000_000 {
-            return;
-        }
-        if let Some(more) = cpu_time(self.pid) {
+        if let Some(more) = cpu_time(self.pid).filter(|more| *more > cpu || later - at >= SEVERAL_TICKS) {
             let counts = Counted::read(&self.counts);
             let beside = counts.beside(self.probes) - counted.beside(self.probes);
             self.policy.used(more - cpu, (later - at) as f64 * 1e-9, beside);
