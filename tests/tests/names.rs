@@ -18,7 +18,7 @@ fn memory_rows_of_a_long_path_have_their_functions_and_lines() -> Result<()> {
     let workload = Workload::start(&program, script, &[])?;
     let file = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let (pid, text, stream) = (workload.pid().to_string(), file("memory.txt"), file("memory.bin"));
-    let arguments = ["--pid", &pid, "--mode", "memprof", "--no-limit", "--duration", "1s"];
+    let arguments = ["--pid", &pid, "--mode", "memprof", "--no-limit", "--duration", "200ms"];
     run(arguments.into_iter().chain(["-o", &text, "-o", &stream]))?.expect(0, &["finished: recorded"]);
     let text = std::fs::read_to_string(text)?;
     for line in [3, 4] {

@@ -191,7 +191,7 @@ impl MemoryEvents {
                 self.definitions.add(&memory, &vm, &prototype);
             }
         }
-        self.name_by_use(&memory, &vm);
+        self.name_by_use(&memory, &vm, &mut prototypes);
         let names = self.known.iter().filter_map(|(&proto, &meaning)| {
             let name = self.definitions.name(proto, meaning)?.into();
             Some(Annotation::FunctionName { proto, name }.to_symbol())
@@ -219,12 +219,18 @@ impl MemoryEvents {
         self.first_symbols = symbols;
     }
 
-    /// Names functions whose chunks are gone by what others call them.
-    fn name_by_use(&mut self, memory: &ProcessMemory, vm: &Vm) {
-        let used = used_names(memory, vm);
+    /// Names functions whose chunks are gone by what others call them, also those that are not known yet.
+    fn name_by_use(&mut self, memory: &ProcessMemory, vm: &Vm, prototypes: &mut Prototypes) {
         for (&address, &meaning) in &self.known {
-            if let Some(name) = self.functions.lua_function(address).or_else(|| Some(used.get(&address)?)) {
+            if let Some(name) = self.functions.lua_function(address) {
                 self.definitions.add_used(address, meaning, name);
+            }
+        }
+        for (address, name) in used_names(memory, vm) {
+            if let Ok(key) = Prototype::key_at(memory, &vm.layout, address)
+                && let Ok(prototype) = prototypes.get(memory, &vm.layout, key)
+            {
+                self.definitions.add_used(address, Meaning::of(&prototype), &name);
             }
         }
     }
