@@ -13,9 +13,9 @@ use super::layouts::{self, KnownLayout, may_stay_undecided};
 use super::machine::Vm;
 use super::pointed;
 use super::prove::{Evidence, Failures, Look};
-use super::scan::{Candidate, PageKind, candidates};
+use super::scan::{Candidate, candidates};
 use super::text::{interpreter_edges, interpreter_text};
-use crate::target::{Maps, Process, TargetError};
+use crate::target::{Maps, PageKind, Process, TargetError};
 
 /// Why no VM can be profiled. Each message names the cause and the way on.
 #[derive(Debug, thiserror::Error)]

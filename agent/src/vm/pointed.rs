@@ -7,8 +7,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::object::marked_offset;
-use super::scan::{self, Candidate, PageKind, Pages, scan_bytes};
-use crate::target::{Mapping, Maps, ProcessMemory};
+use super::scan::{self, Candidate, scan_bytes};
+use crate::target::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
 use lj_trace_common::layout::gct;
 
 /// The most of a stack that is looked through, from its bottom, where the functions that began are. The main thread's is
@@ -27,19 +27,20 @@ const THREAD: u64 = 128;
 
 /// The candidates that variables and stacks point to, or to whose coroutines they do; at most `limit`.
 pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -> Vec<Candidate> {
-    let pages = Pages::open(pid);
+    let pages = PageMap::open(pid);
     let mut pointers = HashSet::new();
     let mut left = LIMIT;
     for root in roots(maps) {
-        for run in pages.of(PageKind::Present, root) {
+        for run in pages.runs(PageKind::Present, &root) {
             let length = (run.end - run.start).min(left);
             left -= length;
             // What is not mapped any more points to nothing.
             let Ok(bytes) = memory.read_bytes(run.start, length as usize) else { continue };
-            pointers.extend(words(&bytes).filter(|word| may_be_pointer(maps, *word)).take(MAX_POINTERS));
+            let room = MAX_POINTERS - pointers.len();
+            pointers.extend(words(&bytes).filter(|word| may_be_pointer(maps, *word)).take(room));
         }
     }
-    let pointers: Vec<u64> = pointers.into_iter().take(MAX_POINTERS).collect();
+    let pointers: Vec<u64> = pointers.into_iter().collect();
     let mut found: Vec<Candidate> = Vec::new();
     for global in globals(memory, &pointers) {
         let Ok(bytes) = memory.read_bytes(global.wrapping_sub(THREAD) & !7, THREAD as usize) else { continue };
@@ -47,9 +48,7 @@ pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, limit: usize) -
     }
     found.sort_unstable_by_key(|candidate| candidate.thread);
     found.dedup();
-    found.retain(|candidate| scan::is_plausible(memory, maps, *candidate));
-    found.truncate(limit);
-    found
+    found.into_iter().filter(|candidate| scan::is_plausible(memory, maps, *candidate)).take(limit).collect()
 }
 
 /// Where pointers are looked for, the most likely memory first: the main thread's stack, variables, and other stacks.

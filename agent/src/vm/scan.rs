@@ -4,9 +4,7 @@
 //! `glref` points right behind itself. Together with the object's type and its fixed mark, one pass over
 //! memory finds nearly nothing else.
 
-use std::fs::File;
 use std::ops::{Range, RangeInclusive};
-use std::os::unix::fs::FileExt as _;
 
 use lj_trace_common::frame::GC64_ADDRESS_MASK;
 use lj_trace_common::layout::gct;
@@ -14,7 +12,7 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::code_pointers::dispatch_table;
 use super::object::marked_offset;
-use crate::target::{Mapping, Maps, ProcessMemory};
+use crate::target::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
 
 /// What looks like the main thread of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +44,12 @@ pub struct Found {
 /// The candidates in the pages of one kind in the target's private writable memory, its heap, `.bss` and anonymous memory;
 /// at most `limit`.
 pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, kind: PageKind, limit: usize) -> Found {
-    let pages = Pages::open(pid);
+    let pages = PageMap::open(pid);
     let mut found = Found::default();
     let mut seen = Vec::new();
     let mut buffer = vec![0; CHUNK];
     for mapping in maps.iter().filter(|mapping| may_hold_objects(mapping)) {
-        for run in pages.of(kind, mapping.start..mapping.end) {
+        for run in pages.runs(kind, &(mapping.start..mapping.end)) {
             scan_run(memory, run, &mut buffer, |start, bytes| {
                 scan_bytes(start, bytes, &mut seen);
                 for candidate in seen.drain(..) {
@@ -75,9 +73,9 @@ pub fn is_plausible(memory: &ProcessMemory, maps: &Maps, candidate: Candidate) -
 
 /// Where objects may be: all private writable memory that exists.
 pub fn object_memory(pid: u32, maps: &Maps) -> Vec<Range<u64>> {
-    let pages = Pages::open(pid);
+    let pages = PageMap::open(pid);
     let mappings = maps.iter().filter(|mapping| may_hold_objects(mapping));
-    mappings.flat_map(|mapping| pages.of(PageKind::Any, mapping.start..mapping.end)).collect()
+    mappings.flat_map(|mapping| pages.runs(PageKind::Any, &(mapping.start..mapping.end))).collect()
 }
 
 /// Whether a candidate's stack begins with the candidate itself, as `stack_init` (`lj_state.c`) writes it and nothing
@@ -139,73 +137,6 @@ pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     }
 }
 
-/// Which pages of the target exist: only these are read. Others would be brought to life by the reading.
-pub struct Pages {
-    pagemap: Option<File>,
-}
-
-/// Page size of `/proc/PID/pagemap`.
-const PAGE: u64 = 4096;
-
-/// Where a page is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageKind {
-    /// In memory.
-    Present,
-    /// Swapped out: reading it brings it back.
-    Swapped,
-    /// One of both.
-    Any,
-}
-
-impl PageKind {
-    /// The bits of an entry of which one is set, see the kernel's pagemap.rst.
-    const fn bits(self) -> u64 {
-        match self {
-            Self::Present => 1 << 63,
-            Self::Swapped => 1 << 62,
-            Self::Any => 3 << 62,
-        }
-    }
-}
-
-impl Pages {
-    /// Those of the process `pid`.
-    pub fn open(pid: u32) -> Self {
-        Self { pagemap: File::open(format!("/proc/{pid}/pagemap")).ok() }
-    }
-
-    /// The runs of pages of a kind in `range`; all of it if that is not known.
-    pub fn of(&self, kind: PageKind, range: Range<u64>) -> Vec<Range<u64>> {
-        match &self.pagemap {
-            Some(pagemap) => runs_of(pagemap, kind.bits(), range.clone()).unwrap_or_else(|| vec![range]),
-            None => vec![range],
-        }
-    }
-}
-
-/// The runs of pages that have one of these bits.
-fn runs_of(pagemap: &File, bits: u64, range: Range<u64>) -> Option<Vec<Range<u64>>> {
-    let mut runs: Vec<Range<u64>> = Vec::new();
-    let mut entries = vec![0; 64 << 10];
-    let mut page = range.start / PAGE;
-    let end = range.end / PAGE;
-    while page < end {
-        let wanted = usize::try_from((end - page) * 8).map_or(entries.len(), |rest| rest.min(entries.len()));
-        let count = pagemap.read_at(&mut entries[..wanted], page * 8).ok().filter(|count| *count >= 8)?;
-        for entry in entries[..count].as_chunks().0 {
-            if u64::from_le_bytes(*entry) & bits != 0 {
-                match runs.last_mut().filter(|run| run.end == page * PAGE) {
-                    Some(run) => run.end += PAGE,
-                    None => runs.push(page * PAGE..(page + 1) * PAGE),
-                }
-            }
-            page += 1;
-        }
-    }
-    Some(runs)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,16 +189,5 @@ mod tests {
         assert!(!owns_its_stack(&memory(8, 0), candidate), "the remains of a closed VM");
         let narrow = Words(0x1000, vec![0, 0, 0, 0, 0x1028 << 32, 0xffff_fff9_0000_1000]);
         assert!(owns_its_stack(&narrow, Candidate { thread: 0x1000, global: 0x1040, gc64: false }));
-    }
-
-    #[test]
-    fn knows_its_own_resident_pages() {
-        let maps = Maps::read(std::process::id()).unwrap();
-        let stack_variable = 0_u64;
-        let address = (&raw const stack_variable) as u64;
-        let mapping = maps.find(address).unwrap();
-        let runs = Pages::open(std::process::id()).of(PageKind::Present, mapping.start..mapping.end);
-        assert!(runs.iter().any(|run| run.contains(&address)));
-        assert!(runs.iter().all(|run| run.start >= mapping.start && run.end <= mapping.end));
     }
 }

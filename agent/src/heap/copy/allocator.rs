@@ -7,9 +7,8 @@ use std::ops::Range;
 
 use lj_trace_common::memory::ReadMemory;
 
-use super::pages::PageMap;
 use super::ranges::{common, union, without};
-use crate::target::ProcessMemory;
+use crate::target::{PageKind, PageMap, ProcessMemory};
 use crate::vm::Vm;
 
 /// `LJ_PAGESIZE` (`lj_alloc.c`): mappings of the allocator are as long as so many of these.
@@ -66,10 +65,8 @@ fn segments(memory: ProcessMemory, state: u64) -> Option<Vec<Range<u64>>> {
 fn direct(memory: ProcessMemory, pages: &PageMap, elsewhere: &[Range<u64>]) -> Vec<Range<u64>> {
     let (mut found, mut looked_at) = (Vec::new(), 0);
     for range in elsewhere {
-        let mut runs = Vec::new();
-        pages.runs(range, &mut |run| runs.push(run));
         let mut after = range.start;
-        for run in runs {
+        for run in pages.runs(PageKind::Any, range) {
             let mut at = run.start.max(after);
             while at < run.end {
                 if looked_at >= MAX_PAGES {
@@ -152,7 +149,7 @@ mod tests {
         let text = InterpreterText { range: 0..0, exact: true, edges: crate::unwind::vm_edges::Edges::default() };
         let vm = Vm { global: at(10), main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
         let process = Process::open(std::process::id()).unwrap();
-        let (memory, map) = (process.memory(), PageMap::open(&process));
+        let (memory, map) = (process.memory(), PageMap::open(process.pid()));
         let one = |range: Range<u64>| std::iter::once(range).collect::<Vec<_>>();
         let whole = one(start..at(64));
         let found = extents(memory, &map, &vm, &whole).unwrap();

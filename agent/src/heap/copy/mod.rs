@@ -13,13 +13,12 @@ use std::path::PathBuf;
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
-use self::pages::PageMap;
 use self::ranges::{common, union, without};
 use self::store::Store;
 pub use self::store::{StoreError, folders};
 use super::blocks::ReadSome;
 use super::off_the_stack::OffTheStack;
-use crate::target::{Maps, Process, ProcessMemory};
+use crate::target::{Maps, PageKind, PageMap, Process, ProcessMemory};
 use crate::vm::Vm;
 use crate::vm::overlay::plain_at;
 
@@ -63,7 +62,7 @@ impl<'a> Plan<'a> {
         /// So much more than Lua's a process may have, and all of it is copied.
         const ROOM: u64 = 128 << 20;
         let gc64 = vms.iter().any(|vm| vm.layout.is_gc64());
-        let pages = PageMap::open(process);
+        let pages = PageMap::open(process.pid());
         let of_lua = totals.iter().fold(0, |sum: u64, total| sum.saturating_add(*total));
         let find = || {
             let mappings = pages::mappings(maps, gc64);
@@ -113,8 +112,7 @@ impl Copied {
     pub fn take(plan: Plan<'_>, maps: Maps, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, StoreError> {
         let covered = plan.wanted(&maps);
         let Plan { process, pages, folders, .. } = plan;
-        let mut runs: Vec<Range<u64>> = Vec::new();
-        covered.iter().for_each(|range| pages.runs(range, &mut |run| runs.push(run)));
+        let runs: Vec<Range<u64>> = covered.iter().flat_map(|range| pages.runs(PageKind::Any, range)).collect();
         let mut copier = Copier {
             memory: process.memory(),
             page: pages.page_size(),
