@@ -3,6 +3,7 @@
 //! written as streams or reports.
 
 pub mod bounded;
+pub mod clocks;
 pub mod commands;
 pub mod doctor;
 pub mod dump;

@@ -84,7 +84,9 @@ fn plus(one: Figure, other: Figure) -> Figure {
 }
 
 fn place_of(figures: &LineFigures<'_>, wanted: &str) -> Option<Place> {
-    let (chunk, place) = match figures.frames.last()? {
+    // Below a trace whose line is not certain there is the function that it started in.
+    let own = figures.frames.iter().rev().find(|frame| !matches!(frame, Frame::Trace { .. }))?;
+    let (chunk, place) = match own {
         Frame::Line { chunk, line } => (chunk, Place::Line(u64::from(*line))),
         Frame::Lua { chunk, first_line, .. } => (chunk, Place::Function(u64::from(*first_line))),
         _ => return None,

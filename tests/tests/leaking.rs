@@ -1,8 +1,13 @@
-//! A server that leaks with each request: within seconds under load, both kinds of memory profile say where.
+//! Servers that leak with each request: within seconds under load, both kinds of memory profile say where.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::estimates::staying;
 use lj_trace_tests::leaking::{Attach, LEAKING_TABLE, Leaking};
+use lj_trace_tests::programs::{Program, TARANTOOL};
+use lj_trace_tests::source::line_of;
+use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::windows;
+use lj_trace_tests::workload::Workload;
 
 #[test]
 fn a_leak_is_named_under_load_and_no_request_fails() -> Result<()> {
@@ -16,5 +21,32 @@ fn a_leak_is_named_under_load_and_no_request_fails() -> Result<()> {
     // The heap that is left says the same.
     let way = server.largest_table()?;
     ensure!(way.contains(LEAKING_TABLE), "the largest table is {way}");
+    Ok(())
+}
+
+/// A Tarantool that works for nobody but itself: most of what it allocates is the server's own, on the way through C.
+#[test]
+fn a_leak_of_tarantool_is_the_first_row() -> Result<()> {
+    if !windows::are_possible() {
+        return Ok(());
+    }
+    let Some(program) = Program::find(TARANTOOL) else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let script = "leaking_box.lua";
+    let mut workload = Workload::start(&program, script, &[&folder.path().to_string_lossy()])?;
+    workload.go()?;
+    let text = folder.path().join("leak.txt");
+    let (pid, output) = (workload.pid().to_string(), text.display().to_string());
+    let mut tracer =
+        Tracer::start(["--pid", &pid, "--mode", "memprof", "--overhead", "5%", "--duration", "10s", "-o", &output])?;
+    tracer.wait_until_attached()?;
+    let outcome = tracer.wait()?;
+    outcome.expect(0, &["lost               0"]);
+    let text = std::fs::read_to_string(text)?;
+    println!("{}{text}", outcome.stderr);
+    let first = *staying(&text).first().with_context(|| format!("nothing stays: {text}"))?;
+    // The line, or, where it is compiled and the line is not certain, its function.
+    let line = format!("{script}:{} ", line_of(script, "leak"));
+    ensure!(first.contains(&line) || first.contains(&format!("visit@{script}:")), "{line}is not first: {text}");
     Ok(())
 }

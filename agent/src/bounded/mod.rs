@@ -12,10 +12,10 @@ pub mod windows;
 
 use observation::Nanos;
 
+use crate::clocks::ClockId;
+
 /// The time now, by the clock that all observations have.
 pub fn now() -> Nanos {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock is there on every Linux, and `time` is written by the call alone.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    // It is there on every Linux.
+    ClockId::MONOTONIC.read().map_or(0, |time| time.as_nanos() as Nanos)
 }

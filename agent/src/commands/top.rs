@@ -15,7 +15,8 @@ use super::record::pace;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
-use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, priority, start_guardian};
+use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
+use crate::privileges::priority;
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
 

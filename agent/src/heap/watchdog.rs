@@ -9,6 +9,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use super::pause::{PauseError, Paused};
+use crate::privileges::priority::come_first;
 use crate::target::Process;
 
 /// How a process has stood still.
@@ -40,6 +41,7 @@ impl<'scope> Watchdog<'scope> {
         let (release, released) = mpsc::channel();
         let (tell, told) = mpsc::channel();
         let thread = scope.spawn(move || {
+            // It lets the process go as soon as the time is over.
             come_first();
             watch(process, limit, &released, &tell)
         });
@@ -75,14 +77,6 @@ fn watch(process: &Process, limit: Duration, released: &Receiver<()>, tell: &Sen
             Stood { time: Duration::ZERO, to_the_end: false }
         }
     }
-}
-
-/// Has this thread run as soon as the time is over. It does little, and sleeps. Without `CAP_SYS_NICE` all stays as it
-/// is.
-fn come_first() {
-    let first = libc::sched_param { sched_priority: 1 };
-    // SAFETY: it reads the structure alone, and changes nothing but this thread's place in the queue.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod drop;
 pub mod limits;
+pub mod priority;
 mod refused;
 
 use std::io;

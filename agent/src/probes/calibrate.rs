@@ -15,6 +15,7 @@ use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
 use super::trapped::survive;
 use super::uprobe_multi::{Instruction, Kind, load};
+use crate::clocks::ClockId;
 use crate::target::Maps;
 
 /// What one of each costs whoever runs into it, in seconds.
@@ -271,10 +272,8 @@ unsafe extern "C" {
 
 /// The CPU time of this thread: others do not count.
 fn thread_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock is there on every Linux, and `time` is written by the call alone.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+    // It is there on every Linux.
+    ClockId::THIS_THREAD.read().unwrap_or_default()
 }
 
 fn median(values: &mut [f64]) -> f64 {

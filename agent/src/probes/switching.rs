@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::perf_event::{Clock, Ticking};
+use crate::clocks::ClockId;
 
 /// Tokens at once, and how often that is compared.
 const TOKENS: u32 = 200;
@@ -72,19 +73,7 @@ fn measure(clock: Clock, rate: u32, threads: [u32; 2], socket: &mut UnixStream) 
 
 /// The CPU time of both threads, in seconds.
 fn cpu_time(threads: [u32; 2]) -> io::Result<f64> {
-    /// `CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED` of linux/posix-timers.h.
-    const THREAD_SCHED: i32 = 4 | 2;
-    let mut sum = 0.0;
-    for thread in threads {
-        let clock = (!thread.cast_signed() << 3) | THREAD_SCHED;
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel checks the clock's number, and writes `time` alone.
-        if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        sum += time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9;
-    }
-    Ok(sum)
+    threads.iter().map(|&thread| Ok(ClockId::of_thread(thread).read()?.as_secs_f64())).sum()
 }
 
 fn thread_id() -> u32 {

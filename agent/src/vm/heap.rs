@@ -30,16 +30,13 @@ pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
     found
 }
 
-/// Functions are often older than most of a heap, and the list has the newest objects first.
-const FUNCTIONS_TIME_LIMIT: Duration = Duration::from_secs(1);
-
 /// More functions are not told of.
 const MAX_FUNCTIONS: usize = 1 << 16;
 
-/// Addresses of the functions of `vm`, newest first, as far as there is time.
-pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
+/// Addresses of the functions of `vm`, newest first, as far as `limit` allows: they are often older than most of a heap.
+pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Vec<u64> {
     let mut found = Vec::new();
-    walk(memory, vm, FUNCTIONS_TIME_LIMIT, |object, kind| {
+    walk(memory, vm, limit, |object, kind| {
         if kind == gct::FUNC {
             found.push(object);
         }

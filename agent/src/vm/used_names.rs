@@ -17,8 +17,8 @@ use super::prototype::Prototype;
 use super::value::{self, Value};
 use crate::heap::shape::Shape;
 
-/// It takes no longer: somebody is waiting.
-const TIME_LIMIT: Duration = Duration::from_millis(200);
+/// How long it looks for functions, and then at them: somebody is waiting.
+const TIME_LIMIT: Duration = Duration::from_millis(150);
 
 /// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them.
 ///
@@ -36,8 +36,7 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm) -> HashMap<u64, String> {
     let mut others = None;
     while started.elapsed() <= TIME_LIMIT {
         if left.is_empty() && others.is_none() {
-            others = Some(heap::functions(memory, vm).into_iter());
-            // That has a limit of its own.
+            others = Some(heap::functions(memory, vm, TIME_LIMIT).into_iter());
             started = Instant::now();
         }
         let Some(function) = left.pop().or_else(|| others.as_mut()?.next()) else { break };

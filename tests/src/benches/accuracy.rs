@@ -102,6 +102,11 @@ impl Truth {
         Ok(truth)
     }
 
+    /// The address of the mask of the VM's string table.
+    pub fn mask(&self) -> u64 {
+        self.table.mask
+    }
+
     /// Holds estimates against it.
     ///
     /// # Errors
@@ -119,10 +124,11 @@ impl Truth {
         let shrunk = work.shrunk * self.table.slot;
         let known: f64 = truth.iter().map(|(_, bytes, _)| bytes).sum();
         let total = work.allocated.unwrap_or(known + shrunk);
-        let gross = estimates.about.gross.context("nothing is estimated")?;
+        let about = &estimates.about;
+        let gross = about.gross.context("nothing is estimated")?;
         let mut accuracy = Accuracy {
-            total: gross.value / total - 1.0,
-            total_is_covered: is_within(gross, total),
+            total: if about.has_bytes() { gross.value / total - 1.0 } else { 0.0 },
+            total_is_covered: !about.has_bytes() || is_within(gross, total),
             ..Accuracy::default()
         };
         let megabytes = [gross.value, total, known, grown, shrunk].map(|bytes| (bytes / 1e6).round());
@@ -142,8 +148,13 @@ impl Truth {
                 (accuracy.worst, accuracy.worst_place) = (error, Some(place));
             }
             println!("    {place:?}: {}", shown(told, share, bytes, count));
-            let checks = [(told.share, share), (told.bytes, bytes), (told.count, count)];
-            for (sum, (figure, truth)) in accuracy.checks.iter_mut().zip(checks) {
+            let (shares, figures) = (!about.no_shares, about.has_bytes());
+            let checks = [(shares, told.share, share), (figures, told.bytes, bytes), (figures, told.count, count)];
+            for (sum, (is_told, figure, truth)) in accuracy.checks.iter_mut().zip(checks) {
+                // What is withheld cannot be wrong.
+                if !is_told {
+                    continue;
+                }
                 sum.all += 1;
                 sum.within += u32::from(is_within(figure, truth));
             }
@@ -187,7 +198,9 @@ fn is_within(figure: Figure, truth: f64) -> bool {
 fn by_place(file: &Path, measure: &str) -> Result<BTreeMap<Place, f64>> {
     let mut places = BTreeMap::new();
     for (stack, weight) in &written::speedscope(file, Some(measure))? {
-        if let Some(place) = stack.last().and_then(|leaf| place_of(leaf)) {
+        // Below a trace whose line is not certain there is the function that it started in.
+        let own = stack.iter().rev().find(|frame| !frame.starts_with("TRACE ["));
+        if let Some(place) = own.and_then(|leaf| place_of(leaf)) {
             *places.entry(place).or_default() += *weight as f64;
         }
     }

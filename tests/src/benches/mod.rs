@@ -4,6 +4,8 @@
 
 mod accuracy;
 mod bounded;
+mod busy_loops;
+mod consistency;
 mod heap;
 mod leak;
 mod sampler;

@@ -1,5 +1,5 @@
-//! Benchmarks with the support of the tests: `bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS`, `bench sampler ROUNDS RATES
-//! WORKLOADS PROGRAM`, `bench switches ROUNDS RATES PROGRAM`, `bench heap MILLISECONDS PROGRAMS`, where lists are separated
+//! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
+//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES PROGRAM`, `bench heap MILLISECONDS PROGRAMS`, where lists are separated
 //! by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
@@ -12,11 +12,12 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["bounded", seconds, blocks, workloads, programs] => {
+        ["bounded", seconds, runs, starve, blocks, workloads, programs] => {
             let workloads = workloads.split(',').map(str::to_owned).collect();
             let programs: Result<Vec<_>> = programs.split(',').map(program).collect();
             let programs: Vec<_> = programs?.into_iter().flatten().collect();
-            bounded(&Plan { seconds: seconds.parse()?, blocks: blocks.parse()?, workloads }, &programs)
+            let (runs, starve, blocks) = (runs.parse()?, starve.parse()?, blocks.parse()?);
+            bounded(&Plan { seconds: seconds.parse()?, runs, starve, blocks, workloads }, &programs)
         }
         ["sampler", rounds, rates, workloads, name] => {
             let rates: Result<Vec<u32>, _> = rates.split(',').map(str::parse).collect();
@@ -40,7 +41,7 @@ fn main() -> Result<()> {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
         _ => bail!(
-            "usage: bench bounded SECONDS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
+            "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
              | switches ROUNDS RATES PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS"
         ),
     }

@@ -14,9 +14,15 @@ use crate::{build, setup};
 /// Options of `cargo xtask bench bounded`.
 #[derive(clap::Args)]
 pub struct Bounded {
-    /// How long each workload is recorded
+    /// How long each recording takes
     #[arg(long, default_value_t = 60)]
     seconds: u32,
+    /// How often each workload is recorded
+    #[arg(long, default_value_t = 1)]
+    runs: u32,
+    /// Starve it and lj-trace meanwhile: so many busy loops run beside them
+    #[arg(long, value_name = "LOOPS", default_value_t = 0, default_missing_value = "6", num_args = 0..=1)]
+    starve: u32,
     /// How many blocks of 4 s with lj-trace follow, each between two without
     #[arg(long, default_value_t = 8)]
     blocks: u32,
@@ -109,8 +115,9 @@ pub fn heap(options: &Heap) -> Result<()> {
 
 /// Measures what estimates are worth, and what they cost.
 pub fn bounded(options: &Bounded) -> Result<()> {
-    let Bounded { seconds, blocks, workloads, programs, binary } = options;
-    let arguments = [seconds.to_string(), blocks.to_string(), workloads.join(","), programs.join(",")];
+    let Bounded { seconds, runs, starve, blocks, workloads, programs, binary } = options;
+    let numbers = [seconds, runs, starve, blocks].map(u32::to_string);
+    let arguments = [numbers.as_slice(), &[workloads.join(","), programs.join(",")]].concat();
     bench("bounded", &arguments, binary.clone())
 }
 

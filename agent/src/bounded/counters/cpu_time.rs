@@ -1,9 +1,8 @@
-//! The CPU time that a process has had, by its CPU-time clock (clock_getcpuclockid(3)).
+//! The CPU time that a process has had, as long as it is told soon.
 
 use std::time::{Duration, Instant};
 
-/// `CPUCLOCK_SCHED` (`include/linux/posix-timers.h` of the kernel): the scheduler's time, to the nanosecond.
-const CPUCLOCK_SCHED: i32 = 2;
+use crate::clocks::ClockId;
 
 /// The kernel adds up all threads: where it takes longer than this, it is not worth its time.
 const MOST: Duration = Duration::from_micros(20);
@@ -14,14 +13,14 @@ const TRIES: u32 = 8;
 /// That of a process.
 #[derive(Debug)]
 pub struct CpuTime {
-    clock: libc::clockid_t,
+    clock: ClockId,
     slow: u32,
 }
 
 impl CpuTime {
     /// Of the process with this number.
     pub fn of(pid: u32) -> Self {
-        Self { clock: !pid.cast_signed() << 3 | CPUCLOCK_SCHED, slow: 0 }
+        Self { clock: ClockId::of_process(pid), slow: 0 }
     }
 
     /// In seconds; [`None`] if the process is gone, or has so many threads that it takes long.
@@ -30,11 +29,9 @@ impl CpuTime {
             return None;
         }
         let began = Instant::now();
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the kernel writes a timespec there, which lives as long as the call.
-        let read = unsafe { libc::clock_gettime(self.clock, &raw mut time) } == 0;
+        let time = self.clock.read().ok();
         self.slow = if began.elapsed() > MOST { self.slow + 1 } else { 0 };
-        read.then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+        time.map(|time| time.as_secs_f64())
     }
 }
 

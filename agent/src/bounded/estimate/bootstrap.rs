@@ -9,6 +9,7 @@ use super::random::Random;
 use super::strata::{Strata, Stratum};
 use super::sums::Sum;
 use super::tables::Share;
+use crate::bounded::observation::SourceId;
 
 /// How often windows are drawn anew. The error's own error is `1 / sqrt(2 * 100)`: 7%.
 const REPLICATES: usize = 100;
@@ -92,14 +93,18 @@ pub fn spread(strata: &Strata, middle: &Outcome, tables: &[Share]) -> Spread {
     }
     let estimated = strata.estimated();
     let least = LEAST_SHARE * estimated;
-    let of = |error: fn(&Variances) -> f64, least: &dyn Fn(usize) -> f64| -> Vec<f64> {
-        lines.iter().enumerate().map(|(i, line)| error(line) + least(i)).collect()
+    // Windows that were not drawn may show what none of those has shown: drawing from these cannot tell.
+    let sources: Vec<SourceId> = (0..).take(lines.len()).map(SourceId).collect();
+    let overlooked = strata.overlooked(&sources);
+    let of = |error: fn(&Variances) -> f64, unit: &dyn Fn(usize) -> f64| -> Vec<f64> {
+        let of = |(i, line): (usize, &Variances)| error(line).hypot(overlooked[i] * unit(i)) + least * unit(i);
+        lines.iter().enumerate().map(of).collect()
     };
     Spread {
-        bytes: of(|line| line.bytes.error(line.seen), &|_| least * all),
+        bytes: of(|line| line.bytes.error(line.seen), &|_| all),
         // As many calls as those bytes are.
-        count: of(|line| line.count.error(line.seen), &|i| least * all * middle.count[i] / middle.bytes[i].max(1.0)),
-        share: of(|line| line.share.error(line.seen).min(1.0), &|_| least),
+        count: of(|line| line.count.error(line.seen), &|i| all * middle.count[i] / middle.bytes[i].max(1.0)),
+        share: of(|line| line.share.error(line.seen).min(1.0), &|_| 1.0),
         gross: if every.is_empty() {
             middle.gross * estimated
         } else {

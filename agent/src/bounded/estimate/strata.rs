@@ -1,5 +1,7 @@
 //! Strata: classes with enough windows each, and what follows from them.
 
+use std::collections::HashMap;
+
 use super::classes::{Class, Classes, Key};
 use super::exact::Exact;
 use super::outcome::{Outcome, Weights};
@@ -7,7 +9,7 @@ use super::ran::Ran;
 use super::sums::Sum;
 use super::tables::Share;
 use super::timeline::Volume;
-use crate::bounded::observation::Part;
+use crate::bounded::observation::{Part, SourceId};
 
 /// A class with fewer windows is put together with one that is like it.
 const FEW: u64 = 6;
@@ -120,16 +122,37 @@ impl Strata {
 
     /// The share that a source may have without having been seen. Windows that count little are only part of one.
     pub fn unseen(&self) -> f64 {
+        // No line has a number that large.
+        (self.blind() + self.overlooked(&[SourceId(u32::MAX)])[0]).min(1.0)
+    }
+
+    /// The share that each of these sources may have beside what was seen of it, in stretches that no window hit: nothing
+    /// where every window of a stratum has seen it, and where none has, what [`unseen`](Self::unseen) tells.
+    ///
+    /// What 1 in n windows would show on average is shown by none of n in one of 20 cases, if it is three times as much.
+    pub fn overlooked(&self, sources: &[SourceId]) -> Vec<f64> {
+        const RULE_OF_THREE: f64 = 3.0;
         let outside = self.outside();
         let whole: f64 = outside.iter().sum();
+        let mut overlooked = vec![0.0; sources.len()];
         if whole <= 0.0 {
-            return 0.0;
+            return overlooked;
         }
-        let mut squares = 0.0;
+        let estimated = self.estimated();
         for (stratum, bytes) in self.all.iter().zip(&outside).filter(|(stratum, _)| !stratum.sums.is_empty()) {
-            squares += (bytes / whole).powi(2) / Weights::new(&stratum.drawn(&[])).windows();
+            let windows = Weights::new(&stratum.drawn(&[])).windows();
+            let none = RULE_OF_THREE * (bytes / whole).powi(2) / windows * estimated;
+            let mut seen = HashMap::<SourceId, u64>::new();
+            for sum in &stratum.sums {
+                sum.parts.iter().for_each(|part| *seen.entry(part.source).or_default() += sum.windows);
+            }
+            let all = stratum.windows().max(1) as f64;
+            for (overlooked, source) in overlooked.iter_mut().zip(sources) {
+                let seen = seen.get(source).copied().unwrap_or(0) as f64;
+                *overlooked += none * (1.0 - seen / all).max(0.0);
+            }
         }
-        (self.blind() + 3.0 * squares * self.estimated()).min(1.0)
+        overlooked
     }
 }
 

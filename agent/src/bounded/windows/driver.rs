@@ -11,6 +11,7 @@ use lj_trace_common::config::Counter;
 use super::policy::{MOST_EVENTS, Next, Past, Policy};
 use crate::bounded::now;
 use crate::bounded::observation::Nanos;
+use crate::privileges::priority::come_first;
 use crate::privileges::{self, Capabilities};
 use crate::probes::calibrate::{ASSUMED, ProbeCost};
 use crate::probes::programs::Counts;
@@ -86,6 +87,7 @@ impl Windows {
         let disturbed = Arc::new(AtomicU64::new(0));
         let in_thread = disturbed.clone();
         let run = move || {
+            // As long as it does not run, the target goes on running into probes that should be gone.
             come_first();
             // Opening windows takes these to the end. If nothing can be given up, nothing is lost by it.
             let _ = privileges::drop_unneeded(&privileges::TO_ATTACH, || {
@@ -142,14 +144,6 @@ impl Drop for Windows {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// Has this thread run as soon as it has something to do: as long as it does not, the target goes on running into probes
-/// that should be gone. It does little, and sleeps. Without `CAP_SYS_NICE` all stays as it is.
-fn come_first() {
-    let first = libc::sched_param { sched_priority: 1 };
-    // SAFETY: it reads the structure alone, and changes nothing but this thread's place in the queue.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const first) };
 }
 
 /// How many CPUs a process keeps busy, as long as nothing is attached to it yet.

@@ -13,7 +13,6 @@ mod lookout;
 mod memory;
 mod newcomers;
 pub(super) mod pace;
-pub(super) mod priority;
 mod progress;
 pub(super) mod recording;
 mod session;
@@ -39,7 +38,7 @@ use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
-use crate::privileges::{self, Capabilities, Capability};
+use crate::privileges::{self, Capabilities, Capability, priority};
 use crate::probes::calibrate::try_probe;
 use crate::probes::guardian;
 use crate::probes::mechanism::Mechanism;

@@ -3,6 +3,7 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::clocks::ClockId;
 use crate::probes::programs::Programs;
 use crate::record::Pipeline;
 use crate::target::Process;
@@ -16,12 +17,20 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// interpreter has a C frame.
 const STRANGERS: u32 = 3;
 
+/// What a search has found.
+#[derive(Default)]
+struct Search {
+    vms: Vec<Vm>,
+    took: Duration,
+}
+
 /// Finds new VMs: the allocator's probes tell of those that they see come into being, others are searched for when samples are
 /// in an interpreter that runs none of the known VMs.
 pub struct Newcomers {
     /// The search that is under way, in a thread of its own: samples go on coming meanwhile.
-    search: Option<JoinHandle<Vec<Vm>>>,
-    began: Instant,
+    search: Option<JoinHandle<Search>>,
+    /// How much CPU time the last search took.
+    took: Duration,
     next_search: Instant,
     wait: Duration,
 }
@@ -29,7 +38,7 @@ pub struct Newcomers {
 impl Newcomers {
     /// If not all of the memory of `process` was searched for its first VMs, the rest is now.
     pub fn new(process: &Process, may_have_more: bool) -> Self {
-        let mut newcomers = Self { search: None, began: Instant::now(), next_search: Instant::now(), wait: FIRST_WAIT };
+        let mut newcomers = Self { search: None, took: Duration::ZERO, next_search: Instant::now(), wait: FIRST_WAIT };
         if may_have_more {
             newcomers.search(process);
         }
@@ -74,21 +83,27 @@ impl Newcomers {
     pub fn search(&mut self, process: &Process) {
         let process = process.clone();
         // A process that is going away has no VMs any more: that is no error here.
-        let find = move || process.maps().ok().and_then(|maps| find_vms(&process, &maps).ok()).unwrap_or_default();
-        self.began = Instant::now();
+        let find = move || {
+            let vms = process.maps().ok().and_then(|maps| find_vms(&process, &maps).ok()).unwrap_or_default();
+            // The thread has done nothing else.
+            Search { vms, took: ClockId::THIS_THREAD.read().unwrap_or_default() }
+        };
         self.search = thread::Builder::new().name("vm search".to_owned()).spawn(find).ok();
     }
 
     /// All VMs that a search has found, once it is over.
     pub fn found(&mut self) -> Option<Vec<Vm>> {
         let search = self.search.take_if(|search| search.is_finished())?;
-        Some(search.join().unwrap_or_default())
+        let Search { vms, took } = search.join().unwrap_or_default();
+        self.took = took;
+        Some(vms)
     }
 
     /// Takes note of whether there were new ones among these.
     pub fn note(&mut self, is_new: bool) {
-        // A process with much memory takes long to search: 4% of a core are enough.
-        let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.began.elapsed() * 25) };
+        // A process with much memory takes long to search: 4% of a core are enough. What others have the CPU for meanwhile
+        // is no reason to wait.
+        let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.took * 25) };
         self.wait = wait;
         self.next_search = Instant::now() + wait;
     }

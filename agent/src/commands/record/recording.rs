@@ -357,6 +357,8 @@ impl Recording {
                 {
                     programs.forget_vm(pipeline.vms()[index].global);
                     pipeline.places().leave(index);
+                    // There is one that needs the place: it is searched for again soon.
+                    is_new = true;
                 }
                 break;
             };
