@@ -164,6 +164,9 @@ pub struct Walk {
     pseudo: u32,
     /// The frame emitted last was called through `cframe`.
     crossing: u32,
+    /// `pc` is the return address of the frame emitted last: it lies in the function that comes next, if that is one of Lua.
+    linked: u32,
+    unused: u32,
 }
 
 impl Walk {
@@ -188,6 +191,7 @@ impl Walk {
         self.bottom = coroutine.stack.wrapping_add(if layout.is_gc64() { 16 } else { 8 });
         self.pseudo = 0;
         self.crossing = 0;
+        self.linked = 0;
         if base & 7 != 0 || base < self.bottom || base > coroutine.stack_end {
             return Err(WalkEnd::BadBase);
         }
@@ -242,6 +246,10 @@ impl Walk {
         } else {
             if look {
                 describe(memory, layout, function, self.pc, (record, memo))?;
+                // It is not the function that the frame above returns to: the stack is torn.
+                if self.linked != 0 && record.ffid == 0 && record.position == NO_POSITION {
+                    return Err(WalkEnd::BadLink);
+                }
             } else {
                 record.pass_by(function, self.pc);
             }
@@ -280,6 +288,7 @@ impl Walk {
         record.pass_by(function, self.pc);
         record.base = self.base;
         (self.base, self.pc) = (base, pc);
+        self.linked = u32::from(pc != 0);
         true
     }
 
@@ -309,9 +318,11 @@ impl Walk {
             let slots = memo.slot_of_call(memory, link)? + header(gc64);
             self.base = base.wrapping_sub(slots * 8);
             self.pc = link;
+            self.linked = 1;
         } else {
             self.base = base.wrapping_sub(link & !7);
             self.pc = 0;
+            self.linked = 0;
             match link & 7 {
                 // FRAME_VARG
                 3 => self.pseudo = 1,
@@ -357,6 +368,7 @@ impl Walk {
         record.kind = FrameKind::CFrame as u8;
         record.ffid = 0;
         self.crossing = 0;
+        self.linked = 0;
         let outer = self.cframe_prev;
         if outer != 0 && outer <= self.cframe {
             return Err(WalkEnd::CFrameMismatch);

@@ -22,8 +22,9 @@ const STRETCH: f64 = 0.4;
 const SWITCH: f64 = 5e-6;
 /// Turns of the workload's loop for which their time is measured.
 const TURNS: f64 = 400.0;
-/// Until what lj-trace measures at its start is done.
-const SETTLING: Duration = Duration::from_millis(400);
+/// Until what lj-trace measures at its start is done, and the kernel has noticed that no thread has an event any more: it looks
+/// for events at each switch for a second longer (`perf_sched_delayed`, `kernel/events/core.c`).
+const SETTLING: Duration = Duration::from_millis(1500);
 /// What is asked at 99 Hz, with events on CPUs.
 const ASKED: f64 = 0.02;
 
@@ -110,6 +111,7 @@ fn recorded(workload: &mut Workload, turns: u32, events: &str, rate: u32) -> Res
     tracer.signal(libc::SIGINT)?;
     let outcome = tracer.wait()?;
     outcome.expect(0, &[]);
+    sleep(SETTLING);
     let told = outcome.stderr.lines().find_map(|line| line.split_once("% of its CPU time")?.0.rsplit(' ').next());
     // A stretch may have been too short for a sample.
     Ok((during, told.map_or(Ok(0.0), str::parse)? / 100.0))

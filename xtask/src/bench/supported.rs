@@ -64,7 +64,7 @@ pub struct Sampler {
 /// Options of `cargo xtask bench switches`.
 #[derive(clap::Args)]
 pub struct Switches {
-    /// How many rounds there are: 0.4 s with each rate and each kind of events, and as much without. 10 take some 2 minutes
+    /// How many rounds there are: 0.4 s with each rate and each kind of events, and as much without, 1.5 s after. 10 take some 5 minutes
     #[arg(long, default_value_t = 10)]
     rounds: u32,
     /// The rates, in Hz
