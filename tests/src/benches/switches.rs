@@ -17,7 +17,7 @@ use crate::tracer::Tracer;
 use crate::workload::Workload;
 
 /// How long each stretch is, in seconds.
-const STRETCH: f64 = 0.4;
+const STRETCH: f64 = 1.0;
 /// What a switch takes then, in seconds: 200 thousand a second.
 const SWITCH: f64 = 5e-6;
 /// Turns of the workload's loop for which their time is measured.
@@ -36,11 +36,12 @@ struct Measured {
     told: Vec<f64>,
 }
 
-/// Measures all rates in so many rounds on a program, and prints the table.
+/// Measures all rates with these kinds of events (`auto` are those on CPUs) in so many rounds on a program, and prints the
+/// table.
 ///
 /// # Errors
 /// If the workload or lj-trace fails.
-pub fn switches(rounds: u32, rates: &[u32], program: &Program) -> Result<()> {
+pub fn switches(rounds: u32, rates: &[u32], events: &[&str], program: &Program) -> Result<()> {
     let mut workload = Workload::start(program, "switches.lua", &[])?;
     work(&mut workload, 0)?;
     let [none, some] = [0, TURNS as u32].map(|turns| work(&mut workload, turns));
@@ -50,7 +51,7 @@ pub fn switches(rounds: u32, rates: &[u32], program: &Program) -> Result<()> {
     let turns = ((SWITCH - none) / turn).max(0.0) as u32;
     let kinds: Vec<Option<(&str, u32)>> = [None]
         .into_iter()
-        .chain(["auto", "threads"].into_iter().flat_map(|events| rates.iter().map(move |&rate| Some((events, rate)))))
+        .chain(events.iter().flat_map(|&events| rates.iter().map(move |&rate| Some((events, rate)))))
         .collect();
     let mut all: Vec<(Option<(&str, u32)>, Measured)> =
         kinds.into_iter().map(|kind| (kind, Measured::default())).collect();

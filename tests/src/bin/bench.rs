@@ -1,5 +1,5 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
-//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES PROGRAM`, `bench heap MILLISECONDS PROGRAMS`, where lists are separated
+//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap MILLISECONDS PROGRAMS`, where lists are separated
 //! by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
@@ -25,10 +25,11 @@ fn main() -> Result<()> {
             let workloads: Vec<&str> = workloads.split(',').collect();
             sampler(rounds.parse()?, &rates?, &workloads, &program)
         }
-        ["switches", rounds, rates, name] => {
+        ["switches", rounds, rates, events, name] => {
             let rates: Result<Vec<u32>, _> = rates.split(',').map(str::parse).collect();
             let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
-            switches(rounds.parse()?, &rates?, &program)
+            let events: Vec<&str> = events.split(',').collect();
+            switches(rounds.parse()?, &rates?, &events, &program)
         }
         ["heap", deadlines, programs] => {
             let deadlines: Result<Vec<u64>, _> = deadlines.split(',').map(str::parse).collect();
@@ -42,7 +43,7 @@ fn main() -> Result<()> {
         }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | switches ROUNDS RATES PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS"
+             | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS"
         ),
     }
 }

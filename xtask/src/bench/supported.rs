@@ -64,12 +64,15 @@ pub struct Sampler {
 /// Options of `cargo xtask bench switches`.
 #[derive(clap::Args)]
 pub struct Switches {
-    /// How many rounds there are: 0.4 s with each rate and each kind of events, and as much without, 1.5 s after. 10 take some 5 minutes
+    /// How many rounds there are: 1 s with each rate and each kind of events, and as much without. 10 take some 6 minutes
     #[arg(long, default_value_t = 10)]
     rounds: u32,
     /// The rates, in Hz
     #[arg(long, value_delimiter = ',', default_values_t = [19, 99, 499])]
     rates: Vec<u32>,
+    /// The kinds of events: auto (on CPUs), threads
+    #[arg(long, value_delimiter = ',', default_value = "auto,threads")]
+    events: Vec<String>,
     /// The program to run the workload on: luajit, luajit2
     #[arg(long, default_value = "luajit")]
     program: String,
@@ -131,9 +134,10 @@ pub fn sampler(options: &Sampler) -> Result<()> {
 
 /// Measures what samples cost at context switches.
 pub fn switches(options: &Switches) -> Result<()> {
-    let Switches { rounds, rates, program, binary } = options;
+    let Switches { rounds, rates, events, program, binary } = options;
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
-    bench("switches", &[rounds.to_string(), rates.join(","), program.clone()], binary.clone())
+    let arguments = [rounds.to_string(), rates.join(","), events.join(","), program.clone()];
+    bench("switches", &arguments, binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.
