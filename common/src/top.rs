@@ -227,10 +227,10 @@ fn from_registers(
         if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) {
             return Place::at(base, 0);
         }
-        if let Some(place) = in_transition(memory, gc64, coroutine, thread_base, (base, pc), link) {
+        is_native = record.kind != FrameKind::Lua as u8;
+        if let Some(place) = in_transition(memory, gc64, coroutine, (thread_base, is_native), (base, pc), link) {
             return Some(place);
         }
-        is_native = record.kind != FrameKind::Lua as u8;
         own_link = link;
     }
     // Moving BASE on, BC_CALL* still executes the call that PC is behind. A fast function returns to there: its results
@@ -266,13 +266,14 @@ fn frame_at(
 const FRAME_CONT: u64 = 2;
 const FRAME_VARG: u64 = 3;
 
-/// Where the frame at `base` is whole, but `pc` is on its way from or to a frame above it.
+/// Where the frame at `base` is whole, but `pc` is on its way from or to a frame above it. `is_native` says whether it is
+/// that of a fast function or a C function.
 #[inline(always)]
 fn in_transition(
     memory: &impl ReadMemory,
     gc64: bool,
     coroutine: &Coroutine,
-    thread_base: u64,
+    (thread_base, is_native): (u64, bool),
     (base, pc): (u64, u64),
     link: u64,
 ) -> Option<Place> {
@@ -286,8 +287,12 @@ fn in_transition(
             return Place::at(base, 0);
         }
         // A metamethod has returned, or is about to be called, since the interpreter has set L->base for that: where it
-        // came from stands below its frame.
-        if (kind == 0 && link_above == link_expected | FRAME_CONT) || (kind == FRAME_CONT && base == thread_base) {
+        // came from stands below its frame. (Of a fast function, which calls none, PC is the link of its own frame: a trace
+        // that is stitched to the next one has called `coroutine.resume` with a continuation, and its first result has taken
+        // the link's place.)
+        if (kind == 0 && link_above == link_expected | FRAME_CONT)
+            || (kind == FRAME_CONT && base == thread_base && !is_native)
+        {
             return Place::at(base, continuation(memory, gc64, above).1);
         }
     }

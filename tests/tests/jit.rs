@@ -1,5 +1,8 @@
 //! With the JIT compiler on, stacks are as complete as without it.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Result, bail};
 use lj_trace_tests::folded::COMPILED;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
@@ -12,6 +15,8 @@ const SECONDS: &str = "5";
 const RATE: &str = "999";
 /// The least share of complete stacks, in percent.
 const COMPLETE: f64 = 99.5;
+/// The same where nothing is compiled.
+const COMPLETE_INTERPRETED: f64 = 99.9;
 /// The least share of samples in compiled code, in percent: less would mean that little was compiled.
 const LEAST_COMPILED: f64 = 5.0;
 
@@ -68,4 +73,30 @@ fn on_tarantool() -> Result<()> {
 #[test]
 fn on_tarantool_in_fibers() -> Result<()> {
     profile(TARANTOOL, &["fibers"])
+}
+
+/// Where nothing is done but to switch between coroutines, compiled or not, on every fork.
+#[test]
+fn stacks_are_complete_while_coroutines_switch() -> Result<()> {
+    let mut failures = Vec::new();
+    for name in [LUAJIT, LUAJIT2, TARANTOOL] {
+        let Some(program) = Program::find(name) else { continue };
+        for (jit, least) in [("on", COMPLETE), ("off", COMPLETE_INTERPRETED)] {
+            for kind in ["ring", "wrap", "pair"] {
+                let mut workload = Workload::start(&program, "coroutine_switches.lua", &[kind, jit])?;
+                let recording = Recording::attached(&workload, &["--rate", "1999"])?;
+                workload.go()?;
+                sleep(Duration::from_millis(700));
+                let recorded = recording.stop()?;
+                let (share, samples) = (recorded.share("Lua complete")?, recorded.folded.samples() as f64);
+                // Three deviations of what so many samples tell of a share that is just enough.
+                let tolerance = 3.0 * (least * (100.0 - least) / samples).sqrt();
+                println!("{name}, {kind}, JIT {jit}: {share}% of {samples} complete");
+                if samples < 300.0 || share < least - tolerance {
+                    failures.push(format!("{name}, {kind}, JIT {jit}: {share}% of {samples}, less than {least}%"));
+                }
+            }
+        }
+    }
+    if failures.is_empty() { Ok(()) } else { bail!("{}", failures.join("; ")) }
 }
