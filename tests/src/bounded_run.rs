@@ -175,10 +175,18 @@ impl BoundedRun {
     /// # Errors
     /// If it says nothing.
     pub fn cost(&self) -> Result<f64> {
-        let line = self.outcome.stderr.lines().filter_map(|line| line.strip_prefix("  cost to it ")).next_back();
-        let (_, rest) = line.and_then(|line| line.split_once(" s, ")).context("the summary does not tell the cost")?;
-        Ok(rest.split_once('%').context("no share")?.0.parse()?)
+        told_cost(&self.outcome.stderr)
     }
+}
+
+/// The share of a program's CPU time that a recording has cost it, in percent, as its summary says.
+///
+/// # Errors
+/// If it says nothing.
+pub fn told_cost(summary: &str) -> Result<f64> {
+    let line = summary.lines().filter_map(|line| line.strip_prefix("  cost to it ")).next_back();
+    let (_, rest) = line.and_then(|line| line.split_once(" s, ")).context("the summary does not tell the cost")?;
+    Ok(rest.split_once('%').context("no share")?.0.parse()?)
 }
 
 /// Bytes of a unit.

@@ -24,7 +24,7 @@ fn a_leak_is_named_under_load_and_no_request_fails() -> Result<()> {
     Ok(())
 }
 
-/// A Tarantool that works for nobody but itself: most of what it allocates is the server's own, on the way through C.
+/// A Tarantool that stores each visit by way of C, and makes much garbage beside what it keeps.
 #[test]
 fn a_leak_of_tarantool_is_the_first_row() -> Result<()> {
     if !windows::are_possible() {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use lj_trace_common::config::Counter;
 
+use crate::clocks::ClockId;
 use crate::probes::calibrate::ProbeCost;
 use crate::probes::programs::Counts;
 
@@ -145,13 +146,9 @@ impl Counted {
 
 /// The CPU time of a process with all its threads, those that have ended included, in seconds.
 pub fn cpu_time(pid: u32) -> Option<f64> {
-    /// `CPUCLOCK_SCHED` of linux/posix-timers.h: what clock_getcpuclockid(3) makes of a process id.
-    const SCHED: i32 = 2;
-    let clock = (!i32::try_from(pid).ok()? << 3) | SCHED;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel checks the clock's number, and writes `time` alone.
-    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (result == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    // A larger number is no process, and of some the clock would be this process's own.
+    i32::try_from(pid).ok()?;
+    ClockId::of_process(pid).read().ok().map(|time| time.as_secs_f64())
 }
 
 #[cfg(test)]

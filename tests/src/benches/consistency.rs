@@ -1,8 +1,10 @@
 //! What a recording of bounded cost tells, held against itself: two figures of it cannot contradict each other, whatever the
 //! truth is.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use lj_trace::report::estimated::About;
+
+use crate::bounded_run::told_cost;
 
 /// What lj-trace said at its end.
 #[derive(Clone, Debug)]
@@ -18,10 +20,7 @@ impl Told {
     /// # Errors
     /// If it tells no cost.
     pub fn of(summary: &str) -> Result<Self> {
-        let line = summary.lines().filter_map(|line| line.strip_prefix("  cost to it ")).next_back();
-        let (_, rest) = line.and_then(|line| line.split_once(" s, ")).context("the summary does not tell the cost")?;
-        let cost = rest.split_once('%').context("no share")?.0.parse()?;
-        Ok(Self { text: summary.to_owned(), cost })
+        Ok(Self { text: summary.to_owned(), cost: told_cost(summary)? })
     }
 }
 

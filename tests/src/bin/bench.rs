@@ -1,6 +1,6 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
-//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap MILLISECONDS PROGRAMS`, where lists are separated
-//! by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap
+//! MILLISECONDS PROGRAMS`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 

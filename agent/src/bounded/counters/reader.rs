@@ -14,7 +14,6 @@ use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::bounded::observation::{Reading, Tables};
 use crate::privileges;
-use crate::privileges::priority::come_first;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
 
@@ -75,8 +74,6 @@ impl Counters {
             net: 0.0,
         };
         let thread = thread::Builder::new().name("counters".to_owned()).spawn(move || {
-            // What is read late tells little of what was allocated when.
-            come_first();
             // It reads memory alone.
             let _ = privileges::drop_unneeded(&[], || true);
             reader.run();
