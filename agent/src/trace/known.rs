@@ -10,9 +10,9 @@ use lj_trace_common::trace::{TraceCopy, TraceIdentity};
 
 use super::ancestors::prototypes_above;
 use super::around::Around;
-use super::attribution::{Attribution, Attributor, Chain};
+use super::attribution::{Attribution, Attributor, Chain, LowerFrames};
 use super::body::{Body, BodyError};
-use super::cast::{Callee, Cast};
+use super::cast::Cast;
 use super::copied::{Copied, CopiedTrace, identity};
 use super::effort::{Allowance, Effort};
 use super::frames::{SnapshotFrame, snapshot_frames};
@@ -36,9 +36,8 @@ pub struct KnownTrace {
     pub unfinished: Option<Effort>,
     /// From this offset on `jit_base` is that of the trace it goes on with, and all frames are on the Lua stack.
     pub moved: Option<u32>,
-    /// Where it returns to lower frames: the offset from which on `jit_base` is that frame's, its function, and the
-    /// position after the call there.
-    returns: Vec<(u32, Callee, u32)>,
+    /// Where it returns to lower frames.
+    lower_frames: LowerFrames,
     /// Whether one of its functions may replace itself by a tail call.
     pub calls_in_tails: bool,
     numbering: Numbering,
@@ -61,6 +60,7 @@ impl KnownTrace {
         // The same bytecode and exit stubs are asked for again and again.
         let memory = &PageCache::new(memory);
         let around = Around { memory, vm, trace: &body.trace };
+        let base_stores = base_stores(&body.mcode, vm.global, &vm.layout);
         let attributor = Attributor {
             memory,
             layout: &vm.layout,
@@ -71,22 +71,18 @@ impl KnownTrace {
             exit_at: &|address| around.exit_at(address),
             metatypes: around.has_metatypes(),
             text: &vm.text,
+            base_stores: &base_stores,
         };
         let (attribution, is_finished) = attributor.attribute(effort);
         let unfinished = (!is_finished).then_some(effort);
-        // Each return to a lower frame moves `jit_base` too; one more store is that of the trace's end.
-        let is_return =
-            |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::RETF);
-        let count = (FIRST..body.code.end()).filter(is_return).count();
-        let stores = base_stores(&body.mcode, vm.global, &vm.layout);
-        let moved = stores.last().copied().filter(|_| stores.len() > count);
-        let returns = stores.into_iter().zip(attributor.returns());
-        let returns = returns.map(|(offset, (callee, position))| (offset, callee, position)).collect();
+        let lower_frames = attributor.lower_frames();
+        // Each return to a lower frame moves `jit_base`; one more store is that of the trace's end.
+        let moved = base_stores.last().copied().filter(|_| base_stores.len() > lower_frames.len());
         let is_loop =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
         let calls_in_tails = cast.calls_in_tails(crate::vm::bytecode_set(&vm.layout));
-        Self { body, cast, attribution, unfinished, moved, returns, calls_in_tails, numbering, loop_snapshot }
+        Self { body, cast, attribution, unfinished, moved, lower_frames, calls_in_tails, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
@@ -110,19 +106,10 @@ impl KnownTrace {
         Some((prototype, line))
     }
 
-    /// The lower frames that the code before `offset` has returned to, the lowest one first: the function of each, the
-    /// position after the call there, and the prototype of the frame above it, which made this return. What runs may
-    /// still belong to any of those above.
-    pub fn returned(&self, offset: u32) -> Vec<(Callee, u32, Option<u64>)> {
-        let passed = self.returns.iter().take_while(|(from, ..)| *from <= offset);
-        let mut above = Some(self.body.trace.startpt);
-        let lower = passed.map(|&(_, callee, position)| {
-            let returning = std::mem::replace(&mut above, callee.prototype());
-            (callee, position, returning)
-        });
-        let mut lower: Vec<_> = lower.collect();
-        lower.reverse();
-        lower
+    /// Whether a Lua function of this prototype can have its base in `jit_base` where the code at `offset` runs.
+    pub fn may_be_base(&self, offset: u32, prototype: u64) -> bool {
+        // A frame that the trace has returned to stands on the Lua stack as it was called.
+        self.lower_frames.base_at(offset).is_none_or(|base| base.prototype() == Some(prototype))
     }
 
     /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop

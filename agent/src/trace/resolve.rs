@@ -147,8 +147,8 @@ pub fn resolve<M: ReadMemory>(
             }
             let span = trace.attribution.at(offset);
             let (chain, certain) = span.map_or((&[][..], false), |span| (&span.chain[..], span.certain));
-            if let Some(whole) = with_lower_frames(&trace, chain, offset, bottom) {
-                return fitting(memory, vm, &trace, &whole, certain, bottom);
+            if !trace.may_be_base(offset, bottom.code) {
+                return Err(NoTrace::Another);
             }
             fitting(memory, vm, &trace, chain, certain, bottom)
         }
@@ -207,24 +207,6 @@ fn exit_number(hit: &Hit<'_>, trace: &KnownTrace) -> Option<u16> {
         _ => hit.header.registers[reg::RAX] as u16,
     };
     (usize::from(exit) < trace.body.snapshots.len()).then_some(exit)
-}
-
-/// Behind returns to lower frames, the lowest of which has its base in `jit_base` by then, the code may still belong to a
-/// frame above: then those between are in the chain, too. [`None`] if it is as it should be, or fits nowhere.
-fn with_lower_frames(trace: &KnownTrace, chain: &[(Callee, u32)], offset: u32, bottom: &FrameRecord) -> Option<Chain> {
-    let lower = trace.returned(offset);
-    stand_on(&lower, chain, bottom.code)
-}
-
-/// Puts `chain` on the frames that it has returned to, the lowest one first; see [`KnownTrace::returned`].
-fn stand_on(lower: &[(Callee, u32, Option<u64>)], chain: &[(Callee, u32)], bottom: u64) -> Option<Chain> {
-    let outermost = chain.first()?.0.prototype()?;
-    if outermost == bottom || lower.first()?.0.prototype() != Some(bottom) {
-        return None;
-    }
-    let between = lower.iter().position(|(.., above)| *above == Some(outermost))?;
-    let below = lower[..=between].iter().map(|&(callee, after_call, _)| (callee, after_call.wrapping_sub(1)));
-    Some(below.chain(chain.iter().copied()).collect())
 }
 
 /// Frames within the trace, checked against the frame that the trace runs in.
@@ -327,32 +309,4 @@ fn record<M: ReadMemory>(
             ..FrameRecord::EMPTY
         },
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PAGE: u64 = 0x10;
-    const ROW: u64 = 0x20;
-    const ESCAPE: u64 = 0x30;
-
-    fn lua(prototype: u64) -> Callee {
-        Callee::Lua { prototype, function: None }
-    }
-
-    #[test]
-    fn code_above_two_returns_stands_on_both_frames() {
-        // A trace that begins in ESCAPE has returned to ROW, and from there to PAGE.
-        let lower = [(lua(PAGE), 8, Some(ROW)), (lua(ROW), 5, Some(ESCAPE))];
-        let above = |prototype| stand_on(&lower, &[(lua(prototype), 3)], PAGE);
-        assert_eq!(above(ESCAPE), Some(vec![(lua(PAGE), 7), (lua(ROW), 4), (lua(ESCAPE), 3)]));
-        assert_eq!(above(ROW), Some(vec![(lua(PAGE), 7), (lua(ROW), 3)]));
-        // What runs in the frame at the bottom is as it should be.
-        assert_eq!(above(PAGE), None);
-        // Nothing is made up for what fits nowhere.
-        assert_eq!(above(0x40), None);
-        assert_eq!(stand_on(&lower, &[(lua(ESCAPE), 3)], ROW), None);
-        assert_eq!(stand_on(&lower[1..], &[(lua(ESCAPE), 3)], ROW), Some(vec![(lua(ROW), 4), (lua(ESCAPE), 3)]));
-    }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lj_trace_common::memory::ReadMemory;
 
 use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, is_single, is_visible};
-use super::{Attribution, Attributor, Chain, Span};
+use super::{Attribution, Attributor, Chain, LowerFrames, Span};
 use crate::trace::ir::{BIAS, FIRST, Op as Ir};
 use crate::trace::machine::{self, Action, Machine};
 use crate::trace::reading::{Aim, Candidate, Candidates, Surroundings};
@@ -25,6 +25,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
     ) -> Attribution {
         let code = machine::decode(self.body.trace.mcode.start, &self.body.mcode);
         let mut attribution = Attribution::default();
+        let lower = self.lower_frames();
         let mut merged: HashMap<Vec<Candidate>, (Chain, bool)> = HashMap::new();
         let mut add = |offset: u32, mut possible: Vec<Candidate>| {
             possible.sort_unstable();
@@ -39,22 +40,23 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         };
         // Behind the last snapshot, the trace only leaves: from there.
         let end: Option<Candidate> = aims.last().copied().flatten().map(|aim| (aim.stack, NOWHERE));
-        for (machine, refs) in self.segments(&code) {
+        for (machine, refs) in self.segments(&code, &lower) {
             let assembled: Vec<u16> = refs.into_iter().filter(|&at| self.is_assembled(at)).collect();
             let possible = self.possible(machine, &assembled);
+            let is_last = machine.last() == code.last();
             let is_first = machine.first().is_some_and(|first| first.offset == 0);
             for (index, instruction) in machine.iter().enumerate() {
                 let of: Option<Vec<&Vec<Candidate>>> =
                     possible[index].iter().map(|&place| candidates.get(&assembled[place])).collect();
                 let mut all: Vec<Candidate> = of.into_iter().flatten().flatten().copied().collect();
                 if assembled.is_empty() {
-                    all.extend(end);
+                    all.extend(end.filter(|_| is_last));
                     // What a trace begins with may have come here, too, where nothing else was assembled.
                     all.extend(
                         aims.first().copied().flatten().map(|aim| (aim.stack, aim.position)).filter(|_| is_first),
                     );
                 }
-                if all.is_empty() {
+                if all.is_empty() && lower.is_empty() {
                     // A trace of one function leaves no doubt whose code it is, whatever else is not known.
                     all.extend(only.map(|stack| (stack, NOWHERE)));
                 }
@@ -187,25 +189,23 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         can_come_from(machine, opcode, ins)
     }
 
-    /// Pairs of machine code and intermediate code that belong together, in order.
-    fn segments<'b>(&self, code: &'b [Machine]) -> Vec<(&'b [Machine], Vec<u16>)> {
-        let snapshots = &self.body.snapshots;
+    /// Pairs of machine code and intermediate code that belong together, in order. They are told apart by the snapshots,
+    /// if the VM keeps where their code begins, and by the returns to lower frames.
+    fn segments<'b>(&self, code: &'b [Machine], lower: &LowerFrames) -> Vec<(&'b [Machine], Vec<u16>)> {
         let end = self.body.code.end();
-        let offsets: Option<Vec<u16>> = snapshots.iter().map(|snapshot| snapshot.mcode).collect();
-        let Some(offsets) = offsets.filter(|offsets| offsets.is_sorted()) else {
-            return vec![(code, (BIAS..end).collect())];
-        };
+        let snapshots = self.body.snapshots.iter().skip(1);
+        let by_snapshots: Option<Vec<_>> =
+            snapshots.map(|snapshot| Some((snapshot.at.max(FIRST), u32::from(snapshot.mcode?)))).collect();
+        let is_in_order = |bounds: &Vec<(u16, u32)>| bounds.is_sorted_by_key(|&(_, offset)| offset);
+        let mut bounds: Vec<_> = lower.bounds().collect();
+        bounds.extend(by_snapshots.filter(is_in_order).into_iter().flatten());
+        bounds.sort_unstable();
         let mut segments = Vec::new();
-        let mut rest = code;
-        for (index, snapshot) in snapshots.iter().enumerate() {
-            let (until, to) = match snapshots.get(index + 1) {
-                Some(next) => (offsets[index + 1], next.at),
-                None => (u16::MAX, end),
-            };
-            let (own, after) = rest.split_at(rest.partition_point(|machine| machine.offset < u32::from(until)));
-            rest = after;
-            let from = if index == 0 { BIAS } else { snapshot.at.max(FIRST) };
+        let (mut rest, mut from) = (code, BIAS);
+        for (to, until) in bounds.into_iter().chain([(end, u32::MAX)]) {
+            let (own, after) = rest.split_at(rest.partition_point(|machine| machine.offset < until));
             segments.push((own, (from..to).collect()));
+            (rest, from) = (after, to);
         }
         segments
     }

@@ -7,6 +7,7 @@
 
 mod assembly;
 mod code;
+mod lower_frames;
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -24,6 +25,8 @@ use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
 use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, Surroundings};
 use super::stacks::{NOWHERE, StackId, Stacks};
 use crate::vm::InterpreterText;
+
+pub(in crate::trace) use lower_frames::{LowerFrames, Return};
 
 /// The frames within a trace, from the one in which it runs inward, and the position in each ([`NOWHERE`] if it is
 /// not known).
@@ -83,6 +86,8 @@ pub struct Attributor<'a, M, S> {
     pub metatypes: bool,
     /// The interpreter's machine code.
     pub text: &'a InterpreterText,
+    /// Offsets in the trace's machine code behind what sets `jit_base` ([`super::machine::base_stores`]).
+    pub base_stores: &'a [u32],
 }
 
 impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
@@ -143,7 +148,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         let loop_at = self.loop_at();
         let snapshots = &self.body.snapshots;
         let recorded = loop_at.map_or(snapshots.len(), |at| snapshots.partition_point(|snapshot| snapshot.at <= at));
-        let returns = self.returns();
+        let returns: Vec<(Callee, u32)> = self.returns().map_while(|(_, to)| to).collect();
         let mut reader = Reader {
             body: self.body,
             numbering: self.numbering,
@@ -222,8 +227,9 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         Some(Aim { stack: stack?, position: call.wrapping_add(1) })
     }
 
-    /// The frames that the trace returns to (`RETF`): a prototype and the address after the call.
-    pub(in crate::trace) fn returns(&self) -> Vec<(Callee, u32)> {
+    /// The returns to lower frames (`RETF`): the reference of each, and the function and the address after the call that it
+    /// returns to, if they can be told.
+    fn returns(&self) -> impl Iterator<Item = (u16, Option<(Callee, u32)>)> {
         let returns = (FIRST..self.body.code.end()).filter(|&at| self.op(at) == Some(Ir::RETF));
         let target = |at: u16| {
             let ins = self.body.code.ins(at);
@@ -232,6 +238,13 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             let position = self.cast.position(self.cast.prototype(prototype)?, pc)?;
             Some((self.cast.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
         };
-        returns.map_while(target).collect()
+        returns.map(move |at| (at, target(at)))
+    }
+
+    /// The lower frames that the trace returns to. Each return sets `jit_base` (`asm_retf`, `lj_asm_x86.h`), in the order
+    /// of the intermediate code.
+    pub(in crate::trace) fn lower_frames(&self) -> LowerFrames {
+        let stores = self.base_stores.iter().copied().chain(std::iter::repeat(u32::MAX));
+        LowerFrames::new(self.returns().zip(stores).map(|((at, to), offset)| Return { at, to, offset }).collect())
     }
 }
