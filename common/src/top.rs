@@ -20,6 +20,9 @@ const FRAME_C: u64 = 1;
 /// Without GC64, a link from here on is the type of a value (`LJ_TNUMX`, `lj_obj.h`).
 const LOWEST_TYPE: u64 = 0xfffe_0000;
 
+/// No address is that high: a word from here on is a value.
+const LOWEST_NUMBER: u64 = 1 << 47;
+
 /// No frame is that far above another: a function has 250 slots, and a call as many arguments.
 const MAX_DELTA: u64 = 8 * 1024;
 
@@ -337,12 +340,26 @@ fn caller(
     }
     let place = Place { base: record.base, pc: record.code, crosses: link & 3 == FRAME_C };
     if !place.crosses {
-        frame_at(memory, &vm.layout, (place.base, place.pc), (record, memo))?;
+        let (_, below) = frame_at(memory, &vm.layout, (place.base, place.pc), (record, memo))?;
         if link & 3 == 0 && record.position == NO_POSITION {
+            return None;
+        }
+        // A function that is only a value has its type there, or whatever comes next.
+        if !is_link(vm.layout.is_gc64(), coroutine, place.base, below) {
             return None;
         }
     }
     Some(place)
+}
+
+/// Whether `link` can be that of a frame at `base`: an address in bytecode, or a distance within the stack.
+#[inline(always)]
+fn is_link(gc64: bool, coroutine: &Coroutine, base: u64, link: u64) -> bool {
+    if link & 3 == 0 {
+        link < if gc64 { LOWEST_NUMBER } else { LOWEST_TYPE }
+    } else {
+        coroutine.holds_bottom(base.wrapping_sub(link & !7))
+    }
 }
 
 /// Whether there may be a caller of the frame whose BASE and link stand in `record` (the link as its code): then its BASE
