@@ -17,7 +17,6 @@ pub mod sandbox;
 pub mod service;
 pub mod sockets;
 pub mod stack;
-pub mod stream;
 pub mod symbols;
 pub mod target;
 pub mod top;

@@ -129,7 +129,7 @@ fn snapshots_that_are_damaged() {
 
 #[test]
 fn streams_that_are_damaged() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/streams/tests/golden");
     let mut good = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

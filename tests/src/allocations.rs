@@ -5,8 +5,8 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace::stream::memprof::{Event, Source};
-use lj_trace::stream::{Body, Stream, Symbol};
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Body, Stream, Symbol};
 
 /// What caused an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace::bounded::estimate::Figure;
 use lj_trace::report::estimated::{About, LineFigures};
 use lj_trace::report::{EstimatedProfile, Frame, memprof};
-use lj_trace::stream::{Body, Stream};
+use lj_trace_streams::{Body, Stream};
 
 /// Where a chunk allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

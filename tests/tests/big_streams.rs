@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use lj_trace::stream::Symbol;
-use lj_trace::stream::memprof::{Event, MemprofWriter, Source};
+use lj_trace_streams::Symbol;
+use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
 use lj_trace_tests::measured::{Measured, measure};
 use lj_trace_tests::tracer::binary;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Result, ensure};
-use lj_trace::stream::Symbol;
-use lj_trace::stream::memprof::{Event, MemprofWriter, Source};
+use lj_trace_streams::Symbol;
+use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
 use lj_trace_tests::measured::{Measured, measure};
 use lj_trace_tests::tracer::{binary, exit_code};
 

@@ -75,7 +75,7 @@ fn on_tarantool_in_fibers() -> Result<()> {
     profile(TARANTOOL, &["fibers"])
 }
 
-/// Where nothing is done but to switch between coroutines, compiled or not, on every fork (but for one case on tarantool).
+/// Where nothing is done but to switch between coroutines, compiled or not, on every fork.
 #[test]
 fn stacks_are_complete_while_coroutines_switch() -> Result<()> {
     let mut failures = Vec::new();

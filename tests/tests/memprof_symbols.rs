@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace::stream::memprof::{Event, Source};
-use lj_trace::stream::{Body, Stream, Symbol};
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Body, Stream, Symbol};
 use lj_trace_tests::programs::{ALL, Program};
 use lj_trace_tests::tracer::Tracer;
 use lj_trace_tests::workload::{Workload, compile};

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace::stream::memprof::{Event, Source};
-use lj_trace::stream::symtab::own_number;
-use lj_trace::stream::{Body, Stream, Symbol, reserved};
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::symtab::own_number;
+use lj_trace_streams::{Body, Stream, Symbol, reserved};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::recording::Recording;
 use lj_trace_tests::tracer::run;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace::report::reference::sysprof;
-use lj_trace::stream::{Body, Stream, reserved};
+use lj_trace_streams::{Body, Stream, reserved};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};

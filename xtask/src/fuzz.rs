@@ -51,7 +51,7 @@ impl Target {
     fn first(self) -> Result<Vec<PathBuf>> {
         match self {
             Self::Stream => {
-                let golden = fs::read_dir(paths::root().join("agent/tests/golden"))?;
+                let golden = fs::read_dir(paths::root().join("crates/streams/tests/golden"))?;
                 let paths = golden.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
                 Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|it| it == "bin")).collect())
             }

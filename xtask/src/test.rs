@@ -23,7 +23,7 @@ pub struct Options {
 }
 
 /// Names of the packages whose tests need neither root nor real programs.
-const UNIT_TESTED: [&str; 4] = ["lj-trace", "lj-trace-common", "lj-trace-layouts", "xtask"];
+const UNIT_TESTED: [&str; 5] = ["lj-trace", "lj-trace-common", "lj-trace-layouts", "lj-trace-streams", "xtask"];
 /// The package of the end-to-end tests.
 pub const END_TO_END: &str = "lj-trace-tests";
 

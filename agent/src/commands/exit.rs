@@ -5,9 +5,9 @@ use std::io;
 use crate::privileges::limits;
 use crate::probes::allocator::AllocatorError;
 use crate::probes::programs::ProbeError;
-use crate::stream::{StreamError, WriteError};
 use crate::target::{Process, TargetError};
 use crate::vm::FindError;
+use lj_trace_streams::{StreamError, WriteError};
 
 /// An exit code of `lj-trace`, in the numbering of `sysexits.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

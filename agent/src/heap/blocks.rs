@@ -8,9 +8,9 @@ use std::cell::RefCell;
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
-use crate::stream::hash::AddrMap;
 use crate::target::ProcessMemory;
 use crate::vm::overlay::plain_at;
+use lj_trace_streams::hash::AddrMap;
 
 /// Size of a block in bytes.
 pub const BLOCK: u64 = 256 << 10;

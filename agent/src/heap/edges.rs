@@ -8,9 +8,9 @@ use lj_trace_common::memory::ReadMemory;
 use super::blocks::{Blocks, ReadSome};
 use super::object::{CDATA, Header};
 use super::shape::{NODE, Shape, VALUE};
-use crate::stream::hash::AddrMap;
 use crate::vm::overlay::plain_at;
 use crate::vm::value::{self, Value};
+use lj_trace_streams::hash::AddrMap;
 
 /// How an object refers to another one.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Which objects were met, and through which other object each was reached first: eight bytes or so for each.
 
-use crate::stream::hash::AddrMap;
 use crate::target::Maps;
+use lj_trace_streams::hash::AddrMap;
 
 /// Addresses are told apart in steps of this many bytes: every object is aligned so.
 const STEP: u64 = 8;

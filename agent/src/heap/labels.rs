@@ -14,9 +14,9 @@ use super::blocks::{Blocks, ReadSome};
 use super::edges::{Key, Step};
 use super::object::Header;
 use super::paths::{ELEMENT, PathId, Paths};
-use crate::stream::hash::AddrMap;
 use crate::vm::object::{field, read_string};
 use crate::vm::{Prototype, PrototypeKey, Prototypes};
+use lj_trace_streams::hash::AddrMap;
 
 /// A name is cut off after so many bytes.
 const MAX_NAME: usize = 60;

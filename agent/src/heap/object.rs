@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, ReadSome};
 use super::shape::{NODE, Shape, VALUE};
-use crate::stream::hash::AddrMap;
 use crate::vm::overlay::plain_at;
+use lj_trace_streams::hash::AddrMap;
 
 /// Type byte of `GCcdata`.
 pub const CDATA: u8 = 10;

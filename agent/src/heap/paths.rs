@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::object::Kind;
-use crate::stream::hash::AddrMap;
+use lj_trace_streams::hash::AddrMap;
 
 /// A node of [`Paths`], by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 
 use super::index::Place;
 use super::paths::{PathId, Paths};
-use crate::stream::hash::AddrMap;
+use lj_trace_streams::hash::AddrMap;
 
 /// An object that was met, and is to be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

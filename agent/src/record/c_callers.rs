@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::memory::Meaning;
 use crate::report::Frame;
-use crate::stream::memprof::Source;
+use lj_trace_streams::memprof::Source;
 
 /// A C function, and the place that it was called from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

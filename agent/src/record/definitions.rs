@@ -4,9 +4,9 @@
 
 use super::memory::Meaning;
 use super::room::{ENTRY, Room};
-use crate::stream::hash::AddrMap;
 use crate::target::ProcessMemory;
 use crate::vm::{Prototype, Vm};
+use lj_trace_streams::hash::AddrMap;
 
 /// The names of a VM's functions, by the addresses of their prototypes.
 #[derive(Default)]

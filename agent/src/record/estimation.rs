@@ -13,8 +13,8 @@ use crate::bounded::now;
 use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
 use crate::bounded::windows::driver::News;
 use crate::report::EstimatedProfile;
-use crate::stream::memprof::{Event, Source};
 use crate::vm::Vm;
+use lj_trace_streams::memprof::{Event, Source};
 
 /// How long after a window was closed its events are on their way still.
 const ON_THE_WAY: Nanos = 10_000_000;
@@ -307,7 +307,7 @@ impl Estimation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::Symbol;
+    use lj_trace_streams::Symbol;
 
     const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
     const MS: Nanos = 1_000_000;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::pipeline::Resolved;
 use super::reports::CpuReports;
 use crate::report::Frame;
-use crate::stream::memprof::{Event, Source};
+use lj_trace_streams::memprof::{Event, Source};
 
 /// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.
 pub trait SampleListener {

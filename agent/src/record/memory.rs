@@ -21,12 +21,12 @@ use crate::commands::exit::CommandError;
 use crate::probes::allocator::AllocationRecord;
 use crate::report::Frame;
 use crate::report::frame::chunk_name;
-use crate::stream::hash::AddrMap;
-use crate::stream::memprof::{Event, Source};
-use crate::stream::{Annotation, Symbol, TraceSymbol, reserved};
 use crate::symbols::demangle::demangle;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
+use lj_trace_streams::hash::AddrMap;
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Annotation, Symbol, TraceSymbol, reserved};
 
 /// Names the allocation events of a VM.
 pub struct MemoryEvents {

@@ -15,8 +15,8 @@ use super::trace_lines::TraceLine;
 use crate::commands::exit::CommandError;
 use crate::report::estimated::sample_mark;
 use crate::report::{Format, MemoryProfile, Weight};
-use crate::stream::memprof::{Event, MemprofWriter, Source};
-use crate::stream::{Annotation, Symbol, WriteError};
+use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
+use lj_trace_streams::{Annotation, Symbol, WriteError};
 
 /// What a recording of allocations is to become.
 #[derive(Clone)]
@@ -467,8 +467,8 @@ mod tests {
     use super::*;
     use crate::commands::exit::ExitCode;
     use crate::report::model::Profile as _;
-    use crate::stream::{Body, Stream};
     use crate::target::Process;
+    use lj_trace_streams::{Body, Stream};
 
     fn this_process() -> Process {
         Process::open(std::process::id()).unwrap()

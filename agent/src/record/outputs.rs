@@ -20,10 +20,10 @@ use crate::report::frame::chunk_name;
 use crate::report::model::Recorded;
 use crate::report::text::Room;
 use crate::report::{Format, Frame as Named, Output, Profile, formats};
-use crate::stream::sysprof::splice::StackFrame;
-use crate::stream::sysprof::{SysprofWriter, TraceSample};
-use crate::stream::{Annotation, SymbolTable, VmState, reserved};
 use crate::target::Process;
+use lj_trace_streams::sysprof::splice::StackFrame;
+use lj_trace_streams::sysprof::{SysprofWriter, TraceSample};
+use lj_trace_streams::{Annotation, SymbolTable, VmState, reserved};
 
 /// The files that a CPU profile is to be written to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -364,7 +364,7 @@ impl StreamOutput {
         state: VmState,
         sample: &Resolved,
         jit_samples: JitSamples,
-    ) -> Result<(), crate::stream::WriteError> {
+    ) -> Result<(), lj_trace_streams::WriteError> {
         self.writer.make_room();
         if let Some(trace) = &sample.trace {
             let in_trace = self.define_trace(trace)?;
@@ -400,7 +400,7 @@ impl StreamOutput {
 
 impl StreamOutput {
     /// Makes the stream know a trace; gives a sample in it, as the in-process profiler writes it.
-    fn define_trace(&mut self, trace: &SampledTrace) -> Result<Option<TraceSample>, crate::stream::WriteError> {
+    fn define_trace(&mut self, trace: &SampledTrace) -> Result<Option<TraceSample>, lj_trace_streams::WriteError> {
         let (Some(symbol), Some(prototype)) = (trace.symbol(), trace.prototype()) else { return Ok(None) };
         let chunk = format!("@{}", chunk_name(prototype.chunkname.as_bytes()));
         let line = u64::from(prototype.key.firstline);

@@ -10,7 +10,7 @@ use super::output_file::{OutputFile, open_existing};
 use super::outputs::failed as cannot_write;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::privileges::limits;
-use crate::stream::{WriteError, end_after};
+use lj_trace_streams::{WriteError, end_after};
 
 /// Opens a stream for writing; `-` is standard output. What is in the file stays until the first bytes are written. There is
 /// no buffer but the writer's own, which knows what is whole.

@@ -11,8 +11,8 @@ use lj_trace_common::trace::TraceIdentity;
 
 use super::memory::Meaning;
 use super::room::{ENTRY, Room};
-use crate::stream::symtab::GENERATION;
-use crate::stream::{Symbol, TraceSymbol, reserved};
+use lj_trace_streams::symtab::GENERATION;
+use lj_trace_streams::{Symbol, TraceSymbol, reserved};
 
 /// Starts that a number may have had: whatever comes after them shares the last.
 const MAX_STARTS: usize = 4096;

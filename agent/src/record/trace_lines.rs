@@ -11,12 +11,12 @@ use super::memory::Meaning;
 use super::trace_table::SampledTrace;
 use crate::report::Frame;
 use crate::report::frame::chunk_name;
-use crate::stream::memprof::Source;
 use crate::target::ProcessMemory;
 use crate::trace::attribution::Chain;
 use crate::trace::stacks::NOWHERE;
 use crate::trace::{Allowance, KnownTrace, Sought, Traces};
 use crate::vm::Vm;
+use lj_trace_streams::memprof::Source;
 
 /// The lines of a VM's traces that allocate.
 #[derive(Debug)]

@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::report::frame::chunk_name;
-use crate::stream::TraceSymbol;
 use crate::trace::KnownTrace;
 use crate::vm::Prototype;
+use lj_trace_streams::TraceSymbol;
 
 /// A trace, as far as outputs show it.
 #[derive(Clone, Debug)]

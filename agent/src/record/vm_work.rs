@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::pipeline::{Code, ResolvedFrame};
 use crate::report::Frame as Named;
 use crate::report::frame::FrameKind;
-use crate::stream::VmState;
+use lj_trace_streams::VmState;
 
 /// Adds what a state means as a frame of its own, to frames that are innermost first: `[GC]` below the collector's own
 /// frames, `[JIT compiler]` above the Lua code that is compiled, `TRACE` innermost in compiled code that does not say which

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::bounded::observation::{Block, Made, Nanos, Part, SourceId, Window, WindowSample};
-use crate::stream::memprof::{Event, Source};
+use lj_trace_streams::memprof::{Event, Source};
 
 /// A smaller block is not worth being told from others.
 const SMALLEST_TABLE: u64 = 4096;

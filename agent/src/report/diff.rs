@@ -257,8 +257,8 @@ impl Diff {
 mod tests {
     use super::*;
     use crate::report::{CpuProfile, Frame, MemoryProfile, Weight};
-    use crate::stream::VmState;
-    use crate::stream::memprof::{Event, Source};
+    use lj_trace_streams::VmState;
+    use lj_trace_streams::memprof::{Event, Source};
 
     fn cpu(samples: &[(u32, usize)]) -> CpuProfile {
         let mut profile = CpuProfile::new("test");

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::stream::VmState;
 use crate::untrusted::{self, Untrusted};
+use lj_trace_streams::VmState;
 
 /// A frame of a stack, resolved as far as it can be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -3,8 +3,8 @@
 
 use std::io::Read;
 
-use crate::stream::memprof::Event;
-use crate::stream::{MemprofReader, StreamError, Symbol};
+use lj_trace_streams::memprof::Event;
+use lj_trace_streams::{MemprofReader, StreamError, Symbol};
 
 /// Hands out all events of a stream, the symbols of its start first. If the stream is cut off, the events are those
 /// before the cut, and the error is returned as the place of the cut.
@@ -36,15 +36,15 @@ mod tests {
     use crate::report::formats::{folded, svg};
     use crate::report::reference::memprof::{Options, Summary};
     use crate::report::{MemoryProfile, Profile, Weight};
-    use crate::stream::{Body, Stream};
+    use lj_trace_streams::{Body, Stream};
 
     const GOLDEN: [(&str, &[u8]); 6] = [
-        ("memprof-jit", include_bytes!("../../tests/golden/memprof-jit.bin")),
-        ("memprof-nojit", include_bytes!("../../tests/golden/memprof-nojit.bin")),
-        ("memprof-v1-jit", include_bytes!("../../tests/golden/memprof-v1-jit.bin")),
-        ("memprof-v1-nojit", include_bytes!("../../tests/golden/memprof-v1-nojit.bin")),
-        ("memprof-v2-jit", include_bytes!("../../tests/golden/memprof-v2-jit.bin")),
-        ("memprof-v2-nojit", include_bytes!("../../tests/golden/memprof-v2-nojit.bin")),
+        ("memprof-jit", include_bytes!("../../../crates/streams/tests/golden/memprof-jit.bin")),
+        ("memprof-nojit", include_bytes!("../../../crates/streams/tests/golden/memprof-nojit.bin")),
+        ("memprof-v1-jit", include_bytes!("../../../crates/streams/tests/golden/memprof-v1-jit.bin")),
+        ("memprof-v1-nojit", include_bytes!("../../../crates/streams/tests/golden/memprof-v1-nojit.bin")),
+        ("memprof-v2-jit", include_bytes!("../../../crates/streams/tests/golden/memprof-v2-jit.bin")),
+        ("memprof-v2-nojit", include_bytes!("../../../crates/streams/tests/golden/memprof-v2-nojit.bin")),
     ];
 
     fn each(stream: &[u8], each: impl FnMut(Event)) -> u8 {

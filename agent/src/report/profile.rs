@@ -9,7 +9,7 @@ use super::frame::FrameKind;
 use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Recorded, Stacks, Timeline, Unit};
 use super::source_code::SourceCode;
 use super::{Frame, text};
-use crate::stream::VmState;
+use lj_trace_streams::VmState;
 
 /// Where CPU time went: samples by stack and by VM state, and what is missing. Or where memory was allocated, by the
 /// stacks of samples of the allocations.

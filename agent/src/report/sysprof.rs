@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::model::{FrameId, Recorded};
 use super::{CpuProfile, Frame, frame};
-use crate::stream::hash::AddrMap;
-use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
-use crate::stream::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
-use crate::stream::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
+use lj_trace_streams::hash::AddrMap;
+use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
+use lj_trace_streams::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
+use lj_trace_streams::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
 
 /// Reads the samples of a stream into a profile. If the stream is cut off, the profile holds what was before the
 /// cut, and the error comes with it.
@@ -220,8 +220,8 @@ mod tests {
     use super::*;
     use crate::report::Profile as _;
     use crate::report::formats::folded;
-    use crate::stream::sysprof::splice::StackFrame;
-    use crate::stream::{Body, Stream, SysprofWriter};
+    use lj_trace_streams::sysprof::splice::StackFrame;
+    use lj_trace_streams::{Body, Stream, SysprofWriter};
 
     fn profile(bytes: &[u8]) -> CpuProfile {
         let Stream { symbols, body, .. } = Stream::open(bytes).unwrap();
@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn in_process_streams_show_the_lua_frames_that_the_reference_parser_loses() {
-        let profile = profile(include_bytes!("../../tests/golden/sysprof-C-nojit.bin"));
+        let profile = profile(include_bytes!("../../../crates/streams/tests/golden/sysprof-C-nojit.bin"));
         assert_eq!(profile.samples(), 113);
         let lines = folded::lines(&profile);
         let lua: u64 = lines.iter().filter(|line| line.contains("@cpu.lua:")).count() as u64;

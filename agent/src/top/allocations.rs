@@ -9,8 +9,8 @@ use crate::record::AllocationListener;
 use crate::report::Frame;
 use crate::report::memory::sources::Sources;
 use crate::report::model::{StackId, Stacks};
-use crate::stream::hash::HeapMap;
-use crate::stream::memprof::{Event, Source};
+use lj_trace_streams::hash::HeapMap;
+use lj_trace_streams::memprof::{Event, Source};
 
 /// What one source has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,7 +191,7 @@ impl AllocationListener for Allocations {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::Symbol;
+    use lj_trace_streams::Symbol;
 
     const LINE: Source = Source::Lua { proto: 0x1000, line: 4 };
 

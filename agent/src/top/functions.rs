@@ -8,7 +8,7 @@ use super::window::{Span, Window};
 use crate::record::Resolved;
 use crate::report::Frame;
 use crate::report::frame::FrameKind;
-use crate::stream::VmState;
+use lj_trace_streams::VmState;
 
 /// Samples of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use super::part::Newborn;
 use crate::bounded::estimate::random::Random;
 use crate::bounded::observation::SourceId;
-use crate::stream::memprof::Event;
+use lj_trace_streams::memprof::Event;
 
 /// Chooses among the new blocks of each source, each with the same probability.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl Block {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::memprof::Source;
+    use lj_trace_streams::memprof::Source;
 
     const BY: Source = Source::Internal;
 

@@ -43,10 +43,10 @@ use crate::heap::shape::Shape;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::watchpoints::Watchpoints;
 use crate::record::cpu_time;
-use crate::stream::memprof::Event;
 use crate::target::{Process, ProcessMemory};
 use crate::vm::Vm;
 use crate::vm::object::{field, marked_offset};
+use lj_trace_streams::memprof::Event;
 
 /// Objects of one source that are chosen at a time, while there is much room to follow them.
 const EACH: usize = 4;

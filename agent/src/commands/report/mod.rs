@@ -15,7 +15,7 @@ use rendering::Rendering;
 use super::exit::CommandError;
 use crate::report::{Format, Output, Weight};
 use crate::service::journal::{Priority, say};
-use crate::stream::{Stream, StreamError};
+use lj_trace_streams::{Stream, StreamError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -134,7 +134,7 @@ mod tests {
     use crate::commands::exit::ExitCode;
 
     fn golden(name: &str) -> ReportArgs {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/streams/tests/golden").join(name);
         ReportArgs {
             file,
             output: Vec::new(),
@@ -172,7 +172,7 @@ mod tests {
         args.output = ["a.svg", "a.folded", "a.out"].map(|name| path(name).parse().unwrap()).to_vec();
         run(&args).unwrap();
         let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
-        assert_eq!(read("a.out"), include_str!("../../../tests/golden/memprof-jit.leak.txt"));
+        assert_eq!(read("a.out"), include_str!("../../../../crates/streams/tests/golden/memprof-jit.leak.txt"));
         let bytes: u64 =
             read("a.folded").lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum();
         let svg = read("a.svg");

@@ -3,7 +3,7 @@
 use super::notes::{ESTIMATE, parse_figure, write_figure};
 use crate::bounded::estimate::{Estimate, Figure};
 use crate::report::memory::amount;
-use crate::stream::Annotation;
+use lj_trace_streams::Annotation;
 
 /// What is known of all lines together, and what it is known from.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -24,8 +24,8 @@ use super::text::Room;
 use crate::bounded::estimate::{Estimate, Figure, Line};
 use crate::bounded::lifetimes::Life;
 use crate::bounded::observation::SourceId;
-use crate::stream::memprof::{Event, Source};
-use crate::stream::{Annotation, Symbol};
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Annotation, Symbol};
 
 /// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
 /// the estimate over these comes from a recording ([`Self::set`]), or from the notes of its stream, which are symbols.

@@ -5,7 +5,7 @@ use crate::bounded::estimate::{Figure, Line};
 use crate::bounded::lifetimes::Life;
 use crate::bounded::observation::SourceId;
 use crate::report::Frame;
-use crate::stream::{Annotation, Symbol};
+use lj_trace_streams::{Annotation, Symbol};
 
 /// The property that a stream of windows begins with.
 pub const SAMPLE: &str = "sample";

@@ -16,7 +16,7 @@ use fxprof_processed_profile::{
 use crate::report::frame::FrameKind;
 use crate::report::model::labels::Thread;
 use crate::report::model::{Profile, StackId, Unit};
-use crate::stream::VmState;
+use lj_trace_streams::VmState;
 
 /// Time between samples where it is not known.
 const DEFAULT_PERIOD: u64 = 10_000_000;
@@ -358,7 +358,7 @@ mod tests {
     use crate::report::model::Labels;
     use crate::report::profile::SampleInfo;
     use crate::report::{CpuProfile, Frame, MemoryProfile, Weight};
-    use crate::stream::memprof::{Event, Source};
+    use lj_trace_streams::memprof::{Event, Source};
 
     fn written(profile: &dyn Profile) -> serde_json::Value {
         let mut out = Vec::new();

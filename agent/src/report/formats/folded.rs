@@ -55,7 +55,7 @@ pub fn escape(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::report::{CpuProfile, Frame};
-    use crate::stream::VmState;
+    use lj_trace_streams::VmState;
 
     #[test]
     fn lines_are_merged_sorted_and_free_of_separators() {

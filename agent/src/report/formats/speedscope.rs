@@ -193,7 +193,7 @@ mod tests {
     use crate::report::model::Labels;
     use crate::report::profile::SampleInfo;
     use crate::report::{CpuProfile, Frame};
-    use crate::stream::VmState;
+    use lj_trace_streams::VmState;
 
     fn written(profile: &dyn Profile) -> serde_json::Value {
         let mut out = Vec::new();

@@ -67,7 +67,7 @@ fn color(kind: FrameKind, name: &str) -> Color {
 mod tests {
     use super::*;
     use crate::report::{CpuProfile, Frame};
-    use crate::stream::VmState;
+    use lj_trace_streams::VmState;
 
     #[test]
     fn the_picture_names_what_was_measured_and_escapes_it() {

@@ -14,8 +14,8 @@ use sources::Sources;
 use super::Frame;
 use super::model::{Measure, Profile, StackId, Stacks, Unit};
 use super::text;
-use crate::stream::hash::HeapMap;
-use crate::stream::memprof::{Event, Source};
+use lj_trace_streams::hash::HeapMap;
+use lj_trace_streams::memprof::{Event, Source};
 
 /// What a memory profile weighs its stacks by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum)]
@@ -366,8 +366,8 @@ pub(super) fn amount(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::report::formats::folded;
-    use crate::stream::Symbol;
-    use crate::stream::memprof::Source;
+    use lj_trace_streams::Symbol;
+    use lj_trace_streams::memprof::Source;
 
     const A: Source = Source::Lua { proto: 0x1000, line: 4 };
     const B: Source = Source::Lua { proto: 0x1000, line: 5 };

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::report::frame::{Frame, chunk_name};
 use crate::report::model::{StackId, Stacks};
-use crate::stream::hash::AddrMap;
-use crate::stream::memprof::Source;
-use crate::stream::{Annotation, Symbol, SymbolTable, reserved, symtab};
 use crate::symbols::demangle::demangle;
+use lj_trace_streams::hash::AddrMap;
+use lj_trace_streams::memprof::Source;
+use lj_trace_streams::{Annotation, Symbol, SymbolTable, reserved, symtab};
 
 /// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
 ///
@@ -207,7 +207,7 @@ fn drop_all(stacks: &mut AddrMap<Source, StackId>, sources: Vec<Source>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::TraceSymbol;
+    use lj_trace_streams::TraceSymbol;
 
     struct Names {
         sources: Sources,

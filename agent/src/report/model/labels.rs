@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::stream::VmState;
+use lj_trace_streams::VmState;
 
 /// What is known of the samples of a stack besides their frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

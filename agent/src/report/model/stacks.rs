@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Labels;
 use super::labels::Thread;
 use crate::report::Frame;
-use crate::stream::hash::AddrMap;
+use lj_trace_streams::hash::AddrMap;
 
 /// A frame of a [`Stacks`], by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 
 use super::lua_order::{Interner, pairs_order, sort};
 use super::sysprof::demangle;
-use crate::stream::SymbolTable;
-use crate::stream::hash::{AddrMap, HeapMap};
-use crate::stream::memprof::{Event, Source};
+use lj_trace_streams::SymbolTable;
+use lj_trace_streams::hash::{AddrMap, HeapMap};
+use lj_trace_streams::memprof::{Event, Source};
 
 /// The parser's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -447,7 +447,7 @@ impl SourceEvents {
 mod tests {
     use super::*;
     use crate::report::memprof;
-    use crate::stream::{Body, MemprofWriter, Stream, Symbol};
+    use lj_trace_streams::{Body, MemprofWriter, Stream, Symbol};
 
     fn text(stream: &[u8], options: Options) -> String {
         let Stream { symbols, body, .. } = Stream::open(stream).unwrap();
@@ -463,8 +463,8 @@ mod tests {
         ($name:literal) => {
             (
                 $name,
-                include_bytes!(concat!("../../../tests/golden/", $name, ".bin")).as_slice(),
-                include_str!(concat!("../../../tests/golden/", $name, ".txt")),
+                include_bytes!(concat!("../../../../crates/streams/tests/golden/", $name, ".bin")).as_slice(),
+                include_str!(concat!("../../../../crates/streams/tests/golden/", $name, ".txt")),
             )
         };
     }
@@ -485,14 +485,23 @@ mod tests {
 
     #[test]
     fn the_options_change_the_text_as_in_the_parser() {
-        let jit = include_bytes!("../../../tests/golden/memprof-jit.bin");
-        let nojit = include_bytes!("../../../tests/golden/memprof-nojit.bin");
+        let jit = include_bytes!("../../../../crates/streams/tests/golden/memprof-jit.bin");
+        let nojit = include_bytes!("../../../../crates/streams/tests/golden/memprof-nojit.bin");
         let leak_only = Options { leak_only: true, human_readable: false };
         let human_readable = Options { leak_only: false, human_readable: true };
-        assert_eq!(text(jit, leak_only), include_str!("../../../tests/golden/memprof-jit.leak.txt"));
-        assert_eq!(text(nojit, leak_only), include_str!("../../../tests/golden/memprof-nojit.leak.txt"));
-        assert_eq!(text(jit, human_readable), include_str!("../../../tests/golden/memprof-jit.human.txt"));
-        assert_eq!(text(nojit, human_readable), include_str!("../../../tests/golden/memprof-nojit.human.txt"));
+        assert_eq!(text(jit, leak_only), include_str!("../../../../crates/streams/tests/golden/memprof-jit.leak.txt"));
+        assert_eq!(
+            text(nojit, leak_only),
+            include_str!("../../../../crates/streams/tests/golden/memprof-nojit.leak.txt")
+        );
+        assert_eq!(
+            text(jit, human_readable),
+            include_str!("../../../../crates/streams/tests/golden/memprof-jit.human.txt")
+        );
+        assert_eq!(
+            text(nojit, human_readable),
+            include_str!("../../../../crates/streams/tests/golden/memprof-nojit.human.txt")
+        );
     }
 
     #[test]

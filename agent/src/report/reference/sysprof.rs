@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Read, Write};
 
-use crate::stream::hash::AddrMap;
-use crate::stream::sysprof::merge::{self, Boundary, MergedFrame};
-use crate::stream::sysprof::{Event, LuaFrame, fast_function_name};
-use crate::stream::{StreamError, Symbol, SymbolTable, SysprofReader};
+use lj_trace_streams::hash::AddrMap;
+use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
+use lj_trace_streams::sysprof::{Event, LuaFrame, fast_function_name};
+use lj_trace_streams::{StreamError, Symbol, SymbolTable, SysprofReader};
 
 /// Stacks as the parser prints them, and how often each was seen.
 pub type Lines = BTreeMap<Vec<u8>, u64>;
@@ -144,18 +144,18 @@ pub(super) fn demangle(symbols: &SymbolTable, addr: u64, line: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{Body, Stream};
+    use lj_trace_streams::{Body, Stream};
 
     #[test]
     fn golden_streams_read_as_the_parser_prints_them() {
         let golden: [(&[u8], &str); 2] = [
             (
-                include_bytes!("../../../tests/golden/sysprof-C-jit.bin"),
-                include_str!("../../../tests/golden/sysprof-C-jit.folded"),
+                include_bytes!("../../../../crates/streams/tests/golden/sysprof-C-jit.bin"),
+                include_str!("../../../../crates/streams/tests/golden/sysprof-C-jit.folded"),
             ),
             (
-                include_bytes!("../../../tests/golden/sysprof-C-nojit.bin"),
-                include_str!("../../../tests/golden/sysprof-C-nojit.folded"),
+                include_bytes!("../../../../crates/streams/tests/golden/sysprof-C-nojit.bin"),
+                include_str!("../../../../crates/streams/tests/golden/sysprof-C-nojit.folded"),
             ),
         ];
         for (stream, expected) in golden {

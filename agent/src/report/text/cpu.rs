@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::Room;
 use super::table::percent;
 use crate::report::{CpuProfile, Frame, Profile as _};
-use crate::stream::VmState;
+use lj_trace_streams::VmState;
 
 const TOP: usize = 20;
 /// Room for a file and line, beside its code.

@@ -212,8 +212,8 @@ mod tests {
     use super::*;
     use crate::report::Weight;
     use crate::report::text::COLUMNS;
-    use crate::stream::Symbol;
-    use crate::stream::memprof::{Event, Source};
+    use lj_trace_streams::Symbol;
+    use lj_trace_streams::memprof::{Event, Source};
 
     fn text(options: Options) -> String {
         let mut profile = MemoryProfile::new(Weight::Held, "test");

@@ -108,9 +108,9 @@ mod tests {
     use super::*;
     use crate::record::{AllocationListener as _, Code, Resolved, ResolvedFrame, SampleListener as _};
     use crate::report::Frame as Named;
-    use crate::stream::memprof::{Event, Source};
-    use crate::stream::{Symbol, VmState};
     use crate::top::{Action, Gauge, Tab, Target};
+    use lj_trace_streams::memprof::{Event, Source};
+    use lj_trace_streams::{Symbol, VmState};
 
     fn app() -> App {
         let target = Target {

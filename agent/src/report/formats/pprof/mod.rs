@@ -179,8 +179,8 @@ mod tests {
     use crate::report::model::labels::Thread;
     use crate::report::profile::SampleInfo;
     use crate::report::{CpuProfile, MemoryProfile, Weight};
-    use crate::stream::VmState;
-    use crate::stream::memprof::{Event, Source};
+    use lj_trace_streams::VmState;
+    use lj_trace_streams::memprof::{Event, Source};
 
     fn written(profile: &dyn Profile) -> message::Profile {
         let mut out = Vec::new();

@@ -5,7 +5,7 @@
 //! ([`as_called`]), for the streams of the in-process profiler, where the reference parser loses most Lua frames.
 
 use super::{LuaFrame, Sample, fast_function_name};
-use crate::stream::SymbolTable;
+use crate::SymbolTable;
 
 /// What the name of a host frame means to the reference parser.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ fn is_on_host(frame: LuaFrame, host: &[&[u8]], symbols: &SymbolTable) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::{Symbol, VmState};
+    use crate::{Symbol, VmState};
 
     const MAIN: u64 = 0x1000;
     const CPCALL: u64 = 0x2000;

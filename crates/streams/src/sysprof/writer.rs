@@ -9,10 +9,10 @@ use super::{
     EVENT_C, EVENT_LUA, EVENT_TRACE, FRAME_CFUNC, FRAME_FFUNC, FRAME_HOST_LAST, FRAME_LFUNC, FRAME_LUA_LAST, LuaFrame,
     MAGIC, Sample, TraceSample, VERSION,
 };
-use crate::stream::bytes::{put_prologue, put_uleb};
-use crate::stream::record::RecordWriter;
-use crate::stream::symbols::UNKNOWN;
-use crate::stream::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserved, symtab};
+use crate::bytes::{put_prologue, put_uleb};
+use crate::record::RecordWriter;
+use crate::symbols::UNKNOWN;
+use crate::{Annotation, Symbol, SymbolTable, VmState, WriteError, reserved, symtab};
 
 /// What a function is called, and whether it was compiled into a trace.
 type FunctionName = (Option<Arc<str>>, bool);

@@ -16,18 +16,18 @@
 //!    belong.
 //! 4. The states `GC`, `EXIT`, `RECORD`, `OPT`, `ASM`, `INTERP` have no Lua stack and `TRACE` has no stack at all in
 //!    the format, so the parser shows all JIT samples as one `;`. Such a sample is written as `LFUNC`, and an
-//!    [`Annotation::State`](crate::stream::Annotation::State) keeps the state.
+//!    [`Annotation::State`](crate::Annotation::State) keeps the state.
 //! 5. A sample without any frame would be a bare `;` too: it gets [`reserved::NO_STACK`].
 //! 6. Host symbols have no size, so an address takes the name of the nearest symbol below: boundary symbols
 //!    ([`super::SysprofWriter::define_c`]).
 //! 7. The parser names fast functions by the numbers of its own build: they are translated
 //!    ([`super::fast_function_id`]), and those that Tarantool does not have become C functions of that name.
 //! 8. The parser shows chunknames raw, and makes an alias of one with several lines. A recorder gives them as they are
-//!    shown everywhere else ([`crate::report::frame::chunk_name`]), behind an `@`.
+//!    shown everywhere else, behind an `@`.
 
 use super::merge::Boundary;
 use super::{LuaFrame, Sample};
-use crate::stream::{SymbolTable, VmState, reserved};
+use crate::{SymbolTable, VmState, reserved};
 
 /// A frame of a merged stack, as a recorder has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,7 @@ impl Splicer {
 mod tests {
     use super::super::merge::{MergedFrame, as_shown};
     use super::*;
-    use crate::stream::Symbol;
+    use crate::Symbol;
 
     const MAIN: u64 = 0x10_1000;
     const CPCALL: u64 = 0x10_2000;

@@ -11,7 +11,7 @@
 mod annotation;
 mod bytes;
 mod error;
-pub(crate) mod hash;
+pub mod hash;
 pub mod memprof;
 mod record;
 mod symbols;

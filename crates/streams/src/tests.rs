@@ -3,12 +3,12 @@
 use super::*;
 
 const SYSPROF: [&[u8]; 2] =
-    [include_bytes!("../../tests/golden/sysprof-C-jit.bin"), include_bytes!("../../tests/golden/sysprof-C-nojit.bin")];
+    [include_bytes!("../tests/golden/sysprof-C-jit.bin"), include_bytes!("../tests/golden/sysprof-C-nojit.bin")];
 const MEMPROF: [&[u8]; 4] = [
-    include_bytes!("../../tests/golden/memprof-v1-jit.bin"),
-    include_bytes!("../../tests/golden/memprof-v2-jit.bin"),
-    include_bytes!("../../tests/golden/memprof-jit.bin"),
-    include_bytes!("../../tests/golden/memprof-nojit.bin"),
+    include_bytes!("../tests/golden/memprof-v1-jit.bin"),
+    include_bytes!("../tests/golden/memprof-v2-jit.bin"),
+    include_bytes!("../tests/golden/memprof-jit.bin"),
+    include_bytes!("../tests/golden/memprof-nojit.bin"),
 ];
 
 /// Reads a stream and writes it again, as far as it can be read.

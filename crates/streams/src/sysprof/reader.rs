@@ -6,8 +6,8 @@ use super::{
     EPILOGUE, EVENT_C, EVENT_LUA, EVENT_TRACE, Event, FRAME_CFUNC, FRAME_FFUNC, FRAME_HOST_LAST, FRAME_LFUNC,
     FRAME_LUA_LAST, LuaFrame, Sample, TraceSample, VERSION,
 };
-use crate::stream::bytes::ByteReader;
-use crate::stream::{StreamError, VmState, symtab};
+use crate::bytes::ByteReader;
+use crate::{StreamError, VmState, symtab};
 
 /// More frames than any stack holds: a Lua stack has less than 65536 slots, a host stack of this depth would be
 /// larger than its limit. It bounds the memory that a damaged stream can ask for.
@@ -24,7 +24,7 @@ pub struct SysprofReader<R> {
 }
 
 impl<R: Read> SysprofReader<R> {
-    pub(in crate::stream) fn after_prologue(bytes: ByteReader<R>, version: u8) -> Result<Self, StreamError> {
+    pub(crate) fn after_prologue(bytes: ByteReader<R>, version: u8) -> Result<Self, StreamError> {
         if !(1..=VERSION).contains(&version) {
             return Err(StreamError::UnsupportedVersion { part: "the samples (ljp)", found: version, newest: VERSION });
         }

@@ -5,14 +5,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 /// A map by addresses, small numbers, or stacks of them. The standard hasher would take most of the time of reading a stream.
-pub(crate) type AddrMap<K, V> = HashMap<K, V, BuildHasherDefault<AddrHasher>>;
+pub type AddrMap<K, V> = HashMap<K, V, BuildHasherDefault<AddrHasher>>;
 
 /// Strings that are held once.
-pub(crate) type StringSet = HashSet<Arc<[u8]>, BuildHasherDefault<AddrHasher>>;
+pub type StringSet = HashSet<Arc<[u8]>, BuildHasherDefault<AddrHasher>>;
 
 /// Multiplies and folds: the low bits of addresses are zero, those of the result are not.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AddrHasher(u64);
+pub struct AddrHasher(u64);
 
 impl Hasher for AddrHasher {
     fn write(&mut self, bytes: &[u8]) {
@@ -42,12 +42,12 @@ impl Hasher for AddrHasher {
 }
 
 /// A map by the addresses of a heap.
-pub(crate) type HeapMap<V> = HashMap<u64, V, BuildHasherDefault<HeapHasher>>;
+pub type HeapMap<V> = HashMap<u64, V, BuildHasherDefault<HeapHasher>>;
 
 /// Keeps the neighbours of a page together, in the table as in the heap: what is allocated together is freed together,
 /// and a heap is larger than the caches.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HeapHasher(u64);
+pub struct HeapHasher(u64);
 
 impl Hasher for HeapHasher {
     fn write(&mut self, bytes: &[u8]) {
