@@ -3,24 +3,18 @@
 //! written as streams or reports.
 
 pub mod bounded;
-pub mod clocks;
 pub mod commands;
 pub mod doctor;
 pub mod dump;
 pub mod heap;
 pub mod host;
-pub mod privileges;
 pub mod probes;
 pub mod record;
 pub mod report;
-pub mod sandbox;
 pub mod service;
-pub mod sockets;
 pub mod stack;
 pub mod symbols;
-pub mod target;
 pub mod top;
 pub mod trace;
-pub mod untrusted;
 pub mod unwind;
 pub mod vm;

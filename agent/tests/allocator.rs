@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use lj_trace::probes::plan::function::AllocatorFunction;
 use lj_trace::probes::plan::{Need, plan};
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 use lj_trace::vm::find_vms;
 use lj_trace_common::memory::ReadMemory as _;
 

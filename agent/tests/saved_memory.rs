@@ -10,7 +10,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 use lj_trace::vm::object::field;
 use lj_trace::vm::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still};
 use lj_trace_common::frame::WalkEnd;

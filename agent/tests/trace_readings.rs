@@ -6,7 +6,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 use lj_trace::trace::{Chain, KnownTrace, Sought, Traces};
 use lj_trace::vm::{find_vms, read_traces};
 use lj_trace_common::trace::TraceIdentity;

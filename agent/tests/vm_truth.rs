@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use lj_trace::target::{Process, TargetError};
+use lj_trace_process::{Process, TargetError};
 use lj_trace::vm::object::{Function, read_function};
 use lj_trace::vm::{
     FindError, FunctionNames, NameKind, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, find_vms,

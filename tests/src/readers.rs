@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace::sandbox::{ARGUMENT, Question};
-use lj_trace::sockets;
+use lj_trace_process::sandbox::{ARGUMENT, Question};
+use lj_trace_process::sockets;
 
 use crate::tracer::binary;
 

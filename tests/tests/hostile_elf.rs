@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace::sandbox::Question;
+use lj_trace_process::sandbox::Question;
 use lj_trace_tests::crafted::{damage, deep_dwarf, endless_names, enlarge, give_away, library, replace};
 use lj_trace_tests::patience;
 use lj_trace_tests::programs::{LUAJIT, Program};

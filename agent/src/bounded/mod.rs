@@ -5,14 +5,12 @@
 //! the collector's counters, in another. What both observe goes to whoever records, in the terms of [`observation`].
 
 pub mod counters;
-pub mod estimate;
 pub mod lifetimes;
-pub mod observation;
 pub mod windows;
 
-use observation::Nanos;
+use lj_trace_estimate::observation::Nanos;
 
-use crate::clocks::ClockId;
+use lj_trace_process::clocks::ClockId;
 
 /// The time now, by the clock that all observations have.
 pub fn now() -> Nanos {

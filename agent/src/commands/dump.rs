@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::exit::CommandError;
 use crate::dump::{Dump, Options, take};
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::vm::find_vms;
 
 /// Options of `lj-trace dump`.

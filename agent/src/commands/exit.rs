@@ -2,10 +2,10 @@
 
 use std::io;
 
-use crate::privileges::limits;
+use lj_trace_process::privileges::limits;
 use crate::probes::allocator::AllocatorError;
 use crate::probes::programs::ProbeError;
-use crate::target::{Process, TargetError};
+use lj_trace_process::{Process, TargetError};
 use crate::vm::FindError;
 use lj_trace_streams::{StreamError, WriteError};
 

@@ -14,9 +14,9 @@ use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;
 use crate::heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
 use crate::record::{OutputFile, allow_replacing};
-use crate::service::journal::{Priority, say};
-use crate::target::Process;
-use crate::untrusted::{Form, PlainWriter};
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::Process;
+use lj_trace_text::untrusted::{Form, PlainWriter};
 use crate::vm::find_vms;
 
 /// Options of `lj-trace heap`.

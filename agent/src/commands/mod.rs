@@ -8,6 +8,7 @@ pub mod heap;
 mod heap_progress;
 pub mod list;
 pub mod man;
+mod reader;
 pub mod record;
 pub mod report;
 pub mod top;
@@ -21,9 +22,9 @@ use clap::{Parser, Subcommand};
 
 use exit::CommandError;
 
-use crate::sandbox;
-use crate::service::journal::{Priority, say};
-use crate::untrusted::{Form, PlainWriter};
+use lj_trace_process::sandbox;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
 ///
@@ -76,7 +77,7 @@ pub fn main() -> ExitCode {
     // SAFETY: it is a valid disposition, and there is no other thread yet.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     if std::env::args_os().nth(1).is_some_and(|argument| argument == sandbox::ARGUMENT) {
-        return sandbox::serve();
+        return reader::serve();
     }
     sandbox::enable();
     let cli = match Cli::try_parse_from(with_default_command(std::env::args_os())) {

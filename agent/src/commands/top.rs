@@ -16,7 +16,7 @@ use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
 use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
-use crate::privileges::priority;
+use lj_trace_process::privileges::priority;
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
 

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::exit::CommandError;
 use super::record::{Mode, RecordArgs};
-use crate::privileges::Refusal;
+use lj_trace_process::privileges::Refusal;
 use crate::probes::mechanism::Mechanism;
 use crate::service::unit;
 

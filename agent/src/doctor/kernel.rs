@@ -4,7 +4,7 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 
 use super::{Area, Check, Mode, Verdict, read};
-use crate::privileges::{Operation, Refusal};
+use lj_trace_process::privileges::{Operation, Refusal};
 use crate::probes::calibrate;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::{self, Clock};

@@ -11,7 +11,7 @@ mod text;
 
 use serde::Serialize;
 
-use crate::target::TargetError;
+use lj_trace_process::TargetError;
 
 /// All that was found.
 #[derive(Clone, Debug, Serialize)]

@@ -1,7 +1,7 @@
 //! What lj-trace may do.
 
 use super::{Area, Check, Mode, Verdict, read};
-use crate::privileges::{Capabilities, Capability, HOW_TO_GET};
+use lj_trace_process::privileges::{Capabilities, Capability, HOW_TO_GET};
 
 /// Capabilities, what they are for, and the modes that need them.
 const CAPABILITIES: [(Capability, &str, &[Mode]); 3] = [

@@ -2,9 +2,9 @@
 
 use super::{Area, Check, Mode, Verdict, read, status_field};
 use crate::probes::allocator::Allocator;
-use crate::sandbox;
+use lj_trace_process::sandbox;
 use crate::symbols::{debug_file, elf};
-use crate::target::{Maps, Process, TargetError, breakpoints};
+use lj_trace_process::{Maps, Process, TargetError, breakpoints};
 use crate::unwind::Modules;
 use crate::unwind::modules::Located;
 use crate::vm::{Vm, find_vms};

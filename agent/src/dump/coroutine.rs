@@ -9,7 +9,7 @@ use lj_trace_common::top::{self, Top};
 
 use super::view::{Copied, View};
 use crate::stack::Innermost;
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::vm::Vm;
 use crate::vm::object::{field, type_of};
 use crate::vm::page_cache::PageCache;

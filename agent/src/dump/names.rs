@@ -8,7 +8,7 @@ use super::{FrameDump, FrameKind, Local, Options};
 use crate::record::Namer;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, Unresolved};
-use crate::target::{Process, ProcessMemory};
+use lj_trace_process::{Process, ProcessMemory};
 use crate::vm::{LuaValue, PrototypeKey, Prototypes, Vm};
 
 /// Names frames and reads their variables.

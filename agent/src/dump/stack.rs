@@ -10,7 +10,7 @@ use super::coroutine::{LuaStack, Snapshot};
 use super::inlined::Inlined;
 use super::view::{Copied, View};
 use crate::stack::{Frame, Innermost, Unresolved, merge};
-use crate::target::{Maps, ProcessMemory};
+use lj_trace_process::{Maps, ProcessMemory};
 use crate::trace::Traces;
 use crate::unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
 use crate::vm::page_cache::PageCache;

@@ -10,7 +10,7 @@ use super::threads::{Place, Thread};
 use super::view::View;
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
 use crate::record::machine_code;
-use crate::target::{Process, TargetError};
+use lj_trace_process::{Process, TargetError};
 use crate::trace::Traces;
 use crate::unwind::Unwinder;
 use crate::vm::page_cache::PageCache;

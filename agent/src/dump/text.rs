@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
-use crate::untrusted::Untrusted;
+use lj_trace_text::bytes;
+use lj_trace_text::untrusted::Untrusted;
 use crate::vm::status::VmSummary;
 
 /// Of a longer stack, so many innermost frames are shown,
@@ -140,21 +141,6 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number of bytes for people.
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
-    let mut size = count as f64 / 1024.0;
-    let mut unit = UNITS[0];
-    for next in &UNITS[1..] {
-        if size < 1000.0 {
-            break;
-        }
-        size /= 1024.0;
-        unit = next;
-    }
-    if size < 10.0 { format!("{size:.1} {unit}") } else { format!("{size:.0} {unit}") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,11 +192,5 @@ mod tests {
         let text = deep(5000);
         assert_eq!(text.lines().count(), INNERMOST + OUTERMOST + 1);
         assert!(text.contains("... 4880 more frames") && text.contains("f4999@x.lua:1"), "{text}");
-    }
-
-    #[test]
-    fn bytes_have_units() {
-        let shown = [0, 55 << 10, 3 << 20, 999 << 20, 2 << 30].map(bytes);
-        assert_eq!(shown, ["0.0 KB", "55 KB", "3.0 MB", "999 MB", "2.0 GB"]);
     }
 }

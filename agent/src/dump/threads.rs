@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::unwind::Registers;
 
 /// A thread of the target.

@@ -2,7 +2,7 @@
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::unwind::StackCopy;
 use crate::vm::overlay::plain_at;
 use crate::vm::page_cache::PageCache;

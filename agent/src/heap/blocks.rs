@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::vm::overlay::plain_at;
 use lj_trace_streams::hash::AddrMap;
 

@@ -14,9 +14,9 @@ use super::object::Kind;
 use super::objects::{Object, Objects};
 use super::paths::Sum;
 use super::snapshot::{Heap, Snapshot};
-use crate::dump::text::bytes;
+use lj_trace_text::bytes;
 use crate::report::text::{COLUMNS, fit};
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 /// Two snapshots, compared.
 #[derive(Clone, Debug, Serialize)]

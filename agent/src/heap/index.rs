@@ -1,6 +1,6 @@
 //! Which objects were met, and through which other object each was reached first: eight bytes or so for each.
 
-use crate::target::Maps;
+use lj_trace_process::Maps;
 use lj_trace_streams::hash::AddrMap;
 
 /// Addresses are told apart in steps of this many bytes: every object is aligned so.

@@ -206,6 +206,6 @@ impl<'a, M: ReadSome> Labels<'a, M> {
 }
 
 fn place(prototype: &Prototype) -> String {
-    let chunk = crate::report::frame::chunk_name(prototype.chunkname.as_bytes());
+    let chunk = lj_trace_text::chunk_name(prototype.chunkname.as_bytes());
     format!("{chunk}:{}", prototype.key.firstline)
 }

@@ -53,7 +53,7 @@ use self::snapshot::{Asked, Big, PathRow, TypeRow};
 use self::trail::{NoTrail, Trails};
 use self::walk::{Walked, Walker};
 use self::watchdog::Watchdog;
-use crate::target::{Process, TargetError};
+use lj_trace_process::{Process, TargetError};
 use crate::vm::Vm;
 use crate::vm::object::field;
 use crate::vm::status::{VmStatus, VmSummary};

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::blocks::ReadSome;
-use crate::target::{Maps, ProcessMemory};
+use lj_trace_process::{Maps, ProcessMemory};
 
 /// Memory of a process that has one stack which grows: that of its first thread.
 #[derive(Debug)]

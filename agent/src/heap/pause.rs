@@ -9,7 +9,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::target::{Process, TargetError};
+use lj_trace_process::{Process, TargetError};
 
 /// Why a process cannot be stopped.
 #[derive(Debug, thiserror::Error)]

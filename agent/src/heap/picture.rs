@@ -7,7 +7,7 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 
 use super::object::Kind;
 use super::snapshot::{Heap, Snapshot};
-use crate::dump::text::bytes;
+use lj_trace_text::bytes;
 use crate::report::formats::folded::escape;
 use crate::report::formats::picture;
 use crate::report::text::fit;

@@ -5,9 +5,9 @@ use std::fmt;
 use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
-use crate::dump::text::bytes;
+use lj_trace_text::bytes;
 use crate::report::text::{COLUMNS, fit, percent};
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 /// Lines of the tree of ways that hold less than one of so many parts of the heap are not shown,
 const SMALLEST_PART: u64 = 100;

@@ -18,7 +18,7 @@ use super::object::{Header, Kind, Scales};
 use super::paths::{PathId, Paths, Sum};
 use super::pending::{Level, Order, Pending};
 use super::shape::Shape;
-use crate::target::Maps;
+use lj_trace_process::Maps;
 use crate::vm::Vm;
 use crate::vm::object::field;
 use crate::vm::value::{self, Value};

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use memchr::memmem::Finder;
 
-use crate::target::{Mapping, Maps, Process, ProcessMemory};
+use lj_trace_process::{Mapping, Maps, Process, ProcessMemory};
 
 /// The names that all builds have, in their order; those behind them depend on the version and its flags. They are put
 /// together when they are needed, so that this program does not look like LuaJIT itself.

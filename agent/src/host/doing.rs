@@ -7,7 +7,7 @@ use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
 use crate::dump::coroutine::{LuaStack, Snapshot};
 use crate::dump::view::View;
 use crate::report::Frame;
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::vm::page_cache::PageCache;
 use crate::vm::{Prototype, PrototypeKey, Vm, VmStatus, function_name};
 

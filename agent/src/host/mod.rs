@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::target::{Maps, Process, TargetError};
+use lj_trace_process::{Maps, Process, TargetError};
 use crate::vm::status::VmSummary;
 use crate::vm::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
 use code::CodeFiles;

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{Doing, ListedProcess, ListedVm, Listing};
-use crate::dump::text::bytes;
-use crate::untrusted::Untrusted;
+use lj_trace_text::bytes;
+use lj_trace_text::untrusted::Untrusted;
 use crate::vm::status::VmSummary;
 
 /// Of a process with more VMs, so many are shown.

@@ -22,7 +22,7 @@ use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
 use super::windows::{Places, ProbedFunction, WindowOpener, WindowPrograms};
-use crate::target::{Maps, Process};
+use lj_trace_process::{Maps, Process};
 use crate::vm::Vm;
 
 /// Why allocations cannot be recorded.

@@ -18,8 +18,8 @@ use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
 use super::online::{Coverage, online};
 use super::perf_event::{self, Attached};
 use super::programs::{Programs, take_map};
-use crate::service::journal::{Priority, say};
-use crate::target::{Process, namespace};
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::{Process, namespace};
 
 /// The events of one rate on all CPUs, and whose samplers they run.
 struct CpuEvents {

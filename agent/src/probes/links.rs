@@ -11,7 +11,7 @@ use super::mechanism::Mechanism;
 use super::programs::{ProbeError, Programs};
 use super::session::SessionProgram;
 use super::uprobe_multi::Kind;
-use crate::privileges::Operation;
+use lj_trace_process::privileges::Operation;
 
 /// What attaches programs: as long as it is there, they are.
 #[derive(Default)]

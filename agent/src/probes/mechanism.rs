@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use aya::sys::{UProbeMultiFeature, is_uprobe_multi_supported};
 
-use crate::privileges::{Capabilities, Capability};
+use lj_trace_process::privileges::{Capabilities, Capability};
 
 /// What the kernel is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

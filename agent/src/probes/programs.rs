@@ -16,8 +16,8 @@ use lj_trace_common::vm::VmConfig;
 
 use super::mechanism::Mechanism;
 use super::object;
-use crate::privileges::{Operation, Refusal, limits};
-use crate::target::TargetError;
+use lj_trace_process::privileges::{Operation, Refusal, limits};
+use lj_trace_process::TargetError;
 
 /// Why probing cannot begin. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]

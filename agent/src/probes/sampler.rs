@@ -16,8 +16,8 @@ use super::perf_event::{self, Attached, Clock};
 use super::programs::{ProbeError, Programs, take_map, whole};
 use super::sample::Record;
 use super::timely::Timely;
-use crate::privileges::{Operation, limits};
-use crate::target::{Process, TargetError};
+use lj_trace_process::privileges::{Operation, limits};
+use lj_trace_process::{Process, TargetError};
 
 /// The samples that the programs have taken.
 pub struct SampleBuffer(RingBuf<MapData>);

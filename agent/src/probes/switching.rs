@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::perf_event::{Clock, Ticking};
-use crate::clocks::ClockId;
+use lj_trace_process::clocks::ClockId;
 
 /// Tokens at once, and how often that is compared.
 const TOKENS: u32 = 200;

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Instant;
 
-use crate::privileges;
+use lj_trace_process::privileges;
 
 /// Something that ends at a certain moment. Dropping it calls that off.
 pub struct Timely {

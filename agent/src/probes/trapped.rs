@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Once;
 
-use crate::target::Maps;
+use lj_trace_process::Maps;
 
 /// A SIGTRAP that has reached a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

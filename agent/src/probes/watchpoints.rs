@@ -12,8 +12,8 @@ use lj_trace_common::memory::ReadMemory as _;
 
 use super::perf_event::{self, Attached};
 use super::programs::{Counts, ProbeError, Programs, take_map};
-use crate::privileges::Operation;
-use crate::target::{Process, ProcessMemory, TargetError};
+use lj_trace_process::privileges::Operation;
+use lj_trace_process::{Process, ProcessMemory, TargetError};
 use crate::vm::Vm;
 use crate::vm::object::field;
 

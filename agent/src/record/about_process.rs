@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use crate::report::model::{Modules, NativeModule};
 use crate::report::source_code::SourceCode;
 use crate::symbols::elf::debug_links;
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::unwind;
 use crate::vm::{Vm, VmStatus};
 

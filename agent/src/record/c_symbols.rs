@@ -2,7 +2,7 @@
 //! `lj_symtab_dump_newc`, `lj_symtab.c` of Tarantool's fork).
 
 use crate::symbols::{FileSymbols, NativeSymbol, Symbolizer};
-use crate::target::Process;
+use lj_trace_process::Process;
 use lj_trace_streams::Symbol;
 
 /// The function symbols of all files that the target has mapped so far. They are read when they are first wanted:

@@ -4,7 +4,7 @@ use std::fmt;
 
 use lj_trace_common::config::Counter;
 
-use crate::clocks::ClockId;
+use lj_trace_process::clocks::ClockId;
 use crate::probes::calibrate::ProbeCost;
 use crate::probes::programs::Counts;
 

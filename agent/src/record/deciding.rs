@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::vm::{Vm, prove_again};
 
 /// How long after the first try is tried again, and after each of the next: twice as long, but no longer than that. A try

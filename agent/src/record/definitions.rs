@@ -4,7 +4,7 @@
 
 use super::memory::Meaning;
 use super::room::{ENTRY, Room};
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::vm::{Prototype, Vm};
 use lj_trace_streams::hash::AddrMap;
 

@@ -7,10 +7,10 @@ use lj_trace_common::activity::ActivitySample;
 
 use super::trace_lines::TraceLine;
 use super::window_tally::{UsualEvents, WindowTally, merge};
-use crate::bounded::estimate::{Estimator, Growers};
+use lj_trace_estimate::{Estimator, Growers};
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
-use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
+use lj_trace_estimate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
 use crate::bounded::windows::driver::News;
 use crate::report::EstimatedProfile;
 use crate::vm::Vm;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::unwind::VmCode;
 use crate::vm::Vm;
 

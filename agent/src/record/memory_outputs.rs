@@ -467,7 +467,7 @@ mod tests {
     use super::*;
     use crate::commands::exit::ExitCode;
     use crate::report::model::Profile as _;
-    use crate::target::Process;
+    use lj_trace_process::Process;
     use lj_trace_streams::{Body, Stream};
 
     fn this_process() -> Process {

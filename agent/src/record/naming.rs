@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
 
 use crate::report::Frame as Named;
-use crate::report::frame::chunk_name;
+use lj_trace_text::chunk_name;
 use crate::symbols::{NativeSymbol, Symbolizer};
-use crate::target::{Process, ProcessMemory};
+use lj_trace_process::{Process, ProcessMemory};
 use crate::vm::{
     FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name, trace_by_number,
 };

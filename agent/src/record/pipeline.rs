@@ -26,7 +26,7 @@ use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
 use crate::symbols::KernelSymbols;
-use crate::target::{KnownCode, Process, ProcessMemory};
+use lj_trace_process::{KnownCode, Process, ProcessMemory};
 use crate::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 use crate::vm::Vm;

@@ -10,7 +10,7 @@ use crate::commands::exit::CommandError;
 use crate::report::model::{Labels, labels::Thread};
 use crate::report::profile::SampleInfo;
 use crate::report::{CpuProfile, Format, Frame as Named, Profile as _};
-use crate::target::Process;
+use lj_trace_process::Process;
 use lj_trace_streams::VmState;
 
 /// Files that are written at the end, and the profile that goes into them.

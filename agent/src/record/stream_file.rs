@@ -9,7 +9,7 @@ use std::path::Path;
 use super::output_file::{OutputFile, open_existing};
 use super::outputs::failed as cannot_write;
 use crate::commands::exit::{CommandError, ExitCode};
-use crate::privileges::limits;
+use lj_trace_process::privileges::limits;
 use lj_trace_streams::{WriteError, end_after};
 
 /// Opens a stream for writing; `-` is standard output. What is in the file stays until the first bytes are written. There is

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::target::Process;
-use crate::untrusted;
+use lj_trace_process::Process;
+use lj_trace_text::untrusted;
 
 /// The names of a process's threads, as the kernel has them (`pthread_setname_np(3)`).
 pub struct ThreadNames {

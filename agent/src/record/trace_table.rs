@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use crate::report::frame::chunk_name;
+use lj_trace_text::chunk_name;
 use crate::trace::KnownTrace;
 use crate::vm::Prototype;
 use lj_trace_streams::TraceSymbol;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::bounded::observation::{Block, Made, Nanos, Part, SourceId, Window, WindowSample};
+use lj_trace_estimate::observation::{Block, Made, Nanos, Part, SourceId, Window, WindowSample};
 use lj_trace_streams::memprof::{Event, Source};
 
 /// A smaller block is not worth being told from others.

@@ -11,7 +11,7 @@ use super::formats::{Format, folded, picture};
 use super::memory::amount;
 use super::model::Unit;
 use super::text::{COLUMNS, Room, fit, percent};
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 const TOP: usize = 20;
 

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::untrusted::{self, Untrusted};
+use lj_trace_text::chunk_name;
+use lj_trace_text::untrusted::Untrusted;
 use lj_trace_streams::VmState;
 
 /// A frame of a stack, resolved as far as it can be.
@@ -259,25 +260,6 @@ const RARE: &str = "[rare stacks]";
 const GC: &str = "[GC]";
 const JIT_COMPILER: &str = "[JIT compiler]";
 
-/// The room LuaJIT gives to a chunkname in messages (`LUA_IDSIZE` of `luaconf.h`).
-const LUA_IDSIZE: usize = 60;
-
-/// A chunkname as LuaJIT shows it (`lj_debug_shortname`): the path of `@path` (whole, where LuaJIT would cut it to
-/// 60 bytes), the text of `=text`, and `[string "first line..."]` of source text.
-pub fn chunk_name(chunkname: &[u8]) -> String {
-    match chunkname {
-        [b'@' | b'=', name @ ..] => untrusted::bytes(name),
-        source => {
-            let first_line = source.iter().take(LUA_IDSIZE - 12).take_while(|&&byte| byte >= b' ').count();
-            if first_line == source.len() {
-                return format!("[string \"{}\"]", untrusted::bytes(source));
-            }
-            let shown = &source[..first_line.min(LUA_IDSIZE - 15)];
-            format!("[string \"{}...\"]", untrusted::bytes(shown))
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,15 +284,6 @@ mod tests {
         let compiled = Frame::lua(Some("f".into()), b"@a.lua", 3, None).compiled();
         assert_eq!((compiled.to_string(), compiled.kind()), ("f@a.lua:3_[j]".to_owned(), FrameKind::Jit));
         assert_eq!(lua(None, b"return 1", 0), "main chunk@[string \"return 1\"]:0");
-    }
-
-    #[test]
-    fn source_text_is_cut_where_luajit_cuts_it() {
-        assert_eq!(chunk_name(b"local a = 1\nreturn a"), "[string \"local a = 1...\"]");
-        let long = [b'x'; 100];
-        assert_eq!(chunk_name(&long), format!("[string \"{}...\"]", "x".repeat(45)));
-        assert_eq!(chunk_name(&long[..47]), format!("[string \"{}\"]", "x".repeat(47)));
-        assert_eq!(chunk_name(b""), "[string \"\"]");
     }
 
     #[test]

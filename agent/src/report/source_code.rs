@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::target::{Refused, TargetFiles, Tree};
+use lj_trace_process::{Refused, TargetFiles, Tree};
 
 /// Where the files of chunks can be read. Their names are the target's choice, whoever may control that: a profile shows
 /// none of their lines unless it is said where they are.

@@ -5,8 +5,9 @@ use std::io::Read;
 use std::sync::Arc;
 
 use super::model::{FrameId, Recorded};
-use super::{CpuProfile, Frame, frame};
+use super::{CpuProfile, Frame};
 use lj_trace_streams::hash::AddrMap;
+use lj_trace_text::chunk_name;
 use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
 use lj_trace_streams::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
 use lj_trace_streams::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
@@ -176,7 +177,7 @@ impl Builder {
         (self.state, self.line) = (None, None);
         let start = self.symbols.trace(sample.number).copied();
         let start = start.and_then(|trace| {
-            let chunk = frame::chunk_name(&self.symbols.lua(trace.proto)?.chunk);
+            let chunk = chunk_name(&self.symbols.lua(trace.proto)?.chunk);
             Some(format!("@{chunk}:{}", trace.line).into())
         });
         self.profile.add(VmState::Trace, [Frame::Trace { number: Some(sample.number), start }]);

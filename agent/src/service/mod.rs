@@ -1,6 +1,5 @@
 //! Running as a service: what systemd is told, and how its journal wants to hear of things.
 
-pub mod journal;
 pub mod memory;
 pub mod notify;
 pub mod unit;

@@ -15,7 +15,7 @@ use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 use crate::probes::sample::Sample;
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
 
 /// What is known of the innermost Lua frame.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::elf::{DebugLinks, debug_links};
-use crate::target::{Process, Tree};
+use lj_trace_process::{Process, Tree};
 use crate::unwind::module::Image;
 
 /// Where distributions put debug files (gdb's `debug-file-directory`).

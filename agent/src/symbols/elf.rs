@@ -10,8 +10,8 @@ use object::{
     LittleEndian, Object as _, ObjectSection as _, ReadRef, SectionIndex, SectionKind, SymbolFlags, SymbolIndex,
 };
 
-use crate::sandbox::Question;
-use crate::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
+use lj_trace_process::sandbox::Question;
+use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 use crate::unwind::module::{Image, WithReader};
 
 /// Mini-debuginfo of the largest programs is some megabytes; nothing may unpack to more than this.
@@ -409,14 +409,14 @@ mod tests {
         let sent = table(&[("a", 0x1000, 0x10, GLOBAL), ("bé", 0x1040, 0x10, GLOBAL)]);
         let mut bytes = Vec::new();
         sent.put(&mut bytes);
-        let received: SymbolTable = crate::sandbox::wire::parse(&bytes).unwrap();
+        let received: SymbolTable = lj_trace_process::sandbox::wire::parse(&bytes).unwrap();
         assert!(received.iter().eq(sent.iter()));
         // Names that are beyond the text, or cut a character, and addresses out of order.
         let entries = 8 + sent.names.len() + 8;
         for (at, value) in [(entries + 16, 9), (entries + 32 + 24, 3), (entries + 24, 200), (entries + 1, 0x11)] {
             let mut damaged = bytes.clone();
             damaged[at] = value;
-            assert!(crate::sandbox::wire::parse::<SymbolTable>(&damaged).is_none(), "{value} at {at}");
+            assert!(lj_trace_process::sandbox::wire::parse::<SymbolTable>(&damaged).is_none(), "{value} at {at}");
         }
     }
 

@@ -1,6 +1,5 @@
 //! Names for native code: which function of which file an address belongs to.
 
-pub mod bounded;
 pub mod debug_file;
 pub mod demangle;
 pub mod elf;
@@ -10,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::unwind::module::Module;
 use crate::unwind::modules::{Located, Modules, Place};
 use demangle::demangle;

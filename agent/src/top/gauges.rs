@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::record::about_process;
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::vm::Vm;
 use crate::vm::status::trace_count;
 

@@ -19,7 +19,7 @@ use super::frames::{SnapshotFrame, snapshot_frames};
 use super::ir::{FIRST, Numbering, Op};
 use super::machine::base_stores;
 use super::stacks::NOWHERE;
-use crate::target::Maps;
+use lj_trace_process::Maps;
 use crate::vm::page_cache::PageCache;
 use crate::vm::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 

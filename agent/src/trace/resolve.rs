@@ -13,7 +13,7 @@ use super::cast::{Callee, Cast};
 use super::exit_stub::exit_at;
 use super::known::{KnownTrace, Sought, Traces};
 use super::stacks::NOWHERE;
-use crate::target::Maps;
+use lj_trace_process::Maps;
 use crate::unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region, StackCopy};
 use crate::vm::Vm;
 use crate::vm::object::field;

@@ -1,11 +1,11 @@
-//! The unwind table of a file, wherever it is read: here, or by the [`sandbox`](crate::sandbox)'s reader.
+//! The unwind table of a file, wherever it is read: here, or by the [`sandbox`](lj_trace_process::sandbox)'s reader.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::row::UnwindRow;
 use super::table::{Context, FunctionRange, UnwindTable};
-use crate::sandbox::wire::{Bytes, Wire};
-use crate::sandbox::{Distrusted, Question};
+use lj_trace_process::sandbox::wire::{Bytes, Wire};
+use lj_trace_process::sandbox::{Distrusted, Question};
 
 /// The unwind table of one file.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ mod tests {
     use super::super::registers::Register;
     use super::super::row::{CfaRule, SavedRule};
     use super::*;
-    use crate::sandbox::wire::parse;
+    use lj_trace_process::sandbox::wire::parse;
 
     #[test]
     fn rows_arrive_as_they_were_sent() {

@@ -31,7 +31,7 @@ use vm_frame::{VmStep, leave_cframe, unwind_interpreter, unwind_trace};
 pub use vm_text::BaseAfterCall;
 use vm_text::{FrameShape, Position, VmText, ffi_call_edge};
 
-use crate::target::Process;
+use lj_trace_process::Process;
 
 /// The frames of one sample: more than a copied stack of 64 KiB can hold, of compiled C code.
 const MAX_FRAMES: usize = 2048;

@@ -12,10 +12,10 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _}
 
 use super::frames::Frames;
 use super::table::{Section, UnwindTable, eh_frame_address};
-use crate::sandbox::wire::{Bytes, Wire};
-use crate::sandbox::{Distrusted, Question};
-use crate::symbols::bounded::BoundedFile;
-use crate::target::{Mapping, Process, ProcessMemory};
+use lj_trace_process::sandbox::wire::{Bytes, Wire};
+use lj_trace_process::sandbox::{Distrusted, Question};
+use lj_trace_process::sandbox::bounded::BoundedFile;
+use lj_trace_process::{Mapping, Process, ProcessMemory};
 
 /// The size of a page on x86-64.
 const PAGE: u64 = 4096;

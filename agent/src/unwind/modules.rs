@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::module::Module;
-use crate::target::{Mapping, Maps, Process};
+use lj_trace_process::{Mapping, Maps, Process};
 
 /// At most this often are the maps read again for addresses that nothing known covers.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);

@@ -3,7 +3,7 @@
 use super::expression::{self, Expression};
 use super::registers::{Register, Registers};
 use super::{StackCopy, UnwindEnd};
-use crate::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
+use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 
 /// Where the canonical frame address (the stack pointer before the call instruction pushed the return
 /// address) is found.
@@ -118,29 +118,26 @@ impl Wire for Register {
     }
 }
 
-impl Wire for Expression {
-    fn put(&self, out: &mut Vec<u8>) {
-        put_bytes(self, out);
-    }
-
-    fn take(from: &mut Bytes<'_>) -> Option<Self> {
-        let bytes = take_bytes(from)?;
-        (bytes.len() <= MAX_EXPRESSION).then(|| bytes.into())
-    }
+fn take_expression(from: &mut Bytes<'_>) -> Option<Expression> {
+    let bytes = take_bytes(from)?;
+    (bytes.len() <= MAX_EXPRESSION).then(|| bytes.into())
 }
 
 impl Wire for CfaRule {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::Offset(register, offset) => (0_u8, (*register, *offset)).put(out),
-            Self::Expression(expression) => (1_u8, expression.clone()).put(out),
+            Self::Expression(expression) => {
+                1_u8.put(out);
+                put_bytes(expression, out);
+            }
         }
     }
 
     fn take(from: &mut Bytes<'_>) -> Option<Self> {
         match u8::take(from)? {
             0 => Some(Self::Offset(Wire::take(from)?, Wire::take(from)?)),
-            1 => Some(Self::Expression(Wire::take(from)?)),
+            1 => Some(Self::Expression(take_expression(from)?)),
             _ => None,
         }
     }
@@ -154,8 +151,14 @@ impl Wire for SavedRule {
             Self::AtCfa(offset) => (2_u8, *offset).put(out),
             Self::CfaPlus(offset) => (3_u8, *offset).put(out),
             Self::Register(register) => (4_u8, *register).put(out),
-            Self::AtExpression(expression) => (5_u8, expression.clone()).put(out),
-            Self::Expression(expression) => (6_u8, expression.clone()).put(out),
+            Self::AtExpression(expression) => {
+                5_u8.put(out);
+                put_bytes(expression, out);
+            }
+            Self::Expression(expression) => {
+                6_u8.put(out);
+                put_bytes(expression, out);
+            }
         }
     }
 
@@ -166,8 +169,8 @@ impl Wire for SavedRule {
             2 => Self::AtCfa(Wire::take(from)?),
             3 => Self::CfaPlus(Wire::take(from)?),
             4 => Self::Register(Wire::take(from)?),
-            5 => Self::AtExpression(Wire::take(from)?),
-            6 => Self::Expression(Wire::take(from)?),
+            5 => Self::AtExpression(take_expression(from)?),
+            6 => Self::Expression(take_expression(from)?),
             _ => return None,
         })
     }

@@ -7,11 +7,11 @@ use object::{LittleEndian, ReadRef};
 use super::code_pointers::dispatch_table;
 use super::layouts::{KnownLayout, dwarf};
 use super::scan::Candidate;
-use crate::sandbox::Question;
-use crate::sandbox::wire::{Bytes, Wire};
+use lj_trace_process::sandbox::Question;
+use lj_trace_process::sandbox::wire::{Bytes, Wire};
 use crate::symbols::debug_file;
 use crate::symbols::elf::debug_links;
-use crate::target::{Maps, Process};
+use lj_trace_process::{Maps, Process};
 use crate::unwind::module::{Image, Module, WithReader};
 
 /// What the debug information of the file with the candidate's interpreter says, be it in the file itself or in a
@@ -44,7 +44,8 @@ fn interpreter(process: &Process, maps: &Maps, candidate: Candidate) -> Option<u
 /// The layouts that a file's debug information tells; none if it tells nothing.
 pub fn layouts(image: &Image) -> Option<Vec<VmLayout>> {
     if let Image::Apart(file) = image {
-        return file.ask(Question::Layouts, 0)?;
+        let sent = file.ask::<Option<Vec<SentLayout>>>(Question::Layouts, 0)??;
+        return Some(sent.into_iter().map(|SentLayout(layout)| layout).collect());
     }
     struct ReadLayouts;
     impl WithReader for ReadLayouts {
@@ -59,18 +60,26 @@ pub fn layouts(image: &Image) -> Option<Vec<VmLayout>> {
     image.with_reader(ReadLayouts)
 }
 
-impl Wire for VmLayout {
+/// A layout on its way from the reader: its values, in the order of [`VmLayout::FIELDS`].
+struct SentLayout(VmLayout);
+
+impl Wire for SentLayout {
     fn put(&self, out: &mut Vec<u8>) {
-        self.values().iter().for_each(|value| value.put(out));
+        self.0.values().iter().for_each(|value| value.put(out));
     }
 
     fn take(from: &mut Bytes<'_>) -> Option<Self> {
-        let mut values = [0; Self::FIELDS.len()];
+        let mut values = [0; VmLayout::FIELDS.len()];
         for value in &mut values {
             *value = u16::take(from)?;
         }
-        Some(Self::from_values(&values))
+        Some(Self(VmLayout::from_values(&values)))
     }
+}
+
+/// What the reader answers to [`Question::Layouts`].
+pub fn put_layouts(image: &Image, out: &mut Vec<u8>) {
+    layouts(image).map(|layouts| layouts.into_iter().map(SentLayout).collect::<Vec<_>>()).put(out);
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::pointed;
 use super::prove::{Evidence, Failures, Look};
 use super::scan::{Candidate, candidates};
 use super::text::{interpreter_edges, interpreter_text};
-use crate::target::{Maps, PageKind, Process, TargetError};
+use lj_trace_process::{Maps, PageKind, Process, TargetError};
 
 /// Why no VM can be profiled. Each message names the cause and the way on.
 #[derive(Debug, thiserror::Error)]

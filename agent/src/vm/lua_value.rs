@@ -171,7 +171,7 @@ impl fmt::Display for LuaValue {
             }
             Self::Table { address, array, hash } => write!(f, "table: {address:#x} (array {array}, hash {hash})"),
             Self::LuaFunction { chunkname, prototype } => {
-                let chunk = crate::report::frame::chunk_name(chunkname.as_bytes());
+                let chunk = lj_trace_text::chunk_name(chunkname.as_bytes());
                 write!(f, "function @{chunk}:{}", prototype.firstline)
             }
             Self::CFunction { code, .. } => write!(f, "C function: {code:#x}"),

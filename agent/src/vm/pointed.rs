@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::object::marked_offset;
 use super::scan::{self, Candidate, scan_bytes};
-use crate::target::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
+use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
 use lj_trace_common::layout::gct;
 
 /// The most of a stack that is looked through, from its bottom, where the functions that began are. The main thread's is

@@ -12,7 +12,7 @@ use super::object::{field, read_string, type_of};
 use super::overlay::Overlay;
 use super::scan::Candidate;
 use super::value::{self, Value};
-use crate::target::{Mapping, Maps};
+use lj_trace_process::{Mapping, Maps};
 
 /// What an invariant says: whether it holds, or that what it speaks of cannot be read.
 type Verdict = Result<bool, Unreadable>;
@@ -59,7 +59,7 @@ impl Failures {
     /// None failed.
     pub const NONE: Self = Self(0);
     /// All failed: where to start from, since only what fails every time has failed.
-    pub const ALL: Self = Self((1 << Facts::<crate::target::ProcessMemory>::INVARIANTS.len()) - 1);
+    pub const ALL: Self = Self((1 << Facts::<lj_trace_process::ProcessMemory>::INVARIANTS.len()) - 1);
 
     /// The number of the invariant that there is a Lua stack.
     const STACK: usize = 0;
@@ -81,7 +81,7 @@ impl Failures {
 
     /// What failed, in words.
     pub fn names(self) -> Vec<&'static str> {
-        self.invariants::<crate::target::ProcessMemory>().map(|(_, invariant)| invariant.name).collect()
+        self.invariants::<lj_trace_process::ProcessMemory>().map(|(_, invariant)| invariant.name).collect()
     }
 }
 

@@ -12,7 +12,7 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::code_pointers::dispatch_table;
 use super::object::marked_offset;
-use crate::target::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
+use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
 
 /// What looks like the main thread of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::object::{field, read_string};
 use super::table::hash_entries;
 use super::traces::read_traces;
 use super::value::{self, Value};
-use crate::target::Maps;
+use lj_trace_process::Maps;
 
 /// Whether a VM compiles Lua code to machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -15,7 +15,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 use super::machine::InterpreterText;
 use super::object::{read_bytes, read_some};
-use crate::target::{Mapping, Maps};
+use lj_trace_process::{Mapping, Maps};
 use crate::unwind::vm_edges::{Edges, edges};
 use crate::unwind::vm_text::frame_shape;
 
@@ -148,7 +148,7 @@ fn first_mapping_of_file(maps: &Maps, address: u64) -> Option<&Mapping> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::Process;
+    use lj_trace_process::Process;
 
     #[test]
     fn finds_a_function_of_its_own() {

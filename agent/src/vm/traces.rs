@@ -8,7 +8,7 @@ use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 use super::machine::Vm;
 use super::object::{field, type_of};
 use super::overlay::Overlay;
-use crate::target::Maps;
+use lj_trace_process::Maps;
 
 /// A trace (`GCtrace`, `lj_jit.h`).
 #[derive(Clone, Debug, PartialEq, Eq)]

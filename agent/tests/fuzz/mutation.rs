@@ -1,6 +1,6 @@
 //! Damage: what a disk, a network or somebody with bad intentions makes of a file.
 
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 
 /// Numbers that look random, and are the same for the same seed (xorshift64*).
 pub struct Random(u64);

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use lj_trace::target::Maps;
+use lj_trace_process::Maps;
 use lj_trace::vm::Candidate;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 

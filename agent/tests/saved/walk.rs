@@ -1,6 +1,6 @@
 //! Everything that is read of a VM, by the walkers and decoders that a recording uses.
 
-use lj_trace::target::Maps;
+use lj_trace_process::Maps;
 use lj_trace::vm::object::field;
 use lj_trace::vm::{FindError, FunctionNames, Prototype, PrototypeKey, Vm, VmStatus, heap, prove_still, read_traces};
 use lj_trace_common::event::{FrameKind, FrameRecord};

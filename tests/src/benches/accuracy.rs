@@ -14,7 +14,7 @@ use crate::estimates::{Estimated, Estimates, Place};
 use crate::tracer::Tracer;
 use crate::workload::Workload;
 use crate::written;
-use lj_trace::bounded::estimate::Figure;
+use lj_trace_estimate::Figure;
 
 /// What a place takes for each call of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 //! of a line can be charged with.
 
 use anyhow::{Context as _, Result};
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 use lj_trace::vm::find_vms;
 
 /// The string table of a program's only VM.

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
 use lj_trace::probes::perf_event;
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 
 use crate::tracer::Tracer;
 

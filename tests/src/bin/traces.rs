@@ -8,7 +8,7 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
-use lj_trace::target::Process;
+use lj_trace_process::Process;
 use lj_trace::trace::{Callee, KnownTrace, Sought, Traces};
 use lj_trace::vm::{find_vms, read_traces};
 use lj_trace_common::trace::TraceIdentity;

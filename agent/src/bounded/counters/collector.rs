@@ -10,7 +10,7 @@
 //! microseconds ([`Collector::begin_burst`]), each of which resolves what it covers, and stands for the time before it.
 
 use super::place::Raw;
-use crate::bounded::observation::Tables;
+use lj_trace_estimate::observation::Tables;
 
 /// `GCSfinalize`, `lj_gc.h`: here the estimate falls by what the collector thinks finalizers cost.
 const FINALIZE: u8 = 5;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clocks::ClockId;
+use lj_trace_process::clocks::ClockId;
 
 /// The kernel adds up all threads: where it takes longer than this, it is not worth its time.
 const MOST: Duration = Duration::from_micros(20);

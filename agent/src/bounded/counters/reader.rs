@@ -12,9 +12,9 @@ use super::cpu_time::CpuTime;
 use super::place::{Place, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
-use crate::bounded::observation::{Reading, Tables};
-use crate::privileges;
-use crate::target::{Process, ProcessMemory};
+use lj_trace_estimate::observation::{Reading, Tables};
+use lj_trace_process::privileges;
+use lj_trace_process::{Process, ProcessMemory};
 use crate::vm::Vm;
 
 /// Between two readings.

@@ -13,7 +13,7 @@
 //! slots if the table is looked for longer than a cycle takes) are counted, but not followed.
 
 pub mod choice;
-pub mod life;
+
 pub mod object;
 mod observer;
 pub mod part;
@@ -28,8 +28,8 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::lifetime::{Followed, State};
 
 use self::choice::{Block, Choice};
-use self::life::{Fates, Living};
-pub use self::life::{Kept, Life, rank};
+use lj_trace_estimate::life::{Fates, Living};
+pub use lj_trace_estimate::life::{Kept, Life, rank};
 use self::object::{Object, object_in};
 use self::observer::Observer;
 use self::part::{Newborn, Part, find_owners};
@@ -38,12 +38,12 @@ use self::polled::Polled;
 use self::restraint::{Restraint, Verdict};
 use self::search::Search;
 use crate::bounded::now;
-use crate::bounded::observation::{Nanos, SourceId};
+use lj_trace_estimate::observation::{Nanos, SourceId};
 use crate::heap::shape::Shape;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::watchpoints::Watchpoints;
 use crate::record::cpu_time;
-use crate::target::{Process, ProcessMemory};
+use lj_trace_process::{Process, ProcessMemory};
 use crate::vm::Vm;
 use crate::vm::object::{field, marked_offset};
 use lj_trace_streams::memprof::Event;

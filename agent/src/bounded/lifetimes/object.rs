@@ -4,7 +4,7 @@ use lj_trace_common::layout::gct;
 
 use crate::heap::object::{CDATA, Header};
 use crate::heap::shape::{Shape, VALUE};
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::vm::object::marked_offset;
 
 /// An object that may be followed.

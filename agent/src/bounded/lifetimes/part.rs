@@ -9,7 +9,7 @@ use super::choice::Block;
 use super::object::Object;
 use crate::heap::object::Header;
 use crate::heap::shape::{NODE, Shape, VALUE};
-use crate::target::ProcessMemory;
+use lj_trace_process::ProcessMemory;
 use crate::vm::object::marked_offset;
 
 /// A block as part of an object.

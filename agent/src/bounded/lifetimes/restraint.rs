@@ -5,7 +5,7 @@
 
 use lj_trace_common::lifetime::MAX_FOLLOWED;
 
-use crate::bounded::observation::Nanos;
+use lj_trace_estimate::observation::Nanos;
 use crate::probes::calibrate::ASSUMED;
 
 /// What looking may cost, as a share of the target's CPU time.

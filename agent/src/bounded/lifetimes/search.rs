@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use super::choice::Block;
 use super::part::{Part, may_be_part, owner_with};
-use crate::bounded::observation::Nanos;
+use lj_trace_estimate::observation::Nanos;
 use crate::heap::shape::Shape;
-use crate::target::{Process, ProcessMemory};
+use lj_trace_process::{Process, ProcessMemory};
 use crate::vm::scan::object_memory;
 
 /// How much is read at a time.

@@ -10,9 +10,9 @@ use lj_trace_common::config::Counter;
 
 use super::policy::{MOST_EVENTS, Next, Past, Policy};
 use crate::bounded::now;
-use crate::bounded::observation::Nanos;
-use crate::privileges::priority::come_first;
-use crate::privileges::{self, Capabilities};
+use lj_trace_estimate::observation::Nanos;
+use lj_trace_process::privileges::priority::come_first;
+use lj_trace_process::privileges::{self, Capabilities};
 use crate::probes::calibrate::{ASSUMED, ProbeCost};
 use crate::probes::programs::Counts;
 use crate::probes::windows::{WindowOpener, WindowProbes, next_number};

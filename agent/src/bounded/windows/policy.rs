@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use crate::bounded::estimate::random::Random;
+use lj_trace_estimate::random::Random;
 
 /// What a window aims at: enough to tell lines apart by, and no more, since each is one look at what the program does, and
 /// should be short against that.

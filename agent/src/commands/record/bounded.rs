@@ -19,7 +19,7 @@ use crate::probes::sampler::Sampler;
 use crate::probes::windows::WindowOpener;
 use crate::record::{Estimation, IN_WINDOW};
 use crate::report::Weight;
-use crate::service::journal::{Priority, say};
+use lj_trace_process::journal::{Priority, say};
 use crate::vm::Vm;
 
 /// What light samples may cost, as a share of CPU time.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::probes::programs::Programs;
-use crate::target::{Process, ProcessMemory};
+use lj_trace_process::{Process, ProcessMemory};
 use crate::vm::Vm;
 
 /// How often it is looked whether VMs are there: four reads for each.

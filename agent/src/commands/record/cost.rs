@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::commands::exit::CommandError;
-use crate::privileges::{self, Capabilities, Capability};
+use lj_trace_process::privileges::{self, Capabilities, Capability};
 use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::Programs;
 use crate::probes::switching;
 use crate::record::{Cost, Counted, cpu_time};
-use crate::service::journal::{Priority, say};
-use crate::target::{Process, Switches};
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::{Process, Switches};
 
 /// How much a profile may cost.
 #[derive(Clone, Debug, Args)]

@@ -10,7 +10,7 @@ use crate::probes::harm::Harm;
 use crate::probes::programs::Programs;
 use crate::probes::watchpoints::Watchpoints;
 use crate::record::Estimation;
-use crate::service::journal::{Priority, say};
+use lj_trace_process::journal::{Priority, say};
 
 /// Begins to follow some of the objects that windows see. Where the machine has no watchpoints to spare, or the program would
 /// be slower for one that is not even hit, the collectors are polled.

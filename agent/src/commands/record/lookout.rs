@@ -10,7 +10,7 @@ use crate::probes::activity::ActivityBuffer;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::sampler::Sampler;
-use crate::target::{KnownCode, Maps, Process};
+use lj_trace_process::{KnownCode, Maps, Process};
 use crate::vm::Vm;
 
 /// Counts samples that no known VM was running, in an interpreter or in new code.

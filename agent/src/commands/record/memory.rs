@@ -25,8 +25,8 @@ use crate::record::{
     MemorySummary, Resolved, Room, TraceTable,
 };
 use crate::report::Weight;
-use crate::service::journal::{Priority, say};
-use crate::target::Process;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::Process;
 use crate::vm::Vm;
 
 /// Events that are taken at once before anything else is looked after.

@@ -3,10 +3,10 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::clocks::ClockId;
+use lj_trace_process::clocks::ClockId;
 use crate::probes::programs::Programs;
 use crate::record::Pipeline;
-use crate::target::Process;
+use lj_trace_process::Process;
 use crate::vm::{Vm, find_vms, prove_again, runs_its_text};
 
 /// How soon memory is searched again. Twice as long after each search that has found nothing.

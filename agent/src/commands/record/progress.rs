@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::RecordArgs;
 use super::recording::Recording;
 use super::targets::RecordTarget;
-use crate::service::journal::{Priority, say};
+use lj_trace_process::journal::{Priority, say};
 use crate::service::notify::Notifier;
 
 /// A line that changes on a terminal, plain lines at the start, and what a service manager is told.

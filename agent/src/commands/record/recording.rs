@@ -25,8 +25,8 @@ use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
 use crate::report::Frame;
-use crate::service::journal::{Priority, say};
-use crate::target::{Process, breakpoints};
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::{Process, breakpoints};
 use crate::vm::Vm;
 
 /// What counts samples that never arrived.

@@ -16,9 +16,9 @@ use crate::commands::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::pieces::now_in_names;
 use crate::record::{CpuReports, SampleListener};
-use crate::sandbox;
-use crate::service::journal::{Priority, say};
-use crate::symbols::bounded;
+use lj_trace_process::sandbox;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::sandbox::bounded;
 
 /// Everything that one run records.
 pub struct Session<'a> {

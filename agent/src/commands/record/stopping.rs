@@ -7,7 +7,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::interrupts::Interrupts;
 use crate::commands::exit::CommandError;
-use crate::target::Process;
+use lj_trace_process::Process;
 
 /// Why recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

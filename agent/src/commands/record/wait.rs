@@ -7,7 +7,7 @@ use super::interrupts::Interrupts;
 use super::progress::Progress;
 use super::targets::{RecordTarget, children};
 use crate::commands::exit::{CommandError, ExitCode};
-use crate::service::journal::{Priority, say};
+use lj_trace_process::journal::{Priority, say};
 
 /// How often the process is looked at, at most; and at least, where looking through its memory takes long.
 const SHORTEST: Duration = Duration::from_millis(20);

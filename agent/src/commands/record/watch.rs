@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::targets::RecordTarget;
-use crate::service::journal::{Priority, say};
-use crate::target::{Halt, Process};
-use crate::untrusted;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::{Halt, Process};
+use lj_trace_text::untrusted;
 use crate::vm::Vm;
 
 /// How often it is looked at.

@@ -8,7 +8,7 @@ use super::{ReportArgs, open, warn_of};
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::report::diff::{Diff, Look};
 use crate::report::{Format, Output};
-use crate::untrusted::{Form, PlainWriter};
+use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// Compares the stream with the `old` one, in all outputs.
 ///

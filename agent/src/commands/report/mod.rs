@@ -14,7 +14,7 @@ use rendering::Rendering;
 
 use super::exit::CommandError;
 use crate::report::{Format, Output, Weight};
-use crate::service::journal::{Priority, say};
+use lj_trace_process::journal::{Priority, say};
 use lj_trace_streams::{Stream, StreamError};
 
 const EXAMPLES: &str = "\

@@ -11,7 +11,7 @@ use crate::report::text::Room;
 use crate::report::{
     self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
 };
-use crate::untrusted::{Form, PlainWriter};
+use lj_trace_text::untrusted::{Form, PlainWriter};
 use lj_trace_streams::{Body, Stream, StreamError};
 
 /// What is read of a stream to render it.

@@ -8,7 +8,7 @@ use std::ops::Range;
 use lj_trace_common::memory::ReadMemory;
 
 use super::ranges::{common, union, without};
-use crate::target::{PageKind, PageMap, ProcessMemory};
+use lj_trace_process::{PageKind, PageMap, ProcessMemory};
 use crate::vm::Vm;
 
 /// `LJ_PAGESIZE` (`lj_alloc.c`): mappings of the allocator are as long as so many of these.
@@ -112,7 +112,7 @@ fn word(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::Process;
+    use lj_trace_process::Process;
     use crate::vm::InterpreterText;
     use crate::vm::object::tests::x64_layout;
 

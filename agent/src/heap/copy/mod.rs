@@ -18,7 +18,7 @@ use self::store::Store;
 pub use self::store::{StoreError, folders};
 use super::blocks::ReadSome;
 use super::off_the_stack::OffTheStack;
-use crate::target::{Maps, PageKind, PageMap, Process, ProcessMemory};
+use lj_trace_process::{Maps, PageKind, PageMap, Process, ProcessMemory};
 use crate::vm::Vm;
 use crate::vm::overlay::plain_at;
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::ranges::union;
-use crate::target::{Mapping, Maps};
+use lj_trace_process::{Mapping, Maps};
 
 /// Longer mappings are no Lua heap, but addresses that somebody has reserved (AddressSanitizer's shadow has terabytes):
 /// to ask for their pages would take longer than to read a heap.

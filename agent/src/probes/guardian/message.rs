@@ -4,9 +4,9 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use super::Means;
-use crate::privileges::Capabilities;
+use lj_trace_process::privileges::Capabilities;
 use crate::probes::uprobe_multi::Kind;
-use crate::sockets::{self, DESCRIPTORS, receive};
+use lj_trace_process::sockets::{self, DESCRIPTORS, receive};
 
 /// Probes that one order may be for: an allocator has some ten.
 pub const MAX_POINTS: usize = 512;

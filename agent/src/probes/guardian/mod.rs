@@ -23,8 +23,8 @@ use message::{Order, Words};
 
 use super::mechanism::Mechanism;
 use super::uprobe_multi::Kind;
-use crate::privileges::Capabilities;
-use crate::sockets;
+use lj_trace_process::privileges::Capabilities;
+use lj_trace_process::sockets;
 
 /// How probes are put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +202,7 @@ mod tests {
             unsafe { (address as *const u8).read_volatile() }
         };
         let address = what_the_kernel_says_comes_back as *const () as usize as u64;
-        let maps = crate::target::Maps::read(std::process::id()).unwrap();
+        let maps = lj_trace_process::Maps::read(std::process::id()).unwrap();
         let mapping = maps.find(address).unwrap();
         let offset = address - mapping.start + mapping.offset;
         let before = first();

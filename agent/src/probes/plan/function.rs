@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind};
 
-use crate::target::{Maps, Process};
+use lj_trace_process::{Maps, Process};
 use crate::vm::text::described_function;
 
 /// Why an allocator cannot be probed. Each message names the cause and the way on.

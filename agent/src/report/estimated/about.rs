@@ -1,7 +1,7 @@
 //! What an estimate is made from.
 
 use super::notes::{ESTIMATE, parse_figure, write_figure};
-use crate::bounded::estimate::{Estimate, Figure};
+use lj_trace_estimate::{Estimate, Figure};
 use crate::report::memory::amount;
 use lj_trace_streams::Annotation;
 

@@ -1,8 +1,8 @@
 //! An estimate for programs: the figures of each line with the errors that they have.
 
 use super::EstimatedProfile;
-use crate::bounded::estimate::Figure;
-use crate::bounded::lifetimes::Life;
+use lj_trace_estimate::Figure;
+use lj_trace_estimate::life::Life;
 use crate::report::Frame;
 use crate::report::model::Profile as _;
 

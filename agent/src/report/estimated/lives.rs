@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::EstimatedProfile;
 use super::text::{aligned, with_error};
-use crate::bounded::lifetimes::rank;
+use lj_trace_estimate::life::rank;
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
 use crate::report::text::Room;

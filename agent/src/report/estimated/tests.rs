@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::bounded::estimate::{Broken, Total};
+use lj_trace_estimate::{Broken, Total};
 use crate::report::formats::{folded, svg};
 
 const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };

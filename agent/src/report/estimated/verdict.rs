@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::bounded::estimate::Figure;
+use lj_trace_estimate::Figure;
 
 /// Lines with less than this share are not ranked, but for the first.
 const LEADING: f64 = 0.05;

@@ -16,7 +16,7 @@ pub use output::{Output, OutputError, insert_before_ending};
 
 use super::model::{Profile, Recorded};
 use super::text::Room;
-use crate::untrusted::{Form, PlainWriter};
+use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// A format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::report::frame::{Frame, chunk_name};
+use crate::report::frame::Frame;
+use lj_trace_text::chunk_name;
 use crate::report::model::{StackId, Stacks};
 use crate::symbols::demangle::demangle;
 use lj_trace_streams::hash::AddrMap;

@@ -8,7 +8,7 @@ use super::table::percent;
 use crate::report::Frame;
 use crate::report::memory::{Garbage, MemoryProfile, amount};
 use crate::report::model::{Profile as _, Row, Stacks};
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 const TOP: usize = 20;
 

@@ -11,7 +11,7 @@ use crate::record::SampledTrace;
 use crate::report::frame::FrameKind;
 use crate::top::app::{App, Sort, Tab};
 use crate::top::window::Span;
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 /// Draws the rows of the view.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {

@@ -14,7 +14,7 @@ use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType}
 use super::functions::Functions;
 use crate::report::Frame;
 use crate::report::model::{Measure, NativeModule, Profile, Recorded, Row, Unit};
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 /// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
 ///

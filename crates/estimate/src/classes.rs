@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::ran::Ran;
 use super::sums::Batches;
 use super::timeline::{Settled, Slice, Volume};
-use crate::bounded::observation::{ActivityId, Nanos};
+use crate::observation::{ActivityId, Nanos};
 
 /// At most so many classes: further slices are told by their rate alone.
 const MOST: usize = 256;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::bounded::observation::{Nanos, SourceId, Window};
+use crate::observation::{Nanos, SourceId, Window};
 
 /// The sum of all windows.
 #[derive(Clone, Debug, Default)]

@@ -13,7 +13,7 @@ use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
 use crate::privileges::{Operation, Refusal};
-use crate::untrusted;
+use lj_trace_text::untrusted;
 
 /// Why a target cannot be profiled. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]

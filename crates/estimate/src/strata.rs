@@ -9,7 +9,7 @@ use super::ran::Ran;
 use super::sums::Sum;
 use super::tables::Share;
 use super::timeline::Volume;
-use crate::bounded::observation::{Part, SourceId};
+use crate::observation::{Part, SourceId};
 
 /// A class with fewer windows is put together with one that is like it.
 const FEW: u64 = 6;

@@ -2,7 +2,7 @@
 
 use super::simulation::{Program, Recorded, Setup, record};
 use super::*;
-use crate::bounded::observation::{ActivityId, Made};
+use crate::observation::{ActivityId, Made};
 
 const PROGRAMS: [Program; 4] = [Program::Steady, Program::Phases, Program::Bursts, Program::Leak];
 

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::LazyLock;
 
-use crate::untrusted::Untrusted;
+use lj_trace_text::untrusted::Untrusted;
 
 /// How much a message matters, in the numbers of syslog (sd-daemon(3)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 //! unless it allocates rarely. But where it frees explicitly nearly all that it allocates, the collector's counters tell
 //! next to nothing, and this is what is left.
 
-use crate::bounded::estimate::exact;
-use crate::bounded::observation::Window;
+use crate::exact;
+use crate::observation::Window;
 
 /// What the cost of windows is known to.
 const COST: f64 = 0.2;
@@ -90,7 +90,7 @@ impl ByTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::observation::{Made, SourceId};
+    use crate::observation::{Made, SourceId};
 
     fn ran(windows: u32, cost: f64) -> Ran {
         let made = vec![Made { source: SourceId(0), bytes: 10_000, count: 1 }];

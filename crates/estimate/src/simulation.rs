@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::random::Random;
 use super::{Estimate, Estimator};
-use crate::bounded::observation::{ActivityId, CpuSample, Made, Nanos, Part, Reading, SourceId, Window, WindowSample};
+use crate::observation::{ActivityId, CpuSample, Made, Nanos, Part, Reading, SourceId, Window, WindowSample};
 
 /// What a call of the allocator costs where it is probed, in nanoseconds.
 const PROBED: f64 = 1000.0;

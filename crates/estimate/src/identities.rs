@@ -145,7 +145,7 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::estimate::random::Random;
+    use crate::random::Random;
 
     /// An account in which all holds.
     fn sound(random: &mut Random) -> Account {

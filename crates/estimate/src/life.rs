@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::bounded::estimate::{Figure, Line};
-use crate::bounded::observation::SourceId;
+use crate::{Figure, Line};
+use crate::observation::SourceId;
 
 /// Survival is told for so many cycles; objects that survive more count as having survived these.
 pub const CYCLES: usize = 8;
@@ -209,7 +209,7 @@ pub fn rank<'a>(lives: impl IntoIterator<Item = &'a Life>, lines: &[Line]) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::estimate::random::Random;
+    use crate::random::Random;
 
     const SOURCE: SourceId = SourceId(0);
 

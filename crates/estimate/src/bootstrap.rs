@@ -9,7 +9,7 @@ use super::random::Random;
 use super::strata::{Strata, Stratum};
 use super::sums::Sum;
 use super::tables::Share;
-use crate::bounded::observation::SourceId;
+use crate::observation::SourceId;
 
 /// How often windows are drawn anew. The error's own error is `1 / sqrt(2 * 100)`: 7%.
 const REPLICATES: usize = 100;

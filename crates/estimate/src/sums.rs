@@ -6,7 +6,7 @@
 //! about the same rate around them form a level; in a level bytes are added up as they are, and levels count by their
 //! rates.
 
-use crate::bounded::observation::{Part, Window};
+use crate::observation::{Part, Window};
 
 /// At most so many sums are kept for a level: then every two that follow each other become one. They are what is drawn
 /// from to find the error, for which some dozens are enough.
@@ -151,7 +151,7 @@ fn density(window: &Window) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::observation::{Made, SourceId};
+    use crate::observation::{Made, SourceId};
 
     fn window(bytes: &[u64]) -> Window {
         let made = bytes.iter().enumerate().map(|(i, &bytes)| Made { source: SourceId(i as u32), bytes, count: 1 });

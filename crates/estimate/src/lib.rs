@@ -22,9 +22,11 @@ mod bootstrap;
 mod classes;
 mod exact;
 mod identities;
+pub mod life;
+pub mod observation;
 mod outcome;
 mod ran;
-pub(super) mod random;
+pub mod random;
 #[cfg(test)]
 mod simulation;
 mod strata;
@@ -46,7 +48,7 @@ pub use tables::Growers;
 use timeline::Timeline;
 pub use warnings::Warning;
 
-use super::observation::{CpuSample, Nanos, Reading, SourceId, Window};
+use observation::{CpuSample, Nanos, Reading, SourceId, Window};
 
 /// For how long observations wait for windows that belong to them.
 const HORIZON: Nanos = 10_000_000_000;

@@ -1,17 +1,23 @@
-//! The process that is profiled, as seen from outside: its maps, its memory, its files.
+//! Other processes, as seen from outside: their maps, their memory, their threads, their files.
 //!
-//! Nothing here knows about LuaJIT, and nothing here writes to the target.
+//! Nothing here knows about LuaJIT, and nothing here writes to the target. Files that others can have written are taken
+//! apart by a process of their own ([`sandbox`]).
 
 pub mod breakpoints;
+pub mod clocks;
 pub mod family;
 pub mod files;
 mod freezer;
+pub mod journal;
 pub mod known_code;
 pub mod maps;
 pub mod memory;
 pub mod namespace;
 mod page_map;
+pub mod privileges;
 pub mod process;
+pub mod sandbox;
+pub mod sockets;
 pub mod switches;
 pub mod tree;
 

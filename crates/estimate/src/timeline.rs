@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::LONG_WINDOW;
 use super::exact;
 use super::tables::{self, TableLog};
-use crate::bounded::observation::{ActivityId, CpuSample, Nanos, Reading, Window};
+use crate::observation::{ActivityId, CpuSample, Nanos, Reading, Window};
 
 /// How much of the time outside of windows makes a slice.
 const SLICE: Nanos = 10_000_000;

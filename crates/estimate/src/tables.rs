@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::exact::Exact;
 use super::outcome::Outcome;
-use crate::bounded::observation::{ActivityId, Block, CpuSample, Nanos, Reading, SourceId, Tables, Window};
+use crate::observation::{ActivityId, Block, CpuSample, Nanos, Reading, SourceId, Tables, Window};
 
 /// For how long a table of so many bytes may be copied before its place in the VM's state changes, in nanoseconds: the
 /// program may not have a CPU for a while.
@@ -229,7 +229,7 @@ fn take_from(window: &mut Window, block: &Block) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bounded::observation::{Made, Part, WindowSample};
+    use crate::observation::{Made, Part, WindowSample};
 
     const MS: Nanos = 1_000_000;
     const OLD: u64 = 1 << 20;

@@ -9,6 +9,7 @@
 //! files, and the recording goes on. Unwind tables stay with the reader: it is asked for a row when one is needed, which
 //! takes some 20 µs, once for each address.
 
+pub mod bounded;
 mod confine;
 pub mod reason;
 mod serve;
@@ -29,11 +30,10 @@ use std::time::{Duration, Instant};
 
 use reason::{FileId, Reason};
 pub use reason::{Unread, unread};
-pub use serve::serve;
+pub use serve::{Asked, serve};
 use wire::Wire;
 
 use crate::sockets;
-use crate::symbols::bounded;
 
 /// What the program's first argument is where it is to be a reader.
 pub const ARGUMENT: &str = "read-distrusted";
@@ -122,7 +122,7 @@ impl Distrusted {
             return Err(file);
         }
         let id = file.metadata().map_or((0, 0), |found| (found.dev(), found.ino()));
-        let path = crate::untrusted::bytes(path.as_os_str().as_encoded_bytes());
+        let path = lj_trace_text::untrusted::bytes(path.as_os_str().as_encoded_bytes());
         Ok(Self { file, number: NUMBERS.fetch_add(1, Ordering::Relaxed), id, path })
     }
 

@@ -3,7 +3,7 @@
 use super::bootstrap::Spread;
 use super::outcome::Outcome;
 use super::{Figure, Line, Total};
-use crate::bounded::observation::{Reading, SourceId};
+use crate::observation::{Reading, SourceId};
 
 /// What is estimated to less than this part counts as measured: some milliseconds before the first window of a trace
 /// that stays on.

@@ -1,0 +1,67 @@
+//! The reader of files that others can have written: its answers. [`lj_trace_process::sandbox`] starts it.
+
+use std::process::ExitCode;
+
+use lj_trace_process::sandbox::wire::Wire as _;
+use lj_trace_process::sandbox::{Asked, Question};
+
+use crate::symbols::elf::{SymbolTable, debug_links};
+use crate::unwind::frames::Found;
+use crate::unwind::module::{Image, Shape};
+use crate::unwind::table::{Context, UnwindTable};
+use crate::vm::debug_layout;
+
+/// Unwind tables that are kept, beside the one that is asked for: bytes of their sections.
+const MAX_KEPT: usize = 16 << 20;
+
+/// Serves as a reader, until lj-trace needs it no more.
+pub fn serve() -> ExitCode {
+    let mut tables = Tables::default();
+    lj_trace_process::sandbox::serve(|asked, out| tables.answer(asked, out)).unwrap_or_else(|| {
+        eprintln!("lj-trace: lj-trace starts this itself, to read files that others can have written");
+        super::exit::ExitCode::USAGE.into()
+    })
+}
+
+/// The unwind tables that were asked for last, by the numbers of their files.
+#[derive(Default)]
+struct Tables {
+    kept: Vec<(u64, Option<UnwindTable>)>,
+    context: Context,
+}
+
+impl Tables {
+    fn answer(&mut self, asked: Asked, out: &mut Vec<u8>) {
+        let Asked { question, number, address, first, second } = asked;
+        let is = |wanted: Question| question == wanted as u64;
+        let image = Image::File(first);
+        if is(Question::Shape) {
+            Shape::read(&image).put(out);
+        } else if is(Question::Links) {
+            debug_links(&image).put(out);
+        } else if is(Question::Symbols) {
+            SymbolTable::read(&image, second.map(Image::File).as_ref()).put(out);
+        } else if is(Question::HasTable) {
+            self.table(number, &image).is_some().put(out);
+        } else if is(Question::Row) {
+            self.table(number, &image);
+            let table = self.kept.iter().find(|(kept, _)| *kept == number).and_then(|(_, table)| table.as_ref());
+            table.and_then(|table| Found::look_up(table, address, &mut self.context)).put(out);
+        } else if is(Question::Layouts) {
+            debug_layout::put_layouts(&image, out);
+        }
+    }
+
+    fn table(&mut self, number: u64, image: &Image) -> Option<&UnwindTable> {
+        let found = self.kept.iter().position(|(kept, _)| *kept == number);
+        let index = found.unwrap_or_else(|| {
+            let size = |(_, table): &(u64, Option<UnwindTable>)| table.as_ref().map_or(0, UnwindTable::size);
+            if self.kept.iter().map(size).sum::<usize>() > MAX_KEPT {
+                self.kept.clear();
+            }
+            self.kept.push((number, UnwindTable::read(image)));
+            self.kept.len() - 1
+        });
+        self.kept.get(index)?.1.as_ref()
+    }
+}

@@ -1,0 +1,61 @@
+//! What a reader does: it answers questions about files that come over its socket, until that is closed.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, RawFd};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use super::reason::NOT_CONFINED;
+use super::{IS_READER, bounded, confine, own_socket};
+use crate::sockets;
+
+/// What is asked of a reader.
+#[derive(Debug)]
+pub struct Asked {
+    /// A [`Question`](super::Question) as a number.
+    pub question: u64,
+    /// The file's number: one that is opened again is another one.
+    pub number: u64,
+    /// The address that it is about, if it is about one.
+    pub address: u64,
+    /// The file.
+    pub first: File,
+    /// Another one that belongs to it.
+    pub second: Option<File>,
+}
+
+/// Serves as a reader: to be called before the process has threads. `answer` appends what it has to say, as
+/// [`Wire`](super::wire::Wire) has it. Ends when the socket on standard input is closed; [`None`] if there is no socket, since
+/// lj-trace has not started this.
+pub fn serve(mut answer: impl FnMut(Asked, &mut Vec<u8>)) -> Option<ExitCode> {
+    let socket = own_socket()?;
+    // The text would go nowhere; the exit code says that there was one.
+    std::panic::set_hook(Box::new(|_| {}));
+    IS_READER.store(true, Ordering::Relaxed);
+    if confine::confine().is_err() {
+        return Some(NOT_CONFINED.into());
+    }
+    let mut words = [0; 3];
+    let mut out = File::from(socket);
+    while let Ok((3, descriptors)) = sockets::receive(out.as_raw_fd(), &mut words) {
+        // SAFETY: the kernel has just given us these descriptors, and nobody else knows them.
+        let open = |fd: RawFd| (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) });
+        let [first, second, _third] = descriptors.map(open);
+        let Some(first) = first else { break };
+        let [question, number, address] = words;
+        let before = bounded::refusals();
+        let mut said = vec![0; HEAD];
+        answer(Asked { question, number, address, first, second }, &mut said);
+        let length = (said.len() - HEAD) as u64;
+        said[..HEAD - 1].copy_from_slice(&length.to_le_bytes());
+        said[HEAD - 1] = u8::from(bounded::refusals() != before);
+        if out.write_all(&said).is_err() {
+            break;
+        }
+    }
+    Some(ExitCode::SUCCESS)
+}
+
+/// Before an answer: its length, and whether the file is too large.
+const HEAD: usize = 9;
