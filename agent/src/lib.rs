@@ -13,8 +13,4 @@ pub mod record;
 pub mod report;
 pub mod service;
 pub mod stack;
-pub mod symbols;
 pub mod top;
-pub mod trace;
-pub mod unwind;
-pub mod vm;

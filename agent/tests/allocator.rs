@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 
 use lj_trace::probes::plan::function::AllocatorFunction;
 use lj_trace::probes::plan::{Need, plan};
-use lj_trace_process::Process;
-use lj_trace::vm::find_vms;
 use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_luajit::find_vms;
+use lj_trace_process::Process;
 
 #[test]
 fn plans_cheap_probes_on_a_running_vm() {

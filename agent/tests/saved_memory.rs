@@ -10,12 +10,12 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lj_trace_process::Process;
-use lj_trace::vm::object::field;
-use lj_trace::vm::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still};
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still};
+use lj_trace_process::Process;
 use saved::Saved;
 use saved::recorder::Recorder;
 use saved::walk::{see, see_with, stack};

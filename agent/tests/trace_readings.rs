@@ -6,10 +6,10 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use lj_trace_process::Process;
-use lj_trace::trace::{Chain, KnownTrace, Sought, Traces};
-use lj_trace::vm::{find_vms, read_traces};
 use lj_trace_common::trace::TraceIdentity;
+use lj_trace_luajit::trace::{Chain, KnownTrace, Sought, Traces};
+use lj_trace_luajit::{find_vms, read_traces};
+use lj_trace_process::Process;
 
 /// A process that ends with the test.
 struct Program(Child);
@@ -44,7 +44,7 @@ impl Drop for Program {
 
 /// The lines of a chain, the innermost first.
 fn lines(trace: &KnownTrace, chain: &Chain) -> Option<String> {
-    let line = |&(callee, position): &(lj_trace::trace::Callee, u32)| {
+    let line = |&(callee, position): &(lj_trace_luajit::trace::Callee, u32)| {
         trace.cast.prototype(callee.prototype()?)?.line_at(position)
     };
     let lines: Option<Vec<String>> = chain.iter().rev().map(|frame| Some(line(frame)?.to_string())).collect();

@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use lj_trace_process::{Process, TargetError};
-use lj_trace::vm::object::{Function, read_function};
-use lj_trace::vm::{
+use lj_trace_luajit::object::{Function, read_function};
+use lj_trace_luajit::{
     FindError, FunctionNames, NameKind, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, find_vms,
     function_name, read_traces,
 };
+use lj_trace_process::{Process, TargetError};
 
 /// A child that waits for its input to end, and what it printed.
 struct Truth {

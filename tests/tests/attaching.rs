@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
-use lj_trace::vm::find_vms;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::workload::Workload;
 

@@ -1,9 +1,9 @@
 //! What the machine code of real interpreters tells: all of it has room in what the probes know.
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_process::Process;
-use lj_trace::vm::find_vms;
 use lj_trace_common::vm::VmEdges;
+use lj_trace_luajit::find_vms;
+use lj_trace_process::Process;
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::workload::{SERVICE, Workload};
 

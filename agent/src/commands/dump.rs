@@ -4,8 +4,8 @@ use clap::Args;
 
 use super::exit::CommandError;
 use crate::dump::{Dump, Options, take};
+use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
-use crate::vm::find_vms;
 
 /// Options of `lj-trace dump`.
 #[derive(Debug, Args)]

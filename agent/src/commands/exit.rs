@@ -2,11 +2,11 @@
 
 use std::io;
 
-use lj_trace_process::privileges::limits;
 use crate::probes::allocator::AllocatorError;
 use crate::probes::programs::ProbeError;
+use lj_trace_luajit::FindError;
+use lj_trace_process::privileges::limits;
 use lj_trace_process::{Process, TargetError};
-use crate::vm::FindError;
 use lj_trace_streams::{StreamError, WriteError};
 
 /// An exit code of `lj-trace`, in the numbering of `sysexits.h`.

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use lj_trace_text::bytes;
 use crate::heap::Stage;
 use lj_trace_process::journal::{Priority, say};
+use lj_trace_text::bytes;
 
 /// What takes no longer needs no words.
 const SHORT: Duration = Duration::from_secs(1);

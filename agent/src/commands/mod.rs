@@ -22,8 +22,8 @@ use clap::{Parser, Subcommand};
 
 use exit::CommandError;
 
-use lj_trace_process::sandbox;
 use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::sandbox;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use lj_trace_process::sandbox::wire::Wire as _;
 use lj_trace_process::sandbox::{Asked, Question};
 
-use crate::symbols::elf::{SymbolTable, debug_links};
-use crate::unwind::frames::Found;
-use crate::unwind::module::{Image, Shape};
-use crate::unwind::table::{Context, UnwindTable};
-use crate::vm::debug_layout;
+use lj_trace_luajit::debug_layout;
+use lj_trace_unwind::frames::Found;
+use lj_trace_unwind::module::{Image, Shape};
+use lj_trace_unwind::symbols::elf::{SymbolTable, debug_links};
+use lj_trace_unwind::table::{Context, UnwindTable};
 
 /// Unwind tables that are kept, beside the one that is asked for: bytes of their sections.
 const MAX_KEPT: usize = 16 << 20;

@@ -16,9 +16,9 @@ use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
 use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
-use lj_trace_process::privileges::priority;
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
+use lj_trace_process::privileges::priority;
 
 /// Options of `lj-trace top`.
 #[derive(Clone, Debug, Args)]

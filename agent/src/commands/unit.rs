@@ -4,9 +4,9 @@ use clap::Args;
 
 use super::exit::CommandError;
 use super::record::{Mode, RecordArgs};
-use lj_trace_process::privileges::Refusal;
 use crate::probes::mechanism::Mechanism;
 use crate::service::unit;
+use lj_trace_process::privileges::Refusal;
 
 /// How long a recording may take to begin and to write its files before systemd ends it, in seconds.
 const SLACK: u64 = 120;

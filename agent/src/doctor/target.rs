@@ -2,12 +2,12 @@
 
 use super::{Area, Check, Mode, Verdict, read, status_field};
 use crate::probes::allocator::Allocator;
+use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_process::sandbox;
-use crate::symbols::{debug_file, elf};
 use lj_trace_process::{Maps, Process, TargetError, breakpoints};
-use crate::unwind::Modules;
-use crate::unwind::modules::Located;
-use crate::vm::{Vm, find_vms};
+use lj_trace_unwind::Modules;
+use lj_trace_unwind::modules::Located;
+use lj_trace_unwind::symbols::{debug_file, elf};
 
 pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
     let process = match Process::open(pid) {

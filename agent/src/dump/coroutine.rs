@@ -9,10 +9,10 @@ use lj_trace_common::top::{self, Top};
 
 use super::view::{Copied, View};
 use crate::stack::Innermost;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::{field, type_of};
+use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_process::ProcessMemory;
-use crate::vm::Vm;
-use crate::vm::object::{field, type_of};
-use crate::vm::page_cache::PageCache;
 
 /// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
 const MAX_SLOTS: u64 = 1 << 20;
@@ -74,7 +74,7 @@ impl Snapshot {
 
     /// The value in a slot of its stack.
     pub fn slot(&self, address: u64) -> Option<u64> {
-        crate::vm::overlay::plain_at(&self.stack.bytes, address.checked_sub(self.stack.start)?)
+        lj_trace_luajit::overlay::plain_at(&self.stack.bytes, address.checked_sub(self.stack.start)?)
     }
 
     /// What it is doing, after `coroutine.status` (`lib_base.c`): [`Status::Running`] stands for `running` and

@@ -5,8 +5,8 @@ use lj_trace_common::event::{SampleHeader, reg};
 use super::coroutine::{LuaStack, Snapshot};
 use super::stack::Target;
 use crate::stack::Innermost;
-use crate::trace::{self, Hit, Traces, is_on_trace};
-use crate::unwind::{NativeStack, StackCopy};
+use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
+use lj_trace_unwind::{NativeStack, StackCopy};
 
 /// A thread that waits, and the coroutine that runs on it.
 pub struct Inlined<'a> {

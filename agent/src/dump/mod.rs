@@ -19,7 +19,7 @@ pub use coroutine::Status;
 pub use take::{is_idle, take};
 pub use threads::{Place, Thread};
 
-use crate::vm::status::{VmSummary, hexadecimal};
+use lj_trace_luajit::status::{VmSummary, hexadecimal};
 
 /// What a process executes.
 #[derive(Clone, Debug, Serialize)]

@@ -8,8 +8,8 @@ use super::{FrameDump, FrameKind, Local, Options};
 use crate::record::Namer;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, Unresolved};
+use lj_trace_luajit::{LuaValue, PrototypeKey, Prototypes, Vm};
 use lj_trace_process::{Process, ProcessMemory};
-use crate::vm::{LuaValue, PrototypeKey, Prototypes, Vm};
 
 /// Names frames and reads their variables.
 pub struct Names<'a> {

@@ -10,11 +10,11 @@ use super::coroutine::{LuaStack, Snapshot};
 use super::inlined::Inlined;
 use super::view::{Copied, View};
 use crate::stack::{Frame, Innermost, Unresolved, merge};
+use lj_trace_luajit::page_cache::PageCache;
+use lj_trace_luajit::trace::Traces;
+use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::{Maps, ProcessMemory};
-use crate::trace::Traces;
-use crate::unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
-use crate::vm::page_cache::PageCache;
-use crate::vm::{Vm, VmStatus};
+use lj_trace_unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
 
 /// More of a thread's stack is not copied.
 const MAX_THREAD_COPY: u64 = 256 << 10;

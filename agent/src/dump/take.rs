@@ -10,12 +10,12 @@ use super::threads::{Place, Thread};
 use super::view::View;
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
 use crate::record::machine_code;
+use lj_trace_luajit::page_cache::PageCache;
+use lj_trace_luajit::status::VmSummary;
+use lj_trace_luajit::trace::Traces;
+use lj_trace_luajit::{Vm, VmStatus, heap};
 use lj_trace_process::{Process, TargetError};
-use crate::trace::Traces;
-use crate::unwind::Unwinder;
-use crate::vm::page_cache::PageCache;
-use crate::vm::status::VmSummary;
-use crate::vm::{Vm, VmStatus, heap};
+use lj_trace_unwind::Unwinder;
 
 /// How often something is read before it is said to be in motion.
 const ATTEMPTS: u32 = 4;

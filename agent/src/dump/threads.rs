@@ -4,7 +4,7 @@
 use std::fs;
 
 use lj_trace_process::Process;
-use crate::unwind::Registers;
+use lj_trace_unwind::Registers;
 
 /// A thread of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]

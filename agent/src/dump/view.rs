@@ -2,10 +2,10 @@
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
+use lj_trace_luajit::overlay::plain_at;
+use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_process::ProcessMemory;
-use crate::unwind::StackCopy;
-use crate::vm::overlay::plain_at;
-use crate::vm::page_cache::PageCache;
+use lj_trace_unwind::StackCopy;
 
 /// A copied range of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

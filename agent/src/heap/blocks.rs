@@ -8,8 +8,8 @@ use std::cell::RefCell;
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
+use lj_trace_luajit::overlay::plain_at;
 use lj_trace_process::ProcessMemory;
-use crate::vm::overlay::plain_at;
 use lj_trace_streams::hash::AddrMap;
 
 /// Size of a block in bytes.

@@ -6,9 +6,9 @@
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;
 
-use crate::vm::Vm;
-use crate::vm::layouts::{candidates, options};
-use crate::vm::object::field;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::layouts::{candidates, options};
+use lj_trace_luajit::object::field;
 
 /// The VM with the fields of its traces that it has left open, as far as its snapshots tell.
 pub fn completed<M: ReadMemory>(memory: &M, vm: &Vm) -> Vm {
@@ -57,8 +57,8 @@ fn first_snapshot_fits<M: ReadMemory>(memory: &M, vm: &Vm, size: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::InterpreterText;
-    use crate::vm::object::tests::{Saved, x64_layout};
+    use lj_trace_luajit::InterpreterText;
+    use lj_trace_luajit::testing::{Saved, x64_layout};
 
     /// A VM of Tarantool's fork that was not proven further than to be of 1.7 or 2.6, with these first bytes of a
     /// snapshot.
@@ -74,7 +74,7 @@ mod tests {
         }
         layout = VmLayout::from_values(&values);
         let global = 0x1_0000 + u64::from(layout.sizeof_l);
-        let text = InterpreterText { range: 0..0, exact: true, edges: crate::unwind::vm_edges::Edges::default() };
+        let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
         let vm = Vm { global, main_thread: 0x1_0000, layout, builds: Vec::new(), undecided, text };
         let mut bytes = vec![0; 0x4000];
         let table = field(vm.jit_state().unwrap(), layout.j_trace) - 0x1_0000;

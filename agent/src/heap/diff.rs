@@ -14,8 +14,8 @@ use super::object::Kind;
 use super::objects::{Object, Objects};
 use super::paths::Sum;
 use super::snapshot::{Heap, Snapshot};
-use lj_trace_text::bytes;
 use crate::report::text::{COLUMNS, fit};
+use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 
 /// Two snapshots, compared.

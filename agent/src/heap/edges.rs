@@ -7,9 +7,9 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::blocks::{Blocks, ReadSome};
 use super::object::{CDATA, Header};
-use super::shape::{NODE, Shape, VALUE};
-use crate::vm::overlay::plain_at;
-use crate::vm::value::{self, Value};
+use lj_trace_luajit::overlay::plain_at;
+use lj_trace_luajit::shape::{NODE, Shape, VALUE};
+use lj_trace_luajit::value::{self, Value};
 use lj_trace_streams::hash::AddrMap;
 
 /// How an object refers to another one.
@@ -472,7 +472,7 @@ impl<'a, M: ReadSome> Edges<'a, M> {
                 let gc64 = s.gc64();
                 if value::decode(gc64, key) == (Value::Object { gct: gct::STR, address: self.mode })
                     && let Value::Object { gct: gct::STR, address } = value::decode(gc64, mode)
-                    && let Ok(text) = crate::vm::object::read_string(self.blocks, &s.layout, address, 16)
+                    && let Ok(text) = lj_trace_luajit::object::read_string(self.blocks, &s.layout, address, 16)
                 {
                     weak = Weak { keys: text.contains(&b'k'), values: text.contains(&b'v') };
                 }

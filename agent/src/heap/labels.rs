@@ -14,8 +14,8 @@ use super::blocks::{Blocks, ReadSome};
 use super::edges::{Key, Step};
 use super::object::Header;
 use super::paths::{ELEMENT, PathId, Paths};
-use crate::vm::object::{field, read_string};
-use crate::vm::{Prototype, PrototypeKey, Prototypes};
+use lj_trace_luajit::object::{field, read_string};
+use lj_trace_luajit::{Prototype, PrototypeKey, Prototypes};
 use lj_trace_streams::hash::AddrMap;
 
 /// A name is cut off after so many bytes.

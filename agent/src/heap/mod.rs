@@ -25,7 +25,6 @@ pub mod paths;
 pub mod pause;
 pub mod pending;
 pub mod picture;
-pub mod shape;
 pub mod snapshot;
 pub mod text;
 pub mod trail;
@@ -48,15 +47,15 @@ use self::copy::{Copied, Plan};
 use self::labels::Labels;
 use self::object::{Header, Kind, Scales};
 use self::objects::Objects;
-use self::shape::Shape;
 use self::snapshot::{Asked, Big, PathRow, TypeRow};
 use self::trail::{NoTrail, Trails};
 use self::walk::{Walked, Walker};
 use self::watchdog::Watchdog;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::shape::Shape;
+use lj_trace_luajit::status::{VmStatus, VmSummary};
 use lj_trace_process::{Process, TargetError};
-use crate::vm::Vm;
-use crate::vm::object::field;
-use crate::vm::status::{VmStatus, VmSummary};
 
 /// What to look at, and how.
 #[derive(Clone, Debug, Default)]

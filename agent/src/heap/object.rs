@@ -5,8 +5,8 @@ use lj_trace_common::memory::ReadMemory;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, ReadSome};
-use super::shape::{NODE, Shape, VALUE};
-use crate::vm::overlay::plain_at;
+use lj_trace_luajit::overlay::plain_at;
+use lj_trace_luajit::shape::{NODE, Shape, VALUE};
 use lj_trace_streams::hash::AddrMap;
 
 /// Type byte of `GCcdata`.
@@ -110,7 +110,7 @@ impl Header {
 
     /// Its type byte, whose place the width of references tells.
     pub fn type_byte(&self, gc64: bool) -> Option<u8> {
-        self.u8(crate::vm::object::marked_offset(gc64) + 1)
+        self.u8(lj_trace_luajit::object::marked_offset(gc64) + 1)
     }
 
     /// Its type byte.
@@ -318,7 +318,7 @@ impl<'a, M: ReadSome> Scales<'a, M> {
 mod tests {
     use super::*;
     use crate::heap::blocks::tests::Ranges;
-    use crate::vm::object::tests::x64_layout;
+    use lj_trace_luajit::testing::x64_layout;
 
     fn measured(build: &str, mode: &str, fields: &[(u64, &[u8])]) -> Option<Measured> {
         let shape = Shape::new(x64_layout(build, mode));

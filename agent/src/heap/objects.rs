@@ -9,9 +9,9 @@ use super::blocks::{Blocks, ReadSome};
 use super::edges::Edges;
 use super::index::{GARBAGE, NO_PATH};
 use super::object::{Header, Kind, Scales};
-use super::shape::Shape;
 use super::walk::Walked;
-use crate::vm::Vm;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::shape::Shape;
 
 /// Objects are told apart as long as they take no more bytes than these: some eight million.
 pub const MAX_BYTES: usize = 32 << 20;

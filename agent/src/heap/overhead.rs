@@ -5,9 +5,9 @@ use lj_trace_common::memory::ReadMemory;
 use serde::{Deserialize, Serialize};
 
 use super::blocks::{Blocks, ReadSome};
-use super::shape::{Buffer, Shape};
-use crate::vm::Vm;
-use crate::vm::object::field;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::shape::{Buffer, Shape};
 
 /// Bytes that are not those of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,10 +7,10 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 
 use super::object::Kind;
 use super::snapshot::{Heap, Snapshot};
-use lj_trace_text::bytes;
 use crate::report::formats::folded::escape;
 use crate::report::formats::picture;
 use crate::report::text::fit;
+use lj_trace_text::bytes;
 
 /// Folded stacks and their bytes: `globals;.sessions;[*];table`; the VM first where there are several.
 fn lines(snapshot: &Snapshot) -> Vec<(String, [u64; 1])> {

@@ -5,8 +5,8 @@ use std::fmt;
 use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
-use lj_trace_text::bytes;
 use crate::report::text::{COLUMNS, fit, percent};
+use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 
 /// Lines of the tree of ways that hold less than one of so many parts of the heap are not shown,

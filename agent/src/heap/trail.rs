@@ -5,9 +5,9 @@ use super::edges::{Edges, Step};
 use super::index::{NO_PLACE, UNREACHED};
 use super::labels::{Labels, Locals};
 use super::object::{Header, Kind};
-use super::shape::Shape;
 use super::walk::Walked;
-use crate::vm::Vm;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::shape::Shape;
 
 /// Of a longer way, so many of the first and of the last steps are shown.
 const SHOWN: usize = 12;

@@ -17,11 +17,11 @@ use super::labels::{Labels, Locals};
 use super::object::{Header, Kind, Scales};
 use super::paths::{PathId, Paths, Sum};
 use super::pending::{Level, Order, Pending};
-use super::shape::Shape;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::shape::Shape;
+use lj_trace_luajit::value::{self, Value};
 use lj_trace_process::Maps;
-use crate::vm::Vm;
-use crate::vm::object::field;
-use crate::vm::value::{self, Value};
 
 /// Reading all of a block pays for so many objects in it.
 const WORTH_A_BLOCK: usize = 6;

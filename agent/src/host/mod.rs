@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use lj_trace_process::{Maps, Process, TargetError};
-use crate::vm::status::VmSummary;
-use crate::vm::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
 use code::CodeFiles;
 pub use doing::Doing;
 use doing::doing;
+use lj_trace_luajit::status::VmSummary;
+use lj_trace_luajit::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
+use lj_trace_process::{Maps, Process, TargetError};
 
 /// The LuaJIT processes of this host.
 #[derive(Clone, Debug, Serialize)]

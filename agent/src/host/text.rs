@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{Doing, ListedProcess, ListedVm, Listing};
+use lj_trace_luajit::status::VmSummary;
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
-use crate::vm::status::VmSummary;
 
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
@@ -128,7 +128,7 @@ fn table(f: &mut fmt::Formatter<'_>, rows: &[[String; 9]]) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::Jit;
+    use lj_trace_luajit::Jit;
 
     fn vm(doing: Option<Doing>) -> ListedVm {
         let summary = VmSummary {

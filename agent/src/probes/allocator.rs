@@ -22,8 +22,8 @@ use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
 use super::windows::{Places, ProbedFunction, WindowOpener, WindowPrograms};
+use lj_trace_luajit::Vm;
 use lj_trace_process::{Maps, Process};
-use crate::vm::Vm;
 
 /// Why allocations cannot be recorded.
 #[derive(Debug, thiserror::Error)]

@@ -16,8 +16,8 @@ use lj_trace_common::vm::VmConfig;
 
 use super::mechanism::Mechanism;
 use super::object;
-use lj_trace_process::privileges::{Operation, Refusal, limits};
 use lj_trace_process::TargetError;
+use lj_trace_process::privileges::{Operation, Refusal, limits};
 
 /// Why probing cannot begin. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]

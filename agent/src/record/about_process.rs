@@ -5,16 +5,15 @@ use std::sync::LazyLock;
 
 use crate::report::model::{Modules, NativeModule};
 use crate::report::source_code::SourceCode;
-use crate::symbols::elf::debug_links;
+use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::Process;
-use crate::unwind;
-use crate::vm::{Vm, VmStatus};
+use lj_trace_unwind::symbols::elf::debug_links;
 
 /// The files with native code that are mapped now.
 pub fn native_modules(process: &Process) -> Modules {
     let mut modules = Modules::new();
     let Ok(maps) = process.maps() else { return modules };
-    for located in unwind::Modules::new(process.clone()).open_all() {
+    for located in lj_trace_unwind::Modules::new(process.clone()).open_all() {
         let module = &located.module;
         let path = module.path().display().to_string();
         let mapping = maps.iter().find(|mapping| mapping.exec && mapping.path == path);

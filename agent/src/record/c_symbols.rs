@@ -1,9 +1,9 @@
 //! The C functions that memprof streams know: all of them, as in the process's own profiler (`lj_symtab_dump` and
 //! `lj_symtab_dump_newc`, `lj_symtab.c` of Tarantool's fork).
 
-use crate::symbols::{FileSymbols, NativeSymbol, Symbolizer};
 use lj_trace_process::Process;
 use lj_trace_streams::Symbol;
+use lj_trace_unwind::symbols::{FileSymbols, NativeSymbol, Symbolizer};
 
 /// The function symbols of all files that the target has mapped so far. They are read when they are first wanted:
 /// there may be a hundred thousand, and recording has to begin before.

@@ -4,9 +4,9 @@ use std::fmt;
 
 use lj_trace_common::config::Counter;
 
-use lj_trace_process::clocks::ClockId;
 use crate::probes::calibrate::ProbeCost;
 use crate::probes::programs::Counts;
+use lj_trace_process::clocks::ClockId;
 
 /// What recording has cost the target.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use lj_trace_luajit::{Vm, prove_again};
 use lj_trace_process::Process;
-use crate::vm::{Vm, prove_again};
 
 /// How long after the first try is tried again, and after each of the next: twice as long, but no longer than that. A try
 /// fails where traces are flushed all the time, for it has to see one twice.

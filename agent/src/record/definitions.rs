@@ -4,8 +4,8 @@
 
 use super::memory::Meaning;
 use super::room::{ENTRY, Room};
+use lj_trace_luajit::{Prototype, Vm};
 use lj_trace_process::ProcessMemory;
-use crate::vm::{Prototype, Vm};
 use lj_trace_streams::hash::AddrMap;
 
 /// The names of a VM's functions, by the addresses of their prototypes.

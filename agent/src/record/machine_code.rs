@@ -6,9 +6,9 @@ use std::ops::Range;
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 
+use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;
-use crate::unwind::VmCode;
-use crate::vm::Vm;
+use lj_trace_unwind::VmCode;
 
 /// An allocator of machine code never chains more areas: 64 KiB each at the default limit of 512 KiB
 /// (`lj_jit.h`, `JIT_PARAMDEF`), and some raise the limit.

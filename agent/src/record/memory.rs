@@ -20,13 +20,13 @@ use super::trace_table::TraceTable;
 use crate::commands::exit::CommandError;
 use crate::probes::allocator::AllocationRecord;
 use crate::report::Frame;
-use lj_trace_text::chunk_name;
-use crate::symbols::demangle::demangle;
+use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
 use lj_trace_process::{Process, ProcessMemory};
-use crate::vm::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Annotation, Symbol, TraceSymbol, reserved};
+use lj_trace_text::chunk_name;
+use lj_trace_unwind::symbols::demangle::demangle;
 
 /// Names the allocation events of a VM.
 pub struct MemoryEvents {
@@ -591,7 +591,7 @@ fn start_of(
     memory: &ProcessMemory,
     vm: &Vm,
     prototypes: &mut Prototypes,
-    trace: &crate::vm::Trace,
+    trace: &lj_trace_luajit::Trace,
 ) -> Option<(Arc<Prototype>, u32)> {
     let key = Prototype::key_at(memory, &vm.layout, trace.startpt).ok()?;
     let prototype = prototypes.get(memory, &vm.layout, key).ok()?;

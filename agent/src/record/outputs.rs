@@ -14,16 +14,16 @@ use super::stream_file;
 use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
 use crate::commands::exit::{CommandError, ExitCode};
-use lj_trace_process::privileges::limits;
 use crate::report::formats::About;
-use lj_trace_text::chunk_name;
 use crate::report::model::Recorded;
 use crate::report::text::Room;
 use crate::report::{Format, Frame as Named, Output, Profile, formats};
 use lj_trace_process::Process;
+use lj_trace_process::privileges::limits;
 use lj_trace_streams::sysprof::splice::StackFrame;
 use lj_trace_streams::sysprof::{SysprofWriter, TraceSample};
 use lj_trace_streams::{Annotation, SymbolTable, VmState, reserved};
+use lj_trace_text::chunk_name;
 
 /// The files that a CPU profile is to be written to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -25,11 +25,11 @@ use super::vm_work;
 use crate::probes::sample::Sample;
 use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
-use crate::symbols::KernelSymbols;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
 use lj_trace_process::{KnownCode, Process, ProcessMemory};
-use crate::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
-use crate::unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
-use crate::vm::Vm;
+use lj_trace_unwind::symbols::KernelSymbols;
+use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 
 /// A sample with its frames in order and named.
 #[derive(Clone, Debug)]

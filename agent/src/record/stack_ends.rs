@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lj_trace_common::event::{SAMPLE_STACK_END_KNOWN, SampleHeader, reg};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 
-use crate::unwind::{NativeStack, UnwindEnd};
+use lj_trace_unwind::{NativeStack, UnwindEnd};
 
 /// Bytes that are not worth the while.
 const LITTLE: u64 = 512;
@@ -78,7 +78,7 @@ fn end_of(header: &SampleHeader, native: &NativeStack) -> Option<StackEnd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::{FrameKind, NativeFrame};
+    use lj_trace_unwind::{FrameKind, NativeFrame};
 
     const RSP: u64 = 0x7000_1f00;
 

@@ -10,13 +10,13 @@ use super::definitions::Definitions;
 use super::memory::Meaning;
 use super::trace_table::SampledTrace;
 use crate::report::Frame;
-use lj_trace_text::chunk_name;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::trace::attribution::Chain;
+use lj_trace_luajit::trace::stacks::NOWHERE;
+use lj_trace_luajit::trace::{Allowance, KnownTrace, Sought, Traces};
 use lj_trace_process::ProcessMemory;
-use crate::trace::attribution::Chain;
-use crate::trace::stacks::NOWHERE;
-use crate::trace::{Allowance, KnownTrace, Sought, Traces};
-use crate::vm::Vm;
 use lj_trace_streams::memprof::Source;
+use lj_trace_text::chunk_name;
 
 /// The lines of a VM's traces that allocate.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, identity: &TraceI
 
 /// The innermost Lua function of a chain: its file, the function, and the line.
 fn frames(trace: &KnownTrace, chain: &Chain, definitions: &Definitions) -> Option<Vec<Frame>> {
-    let lua = |(callee, position): &(crate::trace::Callee, u32)| {
+    let lua = |(callee, position): &(lj_trace_luajit::trace::Callee, u32)| {
         Some((trace.cast.prototype(callee.prototype()?)?, *position))
     };
     let (prototype, position) = chain.iter().rev().find_map(lua)?;

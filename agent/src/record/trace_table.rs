@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use lj_trace_text::chunk_name;
-use crate::trace::KnownTrace;
-use crate::vm::Prototype;
+use lj_trace_luajit::Prototype;
+use lj_trace_luajit::trace::KnownTrace;
 use lj_trace_streams::TraceSymbol;
+use lj_trace_text::chunk_name;
 
 /// A trace, as far as outputs show it.
 #[derive(Clone, Debug)]

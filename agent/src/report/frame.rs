@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use lj_trace_streams::VmState;
 use lj_trace_text::chunk_name;
 use lj_trace_text::untrusted::Untrusted;
-use lj_trace_streams::VmState;
 
 /// A frame of a stack, resolved as far as it can be.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

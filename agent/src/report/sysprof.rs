@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::model::{FrameId, Recorded};
 use super::{CpuProfile, Frame};
 use lj_trace_streams::hash::AddrMap;
-use lj_trace_text::chunk_name;
 use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
 use lj_trace_streams::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
 use lj_trace_streams::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
+use lj_trace_text::chunk_name;
 
 /// Reads the samples of a stream into a profile. If the stream is cut off, the profile holds what was before the
 /// cut, and the error comes with it.

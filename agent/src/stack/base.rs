@@ -16,7 +16,7 @@ use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
 use crate::probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
-use crate::unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
+use lj_trace_unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
 
 /// What is known of the innermost Lua frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

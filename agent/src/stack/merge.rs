@@ -8,8 +8,8 @@
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
 use lj_trace_common::frame::WalkEnd;
 
-use crate::trace::NoTrace;
-use crate::unwind::{FrameKind, NativeStack, UnwindEnd};
+use lj_trace_luajit::trace::NoTrace;
+use lj_trace_unwind::{FrameKind, NativeStack, UnwindEnd};
 
 /// One frame of the merged stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -222,7 +222,7 @@ fn is_cframe(record: &FrameRecord) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::unwind::{NativeFrame, Region, Registers};
+    use lj_trace_unwind::{NativeFrame, Region, Registers};
 
     fn lua(function: u64) -> FrameRecord {
         FrameRecord { function, ..FrameRecord::default() }

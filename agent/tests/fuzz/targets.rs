@@ -10,12 +10,12 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use lj_trace::heap::{self, diff::Diff};
 use lj_trace::report::{Format, MemoryProfile, Profile, Weight, formats, memprof, reference, sysprof, text};
-use lj_trace::symbols::elf::{SymbolTable, debug_links};
-use lj_trace::unwind::frames::Frames;
-use lj_trace::unwind::module::{Image, Module};
-use lj_trace::unwind::table::Context;
-use lj_trace::vm::{Vm, prove_still};
+use lj_trace_luajit::{Vm, prove_still};
 use lj_trace_streams::{Body, Stream};
+use lj_trace_unwind::frames::Frames;
+use lj_trace_unwind::module::{Image, Module};
+use lj_trace_unwind::symbols::elf::{SymbolTable, debug_links};
+use lj_trace_unwind::table::Context;
 
 use crate::saved::Saved;
 use crate::saved::walk::{see, see_with};

@@ -19,9 +19,9 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use lj_trace_process::Maps;
-use lj_trace::vm::Candidate;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_luajit::Candidate;
+use lj_trace_process::Maps;
 
 const FIRST_LINE: &str = "lj-trace saved memory 1";
 

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use lj_trace_process::{Maps, Process, ProcessMemory};
-use lj_trace::vm::object::field;
-use lj_trace::vm::{Candidate, Vm};
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::{Candidate, Vm};
+use lj_trace_process::{Maps, Process, ProcessMemory};
 
 use super::{FIRST_LINE, folder, plain};
 

@@ -1,12 +1,14 @@
 //! Everything that is read of a VM, by the walkers and decoders that a recording uses.
 
-use lj_trace_process::Maps;
-use lj_trace::vm::object::field;
-use lj_trace::vm::{FindError, FunctionNames, Prototype, PrototypeKey, Vm, VmStatus, heap, prove_still, read_traces};
 use lj_trace_common::event::{FrameKind, FrameRecord};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::{
+    FindError, FunctionNames, Prototype, PrototypeKey, Vm, VmStatus, heap, prove_still, read_traces,
+};
+use lj_trace_process::Maps;
 
 use super::Saved;
 
@@ -17,7 +19,7 @@ pub struct Seen {
     /// Each coroutine's stack, innermost frame first, and how it ended.
     pub stacks: Vec<(Vec<String>, WalkEnd)>,
     pub complete: bool,
-    pub traces: Vec<lj_trace::vm::Trace>,
+    pub traces: Vec<lj_trace_luajit::Trace>,
     pub names: FunctionNames,
 }
 

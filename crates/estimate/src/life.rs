@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Figure, Line};
 use crate::observation::SourceId;
+use crate::{Figure, Line};
 
 /// Survival is told for so many cycles; objects that survive more count as having survived these.
 pub const CYCLES: usize = 8;

@@ -2,8 +2,8 @@
 //! of a line can be charged with.
 
 use anyhow::{Context as _, Result};
+use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
-use lj_trace::vm::find_vms;
 
 /// The string table of a program's only VM.
 #[derive(Clone, Copy, Debug)]

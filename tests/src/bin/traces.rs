@@ -8,10 +8,10 @@
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
-use lj_trace_process::Process;
-use lj_trace::trace::{Callee, KnownTrace, Sought, Traces};
-use lj_trace::vm::{find_vms, read_traces};
 use lj_trace_common::trace::TraceIdentity;
+use lj_trace_luajit::trace::{Callee, KnownTrace, Sought, Traces};
+use lj_trace_luajit::{find_vms, read_traces};
+use lj_trace_process::Process;
 
 fn main() -> Result<()> {
     let pid = std::env::args().nth(1).context("of which process?")?.parse()?;

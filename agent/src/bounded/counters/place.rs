@@ -2,7 +2,7 @@
 
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
 
-use crate::heap::shape::Shape;
+use lj_trace_luajit::shape::Shape;
 
 /// The part of the `global_State` with the counters (`GCState`, `lj_obj.h`), and where in it they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::object::tests::x64_layout;
+    use lj_trace_luajit::testing::x64_layout;
 
     #[test]
     fn counters_are_where_each_fork_has_them() {

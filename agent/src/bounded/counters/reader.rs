@@ -13,9 +13,9 @@ use super::place::{Place, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use lj_trace_estimate::observation::{Reading, Tables};
+use lj_trace_luajit::Vm;
 use lj_trace_process::privileges;
 use lj_trace_process::{Process, ProcessMemory};
-use crate::vm::Vm;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(1);

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::part::Newborn;
-use lj_trace_estimate::random::Random;
 use lj_trace_estimate::observation::SourceId;
+use lj_trace_estimate::random::Random;
 use lj_trace_streams::memprof::Event;
 
 /// Chooses among the new blocks of each source, each with the same probability.

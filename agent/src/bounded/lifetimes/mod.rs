@@ -28,8 +28,6 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::lifetime::{Followed, State};
 
 use self::choice::{Block, Choice};
-use lj_trace_estimate::life::{Fates, Living};
-pub use lj_trace_estimate::life::{Kept, Life, rank};
 use self::object::{Object, object_in};
 use self::observer::Observer;
 use self::part::{Newborn, Part, find_owners};
@@ -38,14 +36,16 @@ use self::polled::Polled;
 use self::restraint::{Restraint, Verdict};
 use self::search::Search;
 use crate::bounded::now;
-use lj_trace_estimate::observation::{Nanos, SourceId};
-use crate::heap::shape::Shape;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::watchpoints::Watchpoints;
 use crate::record::cpu_time;
+use lj_trace_estimate::life::{Fates, Living};
+pub use lj_trace_estimate::life::{Kept, Life, rank};
+use lj_trace_estimate::observation::{Nanos, SourceId};
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::{field, marked_offset};
+use lj_trace_luajit::shape::Shape;
 use lj_trace_process::{Process, ProcessMemory};
-use crate::vm::Vm;
-use crate::vm::object::{field, marked_offset};
 use lj_trace_streams::memprof::Event;
 
 /// Objects of one source that are chosen at a time, while there is much room to follow them.

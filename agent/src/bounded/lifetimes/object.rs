@@ -3,9 +3,9 @@
 use lj_trace_common::layout::gct;
 
 use crate::heap::object::{CDATA, Header};
-use crate::heap::shape::{Shape, VALUE};
+use lj_trace_luajit::object::marked_offset;
+use lj_trace_luajit::shape::{Shape, VALUE};
 use lj_trace_process::ProcessMemory;
-use crate::vm::object::marked_offset;
 
 /// An object that may be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn own_size(header: &Header, s: &Shape, kind: u8) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::object::tests::x64_layout;
+    use lj_trace_luajit::testing::x64_layout;
 
     /// What is seen in a block of these words.
     fn seen(words: &[u64]) -> Option<u8> {

@@ -8,9 +8,9 @@ use lj_trace_common::layout::gct;
 use super::choice::Block;
 use super::object::Object;
 use crate::heap::object::Header;
-use crate::heap::shape::{NODE, Shape, VALUE};
+use lj_trace_luajit::object::marked_offset;
+use lj_trace_luajit::shape::{NODE, Shape, VALUE};
 use lj_trace_process::ProcessMemory;
-use crate::vm::object::marked_offset;
 
 /// A block as part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,7 @@ pub fn find_owners(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::object::tests::x64_layout;
+    use lj_trace_luajit::testing::x64_layout;
 
     /// A table of Debian's build, with 9 slots of the array at `array`, and 4 of the hash at `node`.
     fn table(array: u64, node: u64) -> Vec<u64> {

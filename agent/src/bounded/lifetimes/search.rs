@@ -8,9 +8,9 @@ use std::time::Instant;
 use super::choice::Block;
 use super::part::{Part, may_be_part, owner_with};
 use lj_trace_estimate::observation::Nanos;
-use crate::heap::shape::Shape;
+use lj_trace_luajit::scan::object_memory;
+use lj_trace_luajit::shape::Shape;
 use lj_trace_process::{Process, ProcessMemory};
-use crate::vm::scan::object_memory;
 
 /// How much is read at a time.
 const PIECE: usize = 1 << 20;
@@ -163,7 +163,7 @@ mod tests {
     use lj_trace_common::layout::gct;
 
     use super::*;
-    use crate::vm::object::tests::x64_layout;
+    use lj_trace_luajit::testing::x64_layout;
 
     #[test]
     fn references_of_both_widths_are_seen() {

@@ -10,13 +10,13 @@ use lj_trace_common::config::Counter;
 
 use super::policy::{MOST_EVENTS, Next, Past, Policy};
 use crate::bounded::now;
-use lj_trace_estimate::observation::Nanos;
-use lj_trace_process::privileges::priority::come_first;
-use lj_trace_process::privileges::{self, Capabilities};
 use crate::probes::calibrate::{ASSUMED, ProbeCost};
 use crate::probes::programs::Counts;
 use crate::probes::windows::{WindowOpener, WindowProbes, next_number};
 use crate::record::{Counted, IN_WINDOW, cpu_time};
+use lj_trace_estimate::observation::Nanos;
+use lj_trace_process::privileges::priority::come_first;
+use lj_trace_process::privileges::{self, Capabilities};
 
 /// How often a window that is open is looked at.
 const LOOK: Duration = Duration::from_micros(500);

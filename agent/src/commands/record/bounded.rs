@@ -19,8 +19,8 @@ use crate::probes::sampler::Sampler;
 use crate::probes::windows::WindowOpener;
 use crate::record::{Estimation, IN_WINDOW};
 use crate::report::Weight;
+use lj_trace_luajit::Vm;
 use lj_trace_process::journal::{Priority, say};
-use crate::vm::Vm;
 
 /// What light samples may cost, as a share of CPU time.
 const SAMPLER_BUDGET: f64 = 0.005;

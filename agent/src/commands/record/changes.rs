@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::probes::programs::Programs;
+use lj_trace_luajit::Vm;
 use lj_trace_process::{Process, ProcessMemory};
-use crate::vm::Vm;
 
 /// How often it is looked whether VMs are there: four reads for each.
 const INTERVAL: Duration = Duration::from_millis(50);

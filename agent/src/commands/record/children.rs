@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use super::args::RecordArgs;
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
+use lj_trace_luajit::{FirstVms, find_first_vms};
 use lj_trace_process::family::descendants_of_all;
 use lj_trace_process::{Maps, Process};
-use crate::vm::{FirstVms, find_first_vms};
 
 /// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
 /// program.

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::commands::exit::CommandError;
-use lj_trace_process::privileges::{self, Capabilities, Capability};
 use crate::probes::calibrate::{self, ASSUMED, ProbeCost};
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::Clock;
@@ -18,6 +17,7 @@ use crate::probes::programs::Programs;
 use crate::probes::switching;
 use crate::record::{Cost, Counted, cpu_time};
 use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::privileges::{self, Capabilities, Capability};
 use lj_trace_process::{Process, Switches};
 
 /// How much a profile may cost.

@@ -10,8 +10,8 @@ use crate::probes::activity::ActivityBuffer;
 use crate::probes::perf_event::Clock;
 use crate::probes::programs::{ProbeError, Programs};
 use crate::probes::sampler::Sampler;
+use lj_trace_luajit::Vm;
 use lj_trace_process::{KnownCode, Maps, Process};
-use crate::vm::Vm;
 
 /// Counts samples that no known VM was running, in an interpreter or in new code.
 pub struct Strangers {

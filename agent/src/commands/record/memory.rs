@@ -25,9 +25,9 @@ use crate::record::{
     MemorySummary, Resolved, Room, TraceTable,
 };
 use crate::report::Weight;
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_luajit::Vm;
 use lj_trace_process::Process;
-use crate::vm::Vm;
+use lj_trace_process::journal::{Priority, say};
 
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;

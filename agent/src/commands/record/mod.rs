@@ -38,15 +38,15 @@ use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
-use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
 use crate::probes::calibrate::try_probe;
 use crate::probes::guardian;
 use crate::probes::mechanism::Mechanism;
 use crate::probes::perf_event::{Clock, try_open};
 use crate::record::allow_replacing;
-use lj_trace_process::journal::{Priority, say};
 use crate::service::memory::MemoryLimit;
 use lj_trace_process::Process;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
 
 /// Runs the command.
 ///

@@ -3,11 +3,11 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lj_trace_process::clocks::ClockId;
 use crate::probes::programs::Programs;
 use crate::record::Pipeline;
+use lj_trace_luajit::{Vm, find_vms, prove_again, runs_its_text};
 use lj_trace_process::Process;
-use crate::vm::{Vm, find_vms, prove_again, runs_its_text};
+use lj_trace_process::clocks::ClockId;
 
 /// How soon memory is searched again. Twice as long after each search that has found nothing.
 const FIRST_WAIT: Duration = Duration::from_millis(100);

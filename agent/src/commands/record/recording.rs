@@ -25,9 +25,9 @@ use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
 use crate::report::Frame;
+use lj_trace_luajit::Vm;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Process, breakpoints};
-use crate::vm::Vm;
 
 /// What counts samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];

@@ -16,8 +16,8 @@ use crate::commands::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::pieces::now_in_names;
 use crate::record::{CpuReports, SampleListener};
-use lj_trace_process::sandbox;
 use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::sandbox;
 use lj_trace_process::sandbox::bounded;
 
 /// Everything that one run records.

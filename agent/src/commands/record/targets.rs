@@ -4,10 +4,10 @@ use super::args::RecordArgs;
 use crate::commands::exit::{CommandError, ExitCode};
 use crate::dump::is_idle;
 use crate::record::SharedListener;
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_process::family::descendants;
+use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Maps, Process};
-use crate::vm::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 
 /// A process that is recorded.
 pub struct RecordTarget {

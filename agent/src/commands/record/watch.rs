@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use super::targets::RecordTarget;
+use lj_trace_luajit::Vm;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Halt, Process};
 use lj_trace_text::untrusted;
-use crate::vm::Vm;
 
 /// How often it is looked at.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -11,8 +11,8 @@ use crate::report::text::Room;
 use crate::report::{
     self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
 };
-use lj_trace_text::untrusted::{Form, PlainWriter};
 use lj_trace_streams::{Body, Stream, StreamError};
+use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// What is read of a stream to render it.
 pub enum Rendering {

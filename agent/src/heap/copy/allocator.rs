@@ -8,8 +8,8 @@ use std::ops::Range;
 use lj_trace_common::memory::ReadMemory;
 
 use super::ranges::{common, union, without};
+use lj_trace_luajit::Vm;
 use lj_trace_process::{PageKind, PageMap, ProcessMemory};
-use crate::vm::Vm;
 
 /// `LJ_PAGESIZE` (`lj_alloc.c`): mappings of the allocator are as long as so many of these.
 const PAGE: u64 = 4096;
@@ -112,9 +112,9 @@ fn word(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lj_trace_luajit::InterpreterText;
+    use lj_trace_luajit::testing::x64_layout;
     use lj_trace_process::Process;
-    use crate::vm::InterpreterText;
-    use crate::vm::object::tests::x64_layout;
 
     #[test]
     fn segments_and_large_blocks_are_found() {
@@ -146,7 +146,7 @@ mod tests {
         let mut layout = x64_layout("Debian", "x64gc64");
         layout.g_allocd = 0;
         write(10 * PAGE, start + 16);
-        let text = InterpreterText { range: 0..0, exact: true, edges: crate::unwind::vm_edges::Edges::default() };
+        let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
         let vm = Vm { global: at(10), main_thread: 0, layout, builds: Vec::new(), undecided: Vec::new(), text };
         let process = Process::open(std::process::id()).unwrap();
         let (memory, map) = (process.memory(), PageMap::open(process.pid()));

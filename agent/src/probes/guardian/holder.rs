@@ -7,9 +7,9 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use super::Means;
 use super::message::{MAX_WORDS, Received, parse};
-use lj_trace_process::privileges::{self, Capabilities, Capability};
 use crate::probes::perf_event::{Attr, link, open};
 use crate::probes::uprobe_multi;
+use lj_trace_process::privileges::{self, Capabilities, Capability};
 use lj_trace_process::sockets::{DESCRIPTORS, receive, send};
 
 /// Where the guardian's socket is; before it are the standard streams.

@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 use super::Means;
-use lj_trace_process::privileges::Capabilities;
 use crate::probes::uprobe_multi::Kind;
+use lj_trace_process::privileges::Capabilities;
 use lj_trace_process::sockets::{self, DESCRIPTORS, receive};
 
 /// Probes that one order may be for: an allocator has some ten.

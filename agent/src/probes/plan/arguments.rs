@@ -2,7 +2,7 @@
 
 use iced_x86::{Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind};
 
-use crate::unwind::Register;
+use lj_trace_unwind::Register;
 
 /// An argument of `lua_Alloc`, in the order of System V: `rdi`, `rsi`, `rdx`, `rcx` at the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

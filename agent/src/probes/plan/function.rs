@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind};
 
+use lj_trace_luajit::text::described_function;
 use lj_trace_process::{Maps, Process};
-use crate::vm::text::described_function;
 
 /// Why an allocator cannot be probed. Each message names the cause and the way on.
 #[derive(Debug, thiserror::Error)]

@@ -25,7 +25,7 @@ pub use flow::Unclear;
 use arguments::State;
 use flow::Flow;
 
-use crate::unwind::Register;
+use lj_trace_unwind::Register;
 
 /// Which arguments every probe must be able to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

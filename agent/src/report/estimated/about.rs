@@ -1,8 +1,8 @@
 //! What an estimate is made from.
 
 use super::notes::{ESTIMATE, parse_figure, write_figure};
-use lj_trace_estimate::{Estimate, Figure};
 use crate::report::memory::amount;
+use lj_trace_estimate::{Estimate, Figure};
 use lj_trace_streams::Annotation;
 
 /// What is known of all lines together, and what it is known from.

@@ -1,10 +1,10 @@
 //! An estimate for programs: the figures of each line with the errors that they have.
 
 use super::EstimatedProfile;
-use lj_trace_estimate::Figure;
-use lj_trace_estimate::life::Life;
 use crate::report::Frame;
 use crate::report::model::Profile as _;
+use lj_trace_estimate::Figure;
+use lj_trace_estimate::life::Life;
 
 /// What is known of a line, or of whatever else allocates.
 #[derive(Clone, Debug)]

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use super::EstimatedProfile;
 use super::text::{aligned, with_error};
-use lj_trace_estimate::life::rank;
 use crate::report::memory::amount;
 use crate::report::model::Profile as _;
 use crate::report::text::Room;
 use crate::report::text::memory::name;
+use lj_trace_estimate::life::rank;
 
 /// Cycles whose survivors are shown.
 const CYCLES: usize = 3;

@@ -21,9 +21,9 @@ use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
 use super::model::{Measure, Profile, StackId, Stacks};
 use super::text::Room;
-use lj_trace_estimate::{Estimate, Figure, Line};
 use lj_trace_estimate::life::Life;
 use lj_trace_estimate::observation::SourceId;
+use lj_trace_estimate::{Estimate, Figure, Line};
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Annotation, Symbol};
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use lj_trace_estimate::{Broken, Total};
 use crate::report::formats::{folded, svg};
+use lj_trace_estimate::{Broken, Total};
 
 const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
 const OTHER: Source = Source::Internal;

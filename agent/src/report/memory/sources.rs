@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::report::frame::Frame;
-use lj_trace_text::chunk_name;
 use crate::report::model::{StackId, Stacks};
-use crate::symbols::demangle::demangle;
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::memprof::Source;
 use lj_trace_streams::{Annotation, Symbol, SymbolTable, reserved, symtab};
+use lj_trace_text::chunk_name;
+use lj_trace_unwind::symbols::demangle::demangle;
 
 /// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
 ///

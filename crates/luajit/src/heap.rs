@@ -1,0 +1,151 @@
+//! A walk over all objects of a VM, as its garbage collector would see them.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use lj_trace_common::layout::gct;
+use lj_trace_common::memory::ReadMemory;
+
+use super::machine::Vm;
+use super::object::{field, type_of};
+use super::page_cache::PageCache;
+
+/// A walk takes no longer: the target should not change too much meanwhile, and somebody is waiting.
+const TIME_LIMIT: Duration = Duration::from_millis(100);
+
+/// The clock is looked at once for this many objects.
+const OBJECTS_PER_LOOK: usize = 1024;
+
+/// Addresses of all prototypes of `vm`.
+///
+/// The target runs on, so what it links or frees meanwhile may be missed, and the walk may end early.
+pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
+    let mut found = BTreeSet::new();
+    walk(memory, vm, TIME_LIMIT, |object, kind| {
+        if kind == gct::PROTO {
+            found.insert(object);
+        }
+        true
+    });
+    found
+}
+
+/// More functions are not told of.
+const MAX_FUNCTIONS: usize = 1 << 16;
+
+/// Addresses of the functions of `vm`, newest first, as far as `limit` allows: they are often older than most of a heap.
+pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Vec<u64> {
+    let mut found = Vec::new();
+    walk(memory, vm, limit, |object, kind| {
+        if kind == gct::FUNC {
+            found.push(object);
+        }
+        found.len() < MAX_FUNCTIONS
+    });
+    found
+}
+
+/// More coroutines are not told of: somebody wants to read about them.
+const MAX_COROUTINES: usize = 1 << 16;
+
+/// The coroutines of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Coroutines {
+    /// Addresses of their `lua_State`s, the main thread first, then from the newest to the oldest.
+    pub threads: Vec<u64>,
+    /// Whether these are all: a heap may have too many objects to look at, or change too fast.
+    pub complete: bool,
+}
+
+/// All coroutines of `vm`, whatever they do: those that nobody needs any more are there until they are collected.
+pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm) -> Coroutines {
+    let mut threads = vec![vm.main_thread];
+    // The main thread is the VM's first object, so the last one on the list; userdata follow it (`lj_udata_new`).
+    let mut complete = false;
+    walk(memory, vm, TIME_LIMIT, |object, kind| {
+        complete = object == vm.main_thread;
+        if kind == gct::THREAD && !complete {
+            threads.push(object);
+        }
+        !complete && threads.len() < MAX_COROUTINES
+    });
+    Coroutines { threads, complete }
+}
+
+/// Shows each object on the list that starts at `gc.root` (`lj_gc.h`) to `visit`, with its type, until that says
+/// false, the list ends or leads elsewhere, or the time is over.
+fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration, mut visit: impl FnMut(u64, u8) -> bool) {
+    let pages = PageCache::new(memory);
+    let layout = &vm.layout;
+    let gc64 = layout.is_gc64();
+    let mut object = pages.read_ref(gc64, field(vm.global, layout.g_gc_root)).unwrap_or(0);
+    let started = Instant::now();
+    for count in 1.. {
+        // A list that changes while it is walked may even have become a ring.
+        if object == 0 || count % OBJECTS_PER_LOOK == 0 && started.elapsed() > limit {
+            return;
+        }
+        // Each object may be on a page of its own: no more than 32 MiB of them are kept.
+        if count % 8192 == 0 {
+            pages.clear();
+        }
+        let (Ok(kind), Ok(next)) = (type_of(&pages, layout, object), pages.read_ref(gc64, object)) else { return };
+        // The collectable types: a list that leads elsewhere has just been changed.
+        if !(gct::STR..=13).contains(&kind) || !visit(object, kind) {
+            return;
+        }
+        object = next;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::InterpreterText;
+    use crate::testing::{Saved, x64_layout};
+
+    /// A VM whose list of objects begins at 0x5000, with objects of these types, 16 bytes apart, each linked to the
+    /// one that its number says.
+    fn vm_with(objects: &[(u8, u64)]) -> (Saved, Vm) {
+        let layout = x64_layout("Debian", "x64gc64");
+        let mut bytes = vec![0; 0x2000];
+        let mut put = |address: u64, word: u64| {
+            let at = (address - 0x4000) as usize;
+            bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        };
+        let place = |number: u64| 0x5000 + 16 * number;
+        put(0x4000 + u64::from(layout.g_gc_root), place(0));
+        for (number, (kind, next)) in (0..).zip(objects) {
+            put(place(number), if *next == u64::MAX { 0 } else { place(*next) });
+            put(place(number) + 8, u64::from(*kind) << 8);
+        }
+        let text = InterpreterText { range: 0..0, exact: true, edges: lj_trace_unwind::vm_edges::Edges::default() };
+        let main_thread = place(objects.len() as u64 - 1);
+        let vm = Vm { global: 0x4000, main_thread, layout, builds: Vec::new(), undecided: Vec::new(), text };
+        (Saved::new(0x4000, bytes), vm)
+    }
+
+    #[test]
+    fn coroutines_end_with_the_main_thread() {
+        let objects = [(gct::TAB, 1), (gct::THREAD, 2), (gct::PROTO, 3), (gct::THREAD, 4), (gct::THREAD, 0)];
+        let (memory, vm) = vm_with(&objects);
+        let found = coroutines(&memory, &vm);
+        assert_eq!(found.threads, [0x5040, 0x5010, 0x5030]);
+        assert!(found.complete);
+        assert_eq!(prototypes(&memory, &vm), [0x5020].into());
+    }
+
+    #[test]
+    fn a_list_that_is_torn_or_a_ring_ends_the_walk() {
+        // The second object's type cannot be; then a list that leads back to its beginning.
+        let (memory, vm) = vm_with(&[(gct::THREAD, 1), (99, 2), (gct::THREAD, u64::MAX)]);
+        assert_eq!(coroutines(&memory, &vm), Coroutines { threads: vec![0x5020, 0x5000], complete: false });
+        let (memory, vm) = vm_with(&[(gct::TAB, 1), (gct::TAB, 0), (gct::THREAD, u64::MAX)]);
+        let started = Instant::now();
+        assert!(!coroutines(&memory, &vm).complete);
+        assert!(started.elapsed() < 10 * TIME_LIMIT);
+        // A ring of coroutines is found again and again, but not for ever.
+        let (memory, vm) = vm_with(&[(gct::THREAD, 0), (gct::THREAD, u64::MAX)]);
+        assert!(coroutines(&memory, &vm).threads.len() <= MAX_COROUTINES);
+    }
+}

@@ -1,0 +1,46 @@
+//! The LuaJIT virtual machines in the target: found in its memory, their layout proven, their objects read.
+//!
+//! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
+//! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables
+//! and stacks point to (`pointed`). Everything else reads objects of a proven VM:
+//! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
+//! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
+
+pub mod bytecode;
+mod code_pointers;
+pub mod debug_layout;
+pub mod fast_functions;
+pub mod find;
+pub mod function_name;
+pub mod heap;
+pub mod lua_value;
+mod machine;
+pub mod object;
+pub mod overlay;
+pub mod page_cache;
+mod pointed;
+pub mod prototype;
+mod prove;
+pub mod scan;
+pub mod shape;
+pub mod status;
+mod table;
+pub mod testing;
+pub mod text;
+pub mod trace;
+pub mod traces;
+mod used_names;
+pub mod value;
+
+pub use fast_functions::FunctionNames;
+pub use find::{FindError, FirstVms, find_first_vms, find_vms, prove_again, prove_still, runs_its_text};
+pub use function_name::{FunctionName, NameKind, function_name};
+pub use lj_trace_layouts as layouts;
+pub use lua_value::LuaValue;
+pub use machine::{InterpreterText, Vm};
+pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
+pub use prove::bytecode_set;
+pub use scan::Candidate;
+pub use status::{Jit, VmStatus};
+pub use traces::{Trace, read_traces, trace_at, trace_by_number};
+pub use used_names::used_names;

@@ -1,0 +1,189 @@
+//! A LuaJIT VM whose layout is proven.
+
+use std::ops::Range;
+
+use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, gct};
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::vm::{CodeRange, NOWHERE, VmConfig, VmEdges};
+
+use super::object::{field, type_of};
+use super::prove;
+use lj_trace_unwind::vm_edges::Edges;
+
+/// A VM (a "Lua universe": one `global_State` and all its coroutines) in the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vm {
+    /// Address of its `global_State`: what identifies it.
+    pub global: u64,
+    /// Address of its main thread's `lua_State`.
+    pub main_thread: u64,
+    /// Where its fields lie. Fields in [`Vm::undecided`] are [`ABSENT`].
+    pub layout: VmLayout,
+    /// The builds with this layout, as in `2021-03-23, 2022-03(Debian)`.
+    pub builds: Vec<String>,
+    /// Fields that the VM does not show yet, because it has no traces: builds that differ in them fit as well.
+    /// [`find_vms`](super::find_vms) decides them once there are traces.
+    pub undecided: Vec<&'static str>,
+    /// The interpreter's machine code.
+    pub text: InterpreterText,
+}
+
+/// Where the machine code of an interpreter lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterpreterText {
+    /// Addresses of LuaJIT's assembler code: all bytecodes, fast functions and their helpers.
+    pub range: Range<u64>,
+    /// Whether the range comes from unwind information (`.eh_frame`). If not, it only spans the dispatch
+    /// targets, and code after the last of them is missed.
+    pub exact: bool,
+    /// Where in it a C frame has no Lua frame.
+    pub edges: Edges,
+}
+
+impl Vm {
+    /// Whether the VM still lives at its place: cheap, three reads. A VM that was closed, or whose process
+    /// executed another program, fails.
+    pub fn still_valid<M: ReadMemory>(&self, memory: &M) -> bool {
+        let gc64 = self.layout.is_gc64();
+        let main_thread = memory.read_ref(gc64, field(self.global, self.layout.g_mainthref));
+        let global = memory.read_ref(gc64, field(self.main_thread, self.layout.l_glref));
+        main_thread == Ok(self.main_thread)
+            && global == Ok(self.global)
+            && type_of(memory, &self.layout, self.main_thread) == Ok(gct::THREAD)
+            // What is left of a closed VM has freed everything but itself.
+            && memory
+                .read_ref(gc64, field(self.global, self.layout.g_gc_total))
+                .is_ok_and(|total| total > u64::from(self.layout.g_to_bcff))
+    }
+
+    /// Whether something is undecided that traces need. Where a `global_State` ends (`sizeof_g`) is nothing to them, and
+    /// no trace tells it.
+    pub fn leaves_traces_open(&self) -> bool {
+        self.undecided.iter().any(|&field| field != "sizeof_g")
+    }
+
+    /// What the probes must know of it.
+    pub fn config(&self) -> VmConfig {
+        let text = (self.text.range.start, self.text.range.end);
+        let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
+        let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
+        let Edges { links, base_in_state, base_in_rbp, .. } = &self.text.edges;
+        config.edges = VmEdges {
+            entering: self.places(entering),
+            returning: self.places(returning),
+            leaving: self.places(leaving),
+            callback_left: self.places(callback_left),
+            continuing: self.places(continuing),
+            callback_calls: self.offsets(callback_calls),
+            links: self.offsets(links),
+            base_in_state: self.places(base_in_state),
+            base_in_rbp: self.places(base_in_rbp),
+        };
+        config
+    }
+
+    /// The same addresses in the interpreter's code, as the probes know them.
+    fn offsets<const N: usize>(&self, addresses: &[u64]) -> [u32; N] {
+        let offset = |address: &u64| address.saturating_sub(self.text.range.start) as u32;
+        std::array::from_fn(|index| addresses.get(index).map_or(NOWHERE, offset))
+    }
+
+    /// The same ranges of the interpreter's code, as the probes know them.
+    fn places<const N: usize>(&self, ranges: &[Range<u64>]) -> [CodeRange; N] {
+        let start = self.text.range.start;
+        let place = |range: &Range<u64>| CodeRange {
+            start: range.start.saturating_sub(start) as u32,
+            end: range.end.saturating_sub(start) as u32,
+        };
+        std::array::from_fn(|index| ranges.get(index).map_or_else(CodeRange::default, place))
+    }
+
+    /// Size of the block that a VM begins with, in bytes: `sizeof(GG_State)` (`lj_dispatch.h`). Its last member is
+    /// the bytecode of the assembler functions, of which there is one for each entry that the dispatch table has
+    /// beyond the bytecodes. [`None`] if it is not known where that is.
+    pub fn first_block_size(&self) -> Option<u64> {
+        let layout = &self.layout;
+        if [layout.g_to_bcff, layout.dispatch_len, layout.bc_funcc].contains(&ABSENT) {
+            return None;
+        }
+        // FUNCC and FUNCCW are the last bytecodes (`lj_bc.h`).
+        let functions = u64::from(layout.dispatch_len.checked_sub(layout.bc_funcc + 2)?);
+        let size = self.global.wrapping_sub(self.main_thread) + u64::from(layout.g_to_bcff) + 4 * functions;
+        Some(size.next_multiple_of(8))
+    }
+
+    /// A VM that has come into being after this one was found, and is laid out the same: its `global_State` is at
+    /// `global`.
+    pub fn copy_at(&self, global: u64) -> Self {
+        let main_thread = global.wrapping_sub(self.global.wrapping_sub(self.main_thread));
+        Self { global, main_thread, ..self.clone() }
+    }
+
+    /// What it is, for people: the builds that have its layout, and the kind of its references.
+    pub fn describe(&self) -> String {
+        let width = if self.layout.is_gc64() { "GC64" } else { "no GC64" };
+        format!("LuaJIT like {} ({width})", self.builds.join("; "))
+    }
+
+    /// Which LuaJIT it is a build of, as far as its layout tells: `LuaJIT`, `OpenResty's LuaJIT`, `Tarantool's LuaJIT`,
+    /// or several of them.
+    pub fn fork(&self) -> String {
+        fork(&self.builds)
+    }
+
+    /// Address of its `jit_State`, if it has one whose place is known.
+    pub fn jit_state(&self) -> Option<u64> {
+        (self.layout.g_to_j != ABSENT).then(|| field(self.global, self.layout.g_to_j))
+    }
+
+    /// Which numbering of bytecodes it uses.
+    pub fn bytecode_set(&self) -> BytecodeSet {
+        prove::bytecode_set(&self.layout)
+    }
+}
+
+/// The forks that builds belong to: the table names OpenResty's `or...` and Tarantool's `tt...`.
+fn fork(builds: &[String]) -> String {
+    let mut forks: Vec<&str> = Vec::new();
+    for build in builds.iter().flat_map(|builds| builds.split(", ")) {
+        let fork = match build.get(..2) {
+            Some("or") => "OpenResty's LuaJIT",
+            Some("tt") => "Tarantool's LuaJIT",
+            _ => "LuaJIT",
+        };
+        if !forks.contains(&fork) {
+            forks.push(fork);
+        }
+    }
+    forks.join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_tell_the_fork() {
+        let of = |builds: &[&str]| fork(&builds.iter().map(|&build| build.to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["2021-03-23, 2022-03(Debian)"]), "LuaJIT");
+        assert_eq!(of(&["or20230119, or20240314"]), "OpenResty's LuaJIT");
+        assert_eq!(of(&["tt2.5+smart"]), "Tarantool's LuaJIT");
+        assert_eq!(of(&["2019-01, tt2.5"]), "LuaJIT or Tarantool's LuaJIT");
+    }
+
+    #[test]
+    fn what_traces_do_not_need_is_not_waited_for() {
+        let layout = VmLayout::from_values(&[0; VmLayout::FIELDS.len()]);
+        let text = InterpreterText { range: 0..0, exact: true, edges: Edges::default() };
+        let vm = |undecided: &[&'static str]| Vm {
+            global: 0,
+            main_thread: 0,
+            layout,
+            builds: Vec::new(),
+            undecided: undecided.to_vec(),
+            text: text.clone(),
+        };
+        assert!(!vm(&[]).leaves_traces_open() && !vm(&["sizeof_g"]).leaves_traces_open());
+        assert!(vm(&["sizeof_g", "sizeof_snap"]).leaves_traces_open());
+    }
+}

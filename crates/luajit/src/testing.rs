@@ -1,0 +1,36 @@
+//! For tests of what reads a VM: memory that was made by hand, and layouts by the names of their builds.
+
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+
+use crate::layouts::known_layouts;
+use crate::overlay::plain_at;
+
+/// One range of saved memory.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+impl Saved {
+    /// These bytes, from an address on.
+    pub fn new(start: u64, bytes: Vec<u8>) -> Self {
+        Self { start, bytes }
+    }
+}
+
+impl ReadMemory for Saved {
+    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+        plain_at(&self.bytes, address.wrapping_sub(self.start)).ok_or(Unreadable)
+    }
+}
+
+/// The layout of a build.
+///
+/// # Panics
+/// If the table has no such build.
+pub fn x64_layout(build: &str, mode: &str) -> VmLayout {
+    let row = known_layouts().iter().find(|row| row.builds.contains(build) && row.mode == mode);
+    row.expect("a build of the table").layout
+}

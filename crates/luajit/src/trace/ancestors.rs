@@ -1,0 +1,68 @@
+//! The functions of the traces that a side trace was started from: the frames that it runs in are theirs, and it has
+//! no constants of them.
+
+use lj_trace_common::memory::ReadMemory;
+
+use super::body::Body;
+use super::cast::object_at;
+use super::ir::{BIAS, Code, Numbering, Op, irt};
+use crate::object::{Function, read_bytes, read_function};
+use crate::{Trace, Vm, trace_by_number};
+
+/// No chain of side traces is followed further.
+const MAX_ANCESTORS: usize = 32;
+
+/// `IRT_PROTO` (`lj_ir.h`).
+const PROTO: u8 = 7;
+
+/// The prototypes that the ancestors of a trace have among their constants, and those that they start in.
+pub fn prototypes_above<M: ReadMemory>(memory: &M, vm: &Vm, body: &Body, numbering: Numbering) -> Vec<u64> {
+    let mut prototypes = Vec::new();
+    // `BASE` has the parent's number (`lj_record_setup`, `lj_record.c`).
+    let mut parent = body.code.ins(BIAS).op1();
+    for _ in 0..MAX_ANCESTORS {
+        let Some(trace) = trace_by_number(memory, vm, parent).filter(|_| parent != 0) else { break };
+        prototypes.push(trace.startpt);
+        let Some(code) = constants(memory, &trace) else { break };
+        prototypes.extend(in_constants(memory, vm, &code, numbering));
+        parent = code.ins(BIAS).op1();
+    }
+    // The first one, if the chain to it is too long.
+    prototypes.extend(trace_by_number(memory, vm, body.trace.root).map(|root| root.startpt));
+    prototypes.sort_unstable();
+    prototypes.dedup();
+    prototypes
+}
+
+/// The constants of a trace, and its `BASE`.
+fn constants<M: ReadMemory>(memory: &M, trace: &Trace) -> Option<Code> {
+    let first = u16::try_from(trace.nk).ok().filter(|first| *first <= BIAS)?;
+    let count = usize::from(BIAS - first) + 1;
+    let words = read_bytes(memory, trace.ir.wrapping_add(8 * u64::from(first)), 8 * count).ok()?;
+    let (words, _) = words.as_chunks();
+    Some(Code::new(first, words.iter().map(|word| u64::from_le_bytes(*word)).collect()))
+}
+
+fn in_constants<M: ReadMemory>(memory: &M, vm: &Vm, code: &Code, numbering: Numbering) -> Vec<u64> {
+    let layout = &vm.layout;
+    let mut prototypes = Vec::new();
+    let mut at = code.references().start;
+    while at < BIAS {
+        let ins = code.ins(at);
+        let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
+        if op == Some(Op::KGC) {
+            let address = object_at(layout, code, at);
+            match ins.kind_of_result() {
+                irt::FUNC => {
+                    if let Ok(Function::Lua { prototype }) = read_function(memory, layout, address) {
+                        prototypes.push(prototype);
+                    }
+                }
+                PROTO => prototypes.push(address),
+                _ => {}
+            }
+        }
+        at += 1 + u16::from(super::ir::is_wide(op, layout.is_gc64()));
+    }
+    prototypes
+}

@@ -1,0 +1,250 @@
+//! Which function each machine instruction of a trace belongs to.
+//!
+//! The snapshots say where the trace would be left, not whose code runs. So all ways are sought that the recorder can
+//! have gone through the bytecode ([`super::reading`]); the machine code is put beside the intermediate code, again in
+//! all ways that are possible (`code`). What belongs to the same function in all of them is certain. The rest is given
+//! to the innermost frame that all of them share, and marked.
+
+mod assembly;
+mod code;
+mod lower_frames;
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ops::Range;
+
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::ReadMemory;
+
+use super::body::Body;
+use super::cast::{Callee, Cast, object};
+use super::copies::originals;
+use super::effort::Effort;
+use super::frames::{SnapshotFrame, snapshot_frames};
+use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
+use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, Surroundings};
+use super::stacks::{NOWHERE, StackId, Stacks};
+use crate::InterpreterText;
+
+pub(in crate::trace) use lower_frames::{LowerFrames, Return};
+
+/// The frames within a trace, from the one in which it runs inward, and the position in each ([`NOWHERE`] if it is
+/// not known).
+pub type Chain = Vec<(Callee, u32)>;
+
+/// What a stretch of machine code belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Offset of its first instruction.
+    pub offset: u32,
+    /// The frames.
+    pub chain: Chain,
+    /// Whether the innermost frame is certain. If not, another one may have been inlined into it.
+    pub certain: bool,
+}
+
+/// The stretches of a trace's machine code, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attribution {
+    spans: Vec<Span>,
+}
+
+impl Attribution {
+    /// The stretch at an offset.
+    pub fn at(&self, offset: u32) -> Option<&Span> {
+        self.spans[..self.spans.partition_point(|span| span.offset <= offset)].last()
+    }
+
+    /// How many bytes of memory it takes, about.
+    pub fn size(&self) -> usize {
+        self.spans.iter().map(|span| size_of::<Span>() + size_of_val(&*span.chain)).sum()
+    }
+
+    /// All stretches.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+}
+
+/// What is needed to attribute the code of a trace.
+pub struct Attributor<'a, M, S> {
+    /// The target's memory, for the bytecode.
+    pub memory: &'a M,
+    /// The VM's layout.
+    pub layout: &'a VmLayout,
+    /// The trace.
+    pub body: &'a Body,
+    /// The numbering of its intermediate code.
+    pub numbering: Numbering,
+    /// Its functions.
+    pub cast: &'a Cast,
+    /// What lies around it.
+    pub surroundings: &'a S,
+    /// The exit that the code at an address leaves by (its lowest byte), if it is an exit's.
+    pub exit_at: &'a dyn Fn(u64) -> Option<u8>,
+    /// Whether types of C data have metatables.
+    pub metatypes: bool,
+    /// The interpreter's machine code.
+    pub text: &'a InterpreterText,
+    /// Offsets in the trace's machine code behind what sets `jit_base` ([`super::machine::base_stores`]).
+    pub base_stores: &'a [u32],
+}
+
+impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
+    /// Attributes all code of the trace, with so much effort. Whether it was enough is the second result.
+    pub fn attribute(&self, effort: Effort) -> (Attribution, bool) {
+        let mut budget = Budget::new(effort);
+        let attribution = self.attribute_within(&mut budget);
+        (attribution, !budget.was_short)
+    }
+
+    fn attribute_within(&self, budget: &mut Budget) -> Attribution {
+        let mut stacks = Stacks::default();
+        let frames: Vec<Option<Vec<SnapshotFrame>>> = (0..self.body.snapshots.len())
+            .map(|index| snapshot_frames(self.memory, self.layout, self.body, self.cast, index).ok())
+            .collect();
+        let aims: Vec<Option<Aim>> = frames.iter().map(|frames| self.aim(&mut stacks, frames.as_deref()?)).collect();
+        let (mut candidates, floating) = self.recorded(&mut stacks, &frames, &aims, budget);
+        // What is done where the trace and its loop begin belongs to the frame in which they do.
+        let beginning = self.beginning();
+        for at in self.loop_at().into_iter().chain(beginning) {
+            if let Some(aim) = aims.get(self.body.snapshot_of(at)).copied().flatten() {
+                candidates.insert(at, vec![(aim.stack, aim.position)]);
+            }
+        }
+        let only = self.only_function(&stacks, &aims, &floating);
+        self.spans(&stacks, &aims, &candidates, only)
+    }
+
+    /// The one frame that the trace runs in, if it can have entered no other: it calls no Lua function but its own, which
+    /// neither is a value in it nor was guarded as one.
+    fn only_function(&self, stacks: &Stacks, aims: &[Option<Aim>], floating: &HashSet<u64>) -> Option<StackId> {
+        let first = aims.first().copied().flatten()?.stack;
+        let own = stacks.get(first).callee;
+        let is_own = |callee: &Callee| {
+            callee.same_code(own) && callee.prototype().is_some_and(|prototype| !floating.contains(&prototype))
+        };
+        let is_called = |at: u16| {
+            let ins = self.body.code.ins(at);
+            let guarded = self.cast.guard(ins.op1(), ins.op2()).filter(|_| self.op(at) == Some(Ir::EQ));
+            guarded.is_some_and(|guarded| guarded.same_code(own))
+                && self.op(ins.op1().max(ins.op2())) != Some(Ir::SLOAD)
+        };
+        let is_alone = stacks.get(first).caller.is_none()
+            && aims.iter().all(|aim| aim.is_some_and(|aim| aim.stack == first))
+            && self.cast.callable().iter().all(|callee| callee.prototype().is_none() || is_own(callee))
+            && !(FIRST..self.body.code.end()).any(is_called);
+        is_alone.then_some(first)
+    }
+
+    /// What the intermediate code may belong to, and the functions that are constants as values.
+    fn recorded(
+        &self,
+        stacks: &mut Stacks,
+        frames: &[Option<Vec<SnapshotFrame>>],
+        aims: &[Option<Aim>],
+        budget: &mut Budget,
+    ) -> (Candidates, HashSet<u64>) {
+        let loop_at = self.loop_at();
+        let snapshots = &self.body.snapshots;
+        let recorded = loop_at.map_or(snapshots.len(), |at| snapshots.partition_point(|snapshot| snapshot.at <= at));
+        let returns: Vec<(Callee, u32)> = self.returns().map_while(|(_, to)| to).collect();
+        let mut reader = Reader {
+            body: self.body,
+            numbering: self.numbering,
+            cast: self.cast,
+            surroundings: self.surroundings,
+            set: crate::bytecode_set(self.layout),
+            fr2: self.layout.is_gc64(),
+            returns: &returns,
+            aims,
+            frames,
+            recorded,
+            powers: Powers::read(
+                self.memory,
+                self.layout,
+                self.body,
+                self.cast,
+                self.numbering,
+                self.metatypes,
+                self.text,
+            ),
+            floating: HashSet::new(),
+            numbers: HashSet::new(),
+            unknown_closures: HashSet::new(),
+            callees: RefCell::default(),
+        };
+        reader.floating = reader.find_floating();
+        reader.numbers = reader.find_numbers();
+        reader.unknown_closures = reader.find_unknown_closures();
+        let mut candidates = reader.candidates(stacks, budget);
+        if let Some(loop_at) = loop_at {
+            let slots = self.body.snapshot_words(recorded.saturating_sub(1)).map_or(&[][..], |(slots, _)| slots);
+            for (copy, of) in originals(&self.body.code, self.numbering, loop_at, slots) {
+                let known = of.iter().map(|at| candidates.get(at)).collect::<Option<Vec<_>>>();
+                let mut all: Vec<Candidate> = known.into_iter().flatten().flatten().copied().collect();
+                all.sort_unstable();
+                all.dedup();
+                if !all.is_empty() {
+                    candidates.insert(copy, all);
+                }
+            }
+        }
+        (candidates, reader.floating)
+    }
+
+    /// The references that belong to the beginning of the trace: of a side trace, what it takes over from its parent
+    /// (`lj_snap_replay`, `lj_snap.c`).
+    fn beginning(&self) -> Range<u16> {
+        BIAS..self.body.snapshots.first().map_or(FIRST, |snapshot| snapshot.at).max(FIRST)
+    }
+
+    /// The reference of the instruction that separates a loop's first iteration from the others.
+    fn loop_at(&self) -> Option<u16> {
+        (FIRST..self.body.code.end()).find(|&at| self.op(at) == Some(Ir::LOOP))
+    }
+
+    fn op(&self, at: u16) -> Option<Ir> {
+        self.numbering.opcode(self.body.code.ins(at).number()).map(|opcode| opcode.op)
+    }
+
+    fn aim(&self, stacks: &mut Stacks, frames: &[SnapshotFrame]) -> Option<Aim> {
+        let mut stack = None;
+        let mut call = NOWHERE;
+        for (depth, frame) in frames.iter().enumerate().rev() {
+            let callee = frame.callee.filter(|callee| callee.prototype().is_some() || depth != 0);
+            let Some(callee) = callee else {
+                // A library function that the trace calls by leaving it: the call itself is as far as it gets.
+                return stack.filter(|_| depth == 0).map(|stack| Aim { stack, position: call });
+            };
+            stack = Some(stacks.intern(stack, callee, call));
+            call = match callee.prototype() {
+                // The PC of a caller is that of the instruction after its call.
+                Some(prototype) => self.cast.position(self.cast.prototype(prototype)?, frame.pc)?.wrapping_sub(1),
+                None => NOWHERE,
+            };
+        }
+        Some(Aim { stack: stack?, position: call.wrapping_add(1) })
+    }
+
+    /// The returns to lower frames (`RETF`): the reference of each, and the function and the address after the call that it
+    /// returns to, if they can be told.
+    fn returns(&self) -> impl Iterator<Item = (u16, Option<(Callee, u32)>)> {
+        let returns = (FIRST..self.body.code.end()).filter(|&at| self.op(at) == Some(Ir::RETF));
+        let target = |at: u16| {
+            let ins = self.body.code.ins(at);
+            let prototype = self.cast.function(ins.op1())?.prototype()?;
+            let pc = object(self.layout, self.body, ins.op2());
+            let position = self.cast.position(self.cast.prototype(prototype)?, pc)?;
+            Some((self.cast.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
+        };
+        returns.map(move |at| (at, target(at)))
+    }
+
+    /// The lower frames that the trace returns to. Each return sets `jit_base` (`asm_retf`, `lj_asm_x86.h`), in the order
+    /// of the intermediate code.
+    pub(in crate::trace) fn lower_frames(&self) -> LowerFrames {
+        let stores = self.base_stores.iter().copied().chain(std::iter::repeat(u32::MAX));
+        LowerFrames::new(self.returns().zip(stores).map(|((at, to), offset)| Return { at, to, offset }).collect())
+    }
+}

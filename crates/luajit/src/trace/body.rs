@@ -1,0 +1,149 @@
+//! A trace read whole: its header, intermediate code, snapshots and machine code.
+
+use lj_trace_common::layout::{ABSENT, VmLayout};
+use lj_trace_common::memory::ReadMemory;
+
+use super::ir::{BIAS, Code};
+use crate::object::{field, read_bytes};
+use crate::{Trace, Vm, trace_at};
+
+/// A snapshot (`SnapShot`, `lj_jit.h`): how to leave the trace from a stretch of its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Where its entries begin in the trace's map.
+    pub map: u32,
+    /// How many entries it has; its PC and links follow them.
+    pub entries: u8,
+    /// The first instruction of the intermediate code that it belongs to.
+    pub at: u16,
+    /// Offset of its first machine instruction; builds before March 2021 do not keep it.
+    pub mcode: Option<u16>,
+}
+
+/// A trace, with all that does not change while it lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// Its header.
+    pub trace: Trace,
+    /// Its intermediate code.
+    pub code: Code,
+    /// Its snapshots, in order.
+    pub snapshots: Vec<Snapshot>,
+    /// The entries of all snapshots.
+    pub map: Vec<u32>,
+    /// Its machine code as it was when it was read: exits are patched when side traces are compiled.
+    pub mcode: Vec<u8>,
+}
+
+/// Why a trace cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// It is not there any more, or changed while it was read.
+    #[error("the trace was flushed before it could be read")]
+    Gone,
+    /// Its fields contradict each other.
+    #[error("the trace is malformed")]
+    Malformed,
+    /// Where traces keep their snapshots is not known for this build yet.
+    #[error("the layout of traces is not decided")]
+    Undecided,
+}
+
+/// No trace has more snapshot entries: 65536 snapshots of 255 slots would be absurd; `maxsnap` is 500 by default.
+const MAX_MAP: u32 = 1 << 20;
+
+/// No trace has more machine code than one area of it holds.
+const MAX_MCODE: u64 = 1 << 24;
+
+impl Body {
+    /// Reads everything of the trace that `trace` is the header of.
+    ///
+    /// # Errors
+    /// [`BodyError`]; a trace that was flushed or replaced before all was read is [`BodyError::Gone`].
+    pub fn read<M: ReadMemory>(memory: &M, vm: &Vm, trace: Trace) -> Result<Self, BodyError> {
+        let layout = &vm.layout;
+        let count = trace.nsnap.ok_or(BodyError::Undecided)?;
+        if layout.sizeof_snap == ABSENT || layout.tr_nsnapmap == ABSENT || layout.snap_nent == ABSENT {
+            return Err(BodyError::Undecided);
+        }
+        let map_length = map_length(memory, layout, &trace)?;
+        let (first, end) = (u16::try_from(trace.nk), u16::try_from(trace.nins));
+        let (Ok(first), Ok(end)) = (first, end) else { return Err(BodyError::Malformed) };
+        let length = trace.mcode.end - trace.mcode.start;
+        if first > BIAS || end < BIAS || map_length > MAX_MAP || length > MAX_MCODE {
+            return Err(BodyError::Malformed);
+        }
+        let words = |address, count: usize| read_bytes(memory, address, count).map_err(|_| BodyError::Gone);
+        let code = words(trace.ir.wrapping_add(8 * u64::from(first)), 8 * usize::from(end - first))?;
+        let (code, _) = code.as_chunks();
+        let snapshots = words(trace.snap, usize::from(layout.sizeof_snap) * usize::from(count))?;
+        let snapshots = snapshots.chunks_exact(usize::from(layout.sizeof_snap));
+        let snapshots: Option<Vec<_>> = snapshots.map(|bytes| snapshot(layout, bytes)).collect();
+        let map = words(trace.snapmap, 4 * map_length as usize)?;
+        let (map, _) = map.as_chunks();
+        let body = Self {
+            code: Code::new(first, code.iter().map(|word| u64::from_le_bytes(*word)).collect()),
+            snapshots: snapshots.ok_or(BodyError::Malformed)?,
+            map: map.iter().map(|word| u32::from_le_bytes(*word)).collect(),
+            mcode: words(trace.mcode.start, length as usize)?,
+            trace,
+        };
+        // What was read belongs together only if the trace is still the same one.
+        if trace_at(memory, vm, body.trace.address).is_none_or(|now| !body.trace.is_same(&now)) {
+            return Err(BodyError::Gone);
+        }
+        let increasing = body.snapshots.is_sorted_by(|a, b| a.at <= b.at && a.map <= b.map);
+        let within = body.snapshots.iter().all(|snapshot| snapshot.map + u32::from(snapshot.entries) < map_length);
+        if increasing && within { Ok(body) } else { Err(BodyError::Malformed) }
+    }
+
+    /// The bytes that were read.
+    pub fn size(&self) -> usize {
+        let code = self.code.references();
+        8 * code.len() + size_of::<Snapshot>() * self.snapshots.len() + 4 * self.map.len() + self.mcode.len()
+    }
+
+    /// The words of a snapshot: its entries, and what follows them.
+    pub fn snapshot_words(&self, index: usize) -> Option<(&[u32], &[u32])> {
+        let snapshot = self.snapshots.get(index)?;
+        let start = snapshot.map as usize;
+        let end = self.snapshots.get(index + 1).map_or(self.map.len(), |next| next.map as usize);
+        self.map.get(start..end)?.split_at_checked(usize::from(snapshot.entries))
+    }
+
+    /// The link of a snapshot's innermost frame, as `lj_snap_restore` puts it below BASE.
+    pub fn innermost_link(&self, gc64: bool, index: usize) -> Option<u64> {
+        let (entries, tail) = self.snapshot_words(index)?;
+        if !gc64 {
+            // The PC stands before the links.
+            return tail.get(1).map(|link| u64::from(*link));
+        }
+        let slot = (tail.first()? & 0xff) + 1;
+        let entry = entries.iter().find(|entry| *entry >> 24 == slot)?;
+        Some(self.code.word(*entry as u16 + 1)).filter(|_| (*entry as u16) < BIAS)
+    }
+
+    /// The snapshot that an instruction of the intermediate code belongs to.
+    pub fn snapshot_of(&self, at: u16) -> usize {
+        self.snapshots.partition_point(|snapshot| snapshot.at <= at).saturating_sub(1)
+    }
+}
+
+fn map_length<M: ReadMemory>(memory: &M, layout: &VmLayout, trace: &Trace) -> Result<u32, BodyError> {
+    let at = field(trace.address, layout.tr_nsnapmap);
+    // Snapshots of 8 bytes have 16-bit offsets into the map.
+    let length = if layout.sizeof_snap == 8 { memory.read::<u16>(at).map(u32::from) } else { memory.read::<u32>(at) };
+    length.map_err(|_| BodyError::Gone)
+}
+
+/// `mapofs` and `ref` come first, in either width of `mapofs`; the rest is in the layout.
+fn snapshot(layout: &VmLayout, bytes: &[u8]) -> Option<Snapshot> {
+    let half = |at: usize| bytes.get(at..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
+    let (map, at) = if layout.sizeof_snap == 8 {
+        (u32::from(half(0)?), half(2)?)
+    } else {
+        (u32::from_le_bytes(*bytes.first_chunk()?), half(4)?)
+    };
+    let mcode = if layout.snap_mcofs == ABSENT { None } else { Some(half(usize::from(layout.snap_mcofs))?) };
+    Some(Snapshot { map, at, mcode, entries: *bytes.get(usize::from(layout.snap_nent))? })
+}

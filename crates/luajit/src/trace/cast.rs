@@ -1,0 +1,413 @@
+//! The functions that play a part in a trace: those among its constants, and what its guards say of the rest.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lj_trace_common::layout::{BytecodeSet, VmLayout};
+use lj_trace_common::memory::ReadMemory;
+
+use super::body::Body;
+use super::ir::{BIAS, Code, FIRST, Ins, Numbering, Op, irt, is_wide};
+use crate::bytecode::{Instruction, Op as Bytecode};
+use crate::object::{Function, read_function, read_string};
+use crate::{FunctionNames, Prototype, Prototypes};
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Callee {
+    /// A Lua function.
+    Lua {
+        /// Address of its prototype.
+        prototype: u64,
+        /// Its closure, if that is known.
+        function: Option<u64>,
+    },
+    /// A C function or fast function, a `GCfunc`.
+    Native {
+        /// Its address.
+        function: u64,
+        /// Its number; 1 for a C function.
+        ffid: u8,
+    },
+}
+
+impl Callee {
+    /// The prototype of a Lua function.
+    pub fn prototype(self) -> Option<u64> {
+        if let Self::Lua { prototype, .. } = self { Some(prototype) } else { None }
+    }
+
+    /// The address that tells its code from other functions': the prototype's, or a C function's own.
+    pub fn code(self) -> u64 {
+        match self {
+            Self::Lua { prototype, .. } => prototype,
+            Self::Native { function, .. } => function,
+        }
+    }
+
+    /// Whether both are the same code.
+    pub fn same_code(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Lua { prototype: a, .. }, Self::Lua { prototype: b, .. }) => a == b,
+            _ => self == other,
+        }
+    }
+}
+
+/// All that is known of the functions in a trace.
+#[derive(Debug)]
+pub struct Cast {
+    numbering: Numbering,
+    /// Constants, by their references.
+    constants: HashMap<u16, Callee>,
+    prototypes: HashMap<u64, Arc<Prototype>>,
+    /// By reference: what guards say that the value is.
+    guarded: HashMap<u16, Vec<Callee>>,
+    /// Constant strings: their addresses, and whether each may be the name of a metamethod.
+    strings: HashMap<u16, (u64, bool)>,
+    /// Constant pointers to bytecode: the prototype that each points into.
+    bytecodes: HashMap<u16, u64>,
+    /// Functions with the names that they were loaded by, none for those that were loaded otherwise.
+    loaded_by: Vec<(Callee, Option<String>)>,
+    /// Functions are stored in tables, so any of them may be found there again without a guard.
+    stores_functions: bool,
+    /// The names of library functions.
+    names: Arc<FunctionNames>,
+    sizeof_pt: u64,
+}
+
+/// The longest name of a metamethod, and some more.
+const MAX_NAME: usize = 16;
+
+impl Cast {
+    /// A cast made by hand.
+    #[cfg(test)]
+    pub(super) fn made(
+        numbering: Numbering,
+        constants: &[(u16, Callee)],
+        prototypes: HashMap<u64, Arc<Prototype>>,
+        sizeof_pt: u64,
+    ) -> Self {
+        Self {
+            numbering,
+            constants: constants.iter().copied().collect(),
+            prototypes,
+            guarded: HashMap::new(),
+            strings: HashMap::new(),
+            bytecodes: HashMap::new(),
+            loaded_by: Vec::new(),
+            stores_functions: false,
+            names: Arc::default(),
+            sizeof_pt,
+        }
+    }
+
+    /// How many bytes of memory it takes, about, with the prototypes that it keeps.
+    pub fn size(&self) -> usize {
+        /// An entry of a table, with room that stays free.
+        const ENTRY: usize = 48;
+        let entries = self.constants.len() + self.guarded.len() + self.strings.len() + self.bytecodes.len();
+        let prototypes = self.prototypes.values().map(|prototype| prototype.size()).sum::<usize>();
+        ENTRY * (entries + self.prototypes.len() + self.loaded_by.len()) + prototypes
+    }
+
+    /// Looks through the constants and guards of a trace. The prototypes `above` are those of the frames that it may run
+    /// in.
+    pub fn read<M: ReadMemory>(
+        memory: &M,
+        layout: &VmLayout,
+        prototypes: &mut Prototypes,
+        body: &Body,
+        numbering: Numbering,
+        names: Arc<FunctionNames>,
+        above: &[u64],
+    ) -> Self {
+        let mut cast = Self {
+            numbering,
+            constants: HashMap::new(),
+            prototypes: HashMap::new(),
+            guarded: HashMap::new(),
+            strings: HashMap::new(),
+            bytecodes: HashMap::new(),
+            loaded_by: Vec::new(),
+            stores_functions: false,
+            names,
+            sizeof_pt: u64::from(layout.sizeof_pt),
+        };
+        let mut at = body.code.references().start;
+        while at < BIAS {
+            let ins = body.code.ins(at);
+            let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
+            if op == Some(Op::KGC) {
+                cast.add_constant(memory, layout, body, at, ins);
+            }
+            at += 1 + u16::from(is_wide(op, layout.is_gc64()));
+        }
+        let above = above.iter().copied().chain([body.trace.startpt]);
+        cast.constants.values().filter_map(|callee| callee.prototype()).chain(above).for_each(|address| {
+            let read = Prototype::key_at(memory, layout, address).and_then(|key| prototypes.get(memory, layout, key));
+            if let Ok(prototype) = read {
+                cast.prototypes.insert(address, prototype);
+            }
+        });
+        cast.read_guards(memory, layout, body);
+        cast
+    }
+
+    fn add_constant<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &Body, at: u16, ins: Ins) {
+        /// `IRT_PROTO`.
+        const PROTO: u8 = 7;
+        let address = object(layout, body, at);
+        let callee = match ins.kind_of_result() {
+            irt::FUNC => match read_function(memory, layout, address) {
+                Ok(Function::Lua { prototype }) => Callee::Lua { prototype, function: Some(address) },
+                Ok(Function::C { .. }) => Callee::Native { function: address, ffid: 1 },
+                Ok(Function::Builtin { ffid, .. }) => Callee::Native { function: address, ffid },
+                Err(_) => return,
+            },
+            PROTO => Callee::Lua { prototype: address, function: None },
+            irt::STR => {
+                let name = read_string(memory, layout, address, MAX_NAME);
+                self.strings.insert(at, (address, name.is_ok_and(|name| name.starts_with(b"__"))));
+                return;
+            }
+            _ => return,
+        };
+        self.constants.insert(at, callee);
+    }
+
+    /// What `rec_call_specialize` (`lj_record.c`) has left: `EQ value function`, or, where a prototype has many
+    /// closures, `EQ (FLOAD value func.pc) bytecode`.
+    fn read_guards<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &Body) {
+        let code = &body.code;
+        let op = |at: u16| self.numbering.opcode(code.ins(at).number()).map(|opcode| opcode.op);
+        for at in (code.references().start..BIAS).filter(|&at| matches!(op(at), Some(Op::KPTR | Op::KKPTR))) {
+            let prototype = object(layout, body, at).wrapping_sub(self.sizeof_pt);
+            if self.prototypes.contains_key(&prototype) {
+                self.bytecodes.insert(at, prototype);
+            }
+        }
+        for at in FIRST..code.end() {
+            let ins = code.ins(at);
+            match op(at) {
+                Some(Op::HSTORE | Op::ASTORE) => {
+                    self.stores_functions |= code.ins(ins.op2()).kind_of_result() == irt::FUNC;
+                }
+                Some(Op::EQ) => {
+                    let Some(callee) = self.guard(ins.op1(), ins.op2()) else { continue };
+                    let value = if ins.op1() >= BIAS { ins.op1() } else { ins.op2() };
+                    let is_bytecode =
+                        self.bytecodes.contains_key(&ins.op1()) || self.bytecodes.contains_key(&ins.op2());
+                    let value = if is_bytecode { code.ins(value).op1() } else { value };
+                    let name = key_of(self.numbering, body, value)
+                        .and_then(|key| read_string(memory, layout, object(layout, body, key), MAX_NAME).ok())
+                        .map(|name| String::from_utf8_lossy(&name).into_owned());
+                    self.loaded_by.push((callee, name));
+                    let guarded = self.guarded.entry(value).or_default();
+                    if !guarded.contains(&callee) {
+                        guarded.push(callee);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The function that a guard with these operands holds a value against.
+    pub fn guard(&self, op1: u16, op2: u16) -> Option<Callee> {
+        let (value, constant) = if op1 >= BIAS { (op1, op2) } else { (op2, op1) };
+        if value < BIAS || constant >= BIAS {
+            return None;
+        }
+        let prototype = || self.bytecodes.get(&constant).map(|&prototype| Callee::Lua { prototype, function: None });
+        self.constants.get(&constant).copied().or_else(prototype)
+    }
+
+    /// The address of the constant string at a reference, and whether it may be the name of a metamethod.
+    pub fn string(&self, at: u16) -> Option<(u64, bool)> {
+        self.strings.get(&at).copied()
+    }
+
+    /// Whether a string is a constant of the trace.
+    pub fn has_string(&self, address: u64) -> bool {
+        self.strings.values().any(|(known, _)| *known == address)
+    }
+
+    /// Whether a function is a constant of the trace.
+    pub fn has_function(&self, callee: Callee) -> bool {
+        self.constants.values().any(|known| *known == callee)
+    }
+
+    /// The functions that guards hold the value at a reference against.
+    pub fn guarded(&self, at: u16) -> Vec<Callee> {
+        self.guarded.get(&at).cloned().unwrap_or_default()
+    }
+
+    /// Whether a function may have been found as the metamethod of this name: guarded by it, or in a way that no guard
+    /// tells.
+    pub fn may_be_metamethod(&self, callee: Callee, name: &str) -> bool {
+        let mut loads = self.loaded_by.iter().filter(|(known, _)| known.same_code(callee));
+        self.stores_functions || loads.any(|(_, known)| known.as_deref() == Some(name))
+    }
+
+    /// The closure of a prototype, if no other one can run in the trace.
+    pub fn only_closure(&self, prototype: u64) -> Option<u64> {
+        if let [only] = self.closures(prototype)[..]
+            && !self.is_any_closure(prototype)
+        {
+            return Some(only);
+        }
+        None
+    }
+
+    /// Whether a guard held a function against a prototype alone, so that it is any of its many closures.
+    pub fn is_any_closure(&self, prototype: u64) -> bool {
+        self.bytecodes.values().any(|&guarded| guarded == prototype)
+    }
+
+    /// The closures of a prototype among the constants. What a return goes to is told by its prototype alone.
+    pub fn closures(&self, prototype: u64) -> Vec<u64> {
+        let closure = |callee: &Callee| match callee {
+            Callee::Lua { prototype: known, function } if *known == prototype => *function,
+            _ => None,
+        };
+        self.constants.values().filter_map(closure).collect()
+    }
+
+    /// All functions among the constants, each code once: what a trace calls is among them.
+    pub fn callable(&self) -> Vec<Callee> {
+        let mut callable: Vec<Callee> = Vec::new();
+        for callee in self.functions() {
+            if callable.iter().any(|known| known.same_code(callee)) {
+                continue;
+            }
+            callable.push(match callee {
+                // Of several closures nobody knows which.
+                Callee::Lua { prototype, .. } => Callee::Lua { prototype, function: self.only_closure(prototype) },
+                Callee::Native { .. } => callee,
+            });
+        }
+        callable
+    }
+
+    /// Whether a library function calls a function that it is given: `pcall`, `xpcall`. [`None`] if that is not known, since
+    /// the VM's libraries could not be read.
+    pub fn protects(&self, ffid: u8) -> Option<bool> {
+        const PROTECTED: [&str; 2] = ["pcall", "xpcall"];
+        match self.names.builtin(ffid) {
+            Some(name) => Some(PROTECTED.contains(&name)),
+            None => PROTECTED.iter().all(|name| self.names.has_builtin(name)).then_some(false),
+        }
+    }
+
+    /// Whether a library function may be what a loop iterates with, which `pairs` and `ipairs` put there as a constant
+    /// (`recff_pairs`, `recff_ipairs`, `lj_ffrecord.c`). So may one without a name.
+    pub fn may_iterate(&self, ffid: u8) -> bool {
+        self.names.builtin(ffid).is_none_or(|name| matches!(name, "ipairs_aux" | "next"))
+    }
+
+    /// Whether a C function or fast function may be found as the metamethod of this name: like a Lua function, or as one of
+    /// those that the VM itself has put into the metatables of C data, C libraries and files, which are not looked up.
+    pub fn may_be_native_metamethod(&self, callee: Callee, name: &str) -> bool {
+        let Callee::Native { ffid, .. } = callee else { return false };
+        self.may_be_metamethod(callee, name) || self.is_metamethod_of_vm(ffid)
+    }
+
+    /// Whether a library function may be one that the VM itself has put into the metatables of C data, C libraries and
+    /// files.
+    pub fn is_metamethod_of_vm(&self, ffid: u8) -> bool {
+        self.names.builtin(ffid).is_none_or(|own| own.contains("__"))
+    }
+
+    /// The library that a library function is in: `math`.
+    pub fn library(&self, ffid: u8) -> Option<&str> {
+        self.names.builtin(ffid)?.split_once('.').map(|(library, _)| library)
+    }
+
+    /// Whether a library function has this name.
+    pub fn is_named(&self, ffid: u8, name: &str) -> bool {
+        self.names.builtin(ffid) == Some(name)
+    }
+
+    /// Whether it is the function that finds the functions of a C library.
+    pub fn is_c_library_index(&self, callee: Callee) -> bool {
+        matches!(callee, Callee::Native { ffid, .. } if self.names.builtin(ffid) == Some("ffi.clib.__index"))
+    }
+
+    /// The function that the constant at a reference is.
+    pub fn function(&self, at: u16) -> Option<Callee> {
+        self.constants.get(&at).copied()
+    }
+
+    /// Whether one of its functions has a tail call.
+    pub fn calls_in_tails(&self, set: BytecodeSet) -> bool {
+        let is_tail = |ins: Instruction| {
+            ins.opcode(set).is_some_and(|opcode| matches!(opcode.op, Bytecode::CALLT | Bytecode::CALLMT))
+        };
+        self.prototypes
+            .values()
+            .any(|read| (0..read.key.sizebc).filter_map(|position| read.instruction(position)).any(is_tail))
+    }
+
+    /// All functions among the constants, each once.
+    pub fn functions(&self) -> Vec<Callee> {
+        let mut functions: Vec<(u16, Callee)> = self.constants.iter().map(|(at, callee)| (*at, *callee)).collect();
+        // Constants grow downward: the first one used has the highest reference.
+        functions.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
+        functions.into_iter().map(|(_, callee)| callee).collect()
+    }
+
+    /// A prototype of the trace.
+    pub fn prototype(&self, address: u64) -> Option<&Arc<Prototype>> {
+        self.prototypes.get(&address)
+    }
+
+    /// The Lua function whose bytecode `pc` points into (or behind its last instruction).
+    pub fn owner(&self, pc: u64) -> Option<Callee> {
+        let address = self.prototypes.values().find(|prototype| self.position(prototype, pc).is_some())?.key.address;
+        let is_it = |callee: &&Callee| callee.prototype() == Some(address);
+        let mut closures = self.constants.values().filter(is_it).filter_map(|callee| match callee {
+            Callee::Lua { function, .. } => *function,
+            Callee::Native { .. } => None,
+        });
+        let function = closures.next().filter(|_| closures.next().is_none());
+        Some(Callee::Lua { prototype: address, function })
+    }
+
+    /// Whether the trace may have begun in this function, and have replaced it by a tail call, or returned to it.
+    pub fn may_start_in(&self, prototype: u64) -> bool {
+        self.prototypes.contains_key(&prototype)
+    }
+
+    /// The index of the bytecode at `pc` in a prototype.
+    pub fn position(&self, prototype: &Prototype, pc: u64) -> Option<u32> {
+        let offset = pc.checked_sub(prototype.key.address.wrapping_add(self.sizeof_pt))?;
+        let index = u32::try_from(offset / 4).ok()?;
+        (offset % 4 == 0 && index < prototype.key.sizebc).then_some(index)
+    }
+}
+
+/// The constant string by which a value was loaded from a table.
+fn key_of(numbering: Numbering, body: &Body, value: u16) -> Option<u16> {
+    let op = |at: u16| numbering.opcode(body.code.ins(at).number()).map(|opcode| opcode.op);
+    if op(value) != Some(Op::HLOAD) {
+        return None;
+    }
+    let reference = body.code.ins(value).op1();
+    if !matches!(op(reference), Some(Op::HREFK | Op::HREF)) {
+        return None;
+    }
+    let key = body.code.ins(reference).op2();
+    let key = if op(key) == Some(Op::KSLOT) { body.code.ins(key).op1() } else { key };
+    (key < BIAS && op(key) == Some(Op::KGC) && body.code.ins(key).kind_of_result() == irt::STR).then_some(key)
+}
+
+/// The address of the object or the pointer that a constant is.
+pub fn object(layout: &VmLayout, body: &Body, at: u16) -> u64 {
+    object_at(layout, &body.code, at)
+}
+
+/// The same, in the code of a trace of which no more was read.
+pub(super) fn object_at(layout: &VmLayout, code: &Code, at: u16) -> u64 {
+    if layout.is_gc64() { code.word(at + 1) & ((1 << 47) - 1) } else { u64::from(code.ins(at).literal()) }
+}

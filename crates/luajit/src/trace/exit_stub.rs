@@ -1,0 +1,126 @@
+//! The few instructions through which a trace is left: exit stubs lie at the start of an area of machine code, in none
+//! of its traces. They push the number of the exit, low byte first, and jump to the VM's exit handler
+//! ([`asm_exitstub_gen`]).
+//!
+//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L7-L45
+
+use lj_trace_common::memory::ReadMemory;
+
+/// `push imm8`.
+const PUSH: u8 = 0x6a;
+/// `jmp rel8`, from a stub to the end of its group.
+const JUMP: u8 = 0xeb;
+
+/// The exit that the stub at `pc` leads to; [`None`] if there is none, or nothing tells which. `stack` are the words at
+/// the stack pointer, the newest one first.
+pub fn exit_at<M: ReadMemory>(memory: &M, pc: u64, stack: [Option<u64>; 2]) -> Option<u16> {
+    let code = |at: u64| memory.read::<[u8; 2]>(at).ok();
+    let [newest, before] = stack.map(|word| pushed(word?));
+    let (low, high) = match code(pc)? {
+        [PUSH, byte] => match high_byte(memory, pc) {
+            // The end of the group.
+            Some(high) => (newest?, high),
+            None => (byte, after_low(memory, pc.wrapping_add(2))?),
+        },
+        [JUMP, _] => (newest?, after_low(memory, pc)?),
+        // Behind the push, or behind what follows it.
+        _ if newest.is_some() && [2, 10].iter().any(|back| high_byte(memory, pc.wrapping_sub(*back)) == newest) => {
+            (before?, newest?)
+        }
+        _ => return None,
+    };
+    Some(u16::from(low) | u16::from(high) << 8)
+}
+
+/// The byte that a word was made of by `push imm8`, which extends its sign.
+fn pushed(word: u64) -> Option<u8> {
+    i8::try_from(word as i64).ok().map(|byte| byte as u8)
+}
+
+/// The exit's high byte, where the code goes on at `pc` with the low one pushed.
+fn after_low<M: ReadMemory>(memory: &M, pc: u64) -> Option<u8> {
+    match memory.read::<[u8; 2]>(pc).ok()? {
+        [JUMP, distance] => high_byte(memory, pc.wrapping_add(2 + u64::from(distance))),
+        // The last stub of a group runs into its end.
+        _ => high_byte(memory, pc),
+    }
+}
+
+/// The byte that the end of a group pushes, if it begins at `pc`.
+fn high_byte<M: ReadMemory>(memory: &M, pc: u64) -> Option<u8> {
+    let [push, byte]: [u8; 2] = memory.read(pc).ok()?;
+    (push == PUSH && is_end(memory, pc.wrapping_add(2))).then_some(byte)
+}
+
+/// Whether the code at `pc` does what is left when both bytes are pushed.
+fn is_end<M: ReadMemory>(memory: &M, pc: u64) -> bool {
+    let code: Result<[u8; 4], _> = memory.read(pc);
+    // `mov dword [rsp+16], imm32` without GC64, `jmp rel32`, `jmp [rip+rel32]`.
+    matches!(code, Ok([0xc7, 0x44, 0x24, 0x10] | [0xe9, ..] | [0xff, 0x25, ..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Saved;
+
+    const START: u64 = 0x1000;
+    const PER_GROUP: u64 = 32;
+
+    /// A group of stubs as LuaJIT makes it, with what follows the pushes.
+    fn group(number: u64, end: &[u8]) -> Saved {
+        let first = number * PER_GROUP;
+        let mut code = vec![PUSH, first as u8];
+        for index in 1..PER_GROUP {
+            code.extend([JUMP, (4 * (PER_GROUP - index) - 2) as u8, PUSH, (first + index) as u8]);
+        }
+        code.extend([PUSH, (first >> 8) as u8]);
+        code.extend(end);
+        Saved::new(START, code)
+    }
+
+    const ENDS: [&[u8]; 3] = [
+        &[0xe9, 1, 2, 3, 4, 0, 0, 0],
+        &[0xff, 0x25, 1, 2, 3, 4, 0, 0],
+        &[0xc7, 0x44, 0x24, 0x10, 1, 2, 3, 4, 0xe9, 1, 2, 3, 4, 0, 0, 0],
+    ];
+
+    /// What `push imm8` leaves.
+    fn word(byte: u64) -> Option<u64> {
+        Some(byte as u8 as i8 as i64 as u64)
+    }
+
+    #[test]
+    fn every_instruction_of_every_stub_tells_its_exit() {
+        for (number, end) in (0..16).flat_map(|number| ENDS.map(|end| (number, end))) {
+            let memory = group(number, end);
+            for index in 0..PER_GROUP {
+                let exit = number * PER_GROUP + index;
+                let (low, high) = (word(exit & 0xff), word(exit >> 8));
+                let at = START + 4 * index;
+                let unknown = Some(0x7f00_1234_5678);
+                let mut found = vec![
+                    exit_at(&memory, at, [unknown, unknown]),
+                    exit_at(&memory, at + 2, [low, unknown]),
+                    exit_at(&memory, START + 4 * PER_GROUP - 2, [low, unknown]),
+                    exit_at(&memory, START + 4 * PER_GROUP, [high, low]),
+                ];
+                if end[0] == 0xc7 {
+                    found.push(exit_at(&memory, START + 4 * PER_GROUP + 8, [high, low]));
+                }
+                assert!(found.iter().all(|found| *found == Some(exit as u16)), "exit {exit}, {end:x?}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_code_tells_nothing() {
+        let memory = group(0, ENDS[0]);
+        let (low, high) = (word(1), word(0));
+        assert_eq!(exit_at(&memory, START + 1, [low, high]), None, "in the middle of an instruction");
+        assert_eq!(exit_at(&memory, START + 4 * PER_GROUP, [None, low]), None, "a stack that was not copied");
+        assert_eq!(exit_at(&memory, START + 4 * PER_GROUP, [Some(0x1234), low]), None, "no byte");
+        assert_eq!(exit_at(&memory, START - 64, [low, high]), None, "no memory");
+        assert_eq!(exit_at(&group(0, &[0xc3; 8]), START, [low, high]), None, "no stub");
+    }
+}

@@ -1,0 +1,399 @@
+//! The traces of a VM that samples fell into, each read and attributed once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::trace::{TraceCopy, TraceIdentity};
+
+use super::ancestors::prototypes_above;
+use super::around::Around;
+use super::attribution::{Attribution, Attributor, Chain, LowerFrames};
+use super::body::{Body, BodyError};
+use super::cast::Cast;
+use super::copied::{Copied, CopiedTrace, identity};
+use super::effort::{Allowance, Effort};
+use super::frames::{SnapshotFrame, snapshot_frames};
+use super::ir::{FIRST, Numbering, Op};
+use super::machine::base_stores;
+use super::stacks::NOWHERE;
+use crate::page_cache::PageCache;
+use crate::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
+use lj_trace_process::Maps;
+
+/// A trace and what its code belongs to.
+#[derive(Debug)]
+pub struct KnownTrace {
+    /// Everything that was read of it.
+    pub body: Body,
+    /// Its functions.
+    pub cast: Cast,
+    /// What its machine code belongs to.
+    pub attribution: Attribution,
+    /// The work that was spent on that, if it was not enough.
+    pub unfinished: Option<Effort>,
+    /// From this offset on `jit_base` is that of the trace it goes on with, and all frames are on the Lua stack.
+    pub moved: Option<u32>,
+    /// Where it returns to lower frames.
+    lower_frames: LowerFrames,
+    /// Whether one of its functions may replace itself by a tail call.
+    pub calls_in_tails: bool,
+    numbering: Numbering,
+    /// The snapshot of its loop's beginning.
+    loop_snapshot: Option<usize>,
+}
+
+impl KnownTrace {
+    fn read<M: ReadMemory>(
+        memory: &M,
+        vm: &Vm,
+        prototypes: &mut Prototypes,
+        names: Arc<FunctionNames>,
+        body: Body,
+        numbering: Numbering,
+        effort: Effort,
+    ) -> Self {
+        let above = prototypes_above(memory, vm, &body, numbering);
+        let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
+        // The same bytecode and exit stubs are asked for again and again.
+        let memory = &PageCache::new(memory);
+        let around = Around { memory, vm, trace: &body.trace };
+        let base_stores = base_stores(&body.mcode, vm.global, &vm.layout);
+        let attributor = Attributor {
+            memory,
+            layout: &vm.layout,
+            body: &body,
+            numbering,
+            cast: &cast,
+            surroundings: &around,
+            exit_at: &|address| around.exit_at(address),
+            metatypes: around.has_metatypes(),
+            text: &vm.text,
+            base_stores: &base_stores,
+        };
+        let (attribution, is_finished) = attributor.attribute(effort);
+        let unfinished = (!is_finished).then_some(effort);
+        let lower_frames = attributor.lower_frames();
+        // Each return to a lower frame moves `jit_base`; one more store is that of the trace's end.
+        let moved = base_stores.last().copied().filter(|_| base_stores.len() > lower_frames.len());
+        let is_loop =
+            |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
+        let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
+        let calls_in_tails = cast.calls_in_tails(crate::bytecode_set(&vm.layout));
+        Self { body, cast, attribution, unfinished, moved, lower_frames, calls_in_tails, numbering, loop_snapshot }
+    }
+
+    /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
+    pub fn snapshot<M: ReadMemory>(&self, memory: &M, layout: &VmLayout, index: usize) -> Option<Chain> {
+        let frames = snapshot_frames(memory, layout, &self.body, &self.cast, index).ok()?;
+        let innermost = frames.first()?.base;
+        let position = |frame: &SnapshotFrame| {
+            let prototype = self.cast.prototype(frame.callee?.prototype()?)?;
+            let next = self.cast.position(prototype, frame.pc)?;
+            // Callers have executed their call, the innermost frame is at what comes next.
+            Some(if frame.base == innermost { next } else { next.wrapping_sub(1) })
+        };
+        frames.iter().rev().map(|frame| Some((frame.callee?, position(frame).unwrap_or(NOWHERE)))).collect()
+    }
+
+    /// The function that it starts in, and the line.
+    pub fn start(&self) -> Option<(&Arc<Prototype>, u32)> {
+        let trace = &self.body.trace;
+        let prototype = self.cast.prototype(trace.startpt)?;
+        let line = prototype.line_at(self.cast.position(prototype, trace.startpc)?)?;
+        Some((prototype, line))
+    }
+
+    /// Whether a Lua function of this prototype can have its base in `jit_base` where the code at `offset` runs.
+    pub fn may_be_base(&self, offset: u32, prototype: u64) -> bool {
+        // A frame that the trace has returned to stands on the Lua stack as it was called.
+        self.lower_frames.base_at(offset).is_none_or(|base| base.prototype() == Some(prototype))
+    }
+
+    /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop
+    /// (`asm_gc_check`, `lj_asm.c`).
+    pub fn collecting_snapshot(&self, offset: u32) -> usize {
+        self.loop_snapshot.filter(|_| offset >= self.body.trace.mcloop).unwrap_or(0)
+    }
+
+    /// How many bytes of memory it takes, about.
+    pub fn size(&self) -> usize {
+        size_of::<Self>() + self.body.size() + self.attribution.size() + self.cast.size()
+    }
+
+    /// How many exits it has.
+    pub fn exits(&self) -> usize {
+        self.body.snapshots.len()
+    }
+}
+
+/// Traces kept, and the bytes of memory that they take. Those that live on are read again.
+const MAX_KNOWN: usize = 1 << 13;
+const MAX_BYTES: usize = 32 << 20;
+
+/// All traces are looked through for one that is not known at most for this share of the time: one part in so many.
+const BETWEEN_SCANS: u32 = 10;
+
+/// The traces of one VM.
+#[derive(Debug, Default)]
+pub struct Traces {
+    known: HashMap<TraceIdentity, Known>,
+    /// Those that were copied, and not looked at yet.
+    copies: HashMap<TraceIdentity, CopiedTrace>,
+    /// All of both, by the address of their machine code. Those whose place was taken by others are not among them.
+    by_code: BTreeMap<u64, TraceIdentity>,
+    /// The size of all that is known or copied.
+    bytes: usize,
+    /// What the traces showed when they were last looked through.
+    listed: Vec<Trace>,
+    /// When that was, and how long it took.
+    scanned: Option<(Instant, Duration)>,
+    prototypes: Prototypes,
+    /// The names of library functions.
+    names: Option<Arc<FunctionNames>>,
+    /// Numberings that some trace does not fit.
+    excluded: Vec<Numbering>,
+    allowance: Allowance,
+    /// How many were not read to their end.
+    unfinished: u64,
+}
+
+/// A trace that was read, and how often it was hit.
+#[derive(Debug)]
+struct Known {
+    trace: Arc<KnownTrace>,
+    hits: u32,
+}
+
+/// Where to look for a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sought {
+    /// An address in its machine code, and its number if that is known too.
+    Address(u64, Option<u16>),
+    /// Its number.
+    Number(u16),
+}
+
+impl Sought {
+    /// Whether it is this trace.
+    pub(super) fn is(self, identity: &TraceIdentity) -> bool {
+        match self {
+            Self::Address(address, _) => holds(identity, address),
+            Self::Number(number) => identity.number == u32::from(number),
+        }
+    }
+}
+
+fn holds(identity: &TraceIdentity, address: u64) -> bool {
+    address.checked_sub(identity.mcode).is_some_and(|offset| offset < u64::from(identity.szmcode))
+}
+
+impl Traces {
+    /// Traces that share the time that they may take with others. The default has no such limit.
+    pub fn within(allowance: &Allowance) -> Self {
+        Self { allowance: allowance.clone(), ..Self::default() }
+    }
+
+    /// How many traces were read and not to their end, since that takes too much work: some of their code has a mark.
+    pub fn unfinished(&self) -> u64 {
+        self.unfinished
+    }
+
+    /// Takes a piece of a trace that the kernel half has copied.
+    pub fn add_copy(&mut self, copy: &TraceCopy, bytes: &[u8]) {
+        self.make_room();
+        let trace = self.copies.entry(copy.identity).or_default();
+        self.bytes -= trace.size();
+        trace.add(copy, bytes);
+        self.bytes += trace.size();
+        if trace.is_whole() {
+            self.register(copy.identity);
+        }
+    }
+
+    /// The trace that is sought, as it was at the sample; `running` is what the sample says of it.
+    ///
+    /// # Errors
+    /// [`BodyError`]: there is none, or it cannot be read.
+    pub fn find<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        sought: Sought,
+        running: &TraceIdentity,
+        maps: impl FnOnce() -> Option<Maps>,
+    ) -> Result<Arc<KnownTrace>, BodyError> {
+        if running.address != 0 && sought.is(running) {
+            if let Some(found) = self.remembered(memory, vm, running)? {
+                return Ok(found);
+            }
+            let number = u16::try_from(running.number).map_err(|_| BodyError::Malformed)?;
+            let trace = trace_by_number(memory, vm, number).filter(|trace| identity(trace) == *running);
+            return self.read(memory, vm, trace.ok_or(BodyError::Gone)?);
+        }
+        let address = match sought {
+            Sought::Number(number) => {
+                let trace = trace_by_number(memory, vm, number).ok_or(BodyError::Gone)?;
+                return self.read(memory, vm, trace);
+            }
+            Sought::Address(address, _) => address,
+        };
+        if let Some(found) = self.by_address(memory, vm, address)? {
+            return Ok(found);
+        }
+        self.scan(memory, vm, address, maps)
+    }
+
+    /// A trace that is known, or was copied, by an address in its code.
+    fn by_address<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        address: u64,
+    ) -> Result<Option<Arc<KnownTrace>>, BodyError> {
+        let before = self.by_code.range(..=address).next_back();
+        let Some(candidate) = before.map(|(_, candidate)| *candidate).filter(|candidate| holds(candidate, address))
+        else {
+            return Ok(None);
+        };
+        // It may be gone, but nothing else may have come to its place: then nobody knows which one was hit.
+        let now = u16::try_from(candidate.number).ok().and_then(|number| trace_by_number(memory, vm, number));
+        if now.is_some_and(|now| now.mcode.contains(&address) && identity(&now) != candidate) {
+            return Ok(None);
+        }
+        self.remembered(memory, vm, &candidate)
+    }
+
+    /// Looks through all live traces for the one whose code is at `address`.
+    fn scan<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        address: u64,
+        maps: impl FnOnce() -> Option<Maps>,
+    ) -> Result<Arc<KnownTrace>, BodyError> {
+        let listed = |traces: &[Trace]| traces.iter().find(|trace| trace.mcode.contains(&address)).map(|t| t.number);
+        let is_it = |trace: &Trace| trace.mcode.contains(&address);
+        if let Some(number) = listed(&self.listed)
+            && let Some(trace) = trace_by_number(memory, vm, number).filter(is_it)
+        {
+            return self.read(memory, vm, trace);
+        }
+        if self.scanned.is_none_or(|(end, took)| end.elapsed() > BETWEEN_SCANS * took) {
+            let start = Instant::now();
+            if let Some(maps) = maps() {
+                self.listed = read_traces(memory, &maps, vm);
+            }
+            self.scanned = Some((Instant::now(), start.elapsed()));
+        }
+        let number = listed(&self.listed).ok_or(BodyError::Gone)?;
+        let trace = trace_by_number(memory, vm, number).filter(is_it).ok_or(BodyError::Gone)?;
+        self.read(memory, vm, trace)
+    }
+
+    /// A trace that is known, or was copied.
+    fn remembered<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        identity: &TraceIdentity,
+    ) -> Result<Option<Arc<KnownTrace>>, BodyError> {
+        if let Some(known) = self.hit(memory, vm, identity) {
+            return known.map(Some);
+        }
+        let Some(copy) = self.copies.get(identity).filter(|copy| copy.is_whole()).cloned() else { return Ok(None) };
+        let memory = Copied { memory, trace: &copy };
+        let trace = trace_at(&memory, vm, identity.address).ok_or(BodyError::Malformed)?;
+        let body = Body::read(&memory, vm, trace)?;
+        let known = self.attribute(&memory, vm, body, None)?;
+        self.copies.remove(identity);
+        self.bytes = self.bytes.saturating_sub(copy.size());
+        Ok(Some(known))
+    }
+
+    /// The trace with this header, which was just read.
+    fn read<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, trace: Trace) -> Result<Arc<KnownTrace>, BodyError> {
+        let identity = identity(&trace);
+        if self.known.get(&identity).is_some_and(|known| known.trace.body.trace.is_same(&trace))
+            && let Some(known) = self.hit(memory, vm, &identity)
+        {
+            return known;
+        }
+        let body = Body::read(memory, vm, trace)?;
+        self.attribute(memory, vm, body, None)
+    }
+
+    /// A trace that was read before; once more if its numbering has turned out to be another one, or it is worth more effort.
+    fn hit<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        identity: &TraceIdentity,
+    ) -> Option<Result<Arc<KnownTrace>, BodyError>> {
+        let Known { trace, hits } = self.known.get_mut(identity)?;
+        *hits += 1;
+        let more = trace.unfinished.and_then(|effort| self.allowance.effort(Some((effort, *hits))));
+        if more.is_none() && !self.excluded.contains(&trace.numbering) {
+            return Some(Ok(trace.clone()));
+        }
+        let body = trace.body.clone();
+        Some(self.attribute(memory, vm, body, more))
+    }
+
+    /// Finds out what the code of a trace belongs to, with what effort there is time for if none is given.
+    fn attribute<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        body: Body,
+        effort: Option<Effort>,
+    ) -> Result<Arc<KnownTrace>, BodyError> {
+        let unfit = Numbering::ALL.into_iter().filter(|numbering| !numbering.fits(&body.code));
+        for numbering in unfit {
+            if !self.excluded.contains(&numbering) {
+                self.excluded.push(numbering);
+            }
+        }
+        let fits = |numbering: &Numbering| !self.excluded.contains(numbering);
+        let numbering = Numbering::ALL.into_iter().find(fits).ok_or(BodyError::Malformed)?;
+        self.make_room();
+        let identity = identity(&body.trace);
+        let names = self.names.get_or_insert_with(|| Arc::new(FunctionNames::read(memory, vm))).clone();
+        let effort = effort.or_else(|| self.allowance.effort(None)).unwrap_or(Effort::LEAST);
+        let began = Instant::now();
+        let known = Arc::new(KnownTrace::read(memory, vm, &mut self.prototypes, names, body, numbering, effort));
+        self.allowance.spend(began.elapsed());
+        self.bytes += known.size();
+        self.unfinished += u64::from(known.unfinished.is_some());
+        let hits = self.known.get(&identity).map_or(0, |before| before.hits);
+        if let Some(before) = self.known.insert(identity, Known { trace: known.clone(), hits }) {
+            self.bytes = self.bytes.saturating_sub(before.trace.size());
+            self.unfinished -= u64::from(before.trace.unfinished.is_some());
+        }
+        self.register(identity);
+        Ok(known)
+    }
+
+    /// Notes where the code of a trace is. What was there is not there any more.
+    fn register(&mut self, identity: TraceIdentity) {
+        let end = identity.mcode.saturating_add(u64::from(identity.szmcode));
+        let reaches_into =
+            |(_, other): &(&u64, &TraceIdentity)| other.mcode.saturating_add(u64::from(other.szmcode)) > identity.mcode;
+        while let Some((&start, _)) = self.by_code.range(..end).next_back().filter(reaches_into) {
+            self.by_code.remove(&start);
+        }
+        self.by_code.insert(identity.mcode, identity);
+    }
+
+    fn make_room(&mut self) {
+        if self.known.len() + self.copies.len() >= MAX_KNOWN || self.bytes >= MAX_BYTES {
+            self.known.clear();
+            self.copies.clear();
+            self.by_code.clear();
+            self.prototypes.clear();
+            self.bytes = 0;
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Comparisons and loops: where they go.
+
+use super::kinds::is_comparison;
+use super::{Place, Reader, Step, Surroundings};
+use crate::bytecode::Op;
+use crate::trace::stacks::Stacks;
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// Where a bytecode that branches goes: if its comparison holds, and if not. A snapshot of its guard has the one
+    /// that it does not go to (`rec_comp_fixup`, `rec_for`, `lj_record.c`).
+    pub(super) fn ways(&self, stacks: &Stacks, place: &Place, step: Step) -> Option<(u32, u32)> {
+        let after = step.position + 1;
+        match step.op {
+            Op::FORI | Op::JFORI => Some((jump(step.position, step.instruction.d()), after)),
+            Op::FORL | Op::IFORL | Op::JFORL => Some((after, self.loop_body(stacks, place)?)),
+            op if is_comparison(op) => {
+                let jump_after = self.prototype(stacks, place)?.instruction(after)?;
+                Some((jump(after, jump_after.d()), after + 1))
+            }
+            _ => None,
+        }
+    }
+
+    /// First instruction of the numeric loop that ends at `place`. The loop's own jump may be replaced by a trace's
+    /// number, but not that of its beginning, which leads behind it.
+    fn loop_body(&self, stacks: &Stacks, place: &Place) -> Option<u32> {
+        self.beginning(stacks, place, place.position + 1, &[Op::FORI, Op::JFORI])
+    }
+
+    /// First instruction of the generic loop that ends at `end` with an `ITERL`: its beginning jumps to the iterator's
+    /// call, which is right before that.
+    pub(super) fn iterator_body(&self, stacks: &Stacks, place: &Place, end: u32) -> Option<u32> {
+        self.beginning(stacks, place, end.wrapping_sub(1), &[Op::JMP, Op::ISNEXT])
+    }
+
+    /// The position after the first instruction that is one of `ops` and jumps to `target`: those in the loop's body that
+    /// do, too, come after its beginning.
+    fn beginning(&self, stacks: &Stacks, place: &Place, target: u32, ops: &[Op]) -> Option<u32> {
+        let prototype = self.prototype(stacks, place)?;
+        let begins = |at: &u32| {
+            let Some(ins) = prototype.instruction(*at) else { return false };
+            let is_one = ins.opcode(self.set).is_some_and(|opcode| ops.contains(&opcode.op));
+            is_one && jump(*at, ins.d()) == target
+        };
+        (0..place.position).find(begins).map(|at| at + 1)
+    }
+}
+
+/// Where a jump at `from` leads.
+pub(super) fn jump(from: u32, d: u16) -> u32 {
+    from.wrapping_add(1).wrapping_add(u32::from(d)).wrapping_sub(0x8000)
+}

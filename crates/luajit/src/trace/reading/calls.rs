@@ -1,0 +1,265 @@
+//! Calls and returns: which functions they lead into, and where they come back to.
+
+use super::{Constant, Phase, Place, Reader, Step, Surroundings, Value};
+use crate::bytecode::{Metamethod, Op};
+use crate::trace::cast::Callee;
+use crate::trace::ir::{FIRST, Op as Ir, irt};
+use crate::trace::stacks::{NOWHERE, Stacks};
+
+/// Frames in a trace: more than the slots that a snapshot has room for.
+pub(super) const MAX_DEPTH: usize = 120;
+
+/// How often a trace runs the same function above itself: `callunroll` is 3 by default, `recunroll` 2 (`lj_jit.h`),
+/// and each counts calls beyond the first.
+pub(super) const MAX_RECURSION: usize = 5;
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// The value that a call calls.
+    pub(super) fn called_value(&self, place: &Place, step: Step) -> Value {
+        let a = usize::from(step.instruction.a());
+        place.slot(if step.op == Op::ITERC { a.wrapping_sub(3) } else { a })
+    }
+
+    /// What a call of a value may call.
+    pub(super) fn callees_of(&self, value: Value) -> Vec<Callee> {
+        let others = || {
+            let mut callees = self.cast.callable();
+            if self.powers.unnamed_natives {
+                callees.push(UNNAMED);
+            }
+            callees
+        };
+        match value {
+            Value::Function(callee) => vec![callee],
+            Value::Ref(at) => match self.body.code.ins(at).kind_of_result() {
+                irt::FUNC => {
+                    let mut callees = self.cast.guarded(at);
+                    if self.powers.unnamed_natives {
+                        callees.push(UNNAMED);
+                    }
+                    callees
+                }
+                _ => self.called_objects(),
+            },
+            Value::Number(_) | Value::Constant => self.called_objects(),
+            Value::Any | Value::Unloaded => others(),
+            Value::Field(_) | Value::Upvalue(..) => self.found_callees(value).unwrap_or_else(others),
+        }
+    }
+
+    /// What a call of what was found in a field or an upvalue may call, which is looked for once. [`None`] if it is not known.
+    fn found_callees(&self, value: Value) -> Option<Vec<Callee>> {
+        if let Some(known) = self.callees.borrow().get(&value) {
+            return known.clone();
+        }
+        let found = match value {
+            Value::Field(string) => self.callees_by(string),
+            Value::Upvalue(prototype, index) => self.callees_in(prototype, index),
+            _ => None,
+        };
+        self.callees.borrow_mut().insert(value, found.clone());
+        found
+    }
+
+    /// What a call of what was found by a string may call: what a guard holds against what was loaded by it, or what was
+    /// stored by it. [`None`] if that is not known.
+    fn callees_by(&self, string: u64) -> Option<Vec<Callee>> {
+        let code = &self.body.code;
+        let by_it = |at: &u16| self.may_be_by_string(code.ins(*at).op1(), string);
+        let loads = (FIRST..code.end()).filter(|at| self.op(*at) == Some(Ir::HLOAD)).filter(by_it);
+        let stores: Vec<u16> =
+            (FIRST..code.end()).filter(|at| self.op(*at) == Some(Ir::HSTORE)).filter(by_it).collect();
+        // A store of another value may have been dropped (`lj_opt_dse_ahstore`, `lj_opt_mem.c`).
+        let is_dropped = !stores.is_empty() && (FIRST..code.end()).any(|at| self.op(at) == Some(Ir::NOP));
+        // Fields of C data are loaded otherwise.
+        if is_dropped || self.powers.cdata {
+            return None;
+        }
+        let values = loads.map(Value::Ref).chain(stores.iter().map(|&at| self.value(code.ins(at).op2())));
+        // A constant that the table was made with.
+        let mut callees = self.called_objects();
+        for callee in values.flat_map(|value| self.callees_of(value)) {
+            if !callees.contains(&callee) {
+                callees.push(callee);
+            }
+        }
+        Some(callees)
+    }
+
+    /// What a call of an upvalue may call, if none of the closures that the trace knows can change it.
+    fn callees_in(&self, prototype: u64, index: u16) -> Option<Vec<Callee>> {
+        if self.cast.is_any_closure(prototype) || self.unknown_closures.contains(&prototype) {
+            return None;
+        }
+        let closures = self.cast.closures(prototype);
+        let mut callees = Vec::new();
+        for closure in &closures {
+            match self.surroundings.upvalue(*closure, index)? {
+                Constant::Function(callee) if callees.contains(&callee) => {}
+                Constant::Function(callee) => callees.push(callee),
+                Constant::Number(_) | Constant::Other => callees.extend(self.called_objects()),
+            }
+        }
+        (!callees.is_empty()).then_some(callees)
+    }
+
+    /// What a call of something that is no function may call.
+    fn called_objects(&self) -> Vec<Callee> {
+        let named = self.powers.looks_for("__call");
+        let may_be = |callee: &Callee| match callee {
+            Callee::Lua { .. } => self.powers.metatypes || named && self.cast.may_be_metamethod(*callee, "__call"),
+            Callee::Native { .. } => self.powers.cdata || self.cast.may_be_native_metamethod(*callee, "__call"),
+        };
+        let mut callees: Vec<Callee> = self.cast.callable().into_iter().filter(may_be).collect();
+        if self.powers.unnamed_natives {
+            callees.push(UNNAMED);
+        }
+        callees
+    }
+
+    /// The first slot of a call's arguments.
+    pub(super) fn arguments(&self, step: Step) -> usize {
+        usize::from(step.instruction.a()) + if self.fr2 { 2 } else { 1 }
+    }
+
+    /// The places after a call was set up: at the function's beginning, or in a library function.
+    pub(super) fn enter_called(&self, stacks: &mut Stacks, place: &Place, step: Step, callee: Callee) -> Vec<Place> {
+        let is_tail = matches!(step.op, Op::CALLT | Op::CALLMT);
+        let is_meta = matches!(place.phase, Phase::Meta(_));
+        let mut base = place.clone();
+        let (caller, call) = if is_tail && !is_meta {
+            let current = stacks.get(step.stack);
+            (current.caller, current.call)
+        } else {
+            (Some(step.stack), step.position)
+        };
+        match callee {
+            Callee::Native { .. } => {
+                // A library function that is called in a tail call takes its caller's place: but what it makes is
+                // still told of the call.
+                base.phase = Phase::Native(callee);
+                vec![base]
+            }
+            Callee::Lua { prototype, .. } => {
+                if self.cast.prototype(prototype).is_none() || base.frames.len() >= MAX_DEPTH {
+                    return Vec::new();
+                }
+                let runs = base.frames.iter().filter(|frame| stacks.get(frame.stack).callee.same_code(callee)).count();
+                if runs > MAX_RECURSION {
+                    return Vec::new();
+                }
+                let arguments = self.arguments(step);
+                let called = self.called_value(place, step);
+                // An object that is called is the first argument of its `__call` (`rec_call_setup`, `lj_record.c`).
+                let object = match called {
+                    Value::Function(_) => Some(None),
+                    Value::Ref(at) if self.body.code.ins(at).kind_of_result() == irt::FUNC => Some(None),
+                    Value::Ref(_) => Some(Some(called)),
+                    _ => None,
+                };
+                let passed: Vec<Value> = match (step.op, object) {
+                    (Op::CALL | Op::CALLT, Some(object)) if !is_meta => {
+                        let count = usize::from(step.instruction.c()).saturating_sub(1);
+                        let count = if step.op == Op::CALLT {
+                            usize::from(step.instruction.d()).saturating_sub(1)
+                        } else {
+                            count
+                        };
+                        let given = (arguments..arguments + count).map(|slot| place.slot(slot));
+                        object.into_iter().chain(given).collect()
+                    }
+                    _ => Vec::new(),
+                };
+                if is_tail && !is_meta {
+                    base.frames.pop();
+                }
+                let stack = stacks.intern(caller, callee, call);
+                base.push(stack);
+                for (slot, value) in passed.into_iter().enumerate() {
+                    base.set_slot(slot, if value == Value::Unloaded { Value::Any } else { value });
+                }
+                base.position = 0;
+                base.phase = Phase::Start;
+                vec![base]
+            }
+        }
+    }
+
+    /// The places after a return with `values`.
+    pub(super) fn leave(&self, stacks: &mut Stacks, place: &Place, values: &[Value]) -> Vec<Place> {
+        let mut next = place.with(Phase::Start);
+        let Some(left) = next.frames.pop() else { return Vec::new() };
+        let mut call = stacks.get(left.stack).call;
+        let mut is_protected = false;
+        // Out of a protected call as well.
+        while let Some(outer) = next.frames.last().map(|frame| stacks.get(frame.stack))
+            && matches!(outer.callee, Callee::Native { .. })
+        {
+            call = outer.call;
+            next.frames.pop();
+            is_protected = true;
+        }
+        if next.frames.is_empty() {
+            // To the frame below the one in which the trace ran.
+            let Some(&(callee, position)) = self.returns.get(place.returns) else { return Vec::new() };
+            let stack = stacks.intern(None, callee, NOWHERE);
+            next.push(stack);
+            next.position = position.wrapping_sub(1);
+            next.returns += 1;
+            let call = self.step(stacks, &next);
+            next.position = position;
+            if let Some(call) = call.filter(|call| matches!(call.op, Op::CALL | Op::CALLM | Op::ITERC)) {
+                // Of that frame, nothing but the results was loaded yet (`lj_record_ret`).
+                let a = usize::from(call.instruction.a());
+                (0..a).for_each(|slot| next.set_slot(slot, Value::Unloaded));
+                let wanted = usize::from(call.instruction.b()).saturating_sub(1);
+                if call.op == Op::CALL && !is_protected {
+                    values.iter().enumerate().take(wanted).for_each(|(index, value)| next.set_slot(a + index, *value));
+                }
+            }
+            return vec![next];
+        }
+        next.position = call;
+        let Some(step) = self.step(stacks, &next) else { return Vec::new() };
+        let a = usize::from(step.instruction.a());
+        match step.op {
+            Op::CALL | Op::CALLM | Op::ITERC => {
+                let mut next = next.go(call + 1);
+                next.forget_from(a);
+                let wanted = usize::from(step.instruction.b()).saturating_sub(1);
+                if !is_protected && step.op != Op::CALLM {
+                    for (index, value) in values.iter().enumerate().take(wanted) {
+                        next.set_slot(a + index, *value);
+                    }
+                }
+                vec![next]
+            }
+            _ => self.back(stacks, &next, step, values.first().copied().unwrap_or_default()),
+        }
+    }
+
+    /// The places after a metamethod has returned to the operation that called it.
+    pub(super) fn back(&self, stacks: &mut Stacks, place: &Place, step: Step, value: Value) -> Vec<Place> {
+        match step.instruction.opcode(self.set).map(|opcode| opcode.metamethod) {
+            Some(Metamethod::Named("__lt" | "__le" | "__eq")) => match self.ways(stacks, place, step) {
+                Some((taken, other)) => vec![place.go(other), place.go(taken)],
+                None => Vec::new(),
+            },
+            Some(Metamethod::Named("__concat")) => {
+                // The rest may be concatenated by further metamethods.
+                let mut next = place.go(step.position + 1);
+                next.set_slot(usize::from(step.instruction.a()), Value::Any);
+                vec![next, place.with(Phase::Start)]
+            }
+            Some(Metamethod::Named("__newindex")) => vec![place.go(step.position + 1)],
+            _ => {
+                let mut next = place.go(step.position + 1);
+                next.set_slot(usize::from(step.instruction.a()), value);
+                vec![next]
+            }
+        }
+    }
+}
+
+/// A library function of which there are many, so that it is no constant (`rec_call_specialize`).
+const UNNAMED: Callee = Callee::Native { function: 0, ffid: 0 };

@@ -1,0 +1,173 @@
+//! All readings of a trace: every way through the bytecode that its recorder can have gone.
+//!
+//! The recorder (`lj_record.c`) follows the interpreter, bytecode by bytecode, and appends intermediate code. What is
+//! left of it is that code, in order, and some snapshots, which say where the recorder was. A reading is a way through
+//! the bytecode together with a cut of the code into what each bytecode has made. Here all readings are kept that the
+//! following allows, and none is preferred:
+//!
+//! - a bytecode makes certain instructions only (`emits`), of certain operands (`operands`);
+//! - only functions are called that are constants of the trace, since each call makes its function one
+//!   (`rec_call_specialize`), and of a value that a guard holds against functions only those;
+//! - a snapshot was taken at its PC, in its frames, with its values in their slots;
+//! - the way is connected, from the first snapshot to the last one that was recorded.
+//!
+//! What an instruction belongs to is certain if it belongs to the same in all of them.
+
+mod branches;
+mod calls;
+mod emits;
+mod graph;
+mod kinds;
+mod musts;
+mod natives;
+mod operands;
+mod order;
+mod place;
+mod powers;
+mod search;
+mod step;
+mod tables;
+mod upvalues;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+use lj_trace_common::layout::BytecodeSet;
+
+pub use self::place::{Phase, Place, Value};
+pub use self::powers::Powers;
+pub use self::search::{Budget, Candidates};
+use super::body::Body;
+use super::cast::{Callee, Cast};
+use super::frames::SnapshotFrame;
+use super::ir::{FIRST, Numbering, Op as Ir};
+use super::stacks::StackId;
+use crate::Prototype;
+use crate::bytecode::{Instruction, Op};
+
+/// What an instruction may belong to: a call stack, and a bytecode in its innermost function.
+pub type Candidate = (StackId, u32);
+
+/// What must be known of the VM beyond the trace.
+pub trait Surroundings {
+    /// What an upvalue of a closure holds, if it never changes, so that it is a constant of the trace.
+    fn upvalue(&self, closure: u64, index: u16) -> Option<Constant>;
+    /// Address of an upvalue of a closure. Several closures may share it.
+    fn upvalue_address(&self, closure: u64, index: u16) -> Option<u64>;
+    /// Address of the constant string `index` of a prototype.
+    fn string(&self, prototype: &Prototype, index: u16) -> Option<u64>;
+    /// The constant number `index` of a prototype.
+    fn number(&self, prototype: &Prototype, index: u16) -> Option<f64>;
+    /// The instruction of a prototype that the start of `trace` has replaced.
+    fn start_instruction(&self, prototype: &Prototype, position: u32, trace: u16) -> Option<Instruction>;
+}
+
+/// A value that never changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Constant {
+    /// A function.
+    Function(Callee),
+    /// A number, as its bits.
+    Number(u64),
+    /// Anything else.
+    Other,
+}
+
+/// One bytecode of a way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The call stack that executes it.
+    pub stack: StackId,
+    /// Its index in the innermost function.
+    pub position: u32,
+    /// What it is.
+    pub instruction: Instruction,
+    /// Its opcode.
+    pub op: Op,
+}
+
+/// Where a snapshot was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aim {
+    /// Its call stack.
+    pub stack: StackId,
+    /// The bytecode at which the trace would be left.
+    pub position: u32,
+}
+
+/// A trace that is read.
+pub struct Reader<'a, S> {
+    /// The trace.
+    pub body: &'a Body,
+    /// The numbering of its intermediate code.
+    pub numbering: Numbering,
+    /// The functions of the trace.
+    pub cast: &'a Cast,
+    /// What lies around the trace.
+    pub surroundings: &'a S,
+    /// The numbering of bytecodes.
+    pub set: BytecodeSet,
+    /// Whether frames take two slots.
+    pub fr2: bool,
+    /// The frames that the trace returns to, in order: the function, and the position after the call.
+    pub returns: &'a [(Callee, u32)],
+    /// Where its snapshots were taken; none where that cannot be told.
+    pub aims: &'a [Option<Aim>],
+    /// The frames of its snapshots.
+    pub frames: &'a [Option<Vec<SnapshotFrame>>],
+    /// How many snapshots were recorded; the others are copies of the loop's.
+    pub recorded: usize,
+    /// What the trace can have done at all.
+    pub powers: Powers,
+    /// Functions that are constants as values, so that they may be called without a guard ([`Callee::code`]).
+    pub floating: HashSet<u64>,
+    /// Numbers that are constants of the trace, as their bits.
+    pub numbers: HashSet<u64>,
+    /// Prototypes of which a closure may run that is no constant ([`Self::find_unknown_closures`]).
+    pub unknown_closures: HashSet<u64>,
+    /// What fields and upvalues may hold that can be called, as far as it was asked for; [`None`] if it is not known.
+    pub callees: RefCell<HashMap<Value, Option<Vec<Callee>>>>,
+}
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// Finds the functions that are constants as values: in upvalues that never change, stored somewhere, or in the slots
+    /// of a snapshot.
+    pub fn find_floating(&self) -> HashSet<u64> {
+        let mut floating = HashSet::new();
+        let callable = self.cast.callable();
+        for prototype in callable.iter().filter_map(|callee| callee.prototype()) {
+            let Some(read) = self.cast.prototype(prototype) else { continue };
+            let closures = self.cast.closures(prototype);
+            for instruction in (0..read.key.sizebc).filter_map(|position| read.instruction(position)) {
+                if instruction.opcode(self.set).is_none_or(|opcode| opcode.op != Op::UGET) {
+                    continue;
+                }
+                floating.extend(closures.iter().filter_map(|&closure| {
+                    match self.surroundings.upvalue(closure, instruction.d()) {
+                        Some(Constant::Function(callee)) => Some(callee.code()),
+                        _ => None,
+                    }
+                }));
+            }
+        }
+        let code = &self.body.code;
+        let stored = (FIRST..code.end())
+            .filter(|&at| matches!(self.op(at), Some(Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::CARG)))
+            .flat_map(|at| [code.ins(at).op1(), code.ins(at).op2()]);
+        /// `SNAP_FRAME` (`lj_jit.h`).
+        const FRAME: u32 = 0x1_0000;
+        for index in 0..self.body.snapshots.len() {
+            let (Some(frames), Some((entries, _))) =
+                (self.frames.get(index).and_then(Option::as_ref), self.body.snapshot_words(index))
+            else {
+                continue;
+            };
+            let first = if self.fr2 { 2 } else { 1 };
+            let is_function = |slot: usize| frames.iter().any(|frame| frame.base == slot + first);
+            let values = entries.iter().filter(|entry| **entry & FRAME == 0 && !is_function((**entry >> 24) as usize));
+            floating.extend(values.filter_map(|entry| self.cast.function(*entry as u16).map(Callee::code)));
+        }
+        floating.extend(stored.filter_map(|at| self.cast.function(at).map(Callee::code)));
+        floating
+    }
+}

@@ -1,0 +1,239 @@
+//! Library functions: what they make of what they are given, what they must have made, and where they go on.
+
+use std::ops::Range;
+
+use super::calls::{MAX_DEPTH, MAX_RECURSION};
+use super::emits::{ARITHMETIC, BITS, CALLS, COMPARISONS, CONVERSIONS, any};
+use super::{Phase, Place, Reader, Step, Surroundings, Value};
+use crate::bytecode::Op;
+use crate::trace::cast::Callee;
+use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir, irt};
+use crate::trace::stacks::{NOWHERE, Stacks};
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// Whether a library function can have made an instruction (`lj_ffrecord.c`).
+    #[expect(clippy::too_many_arguments, reason = "the instruction, and where it may come from")]
+    pub(super) fn can_native_make(
+        &self,
+        place: &Place,
+        step: Step,
+        native: Callee,
+        ins: Ins,
+        op: Ir,
+        callee: Option<Callee>,
+        begin: u16,
+    ) -> bool {
+        let Callee::Native { ffid, .. } = native else { return false };
+        if callee.is_some() {
+            return self.cast.protects(ffid) != Some(false) || !self.powers.names.is_empty();
+        }
+        if matches!(op, Ir::ULOAD | Ir::USTORE | Ir::UREFC | Ir::UREFO) {
+            return false;
+        }
+        match self.cast.library(ffid) {
+            Some("bit") => any(op, OF_BIT) && (self.powers.cdata || self.is_of_arguments(place, step, op, ins, begin)),
+            Some("math") => {
+                any(op, OF_MATH) && (self.powers.cdata || self.is_of_arguments(place, step, op, ins, begin))
+            }
+            Some("string") => {
+                self.powers.cdata
+                    || !any(
+                        op,
+                        &[&[Ir::ASTORE, Ir::HSTORE, Ir::FSTORE, Ir::TNEW, Ir::TDUP, Ir::TBAR, Ir::OBAR, Ir::NEWREF]],
+                    )
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether an operation with numbers works on what a library function was given, or has made itself.
+    pub(super) fn is_of_arguments(&self, place: &Place, step: Step, op: Ir, ins: Ins, begin: u16) -> bool {
+        let operands = match op {
+            // Integers become numbers where a trace ends (`canonicalize_slots`).
+            Ir::CONV if ins.kind_of_result() == irt::NUM => return true,
+            Ir::CONV | Ir::STRTO | Ir::BNOT | Ir::BSWAP | Ir::FPMATH | Ir::ABS | Ir::NEG | Ir::TOBIT => {
+                &[ins.op1()][..]
+            }
+            op if any(op, &[BITS, ARITHMETIC]) => &[ins.op1(), ins.op2()][..],
+            _ => return true,
+        };
+        let Some(values) = self.passed(place, step) else { return true };
+        operands.iter().all(|&operand| operand < BIAS || self.may_be(&values, operand, begin))
+    }
+
+    /// What a call of a library function passes to it; [`None`] if it is not known how many values.
+    pub(super) fn passed(&self, place: &Place, step: Step) -> Option<Vec<Value>> {
+        let first = self.arguments(step);
+        let count = match step.op {
+            Op::CALL => usize::from(step.instruction.c()).saturating_sub(1),
+            Op::CALLT => usize::from(step.instruction.d()).saturating_sub(1),
+            // All results of the call before it follow: of one, if it is known.
+            Op::CALLM => {
+                let fixed = usize::from(step.instruction.c());
+                matches!(place.slot(first + fixed), Value::Ref(_)).then_some(fixed + 1)?
+            }
+            _ => return None,
+        };
+        Some((first..first + count).map(|slot| place.slot(slot)).collect())
+    }
+
+    /// The places after a library function has run: behind the call, or in a Lua function that it calls.
+    pub(super) fn leave_native(
+        &self,
+        stacks: &mut Stacks,
+        place: &Place,
+        step: Step,
+        native: Callee,
+        made: Range<u16>,
+    ) -> Vec<Place> {
+        let is_call = matches!(step.op, Op::CALL | Op::CALLM | Op::ITERC);
+        let is_tail = matches!(step.op, Op::CALLT | Op::CALLMT);
+        let mut places = Vec::new();
+        let (caller, call) = if is_tail {
+            let current = stacks.get(step.stack);
+            (current.caller, current.call)
+        } else {
+            (Some(step.stack), step.position)
+        };
+        // `pcall` and `xpcall` call a function above their own frame (`recff_pcall`); metamethods of what they are
+        // given take their place (`recff_metacall`, `crec_tailcall`).
+        let protects = match native {
+            Callee::Native { ffid, .. } => self.cast.protects(ffid),
+            Callee::Lua { .. } => None,
+        };
+        let may_tail = self.powers.metatypes || self.powers.names.iter().any(|name| CALLED.contains(&name.as_str()));
+        let function = place.slot(self.arguments(step));
+        let given = self.callees_of(function);
+        for callee in self.cast.callable() {
+            let Some(prototype) = callee.prototype() else { continue };
+            if self.cast.prototype(prototype).is_none() || place.frames.len() + 2 >= MAX_DEPTH {
+                continue;
+            }
+            let runs = place.frames.iter().filter(|frame| stacks.get(frame.stack).callee.same_code(callee)).count();
+            if runs > MAX_RECURSION {
+                continue;
+            }
+            let mut begin = place.with(Phase::Start);
+            begin.position = 0;
+            if is_tail {
+                begin.frames.pop();
+            }
+            if protects != Some(false)
+                && given.iter().any(|known| known.same_code(callee))
+                && self.may_be_called(function, callee, made.end)
+            {
+                let protected = stacks.intern(caller, native, call);
+                let stack = stacks.intern(Some(protected), callee, NOWHERE);
+                let mut inside = begin.clone();
+                inside.push(protected);
+                inside.push(stack);
+                places.push(inside);
+            }
+            let is_named = CALLED.iter().any(|name| self.cast.may_be_metamethod(callee, name));
+            if may_tail && (self.powers.metatypes || is_named) {
+                let stack = stacks.intern(caller, callee, call);
+                begin.push(stack);
+                places.push(begin);
+            }
+        }
+        if protects == Some(true) && given.iter().all(|callee| callee.prototype().is_some() || *callee == native) {
+            return places;
+        }
+        if is_tail {
+            places.extend(self.leave(stacks, place, &[]));
+            return places;
+        }
+        if is_call {
+            let mut next = place.go(step.position + 1);
+            next.forget_from(usize::from(step.instruction.a()));
+            // One result, or as many as there are: these functions have one.
+            if step.op != Op::ITERC && matches!(step.instruction.b(), 0 | 2) {
+                next.set_slot(usize::from(step.instruction.a()), self.native_result(native, made));
+            }
+            places.push(next);
+            return places;
+        }
+        // It was called as a metamethod.
+        let value = if self.cast.is_c_library_index(native) { Value::Constant } else { Value::Any };
+        places.extend(self.back(stacks, place, step, value));
+        places
+    }
+
+    /// The result of a library function that ends with the operation that it is for.
+    pub(super) fn native_result(&self, native: Callee, made: Range<u16>) -> Value {
+        let Callee::Native { ffid, .. } = native else { return Value::Any };
+        let ends_with =
+            |ops: &[Ir]| made.clone().next_back().filter(|&at| self.op(at).is_some_and(|op| ops.contains(&op)));
+        let result = match self.cast.library(ffid) {
+            Some("bit") => ends_with(BITS),
+            Some("math") => ends_with(&[Ir::FPMATH, Ir::ABS, Ir::MIN, Ir::MAX]),
+            _ => None,
+        };
+        result.map_or(Value::Any, Value::Ref)
+    }
+
+    /// Whether a bit operation has left what it must.
+    pub(super) fn has_left_its_operation(&self, place: &Place, step: Step, native: Callee, made: Range<u16>) -> bool {
+        let Callee::Native { ffid, .. } = native else { return true };
+        if self.cast.library(ffid) != Some("bit") || self.cast.is_named(ffid, "bit.tobit") {
+            return true;
+        }
+        let Some(values) = self.passed(place, step) else { return true };
+        // Zero, minus one, and shifts by nothing may leave the other operand.
+        let is_known = |value: &Value| match value {
+            Value::Ref(at) => self.body.code.ins(*at).kind_of_result() >= irt::NUM,
+            Value::Number(bits) => f64::from_bits(*bits) != -1.0 && f64::from_bits(*bits) as i64 % 32 != 0,
+            _ => false,
+        };
+        let is_bit = |at: u16| self.op(at).is_some_and(|op| BITS.contains(&op));
+        if !values.iter().all(is_known) || !values.iter().any(|value| matches!(value, Value::Ref(_))) {
+            return true;
+        }
+        let is_same = |at: u16| {
+            let ins = self.body.code.ins(at);
+            is_bit(at)
+                && [ins.op1(), ins.op2()].iter().all(|&operand| operand == 0 || self.may_be(&values, operand, made.end))
+        };
+        made.clone().any(is_bit) || (FIRST..made.end).any(is_same)
+    }
+}
+
+/// What operations on bits make, those of C data included.
+const OF_BIT: &[&[Ir]] = &[
+    BITS,
+    CONVERSIONS,
+    CALLS,
+    COMPARISONS,
+    &[
+        Ir::ADD,
+        Ir::SUB,
+        Ir::ADDOV,
+        Ir::SUBOV,
+        Ir::CNEWI,
+        Ir::FLOAD,
+        Ir::XLOAD,
+        Ir::RETF,
+        Ir::CNEW,
+        Ir::HIOP,
+        Ir::TMPREF,
+        Ir::STRREF,
+        Ir::BUFHDR,
+        Ir::BUFPUT,
+        Ir::BUFSTR,
+        Ir::SNEW,
+        Ir::XSNEW,
+    ],
+];
+
+/// What mathematical functions make.
+const OF_MATH: &[&[Ir]] = &[
+    ARITHMETIC,
+    CONVERSIONS,
+    CALLS,
+    COMPARISONS,
+    BITS,
+    &[Ir::FLOAD, Ir::XLOAD, Ir::RETF, Ir::TMPREF, Ir::HIOP, Ir::LREF],
+];
+
+/// Metamethods that library functions call in their place.
+const CALLED: [&str; 6] = ["__tostring", "__pairs", "__ipairs", "__index", "__newindex", "__len"];

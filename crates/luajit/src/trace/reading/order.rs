@@ -1,0 +1,65 @@
+//! The order in which a bytecode makes its instructions: what comes last, and what nothing follows.
+
+use std::ops::Range;
+
+use super::emits::is_transparent;
+use super::kinds::{RESULTS, is_arithmetic, is_lookup, is_store};
+use super::{Phase, Place, Reader, Step, Surroundings};
+use crate::bytecode::Op;
+use crate::trace::ir::{FIRST, Op as Ir, irt};
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// Whether a bytecode that has made these instructions makes no more, but for `next`, if that may follow.
+    pub(super) fn is_finished(&self, place: &Place, step: Step, made: Range<u16>, next: Ir) -> bool {
+        if !matches!(place.phase, Phase::Start | Phase::Forced(_)) || self.powers.cdata {
+            return false;
+        }
+        let Some(last) = self.last(made) else { return false };
+        let Some(op) = self.op(last) else { return false };
+        match step.op {
+            op_ if is_lookup(op_) => self.is_found(last),
+            op_ if is_store(op_) => {
+                matches!(op, Ir::ASTORE | Ir::HSTORE | Ir::TBAR)
+                    && !matches!(next, Ir::TBAR | Ir::OBAR | Ir::FREF | Ir::FSTORE)
+            }
+            Op::UGET => op == Ir::ULOAD,
+            Op::USETV | Op::USETS | Op::USETN | Op::USETP => op == Ir::USTORE && next != Ir::OBAR,
+            op_ if is_arithmetic(op_) => RESULTS.contains(&op) && self.body.code.ins(last).kind_of_result() >= irt::NUM,
+            _ => false,
+        }
+    }
+
+    /// Whether what a bytecode has made may be all of it: what it has computed is used.
+    pub(super) fn ends_well(&self, step: Step, made: Range<u16>) -> bool {
+        if self.powers.cdata || self.is_beside_dropped(&made) {
+            return true;
+        }
+        // Of a table that the trace made itself, a reference is left whose load is known (`fwd_ahload`, `lj_opt_mem.c`).
+        let is_known =
+            is_lookup(step.op) && (FIRST..made.end).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP)));
+        let Some(op) = self.last(made).and_then(|last| self.op(last)).filter(|_| !is_known) else { return true };
+        // What a lookup makes first is for what comes last: a load, or the guard that nothing is there.
+        let leads_on = matches!(
+            op,
+            Ir::SLOAD | Ir::FLOAD | Ir::FREF | Ir::AREF | Ir::HREFK | Ir::HREF | Ir::CONV | Ir::ADD | Ir::SUB
+        );
+        match step.op {
+            op_ if is_lookup(op_) => !leads_on,
+            op_ if is_store(op_) => !leads_on && !matches!(op, Ir::ABC | Ir::NEWREF),
+            _ => true,
+        }
+    }
+
+    /// Whether a load is what a lookup was for: what it finds is a value, and not where to look next.
+    pub(super) fn is_found(&self, load: u16) -> bool {
+        let ins = self.body.code.ins(load);
+        matches!(self.op(load), Some(Ir::ALOAD | Ir::HLOAD))
+            && ins.kind_of_result() != irt::NIL
+            && !self.is_metamethod_name(ins.op1())
+    }
+
+    /// The last of some instructions that some bytecode has made.
+    fn last(&self, made: Range<u16>) -> Option<u16> {
+        made.rev().find(|&at| !is_transparent(self.op(at)))
+    }
+}

@@ -1,0 +1,89 @@
+//! What a trace can have done at all, told by its constants: what is not among them did not happen.
+
+use crate::trace::body::Body;
+use crate::trace::cast::{Cast, object};
+use crate::trace::ir::{BIAS, FIRST, Numbering, Op, irt, is_wide};
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::ReadMemory;
+
+use crate::InterpreterText;
+use crate::object::read_string;
+
+/// What a trace can have done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Powers {
+    /// It may call metamethods: each leaves its continuation among the constants (`rec_mm_prep`, `lj_record.c`).
+    pub metamethods: bool,
+    /// It may look at metamethods: the names of those that it looks for are constants (`lj_record_mm_lookup`).
+    pub names: Vec<String>,
+    /// It handles C data, whose operations may make any instruction.
+    pub cdata: bool,
+    /// Types of C data have metatables with Lua functions in them, which are called without a guard.
+    pub metatypes: bool,
+    /// It guards the number of a library function, so it calls one that is no constant.
+    pub unnamed_natives: bool,
+}
+
+/// The longest name of a metamethod, and some more.
+const MAX_NAME: usize = 16;
+
+impl Powers {
+    /// Looks through the constants of a trace.
+    pub fn read<M: ReadMemory>(
+        memory: &M,
+        layout: &VmLayout,
+        body: &Body,
+        cast: &Cast,
+        numbering: Numbering,
+        metatypes: bool,
+        text: &InterpreterText,
+    ) -> Self {
+        let gc64 = layout.is_gc64();
+        let code = &body.code;
+        let mut powers = Self::default();
+        let mut at = code.references().start;
+        while at < BIAS {
+            let ins = code.ins(at);
+            let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
+            match op {
+                Some(Op::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), cast, text),
+                // Without GC64, a continuation is its distance from the VM's first instruction (`contptr`, `lj_frame.h`).
+                Some(Op::KPTR | Op::KKPTR) if !gc64 => powers.metamethods |= (1..1 << 18).contains(&ins.literal()),
+                Some(Op::KGC) if ins.kind_of_result() == irt::CDATA => powers.cdata = true,
+                Some(Op::KGC) if ins.kind_of_result() == irt::STR => {
+                    if let Ok(name) = read_string(memory, layout, object(layout, body, at), MAX_NAME)
+                        && name.starts_with(b"__")
+                    {
+                        powers.names.push(String::from_utf8_lossy(&name).into_owned());
+                    }
+                }
+                _ => {}
+            }
+            at += 1 + u16::from(is_wide(op, gc64));
+        }
+        for at in FIRST..code.end() {
+            let ins = code.ins(at);
+            let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
+            powers.cdata |= ins.kind_of_result() == irt::CDATA || matches!(op, Some(Op::CNEW | Op::CNEWI | Op::CALLXS));
+            let of_function = op == Some(Op::FLOAD) && code.ins(ins.op1()).kind_of_result() == irt::FUNC;
+            // Not `func.env`, nor `func.pc` (`IRFLDEF`, `lj_ir.h`).
+            powers.unnamed_natives |= of_function && ins.op2() > 2;
+        }
+        powers.metatypes = powers.cdata && metatypes;
+        powers
+    }
+
+    /// Whether the trace may look for the metamethod of this name.
+    pub fn looks_for(&self, name: &str) -> bool {
+        self.names.iter().any(|known| known == name)
+    }
+}
+
+/// Whether a 64-bit constant may be the continuation of a metamethod: a pointer into the interpreter's own code. Links of
+/// frames are such constants, too, but point into bytecode, or are small.
+fn is_continuation(bits: u64, cast: &Cast, text: &InterpreterText) -> bool {
+    if text.exact {
+        return text.range.contains(&bits);
+    }
+    (1 << 16..1 << 47).contains(&bits) && cast.owner(bits).is_none()
+}

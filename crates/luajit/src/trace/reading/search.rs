@@ -1,0 +1,375 @@
+//! The search for all readings: forward through everything that is possible, then backward from where a reading ends,
+//! so that only what lies on a whole reading counts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::emits::is_transparent;
+use super::graph::{Arrival, Graph, State};
+use super::kinds::is_comparison;
+use super::{Aim, Candidate, Phase, Place, Reader, Surroundings, Value};
+use crate::bytecode::{Instruction, Op};
+use crate::trace::cast::Callee;
+use crate::trace::effort::Effort;
+use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
+use crate::trace::stacks::{Activation, NOWHERE, Stacks};
+
+/// What instructions may belong to, by reference; those that are missing may belong to anything.
+pub type Candidates = HashMap<u16, Vec<Candidate>>;
+
+/// How much work may be spent: each unit is one place at one instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// What is left.
+    left: usize,
+    /// What one stretch between two snapshots may take.
+    stretch: usize,
+    /// Whether there was more to do.
+    pub was_short: bool,
+}
+
+impl Budget {
+    /// What may be spent on a trace.
+    pub fn new(effort: Effort) -> Self {
+        Self { left: effort.trace, stretch: effort.stretch, was_short: false }
+    }
+}
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// What each recorded instruction may belong to.
+    pub fn candidates(&self, stacks: &mut Stacks, budget: &mut Budget) -> Candidates {
+        let mut candidates = Candidates::new();
+        let mut first = 0;
+        while first < self.recorded {
+            let Some(aim) = self.aims[first] else {
+                first += 1;
+                continue;
+            };
+            let unknown = (first..self.recorded).find(|&index| self.aims[index].is_none());
+            let last = unknown.unwrap_or(self.recorded) - 1;
+            let reached = self.read_from(stacks, aim, first..=last, budget, &mut candidates);
+            // What follows the snapshot that was reached last belongs to no reading: the next one begins anew.
+            first = reached + 1;
+        }
+        candidates
+    }
+
+    /// Reads from one snapshot on, up to the last of `snapshots` if that can be reached. The result is the one that was.
+    fn read_from(
+        &self,
+        stacks: &mut Stacks,
+        aim: Aim,
+        snapshots: std::ops::RangeInclusive<usize>,
+        budget: &mut Budget,
+        candidates: &mut Candidates,
+    ) -> usize {
+        let (first, last) = snapshots.into_inner();
+        if first == last {
+            return last;
+        }
+        let mut graph = Graph::new();
+        let start = self.past_transparent(self.body.snapshots[first].at.max(FIRST));
+        let begin = Place::at(stacks, aim, self.returned_before(first));
+        for mut place in self.starts(stacks, begin, aim, first) {
+            if first == 0 {
+                place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = Value::Unloaded);
+                if let Some(counter) = self.counter(stacks) {
+                    // The loop's own counter is there, too, as the variable of the loop (`FORL_EXT`).
+                    place.set_slot(counter + 3, Value::Any);
+                }
+            }
+            self.know(&mut place, first);
+            let number = graph.place(place);
+            graph.reach(State { place: number, at: start, begin: start, snapshot: first as u16 + 1 }, None);
+        }
+        let mut reached: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        let mut segment = 0;
+        let mut spent = 0;
+        let mut is_cut_short = false;
+        while let Some(number) = graph.take() {
+            let state = graph.states[number as usize];
+            let index = usize::from(state.snapshot);
+            if index > last {
+                continue;
+            }
+            if index != segment {
+                (segment, spent) = (index, 0);
+            }
+            if budget.left == 0 || spent >= budget.stretch {
+                // What was not looked at may be a reading, too: so nothing is known up to the next snapshot.
+                reached.retain(|&known, _| known < index);
+                (is_cut_short, budget.was_short) = (true, true);
+                break;
+            }
+            budget.left -= 1;
+            spent += 1;
+            self.expand(stacks, &mut graph, number, state, &mut reached);
+        }
+        let Some((&furthest, ends)) = reached.last_key_value() else { return first };
+        if furthest < last && !is_cut_short {
+            // No reading is whole, so some rule is wrong here: nobody knows where it has refused the right one, and
+            // those that came further say nothing.
+            return furthest;
+        }
+        // Backward: what leads to an end.
+        let mut leads = vec![false; graph.states.len()];
+        let mut open = ends.clone();
+        while let Some(number) = open.pop() {
+            if std::mem::replace(&mut leads[number as usize], true) {
+                continue;
+            }
+            open.extend(graph.arrivals[number as usize].iter().map(|arrival| arrival.from));
+        }
+        for (_, arrivals) in graph.arrivals.iter().enumerate().filter(|(number, _)| leads[*number]) {
+            for arrival in arrivals.iter().filter(|arrival| leads[arrival.from as usize]) {
+                let Some(at) = arrival.made else { continue };
+                let place = &graph.places[graph.states[arrival.from as usize].place as usize];
+                for candidate in self.belongs_to(stacks, place) {
+                    let known = candidates.entry(at).or_default();
+                    if !known.contains(&candidate) {
+                        known.push(candidate);
+                    }
+                }
+            }
+        }
+        furthest
+    }
+
+    /// What belongs to what is recorded at a place. A library function that is called in a tail call has taken the
+    /// place of its caller; where that is the trace's own frame, both are possible.
+    fn belongs_to(&self, stacks: &mut Stacks, place: &Place) -> Vec<Candidate> {
+        let Some(stack) = place.stack() else { return Vec::new() };
+        let own = (stack, place.position);
+        let step = self.step(stacks, place);
+        if let (Phase::Native(native), Some(step)) = (place.phase, step)
+            && matches!(step.op, Op::CALLT | Op::CALLMT)
+        {
+            let Activation { caller, call, .. } = stacks.get(stack);
+            let instead = (stacks.intern(caller, native, call), NOWHERE);
+            return if caller.is_some() { vec![instead] } else { vec![own, instead] };
+        }
+        vec![own]
+    }
+
+    /// Where a reading may be at its first snapshot. That of a comparison says where it does not go.
+    fn starts(&self, stacks: &Stacks, begin: Place, aim: Aim, first: usize) -> Vec<Place> {
+        if first == 0 {
+            // A side trace may form a loop of its own, which is set up like that of a root trace.
+            return vec![begin.with(Phase::Setup)];
+        }
+        let mut starts = vec![begin.clone()];
+        let size = self.prototype(stacks, &begin).map_or(0, |prototype| prototype.key.sizebc);
+        for position in 0..size {
+            let place = begin.go(position);
+            let Some(step) = self.step(stacks, &place) else { continue };
+            match self.ways(stacks, &place, step) {
+                Some((taken, other)) if taken == aim.position => starts.push(place.with(Phase::Forced(other))),
+                Some((taken, other)) if other == aim.position => starts.push(place.with(Phase::Forced(taken))),
+                _ => {}
+            }
+        }
+        // A call that was under way.
+        for callee in self.cast.callable() {
+            starts.push(begin.with(Phase::Native(callee)));
+        }
+        starts.retain(|place| self.step(stacks, place).is_some());
+        starts
+    }
+
+    fn expand(
+        &self,
+        stacks: &mut Stacks,
+        graph: &mut Graph,
+        number: u32,
+        state: State,
+        reached: &mut BTreeMap<usize, Vec<u32>>,
+    ) {
+        let place = graph.places[state.place as usize].clone();
+        let index = usize::from(state.snapshot);
+        let next_snapshot = self.past_transparent(self.body.snapshots[index].at);
+        let is_due = state.at >= next_snapshot;
+        if is_due && let Some(aim) = self.aims[index] {
+            for mut taken in self.taken(stacks, &place, aim, state.begin..state.at) {
+                self.know(&mut taken, index);
+                let taken = graph.place(taken);
+                let next = State { place: taken, snapshot: state.snapshot + 1, ..state };
+                graph.reach(next, Some(Arrival { from: number, made: None }));
+                if let Some(&end) = graph.known.get(&next) {
+                    let ends = reached.entry(index).or_default();
+                    if ends.last() != Some(&end) {
+                        ends.push(end);
+                    }
+                }
+            }
+        }
+        let Some(step) = self.step(stacks, &place) else { return };
+        if place.phase == Phase::Start && !self.has_constants(stacks, &place, step) {
+            return;
+        }
+        if !is_due && self.can_make(stacks, &place, step, state.at, state.begin) {
+            let at = self.past_transparent(state.at + 1);
+            let mut same = place.clone();
+            self.note_load(stacks, &mut same, state.at);
+            let same = if same == place { state.place } else { graph.place(same) };
+            let begin = if self.forgets_what_it_made(&place) { at } else { state.begin };
+            let next = State { place: same, at, begin, ..state };
+            graph.reach(next, Some(Arrival { from: number, made: Some(state.at) }));
+        }
+        let made = state.begin..state.at;
+        let nexts = if self.is_complete(stacks, &place, step, made.clone()) {
+            self.next(stacks, &place, step, made)
+        } else if place.phase == Phase::Start {
+            // What it has not made itself, a metamethod may do.
+            self.metamethods_called(stacks, &place, step)
+        } else {
+            return;
+        };
+        for next in nexts {
+            let next = graph.place(next);
+            // What comes next has made nothing yet.
+            let next = State { place: next, begin: state.at, ..state };
+            graph.reach(next, Some(Arrival { from: number, made: None }));
+        }
+    }
+
+    /// Whether nothing depends on what was made at a place so far: then readings that differ in it only are one.
+    fn forgets_what_it_made(&self, place: &Place) -> bool {
+        let Phase::Native(Callee::Native { ffid, .. }) = place.phase else { return false };
+        !matches!(self.cast.library(ffid), Some("bit" | "math"))
+    }
+
+    /// The place after a snapshot was taken there, if it can have been.
+    fn taken(&self, stacks: &Stacks, place: &Place, aim: Aim, made: Range<u16>) -> Vec<Place> {
+        let is_begun = made.is_empty();
+        let mut places = Vec::new();
+        let is_tail_native = matches!(place.phase, Phase::Native(_));
+        if place.stack() == Some(aim.stack) && place.position == aim.position {
+            // It is taken before the bytecode is recorded (`lj_record_ins`), but for those that take their own.
+            let own = |op: Op| {
+                is_comparison(op)
+                    || matches!(
+                        op,
+                        Op::RET
+                            | Op::RETM
+                            | Op::RET0
+                            | Op::RET1
+                            | Op::ITERN
+                            | Op::CALL
+                            | Op::CALLM
+                            | Op::CALLT
+                            | Op::CALLMT
+                            | Op::ITERC
+                            | Op::LOOP
+                            | Op::JLOOP
+                            | Op::FUNCF
+                            | Op::JFUNCF
+                    )
+            };
+            let is_late = place.phase == Phase::Start && !is_begun;
+            let may_be = !is_late || self.step(stacks, place).is_none_or(|step| own(step.op));
+            if may_be && !matches!(place.phase, Phase::Forced(_)) {
+                places.push(place.clone());
+            }
+        } else if is_tail_native
+            && let Some(stack) = place.stack()
+            && (stacks.get(stack).caller, stacks.get(stack).call) == (Some(aim.stack), aim.position)
+        {
+            // A library function in the place of its caller.
+            places.push(place.clone());
+        }
+        if place.stack() == Some(aim.stack)
+            && matches!(place.phase, Phase::Start)
+            && let Some(step) = self.step(stacks, place)
+            && let Some((taken, other)) = self.ways(stacks, place, step)
+            // A loop has counted by then.
+            && (!matches!(step.op, Op::FORL | Op::IFORL | Op::JFORL) || self.is_complete(stacks, place, step, made))
+        {
+            if aim.position == taken {
+                places.push(place.with(Phase::Forced(other)));
+            }
+            if aim.position == other {
+                places.push(place.with(Phase::Forced(taken)));
+            }
+        }
+        places
+    }
+
+    /// The next instruction that some bytecode made, at or behind a reference.
+    fn past_transparent(&self, mut at: u16) -> u16 {
+        while at < self.body.code.end() && is_transparent(self.op(at)) {
+            at += 1;
+        }
+        at
+    }
+
+    /// How many returns to lower frames were recorded before a snapshot.
+    fn returned_before(&self, index: usize) -> usize {
+        let until = self.body.snapshots[index].at;
+        (FIRST..until).filter(|&at| self.op(at) == Some(Ir::RETF)).count()
+    }
+
+    /// Notes what a load of a slot says.
+    fn note_load(&self, stacks: &Stacks, place: &mut Place, at: u16) {
+        if self.op(at) != Some(Ir::SLOAD) {
+            return;
+        }
+        if let Some((depth, slot)) = self.loaded(place, self.body.code.ins(at).op1()) {
+            place.set_slot_of(depth, slot, self.loaded_value(at));
+            if place.phase == Phase::Setup && self.counter(stacks) == Some(slot) {
+                place.set_slot_of(depth, slot + 3, Value::Ref(at));
+            }
+        }
+    }
+
+    /// The slot of the counter, if the trace is that of a numeric loop (`rec_for_loop`, `lj_record.c`): a root trace that
+    /// starts at its end, or a side trace that starts behind its beginning and may form a loop of its own.
+    fn counter(&self, stacks: &Stacks) -> Option<usize> {
+        if self.body.trace.root == 0 {
+            let start = Instruction(self.body.trace.startins);
+            let op = start.opcode(self.set)?.op;
+            return matches!(op, Op::FORL | Op::JFORL | Op::IFORL).then_some(usize::from(start.a()));
+        }
+        let aim = self.aims.first().copied().flatten()?;
+        let prototype = self.cast.prototype(stacks.get(aim.stack).callee.prototype()?)?;
+        let before = prototype.instruction(aim.position.checked_sub(1)?)?;
+        (before.opcode(self.set)?.op == Op::JFORI).then_some(usize::from(before.a()))
+    }
+
+    /// Notes what a snapshot says of slots.
+    fn know(&self, place: &mut Place, index: usize) {
+        let (Some(frames), Some((entries, _))) = (&self.frames[index], self.body.snapshot_words(index)) else { return };
+        if frames.len() != place.frames.len() {
+            return;
+        }
+        /// `SNAP_FRAME` and `SNAP_CONT` (`lj_jit.h`): links, and no values.
+        const LINKS: u32 = 0x3_0000;
+        for &entry in entries.iter().filter(|entry| **entry & LINKS == 0) {
+            let slot = (entry >> 24) as usize;
+            // The innermost frame whose slots begin at or below it.
+            let Some(frame) = frames.iter().position(|frame| frame.base <= slot) else { continue };
+            let depth = frames.len() - 1 - frame;
+            place.set_slot_of(depth, slot - frames[frame].base, self.value(entry as u16));
+        }
+    }
+
+    /// What a load has loaded: nil, false and true are constants from then on (`sloadt`, `lj_record_idx`, `rec_upvalue`,
+    /// `lj_record.c`).
+    pub(super) fn loaded_value(&self, load: u16) -> Value {
+        if self.body.code.ins(load).kind_of_result() <= irt::TRUE { Value::Constant } else { Value::Ref(load) }
+    }
+
+    /// What a reference stands for.
+    pub(super) fn value(&self, at: u16) -> Value {
+        if at >= BIAS {
+            return Value::Ref(at);
+        }
+        match (self.cast.function(at), self.number(at)) {
+            (Some(callee @ Callee::Lua { function: Some(_), .. } | callee @ Callee::Native { .. }), _) => {
+                Value::Function(callee)
+            }
+            (_, Some(number)) => Value::Number(number.to_bits()),
+            _ => Value::Constant,
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Upvalues: which references are to those of a function, and what they hold.
+
+use std::collections::HashSet;
+
+use super::{Constant, Place, Reader, Step, Surroundings, Value};
+use crate::Prototype;
+use crate::bytecode::Op;
+use crate::trace::cast::Callee;
+use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir};
+use crate::trace::stacks::Stacks;
+
+impl<S: Surroundings> Reader<'_, S> {
+    /// Whether an instruction has to do with the upvalue that a bytecode reads or writes.
+    pub(super) fn is_of_upvalue(&self, stacks: &Stacks, place: &Place, step: Step, op: Ir, ins: Ins, at: u16) -> bool {
+        let index = match step.op {
+            Op::UGET => step.instruction.d(),
+            _ => u16::from(step.instruction.a()),
+        };
+        let code = &self.body.code;
+        // The reference itself, or what is computed of it.
+        let mut reference = at;
+        if !matches!(op, Ir::UREFC | Ir::UREFO) {
+            reference = [ins.op1(), ins.op2()].into_iter().find(|&operand| operand > BIAS).unwrap_or(ins.op1());
+            if matches!(self.op(reference), Some(Ir::SUB | Ir::ADD)) {
+                reference = code.ins(reference).op1();
+            }
+        }
+        if !matches!(self.op(reference), Some(Ir::UREFC | Ir::UREFO)) {
+            // The function of the frame is told apart.
+            return op == Ir::EQ;
+        }
+        let own = place.stack().map(|stack| stacks.get(stack).callee);
+        own.is_none_or(|own| self.is_upvalue(reference, own, index) != Some(false))
+    }
+
+    /// Whether a reference is to the upvalue `index` of a function; [`None`] if that is not known. Functions that are
+    /// constants share upvalues, and then their references too (`cse_uref`, `lj_opt_fold.c`).
+    pub(super) fn is_upvalue(&self, reference: u16, own: Callee, index: u16) -> Option<bool> {
+        let found = self.body.code.ins(reference);
+        // A function that is no constant is that of a frame.
+        let function = match self.cast.function(found.op1())? {
+            Callee::Lua { function, .. } => function?,
+            Callee::Native { .. } => return Some(false),
+        };
+        let found = self.surroundings.upvalue_address(function, found.op2() >> 8)?;
+        let prototype = own.prototype()?;
+        if self.cast.is_any_closure(prototype) {
+            return None;
+        }
+        let closures = self.cast.closures(prototype);
+        let own = closures.iter().map(|&closure| self.surroundings.upvalue_address(closure, index));
+        let own = own.collect::<Option<Vec<u64>>>()?;
+        match own[..] {
+            [only] => Some(only == found),
+            _ if own.contains(&found) => None,
+            _ => Some(false),
+        }
+    }
+
+    /// What `UGET` puts into its slot (`rec_upvalue`, `lj_record.c`).
+    pub(super) fn upvalue(&self, stacks: &Stacks, step: Step, loaded: Option<u16>, until: u16) -> Value {
+        // It may be another closure than the one that is a constant.
+        if let Some(load) = loaded {
+            return self.loaded_value(load);
+        }
+        if let Some(constant) = self.constant_upvalue(stacks, step) {
+            return match constant {
+                Constant::Function(callee) => Value::Function(callee),
+                Constant::Number(bits) => Value::Number(bits),
+                Constant::Other => Value::Constant,
+            };
+        }
+        match (self.upvalue_before(stacks, step, until), stacks.get(step.stack).callee.prototype()) {
+            (None | Some(Value::Any), Some(prototype)) => Value::Upvalue(prototype, step.instruction.d()),
+            (before, _) => before.unwrap_or_default(),
+        }
+    }
+
+    /// Finds the prototypes of which a closure may run that is no constant: the function of a frame that the trace began or
+    /// returned in, whose upvalues were read and which was not told apart. A prototype with many closures is not
+    /// (`rec_upvalue`, `lj_record.c`), even where another closure of it is a constant.
+    pub fn find_unknown_closures(&self) -> HashSet<u64> {
+        let code = &self.body.code;
+        let is_unknown = |at: u16| {
+            let function = code.ins(at).op1();
+            let is_told = |callee: &Callee| matches!(callee, Callee::Lua { function: Some(_), .. });
+            matches!(self.op(at), Some(Ir::UREFC | Ir::UREFO))
+                && function >= BIAS
+                && !self.cast.guarded(function).iter().any(is_told)
+        };
+        if !(FIRST..code.end()).any(is_unknown) {
+            return HashSet::new();
+        }
+        let began = self.frames.first().and_then(Option::as_ref).into_iter().flatten().filter_map(|frame| frame.callee);
+        let returned = self.returns.iter().map(|(callee, _)| *callee);
+        began.chain(returned).filter_map(Callee::prototype).collect()
+    }
+
+    /// The closure of a prototype, if no other one can run in the trace.
+    pub(super) fn only_closure(&self, prototype: u64) -> Option<u64> {
+        self.cast.only_closure(prototype).filter(|_| !self.unknown_closures.contains(&prototype))
+    }
+
+    /// What the upvalue that is read holds, if it never changes.
+    pub(super) fn constant_upvalue(&self, stacks: &Stacks, step: Step) -> Option<Constant> {
+        let prototype = stacks.get(step.stack).callee.prototype()?;
+        self.surroundings.upvalue(self.only_closure(prototype)?, step.instruction.d())
+    }
+
+    /// What the upvalue that is read held before: the same load is made once only, and a stored value is not loaded
+    /// (`lj_opt_fwd_uload`, `lj_opt_mem.c`). [`None`] if it was neither loaded nor stored.
+    pub(super) fn upvalue_before(&self, stacks: &Stacks, step: Step, until: u16) -> Option<Value> {
+        let code = &self.body.code;
+        let own = stacks.get(step.stack).callee;
+        let mut references: Vec<u16> = Vec::new();
+        let mut last: Option<(u16, Value)> = None;
+        let mut is_sure = true;
+        for at in FIRST..code.end() {
+            let ins = code.ins(at);
+            let value = match self.op(at) {
+                Some(Ir::ULOAD) if at < until => self.loaded_value(at),
+                Some(Ir::USTORE) => self.value(ins.op2()),
+                _ => continue,
+            };
+            let reference = ins.op1();
+            if !matches!(self.op(reference), Some(Ir::UREFC | Ir::UREFO)) {
+                continue;
+            }
+            let is_it = match self.is_upvalue(reference, own, step.instruction.d()) {
+                // A function that is no constant is that of a frame, perhaps of another one.
+                None if self.cast.function(code.ins(reference).op1()).is_none() => {
+                    is_sure &= self.is_outermost_function(stacks, step, code.ins(reference).op1());
+                    code.ins(reference).op2() >> 8 == step.instruction.d()
+                }
+                None => {
+                    is_sure = false;
+                    true
+                }
+                Some(is_it) => is_it,
+            };
+            if !is_it {
+                continue;
+            }
+            if at < until {
+                last = Some((at, value));
+            } else if let Some((before, _)) = last {
+                // A store that a later one has made superfluous was dropped, and may have come since.
+                is_sure &= !(before..until).any(|at| self.op(at) == Some(Ir::NOP));
+            } else {
+                (last, is_sure) = (Some((until, Value::Any)), false);
+            }
+            if !references.contains(&reference) {
+                references.push(reference);
+            }
+        }
+        let (_, value) = last?;
+        Some(if is_sure && references.len() == 1 { value } else { Value::Any })
+    }
+
+    /// Whether a value is the function of the frame that a bytecode is in, the outermost one, which the trace has not left.
+    pub(super) fn is_outermost_function(&self, stacks: &Stacks, step: Step, value: u16) -> bool {
+        let first = if self.fr2 { 2 } else { 1 };
+        stacks.get(step.stack).caller.is_none()
+            && self.returns.is_empty()
+            && self.op(value) == Some(Ir::SLOAD)
+            && usize::from(self.body.code.ins(value).op1()) < first
+    }
+
+    /// Whether upvalues may be slots of frames of the trace: then a guard tells where the frames are.
+    pub(super) fn aliases_slots(&self) -> bool {
+        let code = &self.body.code;
+        (FIRST..code.end())
+            .any(|at| self.op(at) == Some(Ir::EQ) && [code.ins(at).op1(), code.ins(at).op2()].contains(&BIAS))
+    }
+
+    /// Whether the function that runs was made by one of a frame of the trace, so that its upvalues may be slots there.
+    pub(super) fn is_inside(&self, stacks: &Stacks, place: &Place) -> bool {
+        let own = place.stack().and_then(|stack| stacks.get(stack).callee.prototype());
+        let makes = |prototype: &Prototype| {
+            (0..prototype.key.sizebc).filter_map(|position| prototype.instruction(position)).any(|ins| {
+                ins.opcode(self.set).is_some_and(|opcode| opcode.op == Op::FNEW) && prototype.child(ins.d()) == own
+            })
+        };
+        own.is_some()
+            && place.frames.iter().any(|frame| {
+                let prototype = stacks.get(frame.stack).callee.prototype();
+                prototype.and_then(|prototype| self.cast.prototype(prototype)).is_some_and(|prototype| makes(prototype))
+            })
+    }
+}

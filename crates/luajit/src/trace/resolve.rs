@@ -1,0 +1,312 @@
+//! The Lua frames of a sample that hit a trace: those within the trace, on top of those that are on the Lua stack.
+
+use std::sync::Arc;
+
+use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION, SAMPLE_ON_TRACE, SampleHeader, reg};
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::{ReadMemory, Unreadable};
+use lj_trace_common::vm::VmState;
+
+use super::attribution::Chain;
+use super::body::BodyError;
+use super::cast::{Callee, Cast};
+use super::exit_stub::exit_at;
+use super::known::{KnownTrace, Sought, Traces};
+use super::stacks::NOWHERE;
+use crate::Vm;
+use crate::object::field;
+use lj_trace_process::Maps;
+use lj_trace_unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region, StackCopy};
+
+/// What is known of the frames within a trace.
+#[derive(Clone, Debug)]
+pub struct OnTrace {
+    /// The trace.
+    pub trace: Arc<KnownTrace>,
+    /// Its frames, innermost first. The last one takes the place of the innermost frame of the Lua stack.
+    pub frames: Vec<FrameRecord>,
+    /// Whether the innermost frame is certain. If not, another one may have been inlined into it.
+    pub certain: bool,
+}
+
+/// Why the frames within a trace are not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NoTrace {
+    /// It could not be found, or is gone.
+    Gone,
+    /// What was found does not fit the sample: it is a later trace at the same place.
+    Another,
+    /// It could not be read.
+    Unreadable,
+    /// Where the VM keeps its traces' snapshots is not known yet.
+    Undecided,
+    /// The sample hit the few instructions that lead out of traces.
+    Leaving,
+}
+
+impl NoTrace {
+    /// The reason in a few words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Gone => "the trace was flushed before it could be read",
+            Self::Another => "the trace does not fit the Lua stack",
+            Self::Unreadable => "the trace could not be read",
+            Self::Undecided => "the layout of traces is not decided yet",
+            Self::Leaving => "between a trace and the interpreter",
+        }
+    }
+}
+
+impl From<BodyError> for NoTrace {
+    fn from(error: BodyError) -> Self {
+        match error {
+            BodyError::Gone => Self::Gone,
+            BodyError::Malformed => Self::Unreadable,
+            BodyError::Undecided => Self::Undecided,
+        }
+    }
+}
+
+/// Where in a trace a sample is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spot {
+    /// In its machine code, or in what that called.
+    Code(u64),
+    /// Leaving it by an exit.
+    Exit(u16),
+    /// On the way to the VM's exit handler, or at its beginning.
+    Handler,
+    /// Behind its end.
+    End,
+}
+
+/// What the sample says, as far as it matters here.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit<'a> {
+    /// The sample's fixed part.
+    pub header: &'a SampleHeader,
+    /// Its native stack.
+    pub native: &'a NativeStack,
+    /// The Lua frames that the kernel walked.
+    pub frames: &'a [FrameRecord],
+    /// The part of the Lua stack that was copied, and its address.
+    pub lua_stack: (&'a [u8], u64),
+    /// The native stack as it was copied.
+    pub stack: StackCopy<'a>,
+}
+
+/// Whether the sample has to do with a trace at all.
+pub fn is_on_trace(vm: &Vm, header: &SampleHeader, native: &NativeStack) -> bool {
+    let state = VmState::from_raw(vm.layout.states(), header.vmstate);
+    if header.flags & SAMPLE_ON_TRACE == 0 {
+        return header.trace_exit != 0 && state == VmState::Exit;
+    }
+    // The interpreter sets `jit_base` before it jumps to a trace (`BC_JLOOP`): all frames are on the stack.
+    !(state.is_interpreting()
+        && innermost(native).is_some_and(|(frame, region)| region == Region::Interpreter && !frame.is_return))
+}
+
+/// The innermost frame of the VM's own code.
+fn innermost(native: &NativeStack) -> Option<(&NativeFrame, Region)> {
+    native.frames.iter().find_map(|frame| match frame.kind {
+        NativeKind::Vm { region, .. } => Some((frame, region)),
+        _ => None,
+    })
+}
+
+/// The frames within the trace that a sample hit.
+///
+/// # Errors
+/// [`NoTrace`], with the reason.
+pub fn resolve<M: ReadMemory>(
+    traces: &mut Traces,
+    memory: &M,
+    vm: &Vm,
+    hit: Hit<'_>,
+    maps: impl FnOnce() -> Option<Maps>,
+) -> Result<OnTrace, NoTrace> {
+    let (sought, spot) = locate(memory, &hit)?;
+    let trace = traces.find(memory, vm, sought, &hit.header.trace.identity, maps)?;
+    let spot = match spot {
+        Spot::Handler => Spot::Exit(exit_number(&hit, &trace).ok_or(NoTrace::Leaving)?),
+        spot => spot,
+    };
+    let bottom = hit.frames.first().filter(|frame| frame.kind == FrameKind::Lua as u8).ok_or(NoTrace::Another)?;
+    let layout = &vm.layout;
+    match spot {
+        Spot::Code(pc) => {
+            let offset = (pc - trace.body.trace.mcode.start) as u32;
+            if trace.moved.is_some_and(|moved| offset >= moved) {
+                return at_end(memory, layout, trace, bottom);
+            }
+            let state = VmState::from_raw(layout.states(), hit.header.vmstate);
+            if state == VmState::Gc
+                && let Some(chain) = trace.snapshot(memory, layout, trace.collecting_snapshot(offset))
+            {
+                return fitting(memory, vm, &trace, &chain, true, bottom);
+            }
+            let span = trace.attribution.at(offset);
+            let (chain, certain) = span.map_or((&[][..], false), |span| (&span.chain[..], span.certain));
+            if !trace.may_be_base(offset, bottom.code) {
+                return Err(NoTrace::Another);
+            }
+            fitting(memory, vm, &trace, chain, certain, bottom)
+        }
+        Spot::End | Spot::Handler => at_end(memory, layout, trace, bottom),
+        Spot::Exit(exit) => {
+            let chain = trace.snapshot(memory, layout, usize::from(exit)).ok_or(NoTrace::Another)?;
+            if is_restored(&hit, vm, &trace, &chain, usize::from(exit)) {
+                return on_the_stack(trace, &chain, bottom);
+            }
+            fitting(memory, vm, &trace, &chain, true, bottom)
+        }
+    }
+}
+
+/// Which trace, and where in it.
+fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), NoTrace> {
+    let header = hit.header;
+    let number = u16::try_from(header.vmstate).ok().filter(|&number| number != 0);
+    if header.flags & SAMPLE_ON_TRACE == 0 {
+        let (trace, exit) = (header.trace_exit as u16, (header.trace_exit >> 16) as u16);
+        return Ok((Sought::Number(trace), Spot::Exit(exit)));
+    }
+    let Some((frame, region)) = innermost(hit.native) else { return Err(NoTrace::Leaving) };
+    match region {
+        Region::Jit => {
+            let pc = frame.lookup_address();
+            let running = &hit.header.trace.identity;
+            // What is in no trace may be the start of the next one, or the way out of this one.
+            if let Some(number) = number.filter(|_| !frame.is_return && !Sought::Address(pc, None).is(running))
+                && let Some(exit) = exit_at(memory, pc, [0, 8].map(|at| hit.stack.read(frame.sp + at).ok()))
+            {
+                return Ok((Sought::Number(number), Spot::Exit(exit)));
+            }
+            Ok((Sought::Address(pc, number), Spot::Code(pc)))
+        }
+        // `vm_exit_interp`, which a trace ends in: its stack slots are gone already (`vm_x64.dasc`).
+        Region::Interpreter => match (number, header.cframe.checked_sub(frame.sp)) {
+            (Some(number), Some(0 | 16)) if !frame.is_return => Ok((Sought::Number(number), Spot::End)),
+            (Some(number), Some(_)) if !frame.is_return => Ok((Sought::Number(number), Spot::Handler)),
+            _ => Err(NoTrace::Leaving),
+        },
+    }
+}
+
+/// The exit that a trace is being left by, from what its exit stub has pushed (`asm_exitstub_gen`,
+/// `lj_asm_x86.h`): the number's low byte, then its high byte, each sign-extended. The exit handler first keeps them
+/// there, then in `rax` (`vm_exit_handler`, `vm_x64.dasc`, `vm_x86.dasc`).
+fn exit_number(hit: &Hit<'_>, trace: &KnownTrace) -> Option<u16> {
+    let slot = hit.header.cframe.checked_sub(24 + u64::from(trace.body.trace.spadjust))?;
+    let pushed = |slot: u64| {
+        let word = hit.stack.read(slot).ok()? as i64;
+        i8::try_from(word).ok().map(|byte| u16::from(byte as u8))
+    };
+    let exit = match (pushed(slot), pushed(slot - 8)) {
+        (Some(low), Some(high)) => low | high << 8,
+        _ => hit.header.registers[reg::RAX] as u16,
+    };
+    (usize::from(exit) < trace.body.snapshots.len()).then_some(exit)
+}
+
+/// Frames within the trace, checked against the frame that the trace runs in.
+fn fitting<M: ReadMemory>(
+    memory: &M,
+    vm: &Vm,
+    trace: &Arc<KnownTrace>,
+    chain: &[(Callee, u32)],
+    certain: bool,
+    bottom: &FrameRecord,
+) -> Result<OnTrace, NoTrace> {
+    let Some((outermost, _)) = chain.first() else {
+        // Nothing is known but the frame on the stack, and not even that where a tail call may have replaced it.
+        let frame = FrameRecord { position: NO_POSITION, ..*bottom };
+        let replaced = FrameRecord { code: 0, function: 0, chunkname: 0, first_line: 0, size_bc: 0, ..frame };
+        let frames = vec![if trace.calls_in_tails { replaced } else { frame }];
+        return Ok(OnTrace { trace: trace.clone(), frames, certain: false });
+    };
+    let fits = outermost.prototype() == Some(bottom.code);
+    if !fits && !trace.cast.may_start_in(bottom.code) {
+        return Err(NoTrace::Another);
+    }
+    let mut frames: Vec<FrameRecord> = Vec::with_capacity(chain.len());
+    for &(callee, position) in chain.iter().rev() {
+        frames.push(record(memory, &vm.layout, &trace.cast, callee, position).map_err(|_| NoTrace::Gone)?);
+    }
+    if let Some(last) = frames.last_mut() {
+        (last.base, last.vm) = (bottom.base, bottom.vm);
+        if fits {
+            last.function = bottom.function;
+        }
+    }
+    frames.iter_mut().for_each(|frame| frame.vm = bottom.vm);
+    Ok(OnTrace { trace: trace.clone(), frames, certain })
+}
+
+/// Behind the end of the trace: all its frames are on the stack, and its last snapshot tells where they go on.
+fn at_end<M: ReadMemory>(
+    memory: &M,
+    layout: &VmLayout,
+    trace: Arc<KnownTrace>,
+    bottom: &FrameRecord,
+) -> Result<OnTrace, NoTrace> {
+    let last = trace.body.snapshots.len().saturating_sub(1);
+    let chain = trace.snapshot(memory, layout, last).unwrap_or_default();
+    on_the_stack(trace, &chain, bottom)
+}
+
+/// The innermost frame of the stack is the innermost one of the trace, too.
+fn on_the_stack(trace: Arc<KnownTrace>, chain: &Chain, bottom: &FrameRecord) -> Result<OnTrace, NoTrace> {
+    let innermost = chain.last().filter(|(callee, _)| callee.prototype() == Some(bottom.code));
+    let position = innermost.map(|(_, position)| *position).filter(|position| *position < bottom.size_bc);
+    let frame = FrameRecord { position: position.unwrap_or(NO_POSITION), ..*bottom };
+    Ok(OnTrace { trace, frames: vec![frame], certain: true })
+}
+
+/// Whether `lj_snap_restore` has put the frames of the exit onto the stack already: then the link below BASE is
+/// that of the exit's innermost frame.
+fn is_restored(hit: &Hit<'_>, vm: &Vm, trace: &KnownTrace, chain: &Chain, exit: usize) -> bool {
+    if chain.len() < 2 {
+        return true;
+    }
+    let Some(link) = trace.body.innermost_link(vm.layout.is_gc64(), exit) else { return false };
+    let (bytes, start) = hit.lua_stack;
+    let width = if vm.layout.is_gc64() { 8 } else { 4 };
+    let Some(offset) = hit.header.thread_base.checked_sub(start + width) else { return false };
+    let found = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)?.get(..width as usize));
+    found.is_some_and(|found| found == &link.to_le_bytes()[..width as usize])
+}
+
+/// A frame as the walker of the Lua stack would have it.
+fn record<M: ReadMemory>(
+    memory: &M,
+    layout: &VmLayout,
+    cast: &Cast,
+    callee: Callee,
+    position: u32,
+) -> Result<FrameRecord, Unreadable> {
+    let position = if position == NOWHERE { NO_POSITION } else { position };
+    Ok(match callee {
+        Callee::Lua { prototype, function } => {
+            let key = cast.prototype(prototype).ok_or(Unreadable)?.key;
+            FrameRecord {
+                function: function.unwrap_or(0),
+                code: key.address,
+                chunkname: key.chunkname,
+                first_line: key.firstline,
+                size_bc: key.sizebc,
+                position,
+                kind: FrameKind::Lua as u8,
+                ..FrameRecord::EMPTY
+            }
+        }
+        Callee::Native { function, ffid } => FrameRecord {
+            function,
+            code: memory.read(field(function, layout.fn_c))?,
+            position: NO_POSITION,
+            kind: if ffid == 1 { FrameKind::C } else { FrameKind::Fast } as u8,
+            ffid,
+            ..FrameRecord::EMPTY
+        },
+    })
+}

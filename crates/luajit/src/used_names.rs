@@ -1,0 +1,91 @@
+//! What Lua functions are called by those that use them.
+//!
+//! The function that has defined another one tells its name best, but is often gone: a chunk is collected once it has
+//! run. What remains are the closures that have it in an upvalue, which has a name, too.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use lj_trace_common::layout::{ABSENT, gct};
+use lj_trace_common::memory::ReadMemory;
+
+use super::heap;
+use super::machine::Vm;
+use super::object::{Function, field, read_function, read_some};
+use super::page_cache::PageCache;
+use super::prototype::Prototype;
+use super::value::{self, Value};
+use crate::shape::Shape;
+
+/// How long it looks for functions, and then at them: somebody is waiting.
+const TIME_LIMIT: Duration = Duration::from_millis(150);
+
+/// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them.
+///
+/// Never fails: what cannot be read is missing.
+pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm) -> HashMap<u64, String> {
+    let mut started = Instant::now();
+    let pages = PageCache::new(memory);
+    let (layout, shape) = (&vm.layout, Shape::new(vm.layout));
+    let gc64 = layout.is_gc64();
+    let mut upvalues: HashMap<u64, Vec<String>> = HashMap::new();
+    let (mut names, mut seen) = (HashMap::new(), HashSet::new());
+    // What runs is there for certain. The list of all objects changes while it is walked, where the program makes some all
+    // the time, and is seen as a whole by chance only.
+    let mut left = functions_on_stack(memory, vm);
+    let mut others = None;
+    while started.elapsed() <= TIME_LIMIT {
+        if left.is_empty() && others.is_none() {
+            others = Some(heap::functions(memory, vm, TIME_LIMIT).into_iter());
+            started = Instant::now();
+        }
+        let Some(function) = left.pop().or_else(|| others.as_mut()?.next()) else { break };
+        if !seen.insert(function) {
+            continue;
+        }
+        let Ok(Function::Lua { prototype }) = read_function(&pages, layout, function) else { continue };
+        let own = upvalues.entry(prototype).or_insert_with(|| {
+            let read =
+                Prototype::key_at(&pages, layout, prototype).and_then(|key| Prototype::read(&pages, layout, key));
+            read.map(|prototype| prototype.upvalues).unwrap_or_default()
+        });
+        let count = pages.read::<u8>(field(function, layout.fn_nupvalues)).unwrap_or(0);
+        for (index, name) in (0..u64::from(count)).zip(own.iter()) {
+            let reference = function.wrapping_add(shape.upvalue_references() + index * shape.reference);
+            let value = pages
+                .read_ref(gc64, reference)
+                .and_then(|upvalue| pages.read_ref(gc64, upvalue.wrapping_add(shape.upvalue_pointer())))
+                .and_then(|place| value::read(&pages, layout, place));
+            let Ok(Value::Object { gct: gct::FUNC, address }) = value else { continue };
+            left.push(address);
+            if let Ok(Function::Lua { prototype }) = read_function(&pages, layout, address) {
+                names.entry(prototype).or_insert_with(|| name.clone());
+            }
+        }
+    }
+    names
+}
+
+/// What may be a function on the stacks of the main thread and of the coroutine that runs.
+fn functions_on_stack<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
+    /// The part of a stack that is looked through, in slots: some thousand frames.
+    const MOST: u64 = 1 << 14;
+    let (layout, gc64) = (&vm.layout, vm.layout.is_gc64());
+    let running = (layout.g_cur_l != ABSENT).then(|| memory.read_ref(gc64, field(vm.global, layout.g_cur_l)).ok());
+    let threads: BTreeSet<u64> = running.flatten().into_iter().chain([vm.main_thread]).collect();
+    let slots = threads.into_iter().filter_map(|thread| {
+        let stack = memory.read_ref(gc64, field(thread, layout.l_stack)).ok()?;
+        let count = memory.read::<u32>(field(thread, layout.l_stacksize)).ok()?;
+        Some(read_some(memory, stack, (u64::from(count).min(MOST) * value::SIZE) as usize))
+    });
+    let slots: Vec<Vec<u8>> = slots.collect();
+    let words = slots.iter().flat_map(|bytes| bytes.as_chunks().0).map(|word| u64::from_le_bytes(*word));
+    words
+        .filter_map(|word| match value::decode(gc64, word) {
+            Value::Object { gct: gct::FUNC, address } => Some(address),
+            // Of a frame, the upper half is its link there (`FrameLink`, `lj_frame.h`).
+            Value::Other if !gc64 => Some(word & 0xffff_ffff),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,326 @@
+//! One ELF file mapped into the target (or the vDSO): its segments and its unwind table.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use object::LittleEndian;
+use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
+use object::read::ReadRef;
+use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
+
+use super::frames::Frames;
+use super::table::{Section, UnwindTable, eh_frame_address};
+use lj_trace_process::sandbox::bounded::BoundedFile;
+use lj_trace_process::sandbox::wire::{Bytes, Wire};
+use lj_trace_process::sandbox::{Distrusted, Question};
+use lj_trace_process::{Mapping, Process, ProcessMemory};
+
+/// The size of a page on x86-64.
+const PAGE: u64 = 4096;
+
+/// No unwind table of a real program comes near; a damaged file must not make us allocate more, and each megabyte takes
+/// some 50 ms and three megabytes of memory.
+const MAX_SECTION: u64 = 32 << 20;
+
+/// One ELF file.
+#[derive(Debug)]
+pub struct Module {
+    name: Arc<str>,
+    path: PathBuf,
+    image: Image,
+    shape: Shape,
+    table: OnceLock<Option<Frames>>,
+}
+
+/// Where the file's bytes are.
+#[derive(Debug)]
+pub enum Image {
+    /// In the file, held open so that it can be read after the process has gone.
+    File(File),
+    /// In a file that others can have written: the sandbox's reader takes it apart.
+    Apart(Arc<Distrusted>),
+    /// In memory: a copy of the vDSO.
+    Memory(Vec<u8>),
+}
+
+/// How a file is loaded.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    segments: Vec<Segment>,
+    entry: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    offset: u64,
+    file_size: u64,
+    address: u64,
+    exec: bool,
+}
+
+impl Module {
+    /// Opens the file behind a mapping; none if it cannot be opened or is no 64-bit ELF file.
+    pub fn open(process: &Process, mapping: &Mapping) -> Option<Self> {
+        let path = mapping.file_path()?;
+        let by_path = || {
+            // The process may have exited, and its root with it: the same file may still be found by path.
+            let file = File::open(path).ok()?;
+            (file.metadata().ok()?.ino() == mapping.inode).then_some(file)
+        };
+        let file = process.open_mapped_file(mapping).ok().or_else(by_path)?;
+        // Opening a device or a pipe by accident must not block or have effects, so only ever read files.
+        file.metadata().ok()?.is_file().then_some(())?;
+        let name = path.file_name()?.to_string_lossy();
+        Self::new(&name, path, Image::of(file, path))
+    }
+
+    /// Copies an ELF image out of the target's memory: the vDSO.
+    pub fn from_memory(name: &str, memory: &ProcessMemory, mapping: &Mapping) -> Option<Self> {
+        let length = usize::try_from(mapping.len().min(16 * PAGE)).ok()?;
+        let bytes = memory.read_bytes(mapping.start, length).ok()?;
+        Self::new(name, Path::new(name), Image::Memory(bytes))
+    }
+
+    /// A module of these bytes; none if they are no 64-bit ELF file.
+    pub fn new(name: &str, path: &Path, image: Image) -> Option<Self> {
+        let shape = Shape::read(&image)?;
+        Some(Self { name: name.into(), path: path.into(), image, shape, table: OnceLock::new() })
+    }
+
+    /// The file's name without its folder.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// The file's path, as the target sees it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file's bytes.
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// What the loader added to the file's own addresses, for an executable mapping that begins at `start`
+    /// and shows the file from `offset` on.
+    pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
+        let pages = |segment: &&Segment| {
+            let first = segment.offset & !(PAGE - 1);
+            let end = segment.offset.saturating_add(segment.file_size).checked_next_multiple_of(PAGE);
+            segment.exec && first <= offset && end.is_some_and(|end| offset < end)
+        };
+        let segment = self.shape.segments.iter().find(pages)?;
+        Some(start.wrapping_sub(offset).wrapping_add(segment.offset).wrapping_sub(segment.address))
+    }
+
+    /// The unwind table, read at first use; none if the file has none.
+    pub fn table(&self) -> Option<&Frames> {
+        let read = || match &self.image {
+            Image::Apart(file) => Frames::apart(file),
+            image => UnwindTable::read(image).map(Frames::Here),
+        };
+        self.table.get_or_init(read).as_ref()
+    }
+
+    /// Whether `address` (the file's own) lies in the few instructions at the file's entry point. The
+    /// kernel starts the program there, and nothing called it; where `_start` has no unwind information
+    /// (musl) this is how the root of the stack is known.
+    pub fn is_entry(&self, address: u64) -> bool {
+        const LONGEST_START: u64 = 64;
+        let entry = self.shape.entry;
+        entry != 0 && (entry..entry.saturating_add(LONGEST_START)).contains(&address)
+    }
+}
+
+/// Something to be done with an ELF image, wherever its bytes are.
+pub trait WithReader {
+    /// What comes out.
+    type Output;
+    /// Does it.
+    fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output>;
+}
+
+impl Shape {
+    /// Reads it; none if the bytes are no 64-bit ELF file.
+    pub fn read(image: &Image) -> Option<Self> {
+        match image {
+            Image::Apart(file) => file.ask(Question::Shape, 0)?,
+            image => image.with_reader(ReadShape),
+        }
+    }
+}
+
+impl UnwindTable {
+    /// Reads the table of a file; none if it has none, or is not to be read by this process.
+    pub fn read(image: &Image) -> Option<Self> {
+        image.with_reader(LoadTable)
+    }
+}
+
+impl Wire for Shape {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.segments.clone(), self.entry).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let (segments, entry) = Wire::take(from)?;
+        Some(Self { segments, entry })
+    }
+}
+
+impl Wire for Segment {
+    fn put(&self, out: &mut Vec<u8>) {
+        ((self.offset, self.file_size), (self.address, self.exec)).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        let ((offset, file_size), (address, exec)) = Wire::take(from)?;
+        Some(Self { offset, file_size, address, exec })
+    }
+}
+
+impl Image {
+    /// The bytes of a file that was found at `path`, as the target sees it.
+    pub fn of(file: File, path: &Path) -> Self {
+        match Distrusted::new(file, path) {
+            Ok(file) => Self::Apart(Arc::new(file)),
+            Err(file) => Self::File(file),
+        }
+    }
+
+    /// The file, if it is one.
+    pub fn file(&self) -> Option<&File> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Apart(file) => Some(file.file()),
+            Self::Memory(_) => None,
+        }
+    }
+
+    /// Runs `action` on the bytes. Of a file only what `action` asks for is read; of one that others can have written,
+    /// nothing: the sandbox's reader has to be asked.
+    pub fn with_reader<A: WithReader>(&self, action: A) -> Option<A::Output> {
+        match self {
+            Self::File(file) => {
+                let bounded = BoundedFile::new(file);
+                action.run(bounded.reader())
+            }
+            Self::Apart(_) => None,
+            Self::Memory(bytes) => action.run(bytes.as_slice()),
+        }
+    }
+
+    /// Whether the bytes at `offset` begin with `pattern`.
+    pub fn starts_with(&self, offset: u64, pattern: &[u8]) -> bool {
+        match self {
+            Self::File(_) | Self::Apart(_) => self.file().is_some_and(|file| {
+                let mut bytes = vec![0; pattern.len()];
+                file.read_exact_at(&mut bytes, offset).is_ok() && bytes == pattern
+            }),
+            Self::Memory(bytes) => usize::try_from(offset)
+                .ok()
+                .and_then(|offset| bytes.get(offset..))
+                .is_some_and(|bytes| bytes.starts_with(pattern)),
+        }
+    }
+}
+
+type Header = FileHeader64<LittleEndian>;
+
+struct ReadShape;
+
+impl WithReader for ReadShape {
+    type Output = Shape;
+
+    fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output> {
+        let header = Header::parse(data).ok()?;
+        let endian = header.endian().ok()?;
+        let loaded = header.program_headers(endian, data).ok()?.iter().filter(|ph| ph.p_type(endian) == PT_LOAD);
+        let segments = loaded.map(|ph| Segment {
+            offset: ph.p_offset(endian),
+            file_size: ph.p_filesz(endian),
+            address: ph.p_vaddr(endian),
+            exec: ph.p_flags(endian).0 & PF_X.0 != 0,
+        });
+        Some(Shape { segments: segments.collect(), entry: header.e_entry(endian) })
+    }
+}
+
+struct LoadTable;
+
+impl WithReader for LoadTable {
+    type Output = UnwindTable;
+
+    fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<UnwindTable> {
+        let header = Header::parse(data).ok()?;
+        let endian = header.endian().ok()?;
+        let read = |offset: u64, size: u64, address: u64| {
+            let bytes = data.read_bytes_at(offset, size.min(MAX_SECTION)).ok()?.to_vec();
+            Some(Section { address, bytes })
+        };
+        let segments = header.program_headers(endian, data).ok()?;
+        let search = segments.iter().find(|ph| ph.p_type(endian) == PT_GNU_EH_FRAME);
+        let search = search.and_then(|ph| read(ph.p_offset(endian), ph.p_filesz(endian), ph.p_vaddr(endian)));
+
+        // The section header gives the exact size; files stripped of those still have the segment, whose
+        // end bounds the table (it also ends itself with a zero).
+        let by_section = || {
+            let sections = header.sections(endian, data).ok()?;
+            let (_, section) = sections.section_by_name(endian, b".eh_frame")?;
+            let (offset, size) = section.file_range(endian)?;
+            read(offset, size, section.sh_addr(endian))
+        };
+        let by_segment = || {
+            let address = eh_frame_address(search.as_ref()?)?;
+            let holds = |ph: &&object::elf::ProgramHeader64<LittleEndian>| {
+                let skipped = address.checked_sub(ph.p_vaddr(endian));
+                ph.p_type(endian) == PT_LOAD && skipped.is_some_and(|skipped| skipped < ph.p_filesz(endian))
+            };
+            let segment = segments.iter().find(holds)?;
+            let skipped = address - segment.p_vaddr(endian);
+            read(segment.p_offset(endian).checked_add(skipped)?, segment.p_filesz(endian) - skipped, address)
+        };
+        let eh_frame = by_section().or_else(by_segment)?;
+        Some(UnwindTable::new(eh_frame, search))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(segments: Vec<Segment>) -> Module {
+        let image = Image::Memory(Vec::new());
+        let shape = Shape { segments, entry: 0x2000 };
+        Module { name: "m".into(), path: "m".into(), image, shape, table: OnceLock::new() }
+    }
+
+    #[test]
+    fn finds_the_load_bias_of_segments_that_share_a_page() {
+        // As lld lays them out: the data segment begins in the page in which the code ends.
+        let module = module(vec![
+            Segment { offset: 0, file_size: 0x1234, address: 0, exec: false },
+            Segment { offset: 0x1234, file_size: 0x2000, address: 0x2234, exec: true },
+            Segment { offset: 0x3234, file_size: 0x100, address: 0x5234, exec: false },
+        ]);
+        assert_eq!(module.bias(0x7f00_0000_2000, 0x1000), Some(0x7f00_0000_0000));
+        assert_eq!(module.bias(0x7f00_0000_2000, 0x9000), None);
+    }
+
+    #[test]
+    fn the_entry_point_is_known() {
+        let module = module(Vec::new());
+        assert!(module.is_entry(0x2021) && !module.is_entry(0x1fff) && !module.is_entry(0x2040));
+    }
+
+    #[test]
+    fn damaged_files_have_no_table() {
+        assert!(Image::Memory(vec![0x7f; 10]).with_reader(ReadShape).is_none());
+        let mut bytes = vec![0; 64];
+        bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1]);
+        assert!(Image::Memory(bytes).with_reader(LoadTable).is_none());
+    }
+}

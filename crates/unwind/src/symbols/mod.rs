@@ -1,0 +1,224 @@
+//! Names for native code: which function of which file an address belongs to.
+
+pub mod debug_file;
+pub mod demangle;
+pub mod elf;
+mod kernel;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::module::Module;
+use crate::modules::{Located, Modules, Place};
+use demangle::demangle;
+use elf::SymbolTable;
+pub use kernel::KernelSymbols;
+use lj_trace_process::Process;
+
+/// Symbols kept; a program rarely shows more than some thousand distinct addresses.
+const MAX_CACHED: usize = 1 << 15;
+
+/// Symbol tables kept in any case.
+const MAX_TABLES: usize = 256;
+
+/// The function that an address of the target belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct NativeSymbol {
+    /// Its name, demangled; none if no symbol covers the address.
+    pub name: Option<Arc<str>>,
+    /// The file it is in, without its folder; `[unknown]` outside of all files.
+    pub module: Arc<str>,
+    /// The function's first address in the target; the address itself if not even that is known. It tells
+    /// functions apart, named or not.
+    pub address: u64,
+    /// The function's length in bytes; 0 if unknown.
+    pub size: u64,
+    /// `address` counted from where the module is loaded: the file's own address of it.
+    pub offset_in_module: u64,
+}
+
+impl fmt::Display for NativeSymbol {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => formatter.write_str(name),
+            None => write!(formatter, "{}+{:#x}", self.module, self.offset_in_module),
+        }
+    }
+}
+
+/// The function symbols of a file where the target has mapped it.
+#[derive(Clone, Debug)]
+pub struct FileSymbols {
+    located: Located,
+    table: Arc<SymbolTable>,
+}
+
+impl FileSymbols {
+    /// Whether both are the same file, mapped at the same place.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.located.bias == other.located.bias && Arc::ptr_eq(&self.located.module, &other.located.module)
+    }
+
+    /// The address and the name, as it is in the file, of each function.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &str)> {
+        self.table.iter().map(|symbol| (symbol.address.wrapping_add(self.located.bias), symbol.name))
+    }
+
+    /// Whether a function of the file begins at `address`.
+    pub fn has(&self, address: u64) -> bool {
+        let own = address.wrapping_sub(self.located.bias);
+        self.table.lookup(own).is_some_and(|symbol| symbol.address == own)
+    }
+}
+
+/// Names the native code of one process.
+#[derive(Debug)]
+pub struct Symbolizer {
+    modules: Modules,
+    /// By the module's address in our memory: modules are opened once and kept by `modules`.
+    tables: HashMap<usize, (Arc<Module>, Arc<SymbolTable>)>,
+    cache: HashMap<u64, NativeSymbol>,
+}
+
+impl Symbolizer {
+    /// A symbolizer for `process`. Opens the files that are mapped now, so that what they hold can still be
+    /// named when the process has gone.
+    pub fn new(process: Process) -> Self {
+        // Debug files are looked for when their symbols are asked for, which may be after privileges were given up.
+        process.files();
+        let mut modules = Modules::new(process);
+        modules.open_all();
+        Self { modules, tables: HashMap::new(), cache: HashMap::new() }
+    }
+
+    /// Notes that the target's mappings may have changed.
+    pub fn refresh(&mut self) {
+        if self.modules.refresh() {
+            self.cache.clear();
+        }
+    }
+
+    /// The function at `address`. For a return address give the byte before it: the call may be the
+    /// function's last instruction ([`NativeFrame::lookup_address`](crate::NativeFrame::lookup_address)).
+    pub fn symbolize(&mut self, address: u64) -> NativeSymbol {
+        if let Some(known) = self.cache.get(&address) {
+            return known.clone();
+        }
+        let (place, changed) = self.modules.find(address);
+        if changed || self.cache.len() >= MAX_CACHED {
+            self.cache.clear();
+        }
+        let (module, offset) = match place {
+            Place::Module(located) => {
+                let symbol = self.in_module(&located, address);
+                self.cache.insert(address, symbol.clone());
+                return symbol;
+            }
+            Place::UprobeTrampoline => ("[uprobes]", 0),
+            Place::NotElf | Place::Nowhere => ("[unknown]", address),
+        };
+        // Not cached: the next look at the maps may know better.
+        NativeSymbol { name: None, module: module.into(), address, size: 0, offset_in_module: offset }
+    }
+
+    /// Whether an address is in a file that is mapped, as far as is known: the maps are looked at again if it is not,
+    /// and every 50 ms.
+    pub fn is_mapped(&mut self, address: u64) -> bool {
+        if self.modules.refresh_if_due() {
+            self.cache.clear();
+        }
+        let is_module = |modules: &mut Modules| matches!(modules.find(address).0, Place::Module(_));
+        if is_module(&mut self.modules) {
+            return true;
+        }
+        self.refresh();
+        is_module(&mut self.modules)
+    }
+
+    /// The symbols of all files that are mapped now. Those that were not asked for before are read: that takes some
+    /// milliseconds per megabyte of symbols.
+    pub fn files(&mut self) -> Vec<FileSymbols> {
+        let mapped = self.modules.open_all();
+        mapped.into_iter().map(|located| FileSymbols { table: self.table(&located.module), located }).collect()
+    }
+
+    fn in_module(&mut self, located: &Located, address: u64) -> NativeSymbol {
+        let module = &located.module;
+        let own = address.wrapping_sub(located.bias);
+        let table = self.table(module);
+        let (name, start, size) = match table.lookup(own) {
+            Some(symbol) => (Some(demangle(symbol.name).into()), symbol.address, symbol.size),
+            None => match module.table().and_then(|table| table.function(own)) {
+                Some(range) => (None, range.start, range.end - range.start),
+                None => (None, own, 0),
+            },
+        };
+        NativeSymbol {
+            name,
+            module: Arc::clone(module.name()),
+            address: start.wrapping_add(located.bias),
+            size,
+            offset_in_module: start,
+        }
+    }
+
+    fn table(&mut self, module: &Arc<Module>) -> Arc<SymbolTable> {
+        let process = self.modules.process();
+        let read = || {
+            let links = elf::debug_links(module.image()).unwrap_or_default();
+            let debug = if links.has_symtab { None } else { debug_file::find(process, module.path(), &links) };
+            (Arc::clone(module), Arc::new(SymbolTable::read(module.image(), debug.as_ref())))
+        };
+        let key = Arc::as_ptr(module) as usize;
+        if self.tables.len() >= MAX_TABLES {
+            // The others are of files that are not mapped any more.
+            self.tables.retain(|_, (module, _)| Arc::strong_count(module) > 1);
+        }
+        Arc::clone(&self.tables.entry(key).or_insert_with(read).1)
+    }
+}
+
+#[cfg(test)]
+mod crafted_sections;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Symbolizer {
+        Symbolizer::new(Process::open(std::process::id()).unwrap())
+    }
+
+    #[test]
+    fn names_a_function_of_this_test() {
+        let mut symbolizer = own();
+        let address = names_a_function_of_this_test as *const () as u64;
+        let symbol = symbolizer.symbolize(address + 1);
+        assert!(symbol.to_string().ends_with("symbols::tests::names_a_function_of_this_test"), "{symbol}");
+        assert_eq!(symbol.address, address);
+    }
+
+    #[test]
+    fn names_functions_of_libraries_and_the_vdso() {
+        let mut symbolizer = own();
+        let files = symbolizer.files();
+        let mut from = |module: &str, name: &str| {
+            let mut functions = files.iter().flat_map(FileSymbols::iter).filter(|&(_, found)| found == name);
+            let mut symbols = functions.by_ref().map(|(address, _)| symbolizer.symbolize(address));
+            symbols.find(|symbol| &*symbol.module == module).unwrap_or_else(|| panic!("no {name} in {module}"))
+        };
+        let qsort = from("libc.so.6", "qsort");
+        assert_eq!(qsort.address, libc::qsort as *const () as u64);
+        assert_ne!(from("[vdso]", "clock_gettime").size, 0);
+        assert_eq!(symbolizer.symbolize(qsort.address + qsort.size - 1), qsort);
+        assert!(files.iter().any(|file| file.has(qsort.address)));
+        assert!(!files.iter().any(|file| file.has(qsort.address + 1)));
+        assert!(symbolizer.is_mapped(qsort.address) && !symbolizer.is_mapped(0x10));
+    }
+
+    #[test]
+    fn what_is_no_code_is_unknown() {
+        let symbol = own().symbolize(0x10);
+        assert_eq!((symbol.to_string().as_str(), symbol.size), ("[unknown]+0x10", 0));
+    }
+}
