@@ -5,10 +5,10 @@
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
-use lj_trace::probes::plan::function::AllocatorFunction;
-use lj_trace::probes::plan::{Need, plan};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_luajit::find_vms;
+use lj_trace_probes::plan::function::AllocatorFunction;
+use lj_trace_probes::plan::{Need, plan};
 use lj_trace_process::Process;
 
 #[test]

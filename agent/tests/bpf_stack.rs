@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use aya_obj::Object;
 use aya_obj::generated::bpf_insn;
-use lj_trace::probes::object::object;
+use lj_trace_probes::object::object;
 
 /// `MAX_BPF_STACK` (linux/filter.h).
 const LIMIT: u32 = 512;

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lj_trace::report::estimated::{About, LineFigures};
-use lj_trace::report::{EstimatedProfile, Frame, memprof};
 use lj_trace_estimate::Figure;
+use lj_trace_profile::estimated::{About, LineFigures};
+use lj_trace_profile::{EstimatedProfile, Frame, memprof};
 use lj_trace_streams::{Body, Stream};
 
 /// Where a chunk allocates.

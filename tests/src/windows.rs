@@ -1,6 +1,6 @@
 //! Whether the kernel has what memory profiles of bounded cost are made of.
 
-use lj_trace::probes::mechanism::Mechanism;
+use lj_trace_probes::mechanism::Mechanism;
 
 /// Whether windows can be opened on this kernel; if not, that is said.
 pub fn are_possible() -> bool {

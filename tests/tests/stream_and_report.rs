@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lj_trace::report::reference::sysprof;
+use lj_trace_profile::reference::sysprof;
 use lj_trace_streams::{Body, Stream, reserved};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::nginx::Nginx;

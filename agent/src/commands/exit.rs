@@ -2,9 +2,9 @@
 
 use std::io;
 
-use crate::probes::allocator::AllocatorError;
-use crate::probes::programs::ProbeError;
 use lj_trace_luajit::FindError;
+use lj_trace_probes::allocator::AllocatorError;
+use lj_trace_probes::programs::ProbeError;
 use lj_trace_process::privileges::limits;
 use lj_trace_process::{Process, TargetError};
 use lj_trace_streams::{StreamError, WriteError};

@@ -4,8 +4,8 @@ use clap::Args;
 
 use super::exit::CommandError;
 use super::record::{Mode, RecordArgs};
-use crate::probes::mechanism::Mechanism;
 use crate::service::unit;
+use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_process::privileges::Refusal;
 
 /// How long a recording may take to begin and to write its files before systemd ends it, in seconds.

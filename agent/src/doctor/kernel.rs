@@ -4,11 +4,11 @@ use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
 
 use super::{Area, Check, Mode, Verdict, read};
-use crate::probes::calibrate;
-use crate::probes::mechanism::Mechanism;
-use crate::probes::perf_event::{self, Clock};
-use crate::probes::programs::{ProbeError, Programs, Wanted};
-use crate::probes::session;
+use lj_trace_probes::calibrate;
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::perf_event::{self, Clock};
+use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
+use lj_trace_probes::session;
 use lj_trace_process::privileges::{Operation, Refusal};
 
 const BOTH: [Mode; 2] = [Mode::Sysprof, Mode::Memprof];

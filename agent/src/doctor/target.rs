@@ -1,8 +1,8 @@
 //! What can be seen of a process.
 
 use super::{Area, Check, Mode, Verdict, read, status_field};
-use crate::probes::allocator::Allocator;
 use lj_trace_luajit::{Vm, find_vms};
+use lj_trace_probes::allocator::Allocator;
 use lj_trace_process::sandbox;
 use lj_trace_process::{Maps, Process, TargetError, breakpoints};
 use lj_trace_unwind::Modules;

@@ -14,7 +14,7 @@ use super::object::Kind;
 use super::objects::{Object, Objects};
 use super::paths::Sum;
 use super::snapshot::{Heap, Snapshot};
-use crate::report::text::{COLUMNS, fit};
+use lj_trace_profile::text::{COLUMNS, fit};
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 

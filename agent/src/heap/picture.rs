@@ -7,9 +7,9 @@ use inferno::flamegraph::color::{Color, PaletteMap};
 
 use super::object::Kind;
 use super::snapshot::{Heap, Snapshot};
-use crate::report::formats::folded::escape;
-use crate::report::formats::picture;
-use crate::report::text::fit;
+use lj_trace_profile::formats::folded::escape;
+use lj_trace_profile::formats::picture;
+use lj_trace_profile::text::fit;
 use lj_trace_text::bytes;
 
 /// Folded stacks and their bytes: `globals;.sessions;[*];table`; the VM first where there are several.

@@ -5,7 +5,7 @@ use std::fmt;
 use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
-use crate::report::text::{COLUMNS, fit, percent};
+use lj_trace_profile::text::{COLUMNS, fit, percent};
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 

@@ -6,10 +6,10 @@ use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
 
 use crate::dump::coroutine::{LuaStack, Snapshot};
 use crate::dump::view::View;
-use crate::report::Frame;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::{Prototype, PrototypeKey, Vm, VmStatus, function_name};
 use lj_trace_process::ProcessMemory;
+use lj_trace_profile::Frame;
 
 /// What a VM executes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-use crate::report::model::{Modules, NativeModule};
-use crate::report::source_code::SourceCode;
 use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::Process;
+use lj_trace_profile::model::{Modules, NativeModule};
+use lj_trace_profile::source_code::SourceCode;
 use lj_trace_unwind::symbols::elf::debug_links;
 
 /// The files with native code that are mapped now.

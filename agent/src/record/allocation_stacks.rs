@@ -6,8 +6,8 @@ use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
 use super::reports::{STACKS, info, rooted};
 use crate::commands::exit::CommandError;
-use crate::report::model::Unit;
-use crate::report::{CpuProfile, Format, Frame as Named};
+use lj_trace_profile::model::Unit;
+use lj_trace_profile::{CpuProfile, Format, Frame as Named};
 
 /// The stacks of allocations, and where they are written to.
 pub struct AllocationStacks {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::memory::Meaning;
-use crate::report::Frame;
+use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::Source;
 
 /// A C function, and the place that it was called from.

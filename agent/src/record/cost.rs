@@ -4,8 +4,8 @@ use std::fmt;
 
 use lj_trace_common::config::Counter;
 
-use crate::probes::calibrate::ProbeCost;
-use crate::probes::programs::Counts;
+use lj_trace_probes::calibrate::ProbeCost;
+use lj_trace_probes::programs::Counts;
 use lj_trace_process::clocks::ClockId;
 
 /// What recording has cost the target.

@@ -10,10 +10,10 @@ use super::window_tally::{UsualEvents, WindowTally, merge};
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
 use crate::bounded::windows::driver::News;
-use crate::report::EstimatedProfile;
 use lj_trace_estimate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
 use lj_trace_estimate::{Estimator, Growers};
 use lj_trace_luajit::Vm;
+use lj_trace_profile::EstimatedProfile;
 use lj_trace_streams::memprof::{Event, Source};
 
 /// How long after a window was closed its events are on their way still.

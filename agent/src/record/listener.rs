@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::pipeline::Resolved;
 use super::reports::CpuReports;
-use crate::report::Frame;
+use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::{Event, Source};
 
 /// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.

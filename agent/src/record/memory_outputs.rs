@@ -13,8 +13,8 @@ use super::reports::STACKS;
 use super::stream_file;
 use super::trace_lines::TraceLine;
 use crate::commands::exit::CommandError;
-use crate::report::estimated::sample_mark;
-use crate::report::{Format, MemoryProfile, Weight};
+use lj_trace_profile::estimated::sample_mark;
+use lj_trace_profile::{Format, MemoryProfile, Weight};
 use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
 use lj_trace_streams::{Annotation, Symbol, WriteError};
 
@@ -466,8 +466,8 @@ impl Drop for StreamFile {
 mod tests {
     use super::*;
     use crate::commands::exit::ExitCode;
-    use crate::report::model::Profile as _;
     use lj_trace_process::Process;
+    use lj_trace_profile::model::Profile as _;
     use lj_trace_streams::{Body, Stream};
 
     fn this_process() -> Process {

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
 
-use crate::report::Frame as Named;
 use lj_trace_luajit::{
     FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name, trace_by_number,
 };
 use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_profile::Frame as Named;
 use lj_trace_text::chunk_name;
 use lj_trace_unwind::symbols::{NativeSymbol, Symbolizer};
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::report::formats::insert_before_ending;
+use lj_trace_profile::formats::insert_before_ending;
 
 /// Now (UTC), as names of files have it: `20261123T094500Z`.
 pub fn now_in_names() -> String {

@@ -22,12 +22,12 @@ use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use super::vm_places::VmPlaces;
 use super::vm_work;
-use crate::probes::sample::Sample;
-use crate::report::Frame as Named;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
+use lj_trace_probes::sample::Sample;
 use lj_trace_process::{KnownCode, Process, ProcessMemory};
+use lj_trace_profile::Frame as Named;
 use lj_trace_unwind::symbols::KernelSymbols;
 use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 

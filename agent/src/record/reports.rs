@@ -7,10 +7,10 @@ use super::outputs::ReportOutput;
 use super::pieces::of_piece;
 use super::pipeline::Resolved;
 use crate::commands::exit::CommandError;
-use crate::report::model::{Labels, labels::Thread};
-use crate::report::profile::SampleInfo;
-use crate::report::{CpuProfile, Format, Frame as Named, Profile as _};
 use lj_trace_process::Process;
+use lj_trace_profile::model::{Labels, labels::Thread};
+use lj_trace_profile::profile::SampleInfo;
+use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _};
 use lj_trace_streams::VmState;
 
 /// Files that are written at the end, and the profile that goes into them.

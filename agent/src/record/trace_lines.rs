@@ -9,12 +9,12 @@ use lj_trace_common::trace::TraceIdentity;
 use super::definitions::Definitions;
 use super::memory::Meaning;
 use super::trace_table::SampledTrace;
-use crate::report::Frame;
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::trace::attribution::Chain;
 use lj_trace_luajit::trace::stacks::NOWHERE;
 use lj_trace_luajit::trace::{Allowance, KnownTrace, Sought, Traces};
 use lj_trace_process::ProcessMemory;
+use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::Source;
 use lj_trace_text::chunk_name;
 

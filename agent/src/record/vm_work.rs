@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::pipeline::{Code, ResolvedFrame};
-use crate::report::Frame as Named;
-use crate::report::frame::FrameKind;
+use lj_trace_profile::Frame as Named;
+use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
 
 /// Adds what a state means as a frame of its own, to frames that are innermost first: `[GC]` below the collector's own

@@ -14,7 +14,7 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
 
-use crate::probes::sample::Sample;
+use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
 use lj_trace_unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
 

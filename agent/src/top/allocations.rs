@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::window::{Span, Window};
 use crate::record::AllocationListener;
-use crate::report::Frame;
-use crate::report::memory::sources::Sources;
-use crate::report::model::{StackId, Stacks};
+use lj_trace_profile::Frame;
+use lj_trace_profile::memory::sources::Sources;
+use lj_trace_profile::model::{StackId, Stacks};
 use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
 

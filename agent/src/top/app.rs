@@ -10,7 +10,7 @@ use super::gauges::{Gauge, Gauges};
 use super::keys::Action;
 use super::window::Span;
 use crate::record::{Resolved, SampleListener};
-use crate::report::Frame;
+use lj_trace_profile::Frame;
 
 /// How many intervals are recent.
 const WINDOW: usize = 10;

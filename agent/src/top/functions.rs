@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::window::{Span, Window};
 use crate::record::Resolved;
-use crate::report::Frame;
-use crate::report::frame::FrameKind;
+use lj_trace_profile::Frame;
+use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
 
 /// Samples of one function.

@@ -2,7 +2,7 @@
 //! truth is.
 
 use anyhow::Result;
-use lj_trace::report::estimated::About;
+use lj_trace_profile::estimated::About;
 
 use crate::bounded_run::told_cost;
 

@@ -16,7 +16,7 @@ use std::fmt;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace::probes::perf_event::{Clock, Ticking};
+use lj_trace_probes::perf_event::{Clock, Ticking};
 use tempfile::TempDir;
 
 use super::slowdown::Losses;

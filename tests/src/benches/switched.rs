@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace::probes::perf_event;
+use lj_trace_probes::perf_event;
 use lj_trace_process::Process;
 
 use crate::tracer::Tracer;

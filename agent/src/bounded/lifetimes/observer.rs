@@ -4,7 +4,7 @@ use lj_trace_common::lifetime::{Followed, Watched};
 
 use super::polled::Polled;
 use super::restraint::Spent;
-use crate::probes::watchpoints::Watchpoints;
+use lj_trace_probes::watchpoints::Watchpoints;
 
 /// Looks at the objects of each VM, in one way or the other.
 pub struct Observer {

@@ -5,8 +5,8 @@
 
 use lj_trace_common::lifetime::MAX_FOLLOWED;
 
-use crate::probes::calibrate::ASSUMED;
 use lj_trace_estimate::observation::Nanos;
+use lj_trace_probes::calibrate::ASSUMED;
 
 /// What looking may cost, as a share of the target's CPU time.
 const MOST: f64 = 0.005;

@@ -9,14 +9,14 @@ use clap::Args;
 
 use super::cost::{LimitArgs, parse_share};
 use crate::commands::exit::CommandError;
-use crate::probes::mechanism::Mechanism;
-use crate::probes::programs::Wanted;
-use crate::probes::sampler::Places;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
 use crate::record::pieces::now_in_names;
-use crate::report::formats::insert_before_ending;
-use crate::report::{Format, Output, Weight};
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::programs::Wanted;
+use lj_trace_probes::sampler::Places;
+use lj_trace_profile::formats::insert_before_ending;
+use lj_trace_profile::{Format, Output, Weight};
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]

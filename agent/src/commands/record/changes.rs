@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use lj_trace_common::memory::ReadMemory as _;
 
-use crate::probes::programs::Programs;
 use lj_trace_luajit::Vm;
+use lj_trace_probes::programs::Programs;
 use lj_trace_process::{Process, ProcessMemory};
 
 /// How often it is looked whether VMs are there: four reads for each.

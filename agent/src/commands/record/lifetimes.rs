@@ -6,10 +6,10 @@ use super::args::{RecordArgs, UseWatchpoint};
 use super::targets::RecordTarget;
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::lifetimes::polled::Polled;
-use crate::probes::harm::Harm;
-use crate::probes::programs::Programs;
-use crate::probes::watchpoints::Watchpoints;
 use crate::record::Estimation;
+use lj_trace_probes::harm::Harm;
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::watchpoints::Watchpoints;
 use lj_trace_process::journal::{Priority, say};
 
 /// Begins to follow some of the objects that windows see. Where the machine has no watchpoints to spare, or the program would

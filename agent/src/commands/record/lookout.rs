@@ -6,11 +6,11 @@ use std::ops::Range;
 use lj_trace_common::activity::ActivitySample;
 use lj_trace_common::event::NO_VM;
 
-use crate::probes::activity::ActivityBuffer;
-use crate::probes::perf_event::Clock;
-use crate::probes::programs::{ProbeError, Programs};
-use crate::probes::sampler::Sampler;
 use lj_trace_luajit::Vm;
+use lj_trace_probes::activity::ActivityBuffer;
+use lj_trace_probes::perf_event::Clock;
+use lj_trace_probes::programs::{ProbeError, Programs};
+use lj_trace_probes::sampler::Sampler;
 use lj_trace_process::{KnownCode, Maps, Process};
 
 /// Counts samples that no known VM was running, in an interpreter or in new code.

@@ -17,17 +17,17 @@ use super::targets::RecordTarget;
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::commands::exit::CommandError;
-use crate::probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
-use crate::probes::perf_event::Clock;
-use crate::probes::programs::Programs;
 use crate::record::{
     CSymbols, Cost, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
     MemorySummary, Resolved, Room, TraceTable,
 };
-use crate::report::Weight;
 use lj_trace_luajit::Vm;
+use lj_trace_probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
+use lj_trace_probes::perf_event::Clock;
+use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
 use lj_trace_process::journal::{Priority, say};
+use lj_trace_profile::Weight;
 
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;

@@ -38,12 +38,12 @@ use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
 use super::exit::CommandError;
-use crate::probes::calibrate::try_probe;
-use crate::probes::guardian;
-use crate::probes::mechanism::Mechanism;
-use crate::probes::perf_event::{Clock, try_open};
 use crate::record::allow_replacing;
 use crate::service::memory::MemoryLimit;
+use lj_trace_probes::calibrate::try_probe;
+use lj_trace_probes::guardian;
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::perf_event::{Clock, try_open};
 use lj_trace_process::Process;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::privileges::{self, Capabilities, Capability, priority};

@@ -3,9 +3,9 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::probes::programs::Programs;
 use crate::record::Pipeline;
 use lj_trace_luajit::{Vm, find_vms, prove_again, runs_its_text};
+use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
 use lj_trace_process::clocks::ClockId;
 

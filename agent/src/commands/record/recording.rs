@@ -18,16 +18,16 @@ use super::pace::Pace;
 use super::stopping::Stop;
 use super::targets::RecordTarget;
 use crate::commands::exit::CommandError;
-use crate::probes::plan::ProbePlan;
-use crate::probes::programs::Programs;
-use crate::probes::sample::Record;
-use crate::probes::sampler::{SampleBuffer, Sampler};
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
-use crate::report::Frame;
 use lj_trace_luajit::Vm;
+use lj_trace_probes::plan::ProbePlan;
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::sample::Record;
+use lj_trace_probes::sampler::{SampleBuffer, Sampler};
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Process, breakpoints};
+use lj_trace_profile::Frame;
 
 /// What counts samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];

@@ -6,8 +6,8 @@ use std::path::Path;
 use super::rendering::{Rendering, room_of, to};
 use super::{ReportArgs, open, warn_of};
 use crate::commands::exit::{CommandError, ExitCode};
-use crate::report::diff::{Diff, Look};
-use crate::report::{Format, Output};
+use lj_trace_profile::diff::{Diff, Look};
+use lj_trace_profile::{Format, Output};
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// Compares the stream with the `old` one, in all outputs.

@@ -13,8 +13,8 @@ use progress::WithProgress;
 use rendering::Rendering;
 
 use super::exit::CommandError;
-use crate::report::{Format, Output, Weight};
 use lj_trace_process::journal::{Priority, say};
+use lj_trace_profile::{Format, Output, Weight};
 use lj_trace_streams::{Stream, StreamError};
 
 const EXAMPLES: &str = "\

@@ -6,9 +6,9 @@ use std::path::Path;
 use super::{ReportArgs, file_name};
 use crate::commands::exit::CommandError;
 use crate::record::OutputFile;
-use crate::report::estimated::is_sample;
-use crate::report::text::Room;
-use crate::report::{
+use lj_trace_profile::estimated::is_sample;
+use lj_trace_profile::text::Room;
+use lj_trace_profile::{
     self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
 };
 use lj_trace_streams::{Body, Stream, StreamError};
@@ -58,7 +58,7 @@ impl Rendering {
             Body::Memprof(mut reader) if is_sample(&symbols) => {
                 check_sample_options(args, &formats, name)?;
                 let mut profile = EstimatedProfile::new(format!("Memory profile {}", file_name(file)));
-                let cut = report::memprof::read(symbols, &mut reader, |event| {
+                let cut = lj_trace_profile::memprof::read(symbols, &mut reader, |event| {
                     profile.add(0, &event);
                 });
                 profile.weigh();
@@ -80,7 +80,7 @@ impl Rendering {
                     }
                     Box::new(profile)
                 });
-                let cut = report::memprof::read(symbols, &mut reader, |event| {
+                let cut = lj_trace_profile::memprof::read(symbols, &mut reader, |event| {
                     if let Some(profile) = &mut profile {
                         profile.add(0, &event);
                     }
@@ -100,7 +100,7 @@ impl Rendering {
                     return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
                 }
                 let title = format!("CPU profile {}", file_name(file));
-                let (mut profile, cut) = report::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
+                let (mut profile, cut) = lj_trace_profile::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
                 if let Some(folder) = &args.source {
                     let opened = profile.sources.read_beneath(folder);
                     opened.map_err(|error| CommandError::io(&format!("open {}", folder.display()), &error))?;

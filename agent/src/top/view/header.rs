@@ -8,9 +8,9 @@ use ratatui::widgets::Paragraph;
 
 use super::{Palette, amount, percent};
 use crate::record::describe_state;
-use crate::report::frame::FrameKind;
 use crate::top::app::{App, Tab};
 use crate::top::window;
+use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
 
 /// Draws three lines: the process, its numbers, its VM states.

@@ -11,7 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::app::App;
-use crate::report::frame::FrameKind;
+use lj_trace_profile::frame::FrameKind;
 
 /// Colours, where there are any (<https://no-color.org>).
 #[derive(Clone, Copy, Debug)]
@@ -107,8 +107,8 @@ mod tests {
 
     use super::*;
     use crate::record::{AllocationListener as _, Code, Resolved, ResolvedFrame, SampleListener as _};
-    use crate::report::Frame as Named;
     use crate::top::{Action, Gauge, Tab, Target};
+    use lj_trace_profile::Frame as Named;
     use lj_trace_streams::memprof::{Event, Source};
     use lj_trace_streams::{Symbol, VmState};
 

@@ -8,9 +8,9 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use super::{Palette, amount, percent};
 use crate::record::SampledTrace;
-use crate::report::frame::FrameKind;
 use crate::top::app::{App, Sort, Tab};
 use crate::top::window::Span;
+use lj_trace_profile::frame::FrameKind;
 use lj_trace_text::untrusted::Untrusted;
 
 /// Draws the rows of the view.

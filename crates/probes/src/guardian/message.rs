@@ -1,0 +1,131 @@
+//! What lj-trace and its guardian tell each other: words, and descriptors with them.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+
+use super::Means;
+use crate::uprobe_multi::Kind;
+use lj_trace_process::privileges::Capabilities;
+use lj_trace_process::sockets::{self, DESCRIPTORS, receive};
+
+/// Probes that one order may be for: an allocator has some ten.
+pub const MAX_POINTS: usize = 512;
+
+/// Before the offsets and the cookies.
+pub const HEADER: usize = 5;
+
+/// The longest message.
+pub const MAX_WORDS: usize = HEADER + 2 * MAX_POINTS;
+
+/// To put probes in.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// The process.
+    pub pid: u32,
+    /// How.
+    pub means: Means,
+    /// Offsets in the file, and cookies.
+    pub points: &'a [(u64, u64)],
+}
+
+/// A message.
+pub struct Words(Vec<u64>);
+
+/// What a message that was received asks for.
+pub enum Received<'a> {
+    /// To give up all capabilities but these.
+    KeepOnly(Capabilities),
+    /// To put probes in: the process, how, offsets, cookies.
+    Attach(u32, Means, &'a [u64], &'a [u64]),
+}
+
+const KEEP_ONLY: u64 = 1;
+const ATTACH: u64 = 2;
+
+impl Words {
+    /// Which capabilities to keep.
+    pub fn capabilities(capabilities: Capabilities) -> Self {
+        Self(vec![KEEP_ONLY, capabilities.bits()])
+    }
+
+    /// What probes to put in.
+    ///
+    /// # Errors
+    /// They are too many.
+    pub fn attach(order: &Order<'_>) -> io::Result<Self> {
+        if order.points.len() > MAX_POINTS {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        }
+        let (means, detail) = match order.means {
+            Means::Multi(kind) => (0, kind.number()),
+            Means::Classic(kind, on_return) => (1 + u64::from(on_return), kind.into()),
+        };
+        let mut words = vec![ATTACH, order.pid.into(), means, detail, order.points.len() as u64];
+        words.extend(order.points.iter().map(|(offset, _)| offset));
+        words.extend(order.points.iter().map(|(_, cookie)| cookie));
+        Ok(Self(words))
+    }
+}
+
+/// Takes a message apart; [`None`] if it is none. It allocates nothing.
+pub fn parse(words: &[u64]) -> Option<Received<'_>> {
+    match *words {
+        [KEEP_ONLY, bits] => Some(Received::KeepOnly(Capabilities::of_bits(bits))),
+        [ATTACH, pid, means, detail, count, ref points @ ..] => {
+            let count = usize::try_from(count).ok()?;
+            let (offsets, cookies) = points.split_at_checked(count).filter(|(_, cookies)| cookies.len() == count)?;
+            let means = match means {
+                0 => Means::Multi(Kind::of_number(detail)?),
+                on_return => Means::Classic(u32::try_from(detail).ok()?, on_return == 2),
+            };
+            Some(Received::Attach(u32::try_from(pid).ok()?, means, offsets, cookies))
+        }
+        _ => None,
+    }
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// What sendmsg(2) says.
+pub fn send(socket: BorrowedFd<'_>, words: &Words, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut descriptors_sent = [-1; DESCRIPTORS];
+    descriptors_sent.iter_mut().zip(descriptors).for_each(|(to, from)| *to = from.as_raw_fd());
+    sockets::send(socket.as_raw_fd(), &words.0, &descriptors_sent[..descriptors.len()])
+}
+
+/// What a holder answers: an error number, or 0 and its process.
+///
+/// # Errors
+/// It has died instead.
+pub fn receive_reply(socket: BorrowedFd<'_>) -> io::Result<(i32, Option<OwnedFd>)> {
+    let mut words = [0];
+    let (count, [process, ..]) = receive(socket.as_raw_fd(), &mut words)?;
+    // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+    let process = (process >= 0).then(|| unsafe { OwnedFd::from_raw_fd(process) });
+    let error = i32::try_from(words[0]).ok().filter(|_| count == 1);
+    Ok((error.unwrap_or(0), process.filter(|_| count == 1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_arrive_as_they_were_given() {
+        for means in [Means::Multi(Kind::Call), Means::Multi(Kind::Session), Means::Classic(9, true)] {
+            let words = Words::attach(&Order { pid: 7, means, points: &[(1, 2), (3, 4)] }).unwrap();
+            let Some(Received::Attach(pid, found, offsets, cookies)) = parse(&words.0) else { panic!("no order") };
+            assert_eq!((pid, found, offsets, cookies), (7, means, &[1, 3][..], &[2, 4][..]));
+        }
+        let many = vec![(0, 0); MAX_POINTS + 1];
+        assert!(Words::attach(&Order { pid: 7, means: Means::Classic(1, false), points: &many }).is_err());
+    }
+
+    #[test]
+    fn what_is_no_order_is_none() {
+        for words in [&[][..], &[9], &[ATTACH, 1, 0, 48, 2, 1, 2, 3], &[ATTACH, 1, 0, 99, 0], &[KEEP_ONLY]] {
+            assert!(parse(words).is_none(), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What a watchpoint does to a program beside stopping it where that is wanted.
+
+use std::fmt;
+use std::io;
+use std::sync::OnceLock;
+
+use super::calibrate;
+use super::trapped::is_mistaken;
+
+/// A watchpoint that slows string instructions by this factor is not worth what it tells.
+const HARMLESS: f64 = 1.1;
+
+/// Why there should be no watchpoint on this machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Harm {
+    /// It may end the program: this is a virtual machine, whose host may lose what a trap says of itself (the debug
+    /// register DR6). The kernel takes such a trap for one of the program's own (`exc_debug_user`,
+    /// `arch/x86/kernel/traps.c`), and sends it a SIGTRAP. KVM of Linux before 6.14 does that whenever it comes between
+    /// the trap and the handler's first instructions ("Load DR6 with guest value only before entering .vcpu_run() loop");
+    /// on the virtual machine that it was looked at on, once in some 20 million hits.
+    Ends,
+    /// Programs are slower as long as it is there: string instructions take so many times as long.
+    Slows(f64),
+}
+
+impl Harm {
+    /// What watchpoints do here, if anything. It does not change while lj-trace runs.
+    pub fn here() -> Option<Self> {
+        static HERE: OnceLock<Option<Harm>> = OnceLock::new();
+        *HERE.get_or_init(|| {
+            // In doubt it is one.
+            if std::fs::read_to_string("/proc/cpuinfo").map_or(true, |text| is_virtual(&text)) {
+                return Some(Self::Ends);
+            }
+            Self::shown_by(calibrate::armed())
+        })
+    }
+
+    /// What is told by a watchpoint of our own: by which factor string instructions were slower, or why that could not be
+    /// measured.
+    fn shown_by(armed: io::Result<f64>) -> Option<Self> {
+        match armed {
+            Ok(factor) => (factor >= HARMLESS).then_some(Self::Slows(factor)),
+            Err(error) if is_mistaken(&error) => Some(Self::Ends),
+            // There are none: that is told when one is wanted.
+            Err(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Harm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ends => {
+                f.write_str("a watchpoint may end a process of a virtual machine, if the host loses a trap's cause")
+            }
+            Self::Slows(factor) => {
+                write!(
+                    f,
+                    "while there is a watchpoint, this processor takes {factor:.1} times as long to copy by string instructions"
+                )
+            }
+        }
+    }
+}
+
+/// Whether processors say that a hypervisor runs them, in the words of `/proc/cpuinfo`.
+fn is_virtual(cpuinfo: &str) -> bool {
+    let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
+    flags.is_none_or(|(_, flags)| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trapped::survive;
+
+    #[test]
+    fn virtual_machines_say_so() {
+        assert!(is_virtual("processor\t: 0\nflags\t\t: fpu rdrand hypervisor lahf_lm\nbugs\t: \n"));
+        assert!(!is_virtual("processor\t: 0\nflags\t\t: fpu rdrand lahf_lm\nbugs\t: hypervisors\n"));
+        assert!(is_virtual("processor\t: 0\n"), "in doubt");
+    }
+
+    #[test]
+    fn what_ours_does_tells() {
+        assert_eq!(Harm::shown_by(Ok(1.02)), None);
+        assert_eq!(Harm::shown_by(Ok(2.5)), Some(Harm::Slows(2.5)));
+        assert_eq!(Harm::shown_by(Err(io::ErrorKind::Unsupported.into())), None);
+        let mistaken = survive(|| {
+            // SAFETY: it changes nothing, and a SIGTRAP is what this is about.
+            unsafe { std::arch::asm!("int3", options(nostack, nomem)) };
+            Ok(1.0)
+        });
+        assert_eq!(Harm::shown_by(mistaken), Some(Harm::Ends));
+    }
+
+    #[test]
+    fn it_is_said_what_they_do() {
+        assert!(Harm::Ends.to_string().contains("may end"));
+        assert!(Harm::Slows(2.54).to_string().contains("2.5 times"));
+    }
+}

@@ -1,0 +1,310 @@
+//! The CPU sampler, attached to all CPUs or to all threads of the target, and the buffer that hands out samples: those of the
+//! clock and those of allocations.
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::AsFd as _;
+use std::time::Instant;
+
+use aya::maps::{MapData, RingBuf};
+use aya::programs::PerfEvent;
+use lj_trace_common::config::{Config, LATE_EVENT};
+
+use super::cpu_events::Chosen;
+use super::perf_event::{self, Attached, Clock};
+use super::programs::{ProbeError, Programs, take_map, whole};
+use super::sample::Record;
+use super::timely::Timely;
+use lj_trace_process::privileges::{Operation, limits};
+use lj_trace_process::{Process, TargetError};
+
+/// The samples that the programs have taken.
+pub struct SampleBuffer(RingBuf<MapData>);
+
+impl SampleBuffer {
+    /// The buffer of these programs, which have one.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if it was taken before.
+    pub fn open(programs: &mut Programs) -> Result<Self, ProbeError> {
+        let buffer = take_map(&mut programs.ebpf, "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
+        buffer.map(Self).map_err(ProbeError::sort)
+    }
+
+    /// Calls `take` for every record that is ready, until it wants no more; whether all were taken.
+    pub fn drain(&mut self, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
+        while let Some(record) = self.0.next() {
+            if Record::parse(&record).is_some_and(|record| take(record).is_break()) {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// A CPU sampler. Dropping it detaches it.
+pub struct Sampler {
+    program: &'static str,
+    events: Events,
+    clock: Clock,
+    rate: u32,
+    /// How many ticks of that rate each sample stands for, as the program knows it.
+    weight: u32,
+    timely: Option<Timely>,
+    cpus: Option<usize>,
+    /// Why the events are not on CPUs, if they should be.
+    why_threads: Option<String>,
+}
+
+/// What ticks.
+enum Events {
+    /// All CPUs do.
+    OnCpus(Chosen),
+    /// The threads of the process do.
+    OnThreads(Vec<Attached>),
+}
+
+/// Where the events are to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum Places {
+    /// On CPUs if the kernel allows it.
+    #[default]
+    Auto,
+    /// On threads.
+    Threads,
+}
+
+/// The program that takes whole samples.
+const SAMPLE_CPU: &str = "sample_cpu";
+
+/// The program that tells what runs, and no more.
+const SAMPLE_ACTIVITY: &str = "sample_activity";
+
+impl Sampler {
+    /// Prepares to sample all threads of `process`, those started later included, `rate` times a second of CPU
+    /// time each: [`Self::begin`] starts it.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
+    /// [`ProbeError::Target`] if the process is gone.
+    pub fn attach(programs: &mut Programs, process: &Process, rate: u32, places: Places) -> Result<Self, ProbeError> {
+        Self::attach_program(programs, process, rate, SAMPLE_CPU, places)
+    }
+
+    /// Starts samples that only tell what runs ([`super::activity`]).
+    ///
+    /// # Errors
+    /// As [`Self::attach`].
+    pub fn attach_light(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
+        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, Places::Threads)?;
+        sampler.begin()?;
+        Ok(sampler)
+    }
+
+    fn attach_program(
+        programs: &mut Programs,
+        process: &Process,
+        rate: u32,
+        name: &'static str,
+        places: Places,
+    ) -> Result<Self, ProbeError> {
+        let refused = |error| ProbeError::sort(error);
+        program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
+        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
+        let clock = Clock::detect();
+        let mut sampler = Self {
+            program: name,
+            events: Events::OnThreads(Vec::new()),
+            clock,
+            rate,
+            weight: 1,
+            timely: None,
+            cpus: None,
+            why_threads: None,
+        };
+        if places == Places::Auto {
+            let fd = program(programs, name).and_then(|program| Ok(program.fd()?.try_clone()?)).map_err(refused)?;
+            match Chosen::prepare(programs, process, rate, &fd) {
+                Ok(chosen) => {
+                    (sampler.clock, sampler.cpus) = (Clock::CpuClock, Some(chosen.cpus()));
+                    sampler.events = Events::OnCpus(chosen);
+                    return Ok(sampler);
+                }
+                Err(error) => sampler.why_threads = Some(whole(&error)),
+            }
+        }
+        sampler.attach_threads(programs, process, rate)?;
+        Ok(sampler)
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel.
+    pub fn begin(&self) -> Result<(), ProbeError> {
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.begin().map_err(ProbeError::sort),
+            Events::OnThreads(events) => events.iter().try_for_each(Attached::begin).map_err(ProbeError::sort),
+        }
+    }
+
+    /// The samples that it takes a second.
+    pub fn rate(&self) -> f64 {
+        f64::from(self.rate) / f64::from(self.weight)
+    }
+
+    /// How many ticks of the rate that was asked for each sample stands for.
+    pub fn weight(&self) -> u32 {
+        self.weight
+    }
+
+    /// Takes half as many samples a second from now on, each of which stands for twice as many ticks; false if they would be too
+    /// few to tell anything.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn slow_down(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        /// Samples a second.
+        const LEAST: u32 = 10;
+        if self.rate / (2 * self.weight) < LEAST {
+            return Ok(false);
+        }
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.slow_down(),
+            // Those that threads have inherited cannot be reached.
+            Events::OnThreads(_) => self.set_weight(programs, 2 * self.weight)?,
+        }
+        self.keep_up(programs)?;
+        Ok(true)
+    }
+
+    /// Tells the program what samples stand for, if other recordings have slowed down the events that they share; whether that
+    /// is so.
+    ///
+    /// # Errors
+    /// As [`Self::slow_down`].
+    pub fn keep_up(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        let Events::OnCpus(chosen) = &self.events else { return Ok(false) };
+        let weight = chosen.weight();
+        if weight == self.weight {
+            return Ok(false);
+        }
+        self.set_weight(programs, weight)?;
+        Ok(true)
+    }
+
+    fn set_weight(&mut self, programs: &mut Programs, weight: u32) -> Result<(), ProbeError> {
+        let leaves_out = matches!(self.events, Events::OnThreads(_));
+        let change = |config: &mut Config| (config.weight, config.leaves_out) = (weight, u32::from(leaves_out));
+        programs.change_config(change).map_err(ProbeError::sort)?;
+        self.weight = weight;
+        Ok(())
+    }
+
+    /// Ends it at that moment, even if nobody detaches it then; and all that share its events.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn end_at(&mut self, when: Instant) -> io::Result<()> {
+        let events = match &self.events {
+            Events::OnCpus(chosen) => chosen.events()?,
+            Events::OnThreads(events) => events.iter().map(Attached::event).collect::<io::Result<_>>()?,
+        };
+        self.timely = Some(Timely::at(when, move || {
+            for event in &events {
+                // It is closed soon.
+                let _ = perf_event::enable(event, false);
+            }
+        })?);
+        Ok(())
+    }
+
+    /// The CPUs that were switched on meanwhile, each once: what runs there is not sampled.
+    pub fn new_cpus(&mut self) -> Vec<u32> {
+        match &mut self.events {
+            Events::OnCpus(chosen) => chosen.new_cpus(),
+            Events::OnThreads(_) => Vec::new(),
+        }
+    }
+
+    /// On how many CPUs there are events; [`None`] if they are on threads.
+    pub fn cpus(&self) -> Option<usize> {
+        self.cpus
+    }
+
+    /// The clock and the rate, if events are on threads.
+    pub fn on_threads(&self) -> Option<(Clock, u32)> {
+        self.cpus.is_none().then_some((self.clock, self.rate))
+    }
+
+    /// Why there are no events on CPUs, if there should be.
+    pub fn why_threads(&self) -> Option<&str> {
+        self.why_threads.as_deref()
+    }
+
+    fn attach_threads(&mut self, programs: &mut Programs, process: &Process, rate: u32) -> Result<(), ProbeError> {
+        let mut attached = HashSet::new();
+        let refused = |error| ProbeError::sort(error);
+        // A thread that appears while this runs was started by one that had an event by then, and inherited it, or
+        // by one that had none yet. Nobody tells, so it gets one of its own, which the program ignores if the
+        // thread turns out to have inherited another.
+        for cookie in [0, LATE_EVENT, LATE_EVENT] {
+            let new: Vec<u32> = process.threads()?.into_iter().filter(|tid| !attached.contains(tid)).collect();
+            if new.is_empty() {
+                break;
+            }
+            if cookie == LATE_EVENT {
+                programs.change_config(|config| config.late_events = 1).map_err(refused)?;
+            }
+            for tid in new {
+                if self.attach_thread(programs, tid, rate, cookie)? {
+                    attached.insert(tid);
+                }
+            }
+        }
+        if attached.is_empty() {
+            return Err(TargetError::NoSuchProcess(process.pid()).into());
+        }
+        Ok(())
+    }
+
+    /// Attaches to one thread; false if it has exited.
+    fn attach_thread(&mut self, programs: &mut Programs, tid: u32, rate: u32, cookie: u64) -> Result<bool, ProbeError> {
+        let refused = |error| ProbeError::sort(error);
+        let fd = program(programs, self.program).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
+        match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
+            Ok(event) => {
+                if let Events::OnThreads(events) = &mut self.events {
+                    events.push(event);
+                }
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+                Err(ProbeError::not_permitted(Operation::PerfEvents))
+            }
+            Err(source) => Err(match limits::reached(&source) {
+                Some(limit) => ProbeError::Limit { cause: format!("thread {tid}: {source}"), limit },
+                None => ProbeError::Thread { tid, source },
+            }),
+        }
+    }
+
+    /// Stops the clock: no sample is taken from here on.
+    pub fn detach(&mut self) {
+        self.timely = None;
+        self.events = Events::OnThreads(Vec::new());
+    }
+
+    /// What makes the sampler tick.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+}
+
+fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut PerfEvent> {
+    let program = programs.ebpf.program_mut(name);
+    Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
+}

@@ -1,0 +1,178 @@
+//! What an estimate is made from.
+
+use super::notes::{ESTIMATE, parse_figure, write_figure};
+use crate::memory::amount;
+use lj_trace_estimate::{Estimate, Figure};
+use lj_trace_streams::Annotation;
+
+/// What is known of all lines together, and what it is known from.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct About {
+    /// Windows; 0 as long as nothing is known.
+    pub windows: u64,
+    /// Calls of the allocator in them.
+    pub events: u64,
+    /// Seconds that they were open.
+    pub covered: f64,
+    /// Seconds that were recorded.
+    pub recorded: f64,
+    /// Bytes allocated, less what was freed explicitly.
+    pub net: Option<Figure>,
+    /// Bytes allocated.
+    pub gross: Option<Figure>,
+    /// Why no figure in bytes is told: what contradicts itself.
+    pub withheld: Vec<String>,
+    /// Whether shares contradict themselves, too.
+    pub no_shares: bool,
+    /// Cycles of the collector. Measured.
+    pub cycles: u64,
+    /// What a line that no window saw may still have, as a share.
+    pub unseen: f64,
+    /// The largest error of a line's share.
+    pub error: Option<f64>,
+    /// What makes it doubtful.
+    pub warnings: Vec<String>,
+}
+
+impl About {
+    /// That of an estimate.
+    pub fn new(estimate: &Estimate) -> Self {
+        let errors = estimate.lines.iter().filter_map(|line| line.share.error);
+        Self {
+            windows: estimate.windows,
+            events: estimate.events,
+            covered: estimate.covered.as_secs_f64(),
+            recorded: estimate.recorded.as_secs_f64(),
+            net: Some(estimate.total.net),
+            withheld: estimate.broken.iter().map(ToString::to_string).collect(),
+            no_shares: estimate.broken.iter().any(|broken| broken.is_of_shares()),
+            gross: Some(estimate.total.gross),
+            cycles: estimate.total.cycles,
+            unseen: estimate.unseen,
+            error: errors.reduce(f64::max),
+            warnings: estimate.warnings.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// All was seen, if the counters do not say otherwise: so many bytes were allocated. Whether they do not.
+    pub(super) fn exact(&mut self, gross: u64) -> bool {
+        /// Probes and counters begin and end some milliseconds apart.
+        const APART: f64 = 0.03;
+        const BYTES_APART: f64 = 65_536.0;
+        let gross = gross as f64;
+        let left = self.net.map_or(0.0, |net| net.value - net.error.unwrap_or(0.0));
+        if left > gross * (1.0 + APART) + BYTES_APART {
+            return false;
+        }
+        self.gross = Some(Figure::measured(gross));
+        self.error = None;
+        self.warnings.clear();
+        self.withheld.clear();
+        self.no_shares = false;
+        true
+    }
+
+    /// Whether figures in bytes can be told.
+    pub fn has_bytes(&self) -> bool {
+        self.withheld.is_empty()
+    }
+
+    /// Whether anything is known.
+    pub fn is_known(&self) -> bool {
+        self.gross.is_some()
+    }
+
+    /// Whether all was seen, so that nothing is estimated.
+    pub fn is_exact(&self) -> bool {
+        self.is_known() && self.error.is_none() && self.windows > 0
+    }
+
+    /// The same for the notes of a stream.
+    pub fn properties(&self) -> Vec<Annotation> {
+        let property = |key: &str, value: String| Annotation::Property { key: format!("{ESTIMATE}{key}"), value };
+        let mut properties = vec![
+            property("windows", self.windows.to_string()),
+            property("events", self.events.to_string()),
+            property("covered", self.covered.to_string()),
+            property("recorded", self.recorded.to_string()),
+            property("cycles", self.cycles.to_string()),
+            property("unseen", self.unseen.to_string()),
+        ];
+        properties.extend(self.error.map(|error| property("error", error.to_string())));
+        properties.extend(self.warnings.iter().map(|warning| property("warning", warning.clone())));
+        properties.extend(self.withheld.iter().map(|reason| property("withheld", reason.clone())));
+        properties.extend(self.no_shares.then(|| property("no shares", String::new())));
+        properties.extend(self.net.map(|net| property("net", write_figure(net))));
+        properties.extend(self.gross.map(|gross| property("gross", write_figure(gross))));
+        properties
+    }
+
+    /// Takes a property of a stream; whether it is one of an estimate.
+    pub fn take(&mut self, key: &str, value: &str) -> bool {
+        let Some(key) = key.strip_prefix(ESTIMATE) else { return false };
+        let number = || value.parse().unwrap_or(0);
+        let share = || value.parse::<f64>().ok().filter(|share| share.is_finite()).unwrap_or(0.0);
+        match key {
+            "windows" => self.windows = number(),
+            "events" => self.events = number(),
+            "covered" => self.covered = share(),
+            "net" => self.net = parse_figure(value),
+            "recorded" => self.recorded = share(),
+            "withheld" => self.withheld.push(value.to_owned()),
+            "no shares" => self.no_shares = true,
+            "cycles" => self.cycles = number(),
+            "unseen" => self.unseen = share(),
+            "error" => self.error = Some(share()),
+            "warning" => self.warnings.push(value.to_owned()),
+            "gross" => self.gross = parse_figure(value),
+            _ => {}
+        }
+        true
+    }
+
+    /// For a title: `bytes allocated (estimate, ±1.2 points)`.
+    pub fn title(&self) -> String {
+        match self.error {
+            _ if !self.is_known() => "bytes allocated in windows (a sample, not weighed)".to_owned(),
+            _ if !self.has_bytes() => "who allocates (estimated shares of what windows saw)".to_owned(),
+            Some(error) => format!("bytes allocated (estimate, ±{:.1} points)", error * 100.0),
+            None => "bytes allocated".to_owned(),
+        }
+    }
+
+    /// In half a sentence.
+    pub fn made_from(&self) -> String {
+        let Self { windows, events, covered, .. } = self;
+        if self.is_exact() {
+            format!("all of it seen ({events} events)")
+        } else if self.is_known() {
+            format!("estimated from {windows} windows, {events} events, covering {covered:.2} s")
+        } else {
+            "as windows saw it: the stream ends before its estimate".to_owned()
+        }
+    }
+
+    /// The totals, in a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let Some(gross) = self.gross else { return vec![self.made_from()] };
+        let figure = |figure: Option<Figure>| {
+            let Some(figure) = figure.filter(|_| self.has_bytes()) else { return "withheld".to_owned() };
+            let value = amount(figure.value.round() as u64);
+            match figure.error {
+                Some(error) => format!("{value} ±{} (estimate)", amount(error.round() as u64)),
+                None => format!("{value} (measured)"),
+            }
+        };
+        let total = format!("total allocated    {}", figure(Some(gross)));
+        let net = format!("less explicit frees {}", figure(self.net));
+        let cycles = format!("collection cycles  {} (measured)", self.cycles);
+        let mut lines = vec![self.made_from(), total, net, cycles];
+        lines.extend(self.withheld.iter().map(|reason| format!("WITHHELD: {reason}; so no bytes are told")));
+        if !self.is_exact() {
+            let unseen = self.unseen * 100.0;
+            lines.push(format!("unseen lines       may still have up to {unseen:.2}% each"));
+        }
+        lines.extend(self.warnings.iter().map(|warning| format!("WARNING: {warning}")));
+        lines
+    }
+}

@@ -1,0 +1,35 @@
+//! An estimate for programs: the figures of each line with the errors that they have.
+
+use super::EstimatedProfile;
+use crate::Frame;
+use crate::model::Profile as _;
+use lj_trace_estimate::Figure;
+use lj_trace_estimate::life::Life;
+
+/// What is known of a line, or of whatever else allocates.
+#[derive(Clone, Debug)]
+pub struct LineFigures<'a> {
+    /// What it is, outermost first: its chunk, its function, and the line itself; a C function, a trace, the VM.
+    pub frames: Vec<&'a Frame>,
+    /// Its share of all bytes that are allocated, from 0 to 1.
+    pub share: Figure,
+    /// Bytes allocated.
+    pub bytes: Figure,
+    /// How often.
+    pub count: Figure,
+    /// How long its objects live, where any were followed.
+    pub life: Option<&'a Life>,
+}
+
+impl EstimatedProfile {
+    /// The figures of all lines, largest first.
+    pub fn figures(&self) -> Vec<LineFigures<'_>> {
+        let stacks = self.weighted();
+        let figures = self.rows().into_iter().filter_map(|(seen, line)| {
+            let frames = stacks.row(seen.stack)?.frames.iter().filter_map(|&id| stacks.frame(id)).collect();
+            let life = self.lives.get(&line.source);
+            Some(LineFigures { frames, share: line.share, bytes: line.bytes, count: line.count, life })
+        });
+        figures.collect()
+    }
+}

@@ -1,0 +1,207 @@
+//! An estimate as the notes of a stream: properties that only lj-trace reads. A line is told by its frames, not by
+//! addresses, which may mean something else at the stream's end.
+
+use crate::Frame;
+use lj_trace_estimate::life::Life;
+use lj_trace_estimate::observation::SourceId;
+use lj_trace_estimate::{Figure, Line};
+use lj_trace_streams::{Annotation, Symbol};
+
+/// The property that a stream of windows begins with.
+pub const SAMPLE: &str = "sample";
+
+/// What the keys of an estimate's properties begin with.
+pub const ESTIMATE: &str = "estimate ";
+
+/// The property of how long objects live, if that was noticed by polling.
+const POLLED: &str = "estimate polled";
+
+/// The property of a line.
+const LINE: &str = "estimate line";
+
+/// Between the figures and the frames, between frames, and between what a frame has.
+const FRAMES: char = '\x1d';
+const FRAME: char = '\x1e';
+const FIELD: char = '\x1f';
+
+/// Whether the symbols that a stream begins with say that it is a sample.
+pub fn is_sample(symbols: &[Symbol]) -> bool {
+    let is_mark =
+        |symbol| matches!(Annotation::from_symbol(symbol), Some(Annotation::Property { key, .. }) if key == SAMPLE);
+    symbols.iter().any(is_mark)
+}
+
+/// The mark of a sample, and what it is one of.
+pub fn sample_mark() -> Symbol {
+    let value = "windows in which all allocations were recorded: not all that there were".to_owned();
+    Annotation::Property { key: SAMPLE.to_owned(), value }.to_symbol()
+}
+
+/// Says that how long objects live was noticed by polling.
+pub fn polled_mark() -> Symbol {
+    Annotation::Property { key: POLLED.to_owned(), value: String::new() }.to_symbol()
+}
+
+/// Whether a property is that mark.
+pub fn is_polled(key: &str) -> bool {
+    key == POLLED
+}
+
+/// The note on a line, root first.
+pub fn line(line: &Line, life: Option<&Life>, frames: &[Frame]) -> Annotation {
+    let mut figures = vec![line.share, line.bytes, line.count];
+    figures.extend(life.into_iter().flat_map(write_life));
+    let figures: Vec<String> = figures.into_iter().map(write_figure).collect();
+    let figures = figures.join("/");
+    let frames: Vec<String> = frames.iter().map(write_frame).collect();
+    let value = format!("{figures}{FRAMES}{}", frames.join(&FRAME.to_string()));
+    Annotation::Property { key: LINE.to_owned(), value }
+}
+
+/// Reads a line's figures and frames, if the property is one.
+pub fn parse_line(key: &str, value: &str) -> Option<(Line, Option<Life>, Vec<Frame>)> {
+    let (figures, frames) = value.split_once(FRAMES).filter(|_| key == LINE)?;
+    let mut figures = figures.split('/').map(parse_figure);
+    let mut next = || figures.next().flatten();
+    let line = Line { source: SourceId(0), share: next()?, bytes: next()?, count: next()? };
+    let life = parse_life(&figures.collect::<Option<Vec<Figure>>>()?);
+    Some((line, life, frames.split(FRAME).map(parse_frame).collect()))
+}
+
+/// The figures of how long objects live, which follow those of their line.
+fn write_life(life: &Life) -> Vec<Figure> {
+    let Life { followed, alive, cycles, ref survival, parts, lost, .. } = *life;
+    let none = Figure::measured(0.0);
+    let mut figures = vec![Figure::measured(followed as f64), alive, cycles.unwrap_or(none)];
+    figures.extend([parts, lost].into_iter().chain(survival.iter().copied()).map(Figure::measured));
+    figures
+}
+
+fn parse_life(figures: &[Figure]) -> Option<Life> {
+    let &[followed, alive, cycles, parts, lost, ref survival @ ..] = figures else { return None };
+    Some(Life {
+        source: SourceId(0),
+        followed: followed.value as u64,
+        alive,
+        cycles: Some(cycles).filter(|cycles| cycles.value > 0.0),
+        survival: survival.iter().map(|share| share.value).collect(),
+        parts: parts.value,
+        lost: lost.value,
+    })
+}
+
+/// A figure: `1234`, or `1234~56` if it is estimated.
+pub fn write_figure(figure: Figure) -> String {
+    match figure.error {
+        Some(error) => format!("{}~{error}", figure.value),
+        None => figure.value.to_string(),
+    }
+}
+
+/// Reads one.
+pub fn parse_figure(text: &str) -> Option<Figure> {
+    let number = |text: &str| text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    match text.split_once('~') {
+        Some((value, error)) => Some(Figure::estimated(number(value)?, number(error)?)),
+        None => number(text).map(Figure::measured),
+    }
+}
+
+fn write_frame(frame: &Frame) -> String {
+    match frame {
+        Frame::Lua { name, chunk, first_line, compiled, .. } => {
+            let name = name.as_deref().unwrap_or_default();
+            format!("lua{FIELD}{name}{FIELD}{chunk}{FIELD}{first_line}{FIELD}{}", u8::from(*compiled))
+        }
+        Frame::Chunk { chunk } => format!("chunk{FIELD}{chunk}"),
+        Frame::Line { chunk, line } => format!("line{FIELD}{chunk}{FIELD}{line}"),
+        Frame::Trace { number, start } => {
+            let number = number.map_or_else(String::new, |number| number.to_string());
+            format!("trace{FIELD}{number}{FIELD}{}", start.as_deref().unwrap_or_default())
+        }
+        Frame::Internal => "internal".to_owned(),
+        other => format!("symbol{FIELD}{other}"),
+    }
+}
+
+fn parse_frame(text: &str) -> Frame {
+    let fields: Vec<&str> = text.split(FIELD).collect();
+    let some = |text: &str| (!text.is_empty()).then(|| text.into());
+    match fields[..] {
+        ["lua", name, chunk, first_line, compiled] => Frame::Lua {
+            name: some(name),
+            chunk: chunk.into(),
+            first_line: first_line.parse().unwrap_or(0),
+            line: None,
+            compiled: compiled == "1",
+        },
+        ["chunk", chunk] => Frame::Chunk { chunk: chunk.into() },
+        ["line", chunk, line] => Frame::Line { chunk: chunk.into(), line: line.parse().unwrap_or(0) },
+        ["trace", number, start] => Frame::Trace { number: number.parse().ok(), start: some(start) },
+        ["internal"] => Frame::Internal,
+        ["symbol", symbol] => Frame::of_symbol(symbol),
+        _ => Frame::Unresolved { reason: "not readable".into() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_survive_being_notes() {
+        let figures = Line {
+            source: SourceId(0),
+            share: Figure::estimated(0.25, 0.01),
+            bytes: Figure::estimated(1e9, 1e7),
+            count: Figure::measured(17.0),
+        };
+        let life = Life {
+            source: SourceId(0),
+            followed: 40,
+            alive: Figure::estimated(0.5, 0.1),
+            cycles: Some(Figure::estimated(1.5, 0.25)),
+            survival: vec![0.75, 0.5],
+            parts: 0.125,
+            lost: 0.0,
+        };
+        let chunk: std::sync::Arc<str> = "a/b.lua".into();
+        let frames = [
+            vec![
+                Frame::Chunk { chunk: chunk.clone() },
+                Frame::Lua { name: Some("f".into()), chunk: chunk.clone(), first_line: 3, line: None, compiled: true },
+                Frame::Line { chunk, line: 4 },
+            ],
+            vec![Frame::Internal],
+            vec![Frame::Trace { number: Some(7), start: Some("@a.lua:9".into()) }],
+            vec![Frame::Trace { number: None, start: None }],
+            vec![Frame::of_symbol("lj_tab_new")],
+        ];
+        for frames in frames {
+            for life in [None, Some(Life { cycles: None, survival: vec![], ..life.clone() }), Some(life.clone())] {
+                let note = line(&figures, life.as_ref(), &frames).to_symbol();
+                let Some(Annotation::Property { key, value }) = Annotation::from_symbol(&note) else {
+                    panic!("no note")
+                };
+                assert_eq!(parse_line(&key, &value), Some((figures, life, frames.clone())));
+            }
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_note() {
+        assert_eq!(parse_line(LINE, "1/2"), None);
+        assert_eq!(parse_line(LINE, "1/x/3\x1dinternal"), None);
+        assert_eq!(parse_line("rate", "1/2/3\x1dinternal"), None);
+        let (_, _, frames) = parse_line(LINE, "1/2/3\x1dlua\x1fx").unwrap();
+        assert!(matches!(frames[..], [Frame::Unresolved { .. }]));
+        assert_eq!(parse_figure("NaN"), None);
+        assert_eq!(parse_figure("-1"), None);
+    }
+
+    #[test]
+    fn a_sample_says_so() {
+        assert!(is_sample(&[Symbol::c(0x1000, "main"), sample_mark()]));
+        assert!(!is_sample(&[Symbol::c(0x1000, "main")]));
+    }
+}

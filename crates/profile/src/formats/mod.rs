@@ -1,0 +1,165 @@
+//! The formats that a profile can be written in: a writer for each, all from the same [model](super::model).
+
+#[cfg(feature = "clap")]
+mod arguments;
+mod firefox;
+pub mod folded;
+mod functions;
+pub mod output;
+pub mod picture;
+mod pprof;
+mod speedscope;
+pub mod svg;
+
+use std::io::{self, Write};
+
+pub use output::{Output, OutputError, insert_before_ending};
+
+use super::model::{Profile, Recorded};
+use super::text::Room;
+use lj_trace_text::untrusted::{Form, PlainWriter};
+
+/// A format of a profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// A sysprof or memprof stream, as Tarantool writes them.
+    Stream,
+    /// Text for people: where the time or the memory goes.
+    Text,
+    /// Folded stacks, for flame graph tools.
+    Folded,
+    /// A flame graph for the browser.
+    Svg,
+    /// A profile for `go tool pprof`, Pyroscope, Parca.
+    Pprof,
+    /// A profile for <https://www.speedscope.app>.
+    Speedscope,
+    /// A processed profile for <https://profiler.firefox.com>.
+    Firefox,
+    /// What Tarantool's own parser prints, sorted.
+    Tarantool,
+}
+
+impl Format {
+    /// The endings of file names, longer ones before those that they end in.
+    const ENDINGS: [(&str, Self); 9] = [
+        (".bin", Self::Stream),
+        (".pb.gz", Self::Pprof),
+        (".speedscope.json", Self::Speedscope),
+        (".json.gz", Self::Firefox),
+        (".folded", Self::Folded),
+        (".collapsed", Self::Folded),
+        (".svg", Self::Svg),
+        (".txt", Self::Text),
+        (".text", Self::Text),
+    ];
+
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Stream,
+        Self::Text,
+        Self::Folded,
+        Self::Svg,
+        Self::Pprof,
+        Self::Speedscope,
+        Self::Firefox,
+        Self::Tarantool,
+    ];
+
+    /// Its name, and other names that it goes by.
+    pub const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Stream => &["bin", "stream"],
+            Self::Text => &["text", "txt", "summary"],
+            Self::Folded => &["folded", "collapsed"],
+            Self::Svg => &["svg"],
+            Self::Pprof => &["pprof", "pb.gz", "pb"],
+            Self::Speedscope => &["speedscope"],
+            Self::Firefox => &["firefox", "gecko"],
+            Self::Tarantool => &["tarantool"],
+        }
+    }
+
+    /// What it is, in a few words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Stream => "A sysprof or memprof stream, as Tarantool writes them",
+            Self::Text => "Text for people: where the time or the memory goes",
+            Self::Folded => "Folded stacks, for flame graph tools",
+            Self::Svg => "A flame graph for the browser",
+            Self::Pprof => "A profile for `go tool pprof`, Pyroscope, Parca",
+            Self::Speedscope => "A profile for <https://www.speedscope.app>",
+            Self::Firefox => "A processed profile for <https://profiler.firefox.com>",
+            Self::Tarantool => "What Tarantool's own parser prints, sorted",
+        }
+    }
+
+    /// The format of this name, in whatever case.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.names().iter().any(|known| known.eq_ignore_ascii_case(name)))
+    }
+
+    /// The format that the ending of a file's name means.
+    pub fn of_ending(name: &str) -> Option<Self> {
+        Self::ENDINGS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, format)| *format)
+    }
+
+    /// The endings that mean a format, for messages.
+    pub fn endings() -> String {
+        Self::ENDINGS.map(|(ending, _)| ending).join(", ")
+    }
+
+    /// Whether it is written from a whole profile; a stream and what Tarantool's parser prints are written from samples
+    /// and events.
+    pub const fn is_of_profile(self) -> bool {
+        !matches!(self, Self::Stream | Self::Tarantool)
+    }
+
+    /// Whether it shows what was when.
+    pub const fn shows_time(self) -> bool {
+        matches!(self, Self::Firefox | Self::Speedscope)
+    }
+
+    /// Whether it shows all measures of a memory profile, also those of what is held.
+    pub const fn shows_all_measures(self) -> bool {
+        matches!(self, Self::Text | Self::Pprof | Self::Speedscope)
+    }
+}
+
+/// What an output needs beside a profile.
+#[derive(Clone, Copy, Debug)]
+pub struct About {
+    /// How much room there is for text.
+    pub room: Room,
+    /// When it was recorded, if the profile does not say.
+    pub recorded: Option<Recorded>,
+}
+
+impl About {
+    /// Of a profile whose time of recording is not known.
+    pub const fn room(room: Room) -> Self {
+        Self { room, recorded: None }
+    }
+}
+
+/// Writes a profile in a format that [is of profiles](Format::is_of_profile).
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(format: Format, profile: &dyn Profile, about: About, out: impl Write) -> io::Result<()> {
+    match format {
+        Format::Folded => folded::write(profile, PlainWriter::new(out, Form::Text)),
+        Format::Svg => svg::write(profile, PlainWriter::new(out, Form::Text)),
+        Format::Pprof => pprof::write(profile, about.recorded.or_else(|| profile.recorded()), out),
+        Format::Speedscope => speedscope::write(profile, PlainWriter::new(out, Form::Json)),
+        Format::Firefox => firefox::write(profile, out),
+        Format::Text => {
+            let mut out = PlainWriter::new(out, Form::Text);
+            profile.write_text(about.room, &mut out)?;
+            out.flush()
+        }
+        Format::Stream | Format::Tarantool => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not written from a profile"))
+        }
+    }
+}

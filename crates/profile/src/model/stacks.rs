@@ -1,0 +1,266 @@
+//! Stacks and what each weighs: what every profile is made of.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::Labels;
+use super::labels::Thread;
+use crate::Frame;
+use lj_trace_streams::hash::AddrMap;
+
+/// A frame of a [`Stacks`], by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrameId(u32);
+
+impl FrameId {
+    /// Its place among [`Stacks::frames`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A stack of a [`Stacks`] with its labels, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StackId(u32);
+
+impl StackId {
+    /// Its place among all stacks.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// How much there is of a stack, by as many measures as a profile may have.
+pub type Weights = [u64; 5];
+
+/// Stacks, root first, and the weights of each. Equal frames and equal stacks are held once.
+///
+/// A stack may begin with a [`Frame::Root`]. While all of them begin with the same one it says nothing, and is not shown.
+#[derive(Clone, Debug, Default)]
+pub struct Stacks {
+    /// How many different [`Frame::Root`]s there are.
+    roots: usize,
+    frames: Vec<Frame>,
+    frame_ids: HashMap<Frame, FrameId>,
+    labels: Vec<Labels>,
+    label_ids: HashMap<Labels, u32>,
+    stacks: Vec<Weighted>,
+    /// By the number of the labels, then the frames.
+    stack_ids: AddrMap<Arc<[FrameId]>, StackId>,
+    scratch: Vec<FrameId>,
+    /// What all of it takes, about.
+    bytes: usize,
+}
+
+/// Bytes of memory that a stack, a frame and a set of labels take besides what they hold, about: entries of several tables.
+const STACK_SIZE: usize = 140;
+const FRAME_SIZE: usize = 2 * size_of::<Frame>() + 60;
+const LABELS_SIZE: usize = 2 * size_of::<Labels>() + 60;
+
+#[derive(Clone, Debug)]
+struct Weighted {
+    /// The number of the labels, then the frames.
+    key: Arc<[FrameId]>,
+    weights: Weights,
+}
+
+/// A stack with all that is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// What it was seen in.
+    pub labels: &'a Labels,
+    /// What it belongs to: a [`Frame::Root`], shown or not.
+    pub root: Option<FrameId>,
+    /// The frames that are shown, root first.
+    pub frames: &'a [FrameId],
+    /// How much there is of it.
+    pub weights: &'a Weights,
+}
+
+impl Stacks {
+    /// The number of a frame, which is a new one if the frame is.
+    pub fn intern(&mut self, frame: Frame) -> FrameId {
+        if let Some(&id) = self.frame_ids.get(&frame) {
+            return id;
+        }
+        let id = FrameId(u32::try_from(self.frames.len()).unwrap_or(u32::MAX));
+        self.roots += usize::from(matches!(frame, Frame::Root { .. }));
+        self.bytes += FRAME_SIZE + frame.text_size();
+        self.frames.push(frame.clone());
+        self.frame_ids.insert(frame, id);
+        id
+    }
+
+    /// The number of a stack without labels, root first; a new one weighs nothing.
+    pub fn stack(&mut self, frames: &[FrameId]) -> StackId {
+        self.labelled(&Labels::default(), frames)
+    }
+
+    /// The number of a stack with labels, root first; a new one weighs nothing.
+    pub fn labelled(&mut self, labels: &Labels, frames: &[FrameId]) -> StackId {
+        let labels = match self.label_ids.get(labels) {
+            Some(&id) => id,
+            None => {
+                let id = u32::try_from(self.labels.len()).unwrap_or(u32::MAX);
+                self.bytes += LABELS_SIZE;
+                self.labels.push(labels.clone());
+                self.label_ids.insert(labels.clone(), id);
+                id
+            }
+        };
+        self.scratch.clear();
+        self.scratch.push(FrameId(labels));
+        self.scratch.extend_from_slice(frames);
+        if let Some(&id) = self.stack_ids.get(self.scratch.as_slice()) {
+            return id;
+        }
+        let id = StackId(u32::try_from(self.stacks.len()).unwrap_or(u32::MAX));
+        let key: Arc<[FrameId]> = self.scratch.as_slice().into();
+        self.bytes += STACK_SIZE + size_of_val(&*key);
+        self.stacks.push(Weighted { key: key.clone(), weights: Weights::default() });
+        self.stack_ids.insert(key, id);
+        id
+    }
+
+    /// Makes a stack heavier by one of its weights.
+    #[inline]
+    pub fn add(&mut self, stack: StackId, index: usize, weight: u64) {
+        if let Some(stack) = self.stacks.get_mut(stack.index()) {
+            stack.weights[index] = stack.weights[index].saturating_add(weight);
+        }
+    }
+
+    /// Makes a stack lighter by one of its weights.
+    #[inline]
+    pub fn take(&mut self, stack: StackId, index: usize, weight: u64) {
+        if let Some(stack) = self.stacks.get_mut(stack.index()) {
+            stack.weights[index] = stack.weights[index].saturating_sub(weight);
+        }
+    }
+
+    /// The frame of this number, if it is one of these.
+    pub fn frame(&self, id: FrameId) -> Option<&Frame> {
+        self.frames.get(id.index())
+    }
+
+    /// All frames that occur, in the order of their numbers.
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames
+    }
+
+    /// The numbers of all frames, in order.
+    pub fn frame_ids(&self) -> impl Iterator<Item = FrameId> + use<> {
+        (0..self.frames.len() as u32).map(FrameId)
+    }
+
+    /// The stacks that weigh something, in the order in which they were first seen.
+    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.stacks.iter().filter(|stack| stack.weights != Weights::default()).map(|stack| self.row_of(stack))
+    }
+
+    /// One stack.
+    pub fn row(&self, stack: StackId) -> Option<Row<'_>> {
+        self.stacks.get(stack.index()).map(|stack| self.row_of(stack))
+    }
+
+    fn row_of<'a>(&'a self, stack: &'a Weighted) -> Row<'a> {
+        let (labels, frames) = stack.key.split_first().unwrap_or((&FrameId(0), &[]));
+        let root = frames.first().copied().filter(|&id| matches!(self.frame(id), Some(Frame::Root { .. })));
+        let hidden = usize::from(root.is_some() && self.roots == 1);
+        Row { labels: &self.labels[labels.index()], root, frames: &frames[hidden..], weights: &stack.weights }
+    }
+
+    /// All stacks, those that weigh nothing too, in the order of their numbers.
+    pub fn numbered(&self) -> impl Iterator<Item = (StackId, Row<'_>)> {
+        (0..).map(StackId).zip(self.stacks.iter().map(|stack| self.row_of(stack)))
+    }
+
+    /// The stacks that have some of a weight, root first, and how much, in the order in which they were first seen.
+    pub fn iter(&self, index: usize) -> impl Iterator<Item = (&[FrameId], u64)> {
+        self.rows().filter(move |row| row.weights[index] > 0).map(move |row| (row.frames, row.weights[index]))
+    }
+
+    /// How many bytes of memory all of them take, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// A stack as it was added: its labels, and all frames.
+    pub(super) fn whole(&self, stack: StackId) -> Option<(&Labels, &[FrameId], &Weights)> {
+        let Weighted { key, weights } = self.stacks.get(stack.index())?;
+        let (labels, frames) = key.split_first()?;
+        Some((self.labels.get(labels.index())?, frames, weights))
+    }
+
+    /// All stacks: of each the number of its labels, then its frames.
+    pub(super) fn keys(&self) -> Vec<Arc<[FrameId]>> {
+        self.stacks.iter().map(|stack| stack.key.clone()).collect()
+    }
+
+    /// The number of a frame that is known.
+    pub(super) fn id_of(&self, frame: &Frame) -> Option<FrameId> {
+        self.frame_ids.get(frame).copied()
+    }
+
+    /// Whether some stack is of this thread.
+    pub(super) fn knows_thread(&self, thread: &Thread) -> bool {
+        self.labels.iter().any(|labels| labels.thread.as_ref() == Some(thread))
+    }
+
+    /// What all stacks weigh together.
+    pub fn totals(&self) -> Weights {
+        let mut totals = Weights::default();
+        for stack in &self.stacks {
+            totals.iter_mut().zip(&stack.weights).for_each(|(total, weight)| *total = total.saturating_add(*weight));
+        }
+        totals
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_stacks_weigh_together_and_weightless_ones_are_not_shown() {
+        let mut stacks = Stacks::default();
+        let frames = ["a", "b"].map(|reason| stacks.intern(Frame::Unresolved { reason: reason.into() }));
+        let [a, b] = frames.map(|frame| stacks.stack(&[frame]));
+        assert_eq!(stacks.stack(&[frames[0]]), a);
+        stacks.add(a, 1, 7);
+        stacks.add(a, 1, 5);
+        stacks.add(b, 0, 1);
+        stacks.take(b, 0, 1);
+        assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&frames[..1], 12)]);
+        assert_eq!(stacks.totals()[1], 12);
+    }
+
+    #[test]
+    fn roots_are_shown_once_there_are_several() {
+        let mut stacks = Stacks::default();
+        let code = stacks.intern(Frame::Unresolved { reason: "x".into() });
+        let add = |stacks: &mut Stacks, index| {
+            let root = stacks.intern(Frame::vm(index));
+            let stack = stacks.stack(&[root, code]);
+            stacks.add(stack, 1, 1);
+            root
+        };
+        let first = add(&mut stacks, 0);
+        assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&[code][..], 1)]);
+        let second = add(&mut stacks, 1);
+        assert_eq!(stacks.iter(1).collect::<Vec<_>>(), [(&[first, code][..], 1), (&[second, code][..], 1)]);
+    }
+
+    #[test]
+    fn labels_tell_stacks_apart() {
+        let mut stacks = Stacks::default();
+        let frame = stacks.intern(Frame::Internal);
+        let plain = stacks.stack(&[frame]);
+        let labels = Labels { trace: Some(7), ..Labels::default() };
+        let labelled = stacks.labelled(&labels, &[frame]);
+        assert_ne!(plain, labelled);
+        stacks.add(labelled, 0, 2);
+        let rows: Vec<_> = stacks.rows().map(|row| (row.labels.trace, row.frames.len(), row.weights[0])).collect();
+        assert_eq!(rows, [(Some(7), 1, 2)]);
+    }
+}

@@ -1,0 +1,295 @@
+//! A CPU profile as text.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Write};
+
+use super::Room;
+use super::table::percent;
+use crate::{CpuProfile, Frame, Profile as _};
+use lj_trace_streams::VmState;
+
+const TOP: usize = 20;
+/// Room for a file and line, beside its code.
+const PLACE_COLUMNS: usize = 40;
+
+/// Writes what a profile says: its VM states, its top functions, and what is missing from it.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let samples = profile.samples();
+    if !profile.title.is_empty() {
+        writeln!(out, "{}", room.title(&profile.title))?;
+    }
+    let rate = profile.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
+    writeln!(out, "{samples} {}{rate}, {} different stacks", profile.unit.name(), profile.stacks().count())?;
+    if samples > 0 {
+        writeln!(out)?;
+        write_states(profile, out)?;
+        writeln!(out)?;
+        write_lua_functions(profile, room, out)?;
+        write_functions(profile, room, out)?;
+        write_lines(profile, room, out)?;
+    }
+    write_missing(profile, room, out)?;
+    Ok(())
+}
+
+/// States that mean the same to a reader, and what they mean.
+const STATES: [(&str, &[VmState], &str); 7] = [
+    ("compiled", &[VmState::Trace], "in JIT-compiled machine code: Lua at full speed"),
+    ("interpreter", &[VmState::Interp, VmState::Lfunc], "in the interpreter: Lua code that is not compiled (yet)"),
+    ("library", &[VmState::Ffunc], "in fast functions of the Lua library, called from the interpreter"),
+    ("C functions", &[VmState::Cfunc], "in C functions called from Lua, and in what those call"),
+    ("GC", &[VmState::Gc], "in the garbage collector: the price of allocations"),
+    (
+        "JIT compiler",
+        &[VmState::Record, VmState::Opt, VmState::Asm],
+        "compiling: high for long means traces that fail and start again",
+    ),
+    ("trace exits", &[VmState::Exit], "leaving compiled code: high means traces that do not fit the data"),
+];
+
+fn write_states(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "VM state       samples       %  where the time goes")?;
+    for (name, states, meaning) in STATES {
+        let count = states.iter().map(|&state| profile.in_state(state)).sum();
+        if count > 0 {
+            writeln!(out, "{name:<12} {count:>9} {:>7}  {meaning}", percent(count, profile.samples()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The Lua functions, each with the C code that it calls: whoever wrote them knows no other.
+fn write_lua_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    // By name: all samples, and those in JIT-compiled code.
+    let mut functions: HashMap<String, (u64, u64)> = HashMap::new();
+    for (stack, count) in profile.stacks() {
+        let mut inwards = stack.iter().rev().filter_map(|&id| profile.frame(id));
+        let Some(function) = inwards.find(|frame| matches!(frame, Frame::Lua { .. })) else { continue };
+        let is_compiled = matches!(function, Frame::Lua { compiled: true, .. });
+        let name = function.to_string();
+        let own = functions.entry(name.trim_end_matches("_[j]").to_owned()).or_default();
+        own.0 += count;
+        own.1 += if is_compiled { count } else { 0 };
+    }
+    if functions.is_empty() {
+        return Ok(());
+    }
+    let mut functions: Vec<_> = functions.into_iter().collect();
+    functions.sort_unstable_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
+    writeln!(out, "Lua functions, each with the C code that it calls")?;
+    writeln!(out, "{:>8}       %  compiled  function", profile.unit.name())?;
+    for (name, (all, compiled)) in functions.iter().take(TOP) {
+        let (share, compiled) = (percent(*all, profile.samples()), percent(*compiled, *all));
+        writeln!(out, "{all:>8} {share:>7}   {compiled:>7}  {}", room.beside(28).label(name))?;
+    }
+    if functions.len() > TOP {
+        writeln!(out, "{:>28}{} more", "", functions.len() - TOP)?;
+    }
+    writeln!(out)
+}
+
+/// A function in the table: samples at whose leaf it is, and samples that have it anywhere.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    own: u64,
+    total: u64,
+}
+
+fn write_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let mut functions: Vec<(String, Cost)> = costs(profile).into_iter().collect();
+    functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
+        (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a_name.cmp(b_name))
+    });
+    let samples = profile.samples();
+    table((room, out), "Top functions by their own time", &functions, samples)?;
+    functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
+        (b.total, b.own).cmp(&(a.total, a.own)).then_with(|| a_name.cmp(b_name))
+    });
+    writeln!(out)?;
+    table((room, out), "Top functions by their time with all that they call", &functions, samples)
+}
+
+/// The cost of each function. JIT-compiled code counts for the Lua function that it executes.
+fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
+    let names: Vec<String> = profile.frames().iter().map(Frame::to_string).collect();
+    let ids: HashMap<_, _> = profile.frame_ids().zip(profile.frames().iter().zip(&names)).collect();
+    let mut costs: HashMap<String, Cost> = HashMap::new();
+    for (stack, count) in profile.stacks() {
+        let mut seen = HashSet::new();
+        let frames: Vec<_> = stack.iter().filter_map(|id| ids.get(id)).collect();
+        for (_, name) in &frames {
+            if seen.insert(name.as_str()) {
+                costs.entry((*name).clone()).or_default().total += count;
+            }
+        }
+        // A trace and the native frames of its code are no functions of their own.
+        let trace = frames.iter().position(|(frame, _)| matches!(frame, Frame::Trace { .. }));
+        let leaf = trace.filter(|&at| at > 0).unwrap_or(frames.len());
+        if let Some((_, name)) = leaf.checked_sub(1).and_then(|at| frames.get(at)) {
+            costs.entry((*name).clone()).or_default().own += count;
+        }
+    }
+    costs
+}
+
+/// The hottest lines: each sample counts for the line that its innermost Lua function was at.
+fn write_lines(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let mut lines: HashMap<(&str, u32), u64> = HashMap::new();
+    for (stack, count) in profile.stacks() {
+        let innermost = stack.iter().rev().filter_map(|&id| profile.frame(id));
+        let place = innermost.into_iter().find_map(|frame| match frame {
+            Frame::Lua { chunk, line, .. } => Some(line.map(|line| (&**chunk, line))),
+            _ => None,
+        });
+        if let Some(Some(place)) = place {
+            *lines.entry(place).or_default() += count;
+        }
+    }
+    if lines.is_empty() {
+        return Ok(());
+    }
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    lines.sort_unstable_by(|(a_line, a), (b_line, b)| b.cmp(a).then_with(|| a_line.cmp(b_line)));
+    writeln!(out, "\nHottest lines, with all that they call that is not Lua")?;
+    writeln!(out, "{:>8}       %  line", profile.unit.name())?;
+    for ((chunk, line), count) in lines.iter().take(TOP) {
+        let columns = if matches!(room, Room::Columns(_)) { Room::Columns(PLACE_COLUMNS) } else { room };
+        let place = columns.label(&format!("{chunk}:{line}"));
+        let code = profile.sources.line(chunk, *line).map_or(String::new(), |code| format!("  {code}"));
+        let text =
+            room.beside(18).text(&format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 }));
+        writeln!(out, "{count:>8} {:>7}  {text}", percent(*count, profile.samples()))?;
+    }
+    for (reason, files) in profile.sources.refused() {
+        writeln!(out, "{:>18}the code of {files} of these files is not shown: {reason}", "")?;
+    }
+    Ok(())
+}
+
+fn table(
+    (room, out): (Room, &mut dyn Write),
+    title: &str,
+    functions: &[(String, Cost)],
+    samples: u64,
+) -> io::Result<()> {
+    writeln!(out, "{title}")?;
+    writeln!(out, "     own       %    total       %  function")?;
+    for (name, Cost { own, total }) in functions.iter().take(TOP) {
+        let own_percent = percent(*own, samples);
+        let total_percent = percent(*total, samples);
+        let name = room.beside(36).label(name);
+        writeln!(out, "{own:>8} {own_percent:>7} {total:>8} {total_percent:>7}  {name}")?;
+    }
+    if functions.len() > TOP {
+        writeln!(out, "{:>36}{} more", "", functions.len() - TOP)?;
+    }
+    Ok(())
+}
+
+fn write_missing(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let unresolved: Vec<(&str, u64)> = profile.unresolved().iter().map(|(reason, &count)| (&**reason, count)).collect();
+    let losses: Vec<(&str, u64)> = profile.losses().iter().map(|(reason, &count)| (reason.as_str(), count)).collect();
+    let left_out = profile.left_out().iter().map(|(&least, &count)| (Frame::left_out(least).to_string(), count));
+    let left_out: Vec<_> = left_out.collect();
+    let left_out = left_out.iter().map(|(mark, count)| (mark.as_str(), *count)).collect();
+    for (title, counts) in [
+        ("Samples lost", losses),
+        ("Samples of deep stacks, which keep their innermost and outermost frames", left_out),
+        ("Samples with frames that could not be resolved", unresolved),
+    ] {
+        if !counts.is_empty() {
+            writeln!(out, "\n{title}")?;
+        }
+        for (reason, count) in counts {
+            writeln!(out, "{count:>8}  {}", room.beside(10).text(reason))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::COLUMNS;
+
+    fn lua(name: &str, line: u32) -> Frame {
+        Frame::lua(Some(name.into()), b"@a.lua", line, None)
+    }
+
+    #[test]
+    fn the_summary_has_states_functions_and_what_is_missing() {
+        let mut profile = CpuProfile::new("pid 42: luajit a.lua");
+        profile.rate = Some(99);
+        for _ in 0..3 {
+            profile.add(VmState::Trace, [lua("main", 1), lua("hot", 5).compiled()]);
+        }
+        profile.add(VmState::Gc, [lua("main", 1), Frame::Unresolved { reason: "no symbol".into() }]);
+        profile.lose("ring buffer full", 7);
+        let mut out = Vec::new();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.starts_with("pid 42: luajit a.lua\n4 samples at 99 Hz, 2 different stacks\n"), "{out}");
+        assert!(out.contains("compiled             3  75.00%"), "{out}");
+        assert!(out.contains("       3  75.00%   100.00%  hot@a.lua:5\n"), "{out}");
+        assert!(out.contains("       1  25.00%     0.00%  main@a.lua:1\n"), "{out}");
+        assert!(out.contains("       3  75.00%        3  75.00%  hot@a.lua:5_[j]"), "{out}");
+        assert!(out.contains("       0   0.00%        4 100.00%  main@a.lua:1"), "{out}");
+        assert!(out.contains("       7  ring buffer full"), "{out}");
+        assert!(out.contains("       1  no symbol"), "{out}");
+    }
+
+    #[test]
+    fn deep_stacks_are_told() {
+        let mut profile = CpuProfile::new("");
+        for frames in [1300, 2000, 2048] {
+            profile.add(VmState::Lfunc, [lua("main", 1), Frame::left_out(frames), lua("f", 5)]);
+        }
+        let mut out = Vec::new();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("       2  [1024 to 2047 Lua frames left out]\n"), "{out}");
+        assert!(out.contains("       1  [2048 to 4095 Lua frames left out]\n"), "{out}");
+    }
+
+    #[test]
+    fn hot_lines_have_their_code() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.lua"), "\n\n  for i = 1, 10 do end\n").unwrap();
+        let mut profile = CpuProfile::new("");
+        profile.sources.read_beneath(folder.path()).unwrap();
+        let at = |line| Frame::lua(None, b"@a.lua", 1, Some(line));
+        profile.add(VmState::Lfunc, [at(1), at(3)]);
+        profile.add(VmState::Cfunc, [at(1), at(3), Frame::C { symbol: "memcpy".into(), module: None }]);
+        profile.add(VmState::Lfunc, [at(2), at(9)]);
+        let mut out = Vec::new();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("       2  66.67%  a.lua:3                   for i = 1, 10 do end\n"), "{out}");
+        assert!(out.contains("       1  33.33%  a.lua:9\n"), "{out}");
+    }
+
+    #[test]
+    fn recursion_counts_once_a_sample() {
+        let mut profile = CpuProfile::new("");
+        profile.add(VmState::Lfunc, [lua("f", 1), lua("f", 1), lua("f", 1)]);
+        let cost = costs(&profile)["f@a.lua:1"];
+        assert_eq!((cost.own, cost.total), (1, 1));
+    }
+
+    #[test]
+    fn no_line_is_wider_than_a_terminal() {
+        let mut profile = CpuProfile::new("x".repeat(300));
+        for state in VmState::ALL {
+            let chunk = format!("@{}/a.lua", "very/long/path".repeat(20));
+            profile.add(state, [Frame::lua(Some("work".into()), chunk.as_bytes(), 1, Some(2))]);
+        }
+        let mut out = Vec::new();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.lines().all(|line| line.chars().count() <= COLUMNS), "{out}");
+        assert!(out.contains("  work@...") && out.contains("/a.lua:1") && out.contains("/a.lua:2"), "{out}");
+    }
+}

@@ -1,0 +1,256 @@
+//! A memory profile as text: which lines allocate, what is held and by whom, what was garbage.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use super::Room;
+use super::table::percent;
+use crate::Frame;
+use crate::memory::{Garbage, MemoryProfile, amount};
+use crate::model::{Profile as _, Row, Stacks};
+use lj_trace_text::untrusted::Untrusted;
+
+const TOP: usize = 20;
+
+/// What is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Only what is still held.
+    pub leak_only: bool,
+}
+
+/// What a place in the code does to the memory.
+#[derive(Clone, Debug, Default)]
+struct Place {
+    name: String,
+    allocations: u64,
+    allocated: u64,
+    held_objects: u64,
+    held: u64,
+    garbage: Garbage,
+}
+
+/// Writes what a profile says.
+///
+/// # Errors
+/// The output cannot take the bytes.
+pub fn write(profile: &MemoryProfile, options: Options, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let places = places(profile);
+    let sum = |value: fn(&Place) -> u64| places.iter().map(value).fold(0, u64::saturating_add);
+    let (allocations, allocated, held) = (sum(|p| p.allocations), sum(|p| p.allocated), sum(|p| p.held));
+    if !profile.title.is_empty() {
+        writeln!(out, "{}", room.title(&profile.title))?;
+    }
+    let events = profile.events();
+    writeln!(out, "{events} events: {} allocated by {allocations} allocations and reallocations", amount(allocated))?;
+    write_growth(profile, held, out)?;
+    if !options.leak_only && allocations > 0 {
+        let by_bytes: (Key, Key) = (|place| place.allocated, |place| place.allocations);
+        table(
+            &places,
+            "Top lines by the bytes that they allocate",
+            by_bytes,
+            write_allocator,
+            (ALLOCATORS, room),
+            out,
+        )?;
+        let by_count: (Key, Key) = (|place| place.allocations, |place| place.allocated);
+        table(&places, "Top lines by how often they allocate", by_count, write_allocator, (ALLOCATORS, room), out)?;
+    }
+    if profile.follows_blocks() {
+        let by_held: (Key, Key) = (|place| place.held, |place| place.held_objects);
+        let title = "Still held: allocated during the recording, and not freed by its end";
+        table(&places, title, by_held, |place, out| write_held(place, held, out), (HOLDERS, room), out)?;
+    }
+    if profile.follows_blocks() && !options.leak_only {
+        let by_garbage: (Key, Key) = (|place| place.garbage.bytes, |place| place.garbage.objects);
+        let title = "Garbage: allocated and freed again; the shorter it lives, the easier it is done without";
+        table(&places, title, by_garbage, write_garbage, (GARBAGE, room), out)?;
+    }
+    for (index, (reason, count)) in profile.losses().iter().enumerate() {
+        if index == 0 {
+            writeln!(out, "\nEvents lost")?;
+        }
+        writeln!(out, "{count:>10}  {}", room.beside(12).text(reason))?;
+    }
+    Ok(())
+}
+
+/// A place for each stack: those that read the same are one.
+fn places(profile: &MemoryProfile) -> Vec<Place> {
+    let stacks = profile.weighted();
+    let mut places: Vec<Place> = Vec::new();
+    let mut indices: HashMap<String, usize> = HashMap::new();
+    for (id, row) in stacks.numbered() {
+        let name = name(stacks, &row);
+        let index = *indices.entry(name.clone()).or_insert_with(|| {
+            places.push(Place { name, ..Place::default() });
+            places.len() - 1
+        });
+        let place = &mut places[index];
+        let [allocations, allocated, held_objects, held, _] = *row.weights;
+        place.allocations += allocations;
+        place.allocated = place.allocated.saturating_add(allocated);
+        place.held_objects += held_objects;
+        place.held = place.held.saturating_add(held);
+        let garbage = profile.garbage(id);
+        place.garbage.objects += garbage.objects;
+        place.garbage.bytes = place.garbage.bytes.saturating_add(garbage.bytes);
+        place.garbage.age = place.garbage.age.saturating_add(garbage.age);
+    }
+    places
+}
+
+/// What a stack of a memory profile is called: `a.lua:4 in work@a.lua:3`; with the VM, if there are several.
+pub fn name(stacks: &Stacks, row: &Row<'_>) -> String {
+    let frames: Vec<&Frame> = row.frames.iter().filter_map(|&id| stacks.frame(id)).collect();
+    let root = frames.first().filter(|frame| matches!(frame, Frame::Root { .. }));
+    let mut name = root.map_or(String::new(), |root| format!("{root}: "));
+    match frames.as_slice() {
+        [.., function @ Frame::Lua { .. }, line @ Frame::Line { .. }] => {
+            name.push_str(&format!("{line} in {}", plain(function)));
+        }
+        [.., function @ Frame::Lua { .. }, line @ Frame::Line { .. }, c @ Frame::C { .. }] => {
+            name.push_str(&format!("{c} from {line} in {}", plain(function)));
+        }
+        [.., Frame::Lua { name: of, .. }, Frame::Trace { number: Some(number), start: Some(start) }] => {
+            let of = of.as_deref().unwrap_or_default();
+            name.push_str(&format!("{}{} (TRACE [{number}])", Untrusted(of), Untrusted(start)));
+        }
+        [.., leaf] => name.push_str(&plain(leaf)),
+        [] => name.push_str("[unknown: no stack]"),
+    }
+    name
+}
+
+/// The name of a frame, as that of the same function before it was compiled: what allocates is its code.
+fn plain(frame: &Frame) -> String {
+    match frame {
+        Frame::Lua { compiled: true, .. } => {
+            let mut frame = frame.clone();
+            if let Frame::Lua { compiled, .. } = &mut frame {
+                *compiled = false;
+            }
+            frame.to_string()
+        }
+        frame => frame.to_string(),
+    }
+}
+
+/// How the heap grew, in tenths of the events.
+fn write_growth(profile: &MemoryProfile, held: u64, out: &mut dyn Write) -> io::Result<()> {
+    let total = profile.growth().total();
+    let change = if total < 0 { "shrank" } else { "grew" };
+    write!(out, "The heap {change} by {}", amount(total.unsigned_abs()))?;
+    if profile.follows_blocks() {
+        write!(out, "; {} of what was allocated is still held", amount(held))?;
+    }
+    writeln!(out)?;
+    let parts = profile.growth().parts(10);
+    if parts.len() < 2 {
+        return Ok(());
+    }
+    let signed = |size: &i64| format!("{}{}", if *size < 0 { "-" } else { "+" }, amount(size.unsigned_abs()));
+    writeln!(out, "\nSize of the heap against the beginning, after each tenth of the events")?;
+    let largest = parts.iter().map(|size| size.unsigned_abs()).max().unwrap_or(1).max(1);
+    for (tenth, size) in (1..).zip(&parts) {
+        let bar = (u128::from(size.unsigned_abs()) * 50 / u128::from(largest)) as usize;
+        writeln!(out, "{:>9}% {:>14}  {}", tenth * 100 / parts.len(), signed(size), "#".repeat(bar))?;
+    }
+    Ok(())
+}
+
+type Key = fn(&Place) -> u64;
+
+const ALLOCATORS: &str = "  allocated      times    average  line";
+const HOLDERS: &str = "       held     blocks       %  line";
+const GARBAGE: &str = "    garbage     blocks  lived for  line (lived for: what was allocated meanwhile)";
+
+fn write_allocator(place: &Place, out: &mut dyn Write) -> io::Result<()> {
+    let average = place.allocated.checked_div(place.allocations).unwrap_or(0);
+    write!(out, "{:>11} {:>10} {:>10}", amount(place.allocated), place.allocations, amount(average))
+}
+
+fn write_held(place: &Place, held: u64, out: &mut dyn Write) -> io::Result<()> {
+    write!(out, "{:>11} {:>10} {:>7}", amount(place.held), place.held_objects, percent(place.held, held))
+}
+
+fn write_garbage(place: &Place, out: &mut dyn Write) -> io::Result<()> {
+    let Garbage { objects, bytes, age } = place.garbage;
+    let lived = age.checked_div(objects).unwrap_or(0).saturating_mul(1024);
+    write!(out, "{:>11} {objects:>10} {:>10}", amount(bytes), amount(lived))
+}
+
+/// The places with the largest keys that are not zero.
+fn table(
+    places: &[Place],
+    title: &str,
+    (first, second): (Key, Key),
+    columns: impl Fn(&Place, &mut dyn Write) -> io::Result<()>,
+    (head, room): (&str, Room),
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let mut shown: Vec<&Place> = places.iter().filter(|place| first(place) > 0).collect();
+    shown.sort_by(|a, b| (first(b), second(b)).cmp(&(first(a), second(a))).then_with(|| a.name.cmp(&b.name)));
+    writeln!(out, "\n{title}")?;
+    if shown.is_empty() {
+        return writeln!(out, "    nothing");
+    }
+    writeln!(out, "{head}")?;
+    for place in shown.iter().take(TOP) {
+        columns(place, out)?;
+        writeln!(out, "  {}", room.beside(36).label(&place.name))?;
+    }
+    if shown.len() > TOP {
+        writeln!(out, "{:>36}{} more", "", shown.len() - TOP)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Weight;
+    use crate::text::COLUMNS;
+    use lj_trace_streams::Symbol;
+    use lj_trace_streams::memprof::{Event, Source};
+
+    fn text(options: Options) -> String {
+        let mut profile = MemoryProfile::new(Weight::Held, "test");
+        profile.add(0, &Event::Symbol(Symbol::lua(0x1000, b"@a.lua", 3)));
+        let source = |line| Source::Lua { proto: 0x1000, line };
+        for index in 0..100_u64 {
+            // Line 4 leaks, line 5 makes garbage.
+            profile.add(0, &Event::Alloc { source: source(4), addr: 0x10_0000 + index * 64, size: 40 });
+            let addr = 0x20_0000 + index * 4096;
+            profile.add(0, &Event::Alloc { source: source(5), addr, size: 2048 });
+            profile.add(0, &Event::Free { source: Source::Internal, addr, size: 2048 });
+        }
+        profile.lose("ring buffer full", 3);
+        let mut out = Vec::new();
+        write(&profile, options, Room::Columns(COLUMNS), &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn it_says_who_allocates_who_holds_and_what_was_garbage() {
+        let text = text(Options::default());
+        for expected in [
+            "300 events: 203.9 KiB allocated by 200 allocations and reallocations",
+            "The heap grew by 3.9 KiB; 3.9 KiB of what was allocated is still held",
+            "  200.0 KiB        100    2.0 KiB  a.lua:5 in @a.lua:3",
+            "    3.9 KiB        100 100.00%  a.lua:4 in @a.lua:3",
+            "  200.0 KiB        100    2.0 KiB  a.lua:5 in @a.lua:3",
+            "         3  ring buffer full",
+        ] {
+            assert!(text.contains(expected), "no {expected:?} in\n{text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS), "{text}");
+    }
+
+    #[test]
+    fn leaks_alone() {
+        let text = text(Options { leak_only: true });
+        assert!(text.contains("a.lua:4 in @a.lua:3") && !text.contains("a.lua:5"), "{text}");
+    }
+}
