@@ -6,6 +6,7 @@ pub mod bounded;
 pub mod commands;
 pub mod doctor;
 pub mod dump;
+pub mod exit;
 pub mod heap;
 pub mod host;
 pub mod record;

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
 
 use super::Cli;
-use super::exit::CommandError;
+use crate::exit::CommandError;
 
 /// Options of `lj-trace completions`.
 #[derive(Clone, Debug, Args)]

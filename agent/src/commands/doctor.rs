@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use super::exit::{CommandError, ExitCode};
 use crate::doctor::diagnose;
+use crate::exit::{CommandError, ExitCode};
 
 /// Options of `lj-trace doctor`.
 #[derive(Debug, Args)]

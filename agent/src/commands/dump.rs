@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use super::exit::CommandError;
 use crate::dump::{Dump, Options, take};
+use crate::exit::CommandError;
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
 

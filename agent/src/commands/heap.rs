@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::exit::{CommandError, ExitCode};
 use super::heap_progress::Progress;
 use super::record::parse_duration;
+use crate::exit::{CommandError, ExitCode};
 use crate::heap::diff::Diff;
 use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::exit::CommandError;
+use crate::exit::CommandError;
 use crate::host;
 
 /// Options of `lj-trace list`.

@@ -6,7 +6,7 @@ use clap::{Args, Command, CommandFactory as _};
 use clap_mangen::Man;
 
 use super::Cli;
-use super::exit::CommandError;
+use crate::exit::CommandError;
 
 /// Options of `lj-trace man`.
 #[derive(Clone, Debug, Args)]

@@ -3,7 +3,6 @@
 pub mod completions;
 pub mod doctor;
 pub mod dump;
-pub mod exit;
 pub mod heap;
 mod heap_progress;
 pub mod list;
@@ -20,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use exit::CommandError;
+use crate::exit::{self, CommandError};
 
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::sandbox;

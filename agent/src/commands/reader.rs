@@ -19,7 +19,7 @@ pub fn serve() -> ExitCode {
     let mut tables = Tables::default();
     lj_trace_process::sandbox::serve(|asked, out| tables.answer(asked, out)).unwrap_or_else(|| {
         eprintln!("lj-trace: lj-trace starts this itself, to read files that others can have written");
-        super::exit::ExitCode::USAGE.into()
+        crate::exit::ExitCode::USAGE.into()
     })
 }
 

@@ -7,7 +7,6 @@ use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
-use super::exit::CommandError;
 use super::record::budget::{self, Budget};
 use super::record::cost::LimitArgs;
 use super::record::interrupts::Interrupts;
@@ -16,6 +15,7 @@ use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
 use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
+use crate::exit::CommandError;
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
 use lj_trace_process::privileges::priority;

@@ -2,8 +2,8 @@
 
 use clap::Args;
 
-use super::exit::CommandError;
 use super::record::{Mode, RecordArgs};
+use crate::exit::CommandError;
 use crate::service::unit;
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_process::privileges::Refusal;
@@ -69,7 +69,7 @@ fn parse(arguments: &[String]) -> Result<RecordArgs, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::exit::ExitCode;
+    use crate::exit::ExitCode;
 
     #[test]
     fn options_are_those_of_a_recording() {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
 use super::reports::{STACKS, info, rooted};
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_profile::model::Unit;
 use lj_trace_profile::{CpuProfile, Format, Frame as Named};
 

@@ -8,7 +8,7 @@ use lj_trace_common::allocation::tally::VmTally;
 
 use super::output_file::OutputFile;
 use super::outputs::failed;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 
 /// The file that a ledger goes to.
 pub struct LedgerFile {

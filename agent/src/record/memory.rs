@@ -17,7 +17,7 @@ use super::room::{ENTRY, Room};
 use super::stream_traces::{Start, StreamTraces};
 use super::trace_lines::{TraceLine, TraceLines};
 use super::trace_table::TraceTable;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
 use lj_trace_probes::allocator::AllocationRecord;
 use lj_trace_process::{Process, ProcessMemory};

@@ -12,7 +12,7 @@ use super::pipeline::Resolved;
 use super::reports::STACKS;
 use super::stream_file;
 use super::trace_lines::TraceLine;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_profile::estimated::sample_mark;
 use lj_trace_profile::{Format, MemoryProfile, Weight};
 use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
@@ -465,7 +465,7 @@ impl Drop for StreamFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::exit::ExitCode;
+    use crate::exit::ExitCode;
     use lj_trace_process::Process;
     use lj_trace_profile::model::Profile as _;
     use lj_trace_streams::{Body, Stream};

@@ -6,7 +6,6 @@ pub mod about_process;
 mod allocation_stacks;
 mod c_callers;
 mod c_symbols;
-mod cost;
 mod deciding;
 mod definitions;
 mod estimation;
@@ -34,7 +33,6 @@ mod vm_work;
 mod window_tally;
 
 pub use c_symbols::CSymbols;
-pub use cost::{Cost, Counted, IN_WINDOW, cpu_time};
 pub use deciding::Deciding;
 pub use estimation::Estimation;
 pub use ledger::{Gap, Ledger, LedgerFile, OtherCalls, VmCalls};

@@ -13,7 +13,7 @@ use super::reports::CpuReports;
 use super::stream_file;
 use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
-use crate::commands::exit::{CommandError, ExitCode};
+use crate::exit::{CommandError, ExitCode};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::limits;
 use lj_trace_profile::formats::About;

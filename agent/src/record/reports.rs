@@ -6,7 +6,7 @@ use super::about_process;
 use super::outputs::ReportOutput;
 use super::pieces::of_piece;
 use super::pipeline::Resolved;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_process::Process;
 use lj_trace_profile::model::{Labels, labels::Thread};
 use lj_trace_profile::profile::SampleInfo;

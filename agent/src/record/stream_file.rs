@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::output_file::{OutputFile, open_existing};
 use super::outputs::failed as cannot_write;
-use crate::commands::exit::{CommandError, ExitCode};
+use crate::exit::{CommandError, ExitCode};
 use lj_trace_process::privileges::limits;
 use lj_trace_streams::{WriteError, end_after};
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
 
-use super::cost::Cost;
 use super::estimation::Estimation;
 use super::ledger::Ledger;
 use super::memory::MemoryTally;
 use super::pipeline::Tally;
+use lj_trace_probes::cost::Cost;
 
 /// The numbers of a finished recording.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 pub mod activity;
 pub mod allocator;
 pub mod calibrate;
+pub mod cost;
 mod cpu_events;
 pub mod gate;
 pub mod guardian;

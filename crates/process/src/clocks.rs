@@ -44,6 +44,13 @@ impl ClockId {
     }
 }
 
+/// The CPU time of a process with all its threads, those that have ended included, in seconds.
+pub fn cpu_time(pid: u32) -> Option<f64> {
+    // A larger number is no process, and of some the clock would be this process's own.
+    i32::try_from(pid).ok()?;
+    ClockId::of_process(pid).read().ok().map(|time| time.as_secs_f64())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,5 +72,15 @@ mod tests {
         assert!(
             ClockId::of_process(u32::MAX >> 4).read().is_err() && ClockId::of_thread(u32::MAX >> 4).read().is_err()
         );
+    }
+
+    #[test]
+    fn the_clock_of_a_process_runs_while_it_works() {
+        let before = cpu_time(std::process::id()).unwrap();
+        let began = std::time::Instant::now();
+        while cpu_time(std::process::id()).unwrap() - before < 0.02 {
+            assert!(began.elapsed() < Duration::from_secs(60), "it stands still");
+        }
+        assert_eq!(cpu_time(u32::MAX), None);
     }
 }

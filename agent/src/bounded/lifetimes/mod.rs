@@ -36,7 +36,6 @@ use self::polled::Polled;
 use self::restraint::{Restraint, Verdict};
 use self::search::Search;
 use crate::bounded::now;
-use crate::record::cpu_time;
 use lj_trace_estimate::life::{Fates, Living};
 pub use lj_trace_estimate::life::{Kept, Life, rank};
 use lj_trace_estimate::observation::{Nanos, SourceId};
@@ -45,6 +44,7 @@ use lj_trace_luajit::object::{field, marked_offset};
 use lj_trace_luajit::shape::Shape;
 use lj_trace_probes::programs::{ProbeError, Programs};
 use lj_trace_probes::watchpoints::Watchpoints;
+use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_streams::memprof::Event;
 

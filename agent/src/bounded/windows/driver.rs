@@ -10,11 +10,12 @@ use lj_trace_common::config::Counter;
 
 use super::policy::{MOST_EVENTS, Next, Past, Policy};
 use crate::bounded::now;
-use crate::record::{Counted, IN_WINDOW, cpu_time};
 use lj_trace_estimate::observation::Nanos;
 use lj_trace_probes::calibrate::{ASSUMED, ProbeCost};
+use lj_trace_probes::cost::{Counted, IN_WINDOW};
 use lj_trace_probes::programs::Counts;
 use lj_trace_probes::windows::{WindowOpener, WindowProbes, next_number};
+use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::privileges::priority::come_first;
 use lj_trace_process::privileges::{self, Capabilities};
 

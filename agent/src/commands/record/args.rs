@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::cost::{LimitArgs, parse_share};
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
 use crate::record::pieces::now_in_names;

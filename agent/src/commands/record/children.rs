@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::args::RecordArgs;
 use super::targets::RecordTarget;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_luajit::{FirstVms, find_first_vms};
 use lj_trace_process::family::descendants_of_all;
 use lj_trace_process::{Maps, Process};

@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::commands::exit::CommandError;
-use crate::record::{Cost, Counted, cpu_time};
+use crate::exit::CommandError;
 use lj_trace_probes::calibrate::{self, ASSUMED, ProbeCost};
+use lj_trace_probes::cost::{Cost, Counted};
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::perf_event::Clock;
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::switching;
+use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::privileges::{self, Capabilities, Capability};
 use lj_trace_process::{Process, Switches};

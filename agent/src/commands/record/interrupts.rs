@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::bounded::now;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 
 /// The event that the handler makes readable; none before there is one.
 static EVENT: AtomicI32 = AtomicI32::new(-1);

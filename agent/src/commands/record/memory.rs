@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lj_trace_common::config::{Counter, SHARED_USER_DATA};
+use lj_trace_probes::cost::Cost;
 
 use super::accounts::Accounts;
 use super::args::{BenchmarkProbes, RecordArgs, default_output};
@@ -16,9 +17,9 @@ use super::lookout::{Lookout, Strangers};
 use super::targets::RecordTarget;
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use crate::record::{
-    CSymbols, Cost, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    CSymbols, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
     MemorySummary, Resolved, Room, TraceTable,
 };
 use lj_trace_luajit::Vm;

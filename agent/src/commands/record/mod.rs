@@ -37,7 +37,7 @@ use session::Session;
 use stopping::{Stop, Stopping};
 use targets::{RecordTarget, targets};
 
-use super::exit::CommandError;
+use crate::exit::CommandError;
 use crate::record::allow_replacing;
 use crate::service::memory::MemoryLimit;
 use lj_trace_probes::calibrate::try_probe;

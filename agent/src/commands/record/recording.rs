@@ -17,7 +17,7 @@ use super::newcomers::Newcomers;
 use super::pace::Pace;
 use super::stopping::Stop;
 use super::targets::RecordTarget;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
 use lj_trace_luajit::Vm;

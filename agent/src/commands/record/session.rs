@@ -12,7 +12,7 @@ use super::recording::{Recording, Summaries};
 use super::stopping::Stop;
 use super::targets::RecordTarget;
 use super::watch::Watch;
-use crate::commands::exit::{CommandError, ExitCode};
+use crate::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::pieces::now_in_names;
 use crate::record::{CpuReports, SampleListener};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 
 use super::interrupts::Interrupts;
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_process::Process;
 
 /// Why recording ended.

@@ -1,8 +1,8 @@
 //! The processes that are recorded: the one that is named, or its children.
 
 use super::args::RecordArgs;
-use crate::commands::exit::{CommandError, ExitCode};
 use crate::dump::is_idle;
+use crate::exit::{CommandError, ExitCode};
 use crate::record::SharedListener;
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_process::family::descendants;

@@ -6,7 +6,7 @@ use super::args::RecordArgs;
 use super::interrupts::Interrupts;
 use super::progress::Progress;
 use super::targets::{RecordTarget, children};
-use crate::commands::exit::{CommandError, ExitCode};
+use crate::exit::{CommandError, ExitCode};
 use lj_trace_process::journal::{Priority, say};
 
 /// How often the process is looked at, at most; and at least, where looking through its memory takes long.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::rendering::{Rendering, room_of, to};
 use super::{ReportArgs, open, warn_of};
-use crate::commands::exit::{CommandError, ExitCode};
+use crate::exit::{CommandError, ExitCode};
 use lj_trace_profile::diff::{Diff, Look};
 use lj_trace_profile::{Format, Output};
 use lj_trace_text::untrusted::{Form, PlainWriter};

@@ -12,7 +12,7 @@ use clap::Args;
 use progress::WithProgress;
 use rendering::Rendering;
 
-use super::exit::CommandError;
+use crate::exit::CommandError;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_profile::{Format, Output, Weight};
 use lj_trace_streams::{Stream, StreamError};
@@ -131,7 +131,7 @@ fn file_name(file: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::exit::ExitCode;
+    use crate::exit::ExitCode;
 
     fn golden(name: &str) -> ReportArgs {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/streams/tests/golden").join(name);

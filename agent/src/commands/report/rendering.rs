@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use super::{ReportArgs, file_name};
-use crate::commands::exit::CommandError;
+use crate::exit::CommandError;
 use crate::record::OutputFile;
 use lj_trace_profile::estimated::is_sample;
 use lj_trace_profile::text::Room;
@@ -100,7 +100,8 @@ impl Rendering {
                     return Err(CommandError::usage("the format 'tarantool' cannot be mixed with others in one run"));
                 }
                 let title = format!("CPU profile {}", file_name(file));
-                let (mut profile, cut) = lj_trace_profile::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
+                let (mut profile, cut) =
+                    lj_trace_profile::sysprof::read(symbols, &mut reader, title).map_err(failed)?;
                 if let Some(folder) = &args.source {
                     let opened = profile.sources.read_beneath(folder);
                     opened.map_err(|error| CommandError::io(&format!("open {}", folder.display()), &error))?;

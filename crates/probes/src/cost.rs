@@ -4,9 +4,8 @@ use std::fmt;
 
 use lj_trace_common::config::Counter;
 
-use lj_trace_probes::calibrate::ProbeCost;
-use lj_trace_probes::programs::Counts;
-use lj_trace_process::clocks::ClockId;
+use crate::calibrate::ProbeCost;
+use crate::programs::Counts;
 
 /// What recording has cost the target.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -144,13 +143,6 @@ impl Counted {
     }
 }
 
-/// The CPU time of a process with all its threads, those that have ended included, in seconds.
-pub fn cpu_time(pid: u32) -> Option<f64> {
-    // A larger number is no process, and of some the clock would be this process's own.
-    i32::try_from(pid).ok()?;
-    ClockId::of_process(pid).read().ok().map(|time| time.as_secs_f64())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,15 +190,5 @@ mod tests {
             "0.750 s, 25.00% of its CPU time (0.50 us a call, and 0.250 s at context switches)"
         );
         assert_eq!(Cost { seconds: 0.0, events: 0, ..cost }.to_string(), "0.000 s, 25.00% of its CPU time");
-    }
-
-    #[test]
-    fn the_clock_of_a_process_runs_while_it_works() {
-        let before = cpu_time(std::process::id()).unwrap();
-        let began = std::time::Instant::now();
-        while cpu_time(std::process::id()).unwrap() - before < 0.02 {
-            assert!(began.elapsed() < std::time::Duration::from_secs(60), "it stands still");
-        }
-        assert_eq!(cpu_time(u32::MAX), None);
     }
 }
