@@ -1,6 +1,10 @@
-//! The user-space half of lj-trace, one folder for each step of a sample's way: the [`target`] process is
-//! looked at, its VMs are found and proven, probes are attached, samples are unwound and symbolized, and
-//! written as streams or reports.
+//! The command line of lj-trace, and what records: samples are unwound, their stacks merged and named, and written as streams
+//! or reports. What it stands on are the crates beside it, each of which knows only those below:
+//!
+//! - [`lj_trace_process`], [`lj_trace_text`]: other processes, and how what they say is shown
+//! - [`lj_trace_unwind`], [`lj_trace_luajit`]: native stacks, and the VMs
+//! - [`lj_trace_probes`]: the BPF programs
+//! - [`lj_trace_streams`], [`lj_trace_profile`], [`lj_trace_estimate`]: what is written, and what is estimated
 
 pub mod bounded;
 pub mod commands;

@@ -10,10 +10,9 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
-use lj_trace_common::activity::{self, ActivityRoom, ActivitySample};
+use lj_trace_common::activity::{self, ActivitySample};
 use lj_trace_common::config::{Counter, LONGEST_SAMPLE, MAX_VMS};
-use lj_trace_common::event::{NO_VM, Registers, reg};
-use lj_trace_common::thread::Thread;
+use lj_trace_common::event::{NO_VM, reg};
 
 use crate::allocation::send::NO_WAKEUP;
 use crate::clock::Timer;
@@ -21,18 +20,10 @@ use crate::count::count;
 use crate::maps::{ACTIVITY, ACTIVITY_SCRATCH, CONFIG, RAN_LAST, VMS};
 use crate::memory::UserMemory;
 use crate::sample::is_duplicate;
+use crate::scratch::Scratchpad;
 
 /// Marks the threads of this sampler's events: the other one has its own.
 const THIS_SAMPLER: u32 = 1 << 31;
-
-/// What a program's stack has no room for.
-#[repr(C)]
-pub struct Scratchpad {
-    kernel: pt_regs,
-    registers: Registers,
-    room: ActivityRoom,
-    thread: Thread,
-}
 
 /// The sampler.
 #[perf_event]

@@ -15,10 +15,10 @@ use lj_trace_common::memory::{ReadMemory as _, Unreadable, zeroed};
 use lj_trace_common::vm::{VmConfig, VmState, WINDOW};
 
 use crate::allocation::arguments::{registers, stack_pointer};
-use crate::allocation::pending;
 use crate::allocation::send::send;
 use crate::maps::VMS;
 use crate::memory::UserMemory;
+use crate::pending;
 
 /// In place of [`crate::allocation::allocator_session`].
 #[unsafe(no_mangle)]

@@ -15,7 +15,9 @@ mod kernel_stack;
 mod lifetimes;
 mod maps;
 mod memory;
+mod pending;
 mod sample;
+mod scratch;
 mod stack_copy;
 mod traces;
 

@@ -12,8 +12,7 @@ use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceIdentity;
 use lj_trace_common::vm::VmConfig;
 
-use crate::activity::Scratchpad;
-use crate::sample::Scratch;
+use crate::scratch::{Scratch, Scratchpad};
 
 /// What to record.
 #[map]

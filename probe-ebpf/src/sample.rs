@@ -23,38 +23,22 @@ use lj_trace_common::event::{
     FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
     reg,
 };
-use lj_trace_common::frame::{self, Step, Walk, WalkEnd};
-use lj_trace_common::memo::Memo;
+use lj_trace_common::frame::{self, Step, WalkEnd};
 use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::thread::Thread;
 use lj_trace_common::top;
-use lj_trace_common::top::Top;
-use lj_trace_common::trace::Traces;
 use lj_trace_common::vm::{self, VmConfig};
 
-use crate::allocation::pending;
 use crate::clock::Timer;
 use crate::count::{add, count};
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
-use crate::{stack_copy, traces};
-
-const FRAME_SIZE: usize = size_of::<FrameRecord>();
-pub const PAYLOAD: usize =
-    MAX_STACK as usize + MAX_FRAMES as usize * FRAME_SIZE + MAX_LUA_COPY as usize + MAX_KERNEL_STACK as usize;
+use crate::scratch::{FRAME_SIZE, Machine, PAYLOAD, Scratch};
+use crate::{pending, stack_copy, traces};
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
-
-/// A sample while it is put together.
-#[repr(C)]
-pub struct Scratch {
-    pub header: SampleHeader,
-    pub payload: [u8; PAYLOAD],
-    pub traces: Traces,
-    pub machine: Machine,
-}
 
 /// What the next step of [`step`] does.
 #[repr(u32)]
@@ -64,31 +48,6 @@ enum Mode {
     Scan = 0,
     /// Walk on.
     Walk = 1,
-}
-
-#[repr(C)]
-pub struct Machine {
-    walk: Walk,
-    pub memo: Memo,
-    /// The frame that the walk is at.
-    record: FrameRecord,
-    /// Where the walk begins.
-    top: Top,
-    /// Address on the C stack where a C frame may begin.
-    scan: u64,
-    /// Where to look instead if none begins there; 0 to go on.
-    guess: u64,
-    /// First address after the copied C stack.
-    pub stack_end: u64,
-    mode: u32,
-    /// The VM that is walked.
-    vm: u32,
-    /// Bytes of the C stack in the payload.
-    pub stack_size: u32,
-    /// How many bytes of the C stack are wanted.
-    pub wanted: u32,
-    /// See [`record`].
-    offset: u32,
 }
 
 /// Steps a sample may take: enough for a full C stack, scanned in steps of 16 bytes, and all frames. Most of those that

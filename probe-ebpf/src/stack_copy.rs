@@ -11,7 +11,7 @@ use lj_trace_common::stack_end::StackEnd;
 use crate::count::count;
 use crate::maps::{SCRATCH, STACK_ENDS};
 use crate::memory::UserMemory;
-use crate::sample::{PAYLOAD, Scratch};
+use crate::scratch::{PAYLOAD, Scratch};
 
 /// Mappings end where pages do, so a page can be read or not, as a whole.
 const PAGE: u32 = 4096;

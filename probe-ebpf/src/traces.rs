@@ -13,7 +13,7 @@ use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, Trac
 use crate::count::count;
 use crate::maps::{SAMPLES, SCRATCH, TRACES, VMS};
 use crate::memory::UserMemory;
-use crate::sample::Scratch;
+use crate::scratch::Scratch;
 
 /// The agent looks at the buffer at its own pace.
 const BPF_RB_NO_WAKEUP: u64 = 1;

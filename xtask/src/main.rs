@@ -12,6 +12,7 @@ mod layouts;
 mod lupa;
 mod matrix;
 mod oracle;
+mod packages;
 mod paths;
 mod programs;
 mod run;

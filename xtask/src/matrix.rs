@@ -7,9 +7,9 @@ use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::packages::END_TO_END;
 use crate::programs::Scope;
 use crate::run::is_root;
-use crate::test::END_TO_END;
 use crate::toolchain::host_cargo;
 use crate::{build, paths, programs, setup, variants};
 

@@ -2,9 +2,9 @@
 
 use anyhow::{Result, bail};
 
+use crate::packages::END_TO_END;
 use crate::programs::{self, Scope};
 use crate::run::{is_root, run};
-use crate::test::END_TO_END;
 use crate::toolchain::host_cargo;
 use crate::{build, setup};
 

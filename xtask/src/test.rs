@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use crate::packages::{self, END_TO_END};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
@@ -21,11 +22,6 @@ pub struct Options {
     #[command(flatten)]
     kernel: kernel::KernelOptions,
 }
-
-/// Names of the packages whose tests need neither root nor real programs.
-const UNIT_TESTED: [&str; 5] = ["lj-trace", "lj-trace-common", "lj-trace-layouts", "lj-trace-streams", "xtask"];
-/// The package of the end-to-end tests.
-pub const END_TO_END: &str = "lj-trace-tests";
 
 /// Runs the checks and tests, all of them even if one fails, and prints a verdict on each.
 pub fn test(options: &Options) -> Result<()> {
@@ -47,7 +43,9 @@ pub fn test(options: &Options) -> Result<()> {
     }
     let wanted = |package: &&str| options.package.as_ref().is_none_or(|only| only == package);
     let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();
-    let unit: Vec<_> = UNIT_TESTED.into_iter().filter(wanted).flat_map(|package| ["--package", package]).collect();
+    let tested = packages::unit_tested()?;
+    let unit = tested.iter().map(String::as_str).filter(|package| wanted(package));
+    let unit: Vec<_> = unit.flat_map(|package| ["--package", package]).collect();
     if !unit.is_empty() {
         steps.check("unit tests", || {
             let mut cargo = host_cargo("test")?;

@@ -207,9 +207,9 @@ fn cycles(graph: &Graph) -> BTreeSet<BTreeSet<String>> {
     let reached: BTreeMap<&String, BTreeSet<String>> =
         graph.keys().map(|module| (module, reachable(graph, module))).collect();
     let cycle = |module: &String| -> Option<BTreeSet<String>> {
-        reached[module].contains(module).then(|| {
-            reached[module].iter().filter(|other| reached[*other].contains(module)).cloned().collect()
-        })
+        reached[module]
+            .contains(module)
+            .then(|| reached[module].iter().filter(|other| reached[*other].contains(module)).cloned().collect())
     };
     graph.keys().filter_map(cycle).collect()
 }
@@ -243,7 +243,8 @@ fn no_crates_form_a_cycle() {
         let manifest = fs::read_to_string(package.join("Cargo.toml")).unwrap();
         let manifest: toml::Table = manifest.parse().unwrap();
         let name = |manifest: &toml::Table| manifest["package"]["name"].as_str().unwrap().to_owned();
-        let known = ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
+        let known =
+            ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
         let known = known.flat_map(|table| table.keys().cloned());
         graph.insert(name(&manifest), known.filter(|known| known.starts_with("lj-trace")).collect());
     }

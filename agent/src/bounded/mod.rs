@@ -2,7 +2,8 @@
 //! is estimated from what can be had without probes: the collector's counters, and samples of CPU time.
 //!
 //! [`windows`] opens and closes the windows, in a thread of its own, at times that its policy chooses. [`counters`] reads
-//! the collector's counters, in another. What both observe goes to whoever records, in the terms of [`observation`].
+//! the collector's counters, in another. What both observe goes to whoever records, in the terms of
+//! [`lj_trace_estimate::observation`].
 
 pub mod counters;
 pub mod lifetimes;

@@ -1,11 +1,11 @@
 //! `lj-trace dump`: what a process executes right now.
 
 use clap::Args;
+use lj_trace_luajit::find_vms;
+use lj_trace_process::Process;
 
 use crate::dump::{Dump, Options, take};
 use crate::exit::CommandError;
-use lj_trace_luajit::find_vms;
-use lj_trace_process::Process;
 
 /// Options of `lj-trace dump`.
 #[derive(Debug, Args)]

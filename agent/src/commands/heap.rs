@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use lj_trace_luajit::find_vms;
+use lj_trace_process::Process;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::heap_progress::Progress;
 use super::record::parse_duration;
@@ -14,10 +18,6 @@ use crate::heap::object::Kind;
 use crate::heap::text::HeldOfType;
 use crate::heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
 use crate::record::{OutputFile, allow_replacing};
-use lj_trace_luajit::find_vms;
-use lj_trace_process::Process;
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// Options of `lj-trace heap`.
 #[derive(Debug, Args)]

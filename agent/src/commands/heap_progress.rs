@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-
-use crate::heap::Stage;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_text::bytes;
+
+use crate::heap::Stage;
 
 /// What takes no longer needs no words.
 const SHORT: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lj_trace_process::privileges::priority;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
@@ -18,7 +19,6 @@ use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_d
 use crate::exit::CommandError;
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
-use lj_trace_process::privileges::priority;
 
 /// Options of `lj-trace top`.
 #[derive(Clone, Debug, Args)]

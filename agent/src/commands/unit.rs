@@ -1,12 +1,12 @@
 //! `lj-trace unit`: how to run a recording as a job of systemd.
 
 use clap::Args;
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_process::privileges::Refusal;
 
 use super::record::{Mode, RecordArgs};
 use crate::exit::CommandError;
 use crate::service::unit;
-use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_process::privileges::Refusal;
 
 /// How long a recording may take to begin and to write its files before systemd ends it, in seconds.
 const SLACK: u64 = 120;

@@ -2,14 +2,14 @@
 
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, UProbeMultiFeature, is_helper_supported, is_uprobe_multi_supported};
-
-use super::{Area, Check, Mode, Verdict, read};
 use lj_trace_probes::calibrate;
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
 use lj_trace_process::privileges::{Operation, Refusal};
+
+use super::{Area, Check, Mode, Verdict, read};
 
 const BOTH: [Mode; 2] = [Mode::Sysprof, Mode::Memprof];
 

@@ -1,7 +1,8 @@
 //! What lj-trace may do.
 
-use super::{Area, Check, Mode, Verdict, read};
 use lj_trace_process::privileges::{Capabilities, Capability, HOW_TO_GET};
+
+use super::{Area, Check, Mode, Verdict, read};
 
 /// Capabilities, what they are for, and the modes that need them.
 const CAPABILITIES: [(Capability, &str, &[Mode]); 3] = [

@@ -1,6 +1,5 @@
 //! What can be seen of a process.
 
-use super::{Area, Check, Mode, Verdict, read, status_field};
 use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_probes::allocator::Allocator;
 use lj_trace_process::sandbox;
@@ -8,6 +7,8 @@ use lj_trace_process::{Maps, Process, TargetError, breakpoints};
 use lj_trace_unwind::Modules;
 use lj_trace_unwind::modules::Located;
 use lj_trace_unwind::symbols::{debug_file, elf};
+
+use super::{Area, Check, Mode, Verdict, read, status_field};
 
 pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
     let process = match Process::open(pid) {

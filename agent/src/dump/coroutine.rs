@@ -6,13 +6,13 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::top::{self, Top};
-
-use super::view::{Copied, View};
-use crate::stack::Innermost;
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::object::{field, type_of};
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_process::ProcessMemory;
+
+use super::view::{Copied, View};
+use crate::stack::Innermost;
 
 /// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
 const MAX_SLOTS: u64 = 1 << 20;

@@ -1,12 +1,12 @@
 //! The functions inlined into the trace from which a waiting thread has called native code.
 
 use lj_trace_common::event::{SampleHeader, reg};
+use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
+use lj_trace_unwind::{NativeStack, StackCopy};
 
 use super::coroutine::{LuaStack, Snapshot};
 use super::stack::Target;
 use crate::stack::Innermost;
-use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
-use lj_trace_unwind::{NativeStack, StackCopy};
 
 /// A thread that waits, and the coroutine that runs on it.
 pub struct Inlined<'a> {

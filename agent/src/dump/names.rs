@@ -2,14 +2,14 @@
 
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
 use lj_trace_common::frame::WalkEnd;
+use lj_trace_luajit::{LuaValue, PrototypeKey, Prototypes, Vm};
+use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_profile::Frame as Named;
 
 use super::coroutine::{LuaStack, Snapshot};
 use super::{FrameDump, FrameKind, Local, Options};
 use crate::record::Namer;
 use crate::stack::{Frame, INLINED, Innermost, Unresolved};
-use lj_trace_luajit::{LuaValue, PrototypeKey, Prototypes, Vm};
-use lj_trace_process::{Process, ProcessMemory};
-use lj_trace_profile::Frame as Named;
 
 /// Names frames and reads their variables.
 pub struct Names<'a> {

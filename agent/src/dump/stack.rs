@@ -5,16 +5,16 @@ use lj_trace_common::frame::{CFRAME_FLAGS, WalkEnd};
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::vm::{VmConfig, runs_at};
-
-use super::coroutine::{LuaStack, Snapshot};
-use super::inlined::Inlined;
-use super::view::{Copied, View};
-use crate::stack::{Frame, Innermost, Unresolved, merge};
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::trace::Traces;
 use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::{Maps, ProcessMemory};
 use lj_trace_unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
+
+use super::coroutine::{LuaStack, Snapshot};
+use super::inlined::Inlined;
+use super::view::{Copied, View};
+use crate::stack::{Frame, Innermost, Unresolved, merge};
 
 /// More of a thread's stack is not copied.
 const MAX_THREAD_COPY: u64 = 256 << 10;

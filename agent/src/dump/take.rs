@@ -3,6 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
+use lj_trace_luajit::page_cache::PageCache;
+use lj_trace_luajit::status::VmSummary;
+use lj_trace_luajit::trace::Traces;
+use lj_trace_luajit::{Vm, VmStatus, heap};
+use lj_trace_process::{Process, TargetError};
+use lj_trace_unwind::Unwinder;
+
 use super::coroutine::{LuaStack, Snapshot, Status};
 use super::names::Names;
 use super::stack::{Entry, Readers, StackSnapshot, Target};
@@ -10,12 +17,6 @@ use super::threads::{Place, Thread};
 use super::view::View;
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
 use crate::record::machine_code;
-use lj_trace_luajit::page_cache::PageCache;
-use lj_trace_luajit::status::VmSummary;
-use lj_trace_luajit::trace::Traces;
-use lj_trace_luajit::{Vm, VmStatus, heap};
-use lj_trace_process::{Process, TargetError};
-use lj_trace_unwind::Unwinder;
 
 /// How often something is read before it is said to be in motion.
 const ATTEMPTS: u32 = 4;

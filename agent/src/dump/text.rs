@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
+
+use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
 
 /// Of a longer stack, so many innermost frames are shown,
 const INNERMOST: usize = 100;

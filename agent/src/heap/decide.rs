@@ -56,9 +56,10 @@ fn first_snapshot_fits<M: ReadMemory>(memory: &M, vm: &Vm, size: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_luajit::InterpreterText;
     use lj_trace_luajit::testing::{Saved, x64_layout};
+
+    use super::*;
 
     /// A VM of Tarantool's fork that was not proven further than to be of 1.7 or 2.6, with these first bytes of a
     /// snapshot.

@@ -8,15 +8,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use lj_trace_text::bytes;
+use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{COLUMNS, fit};
 use serde::Serialize;
 
 use super::object::Kind;
 use super::objects::{Object, Objects};
 use super::paths::Sum;
 use super::snapshot::{Heap, Snapshot};
-use lj_trace_profile::text::{COLUMNS, fit};
-use lj_trace_text::bytes;
-use lj_trace_text::untrusted::Untrusted;
 
 /// Two snapshots, compared.
 #[derive(Clone, Debug, Serialize)]

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::ReadMemory;
-
-use super::blocks::{Blocks, ReadSome};
-use super::object::{CDATA, Header};
 use lj_trace_luajit::overlay::plain_at;
 use lj_trace_luajit::shape::{NODE, Shape, VALUE};
 use lj_trace_luajit::value::{self, Value};
 use lj_trace_streams::hash::AddrMap;
+
+use super::blocks::{Blocks, ReadSome};
+use super::object::{CDATA, Header};
 
 /// How an object refers to another one.
 #[derive(Clone, Copy, Debug, PartialEq)]

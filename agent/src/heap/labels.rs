@@ -9,14 +9,14 @@ use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk};
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_luajit::object::{field, read_string};
+use lj_trace_luajit::{Prototype, PrototypeKey, Prototypes};
+use lj_trace_streams::hash::AddrMap;
 
 use super::blocks::{Blocks, ReadSome};
 use super::edges::{Key, Step};
 use super::object::Header;
 use super::paths::{ELEMENT, PathId, Paths};
-use lj_trace_luajit::object::{field, read_string};
-use lj_trace_luajit::{Prototype, PrototypeKey, Prototypes};
-use lj_trace_streams::hash::AddrMap;
 
 /// A name is cut off after so many bytes.
 const MAX_NAME: usize = 60;

@@ -38,6 +38,11 @@ use std::time::{Duration, Instant, SystemTime};
 use lj_trace_common::memory::ReadMemory;
 
 pub use copy::StoreError;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::shape::Shape;
+use lj_trace_luajit::status::{VmStatus, VmSummary};
+use lj_trace_process::{Process, TargetError};
 pub use pause::PauseError;
 pub use snapshot::{Heap, Snapshot};
 pub use trail::Target;
@@ -51,11 +56,6 @@ use self::snapshot::{Asked, Big, PathRow, TypeRow};
 use self::trail::{NoTrail, Trails};
 use self::walk::{Walked, Walker};
 use self::watchdog::Watchdog;
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::object::field;
-use lj_trace_luajit::shape::Shape;
-use lj_trace_luajit::status::{VmStatus, VmSummary};
-use lj_trace_process::{Process, TargetError};
 
 /// What to look at, and how.
 #[derive(Clone, Debug, Default)]

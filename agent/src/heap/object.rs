@@ -2,12 +2,12 @@
 
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::ReadMemory;
-use serde::{Deserialize, Serialize};
-
-use super::blocks::{Blocks, ReadSome};
 use lj_trace_luajit::overlay::plain_at;
 use lj_trace_luajit::shape::{NODE, Shape, VALUE};
 use lj_trace_streams::hash::AddrMap;
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{Blocks, ReadSome};
 
 /// Type byte of `GCcdata`.
 pub const CDATA: u8 = 10;
@@ -316,9 +316,10 @@ impl<'a, M: ReadSome> Scales<'a, M> {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_luajit::testing::x64_layout;
+
     use super::*;
     use crate::heap::blocks::tests::Ranges;
-    use lj_trace_luajit::testing::x64_layout;
 
     fn measured(build: &str, mode: &str, fields: &[(u64, &[u8])]) -> Option<Measured> {
         let shape = Shape::new(x64_layout(build, mode));

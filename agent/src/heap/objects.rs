@@ -4,14 +4,14 @@
 //! do not change: addresses are used again. Tables, coroutines and userdata may have grown meanwhile.
 
 use lj_trace_common::layout::gct;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::shape::Shape;
 
 use super::blocks::{Blocks, ReadSome};
 use super::edges::Edges;
 use super::index::{GARBAGE, NO_PATH};
 use super::object::{Header, Kind, Scales};
 use super::walk::Walked;
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::shape::Shape;
 
 /// Objects are told apart as long as they take no more bytes than these: some eight million.
 pub const MAX_BYTES: usize = 32 << 20;

@@ -4,8 +4,9 @@
 
 use std::ops::Range;
 
-use super::blocks::ReadSome;
 use lj_trace_process::{Maps, ProcessMemory};
+
+use super::blocks::ReadSome;
 
 /// Memory of a process that has one stack which grows: that of its first thread.
 #[derive(Debug)]

@@ -2,12 +2,12 @@
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet};
 use lj_trace_common::memory::ReadMemory;
-use serde::{Deserialize, Serialize};
-
-use super::blocks::{Blocks, ReadSome};
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::object::field;
 use lj_trace_luajit::shape::{Buffer, Shape};
+use serde::{Deserialize, Serialize};
+
+use super::blocks::{Blocks, ReadSome};
 
 /// Bytes that are not those of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

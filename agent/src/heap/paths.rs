@@ -6,8 +6,9 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use super::object::Kind;
 use lj_trace_streams::hash::AddrMap;
+
+use super::object::Kind;
 
 /// A node of [`Paths`], by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

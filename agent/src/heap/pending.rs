@@ -5,9 +5,10 @@
 
 use std::cmp::Ordering;
 
+use lj_trace_streams::hash::AddrMap;
+
 use super::index::Place;
 use super::paths::{PathId, Paths};
-use lj_trace_streams::hash::AddrMap;
 
 /// An object that was met, and is to be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

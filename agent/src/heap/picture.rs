@@ -4,13 +4,13 @@ use std::io::{self, Write};
 
 use inferno::flamegraph::Options;
 use inferno::flamegraph::color::{Color, PaletteMap};
+use lj_trace_profile::formats::folded::escape;
+use lj_trace_profile::formats::picture;
+use lj_trace_text::bytes;
+use lj_trace_text::fit;
 
 use super::object::Kind;
 use super::snapshot::{Heap, Snapshot};
-use lj_trace_profile::formats::folded::escape;
-use lj_trace_profile::formats::picture;
-use lj_trace_profile::text::fit;
-use lj_trace_text::bytes;
 
 /// Folded stacks and their bytes: `globals;.sessions;[*];table`; the VM first where there are several.
 fn lines(snapshot: &Snapshot) -> Vec<(String, [u64; 1])> {

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use lj_trace_text::bytes;
+use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{COLUMNS, fit, percent};
+
 use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
-use lj_trace_profile::text::{COLUMNS, fit, percent};
-use lj_trace_text::bytes;
-use lj_trace_text::untrusted::Untrusted;
 
 /// Lines of the tree of ways that hold less than one of so many parts of the heap are not shown,
 const SMALLEST_PART: u64 = 100;

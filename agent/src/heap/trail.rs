@@ -1,13 +1,14 @@
 //! The exact way by which one object is kept alive.
 
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::shape::Shape;
+
 use super::blocks::{Blocks, ReadSome};
 use super::edges::{Edges, Step};
 use super::index::{NO_PLACE, UNREACHED};
 use super::labels::{Labels, Locals};
 use super::object::{Header, Kind};
 use super::walk::Walked;
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::shape::Shape;
 
 /// Of a longer way, so many of the first and of the last steps are shown.
 const SHOWN: usize = 12;

@@ -8,6 +8,11 @@
 
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::field;
+use lj_trace_luajit::shape::Shape;
+use lj_trace_luajit::value::{self, Value};
+use lj_trace_process::Maps;
 
 use super::biggest::Biggest;
 use super::blocks::{Blocks, ReadSome};
@@ -17,11 +22,6 @@ use super::labels::{Labels, Locals};
 use super::object::{Header, Kind, Scales};
 use super::paths::{PathId, Paths, Sum};
 use super::pending::{Level, Order, Pending};
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::object::field;
-use lj_trace_luajit::shape::Shape;
-use lj_trace_luajit::value::{self, Value};
-use lj_trace_process::Maps;
 
 /// Reading all of a block pays for so many objects in it.
 const WORTH_A_BLOCK: usize = 6;

@@ -8,9 +8,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-use super::pause::{PauseError, Paused};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::priority::come_first;
+
+use super::pause::{PauseError, Paused};
 
 /// How a process has stood still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

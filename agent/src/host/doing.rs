@@ -3,13 +3,13 @@
 use serde::Serialize;
 
 use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
-
-use crate::dump::coroutine::{LuaStack, Snapshot};
-use crate::dump::view::View;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::{Prototype, PrototypeKey, Vm, VmStatus, function_name};
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
+
+use crate::dump::coroutine::{LuaStack, Snapshot};
+use crate::dump::view::View;
 
 /// What a VM executes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use super::{Doing, ListedProcess, ListedVm, Listing};
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
+
+use super::{Doing, ListedProcess, ListedVm, Listing};
 
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
@@ -127,8 +128,9 @@ fn table(f: &mut fmt::Formatter<'_>, rows: &[[String; 9]]) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_luajit::Jit;
+
+    use super::*;
 
     fn vm(doing: Option<Doing>) -> ListedVm {
         let summary = VmSummary {

@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use lj_trace_profile::model::Unit;
+use lj_trace_profile::{CpuProfile, Format, Frame as Named};
+
 use super::outputs::ReportOutput;
 use super::pipeline::Resolved;
 use super::reports::{STACKS, info, rooted};
 use crate::exit::CommandError;
-use lj_trace_profile::model::Unit;
-use lj_trace_profile::{CpuProfile, Format, Frame as Named};
 
 /// The stacks of allocations, and where they are written to.
 pub struct AllocationStacks {

@@ -2,9 +2,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::memory::Meaning;
 use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::Source;
+
+use super::memory::Meaning;
 
 /// A C function, and the place that it was called from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,11 +2,12 @@
 //!
 //! An event says which prototype runs, but not who has called it by what name.
 
-use super::memory::Meaning;
-use super::room::{ENTRY, Room};
 use lj_trace_luajit::{Prototype, Vm};
 use lj_trace_process::ProcessMemory;
 use lj_trace_streams::hash::AddrMap;
+
+use super::memory::Meaning;
+use super::room::{ENTRY, Room};
 
 /// The names of a VM's functions, by the addresses of their prototypes.
 #[derive(Default)]

@@ -4,17 +4,17 @@
 use std::collections::{HashMap, VecDeque};
 
 use lj_trace_common::activity::ActivitySample;
+use lj_trace_estimate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
+use lj_trace_estimate::{Estimator, Growers};
+use lj_trace_luajit::Vm;
+use lj_trace_profile::EstimatedProfile;
+use lj_trace_streams::memprof::{Event, Source};
 
 use super::trace_lines::TraceLine;
 use super::window_tally::{UsualEvents, WindowTally, merge};
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
 use crate::bounded::windows::driver::News;
-use lj_trace_estimate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, Window};
-use lj_trace_estimate::{Estimator, Growers};
-use lj_trace_luajit::Vm;
-use lj_trace_profile::EstimatedProfile;
-use lj_trace_streams::memprof::{Event, Source};
 
 /// How long after a window was closed its events are on their way still.
 const ON_THE_WAY: Nanos = 10_000_000;
@@ -306,8 +306,9 @@ impl Estimation {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_streams::Symbol;
+
+    use super::*;
 
     const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
     const MS: Nanos = 1_000_000;

@@ -3,10 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::pipeline::Resolved;
-use super::reports::CpuReports;
 use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::{Event, Source};
+
+use super::pipeline::Resolved;
+use super::reports::CpuReports;
 
 /// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.
 pub trait SampleListener {

@@ -8,6 +8,15 @@ use std::sync::Arc;
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
+use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
+use lj_trace_probes::allocator::AllocationRecord;
+use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_profile::Frame;
+use lj_trace_streams::hash::AddrMap;
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Annotation, Symbol, TraceSymbol, reserved};
+use lj_trace_text::chunk_name;
+use lj_trace_unwind::symbols::demangle::demangle;
 
 use super::c_callers::{CCall, CCallers};
 use super::c_symbols::{CSymbols, symbols};
@@ -18,15 +27,6 @@ use super::stream_traces::{Start, StreamTraces};
 use super::trace_lines::{TraceLine, TraceLines};
 use super::trace_table::TraceTable;
 use crate::exit::CommandError;
-use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
-use lj_trace_probes::allocator::AllocationRecord;
-use lj_trace_process::{Process, ProcessMemory};
-use lj_trace_profile::Frame;
-use lj_trace_streams::hash::AddrMap;
-use lj_trace_streams::memprof::{Event, Source};
-use lj_trace_streams::{Annotation, Symbol, TraceSymbol, reserved};
-use lj_trace_text::chunk_name;
-use lj_trace_unwind::symbols::demangle::demangle;
 
 /// Names the allocation events of a VM.
 pub struct MemoryEvents {

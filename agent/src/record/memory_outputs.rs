@@ -3,6 +3,11 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use lj_trace_profile::estimated::sample_mark;
+use lj_trace_profile::{Format, MemoryProfile, Weight};
+use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
+use lj_trace_streams::{Annotation, Symbol, WriteError};
+
 use super::allocation_stacks::AllocationStacks;
 use super::c_symbols::{CSymbols, symbols};
 use super::estimation::Estimation;
@@ -13,10 +18,6 @@ use super::reports::STACKS;
 use super::stream_file;
 use super::trace_lines::TraceLine;
 use crate::exit::CommandError;
-use lj_trace_profile::estimated::sample_mark;
-use lj_trace_profile::{Format, MemoryProfile, Weight};
-use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
-use lj_trace_streams::{Annotation, Symbol, WriteError};
 
 /// What a recording of allocations is to become.
 #[derive(Clone)]
@@ -464,11 +465,12 @@ impl Drop for StreamFile {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::exit::ExitCode;
     use lj_trace_process::Process;
     use lj_trace_profile::model::Profile as _;
     use lj_trace_streams::{Body, Stream};
+
+    use super::*;
+    use crate::exit::ExitCode;
 
     fn this_process() -> Process {
         Process::open(std::process::id()).unwrap()

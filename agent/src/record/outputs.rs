@@ -5,6 +5,17 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use lj_trace_process::Process;
+use lj_trace_process::privileges::limits;
+use lj_trace_profile::formats::About;
+use lj_trace_profile::model::Recorded;
+use lj_trace_profile::{Format, Frame as Named, Output, Profile, formats};
+use lj_trace_streams::sysprof::splice::StackFrame;
+use lj_trace_streams::sysprof::{SysprofWriter, TraceSample};
+use lj_trace_streams::{Annotation, SymbolTable, VmState, reserved};
+use lj_trace_text::Room;
+use lj_trace_text::chunk_name;
+
 use super::about_process;
 use super::output_file::OutputFile;
 use super::pieces::{SinceThen, of_piece};
@@ -14,16 +25,6 @@ use super::stream_file;
 use super::summary::Summary;
 use super::trace_table::{SampledTrace, TraceTable};
 use crate::exit::{CommandError, ExitCode};
-use lj_trace_process::Process;
-use lj_trace_process::privileges::limits;
-use lj_trace_profile::formats::About;
-use lj_trace_profile::model::Recorded;
-use lj_trace_profile::text::Room;
-use lj_trace_profile::{Format, Frame as Named, Output, Profile, formats};
-use lj_trace_streams::sysprof::splice::StackFrame;
-use lj_trace_streams::sysprof::{SysprofWriter, TraceSample};
-use lj_trace_streams::{Annotation, SymbolTable, VmState, reserved};
-use lj_trace_text::chunk_name;
 
 /// The files that a CPU profile is to be written to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

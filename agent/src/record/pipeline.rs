@@ -13,6 +13,13 @@ use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
+use lj_trace_probes::sample::Sample;
+use lj_trace_process::{KnownCode, Process, ProcessMemory};
+use lj_trace_profile::Frame as Named;
+use lj_trace_unwind::symbols::KernelSymbols;
+use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 
 use super::deciding::Deciding;
 use super::machine_code::{self, machine_code};
@@ -23,13 +30,6 @@ use super::trace_table::SampledTrace;
 use super::vm_places::VmPlaces;
 use super::vm_work;
 use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
-use lj_trace_probes::sample::Sample;
-use lj_trace_process::{KnownCode, Process, ProcessMemory};
-use lj_trace_profile::Frame as Named;
-use lj_trace_unwind::symbols::KernelSymbols;
-use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 
 /// A sample with its frames in order and named.
 #[derive(Clone, Debug)]

@@ -2,16 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use super::about_process;
-use super::outputs::ReportOutput;
-use super::pieces::of_piece;
-use super::pipeline::Resolved;
-use crate::exit::CommandError;
 use lj_trace_process::Process;
 use lj_trace_profile::model::{Labels, labels::Thread};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _};
 use lj_trace_streams::VmState;
+
+use super::about_process;
+use super::outputs::ReportOutput;
+use super::pieces::of_piece;
+use super::pipeline::Resolved;
+use crate::exit::CommandError;
 
 /// Files that are written at the end, and the profile that goes into them.
 pub struct CpuReports {

@@ -77,8 +77,9 @@ fn end_of(header: &SampleHeader, native: &NativeStack) -> Option<StackEnd> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_unwind::{FrameKind, NativeFrame};
+
+    use super::*;
 
     const RSP: u64 = 0x7000_1f00;
 

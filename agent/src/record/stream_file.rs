@@ -6,11 +6,12 @@ use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd as _;
 use std::path::Path;
 
+use lj_trace_process::privileges::limits;
+use lj_trace_streams::{WriteError, end_after};
+
 use super::output_file::{OutputFile, open_existing};
 use super::outputs::failed as cannot_write;
 use crate::exit::{CommandError, ExitCode};
-use lj_trace_process::privileges::limits;
-use lj_trace_streams::{WriteError, end_after};
 
 /// Opens a stream for writing; `-` is standard output. What is in the file stays until the first bytes are written. There is
 /// no buffer but the writer's own, which knows what is whole.

@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use lj_trace_common::allocation::TraceSeen;
 use lj_trace_common::allocation::on_trace::NO_LINE;
 use lj_trace_common::trace::TraceIdentity;
+use lj_trace_streams::symtab::GENERATION;
+use lj_trace_streams::{Symbol, TraceSymbol, reserved};
 
 use super::memory::Meaning;
 use super::room::{ENTRY, Room};
-use lj_trace_streams::symtab::GENERATION;
-use lj_trace_streams::{Symbol, TraceSymbol, reserved};
 
 /// Starts that a number may have had: whatever comes after them shares the last.
 const MAX_STARTS: usize = 4096;

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
+use lj_trace_probes::cost::Cost;
 
 use super::estimation::Estimation;
 use super::ledger::Ledger;
 use super::memory::MemoryTally;
 use super::pipeline::Tally;
-use lj_trace_probes::cost::Cost;
 
 /// The numbers of a finished recording.
 #[derive(Clone, Debug)]

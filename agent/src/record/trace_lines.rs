@@ -5,10 +5,6 @@ use std::sync::Arc;
 
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::trace::TraceIdentity;
-
-use super::definitions::Definitions;
-use super::memory::Meaning;
-use super::trace_table::SampledTrace;
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::trace::attribution::Chain;
 use lj_trace_luajit::trace::stacks::NOWHERE;
@@ -17,6 +13,10 @@ use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 use lj_trace_streams::memprof::Source;
 use lj_trace_text::chunk_name;
+
+use super::definitions::Definitions;
+use super::memory::Meaning;
+use super::trace_table::SampledTrace;
 
 /// The lines of a VM's traces that allocate.
 #[derive(Debug)]

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use super::pipeline::{Code, ResolvedFrame};
 use lj_trace_profile::Frame as Named;
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
+
+use super::pipeline::{Code, ResolvedFrame};
 
 /// Adds what a state means as a frame of its own, to frames that are innermost first: `[GC]` below the collector's own
 /// frames, `[JIT compiler]` above the Lua code that is compiled, `TRACE` innermost in compiled code that does not say which

@@ -221,8 +221,9 @@ fn is_cframe(record: &FrameRecord) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_unwind::{NativeFrame, Region, Registers};
+
+    use super::*;
 
     fn lua(function: u64) -> FrameRecord {
         FrameRecord { function, ..FrameRecord::default() }

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-use super::window::{Span, Window};
-use crate::record::AllocationListener;
 use lj_trace_profile::Frame;
 use lj_trace_profile::memory::sources::Sources;
 use lj_trace_profile::model::{StackId, Stacks};
 use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
+
+use super::window::{Span, Window};
+use crate::record::AllocationListener;
 
 /// What one source has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,8 +191,9 @@ impl AllocationListener for Allocations {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_streams::Symbol;
+
+    use super::*;
 
     const LINE: Source = Source::Lua { proto: 0x1000, line: 4 };
 

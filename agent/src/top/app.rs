@@ -4,13 +4,14 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use lj_trace_profile::Frame;
+
 use super::allocations::{AllocationRow, Allocations};
 use super::functions::{FunctionRow, Functions, LineRow, TraceRow};
 use super::gauges::{Gauge, Gauges};
 use super::keys::Action;
 use super::window::Span;
 use crate::record::{Resolved, SampleListener};
-use lj_trace_profile::Frame;
 
 /// How many intervals are recent.
 const WINDOW: usize = 10;

@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-use super::window::{Span, Window};
-use crate::record::Resolved;
 use lj_trace_profile::Frame;
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
+
+use super::window::{Span, Window};
+use crate::record::Resolved;
 
 /// Samples of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

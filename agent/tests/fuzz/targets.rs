@@ -10,8 +10,9 @@ use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use lj_trace::heap::{self, diff::Diff};
 use lj_trace_luajit::{Vm, prove_still};
-use lj_trace_profile::{Format, MemoryProfile, Profile, Weight, formats, memprof, reference, sysprof, text};
+use lj_trace_profile::{Format, MemoryProfile, Profile, Weight, formats, memory, memprof, reference, sysprof};
 use lj_trace_streams::{Body, Stream};
+use lj_trace_text::Room;
 use lj_trace_unwind::frames::Frames;
 use lj_trace_unwind::module::{Image, Module};
 use lj_trace_unwind::symbols::elf::{SymbolTable, debug_links};
@@ -34,10 +35,10 @@ pub fn stream(bytes: &[u8]) {
             if read.is_ok() {
                 let options = reference::memprof::Options { leak_only: false, human_readable: true };
                 written(summary.write(options, io::sink()));
-                written(text::memory::write(
+                written(memory::text::write(
                     &profile,
-                    text::memory::Options { leak_only: true },
-                    text::Room::Columns(40),
+                    memory::text::Options { leak_only: true },
+                    Room::Columns(40),
                     &mut io::sink(),
                 ));
                 all_formats(&profile);
@@ -57,7 +58,7 @@ pub fn stream(bytes: &[u8]) {
 
 fn all_formats(profile: &dyn Profile) {
     for format in [Format::Text, Format::Folded, Format::Svg, Format::Pprof, Format::Speedscope, Format::Firefox] {
-        written(formats::write(format, profile, formats::About::room(text::Room::Columns(40)), io::sink()));
+        written(formats::write(format, profile, formats::About::room(Room::Columns(40)), io::sink()));
     }
 }
 

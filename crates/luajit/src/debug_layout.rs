@@ -1,18 +1,18 @@
 //! The layout that debug information tells: of builds that the table does not know.
 
 use lj_trace_common::layout::VmLayout;
-use object::read::elf::ElfFile64;
-use object::{LittleEndian, ReadRef};
-
-use super::code_pointers::dispatch_table;
-use super::layouts::{KnownLayout, dwarf};
-use super::scan::Candidate;
 use lj_trace_process::sandbox::Question;
 use lj_trace_process::sandbox::wire::{Bytes, Wire};
 use lj_trace_process::{Maps, Process};
 use lj_trace_unwind::module::{Image, Module, WithReader};
 use lj_trace_unwind::symbols::debug_file;
 use lj_trace_unwind::symbols::elf::debug_links;
+use object::read::elf::ElfFile64;
+use object::{LittleEndian, ReadRef};
+
+use super::code_pointers::dispatch_table;
+use super::layouts::{KnownLayout, dwarf};
+use super::scan::Candidate;
 
 /// What the debug information of the file with the candidate's interpreter says, be it in the file itself or in a
 /// file that belongs to it. None if there is none.

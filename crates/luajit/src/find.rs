@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_process::{Maps, PageKind, Process, TargetError};
 
 use super::debug_layout;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
@@ -15,7 +16,6 @@ use super::pointed;
 use super::prove::{Evidence, Failures, Look};
 use super::scan::{Candidate, candidates};
 use super::text::{interpreter_edges, interpreter_text};
-use lj_trace_process::{Maps, PageKind, Process, TargetError};
 
 /// Why no VM can be profiled. Each message names the cause and the way on.
 #[derive(Debug, thiserror::Error)]

@@ -5,10 +5,10 @@ use std::ops::Range;
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::vm::{CodeRange, NOWHERE, VmConfig, VmEdges};
+use lj_trace_unwind::vm_edges::Edges;
 
 use super::object::{field, type_of};
 use super::prove;
-use lj_trace_unwind::vm_edges::Edges;
 
 /// A VM (a "Lua universe": one `global_State` and all its coroutines) in the target.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,10 +6,11 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use super::object::marked_offset;
-use super::scan::{self, Candidate, scan_bytes};
 use lj_trace_common::layout::gct;
 use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
+
+use super::object::marked_offset;
+use super::scan::{self, Candidate, scan_bytes};
 
 /// The most of a stack that is looked through, from its bottom, where the functions that began are. The main thread's is
 /// looked through as a whole.

@@ -7,12 +7,12 @@ use std::cell::Cell;
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
+use lj_trace_process::{Mapping, Maps};
 
 use super::object::{field, read_string, type_of};
 use super::overlay::Overlay;
 use super::scan::Candidate;
 use super::value::{self, Value};
-use lj_trace_process::{Mapping, Maps};
 
 /// What an invariant says: whether it holds, or that what it speaks of cannot be read.
 type Verdict = Result<bool, Unreadable>;

@@ -9,10 +9,10 @@ use std::ops::{Range, RangeInclusive};
 use lj_trace_common::frame::GC64_ADDRESS_MASK;
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
 
 use super::code_pointers::dispatch_table;
 use super::object::marked_offset;
-use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
 
 /// What looks like the main thread of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

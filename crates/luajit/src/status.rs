@@ -3,13 +3,13 @@
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_common::vm::VmState;
+use lj_trace_process::Maps;
 
 use super::machine::Vm;
 use super::object::{field, read_string};
 use super::table::hash_entries;
 use super::traces::read_traces;
 use super::value::{self, Value};
-use lj_trace_process::Maps;
 
 /// Whether a VM compiles Lua code to machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

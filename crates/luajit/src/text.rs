@@ -9,15 +9,15 @@ use std::ops::Range;
 use gimli::{BaseAddresses, CfaRule, EhFrame, EhFrameHdr, LittleEndian, UnwindContext, UnwindSection as _};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
+use lj_trace_process::{Mapping, Maps};
+use lj_trace_unwind::vm_edges::{Edges, edges};
+use lj_trace_unwind::vm_text::frame_shape;
 use object::Endianness;
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 use super::machine::InterpreterText;
 use super::object::{read_bytes, read_some};
-use lj_trace_process::{Mapping, Maps};
-use lj_trace_unwind::vm_edges::{Edges, edges};
-use lj_trace_unwind::vm_text::frame_shape;
 
 /// A function as `.eh_frame` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,8 +147,9 @@ fn first_mapping_of_file(maps: &Maps, address: u64) -> Option<&Mapping> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_process::Process;
+
+    use super::*;
 
     #[test]
     fn finds_a_function_of_its_own() {

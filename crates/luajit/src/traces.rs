@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_process::Maps;
 
 use super::machine::Vm;
 use super::object::{field, type_of};
 use super::overlay::Overlay;
-use lj_trace_process::Maps;
 
 /// A trace (`GCtrace`, `lj_jit.h`).
 #[derive(Clone, Debug, PartialEq, Eq)]

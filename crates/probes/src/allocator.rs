@@ -12,6 +12,8 @@ use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::{NO_WORD, VmConfig};
+use lj_trace_luajit::Vm;
+use lj_trace_process::{Maps, Process};
 
 use super::gate::Gate;
 use super::links::{Links, loaded, program};
@@ -22,8 +24,6 @@ use super::programs::{ProbeError, Programs, take_map};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
 use super::windows::{Places, ProbedFunction, WindowOpener, WindowPrograms};
-use lj_trace_luajit::Vm;
-use lj_trace_process::{Maps, Process};
 
 /// Why allocations cannot be recorded.
 #[derive(Debug, thiserror::Error)]

@@ -10,13 +10,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use lj_trace_process::Maps;
+use lj_trace_process::clocks::ClockId;
+
 use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
 use super::trapped::survive;
 use super::uprobe_multi::{Instruction, Kind, load};
-use lj_trace_process::Maps;
-use lj_trace_process::clocks::ClockId;
 
 /// What one of each costs whoever runs into it, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -14,12 +14,12 @@ use aya::maps::{Array, HashMap, MapData, ProgramArray};
 use aya::programs::raw_trace_point::RawTracePointLink;
 use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
 use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::{Process, namespace};
 
 use super::online::{Coverage, online};
 use super::perf_event::{self, Attached};
 use super::programs::{Programs, take_map};
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_process::{Process, namespace};
 
 /// The events of one rate on all CPUs, and whose samplers they run.
 struct CpuEvents {

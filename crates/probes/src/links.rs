@@ -5,13 +5,13 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
 use aya::programs::{ProbeKind, UProbe};
+use lj_trace_process::privileges::Operation;
 
 use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::programs::{ProbeError, Programs};
 use super::session::SessionProgram;
 use super::uprobe_multi::Kind;
-use lj_trace_process::privileges::Operation;
 
 /// What attaches programs: as long as it is there, they are.
 #[derive(Default)]

@@ -13,11 +13,11 @@ use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Te
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::vm::VmConfig;
+use lj_trace_process::TargetError;
+use lj_trace_process::privileges::{Operation, Refusal, limits};
 
 use super::mechanism::Mechanism;
 use super::object;
-use lj_trace_process::TargetError;
-use lj_trace_process::privileges::{Operation, Refusal, limits};
 
 /// Why probing cannot begin. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]

@@ -10,14 +10,14 @@ use std::time::Instant;
 use aya::maps::{MapData, RingBuf};
 use aya::programs::PerfEvent;
 use lj_trace_common::config::{Config, LATE_EVENT};
+use lj_trace_process::privileges::{Operation, limits};
+use lj_trace_process::{Process, TargetError};
 
 use super::cpu_events::Chosen;
 use super::perf_event::{self, Attached, Clock};
 use super::programs::{ProbeError, Programs, take_map, whole};
 use super::sample::Record;
 use super::timely::Timely;
-use lj_trace_process::privileges::{Operation, limits};
-use lj_trace_process::{Process, TargetError};
 
 /// The samples that the programs have taken.
 pub struct SampleBuffer(RingBuf<MapData>);

@@ -7,8 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::thread;
 
-use super::perf_event::{Clock, Ticking};
 use lj_trace_process::clocks::ClockId;
+
+use super::perf_event::{Clock, Ticking};
 
 /// Tokens at once, and how often that is compared.
 const TOKENS: u32 = 200;

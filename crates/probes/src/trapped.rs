@@ -123,7 +123,7 @@ mod tests {
             return;
         }
         let mut again = Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "probes::trapped::tests::a_trap_elsewhere_is_the_end"]).env(CHILD, "1");
+        again.args(["--exact", "trapped::tests::a_trap_elsewhere_is_the_end"]).env(CHILD, "1");
         assert_eq!(again.output().unwrap().status.signal(), Some(libc::SIGTRAP));
     }
 }

@@ -9,13 +9,13 @@ use aya::programs::PerfEvent;
 use lj_trace_common::config::Counter;
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, WHITES, Watched};
 use lj_trace_common::memory::ReadMemory as _;
-
-use super::perf_event::{self, Attached};
-use super::programs::{Counts, ProbeError, Programs, take_map};
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::object::field;
 use lj_trace_process::privileges::Operation;
 use lj_trace_process::{Process, ProcessMemory, TargetError};
+
+use super::perf_event::{self, Attached};
+use super::programs::{Counts, ProbeError, Programs, take_map};
 
 /// How late the program may take note of a flip: some microseconds usually, but the host of a virtual machine may take the
 /// CPU away right between the write and the trap.

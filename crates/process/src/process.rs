@@ -7,13 +7,14 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use lj_trace_text::untrusted;
+
 use super::files::TargetFiles;
 use super::freezer;
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
 use crate::privileges::{Operation, Refusal};
-use lj_trace_text::untrusted;
 
 /// Why a target cannot be profiled. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]

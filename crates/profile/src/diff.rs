@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use inferno::flamegraph::Options;
+use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{COLUMNS, Room, fit, percent};
 
 use super::Profile;
 use super::chance::{self, Sampled};
 use super::formats::{Format, folded, picture};
 use super::memory::amount;
 use super::model::Unit;
-use super::text::{COLUMNS, Room, fit, percent};
-use lj_trace_text::untrusted::Untrusted;
 
 const TOP: usize = 20;
 
@@ -255,10 +255,11 @@ impl Diff {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{CpuProfile, Frame, MemoryProfile, Weight};
     use lj_trace_streams::VmState;
     use lj_trace_streams::memprof::{Event, Source};
+
+    use super::*;
+    use crate::{CpuProfile, Frame, MemoryProfile, Weight};
 
     fn cpu(samples: &[(u32, usize)]) -> CpuProfile {
         let mut profile = CpuProfile::new("test");

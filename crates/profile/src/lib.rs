@@ -5,6 +5,7 @@
 //! of tarantool/luajit print.
 
 pub mod chance;
+mod cpu_text;
 pub mod diff;
 pub mod estimated;
 pub mod formats;
@@ -16,7 +17,6 @@ pub mod profile;
 pub mod reference;
 pub mod source_code;
 pub mod sysprof;
-pub mod text;
 
 pub use estimated::EstimatedProfile;
 pub use formats::{Format, Output};

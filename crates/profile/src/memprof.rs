@@ -32,11 +32,12 @@ pub fn read<R: Read>(
 mod tests {
     use std::collections::BTreeMap;
 
+    use lj_trace_streams::{Body, Stream};
+
     use super::*;
     use crate::formats::{folded, svg};
     use crate::reference::memprof::{Options, Summary};
     use crate::{MemoryProfile, Profile, Weight};
-    use lj_trace_streams::{Body, Stream};
 
     const GOLDEN: [(&str, &[u8]); 6] = [
         ("memprof-jit", include_bytes!("../../streams/tests/golden/memprof-jit.bin")),

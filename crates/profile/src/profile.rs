@@ -5,11 +5,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use lj_trace_streams::VmState;
+use lj_trace_text::Room;
+
 use super::frame::FrameKind;
 use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Recorded, Stacks, Timeline, Unit};
 use super::source_code::SourceCode;
-use super::{Frame, text};
-use lj_trace_streams::VmState;
+use super::{Frame, cpu_text};
 
 /// Where CPU time went: samples by stack and by VM state, and what is missing. Or where memory was allocated, by the
 /// stacks of samples of the allocations.
@@ -302,8 +304,8 @@ impl Profile for CpuProfile {
         &self.losses
     }
 
-    fn write_text(&self, room: text::Room, out: &mut dyn io::Write) -> io::Result<()> {
-        text::cpu::write(self, room, out)
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
+        cpu_text::write(self, room, out)
     }
 }
 

@@ -4,13 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::sync::Arc;
 
-use super::model::{FrameId, Recorded};
-use super::{CpuProfile, Frame};
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
 use lj_trace_streams::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
 use lj_trace_streams::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
 use lj_trace_text::chunk_name;
+
+use super::model::{FrameId, Recorded};
+use super::{CpuProfile, Frame};
 
 /// Reads the samples of a stream into a profile. If the stream is cut off, the profile holds what was before the
 /// cut, and the error comes with it.
@@ -218,11 +219,12 @@ impl Builder {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_streams::sysprof::splice::StackFrame;
+    use lj_trace_streams::{Body, Stream, SysprofWriter};
+
     use super::*;
     use crate::Profile as _;
     use crate::formats::folded;
-    use lj_trace_streams::sysprof::splice::StackFrame;
-    use lj_trace_streams::{Body, Stream, SysprofWriter};
 
     fn profile(bytes: &[u8]) -> CpuProfile {
         let Stream { symbols, body, .. } = Stream::open(bytes).unwrap();

@@ -1,8 +1,12 @@
 //! How text of the target and numbers are shown, in whatever lj-trace writes.
 
 mod chunk_name;
+mod columns;
+mod room;
 mod size;
 pub mod untrusted;
 
 pub use chunk_name::chunk_name;
+pub use columns::{COLUMNS, fit, fit_end, percent};
+pub use room::Room;
 pub use size::bytes;

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::row::UnwindRow;
-use super::table::{Context, FunctionRange, UnwindTable};
 use lj_trace_process::sandbox::wire::{Bytes, Wire};
 use lj_trace_process::sandbox::{Distrusted, Question};
+
+use super::row::UnwindRow;
+use super::table::{Context, FunctionRange, UnwindTable};
 
 /// The unwind table of one file.
 #[derive(Debug)]
@@ -94,10 +95,11 @@ impl Wire for Found {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_process::sandbox::wire::parse;
+
     use super::super::registers::Register;
     use super::super::row::{CfaRule, SavedRule};
     use super::*;
-    use lj_trace_process::sandbox::wire::parse;
 
     #[test]
     fn rows_arrive_as_they_were_sent() {

@@ -5,6 +5,10 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use lj_trace_process::sandbox::bounded::BoundedFile;
+use lj_trace_process::sandbox::wire::{Bytes, Wire};
+use lj_trace_process::sandbox::{Distrusted, Question};
+use lj_trace_process::{Mapping, Process, ProcessMemory};
 use object::LittleEndian;
 use object::elf::{FileHeader64, PF_X, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::ReadRef;
@@ -12,10 +16,6 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _}
 
 use super::frames::Frames;
 use super::table::{Section, UnwindTable, eh_frame_address};
-use lj_trace_process::sandbox::bounded::BoundedFile;
-use lj_trace_process::sandbox::wire::{Bytes, Wire};
-use lj_trace_process::sandbox::{Distrusted, Question};
-use lj_trace_process::{Mapping, Process, ProcessMemory};
 
 /// The size of a page on x86-64.
 const PAGE: u64 = 4096;

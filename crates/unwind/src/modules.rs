@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::module::Module;
 use lj_trace_process::{Mapping, Maps, Process};
+
+use super::module::Module;
 
 /// At most this often are the maps read again for addresses that nothing known covers.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);

@@ -1,9 +1,10 @@
 //! One row of an unwind table: how to get from a frame to its caller at one instruction.
 
+use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
+
 use super::expression::{self, Expression};
 use super::registers::{Register, Registers};
 use super::{StackCopy, UnwindEnd};
-use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 
 /// Where the canonical frame address (the stack pointer before the call instruction pushed the return
 /// address) is found.

@@ -5,7 +5,6 @@ pub mod arguments;
 mod caller;
 mod creation;
 mod objects;
-pub mod pending;
 pub mod send;
 
 use core::ffi::c_void;
@@ -26,6 +25,7 @@ use crate::clock::Timer;
 use crate::count::count_exactly;
 use crate::maps::{ALLOCATORS, CONFIG, GATE, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
+use crate::pending;
 use crate::sample::sample_allocation;
 use arguments::{arguments, stack_pointer};
 use caller::{calling_thread, calling_vm};

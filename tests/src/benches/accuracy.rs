@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_estimate::Figure;
 
 use super::string_table::StringTable;
 use super::work::{SCRIPT, Work};
@@ -14,7 +15,6 @@ use crate::estimates::{Estimated, Estimates, Place};
 use crate::tracer::Tracer;
 use crate::workload::Workload;
 use crate::written;
-use lj_trace_estimate::Figure;
 
 /// What a place takes for each call of a line.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use crate::build;
+use crate::packages::END_TO_END;
 use crate::run::output;
-use crate::test::END_TO_END;
 use crate::toolchain::host_cargo;
 
 /// What is not run, and the reason: files of tests, or single tests.

@@ -9,8 +9,9 @@
 //! The collector of a small heap begins a thousand cycles a second and more. Then readings come in bursts of some
 //! microseconds ([`Collector::begin_burst`]), each of which resolves what it covers, and stands for the time before it.
 
-use super::place::Raw;
 use lj_trace_estimate::observation::Tables;
+
+use super::place::Raw;
 
 /// `GCSfinalize`, `lj_gc.h`: here the estimate falls by what the collector thinks finalizers cost.
 const FINALIZE: u8 = 5;

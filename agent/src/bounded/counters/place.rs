@@ -91,8 +91,9 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_luajit::testing::x64_layout;
+
+    use super::*;
 
     #[test]
     fn counters_are_where_each_fork_has_them() {

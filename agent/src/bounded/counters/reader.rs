@@ -6,16 +6,17 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use lj_trace_estimate::observation::{Reading, Tables};
+use lj_trace_luajit::Vm;
+use lj_trace_process::privileges;
+use lj_trace_process::{Process, ProcessMemory};
+
 use super::away::Away;
 use super::collector::Collector;
 use super::cpu_time::CpuTime;
 use super::place::{Place, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
-use lj_trace_estimate::observation::{Reading, Tables};
-use lj_trace_luajit::Vm;
-use lj_trace_process::privileges;
-use lj_trace_process::{Process, ProcessMemory};
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(1);

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::part::Newborn;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::random::Random;
 use lj_trace_streams::memprof::Event;
+
+use super::part::Newborn;
 
 /// Chooses among the new blocks of each source, each with the same probability.
 #[derive(Debug)]
@@ -101,8 +102,9 @@ impl Block {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_streams::memprof::Source;
+
+    use super::*;
 
     const BY: Source = Source::Internal;
 

@@ -6,7 +6,7 @@
 //! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`restraint`). What is part of
 //! an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
 //! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
-//! are followed, and in all of memory ([`search`]). [`life`] has what follows for each source.
+//! are followed, and in all of memory ([`search`]). [`lj_trace_estimate::life`] has what follows for each source.
 //!
 //! Limits: a string that is made again while it is dead and not swept yet lives on, and counts as dead. What has a
 //! finalizer lives a cycle longer than it is in reach. Blocks that nothing is found to refer to (string buffers, or a table's
@@ -26,6 +26,16 @@ use std::collections::{HashMap, VecDeque};
 
 use lj_trace_common::layout::gct;
 use lj_trace_common::lifetime::{Followed, State};
+use lj_trace_estimate::life::{Fates, Living};
+use lj_trace_estimate::observation::{Nanos, SourceId};
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::object::{field, marked_offset};
+use lj_trace_luajit::shape::Shape;
+use lj_trace_probes::programs::{ProbeError, Programs};
+use lj_trace_probes::watchpoints::Watchpoints;
+use lj_trace_process::clocks::cpu_time;
+use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_streams::memprof::Event;
 
 use self::choice::{Block, Choice};
 use self::object::{Object, object_in};
@@ -36,17 +46,7 @@ use self::polled::Polled;
 use self::restraint::{Restraint, Verdict};
 use self::search::Search;
 use crate::bounded::now;
-use lj_trace_estimate::life::{Fates, Living};
 pub use lj_trace_estimate::life::{Kept, Life, rank};
-use lj_trace_estimate::observation::{Nanos, SourceId};
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::object::{field, marked_offset};
-use lj_trace_luajit::shape::Shape;
-use lj_trace_probes::programs::{ProbeError, Programs};
-use lj_trace_probes::watchpoints::Watchpoints;
-use lj_trace_process::clocks::cpu_time;
-use lj_trace_process::{Process, ProcessMemory};
-use lj_trace_streams::memprof::Event;
 
 /// Objects of one source that are chosen at a time, while there is much room to follow them.
 const EACH: usize = 4;

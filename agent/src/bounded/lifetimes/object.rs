@@ -1,11 +1,11 @@
 //! Whether a block of memory is an object: parts of tables, stacks and buffers are blocks as well.
 
 use lj_trace_common::layout::gct;
-
-use crate::heap::object::{CDATA, Header};
 use lj_trace_luajit::object::marked_offset;
 use lj_trace_luajit::shape::{Shape, VALUE};
 use lj_trace_process::ProcessMemory;
+
+use crate::heap::object::{CDATA, Header};
 
 /// An object that may be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +68,9 @@ fn own_size(header: &Header, s: &Shape, kind: u8) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_luajit::testing::x64_layout;
+
+    use super::*;
 
     /// What is seen in a block of these words.
     fn seen(words: &[u64]) -> Option<u8> {

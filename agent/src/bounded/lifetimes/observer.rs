@@ -1,10 +1,10 @@
 //! Who looks at the objects that are followed: the kernel half, where a watchpoint tells when, else whoever polls the VM.
 
 use lj_trace_common::lifetime::{Followed, Watched};
+use lj_trace_probes::watchpoints::Watchpoints;
 
 use super::polled::Polled;
 use super::restraint::Spent;
-use lj_trace_probes::watchpoints::Watchpoints;
 
 /// Looks at the objects of each VM, in one way or the other.
 pub struct Observer {

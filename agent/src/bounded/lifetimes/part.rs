@@ -4,13 +4,13 @@
 use std::collections::{HashMap, HashSet};
 
 use lj_trace_common::layout::gct;
+use lj_trace_luajit::object::marked_offset;
+use lj_trace_luajit::shape::{NODE, Shape, VALUE};
+use lj_trace_process::ProcessMemory;
 
 use super::choice::Block;
 use super::object::Object;
 use crate::heap::object::Header;
-use lj_trace_luajit::object::marked_offset;
-use lj_trace_luajit::shape::{NODE, Shape, VALUE};
-use lj_trace_process::ProcessMemory;
 
 /// A block as part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,8 +128,9 @@ pub fn find_owners(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_luajit::testing::x64_layout;
+
+    use super::*;
 
     /// A table of Debian's build, with 9 slots of the array at `array`, and 4 of the hash at `node`.
     fn table(array: u64, node: u64) -> Vec<u64> {

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use lj_trace_common::lifetime::MAX_FOLLOWED;
-
-use super::object::Object;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::random::Random;
+
+use super::object::Object;
 
 /// What is followed.
 #[derive(Clone, Copy, Debug)]

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, State, WHITES, Watched};
 use lj_trace_common::memory::ReadMemory as _;
+use lj_trace_process::{Process, ProcessMemory};
 
 use crate::bounded::now;
-use lj_trace_process::{Process, ProcessMemory};
 
 /// So many objects are looked at at once: each has two places at most, and a system call takes 1024 (`IOV_MAX`).
 const AT_ONCE: usize = 512;

@@ -5,12 +5,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
-use super::choice::Block;
-use super::part::{Part, may_be_part, owner_with};
 use lj_trace_estimate::observation::Nanos;
 use lj_trace_luajit::scan::object_memory;
 use lj_trace_luajit::shape::Shape;
 use lj_trace_process::{Process, ProcessMemory};
+
+use super::choice::Block;
+use super::part::{Part, may_be_part, owner_with};
 
 /// How much is read at a time.
 const PIECE: usize = 1 << 20;
@@ -161,9 +162,9 @@ fn references(start: u64, bytes: &[u8], filter: &Filter) -> Vec<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use lj_trace_common::layout::gct;
+    use lj_trace_luajit::testing::x64_layout;
 
     use super::*;
-    use lj_trace_luajit::testing::x64_layout;
 
     #[test]
     fn references_of_both_widths_are_seen() {

@@ -7,9 +7,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use lj_trace_common::config::Counter;
-
-use super::policy::{MOST_EVENTS, Next, Past, Policy};
-use crate::bounded::now;
 use lj_trace_estimate::observation::Nanos;
 use lj_trace_probes::calibrate::{ASSUMED, ProbeCost};
 use lj_trace_probes::cost::{Counted, IN_WINDOW};
@@ -18,6 +15,9 @@ use lj_trace_probes::windows::{WindowOpener, WindowProbes, next_number};
 use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::privileges::priority::come_first;
 use lj_trace_process::privileges::{self, Capabilities};
+
+use super::policy::{MOST_EVENTS, Next, Past, Policy};
+use crate::bounded::now;
 
 /// How often a window that is open is looked at.
 const LOOK: Duration = Duration::from_micros(500);

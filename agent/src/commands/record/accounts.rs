@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{Counter, MAX_VMS};
+use lj_trace_probes::programs::Programs;
 
 use crate::record::{Gap, Ledger, MemoryEvents, MemoryTally, OtherCalls, VmCalls};
-use lj_trace_probes::programs::Programs;
 
 /// What is known of VMs that were closed, and of calls that nobody has worked off.
 #[derive(Debug, Default)]

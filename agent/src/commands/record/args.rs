@@ -6,17 +6,17 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::programs::Wanted;
+use lj_trace_probes::sampler::Places;
+use lj_trace_profile::formats::insert_before_ending;
+use lj_trace_profile::{Format, Output, Weight};
 
 use super::cost::{LimitArgs, parse_share};
 use crate::exit::CommandError;
 use crate::record::JitSamples;
 use crate::record::outputs::{OutputFiles, numbered};
 use crate::record::pieces::now_in_names;
-use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::programs::Wanted;
-use lj_trace_probes::sampler::Places;
-use lj_trace_profile::formats::insert_before_ending;
-use lj_trace_profile::{Format, Output, Weight};
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]

@@ -1,14 +1,5 @@
 //! A memory profile of bounded cost: windows, and what is known without probes.
 
-use super::args::{Mode, RecordArgs};
-use super::cost;
-use super::lookout::Strangers;
-use super::targets::RecordTarget;
-use crate::bounded::counters::Counters;
-use crate::bounded::lifetimes::polled::Polled;
-use crate::bounded::windows::driver::{News, Settings, Windows};
-use crate::exit::CommandError;
-use crate::record::Estimation;
 use lj_trace_luajit::Vm;
 use lj_trace_probes::activity::ActivityBuffer;
 use lj_trace_probes::allocator::AllocationProbes;
@@ -22,6 +13,16 @@ use lj_trace_probes::sampler::Sampler;
 use lj_trace_probes::windows::WindowOpener;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_profile::Weight;
+
+use super::args::{Mode, RecordArgs};
+use super::cost;
+use super::lookout::Strangers;
+use super::targets::RecordTarget;
+use crate::bounded::counters::Counters;
+use crate::bounded::lifetimes::polled::Polled;
+use crate::bounded::windows::driver::{News, Settings, Windows};
+use crate::exit::CommandError;
+use crate::record::Estimation;
 
 /// What light samples may cost, as a share of CPU time.
 const SAMPLER_BUDGET: f64 = 0.005;

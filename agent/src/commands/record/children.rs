@@ -8,12 +8,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::args::RecordArgs;
-use super::targets::RecordTarget;
-use crate::exit::CommandError;
 use lj_trace_luajit::{FirstVms, find_first_vms};
 use lj_trace_process::family::descendants_of_all;
 use lj_trace_process::{Maps, Process};
+
+use super::args::RecordArgs;
+use super::targets::RecordTarget;
+use crate::exit::CommandError;
 
 /// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
 /// program.

@@ -8,8 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-
-use crate::exit::CommandError;
 use lj_trace_probes::calibrate::{self, ASSUMED, ProbeCost};
 use lj_trace_probes::cost::{Cost, Counted};
 use lj_trace_probes::mechanism::Mechanism;
@@ -20,6 +18,8 @@ use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::privileges::{self, Capabilities, Capability};
 use lj_trace_process::{Process, Switches};
+
+use crate::exit::CommandError;
 
 /// How much a profile may cost.
 #[derive(Clone, Debug, Args)]

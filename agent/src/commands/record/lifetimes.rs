@@ -2,15 +2,16 @@
 
 use std::sync::Once;
 
+use lj_trace_probes::harm::Harm;
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::watchpoints::Watchpoints;
+use lj_trace_process::journal::{Priority, say};
+
 use super::args::{RecordArgs, UseWatchpoint};
 use super::targets::RecordTarget;
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::lifetimes::polled::Polled;
 use crate::record::Estimation;
-use lj_trace_probes::harm::Harm;
-use lj_trace_probes::programs::Programs;
-use lj_trace_probes::watchpoints::Watchpoints;
-use lj_trace_process::journal::{Priority, say};
 
 /// Begins to follow some of the objects that windows see. Where the machine has no watchpoints to spare, or the program would
 /// be slower for one that is not even hit, the collectors are polled.

@@ -5,7 +5,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lj_trace_common::config::{Counter, SHARED_USER_DATA};
+use lj_trace_luajit::Vm;
+use lj_trace_probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use lj_trace_probes::cost::Cost;
+use lj_trace_probes::perf_event::Clock;
+use lj_trace_probes::programs::Programs;
+use lj_trace_process::Process;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_profile::Weight;
 
 use super::accounts::Accounts;
 use super::args::{BenchmarkProbes, RecordArgs, default_output};
@@ -22,13 +29,6 @@ use crate::record::{
     CSymbols, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
     MemorySummary, Resolved, Room, TraceTable,
 };
-use lj_trace_luajit::Vm;
-use lj_trace_probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
-use lj_trace_probes::perf_event::Clock;
-use lj_trace_probes::programs::Programs;
-use lj_trace_process::Process;
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_profile::Weight;
 
 /// Events that are taken at once before anything else is looked after.
 const BATCH: usize = 1 << 16;

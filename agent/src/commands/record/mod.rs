@@ -31,6 +31,13 @@ pub use args::{Mode, RecordArgs};
 pub(super) use args::{parse_address, parse_duration};
 use children::NewChildren;
 use interrupts::Interrupts;
+use lj_trace_probes::calibrate::try_probe;
+use lj_trace_probes::guardian;
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::perf_event::{Clock, try_open};
+use lj_trace_process::Process;
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
 use progress::Progress;
 use recording::Recording;
 use session::Session;
@@ -40,13 +47,6 @@ use targets::{RecordTarget, targets};
 use crate::exit::CommandError;
 use crate::record::allow_replacing;
 use crate::service::memory::MemoryLimit;
-use lj_trace_probes::calibrate::try_probe;
-use lj_trace_probes::guardian;
-use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::perf_event::{Clock, try_open};
-use lj_trace_process::Process;
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
 
 /// Runs the command.
 ///

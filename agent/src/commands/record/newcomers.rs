@@ -3,11 +3,12 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::record::Pipeline;
 use lj_trace_luajit::{Vm, find_vms, prove_again, runs_its_text};
 use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
 use lj_trace_process::clocks::ClockId;
+
+use crate::record::Pipeline;
 
 /// How soon memory is searched again. Twice as long after each search that has found nothing.
 const FIRST_WAIT: Duration = Duration::from_millis(100);

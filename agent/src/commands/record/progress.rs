@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use lj_trace_process::journal::{Priority, say};
 
 use super::args::RecordArgs;
 use super::recording::Recording;
 use super::targets::RecordTarget;
 use crate::service::notify::Notifier;
-use lj_trace_process::journal::{Priority, say};
 
 /// A line that changes on a terminal, plain lines at the start, and what a service manager is told.
 pub struct Progress {

@@ -7,6 +7,14 @@ use std::time::{Duration, Instant};
 use lj_trace_common::config::Counter;
 use lj_trace_common::event::{NO_VM, SAMPLE_ALLOCATION};
 use lj_trace_common::vm::VmConfig;
+use lj_trace_luajit::Vm;
+use lj_trace_probes::plan::ProbePlan;
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::sample::Record;
+use lj_trace_probes::sampler::{SampleBuffer, Sampler};
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::{Process, breakpoints};
+use lj_trace_profile::Frame;
 
 use super::args::RecordArgs;
 use super::budget::Budget;
@@ -20,14 +28,6 @@ use super::targets::RecordTarget;
 use crate::exit::CommandError;
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
-use lj_trace_luajit::Vm;
-use lj_trace_probes::plan::ProbePlan;
-use lj_trace_probes::programs::Programs;
-use lj_trace_probes::sample::Record;
-use lj_trace_probes::sampler::{SampleBuffer, Sampler};
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_process::{Process, breakpoints};
-use lj_trace_profile::Frame;
 
 /// What counts samples that never arrived.
 const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];

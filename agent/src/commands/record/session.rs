@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lj_trace_process::journal::{Priority, say};
+use lj_trace_process::sandbox;
+use lj_trace_process::sandbox::bounded;
+
 use super::args::{Mode, RecordArgs};
 use super::budget::{self, Budget};
 use super::memory::MemoryRecording;
@@ -16,9 +20,6 @@ use crate::exit::{CommandError, ExitCode};
 use crate::record::outputs::OutputFiles;
 use crate::record::pieces::now_in_names;
 use crate::record::{CpuReports, SampleListener};
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_process::sandbox;
-use lj_trace_process::sandbox::bounded;
 
 /// Everything that one run records.
 pub struct Session<'a> {

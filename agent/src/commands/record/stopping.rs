@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use lj_trace_process::Process;
 use tokio::io::unix::AsyncFd;
 
 use super::interrupts::Interrupts;
 use crate::exit::CommandError;
-use lj_trace_process::Process;
 
 /// Why recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

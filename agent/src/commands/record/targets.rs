@@ -1,13 +1,14 @@
 //! The processes that are recorded: the one that is named, or its children.
 
-use super::args::RecordArgs;
-use crate::dump::is_idle;
-use crate::exit::{CommandError, ExitCode};
-use crate::record::SharedListener;
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_process::family::descendants;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Maps, Process};
+
+use super::args::RecordArgs;
+use crate::dump::is_idle;
+use crate::exit::{CommandError, ExitCode};
+use crate::record::SharedListener;
 
 /// A process that is recorded.
 pub struct RecordTarget {

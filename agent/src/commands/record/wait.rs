@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use lj_trace_process::journal::{Priority, say};
+
 use super::args::RecordArgs;
 use super::interrupts::Interrupts;
 use super::progress::Progress;
 use super::targets::{RecordTarget, children};
 use crate::exit::{CommandError, ExitCode};
-use lj_trace_process::journal::{Priority, say};
 
 /// How often the process is looked at, at most; and at least, where looking through its memory takes long.
 const SHORTEST: Duration = Duration::from_millis(20);

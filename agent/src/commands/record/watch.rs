@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::targets::RecordTarget;
 use lj_trace_luajit::Vm;
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Halt, Process};
 use lj_trace_text::untrusted;
+
+use super::targets::RecordTarget;
 
 /// How often it is looked at.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -3,12 +3,13 @@
 use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
-use super::rendering::{Rendering, room_of, to};
-use super::{ReportArgs, open, warn_of};
-use crate::exit::{CommandError, ExitCode};
 use lj_trace_profile::diff::{Diff, Look};
 use lj_trace_profile::{Format, Output};
 use lj_trace_text::untrusted::{Form, PlainWriter};
+
+use super::rendering::{Rendering, room_of, to};
+use super::{ReportArgs, open, warn_of};
+use crate::exit::{CommandError, ExitCode};
 
 /// Compares the stream with the `old` one, in all outputs.
 ///

@@ -3,16 +3,17 @@
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
+use lj_trace_profile::estimated::is_sample;
+use lj_trace_profile::{
+    self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, memory, reference,
+};
+use lj_trace_streams::{Body, Stream, StreamError};
+use lj_trace_text::Room;
+use lj_trace_text::untrusted::{Form, PlainWriter};
+
 use super::{ReportArgs, file_name};
 use crate::exit::CommandError;
 use crate::record::OutputFile;
-use lj_trace_profile::estimated::is_sample;
-use lj_trace_profile::text::Room;
-use lj_trace_profile::{
-    self, CpuProfile, EstimatedProfile, Format, MemoryProfile, Output, Profile, Weight, formats, reference, text,
-};
-use lj_trace_streams::{Body, Stream, StreamError};
-use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// What is read of a stream to render it.
 pub enum Rendering {
@@ -151,7 +152,7 @@ impl Rendering {
             }
             Self::Memory { profile: Some(profile), .. } if format == Format::Text => {
                 let mut out = PlainWriter::new(out, Form::Text);
-                text::memory::write(profile, text::memory::Options { leak_only: args.leak_only }, room, &mut out)?;
+                memory::text::write(profile, memory::text::Options { leak_only: args.leak_only }, room, &mut out)?;
                 out.flush()
             }
             Self::Memory { profile: Some(profile), .. } => {

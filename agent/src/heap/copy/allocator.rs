@@ -6,10 +6,10 @@
 use std::ops::Range;
 
 use lj_trace_common::memory::ReadMemory;
-
-use super::ranges::{common, union, without};
 use lj_trace_luajit::Vm;
 use lj_trace_process::{PageKind, PageMap, ProcessMemory};
+
+use super::ranges::{common, union, without};
 
 /// `LJ_PAGESIZE` (`lj_alloc.c`): mappings of the allocator are as long as so many of these.
 const PAGE: u64 = 4096;
@@ -111,10 +111,11 @@ fn word(bytes: &[u8]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_luajit::InterpreterText;
     use lj_trace_luajit::testing::x64_layout;
     use lj_trace_process::Process;
+
+    use super::*;
 
     #[test]
     fn segments_and_large_blocks_are_found() {

@@ -12,15 +12,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_luajit::Vm;
+use lj_trace_luajit::overlay::plain_at;
+use lj_trace_process::{Maps, PageKind, PageMap, Process, ProcessMemory};
 
 use self::ranges::{common, union, without};
 use self::store::Store;
 pub use self::store::{StoreError, folders};
 use super::blocks::ReadSome;
 use super::off_the_stack::OffTheStack;
-use lj_trace_luajit::Vm;
-use lj_trace_luajit::overlay::plain_at;
-use lj_trace_process::{Maps, PageKind, PageMap, Process, ProcessMemory};
 
 /// So many bytes are read at once: they are still in the CPU's cache when they are stored.
 const PIECE: usize = 1 << 20;

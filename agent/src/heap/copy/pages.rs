@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::ranges::union;
 use lj_trace_process::{Mapping, Maps};
+
+use super::ranges::union;
 
 /// Longer mappings are no Lua heap, but addresses that somebody has reserved (AddressSanitizer's shadow has terabytes):
 /// to ask for their pages would take longer than to read a heap.

@@ -1,5 +1,7 @@
 //! What the process is, and what it does as a whole.
 
+use lj_trace_profile::frame::FrameKind;
+use lj_trace_streams::VmState;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -10,8 +12,6 @@ use super::{Palette, amount, percent};
 use crate::record::describe_state;
 use crate::top::app::{App, Tab};
 use crate::top::window;
-use lj_trace_profile::frame::FrameKind;
-use lj_trace_streams::VmState;
 
 /// Draws three lines: the process, its numbers, its VM states.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {

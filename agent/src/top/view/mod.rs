@@ -5,13 +5,13 @@ mod header;
 mod help;
 mod rows;
 
+use lj_trace_profile::frame::FrameKind;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::app::App;
-use lj_trace_profile::frame::FrameKind;
 
 /// Colours, where there are any (<https://no-color.org>).
 #[derive(Clone, Copy, Debug)]
@@ -102,15 +102,15 @@ fn percent(part: u64, whole: u64) -> f64 {
 mod tests {
     use std::time::Duration;
 
+    use lj_trace_profile::Frame as Named;
+    use lj_trace_streams::memprof::{Event, Source};
+    use lj_trace_streams::{Symbol, VmState};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     use super::*;
     use crate::record::{AllocationListener as _, Code, Resolved, ResolvedFrame, SampleListener as _};
     use crate::top::{Action, Gauge, Tab, Target};
-    use lj_trace_profile::Frame as Named;
-    use lj_trace_streams::memprof::{Event, Source};
-    use lj_trace_streams::{Symbol, VmState};
 
     fn app() -> App {
         let target = Target {

@@ -1,5 +1,7 @@
 //! The table: functions, lines, allocations or traces.
 
+use lj_trace_profile::frame::FrameKind;
+use lj_trace_text::untrusted::Untrusted;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Rect};
 use ratatui::style::{Modifier, Style};
@@ -10,8 +12,6 @@ use super::{Palette, amount, percent};
 use crate::record::SampledTrace;
 use crate::top::app::{App, Sort, Tab};
 use crate::top::window::Span;
-use lj_trace_profile::frame::FrameKind;
-use lj_trace_text::untrusted::Untrusted;
 
 /// Draws the rows of the view.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {

@@ -1,5 +1,6 @@
 //! What the walk through a trace's bytecode asks of the live VM.
 
+use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
 
 use super::cast::Callee;
@@ -8,7 +9,6 @@ use crate::bytecode::{Instruction, Op};
 use crate::object::{Function, expect_type, field, marked_offset, read_function};
 use crate::value::{self, Value};
 use crate::{Prototype, Trace, Vm, bytecode_set, trace_by_number};
-use lj_trace_common::layout::gct;
 
 /// A VM in the memory of its process.
 pub struct Around<'a, M> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::trace::{TraceCopy, TraceIdentity};
+use lj_trace_process::Maps;
 
 use super::ancestors::prototypes_above;
 use super::around::Around;
@@ -21,7 +22,6 @@ use super::machine::base_stores;
 use super::stacks::NOWHERE;
 use crate::page_cache::PageCache;
 use crate::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
-use lj_trace_process::Maps;
 
 /// A trace and what its code belongs to.
 #[derive(Debug)]

@@ -6,6 +6,8 @@ use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION, SAMPLE_ON_TRAC
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_common::vm::VmState;
+use lj_trace_process::Maps;
+use lj_trace_unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region, StackCopy};
 
 use super::attribution::Chain;
 use super::body::BodyError;
@@ -15,8 +17,6 @@ use super::known::{KnownTrace, Sought, Traces};
 use super::stacks::NOWHERE;
 use crate::Vm;
 use crate::object::field;
-use lj_trace_process::Maps;
-use lj_trace_unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region, StackCopy};
 
 /// What is known of the frames within a trace.
 #[derive(Clone, Debug)]

@@ -5,12 +5,13 @@ use std::ffi::CStr;
 use std::io::{self, Write as _};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
+use lj_trace_process::privileges::{self, Capabilities, Capability};
+use lj_trace_process::sockets::{DESCRIPTORS, receive, send};
+
 use super::Means;
 use super::message::{MAX_WORDS, Received, parse};
 use crate::perf_event::{Attr, link, open};
 use crate::uprobe_multi;
-use lj_trace_process::privileges::{self, Capabilities, Capability};
-use lj_trace_process::sockets::{DESCRIPTORS, receive, send};
 
 /// Where the guardian's socket is; before it are the standard streams.
 const SOCKET: RawFd = 3;

@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
-use super::Means;
-use crate::uprobe_multi::Kind;
 use lj_trace_process::privileges::Capabilities;
 use lj_trace_process::sockets::{self, DESCRIPTORS, receive};
+
+use super::Means;
+use crate::uprobe_multi::Kind;
 
 /// Probes that one order may be for: an allocator has some ten.
 pub const MAX_POINTS: usize = 512;

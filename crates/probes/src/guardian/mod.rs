@@ -19,12 +19,12 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use lj_trace_process::privileges::Capabilities;
+use lj_trace_process::sockets;
 use message::{Order, Words};
 
 use super::mechanism::Mechanism;
 use super::uprobe_multi::Kind;
-use lj_trace_process::privileges::Capabilities;
-use lj_trace_process::sockets;
 
 /// How probes are put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

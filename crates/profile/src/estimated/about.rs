@@ -1,9 +1,10 @@
 //! What an estimate is made from.
 
-use super::notes::{ESTIMATE, parse_figure, write_figure};
-use crate::memory::amount;
 use lj_trace_estimate::{Estimate, Figure};
 use lj_trace_streams::Annotation;
+
+use super::notes::{ESTIMATE, parse_figure, write_figure};
+use crate::memory::amount;
 
 /// What is known of all lines together, and what it is known from.
 #[derive(Clone, Debug, Default, PartialEq)]

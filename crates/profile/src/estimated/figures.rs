@@ -1,10 +1,11 @@
 //! An estimate for programs: the figures of each line with the errors that they have.
 
+use lj_trace_estimate::Figure;
+use lj_trace_estimate::life::Life;
+
 use super::EstimatedProfile;
 use crate::Frame;
 use crate::model::Profile as _;
-use lj_trace_estimate::Figure;
-use lj_trace_estimate::life::Life;
 
 /// What is known of a line, or of whatever else allocates.
 #[derive(Clone, Debug)]

@@ -2,13 +2,14 @@
 
 use std::io::{self, Write};
 
+use lj_trace_estimate::life::rank;
+use lj_trace_text::Room;
+
 use super::EstimatedProfile;
 use super::text::{aligned, with_error};
 use crate::memory::amount;
+use crate::memory::text::name;
 use crate::model::Profile as _;
-use crate::text::Room;
-use crate::text::memory::name;
-use lj_trace_estimate::life::rank;
 
 /// Cycles whose survivors are shown.
 const CYCLES: usize = 3;

@@ -13,6 +13,12 @@ use std::io;
 
 pub use about::About;
 pub use figures::LineFigures;
+use lj_trace_estimate::life::Life;
+use lj_trace_estimate::observation::SourceId;
+use lj_trace_estimate::{Estimate, Figure, Line};
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Annotation, Symbol};
+use lj_trace_text::Room;
 pub use notes::{is_sample, sample_mark};
 pub use verdict::Verdict;
 
@@ -20,12 +26,6 @@ use super::Frame;
 use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
 use super::model::{Measure, Profile, StackId, Stacks};
-use super::text::Room;
-use lj_trace_estimate::life::Life;
-use lj_trace_estimate::observation::SourceId;
-use lj_trace_estimate::{Estimate, Figure, Line};
-use lj_trace_streams::memprof::{Event, Source};
-use lj_trace_streams::{Annotation, Symbol};
 
 /// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
 /// the estimate over these comes from a recording ([`Self::set`]), or from the notes of its stream, which are symbols.

@@ -1,11 +1,12 @@
 //! An estimate as the notes of a stream: properties that only lj-trace reads. A line is told by its frames, not by
 //! addresses, which may mean something else at the stream's end.
 
-use crate::Frame;
 use lj_trace_estimate::life::Life;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::{Figure, Line};
 use lj_trace_streams::{Annotation, Symbol};
+
+use crate::Frame;
 
 /// The property that a stream of windows begins with.
 pub const SAMPLE: &str = "sample";

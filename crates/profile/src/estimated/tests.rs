@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use lj_trace_estimate::{Broken, Total};
+
 use super::*;
 use crate::formats::{folded, svg};
-use lj_trace_estimate::{Broken, Total};
 
 const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
 const OTHER: Source = Source::Internal;

@@ -2,11 +2,12 @@
 
 use std::io::{self, Write};
 
+use lj_trace_text::Room;
+
 use super::{EstimatedProfile, Figure, Line, Seen, lives};
 use crate::memory::amount;
+use crate::memory::text::name;
 use crate::model::Profile as _;
-use crate::text::Room;
-use crate::text::memory::name;
 
 const TOP: usize = 30;
 

@@ -12,11 +12,11 @@ use fxprof_processed_profile::{
     MarkerLocations, MarkerTiming, ProcessHandle, Profile as FirefoxProfile, SamplingInterval, StackHandle,
     StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp, WeightType,
 };
+use lj_trace_streams::VmState;
 
 use crate::frame::FrameKind;
 use crate::model::labels::Thread;
 use crate::model::{Profile, StackId, Unit};
-use lj_trace_streams::VmState;
 
 /// Time between samples where it is not known.
 const DEFAULT_PERIOD: u64 = 10_000_000;
@@ -354,11 +354,12 @@ impl StaticSchemaMarker for StateMarker {
 mod tests {
     use std::io::Read as _;
 
+    use lj_trace_streams::memprof::{Event, Source};
+
     use super::*;
     use crate::model::Labels;
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame, MemoryProfile, Weight};
-    use lj_trace_streams::memprof::{Event, Source};
 
     fn written(profile: &dyn Profile) -> serde_json::Value {
         let mut out = Vec::new();

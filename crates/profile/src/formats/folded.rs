@@ -53,9 +53,10 @@ pub fn escape(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_streams::VmState;
+
     use super::*;
     use crate::{CpuProfile, Frame};
-    use lj_trace_streams::VmState;
 
     #[test]
     fn lines_are_merged_sorted_and_free_of_separators() {

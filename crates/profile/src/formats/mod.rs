@@ -13,11 +13,11 @@ pub mod svg;
 
 use std::io::{self, Write};
 
+use lj_trace_text::Room;
+use lj_trace_text::untrusted::{Form, PlainWriter};
 pub use output::{Output, OutputError, insert_before_ending};
 
 use super::model::{Profile, Recorded};
-use super::text::Room;
-use lj_trace_text::untrusted::{Form, PlainWriter};
 
 /// A format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

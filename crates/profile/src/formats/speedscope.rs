@@ -189,11 +189,12 @@ impl Serialize for Stack<'_> {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_streams::VmState;
+
     use super::*;
     use crate::model::Labels;
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame};
-    use lj_trace_streams::VmState;
 
     fn written(profile: &dyn Profile) -> serde_json::Value {
         let mut out = Vec::new();

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 
 use inferno::flamegraph::Options;
 use inferno::flamegraph::color::{Color, PaletteMap};
+use lj_trace_text::fit;
 
 use super::{folded, picture};
 use crate::frame::FrameKind;
 use crate::model::Profile;
-use crate::text::fit;
 
 /// Characters of the title, and of the line below it, that fit into the picture beside its search field.
 const TITLE_COLUMNS: usize = 100;
@@ -65,9 +65,10 @@ fn color(kind: FrameKind, name: &str) -> Color {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_streams::VmState;
+
     use super::*;
     use crate::{CpuProfile, Frame};
-    use lj_trace_streams::VmState;
 
     #[test]
     fn the_picture_names_what_was_measured_and_escapes_it() {

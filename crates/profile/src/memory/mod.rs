@@ -2,19 +2,20 @@
 
 pub mod growth;
 pub mod sources;
+pub mod text;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::AddAssign;
 
 use growth::Growth;
+use lj_trace_streams::hash::HeapMap;
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_text::Room;
 use sources::Sources;
 
 use super::Frame;
 use super::model::{Measure, Profile, StackId, Stacks, Unit};
-use super::text;
-use lj_trace_streams::hash::HeapMap;
-use lj_trace_streams::memprof::{Event, Source};
 
 /// What a memory profile weighs its stacks by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -343,8 +344,8 @@ impl Profile for MemoryProfile {
         &self.losses
     }
 
-    fn write_text(&self, room: text::Room, out: &mut dyn io::Write) -> io::Result<()> {
-        text::memory::write(self, text::memory::Options::default(), room, out)
+    fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
+        text::write(self, text::Options::default(), room, out)
     }
 }
 
@@ -364,10 +365,11 @@ pub(super) fn amount(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::formats::folded;
     use lj_trace_streams::Symbol;
     use lj_trace_streams::memprof::Source;
+
+    use super::*;
+    use crate::formats::folded;
 
     const A: Source = Source::Lua { proto: 0x1000, line: 4 };
     const B: Source = Source::Lua { proto: 0x1000, line: 5 };

@@ -3,13 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::frame::Frame;
-use crate::model::{StackId, Stacks};
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::memprof::Source;
 use lj_trace_streams::{Annotation, Symbol, SymbolTable, reserved, symtab};
 use lj_trace_text::chunk_name;
 use lj_trace_unwind::symbols::demangle::demangle;
+
+use crate::frame::Frame;
+use crate::model::{StackId, Stacks};
 
 /// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
 ///
@@ -207,8 +208,9 @@ fn drop_all(stacks: &mut AddrMap<Source, StackId>, sources: Vec<Source>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_streams::TraceSymbol;
+
+    use super::*;
 
     struct Names {
         sources: Sources,

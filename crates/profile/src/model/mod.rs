@@ -20,7 +20,7 @@ pub use recorded::Recorded;
 pub use stacks::{FrameId, Row, StackId, Stacks, Weights};
 pub use timeline::{CounterSeries, Point, Timeline};
 
-use super::text::Room;
+use lj_trace_text::Room;
 
 /// A profile that can be written in every format.
 pub trait Profile {

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use lj_trace_streams::hash::AddrMap;
+
 use super::Labels;
 use super::labels::Thread;
 use crate::Frame;
-use lj_trace_streams::hash::AddrMap;
 
 /// A frame of a [`Stacks`], by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

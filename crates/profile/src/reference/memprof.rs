@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::lua_order::{Interner, pairs_order, sort};
-use super::sysprof::demangle;
 use lj_trace_streams::SymbolTable;
 use lj_trace_streams::hash::{AddrMap, HeapMap};
 use lj_trace_streams::memprof::{Event, Source};
+
+use super::lua_order::{Interner, pairs_order, sort};
+use super::sysprof::demangle;
 
 /// The parser's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -445,9 +446,10 @@ impl SourceEvents {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_streams::{Body, MemprofWriter, Stream, Symbol};
+
     use super::*;
     use crate::memprof;
-    use lj_trace_streams::{Body, MemprofWriter, Stream, Symbol};
 
     fn text(stream: &[u8], options: Options) -> String {
         let Stream { symbols, body, .. } = Stream::open(stream).unwrap();

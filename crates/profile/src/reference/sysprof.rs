@@ -143,8 +143,9 @@ pub(super) fn demangle(symbols: &SymbolTable, addr: u64, line: u64) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lj_trace_streams::{Body, Stream};
+
+    use super::*;
 
     #[test]
     fn golden_streams_read_as_the_parser_prints_them() {

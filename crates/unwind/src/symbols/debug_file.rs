@@ -7,9 +7,10 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lj_trace_process::{Process, Tree};
+
 use super::elf::{DebugLinks, debug_links};
 use crate::module::Image;
-use lj_trace_process::{Process, Tree};
 
 /// Where distributions put debug files (gdb's `debug-file-directory`).
 const DEBUG_DIRECTORY: &str = "/usr/lib/debug";

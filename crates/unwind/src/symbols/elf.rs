@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::io::Read as _;
 
+use lj_trace_process::sandbox::Question;
+use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 use object::elf::{STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
 use object::read::elf::ElfFile64;
 use object::{
@@ -11,8 +13,6 @@ use object::{
 };
 
 use crate::module::{Image, WithReader};
-use lj_trace_process::sandbox::Question;
-use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 
 /// Mini-debuginfo of the largest programs is some megabytes; nothing may unpack to more than this.
 const MAX_UNPACKED: u64 = 64 << 20;

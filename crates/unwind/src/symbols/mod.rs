@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use lj_trace_process::Process;
+
 use crate::module::Module;
 use crate::modules::{Located, Modules, Place};
 use demangle::demangle;
 use elf::SymbolTable;
 pub use kernel::KernelSymbols;
-use lj_trace_process::Process;
 
 /// Symbols kept; a program rarely shows more than some thousand distinct addresses.
 const MAX_CACHED: usize = 1 << 15;

@@ -1,10 +1,11 @@
 //! What a trace can have done at all, told by its constants: what is not among them did not happen.
 
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memory::ReadMemory;
+
 use crate::trace::body::Body;
 use crate::trace::cast::{Cast, object};
 use crate::trace::ir::{BIAS, FIRST, Numbering, Op, irt, is_wide};
-use lj_trace_common::layout::VmLayout;
-use lj_trace_common::memory::ReadMemory;
 
 use crate::InterpreterText;
 use crate::object::read_string;

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use lj_trace_text::untrusted::Untrusted;
 use prost::Message as _;
 
 use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType};
 use super::functions::Functions;
 use crate::Frame;
 use crate::model::{Measure, NativeModule, Profile, Recorded, Row, Unit};
-use lj_trace_text::untrusted::Untrusted;
 
 /// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
 ///
@@ -174,13 +174,14 @@ fn signed(value: u64) -> i64 {
 mod tests {
     use std::io::Read as _;
 
+    use lj_trace_streams::VmState;
+    use lj_trace_streams::memprof::{Event, Source};
+
     use super::*;
     use crate::model::Labels;
     use crate::model::labels::Thread;
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, MemoryProfile, Weight};
-    use lj_trace_streams::VmState;
-    use lj_trace_streams::memprof::{Event, Source};
 
     fn written(profile: &dyn Profile) -> message::Profile {
         let mut out = Vec::new();

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::Room;
-use super::table::percent;
-use crate::Frame;
-use crate::memory::{Garbage, MemoryProfile, amount};
-use crate::model::{Profile as _, Row, Stacks};
 use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{Room, percent};
+
+use super::{Garbage, MemoryProfile, amount};
+use crate::Frame;
+use crate::model::{Profile as _, Row, Stacks};
 
 const TOP: usize = 20;
 
@@ -209,11 +209,12 @@ fn table(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::Weight;
-    use crate::text::COLUMNS;
     use lj_trace_streams::Symbol;
     use lj_trace_streams::memprof::{Event, Source};
+    use lj_trace_text::COLUMNS;
+
+    use super::*;
+    use crate::Weight;
 
     fn text(options: Options) -> String {
         let mut profile = MemoryProfile::new(Weight::Held, "test");

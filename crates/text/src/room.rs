@@ -6,6 +6,8 @@
 
 use std::io::IsTerminal;
 
+use super::{COLUMNS, fit, fit_end};
+
 /// What stands for what was left out.
 const GAP: &str = "...";
 
@@ -21,7 +23,7 @@ pub enum Room {
 impl Room {
     /// What a text on standard output or standard error has.
     pub fn of(stream: &impl IsTerminal) -> Self {
-        if stream.is_terminal() { Self::Columns(super::COLUMNS) } else { Self::Unlimited }
+        if stream.is_terminal() { Self::Columns(COLUMNS) } else { Self::Unlimited }
     }
 
     /// The room that is left beside so many columns of figures.
@@ -54,7 +56,7 @@ impl Room {
     /// A title, cut in its middle.
     pub fn title(self, title: &str) -> String {
         match self {
-            Self::Columns(columns) => super::fit(title, columns),
+            Self::Columns(columns) => fit(title, columns),
             Self::Unlimited => one_line(title),
         }
     }
@@ -62,7 +64,7 @@ impl Room {
     /// A text, cut at its end.
     pub fn text(self, text: &str) -> String {
         match self {
-            Self::Columns(columns) => super::fit_end(text, columns),
+            Self::Columns(columns) => fit_end(text, columns),
             Self::Unlimited => one_line(text),
         }
     }

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
-use super::Room;
-use super::table::percent;
-use crate::{CpuProfile, Frame, Profile as _};
 use lj_trace_streams::VmState;
+use lj_trace_text::{Room, percent};
+
+use crate::{CpuProfile, Frame, Profile as _};
 
 const TOP: usize = 20;
 /// Room for a file and line, beside its code.
@@ -212,8 +212,9 @@ fn write_missing(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::R
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_text::COLUMNS;
+
     use super::*;
-    use crate::text::COLUMNS;
 
     fn lua(name: &str, line: u32) -> Frame {
         Frame::lua(Some(name.into()), b"@a.lua", line, None)
