@@ -2,6 +2,10 @@
 //!
 //! The interpreter is `luajit`, or the one named by `$LUAJIT`.
 
+#[path = "../../tests/src/skips.rs"]
+#[allow(dead_code, reason = "each test uses a part of it")]
+mod skips;
+
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
@@ -19,7 +23,7 @@ fn plans_cheap_probes_on_a_running_vm() {
     let mut child = match child {
         Ok(child) => child,
         Err(error) => {
-            eprintln!("not tested on a live VM: {} cannot be run ({error})", luajit.display());
+            skips::skip_without("luajit", &format!("{} cannot be run ({error})", luajit.display()));
             return;
         }
     };

@@ -2,6 +2,10 @@
 //! `-- certain:` say what some machine instruction belongs to, without a mark: the line in the innermost function, then
 //! that in each caller within the trace, `8<11`. All lines of it are in the one file.
 
+#[path = "../../tests/src/skips.rs"]
+#[allow(dead_code, reason = "each test uses a part of it")]
+mod skips;
+
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,7 +26,7 @@ impl Program {
         let mut child = match child {
             Ok(child) => child,
             Err(error) => {
-                eprintln!("not tested on a live VM: {} cannot be run ({error})", luajit.display());
+                skips::skip_without("luajit", &format!("{} cannot be run ({error})", luajit.display()));
                 return None;
             }
         };

@@ -3,6 +3,10 @@
 //! A LuaJIT child process runs `vm_truth.lua`, prints what its own `debug` and `jit.util` libraries know, and
 //! waits while its memory is read. The interpreter is `luajit`, or the one named by `$LUAJIT`.
 
+#[path = "../../tests/src/skips.rs"]
+#[allow(dead_code, reason = "each test uses a part of it")]
+mod skips;
+
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -21,7 +25,7 @@ struct Truth {
 }
 
 impl Truth {
-    /// Starts the child; `None` if there is no LuaJIT here.
+    /// Starts the child; `None` if there is no LuaJIT here, and `LJ_TRACE_TEST_WITHOUT` says so.
     fn start() -> Option<Self> {
         let luajit = std::env::var_os("LUAJIT").unwrap_or_else(|| "luajit".into());
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vm_truth.lua");
@@ -29,7 +33,7 @@ impl Truth {
         let mut child = match child {
             Ok(child) => child,
             Err(error) => {
-                eprintln!("not tested on a live VM: {} cannot be run ({error})", luajit.display());
+                skips::skip_without("luajit", &format!("{} cannot be run ({error})", luajit.display()));
                 return None;
             }
         };

@@ -30,6 +30,7 @@ pub mod refusing;
 pub mod screen;
 pub mod server;
 pub mod shares;
+pub mod skips;
 pub mod slope;
 pub mod source;
 pub mod standstill;

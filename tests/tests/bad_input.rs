@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
+use lj_trace_tests::skips::skip;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use lj_trace_tests::workload::{TRUTH, Workload};
@@ -59,7 +60,7 @@ fn a_kernel_thread() -> Result<()> {
     if std::fs::read_to_string("/proc/2/comm").is_ok_and(|name| name.trim() == "kthreadd") {
         run(["--pid", "2"])?.expect(exit_code::NO_LUAJIT, &["kernel thread"]);
     } else {
-        println!("not tested: process 2 is not the kernel's");
+        skip("process 2 is not the kernel's");
     }
     Ok(())
 }

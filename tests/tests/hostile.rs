@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::folded::{Stack, is_lua, line_in};
 use lj_trace_tests::programs::Program;
 use lj_trace_tests::recording::Recording;
@@ -21,7 +22,7 @@ const MEMORY: u64 = 200 << 10;
 /// Starts the host, or says why not.
 fn host(folder: &Path, what: &str) -> Result<Option<Workload>> {
     if !Path::new(LIBRARY).exists() {
-        println!("not tested: there is no {LIBRARY}");
+        skip_without("luajit", &format!("there is no {LIBRARY}"));
         return Ok(None);
     }
     Workload::start_host("hostile.c", folder, &[LIBRARY, what]).map(Some)

@@ -1,6 +1,7 @@
 //! `--kernel`: what the kernel does for a program.
 
 use anyhow::{Context as _, Result};
+use lj_trace_tests::skips::skip;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
 use lj_trace_tests::workload::Workload;
@@ -40,7 +41,7 @@ fn kernel_frames_are_shown_where_they_are_asked_for() -> Result<()> {
     // Emulated, what else it calls takes most of the time.
     assert!(reading * 4 * lj_trace_tests::slower() > samples, "{reading} of {samples} samples: {:#?}", recorded.folded);
     if is_restricted() {
-        println!("names of kernel functions not tested: kernel.kptr_restrict hides them");
+        skip("names of kernel functions: kernel.kptr_restrict hides them");
     } else {
         assert!(names.clone().any(|name| name == "vfs_read_[k]"), "{:#?}", recorded.folded);
     }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::allocations::{Allocations, Kind, growth};
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::workload::Workload;
@@ -49,7 +50,7 @@ impl Run {
 /// Records so many parts of what the host does.
 fn record(vms: usize, builtin: bool, parts: usize) -> Result<Option<Run>> {
     if !Path::new(LIBRARY).exists() {
-        println!("not tested: there is no {LIBRARY}");
+        skip_without("luajit", &format!("there is no {LIBRARY}"));
         return Ok(None);
     }
     let folder = tempfile::tempdir()?;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::allocations::{Allocations, Kind, Place, growth};
 use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::workload::Workload;
@@ -23,7 +24,7 @@ type Recorded = (HashMap<String, Allocations>, HashMap<String, i64>, String);
 /// Records the host, compiled with options, with options for lj-trace.
 fn record(options: &[&str], arguments: &[&str], more: &[&str]) -> Result<Option<Recorded>> {
     if !Path::new(LIBRARY).exists() {
-        println!("not tested: there is no {LIBRARY}");
+        skip_without("luajit", &format!("there is no {LIBRARY}"));
         return Ok(None);
     }
     let folder = tempfile::tempdir()?;
@@ -135,7 +136,7 @@ fn vms_with_a_perf_event_for_each_probe() -> Result<()> {
 #[test]
 fn an_allocator_in_memory_of_no_file_is_refused() -> Result<()> {
     if !Path::new(LIBRARY).exists() {
-        println!("not tested: there is no {LIBRARY}");
+        skip_without("luajit", &format!("there is no {LIBRARY}"));
         return Ok(());
     }
     let folder = tempfile::tempdir()?;

@@ -17,6 +17,7 @@ mod paths;
 mod programs;
 mod run;
 mod setup;
+mod skips;
 mod soak;
 mod story;
 mod test;

@@ -9,6 +9,7 @@ use crate::packages::{self, END_TO_END};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::toolchain::{BpfToolchain, host_cargo};
+use crate::skips::Skips;
 use crate::{build, consumers, dist, kernel, programs, setup, variants};
 
 /// Options of `cargo xtask test`.
@@ -30,6 +31,7 @@ pub fn test(options: &Options) -> Result<()> {
     }
     setup::setup_for_tests()?;
     let mut steps = Steps::default();
+    let skips = Skips::collect()?;
     // Nothing after it means anything if the build fails.
     let binary = build::build(&build::Options { debug: false })?;
     if options.filter.is_none() && options.package.is_none() {
@@ -49,6 +51,8 @@ pub fn test(options: &Options) -> Result<()> {
     if !unit.is_empty() {
         steps.check("unit tests", || {
             let mut cargo = host_cargo("test")?;
+            skips.told_to(&mut cargo);
+            cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
             run(cargo.env(build::BPF_OBJECT, build::bpf_object()).arg("--no-fail-fast").args(&unit).args(&filter))
         });
     }
@@ -66,10 +70,12 @@ pub fn test(options: &Options) -> Result<()> {
             cargo.env("RUST_LIB_BACKTRACE", "0");
             // One at a time: they measure shares of CPU time.
             cargo.args(["--", "--test-threads=1"]).env("LJ_TRACE_BIN", &binary);
+            skips.told_to(&mut cargo);
             cargo.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
             run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
         });
     }
+    steps.check("skips", || skips.verdict());
     steps.verdict()
 }
 
