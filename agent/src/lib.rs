@@ -13,6 +13,7 @@ pub mod dump;
 pub mod exit;
 pub mod heap;
 pub mod host;
+mod logging;
 pub mod record;
 pub mod service;
 pub mod stack;

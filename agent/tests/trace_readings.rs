@@ -49,7 +49,7 @@ impl Drop for Program {
 /// The lines of a chain, the innermost first.
 fn lines(trace: &KnownTrace, chain: &Chain) -> Option<String> {
     let line = |&(callee, position): &(lj_trace_luajit::trace::Callee, u32)| {
-        trace.cast.prototype(callee.prototype()?)?.line_at(position)
+        trace.functions.prototype(callee.prototype()?)?.line_at(position)
     };
     let lines: Option<Vec<String>> = chain.iter().rev().map(|frame| Some(line(frame)?.to_string())).collect();
     Some(lines?.join("<"))

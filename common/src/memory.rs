@@ -57,6 +57,14 @@ unsafe fn clear_words<T: Plain>(value: *mut T) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreadable;
 
+impl core::fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the memory cannot be read")
+    }
+}
+
+impl core::error::Error for Unreadable {}
+
 /// Reads the memory of a target process. Addresses are the target's.
 pub trait ReadMemory {
     /// Reads a value of plain data at `address`, of any alignment.

@@ -6,13 +6,15 @@
 
 mod activity;
 mod allocation;
+mod bench_baseline;
 mod chosen;
 mod clock;
 mod count;
 mod empty;
-mod floor;
 mod kernel_stack;
 mod lifetimes;
+#[cfg(feature = "log")]
+mod log;
 mod maps;
 mod memory;
 mod pending;

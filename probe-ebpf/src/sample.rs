@@ -72,6 +72,8 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
     take(config, area, 0, 0, context.ctx.cast());
     timer.stop(Counter::SampleTime, LONGEST_SAMPLE);
+    #[cfg(feature = "log")]
+    crate::log::sample(&context, area);
     0
 }
 

@@ -3,6 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use crate::skips::skip_without;
+
 use crate::target_folder;
 
 /// A real program with a LuaJIT inside.

@@ -5,8 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
-use lj_trace_tests::skips::skip;
 use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::skips::skip;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use lj_trace_tests::workload::{TRUTH, Workload};
 

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::folded::{Stack, is_lua, line_in};
 use lj_trace_tests::programs::Program;
 use lj_trace_tests::recording::Recording;
+use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::source::definition_of;
 use lj_trace_tests::tracer::{Tracer, exit_code, run};
 use lj_trace_tests::workload::Workload;

@@ -1,9 +1,9 @@
 //! `--kernel`: what the kernel does for a program.
 
 use anyhow::{Context as _, Result};
-use lj_trace_tests::skips::skip;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
+use lj_trace_tests::skips::skip;
 use lj_trace_tests::workload::Workload;
 
 /// Reads from `/dev/zero`, which takes the kernel's time alone.

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::allocations::{Allocations, Kind, growth};
+use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::workload::Workload;
 use serde_json::Value;

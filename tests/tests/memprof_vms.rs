@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::allocations::{Allocations, Kind, Place, growth};
+use lj_trace_tests::skips::skip_without;
 use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::workload::Workload;
 

@@ -13,17 +13,20 @@ use crate::toolchain::{BpfToolchain, HOST, host_cargo, static_cargo};
 pub const BPF_OBJECT: &str = "LJ_TRACE_BPF_OBJECT";
 
 /// Options of `cargo xtask build`.
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub struct Options {
     /// Build the agent without optimization, as target/debug/lj-trace
     #[arg(long)]
     pub debug: bool,
+    /// Have the BPF programs log what they do: `lj-trace record -vv` shows it
+    #[arg(long)]
+    pub bpf_log: bool,
 }
 
 /// Builds lj-trace and gives the binary's path: one that needs no shared library, if it is optimized and the C library
 /// allows it. What setup installs must be there.
 pub fn build(options: &Options) -> Result<PathBuf> {
-    let object = build_bpf()?;
+    let object = build_bpf(options.bpf_log)?;
     let program = ["--package", "lj-trace", "--bin", "lj-trace"];
     let built = |profile: &str| paths::target().join(profile).join("lj-trace");
     if options.debug {
@@ -46,10 +49,14 @@ pub fn build(options: &Options) -> Result<PathBuf> {
 }
 
 /// Builds the BPF programs, always optimized as the kernel's verifier wants them, and gives the object's path.
-pub fn build_bpf() -> Result<PathBuf> {
+pub fn build_bpf(log: bool) -> Result<PathBuf> {
     let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
     let mut cargo = toolchain.cargo("build")?;
-    run(cargo.args(["--release", "--package", "lj-trace-ebpf"]))?;
+    cargo.args(["--release", "--package", "lj-trace-ebpf"]);
+    if log {
+        cargo.args(["--features", "log"]);
+    }
+    run(&mut cargo)?;
     Ok(bpf_object())
 }
 

@@ -23,7 +23,7 @@ const SHOWN: usize = 12;
 /// Sets up, builds, profiles `tests/lua/demo.lua` on the distribution's luajit, and shows what came out.
 pub fn demo(options: &Options) -> Result<()> {
     setup::setup()?;
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = build::build(&build::Options::default())?;
     if !is_root() {
         bail!("profiling needs privileges: run the demo as root");
     }

@@ -39,7 +39,7 @@ tables are all there, both below the root and in the stream of its own VM and no
 /// Runs all cells and writes the page.
 pub fn matrix() -> Result<()> {
     setup::setup_for(Scope::Matrix)?;
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = build::build(&build::Options::default())?;
     variants::build_for(Scope::Matrix)?;
     if !is_root() {
         bail!("the tests attach to other processes: run `cargo xtask matrix` as root");

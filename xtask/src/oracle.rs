@@ -20,7 +20,7 @@ pub struct Options {
 /// Sets up, builds, and asks the oracle.
 pub fn oracle(options: &Options) -> Result<()> {
     setup::setup_for(Scope::Tests)?;
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = build::build(&build::Options::default())?;
     if !is_root() {
         bail!("profiling needs privileges: run the oracle as root");
     }

@@ -35,7 +35,7 @@ enum Profile {
 /// Sets up, builds, and soaks; what it has found is printed.
 pub fn soak(options: &Options) -> Result<()> {
     setup::setup_for(Scope::Tests)?;
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = build::build(&build::Options::default())?;
     if !is_root() {
         bail!("profiling needs privileges: run the soak as root");
     }

@@ -21,7 +21,7 @@ pub struct Options {
 /// Sets up, builds, and tells the stories.
 pub fn story(options: &Options) -> Result<()> {
     setup::setup_for(Scope::Tests)?;
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = build::build(&build::Options::default())?;
     if !is_root() {
         bail!("profiling needs privileges: run the story as root");
     }

@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use crate::packages::{self, END_TO_END};
 use crate::programs::Scope;
 use crate::run::{is_root, run};
-use crate::toolchain::{BpfToolchain, host_cargo};
 use crate::skips::Skips;
+use crate::toolchain::{BpfToolchain, host_cargo};
 use crate::{build, consumers, dist, kernel, programs, setup, variants};
 
 /// Options of `cargo xtask test`.
@@ -33,7 +33,7 @@ pub fn test(options: &Options) -> Result<()> {
     let mut steps = Steps::default();
     let skips = Skips::collect()?;
     // Nothing after it means anything if the build fails.
-    let binary = build::build(&build::Options { debug: false })?;
+    let binary = build::build(&build::Options::default())?;
     if options.filter.is_none() && options.package.is_none() {
         steps.check("format", || run(Command::new("cargo").args(["fmt", "--all", "--check"])));
         steps.check("lints", || run(host_cargo("clippy")?.args(["--all-targets", "--", "-D", "warnings"])));

@@ -50,7 +50,8 @@ fn links_lead_somewhere() {
 #[test]
 fn files_that_are_named_are_there() {
     let mut missing = Vec::new();
-    let bases = ["", "agent", "agent/src", "agent/src/commands", "common/src", "crates", "probe-ebpf/src", "tests", "xtask"];
+    let bases =
+        ["", "agent", "agent/src", "agent/src/commands", "common/src", "crates", "probe-ebpf/src", "tests", "xtask"];
     for (path, text) in all() {
         let own = path.parent().unwrap();
         for line in text.lines() {

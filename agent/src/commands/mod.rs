@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::exit::{self, CommandError};
+use crate::logging;
 
 use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::sandbox;
@@ -87,6 +88,10 @@ pub fn main() -> ExitCode {
             return if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS };
         }
     };
+    logging::start(match &cli.command {
+        Command::Record(args) => args.verbose,
+        _ => 0,
+    });
     let outcome = match cli.command {
         Command::Record(args) => record::run(&args).map(|()| exit::ExitCode::OK),
         Command::Report(args) => report::run(&args).map(|()| exit::ExitCode::OK),

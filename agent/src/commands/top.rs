@@ -11,7 +11,7 @@ use ratatui::crossterm::event::{self, Event};
 use super::record::budget::{self, Budget};
 use super::record::cost::LimitArgs;
 use super::record::interrupts::Interrupts;
-use super::record::pace;
+use super::record::poll_interval;
 use super::record::recording::Recording;
 use super::record::stopping::{Stop, Stopping};
 use super::record::targets::{RecordTarget, targets};
@@ -108,7 +108,7 @@ fn look(
     runtime.block_on(async {
         let interrupts = Interrupts::listen()?;
         let mut stopping = Stopping::new(&interrupts, std::iter::once(&target.process))?;
-        let mut ticks = pace::ticks();
+        let mut ticks = poll_interval::ticks();
         let mut next = began;
         while !app.quit {
             tokio::select! {
@@ -120,16 +120,16 @@ fn look(
             }
             if app.ended.is_none() {
                 recording.drain(Some(app), Budget::new(budget::LOOK))?;
-                pace::relax(&mut ticks, recording.interval());
+                poll_interval::relax(&mut ticks, recording.interval());
                 if recording.is_over() {
-                    app.ended = Some(Stop::TooDear.describe());
+                    app.ended = Some(Stop::OverBudget.describe());
                 } else if target.process.has_become_another_program() {
                     end(Stop::TargetReplaced, recording, app)?;
                 }
             }
             let mut changed = act_on_keys(app)?;
             if Instant::now() >= next {
-                next += args.interval.max(pace::SHORTEST);
+                next += args.interval.max(poll_interval::SHORTEST);
                 next = next.max(Instant::now());
                 if app.ended.is_none() {
                     app.elapsed = began.elapsed();

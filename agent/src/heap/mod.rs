@@ -17,17 +17,17 @@ pub mod edges;
 pub mod file;
 pub mod index;
 pub mod labels;
+mod not_on_stack;
 pub mod object;
 pub mod objects;
-mod off_the_stack;
 pub mod overhead;
 pub mod paths;
 pub mod pause;
 pub mod pending;
 pub mod picture;
+pub mod retention;
 pub mod snapshot;
 pub mod text;
-pub mod trail;
 pub mod tree;
 pub mod walk;
 pub mod watchdog;
@@ -44,16 +44,16 @@ use lj_trace_luajit::shape::Shape;
 use lj_trace_luajit::status::{VmStatus, VmSummary};
 use lj_trace_process::{Process, TargetError};
 pub use pause::PauseError;
+pub use retention::Target;
 pub use snapshot::{Heap, Snapshot};
-pub use trail::Target;
 
 use self::blocks::Blocks;
 use self::copy::{Copied, Plan};
 use self::labels::Labels;
 use self::object::{Header, Kind, Scales};
 use self::objects::Objects;
+use self::retention::{NoPath, RetentionPaths};
 use self::snapshot::{Asked, Big, PathRow, TypeRow};
-use self::trail::{NoTrail, Trails};
 use self::walk::{Walked, Walker};
 use self::watchdog::Watchdog;
 
@@ -173,14 +173,14 @@ fn heap(
     let overhead = overhead::read(blocks, vm, &shape);
     let labels = Labels::new(blocks, vm.layout);
     let mut walked = Walker::new(blocks, maps, vm, &labels, (options.top, options.objects), tick).run();
-    let trails = Trails::new(blocks, vm, &labels);
+    let trails = RetentionPaths::new(blocks, vm, &labels);
     let strings = biggest(&trails, &mut walked, true);
     let tables = biggest(&trails, &mut walked, false);
     let asked = options.addresses.iter().map(|&address| {
         let measured = Header::read(blocks, &shape, address)
             .and_then(|object| Scales::new(blocks, shape, vm.global).measure(&object));
         let trail = trails.to(&mut walked, address);
-        let is_there = trail != Err(NoTrail::NoObject);
+        let is_there = trail != Err(NoPath::NoObject);
         Asked {
             address: format!("{address:#x}"),
             kind: measured.filter(|_| is_there).map(|measured| measured.kind),
@@ -212,15 +212,15 @@ fn describe(summary: &VmSummary) -> String {
     format!("{}{version}, {}", summary.fork, if summary.gc64 { "GC64" } else { "no GC64" })
 }
 
-fn in_words(trail: Result<String, NoTrail>) -> String {
+fn in_words(trail: Result<String, NoPath>) -> String {
     match trail {
         Ok(way) => way,
-        Err(NoTrail::NoObject) => "(no object of this VM)".to_owned(),
-        Err(NoTrail::Garbage) => "(garbage: nothing refers to it)".to_owned(),
+        Err(NoPath::NoObject) => "(no object of this VM)".to_owned(),
+        Err(NoPath::Garbage) => "(garbage: nothing refers to it)".to_owned(),
     }
 }
 
-fn biggest(trails: &Trails<'_, &Copied>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
+fn biggest(trails: &RetentionPaths<'_, &Copied>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
     let all = if strings { walked.biggest.strings() } else { walked.biggest.tables() };
     let one = |big: biggest::Big| Big {
         address: format!("{:#x}", big.address),

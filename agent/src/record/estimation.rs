@@ -14,7 +14,7 @@ use super::trace_lines::TraceLine;
 use super::window_tally::{UsualEvents, WindowTally, merge};
 use crate::bounded::lifetimes::Lifetimes;
 use crate::bounded::now;
-use crate::bounded::windows::driver::News;
+use crate::bounded::windows::driver::WindowEvent;
 
 /// How long after a window was closed its events are on their way still.
 const ON_THE_WAY: Nanos = 10_000_000;
@@ -206,13 +206,13 @@ impl Estimation {
     }
 
     /// Takes news of the windows.
-    pub fn news(&mut self, news: News) {
+    pub fn news(&mut self, news: WindowEvent) {
         match news {
-            News::Staying { number, opened } => self.staying = Some((number as u8, opened)),
-            News::Closed { number, opened, closed, stayed, cost } => {
+            WindowEvent::Staying { number, opened } => self.staying = Some((number as u8, opened)),
+            WindowEvent::Closed { number, opened, closed, stayed, cost } => {
                 self.closed.push_back(Closed { number: number as u8, opened, closed, stayed, cost });
             }
-            News::Failed => {}
+            WindowEvent::Failed => {}
         }
     }
 
@@ -339,7 +339,8 @@ mod tests {
         assert_eq!((tally.events, tally.freed), (5, 12), "a sweep gives nothing back");
         let made: Vec<_> = tally.window(0, 0).made.iter().map(|made| (made.bytes, made.count)).collect();
         assert_eq!(made, [(110, 3)]);
-        let closed = |number, at| News::Closed { number, opened: at, closed: at + 3 * MS, stayed: false, cost: 0.0 };
+        let closed =
+            |number, at| WindowEvent::Closed { number, opened: at, closed: at + 3 * MS, stayed: false, cost: 0.0 };
         // The number goes on beyond the bits that events have.
         estimation.news(closed(0x202, 100 * MS));
         estimation.complete(104 * MS);
@@ -351,14 +352,20 @@ mod tests {
     #[test]
     fn probes_that_stay_make_long_windows() {
         let mut estimation = estimation();
-        estimation.news(News::Staying { number: 5, opened: 100 * MS });
+        estimation.news(WindowEvent::Staying { number: 5, opened: 100 * MS });
         alloc(&mut estimation, 5, 100);
         estimation.complete(200 * MS);
         assert_eq!((estimation.tallies.len(), estimation.stayed()), (1, 0.0));
         estimation.complete(1200 * MS);
         assert_eq!(estimation.part.as_ref().map(|part| part.closed), Some(1200 * MS));
         alloc(&mut estimation, 5, 10);
-        estimation.news(News::Closed { number: 5, opened: 100 * MS, closed: 1250 * MS, stayed: true, cost: 0.0 });
+        estimation.news(WindowEvent::Closed {
+            number: 5,
+            opened: 100 * MS,
+            closed: 1250 * MS,
+            stayed: true,
+            cost: 0.0,
+        });
         estimation.complete(1300 * MS);
         assert!((estimation.stayed() - 1.15).abs() < 1e-6, "{}", estimation.stayed());
         assert!(estimation.staying.is_none() && estimation.part.is_none());

@@ -21,7 +21,7 @@ use lj_trace_profile::Frame as Named;
 use lj_trace_unwind::symbols::KernelSymbols;
 use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwinder, VmCode};
 
-use super::deciding::Deciding;
+use super::layout_decision::LayoutDecision;
 use super::machine_code::{self, machine_code};
 use super::naming::Namer;
 use super::stack_ends::StackEnds;
@@ -119,7 +119,7 @@ pub struct Pipeline {
     allowance: Allowance,
     /// How many traces of VMs that are gone were not read to their end.
     unfinished: u64,
-    deciding: Deciding,
+    deciding: LayoutDecision,
     /// Those of which more was decided.
     decided: Vec<usize>,
     codes: Vec<VmCode>,
@@ -152,7 +152,7 @@ impl Pipeline {
             traces: vms.iter().map(|_| Traces::within(&allowance)).collect(),
             allowance,
             unfinished: 0,
-            deciding: Deciding::default(),
+            deciding: LayoutDecision::default(),
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),

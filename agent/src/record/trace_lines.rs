@@ -142,7 +142,7 @@ fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, identity: &TraceI
 /// The innermost Lua function of a chain: its file, the function, and the line.
 fn frames(trace: &KnownTrace, chain: &Chain, definitions: &Definitions) -> Option<Vec<Frame>> {
     let lua = |(callee, position): &(lj_trace_luajit::trace::Callee, u32)| {
-        Some((trace.cast.prototype(callee.prototype()?)?, *position))
+        Some((trace.functions.prototype(callee.prototype()?)?, *position))
     };
     let (prototype, position) = chain.iter().rev().find_map(lua)?;
     let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();

@@ -17,7 +17,7 @@ use lj_trace_process::TargetError;
 use lj_trace_process::privileges::{Operation, Refusal, limits};
 
 use super::mechanism::Mechanism;
-use super::object;
+use super::{bpf_log, object};
 
 /// Why probing cannot begin. Each message names the cause and the fix.
 #[derive(Debug, thiserror::Error)]
@@ -219,6 +219,7 @@ impl Programs {
         }
         let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?).map_err(|error| refused(error.into()))?;
         let maps = if wanted.memory { descriptors(&ebpf).map_err(|error| refused(error.into()))? } else { Vec::new() };
+        bpf_log::follow(&mut ebpf);
         let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
         let counts = Counts(Arc::new(counts));
         let config = Config {

@@ -43,7 +43,7 @@ fn print(known: &KnownTrace) -> Result<()> {
                     continue;
                 }
             };
-            let known = known.cast.prototype(prototype);
+            let known = known.functions.prototype(prototype);
             let line = known.and_then(|known| known.line_at(position));
             // It may be a piece of a program, with blanks and new lines.
             let chunk = known.map_or_else(|| "-".into(), |known| known.chunkname.replace(char::is_whitespace, "_"));

@@ -119,7 +119,7 @@ pub fn bench(options: &Options) -> Result<()> {
     }
     let binary = match &options.binary {
         Some(binary) => binary.clone(),
-        None => build::build(&build::Options { debug: false })?,
+        None => build::build(&build::Options::default())?,
     };
     let scratch = paths::target().join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;

@@ -153,7 +153,7 @@ fn bench(name: &str, arguments: &[String], binary: Option<PathBuf>) -> Result<()
     setup::setup_for(Scope::Tests)?;
     let binary = match binary {
         Some(binary) => binary.canonicalize()?,
-        None => build::build(&build::Options { debug: false })?,
+        None => build::build(&build::Options::default())?,
     };
     let mut cargo = host_cargo("run")?;
     cargo.args(["--quiet", "--package", END_TO_END, "--bin", "bench", "--", name]).args(arguments);

@@ -38,7 +38,7 @@ pub fn dist(options: &Options) -> Result<()> {
         Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
         None => {
             setup::setup()?;
-            build::build(&build::Options { debug: false })?
+            build::build(&build::Options::default())?
         }
     };
     let packages = pack(&binary)?;

@@ -57,7 +57,7 @@ pub fn test(options: &KernelOptions, kernel: &str, filter: Option<&str>) -> Resu
     let binary = match env::var_os("LJ_TRACE_BIN") {
         // One that was built before.
         Some(binary) => PathBuf::from(binary),
-        None => build::build(&build::Options { debug: false })?,
+        None => build::build(&build::Options::default())?,
     };
     let folder = paths::target().join("kernel");
     let visible = [paths::root(), &folder, &binary];

@@ -1,9 +1,9 @@
 //! The counters of the collectors, read from outside while the target runs: what was allocated shows in them without any
 //! probe.
 
-mod away;
 mod collector;
 mod cpu_time;
+mod other_cpu;
 mod place;
 mod reader;
 

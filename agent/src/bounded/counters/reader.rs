@@ -11,9 +11,9 @@ use lj_trace_luajit::Vm;
 use lj_trace_process::privileges;
 use lj_trace_process::{Process, ProcessMemory};
 
-use super::away::Away;
 use super::collector::Collector;
 use super::cpu_time::CpuTime;
+use super::other_cpu::OtherCpu;
 use super::place::{Place, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
@@ -54,7 +54,7 @@ impl Counters {
     /// # Errors
     /// The system has no more threads.
     pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled) -> std::io::Result<Self> {
-        let (memory, away, cpu) = (process.memory(), Away::from(process.pid()), CpuTime::of(process.pid()));
+        let (memory, away, cpu) = (process.memory(), OtherCpu::from(process.pid()), CpuTime::of(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, readings) = mpsc::channel();
         let (more, new) = mpsc::channel();
@@ -166,7 +166,7 @@ struct Reader {
     looked: u32,
     cycles: u64,
     bursts: bool,
-    away: Away,
+    away: OtherCpu,
     cpu: CpuTime,
     polled: Polled,
     /// Bursts that were left out, since they would have stopped the target.

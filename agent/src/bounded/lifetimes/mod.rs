@@ -14,12 +14,12 @@
 
 pub mod choice;
 
+mod follow_budget;
 pub mod object;
 mod observer;
 pub mod part;
 mod places;
 pub mod polled;
-mod restraint;
 pub mod search;
 
 use std::collections::{HashMap, VecDeque};
@@ -38,12 +38,12 @@ use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_streams::memprof::Event;
 
 use self::choice::{Block, Choice};
+use self::follow_budget::{FollowBudget, Verdict};
 use self::object::{Object, object_in};
 use self::observer::Observer;
-use self::part::{Newborn, Part, find_owners};
+use self::part::{Part, RecentObject, find_owners};
 use self::places::{Place, Places};
 use self::polled::Polled;
-use self::restraint::{Restraint, Verdict};
 use self::search::Search;
 use crate::bounded::now;
 pub use lj_trace_estimate::life::{Kept, Life, rank};
@@ -64,7 +64,7 @@ pub struct Lifetimes {
     shapes: Vec<Shape>,
     choice: Choice,
     /// By VM.
-    newborn: Vec<Newborn>,
+    newborn: Vec<RecentObject>,
     search: Search,
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
@@ -73,7 +73,7 @@ pub struct Lifetimes {
     /// The flips of each VM at the last look.
     flips: Vec<u32>,
     pid: u32,
-    restraint: Restraint,
+    restraint: FollowBudget,
     /// Where each VM has its `gc.currentwhite`.
     currentwhites: Vec<u64>,
     /// The watchpoints were given up: that cost too much.
@@ -104,7 +104,7 @@ impl Lifetimes {
             places: Places::new(),
             flips: Vec::new(),
             pid: process.pid(),
-            restraint: Restraint::new(),
+            restraint: FollowBudget::new(),
             currentwhites: Vec::new(),
             gave_up: false,
         };
@@ -118,7 +118,7 @@ impl Lifetimes {
         self.observer.add(self.shapes.len(), currentwhite);
         self.currentwhites.push(currentwhite);
         self.shapes.push(Shape::new(vm.layout));
-        self.newborn.push(Newborn::default());
+        self.newborn.push(RecentObject::default());
         self.grown.push(VecDeque::new());
         self.flips.push(0);
     }

@@ -3,8 +3,8 @@
 use lj_trace_common::lifetime::{Followed, Watched};
 use lj_trace_probes::watchpoints::Watchpoints;
 
+use super::follow_budget::Spent;
 use super::polled::Polled;
-use super::restraint::Spent;
 
 /// Looks at the objects of each VM, in one way or the other.
 pub struct Observer {

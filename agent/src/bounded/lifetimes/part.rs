@@ -74,7 +74,7 @@ pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -
 
 /// What may be tables and coroutines of a VM that came into being lately: whoever makes one mostly fills it at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Newborn {
+pub struct RecentObject {
     /// Their addresses.
     blocks: [u64; NEWBORN],
     /// The place of the next one.
@@ -87,7 +87,7 @@ const NEWBORN: usize = 16;
 /// Small tables have their array part with them (`LJ_MAX_COLOSIZE`, `lj_def.h`).
 const MOST_SLOTS: u64 = 16;
 
-impl Newborn {
+impl RecentObject {
     /// Takes a new block.
     #[inline]
     pub fn add(&mut self, shape: &Shape, address: u64, size: u64) {
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn tables_are_known_by_their_size() {
-        let mut newborn = Newborn::default();
+        let mut newborn = RecentObject::default();
         for (address, size) in [(1, 64), (2, 64 + 128), (3, 40), (4, 96)] {
             newborn.add(&shape(), address, size);
         }

@@ -27,7 +27,7 @@ const LOOK_AT_STAYING: Duration = Duration::from_millis(5);
 
 /// A window that has begun or ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum News {
+pub enum WindowEvent {
     /// Probes that stay were put in: all calls are events of this window from then on.
     Staying {
         /// Its number.
@@ -56,7 +56,7 @@ pub enum News {
 pub struct Windows {
     thread: Option<JoinHandle<()>>,
     stop: Option<Sender<()>>,
-    news: Receiver<News>,
+    news: Receiver<WindowEvent>,
     disturbed: Arc<AtomicU64>,
 }
 
@@ -123,7 +123,7 @@ impl Windows {
     }
 
     /// What has happened since.
-    pub fn news(&self) -> impl Iterator<Item = News> + '_ {
+    pub fn news(&self) -> impl Iterator<Item = WindowEvent> + '_ {
         self.news.try_iter()
     }
 
@@ -175,7 +175,7 @@ struct Driver {
     /// When the CPU time of the target was last read, what it was, and what was counted by then.
     used: Option<(Nanos, f64, Counted)>,
     stopped: Receiver<()>,
-    news: Sender<News>,
+    news: Sender<WindowEvent>,
     /// Those of the first window, which are there already.
     first: Option<WindowProbes>,
     /// When the last window was closed.
@@ -220,7 +220,7 @@ impl Driver {
             }
         };
         let Some(probes) = probes.filter(|_| self.opener.gate().open(self.number).is_ok()) else {
-            let _ = self.news.send(News::Failed);
+            let _ = self.news.send(WindowEvent::Failed);
             return Err(Over);
         };
         Ok((probes, now()))
@@ -241,7 +241,7 @@ impl Driver {
         // The target is free within a millisecond, this thread only some 20 to 70 ms later.
         drop(probes);
         let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
-        self.news.send(News::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
+        self.news.send(WindowEvent::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
         Ok((after, closed))
     }
 
@@ -275,7 +275,7 @@ impl Driver {
         let allocators = self.opener.allocators();
         let (probes, opened) = self.open()?;
         let mut spent = before;
-        let mut over = self.news.send(News::Staying { number: self.number, opened }).map_err(|_| Over);
+        let mut over = self.news.send(WindowEvent::Staying { number: self.number, opened }).map_err(|_| Over);
         while over.is_ok() && self.policy.may_stay() && self.opener.allocators() == allocators {
             over = self.wait(if self.policy.is_tight() { LOOK } else { LOOK_AT_STAYING });
             let counted = Counted::read(&self.counts);

@@ -153,9 +153,9 @@ pub struct RecordArgs {
     #[arg(long, hide = true, value_enum)]
     pub benchmark_probes: Option<BenchmarkProbes>,
 
-    /// Say more about what is done: where the probes on the allocator are, and why there
-    #[arg(short, long)]
-    pub verbose: bool,
+    /// Say more about what is done: where the probes on the allocator are, and why there; -vv and -vvv log even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
 
     /// Show no progress and no summary
     #[arg(short, long)]

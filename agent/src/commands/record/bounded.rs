@@ -16,11 +16,11 @@ use lj_trace_profile::Weight;
 
 use super::args::{Mode, RecordArgs};
 use super::cost;
-use super::lookout::Strangers;
 use super::targets::RecordTarget;
+use super::unknown_vms::UnknownVms;
 use crate::bounded::counters::Counters;
 use crate::bounded::lifetimes::polled::Polled;
-use crate::bounded::windows::driver::{News, Settings, Windows};
+use crate::bounded::windows::driver::{Settings, WindowEvent, Windows};
 use crate::exit::CommandError;
 use crate::record::Estimation;
 
@@ -91,7 +91,7 @@ pub struct BoundedRecording {
     /// Samples a second of CPU time.
     rate: f64,
     budget: f64,
-    strangers: Strangers,
+    strangers: UnknownVms,
 }
 
 impl BoundedRecording {
@@ -127,7 +127,7 @@ impl BoundedRecording {
             probes: Box::new(move || cost::known_probes(is_cheap, tick)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
-        let (rate, strangers) = (f64::from(rate as u32), Strangers::new(&target.maps, &target.vms));
+        let (rate, strangers) = (f64::from(rate as u32), UnknownVms::new(&target.maps, &target.vms));
         Ok(Self { windows, counters, sampler, activity, rate, budget, strangers })
     }
 
@@ -146,7 +146,7 @@ impl BoundedRecording {
         estimation.set_sampling(self.rate);
         estimation.set_budget(self.budget);
         for news in self.windows.news() {
-            if news == News::Failed {
+            if news == WindowEvent::Failed {
                 let text = "lj-trace: the kernel does not put in probes any more: what comes from now on is not seen";
                 say(Priority::Warning, text);
             }
@@ -170,7 +170,7 @@ impl BoundedRecording {
     }
 
     /// Samples in an interpreter that no known VM was running.
-    pub fn strangers(&mut self) -> &mut Strangers {
+    pub fn strangers(&mut self) -> &mut UnknownVms {
         &mut self.strangers
     }
 

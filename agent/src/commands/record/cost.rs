@@ -78,14 +78,14 @@ pub struct CostMeter {
     /// The first reading.
     first: Option<Reading>,
     /// The one with the verdict that it cost too much.
-    too_dear: Option<Reading>,
+    over_budget: Option<Reading>,
     /// The last ones, from the one that a verdict compares with on.
     window: VecDeque<Reading>,
 }
 
 /// What has cost too much.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct TooDear {
+pub struct OverBudget {
     /// The share of the target's CPU time that its memory profile costs, if that is more than it may.
     pub memory: Option<f64>,
     /// The same for samples.
@@ -108,8 +108,8 @@ impl CostMeter {
         let [limit, samples_limit] = limits;
         let samples_limit = samples_limit.map(|limit| (limit, on_threads.sampler.is_none()));
         let switches = on_threads.any().then(|| Switches::of(process.pid()));
-        let (first, too_dear, window) = (None, None, VecDeque::new());
-        Self { calibration, pid: process.pid(), limit, samples_limit, switches, first, too_dear, window }
+        let (first, over_budget, window) = (None, None, VecDeque::new());
+        Self { calibration, pid: process.pid(), limit, samples_limit, switches, first, over_budget, window }
     }
 
     /// Begins: what the process has used so far is none of it.
@@ -119,13 +119,13 @@ impl CostMeter {
     }
 
     /// Has a look, if it is time to, at what costs more than it may.
-    pub fn look(&mut self, programs: &Programs) -> TooDear {
+    pub fn look(&mut self, programs: &Programs) -> OverBudget {
         let now = Instant::now();
         if self.window.back().is_some_and(|last| now - last.at < INTERVAL) {
-            return TooDear::default();
+            return OverBudget::default();
         }
         // A process that has exited has no clock any more.
-        let Some(cpu) = cpu_time(self.pid) else { return TooDear::default() };
+        let Some(cpu) = cpu_time(self.pid) else { return OverBudget::default() };
         let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
         if let Some(switches) = &mut self.switches {
             switches.look();
@@ -140,7 +140,7 @@ impl CostMeter {
         self.window.clear();
     }
 
-    fn judge(&mut self, probes: ProbeCost) -> Option<TooDear> {
+    fn judge(&mut self, probes: ProbeCost) -> Option<OverBudget> {
         let last = *self.window.back()?;
         let enough = |from: &Reading| last.at - from.at >= LEAST_TIME && last.cpu - from.cpu >= LEAST_CPU;
         while self.window.get(1).is_some_and(enough) {
@@ -153,7 +153,7 @@ impl CostMeter {
         let memory = share(&|counted| counted.memory_profile(probes));
         let memory = self.limit.take_if(|limit| memory > *limit).map(|_| memory);
         if memory.is_some() {
-            self.too_dear = Some(last);
+            self.over_budget = Some(last);
         }
         let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
             let all = share(&|counted| counted.cpu_profile(probes));
@@ -161,7 +161,7 @@ impl CostMeter {
             let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
             (all > limit && is_of_use).then_some(all)
         });
-        Some(TooDear { memory, samples })
+        Some(OverBudget { memory, samples })
     }
 
     /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
@@ -176,7 +176,7 @@ impl CostMeter {
             None => self.window.back().map(|last| (last.cpu, last.counted.with_switches(switches))),
         };
         let used = self.first.zip(last).map(|(first, (cpu, _))| cpu - first.cpu);
-        let memory_last = self.too_dear.map(|last| (last.cpu, last.counted)).or(last);
+        let memory_last = self.over_budget.map(|last| (last.cpu, last.counted)).or(last);
         let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event, switch| {
             let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
                 let used = cpu - first.cpu;

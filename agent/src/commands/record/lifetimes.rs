@@ -34,7 +34,7 @@ pub fn may_watch(args: &RecordArgs) -> bool {
         && match args.watchpoint {
             UseWatchpoint::Always => true,
             UseWatchpoint::Never => false,
-            UseWatchpoint::Auto => is_harmless(args.verbose),
+            UseWatchpoint::Auto => is_harmless(args.verbose > 0),
         }
 }
 

@@ -20,13 +20,13 @@ use super::bounded::BoundedRecording;
 use super::budget::Budget;
 use super::changes::{Changes, NewAllocator};
 use super::lifetimes;
-use super::lookout::{Lookout, Strangers};
 use super::targets::RecordTarget;
+use super::unknown_vms::{UnknownVmSampler, UnknownVms};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::exit::CommandError;
 use crate::record::{
-    CSymbols, Deciding, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
+    CSymbols, EstimateSummary, Gap, LayoutDecision, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs,
     MemorySummary, Resolved, Room, TraceTable,
 };
 
@@ -131,13 +131,13 @@ impl MemoryPreparation {
             lifetimes::start(target, programs, estimation, polled);
         }
         let only = only.and_then(|only| u32::try_from(only).ok());
-        let lookout = args.looks_out().then(|| Lookout::start(programs, process)).transpose();
+        let lookout = args.looks_out().then(|| UnknownVmSampler::start(programs, process)).transpose();
         if let Err(error) = &lookout {
             let text = format!("lj-trace: new VMs with new allocators will not be noticed: {error}");
             say(Priority::Info, &text);
         }
         Ok(MemoryRecording {
-            lookout: lookout.ok().flatten().map(|lookout| (lookout, Strangers::new(maps, vms))),
+            lookout: lookout.ok().flatten().map(|lookout| (lookout, UnknownVms::new(maps, vms))),
             version: args.stream_version,
             changes: Changes::new(process),
             gone: Vec::new(),
@@ -151,7 +151,7 @@ impl MemoryPreparation {
             began: Instant::now(),
             started: false,
             events,
-            deciding: Deciding::default(),
+            deciding: LayoutDecision::default(),
             c_symbols,
             outputs,
             ledger,
@@ -177,7 +177,7 @@ pub struct MemoryRecording {
     started: bool,
     /// By the VMs' indices in the programs.
     events: Vec<Option<MemoryEvents>>,
-    deciding: Deciding,
+    deciding: LayoutDecision,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
     /// Where it is written what became of every call.
@@ -191,7 +191,7 @@ pub struct MemoryRecording {
     /// Events of VMs that nothing is known of, or that are not to be recorded.
     strays: u64,
     /// If nothing else tells of VMs that nobody knows.
-    lookout: Option<(Lookout, Strangers)>,
+    lookout: Option<(UnknownVmSampler, UnknownVms)>,
     /// That of the streams.
     version: u8,
     /// What happens to VMs that the probes do not see.

@@ -9,15 +9,15 @@ mod children;
 pub(super) mod cost;
 pub(super) mod interrupts;
 mod lifetimes;
-mod lookout;
 mod memory;
-mod newcomers;
-pub(super) mod pace;
+pub(super) mod poll_interval;
 mod progress;
 pub(super) mod recording;
 mod session;
 pub(super) mod stopping;
 pub(super) mod targets;
+mod unknown_vms;
+mod vm_discovery;
 mod wait;
 mod watch;
 
@@ -179,7 +179,7 @@ async fn record(
 ) -> Result<Stop, CommandError> {
     let began = Instant::now();
     let deadline = session.deadline();
-    let mut ticks = pace::ticks();
+    let mut ticks = poll_interval::ticks();
     let mut next_look = began;
     let mut next_memory = began;
     let mut next_piece = args.rotate.and_then(|time| began.checked_add(time));
@@ -199,9 +199,9 @@ async fn record(
             _ = interim.recv() => session.write_interim()?,
             _ = ticks.tick() => {
                 session.drain()?;
-                pace::relax(&mut ticks, session.interval());
+                poll_interval::relax(&mut ticks, session.interval());
                 if session.is_over() && children.is_none() {
-                    break Ok(Stop::TooDear);
+                    break Ok(Stop::OverBudget);
                 }
                 progress.update(session.recordings(), began.elapsed());
                 session.look_after_targets();

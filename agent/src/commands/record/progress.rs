@@ -46,7 +46,7 @@ impl Progress {
                 say(Priority::Info, &text);
                 say_vms(target);
             }
-            if args.verbose {
+            if args.verbose > 0 {
                 for probes in recording.memory.iter().map(|memory| &memory.probes) {
                     probes.plans().iter().for_each(|plan| say(Priority::Info, &plan.to_string()));
                     say(Priority::Info, &probes.programs().to_string());

@@ -21,10 +21,10 @@ use super::budget::Budget;
 use super::cost::{Calibration, CostMeter, Costs, OnThreads};
 use super::lifetimes;
 use super::memory::{MemoryPreparation, MemoryRecording};
-use super::newcomers::Newcomers;
-use super::pace::Pace;
+use super::poll_interval::PollInterval;
 use super::stopping::Stop;
 use super::targets::RecordTarget;
+use super::vm_discovery::VmDiscovery;
 use crate::exit::CommandError;
 use crate::record::outputs::OutputFiles;
 use crate::record::{MemorySummary, Outputs, Pipeline, SampleListener, Summary, about_process};
@@ -60,7 +60,7 @@ pub struct Recording {
     only: Option<usize>,
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
-    newcomers: Newcomers,
+    newcomers: VmDiscovery,
     began: Instant,
     /// When it was looked for new CPUs, and how many there were.
     cpus_looked_at: Instant,
@@ -71,7 +71,7 @@ pub struct Recording {
     leaving: Vec<u32>,
     /// When it was looked whether VMs are still there.
     vms_looked_at: Instant,
-    pace: Pace,
+    pace: PollInterval,
     cost: CostMeter,
     /// When the target's memory was measured.
     memory_measured: Option<Instant>,
@@ -107,14 +107,14 @@ pub struct Summaries {
     cpu: Option<(Summary, Vec<PathBuf>)>,
     memory: Option<(MemorySummary, Vec<PathBuf>)>,
     /// Whether the memory profile ended since it cost too much.
-    too_dear: bool,
+    over_budget: bool,
 }
 
 impl Summaries {
     /// For people. `end` says why it ended.
     pub fn text(&self, end: &str) -> String {
         let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files));
-        let memory_end = if self.too_dear { Stop::TooDear.describe() } else { end };
+        let memory_end = if self.over_budget { Stop::OverBudget.describe() } else { end };
         let memory = self.memory.iter().map(|(summary, files)| summary.text(memory_end, files));
         cpu.chain(memory).collect()
     }
@@ -201,7 +201,7 @@ impl Recording {
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
-        let newcomers = Newcomers::new(process, target.may_have_more && only.is_none());
+        let newcomers = VmDiscovery::new(process, target.may_have_more && only.is_none());
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
         let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
@@ -220,7 +220,7 @@ impl Recording {
             cpu.outputs.begin()?;
         }
         let (process, name, only) = (process.clone(), target.name(), *only);
-        let pace = Pace::new((!wanted.memory).then_some(args.rate), Instant::now());
+        let pace = PollInterval::new((!wanted.memory).then_some(args.rate), Instant::now());
         let (left_out, memory_measured) = (0, None);
         Ok(Self {
             process,
@@ -426,7 +426,7 @@ impl Recording {
     /// Takes the probes on the allocators out once they cost the target more than they may. What they have recorded
     /// stays. Of samples that cost more than they may, fewer are taken.
     fn limit_cost(&mut self) -> Result<(), CommandError> {
-        let too_dear = self.cost.look(&self.programs);
+        let over_budget = self.cost.look(&self.programs);
         if let Some(cpu) = &mut self.cpu {
             cpu.sampler.keep_up(&mut self.programs)?;
             if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
@@ -440,7 +440,7 @@ impl Recording {
                     self.new_cpus += 1;
                 }
             }
-            if let Some(share) = too_dear.samples
+            if let Some(share) = over_budget.samples
                 && cpu.sampler.slow_down(&mut self.programs)?
             {
                 self.cost.begin_anew();
@@ -454,7 +454,7 @@ impl Recording {
                 say(Priority::Warning, &text);
             }
         }
-        let Some(share) = too_dear.memory else { return Ok(()) };
+        let Some(share) = over_budget.memory else { return Ok(()) };
         if let Some(memory) = &mut self.memory {
             memory.stop();
             let text = format!(
@@ -501,7 +501,7 @@ impl Recording {
                 return go_on();
             }
             if sample.header.vm != NO_VM {
-                Newcomers::introduce(process, pipeline, programs, sample.header.vm as usize);
+                VmDiscovery::introduce(process, pipeline, programs, sample.header.vm as usize);
             }
             let mut resolved = pipeline.resolve(sample);
             // At once: from then on the programs copy each trace that they meet.
@@ -666,12 +666,12 @@ impl Recording {
             let files = outputs.finish(&summary)?;
             Ok::<_, CommandError>((summary, files))
         });
-        let too_dear = memory.as_ref().is_some_and(|memory| memory.stopped.is_some());
+        let over_budget = memory.as_ref().is_some_and(|memory| memory.stopped.is_some());
         let memory =
             memory.map(|memory| memory.finish(&programs, duration, memory_cost, (UNREAD_STACKS, unread_stacks)));
         // Both are finished before either's error is reported.
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
-        Ok(Summaries { cpu: cpu?, memory: memory?, too_dear })
+        Ok(Summaries { cpu: cpu?, memory: memory?, over_budget })
     }
 }
 

@@ -10,7 +10,7 @@ use lj_trace_process::sandbox::bounded;
 use super::args::{Mode, RecordArgs};
 use super::budget::{self, Budget};
 use super::memory::MemoryRecording;
-use super::pace;
+use super::poll_interval;
 use super::progress::Progress;
 use super::recording::{Recording, Summaries};
 use super::stopping::Stop;
@@ -141,7 +141,7 @@ impl<'a> Session<'a> {
 
     /// How long after one [`Self::drain`] the next one should be.
     pub fn interval(&self) -> Duration {
-        self.recordings().map(Recording::interval).min().unwrap_or(pace::SHORTEST)
+        self.recordings().map(Recording::interval).min().unwrap_or(poll_interval::SHORTEST)
     }
 
     /// Takes what is ready of each.
@@ -226,9 +226,9 @@ impl<'a> Session<'a> {
         let (running, over): (Vec<_>, Vec<_>) =
             running.into_iter().partition(|own| own.target.process.is_alive() && !own.recording.is_over());
         self.running = running;
-        let (too_dear, exited) = over.into_iter().partition(|own| own.recording.is_over());
+        let (over_budget, exited) = over.into_iter().partition(|own| own.recording.is_over());
         self.end(replaced, Stop::TargetReplaced);
-        self.end(too_dear, Stop::TooDear);
+        self.end(over_budget, Stop::OverBudget);
         self.end(exited, Stop::TargetExited);
     }
 

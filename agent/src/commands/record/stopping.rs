@@ -16,7 +16,7 @@ pub enum Stop {
     Duration,
     TargetExited,
     /// It cost the process more than it may.
-    TooDear,
+    OverBudget,
     /// The memory that lj-trace may use is used up.
     OutOfMemory,
     /// It has executed another program.
@@ -34,7 +34,7 @@ impl Stop {
             Self::Signal => "stopped by a signal",
             Self::Duration => "finished",
             Self::TargetExited => "the process has exited",
-            Self::TooDear => "stopped since it cost the process too much",
+            Self::OverBudget => "stopped since it cost the process too much",
             Self::OutOfMemory => "stopped for want of memory",
             Self::TargetReplaced => "the process has executed another program",
             Self::TooLarge => "a stream has the size of --max-size",

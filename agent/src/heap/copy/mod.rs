@@ -20,7 +20,7 @@ use self::ranges::{common, union, without};
 use self::store::Store;
 pub use self::store::{StoreError, folders};
 use super::blocks::ReadSome;
-use super::off_the_stack::OffTheStack;
+use super::not_on_stack::NotOnStack;
 
 /// So many bytes are read at once: they are still in the CPU's cache when they are stored.
 const PIECE: usize = 1 << 20;
@@ -96,7 +96,7 @@ pub struct Copied {
     /// What was looked at: a page in there that is not in a run is one of zeros.
     covered: Vec<Range<u64>>,
     maps: Maps,
-    live: OffTheStack,
+    live: NotOnStack,
     /// What was read later, by the start of the mapping.
     outside: RefCell<BTreeMap<u64, u64>>,
     /// The last run that was asked for.
@@ -136,7 +136,7 @@ impl Copied {
             }
         }
         copier.read()?;
-        let live = OffTheStack::new(process.memory(), &maps);
+        let live = NotOnStack::new(process.memory(), &maps);
         let (runs, store) = (copier.runs, copier.store);
         let (outside, last) = (RefCell::default(), Cell::new(0));
         Ok(Self { runs, store, covered, maps, live, outside, last })

@@ -4,7 +4,7 @@
 use lj_trace_common::memory::ReadMemory;
 
 use super::body::Body;
-use super::cast::object_at;
+use super::functions::object_at;
 use super::ir::{BIAS, Code, Numbering, Op, irt};
 use crate::object::{Function, read_bytes, read_function};
 use crate::{Trace, Vm, trace_by_number};

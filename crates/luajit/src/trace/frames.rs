@@ -5,7 +5,7 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
 use super::body::Body;
-use super::cast::{Callee, Cast};
+use super::functions::{Callee, TraceFunctions};
 use super::ir::BIAS;
 
 /// A frame that a snapshot describes.
@@ -42,12 +42,12 @@ pub fn snapshot_frames<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
     body: &Body,
-    cast: &Cast,
+    functions: &TraceFunctions,
     index: usize,
 ) -> Result<Vec<SnapshotFrame>, BadLinks> {
     let (entries, tail) = body.snapshot_words(index).ok_or(BadLinks)?;
     let slots = Slots { body, entries };
-    if layout.is_gc64() { wide(memory, cast, &slots, tail) } else { narrow(memory, cast, &slots, tail) }
+    if layout.is_gc64() { wide(memory, functions, &slots, tail) } else { narrow(memory, functions, &slots, tail) }
 }
 
 /// The entries of one snapshot.
@@ -71,8 +71,8 @@ impl Slots<'_> {
         self.constant(slot).map(|at| self.body.code.word(at + 1)).ok_or(BadLinks)
     }
 
-    fn function(&self, cast: &Cast, slot: usize) -> Option<Callee> {
-        cast.function(self.constant(slot)?)
+    fn function(&self, functions: &TraceFunctions, slot: usize) -> Option<Callee> {
+        functions.function(self.constant(slot)?)
     }
 }
 
@@ -85,7 +85,7 @@ fn call_slot<M: ReadMemory>(memory: &M, pc: u64) -> Result<usize, BadLinks> {
 /// Frames of two slots (`LJ_FR2`): the function, and the link, which is a constant.
 fn wide<M: ReadMemory>(
     memory: &M,
-    cast: &Cast,
+    functions: &TraceFunctions,
     slots: &Slots<'_>,
     tail: &[u32],
 ) -> Result<Vec<SnapshotFrame>, BadLinks> {
@@ -99,7 +99,7 @@ fn wide<M: ReadMemory>(
     while frames.len() < MAX_FRAMES {
         let link_slot = base - 1;
         if !is_upper_half {
-            let callee = slots.function(cast, link_slot - 1).or_else(|| cast.owner(pc));
+            let callee = slots.function(functions, link_slot - 1).or_else(|| functions.owner(pc));
             frames.push(SnapshotFrame { callee, pc, base });
         }
         is_upper_half = false;
@@ -126,7 +126,7 @@ fn wide<M: ReadMemory>(
 /// Frames of one slot: the function; the links stand behind the entries, the innermost first.
 fn narrow<M: ReadMemory>(
     memory: &M,
-    cast: &Cast,
+    functions: &TraceFunctions,
     slots: &Slots<'_>,
     tail: &[u32],
 ) -> Result<Vec<SnapshotFrame>, BadLinks> {
@@ -150,7 +150,7 @@ fn narrow<M: ReadMemory>(
     let mut is_upper_half = false;
     while frames.len() < MAX_FRAMES {
         if !is_upper_half {
-            let callee = slots.function(cast, slot).or_else(|| cast.owner(pc));
+            let callee = slots.function(functions, slot).or_else(|| functions.owner(pc));
             frames.push(SnapshotFrame { callee, pc, base: slot + 1 });
         }
         is_upper_half = false;
@@ -179,7 +179,7 @@ fn narrow<M: ReadMemory>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::made::{abc, ad, body, cast, constant, layout, lua, memory, native, pc};
+    use super::super::fixtures::{abc, ad, body, constant, layout, lua, memory, native, pc, trace_functions};
     use super::*;
     use crate::bytecode::Op;
 
@@ -230,7 +230,8 @@ mod tests {
 
     fn read(fr2: bool, body: &Body, callees: &[(u16, Callee)]) -> Result<Vec<Known>, BadLinks> {
         let functions = functions();
-        let frames = snapshot_frames(&memory(&functions), &layout(fr2), body, &cast(&functions, callees), 0)?;
+        let frames =
+            snapshot_frames(&memory(&functions), &layout(fr2), body, &trace_functions(&functions, callees), 0)?;
         Ok(frames.into_iter().map(|frame| (frame.callee, frame.pc, frame.base)).collect())
     }
 

@@ -4,30 +4,30 @@
 //! bytecode that can have been recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.
 
 mod ancestors;
-pub mod around;
 pub mod attribution;
 pub mod body;
-pub mod cast;
-pub mod copied;
-pub mod copies;
+pub mod cache;
 pub mod effort;
 mod exit_stub;
-pub mod frames;
-pub mod ir;
-pub mod known;
-pub mod machine;
 #[cfg(test)]
-mod made;
+mod fixtures;
+pub mod frames;
+pub mod functions;
+pub mod ir;
+pub mod live_vm;
+pub mod loop_copies;
+pub mod machine;
 pub mod reading;
 pub mod resolve;
 pub mod stacks;
+pub mod trace_copy;
 
-pub use around::Around;
 pub use attribution::{Attribution, Attributor, Chain, Span};
 pub use body::{Body, BodyError, Snapshot};
-pub use cast::{Callee, Cast};
-pub use copied::identity;
+pub use cache::{KnownTrace, Sought, Traces};
 pub use effort::Allowance;
+pub use functions::{Callee, TraceFunctions};
 pub use ir::Numbering;
-pub use known::{KnownTrace, Sought, Traces};
+pub use live_vm::LiveVm;
 pub use resolve::{Hit, NoTrace, OnTrace, is_on_trace, resolve};
+pub use trace_copy::identity;

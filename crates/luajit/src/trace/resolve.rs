@@ -11,9 +11,9 @@ use lj_trace_unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region,
 
 use super::attribution::Chain;
 use super::body::BodyError;
-use super::cast::{Callee, Cast};
+use super::cache::{KnownTrace, Sought, Traces};
 use super::exit_stub::exit_at;
-use super::known::{KnownTrace, Sought, Traces};
+use super::functions::{Callee, TraceFunctions};
 use super::stacks::NOWHERE;
 use crate::Vm;
 use crate::object::field;
@@ -226,12 +226,12 @@ fn fitting<M: ReadMemory>(
         return Ok(OnTrace { trace: trace.clone(), frames, certain: false });
     };
     let fits = outermost.prototype() == Some(bottom.code);
-    if !fits && !trace.cast.may_start_in(bottom.code) {
+    if !fits && !trace.functions.may_start_in(bottom.code) {
         return Err(NoTrace::Another);
     }
     let mut frames: Vec<FrameRecord> = Vec::with_capacity(chain.len());
     for &(callee, position) in chain.iter().rev() {
-        frames.push(record(memory, &vm.layout, &trace.cast, callee, position).map_err(|_| NoTrace::Gone)?);
+        frames.push(record(memory, &vm.layout, &trace.functions, callee, position).map_err(|_| NoTrace::Gone)?);
     }
     if let Some(last) = frames.last_mut() {
         (last.base, last.vm) = (bottom.base, bottom.vm);
@@ -281,14 +281,14 @@ fn is_restored(hit: &Hit<'_>, vm: &Vm, trace: &KnownTrace, chain: &Chain, exit: 
 fn record<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
-    cast: &Cast,
+    functions: &TraceFunctions,
     callee: Callee,
     position: u32,
 ) -> Result<FrameRecord, Unreadable> {
     let position = if position == NOWHERE { NO_POSITION } else { position };
     Ok(match callee {
         Callee::Lua { prototype, function } => {
-            let key = cast.prototype(prototype).ok_or(Unreadable)?.key;
+            let key = functions.prototype(prototype).ok_or(Unreadable)?.key;
             FrameRecord {
                 function: function.unwrap_or(0),
                 code: key.address,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::cast::Callee;
+use super::functions::Callee;
 
 /// Number of a call stack.
 pub type StackId = u32;

@@ -8,13 +8,13 @@ use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, 
 use super::{Attribution, Attributor, Chain, LowerFrames, Span};
 use crate::trace::ir::{BIAS, FIRST, Op as Ir};
 use crate::trace::machine::{self, Action, Machine};
-use crate::trace::reading::{Aim, Candidate, Candidates, Surroundings};
+use crate::trace::reading::{Aim, Candidate, Candidates, VmQueries};
 use crate::trace::stacks::{NOWHERE, StackId, Stacks};
 
 /// Stretches of more cells than this are not told apart.
 const MAX_CELLS: usize = 1 << 22;
 
-impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
+impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
     /// The stretches of machine code with what they belong to.
     pub(super) fn spans(
         &self,

@@ -1,6 +1,6 @@
 //! The lower frames that a trace returns to (`RETF`): from each such return on, `jit_base` is that frame's.
 
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 
 /// The returns of a trace, in the order in which it makes them.
 #[derive(Clone, Debug, Default)]

@@ -17,12 +17,12 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
 use super::body::Body;
-use super::cast::{Callee, Cast, object};
-use super::copies::originals;
 use super::effort::Effort;
 use super::frames::{SnapshotFrame, snapshot_frames};
+use super::functions::{Callee, TraceFunctions, object};
 use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
-use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, Surroundings};
+use super::loop_copies::originals;
+use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, VmQueries};
 use super::stacks::{NOWHERE, StackId, Stacks};
 use crate::InterpreterText;
 
@@ -77,9 +77,9 @@ pub struct Attributor<'a, M, S> {
     /// The numbering of its intermediate code.
     pub numbering: Numbering,
     /// Its functions.
-    pub cast: &'a Cast,
+    pub functions: &'a TraceFunctions,
     /// What lies around it.
-    pub surroundings: &'a S,
+    pub queries: &'a S,
     /// The exit that the code at an address leaves by (its lowest byte), if it is an exit's.
     pub exit_at: &'a dyn Fn(u64) -> Option<u8>,
     /// Whether types of C data have metatables.
@@ -90,7 +90,7 @@ pub struct Attributor<'a, M, S> {
     pub base_stores: &'a [u32],
 }
 
-impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
+impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
     /// Attributes all code of the trace, with so much effort. Whether it was enough is the second result.
     pub fn attribute(&self, effort: Effort) -> (Attribution, bool) {
         let mut budget = Budget::new(effort);
@@ -101,7 +101,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
     fn attribute_within(&self, budget: &mut Budget) -> Attribution {
         let mut stacks = Stacks::default();
         let frames: Vec<Option<Vec<SnapshotFrame>>> = (0..self.body.snapshots.len())
-            .map(|index| snapshot_frames(self.memory, self.layout, self.body, self.cast, index).ok())
+            .map(|index| snapshot_frames(self.memory, self.layout, self.body, self.functions, index).ok())
             .collect();
         let aims: Vec<Option<Aim>> = frames.iter().map(|frames| self.aim(&mut stacks, frames.as_deref()?)).collect();
         let (mut candidates, floating) = self.recorded(&mut stacks, &frames, &aims, budget);
@@ -126,13 +126,13 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         };
         let is_called = |at: u16| {
             let ins = self.body.code.ins(at);
-            let guarded = self.cast.guard(ins.op1(), ins.op2()).filter(|_| self.op(at) == Some(Ir::EQ));
+            let guarded = self.functions.guard(ins.op1(), ins.op2()).filter(|_| self.op(at) == Some(Ir::EQ));
             guarded.is_some_and(|guarded| guarded.same_code(own))
                 && self.op(ins.op1().max(ins.op2())) != Some(Ir::SLOAD)
         };
         let is_alone = stacks.get(first).caller.is_none()
             && aims.iter().all(|aim| aim.is_some_and(|aim| aim.stack == first))
-            && self.cast.callable().iter().all(|callee| callee.prototype().is_none() || is_own(callee))
+            && self.functions.callable().iter().all(|callee| callee.prototype().is_none() || is_own(callee))
             && !(FIRST..self.body.code.end()).any(is_called);
         is_alone.then_some(first)
     }
@@ -152,8 +152,8 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         let mut reader = Reader {
             body: self.body,
             numbering: self.numbering,
-            cast: self.cast,
-            surroundings: self.surroundings,
+            functions: self.functions,
+            queries: self.queries,
             set: crate::bytecode_set(self.layout),
             fr2: self.layout.is_gc64(),
             returns: &returns,
@@ -164,7 +164,7 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
                 self.memory,
                 self.layout,
                 self.body,
-                self.cast,
+                self.functions,
                 self.numbering,
                 self.metatypes,
                 self.text,
@@ -220,7 +220,9 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
             stack = Some(stacks.intern(stack, callee, call));
             call = match callee.prototype() {
                 // The PC of a caller is that of the instruction after its call.
-                Some(prototype) => self.cast.position(self.cast.prototype(prototype)?, frame.pc)?.wrapping_sub(1),
+                Some(prototype) => {
+                    self.functions.position(self.functions.prototype(prototype)?, frame.pc)?.wrapping_sub(1)
+                }
                 None => NOWHERE,
             };
         }
@@ -233,10 +235,10 @@ impl<M: ReadMemory, S: Surroundings> Attributor<'_, M, S> {
         let returns = (FIRST..self.body.code.end()).filter(|&at| self.op(at) == Some(Ir::RETF));
         let target = |at: u16| {
             let ins = self.body.code.ins(at);
-            let prototype = self.cast.function(ins.op1())?.prototype()?;
+            let prototype = self.functions.function(ins.op1())?.prototype()?;
             let pc = object(self.layout, self.body, ins.op2());
-            let position = self.cast.position(self.cast.prototype(prototype)?, pc)?;
-            Some((self.cast.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
+            let position = self.functions.position(self.functions.prototype(prototype)?, pc)?;
+            Some((self.functions.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
         };
         returns.map(move |at| (at, target(at)))
     }

@@ -1,11 +1,11 @@
 //! Comparisons and loops: where they go.
 
 use super::kinds::is_comparison;
-use super::{Place, Reader, Step, Surroundings};
+use super::{Place, Reader, Step, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::stacks::Stacks;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Where a bytecode that branches goes: if its comparison holds, and if not. A snapshot of its guard has the one
     /// that it does not go to (`rec_comp_fixup`, `rec_for`, `lj_record.c`).
     pub(super) fn ways(&self, stacks: &Stacks, place: &Place, step: Step) -> Option<(u32, u32)> {

@@ -1,8 +1,8 @@
 //! Calls and returns: which functions they lead into, and where they come back to.
 
-use super::{Constant, Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Constant, Phase, Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::{Metamethod, Op};
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{FIRST, Op as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 
@@ -13,7 +13,7 @@ pub(super) const MAX_DEPTH: usize = 120;
 /// and each counts calls beyond the first.
 pub(super) const MAX_RECURSION: usize = 5;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// The value that a call calls.
     pub(super) fn called_value(&self, place: &Place, step: Step) -> Value {
         let a = usize::from(step.instruction.a());
@@ -23,7 +23,7 @@ impl<S: Surroundings> Reader<'_, S> {
     /// What a call of a value may call.
     pub(super) fn callees_of(&self, value: Value) -> Vec<Callee> {
         let others = || {
-            let mut callees = self.cast.callable();
+            let mut callees = self.functions.callable();
             if self.powers.unnamed_natives {
                 callees.push(UNNAMED);
             }
@@ -33,7 +33,7 @@ impl<S: Surroundings> Reader<'_, S> {
             Value::Function(callee) => vec![callee],
             Value::Ref(at) => match self.body.code.ins(at).kind_of_result() {
                 irt::FUNC => {
-                    let mut callees = self.cast.guarded(at);
+                    let mut callees = self.functions.guarded(at);
                     if self.powers.unnamed_natives {
                         callees.push(UNNAMED);
                     }
@@ -88,13 +88,13 @@ impl<S: Surroundings> Reader<'_, S> {
 
     /// What a call of an upvalue may call, if none of the closures that the trace knows can change it.
     fn callees_in(&self, prototype: u64, index: u16) -> Option<Vec<Callee>> {
-        if self.cast.is_any_closure(prototype) || self.unknown_closures.contains(&prototype) {
+        if self.functions.is_any_closure(prototype) || self.unknown_closures.contains(&prototype) {
             return None;
         }
-        let closures = self.cast.closures(prototype);
+        let closures = self.functions.closures(prototype);
         let mut callees = Vec::new();
         for closure in &closures {
-            match self.surroundings.upvalue(*closure, index)? {
+            match self.queries.upvalue(*closure, index)? {
                 Constant::Function(callee) if callees.contains(&callee) => {}
                 Constant::Function(callee) => callees.push(callee),
                 Constant::Number(_) | Constant::Other => callees.extend(self.called_objects()),
@@ -107,10 +107,10 @@ impl<S: Surroundings> Reader<'_, S> {
     fn called_objects(&self) -> Vec<Callee> {
         let named = self.powers.looks_for("__call");
         let may_be = |callee: &Callee| match callee {
-            Callee::Lua { .. } => self.powers.metatypes || named && self.cast.may_be_metamethod(*callee, "__call"),
-            Callee::Native { .. } => self.powers.cdata || self.cast.may_be_native_metamethod(*callee, "__call"),
+            Callee::Lua { .. } => self.powers.metatypes || named && self.functions.may_be_metamethod(*callee, "__call"),
+            Callee::Native { .. } => self.powers.cdata || self.functions.may_be_native_metamethod(*callee, "__call"),
         };
-        let mut callees: Vec<Callee> = self.cast.callable().into_iter().filter(may_be).collect();
+        let mut callees: Vec<Callee> = self.functions.callable().into_iter().filter(may_be).collect();
         if self.powers.unnamed_natives {
             callees.push(UNNAMED);
         }
@@ -141,7 +141,7 @@ impl<S: Surroundings> Reader<'_, S> {
                 vec![base]
             }
             Callee::Lua { prototype, .. } => {
-                if self.cast.prototype(prototype).is_none() || base.frames.len() >= MAX_DEPTH {
+                if self.functions.prototype(prototype).is_none() || base.frames.len() >= MAX_DEPTH {
                     return Vec::new();
                 }
                 let runs = base.frames.iter().filter(|frame| stacks.get(frame.stack).callee.same_code(callee)).count();

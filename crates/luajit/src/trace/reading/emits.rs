@@ -1,9 +1,9 @@
 //! Which intermediate code a bytecode can make (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`, and what `lj_opt_fold.c`
 //! and `lj_opt_narrow.c` turn it into). More than it makes is allowed here, never less.
 
-use super::{Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Phase, Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::{Metamethod, Op};
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{Ins, NIL, Op as Ir, irt};
 use crate::trace::stacks::Stacks;
 
@@ -80,7 +80,7 @@ const STRINGS: &[Ir] = &[
 ];
 const VARARGS: &[Ir] = &[Ir::VLOAD, Ir::SUB, Ir::ADD, Ir::AREF, Ir::BSHR, Ir::FLOAD, Ir::ALOAD, Ir::XLOAD];
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether the bytecode at a place can have made the instruction at `at`; it has made those from `begin` on.
     pub(super) fn can_make(&self, stacks: &Stacks, place: &Place, step: Step, at: u16, begin: u16) -> bool {
         let ins = self.body.code.ins(at);
@@ -131,7 +131,7 @@ impl<S: Surroundings> Reader<'_, S> {
         if op != Ir::EQ || !ins.is_guard() {
             return None;
         }
-        self.cast.guard(ins.op1(), ins.op2())
+        self.functions.guard(ins.op1(), ins.op2())
     }
 
     /// The running function is told apart only where an upvalue of it is read (`rec_upvalue`), and if it was there when the

@@ -38,8 +38,8 @@ pub use self::place::{Phase, Place, Value};
 pub use self::powers::Powers;
 pub use self::search::{Budget, Candidates};
 use super::body::Body;
-use super::cast::{Callee, Cast};
 use super::frames::SnapshotFrame;
+use super::functions::{Callee, TraceFunctions};
 use super::ir::{FIRST, Numbering, Op as Ir};
 use super::stacks::StackId;
 use crate::Prototype;
@@ -49,7 +49,7 @@ use crate::bytecode::{Instruction, Op};
 pub type Candidate = (StackId, u32);
 
 /// What must be known of the VM beyond the trace.
-pub trait Surroundings {
+pub trait VmQueries {
     /// What an upvalue of a closure holds, if it never changes, so that it is a constant of the trace.
     fn upvalue(&self, closure: u64, index: u16) -> Option<Constant>;
     /// Address of an upvalue of a closure. Several closures may share it.
@@ -102,9 +102,9 @@ pub struct Reader<'a, S> {
     /// The numbering of its intermediate code.
     pub numbering: Numbering,
     /// The functions of the trace.
-    pub cast: &'a Cast,
+    pub functions: &'a TraceFunctions,
     /// What lies around the trace.
-    pub surroundings: &'a S,
+    pub queries: &'a S,
     /// The numbering of bytecodes.
     pub set: BytecodeSet,
     /// Whether frames take two slots.
@@ -129,21 +129,21 @@ pub struct Reader<'a, S> {
     pub callees: RefCell<HashMap<Value, Option<Vec<Callee>>>>,
 }
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Finds the functions that are constants as values: in upvalues that never change, stored somewhere, or in the slots
     /// of a snapshot.
     pub fn find_floating(&self) -> HashSet<u64> {
         let mut floating = HashSet::new();
-        let callable = self.cast.callable();
+        let callable = self.functions.callable();
         for prototype in callable.iter().filter_map(|callee| callee.prototype()) {
-            let Some(read) = self.cast.prototype(prototype) else { continue };
-            let closures = self.cast.closures(prototype);
+            let Some(read) = self.functions.prototype(prototype) else { continue };
+            let closures = self.functions.closures(prototype);
             for instruction in (0..read.key.sizebc).filter_map(|position| read.instruction(position)) {
                 if instruction.opcode(self.set).is_none_or(|opcode| opcode.op != Op::UGET) {
                     continue;
                 }
                 floating.extend(closures.iter().filter_map(|&closure| {
-                    match self.surroundings.upvalue(closure, instruction.d()) {
+                    match self.queries.upvalue(closure, instruction.d()) {
                         Some(Constant::Function(callee)) => Some(callee.code()),
                         _ => None,
                     }
@@ -165,9 +165,9 @@ impl<S: Surroundings> Reader<'_, S> {
             let first = if self.fr2 { 2 } else { 1 };
             let is_function = |slot: usize| frames.iter().any(|frame| frame.base == slot + first);
             let values = entries.iter().filter(|entry| **entry & FRAME == 0 && !is_function((**entry >> 24) as usize));
-            floating.extend(values.filter_map(|entry| self.cast.function(*entry as u16).map(Callee::code)));
+            floating.extend(values.filter_map(|entry| self.functions.function(*entry as u16).map(Callee::code)));
         }
-        floating.extend(stored.filter_map(|at| self.cast.function(at).map(Callee::code)));
+        floating.extend(stored.filter_map(|at| self.functions.function(at).map(Callee::code)));
         floating
     }
 }

@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use super::kinds::is_arithmetic;
 use super::tables::LENGTHS;
-use super::{Constant, Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Constant, Phase, Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::Op;
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt, is_wide};
 use crate::trace::stacks::Stacks;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bytecode may be left that has made these instructions.
     pub(super) fn is_complete(&self, stacks: &Stacks, place: &Place, step: Step, made: Range<u16>) -> bool {
         match place.phase {
@@ -50,7 +50,7 @@ impl<S: Surroundings> Reader<'_, S> {
                     || self.upvalue_before(stacks, step, made.end).is_some()
                     // Of several closures nobody knows which, and what it has for a constant.
                     || stacks.get(step.stack).callee.prototype().is_some_and(|prototype| {
-                        let closures = self.cast.closures(prototype);
+                        let closures = self.functions.closures(prototype);
                         !closures.is_empty() && self.only_closure(prototype).is_none()
                     })
                     // An upvalue that is a slot of a frame of the trace.
@@ -188,13 +188,13 @@ impl<S: Surroundings> Reader<'_, S> {
             // Of those that there are many of, only the number is guarded.
             // The VM's own metamethods of C data are never looked up (`lj_record_mm_lookup`).
             Callee::Native { function, ffid } => {
-                function == 0 || self.cast.may_iterate(ffid) || self.cast.is_metamethod_of_vm(ffid)
+                function == 0 || self.functions.may_iterate(ffid) || self.functions.is_metamethod_of_vm(ffid)
             }
         };
         let guards = |at: u16| {
             let ins = self.body.code.ins(at);
             self.op(at) == Some(Ir::EQ)
-                && self.cast.guard(ins.op1(), ins.op2()).is_some_and(|guarded| guarded.same_code(callee))
+                && self.functions.guard(ins.op1(), ins.op2()).is_some_and(|guarded| guarded.same_code(callee))
         };
         !is_open || needs_none || self.floating.contains(&callee.code()) || (FIRST..until).any(guards)
     }
@@ -208,8 +208,8 @@ impl<S: Surroundings> Reader<'_, S> {
             _ => true,
         };
         let string = |index: u16| {
-            let own = self.prototype(stacks, place).and_then(|prototype| self.surroundings.string(prototype, index));
-            own.is_none_or(|own| self.cast.has_string(own))
+            let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
+            own.is_none_or(|own| self.functions.has_string(own))
         };
         match step.op {
             Op::KSHORT => self.is_among_numbers(f64::from(ins.d() as i16)),
@@ -238,7 +238,7 @@ impl<S: Surroundings> Reader<'_, S> {
             }
             Op::TGETB | Op::TSETB => self.is_among_numbers(f64::from(ins.c())),
             Op::UGET => match self.constant_upvalue(stacks, step) {
-                Some(Constant::Function(callee)) => self.cast.has_function(callee),
+                Some(Constant::Function(callee)) => self.functions.has_function(callee),
                 Some(Constant::Number(bits)) => self.is_among_numbers(f64::from_bits(bits)),
                 _ => true,
             },

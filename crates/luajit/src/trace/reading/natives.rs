@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::calls::{MAX_DEPTH, MAX_RECURSION};
 use super::emits::{ARITHMETIC, BITS, CALLS, COMPARISONS, CONVERSIONS, any};
-use super::{Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Phase, Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::Op;
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether a library function can have made an instruction (`lj_ffrecord.c`).
     #[expect(clippy::too_many_arguments, reason = "the instruction, and where it may come from")]
     pub(super) fn can_native_make(
@@ -25,12 +25,12 @@ impl<S: Surroundings> Reader<'_, S> {
     ) -> bool {
         let Callee::Native { ffid, .. } = native else { return false };
         if callee.is_some() {
-            return self.cast.protects(ffid) != Some(false) || !self.powers.names.is_empty();
+            return self.functions.protects(ffid) != Some(false) || !self.powers.names.is_empty();
         }
         if matches!(op, Ir::ULOAD | Ir::USTORE | Ir::UREFC | Ir::UREFO) {
             return false;
         }
-        match self.cast.library(ffid) {
+        match self.functions.library(ffid) {
             Some("bit") => any(op, OF_BIT) && (self.powers.cdata || self.is_of_arguments(place, step, op, ins, begin)),
             Some("math") => {
                 any(op, OF_MATH) && (self.powers.cdata || self.is_of_arguments(place, step, op, ins, begin))
@@ -98,15 +98,15 @@ impl<S: Surroundings> Reader<'_, S> {
         // `pcall` and `xpcall` call a function above their own frame (`recff_pcall`); metamethods of what they are
         // given take their place (`recff_metacall`, `crec_tailcall`).
         let protects = match native {
-            Callee::Native { ffid, .. } => self.cast.protects(ffid),
+            Callee::Native { ffid, .. } => self.functions.protects(ffid),
             Callee::Lua { .. } => None,
         };
         let may_tail = self.powers.metatypes || self.powers.names.iter().any(|name| CALLED.contains(&name.as_str()));
         let function = place.slot(self.arguments(step));
         let given = self.callees_of(function);
-        for callee in self.cast.callable() {
+        for callee in self.functions.callable() {
             let Some(prototype) = callee.prototype() else { continue };
-            if self.cast.prototype(prototype).is_none() || place.frames.len() + 2 >= MAX_DEPTH {
+            if self.functions.prototype(prototype).is_none() || place.frames.len() + 2 >= MAX_DEPTH {
                 continue;
             }
             let runs = place.frames.iter().filter(|frame| stacks.get(frame.stack).callee.same_code(callee)).count();
@@ -129,7 +129,7 @@ impl<S: Surroundings> Reader<'_, S> {
                 inside.push(stack);
                 places.push(inside);
             }
-            let is_named = CALLED.iter().any(|name| self.cast.may_be_metamethod(callee, name));
+            let is_named = CALLED.iter().any(|name| self.functions.may_be_metamethod(callee, name));
             if may_tail && (self.powers.metatypes || is_named) {
                 let stack = stacks.intern(caller, callee, call);
                 begin.push(stack);
@@ -154,7 +154,7 @@ impl<S: Surroundings> Reader<'_, S> {
             return places;
         }
         // It was called as a metamethod.
-        let value = if self.cast.is_c_library_index(native) { Value::Constant } else { Value::Any };
+        let value = if self.functions.is_c_library_index(native) { Value::Constant } else { Value::Any };
         places.extend(self.back(stacks, place, step, value));
         places
     }
@@ -164,7 +164,7 @@ impl<S: Surroundings> Reader<'_, S> {
         let Callee::Native { ffid, .. } = native else { return Value::Any };
         let ends_with =
             |ops: &[Ir]| made.clone().next_back().filter(|&at| self.op(at).is_some_and(|op| ops.contains(&op)));
-        let result = match self.cast.library(ffid) {
+        let result = match self.functions.library(ffid) {
             Some("bit") => ends_with(BITS),
             Some("math") => ends_with(&[Ir::FPMATH, Ir::ABS, Ir::MIN, Ir::MAX]),
             _ => None,
@@ -175,7 +175,7 @@ impl<S: Surroundings> Reader<'_, S> {
     /// Whether a bit operation has left what it must.
     pub(super) fn has_left_its_operation(&self, place: &Place, step: Step, native: Callee, made: Range<u16>) -> bool {
         let Callee::Native { ffid, .. } = native else { return true };
-        if self.cast.library(ffid) != Some("bit") || self.cast.is_named(ffid, "bit.tobit") {
+        if self.functions.library(ffid) != Some("bit") || self.functions.is_named(ffid, "bit.tobit") {
             return true;
         }
         let Some(values) = self.passed(place, step) else { return true };

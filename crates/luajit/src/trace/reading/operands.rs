@@ -1,7 +1,7 @@
 //! Which operands an instruction can have that a bytecode has made.
 
 use super::kinds::{is_arithmetic, is_comparison, is_lookup, is_store};
-use super::{Place, Reader, Step, Surroundings, Value};
+use super::{Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::ir::{BIAS, Ins, Op as Ir, Operand, irt};
 use crate::trace::stacks::Stacks;
@@ -9,7 +9,7 @@ use crate::trace::stacks::Stacks;
 /// How far operands are followed: what is further away may be anything.
 const MAX_DEPTH: usize = 12;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether the operands of the instruction at `at` can come from what the bytecode works on. It has made the
     /// instructions from `begin` on.
     pub(super) fn operands_fit(
@@ -161,7 +161,7 @@ impl<S: Surroundings> Reader<'_, S> {
 
     pub(super) fn constant(&self, stacks: &Stacks, place: &Place, index: u16) -> Value {
         let prototype = self.prototype(stacks, place);
-        let number = prototype.and_then(|prototype| self.surroundings.number(prototype, index));
+        let number = prototype.and_then(|prototype| self.queries.number(prototype, index));
         number.map_or(Value::Any, |number| Value::Number(number.to_bits()))
     }
 

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::emits::is_transparent;
 use super::kinds::{RESULTS, is_arithmetic, is_lookup, is_store};
-use super::{Phase, Place, Reader, Step, Surroundings};
+use super::{Phase, Place, Reader, Step, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::ir::{FIRST, Op as Ir, irt};
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bytecode that has made these instructions makes no more, but for `next`, if that may follow.
     pub(super) fn is_finished(&self, place: &Place, step: Step, made: Range<u16>, next: Ir) -> bool {
         if !matches!(place.phase, Phase::Start | Phase::Forced(_)) || self.powers.cdata {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::Aim;
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::stacks::{StackId, Stacks};
 
 /// What a slot of the recorder holds.

@@ -4,7 +4,7 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
 use crate::trace::body::Body;
-use crate::trace::cast::{Cast, object};
+use crate::trace::functions::{TraceFunctions, object};
 use crate::trace::ir::{BIAS, FIRST, Numbering, Op, irt, is_wide};
 
 use crate::InterpreterText;
@@ -34,7 +34,7 @@ impl Powers {
         memory: &M,
         layout: &VmLayout,
         body: &Body,
-        cast: &Cast,
+        functions: &TraceFunctions,
         numbering: Numbering,
         metatypes: bool,
         text: &InterpreterText,
@@ -47,7 +47,7 @@ impl Powers {
             let ins = code.ins(at);
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
             match op {
-                Some(Op::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), cast, text),
+                Some(Op::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), functions, text),
                 // Without GC64, a continuation is its distance from the VM's first instruction (`contptr`, `lj_frame.h`).
                 Some(Op::KPTR | Op::KKPTR) if !gc64 => powers.metamethods |= (1..1 << 18).contains(&ins.literal()),
                 Some(Op::KGC) if ins.kind_of_result() == irt::CDATA => powers.cdata = true,
@@ -82,9 +82,9 @@ impl Powers {
 
 /// Whether a 64-bit constant may be the continuation of a metamethod: a pointer into the interpreter's own code. Links of
 /// frames are such constants, too, but point into bytecode, or are small.
-fn is_continuation(bits: u64, cast: &Cast, text: &InterpreterText) -> bool {
+fn is_continuation(bits: u64, functions: &TraceFunctions, text: &InterpreterText) -> bool {
     if text.exact {
         return text.range.contains(&bits);
     }
-    (1 << 16..1 << 47).contains(&bits) && cast.owner(bits).is_none()
+    (1 << 16..1 << 47).contains(&bits) && functions.owner(bits).is_none()
 }

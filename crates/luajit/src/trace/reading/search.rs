@@ -8,10 +8,10 @@ use std::rc::Rc;
 use super::emits::is_transparent;
 use super::graph::{Arrival, Graph, State};
 use super::kinds::is_comparison;
-use super::{Aim, Candidate, Phase, Place, Reader, Surroundings, Value};
+use super::{Aim, Candidate, Phase, Place, Reader, Value, VmQueries};
 use crate::bytecode::{Instruction, Op};
-use crate::trace::cast::Callee;
 use crate::trace::effort::Effort;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
 use crate::trace::stacks::{Activation, NOWHERE, Stacks};
 
@@ -36,7 +36,7 @@ impl Budget {
     }
 }
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// What each recorded instruction may belong to.
     pub fn candidates(&self, stacks: &mut Stacks, budget: &mut Budget) -> Candidates {
         let mut candidates = Candidates::new();
@@ -170,7 +170,7 @@ impl<S: Surroundings> Reader<'_, S> {
             }
         }
         // A call that was under way.
-        for callee in self.cast.callable() {
+        for callee in self.functions.callable() {
             starts.push(begin.with(Phase::Native(callee)));
         }
         starts.retain(|place| self.step(stacks, place).is_some());
@@ -236,7 +236,7 @@ impl<S: Surroundings> Reader<'_, S> {
     /// Whether nothing depends on what was made at a place so far: then readings that differ in it only are one.
     fn forgets_what_it_made(&self, place: &Place) -> bool {
         let Phase::Native(Callee::Native { ffid, .. }) = place.phase else { return false };
-        !matches!(self.cast.library(ffid), Some("bit" | "math"))
+        !matches!(self.functions.library(ffid), Some("bit" | "math"))
     }
 
     /// The place after a snapshot was taken there, if it can have been.
@@ -331,7 +331,7 @@ impl<S: Surroundings> Reader<'_, S> {
             return matches!(op, Op::FORL | Op::JFORL | Op::IFORL).then_some(usize::from(start.a()));
         }
         let aim = self.aims.first().copied().flatten()?;
-        let prototype = self.cast.prototype(stacks.get(aim.stack).callee.prototype()?)?;
+        let prototype = self.functions.prototype(stacks.get(aim.stack).callee.prototype()?)?;
         let before = prototype.instruction(aim.position.checked_sub(1)?)?;
         (before.opcode(self.set)?.op == Op::JFORI).then_some(usize::from(before.a()))
     }
@@ -364,7 +364,7 @@ impl<S: Surroundings> Reader<'_, S> {
         if at >= BIAS {
             return Value::Ref(at);
         }
-        match (self.cast.function(at), self.number(at)) {
+        match (self.functions.function(at), self.number(at)) {
             (Some(callee @ Callee::Lua { function: Some(_), .. } | callee @ Callee::Native { .. }), _) => {
                 Value::Function(callee)
             }

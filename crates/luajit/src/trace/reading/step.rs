@@ -2,17 +2,17 @@
 
 use super::branches::jump;
 use super::kinds::{RESULTS, is_arithmetic, is_comparison};
-use super::{Phase, Place, Reader, Step, Surroundings, Value};
+use super::{Phase, Place, Reader, Step, Value, VmQueries};
 use crate::Prototype;
 use crate::bytecode::{Metamethod, Op, OperandA};
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{Op as Ir, irt};
 use crate::trace::stacks::Stacks;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn prototype(&self, stacks: &Stacks, place: &Place) -> Option<&Prototype> {
         let callee = stacks.get(place.stack()?).callee;
-        self.cast.prototype(callee.prototype()?).map(|prototype| &**prototype)
+        self.functions.prototype(callee.prototype()?).map(|prototype| &**prototype)
     }
 
     /// The bytecode at a place.
@@ -22,7 +22,7 @@ impl<S: Surroundings> Reader<'_, S> {
         let mut op = instruction.opcode(self.set)?.op;
         // The start of a trace: what it has replaced counts, but for loops, which say enough themselves.
         if op == Op::JLOOP
-            && let Some(original) = self.surroundings.start_instruction(prototype, place.position, instruction.d())
+            && let Some(original) = self.queries.start_instruction(prototype, place.position, instruction.d())
         {
             let original_op = original.opcode(self.set)?.op;
             if original_op != Op::LOOP {
@@ -197,13 +197,13 @@ impl<S: Surroundings> Reader<'_, S> {
         // `a <= b` may call `__lt`.
         let names: &[&str] = if name == "__le" { &["__le", "__lt"] } else { &[name] };
         let mut places = Vec::new();
-        for callee in self.cast.callable() {
+        for callee in self.functions.callable() {
             let may_be = match callee {
                 Callee::Lua { .. } => {
-                    self.powers.metatypes || names.iter().any(|name| self.cast.may_be_metamethod(callee, name))
+                    self.powers.metatypes || names.iter().any(|name| self.functions.may_be_metamethod(callee, name))
                 }
                 Callee::Native { .. } => {
-                    self.powers.cdata || names.iter().any(|name| self.cast.may_be_native_metamethod(callee, name))
+                    self.powers.cdata || names.iter().any(|name| self.functions.may_be_native_metamethod(callee, name))
                 }
             };
             if may_be {
@@ -258,7 +258,7 @@ impl<S: Surroundings> Reader<'_, S> {
             Op::KSHORT => Value::Number(f64::from(ins.d() as i16).to_bits()),
             Op::KNUM => {
                 let number =
-                    self.prototype(stacks, place).and_then(|prototype| self.surroundings.number(prototype, ins.d()));
+                    self.prototype(stacks, place).and_then(|prototype| self.queries.number(prototype, ins.d()));
                 number.map_or(Value::Constant, |number| Value::Number(number.to_bits()))
             }
             Op::KSTR | Op::KPRI | Op::KCDATA | Op::NOT => Value::Constant,

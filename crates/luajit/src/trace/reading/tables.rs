@@ -1,11 +1,11 @@
 //! Tables: which lookups and stores are those of a bytecode, and which may have left nothing.
 
-use super::{Place, Reader, Step, Surroundings, Value};
+use super::{Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
 use crate::trace::stacks::Stacks;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether an instruction that looks into a table may look into that of a bytecode, which has made the instructions
     /// from `begin` on. Metamethods may be looked for elsewhere.
     pub(super) fn is_of_table(&self, place: &Place, step: Step, at: u16, begin: u16) -> bool {
@@ -42,7 +42,7 @@ impl<S: Surroundings> Reader<'_, S> {
             return false;
         }
         let key = self.key(reference);
-        match self.cast.string(key) {
+        match self.functions.string(key) {
             Some((address, _)) => address == string,
             None => {
                 matches!(self.op(key), None | Some(Ir::NOP)) || self.body.code.ins(key).kind_of_result() == irt::STR
@@ -53,7 +53,7 @@ impl<S: Surroundings> Reader<'_, S> {
     /// Whether a reference into a table is by a string that may be the name of a metamethod.
     pub(super) fn is_metamethod_name(&self, reference: u16) -> bool {
         matches!(self.op(reference), Some(Ir::HREF | Ir::HREFK))
-            && self.cast.string(self.key(reference)).is_some_and(|(_, is_name)| is_name)
+            && self.functions.string(self.key(reference)).is_some_and(|(_, is_name)| is_name)
     }
 
     /// Whether a table may be the one that a bytecode looks into.
@@ -82,7 +82,7 @@ impl<S: Surroundings> Reader<'_, S> {
             return true;
         }
         let key = self.key(reference);
-        let string = self.cast.string(key);
+        let string = self.functions.string(key);
         if string.is_some_and(|(_, is_name)| is_name) {
             return true;
         }
@@ -105,7 +105,7 @@ impl<S: Surroundings> Reader<'_, S> {
             }
             _ => return true,
         };
-        let own = self.prototype(stacks, place).and_then(|prototype| self.surroundings.string(prototype, index));
+        let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
         match (own, string) {
             (Some(own), Some((address, _))) => own == address,
             (None, _) => true,
@@ -186,7 +186,7 @@ impl<S: Surroundings> Reader<'_, S> {
     pub(super) fn is_looked_up_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
         let code = &self.body.code;
         let index = if step.op == Op::TGETS { u16::from(step.instruction.c()) } else { step.instruction.d() };
-        let own = self.prototype(stacks, place).and_then(|prototype| self.surroundings.string(prototype, index));
+        let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
         let Some(own) = own else { return true };
         self.powers.cdata && self.powers.looks_for("__index")
             || (code.references().start..BIAS).any(|at| self.op(at) == Some(Ir::KKPTR))
@@ -201,7 +201,7 @@ impl<S: Surroundings> Reader<'_, S> {
             Op::GGET => step.instruction.d(),
             _ => return Value::Any,
         };
-        let own = self.prototype(stacks, place).and_then(|prototype| self.surroundings.string(prototype, index));
+        let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
         let Some(own) = own else { return Value::Any };
         let code = &self.body.code;
         // A store that was dropped had a later one to the same place.

@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
-use super::{Constant, Place, Reader, Step, Surroundings, Value};
+use super::{Constant, Place, Reader, Step, Value, VmQueries};
 use crate::Prototype;
 use crate::bytecode::Op;
-use crate::trace::cast::Callee;
+use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir};
 use crate::trace::stacks::Stacks;
 
-impl<S: Surroundings> Reader<'_, S> {
+impl<S: VmQueries> Reader<'_, S> {
     /// Whether an instruction has to do with the upvalue that a bytecode reads or writes.
     pub(super) fn is_of_upvalue(&self, stacks: &Stacks, place: &Place, step: Step, op: Ir, ins: Ins, at: u16) -> bool {
         let index = match step.op {
@@ -38,17 +38,17 @@ impl<S: Surroundings> Reader<'_, S> {
     pub(super) fn is_upvalue(&self, reference: u16, own: Callee, index: u16) -> Option<bool> {
         let found = self.body.code.ins(reference);
         // A function that is no constant is that of a frame.
-        let function = match self.cast.function(found.op1())? {
+        let function = match self.functions.function(found.op1())? {
             Callee::Lua { function, .. } => function?,
             Callee::Native { .. } => return Some(false),
         };
-        let found = self.surroundings.upvalue_address(function, found.op2() >> 8)?;
+        let found = self.queries.upvalue_address(function, found.op2() >> 8)?;
         let prototype = own.prototype()?;
-        if self.cast.is_any_closure(prototype) {
+        if self.functions.is_any_closure(prototype) {
             return None;
         }
-        let closures = self.cast.closures(prototype);
-        let own = closures.iter().map(|&closure| self.surroundings.upvalue_address(closure, index));
+        let closures = self.functions.closures(prototype);
+        let own = closures.iter().map(|&closure| self.queries.upvalue_address(closure, index));
         let own = own.collect::<Option<Vec<u64>>>()?;
         match own[..] {
             [only] => Some(only == found),
@@ -86,7 +86,7 @@ impl<S: Surroundings> Reader<'_, S> {
             let is_told = |callee: &Callee| matches!(callee, Callee::Lua { function: Some(_), .. });
             matches!(self.op(at), Some(Ir::UREFC | Ir::UREFO))
                 && function >= BIAS
-                && !self.cast.guarded(function).iter().any(is_told)
+                && !self.functions.guarded(function).iter().any(is_told)
         };
         if !(FIRST..code.end()).any(is_unknown) {
             return HashSet::new();
@@ -98,13 +98,13 @@ impl<S: Surroundings> Reader<'_, S> {
 
     /// The closure of a prototype, if no other one can run in the trace.
     pub(super) fn only_closure(&self, prototype: u64) -> Option<u64> {
-        self.cast.only_closure(prototype).filter(|_| !self.unknown_closures.contains(&prototype))
+        self.functions.only_closure(prototype).filter(|_| !self.unknown_closures.contains(&prototype))
     }
 
     /// What the upvalue that is read holds, if it never changes.
     pub(super) fn constant_upvalue(&self, stacks: &Stacks, step: Step) -> Option<Constant> {
         let prototype = stacks.get(step.stack).callee.prototype()?;
-        self.surroundings.upvalue(self.only_closure(prototype)?, step.instruction.d())
+        self.queries.upvalue(self.only_closure(prototype)?, step.instruction.d())
     }
 
     /// What the upvalue that is read held before: the same load is made once only, and a stored value is not loaded
@@ -128,7 +128,7 @@ impl<S: Surroundings> Reader<'_, S> {
             }
             let is_it = match self.is_upvalue(reference, own, step.instruction.d()) {
                 // A function that is no constant is that of a frame, perhaps of another one.
-                None if self.cast.function(code.ins(reference).op1()).is_none() => {
+                None if self.functions.function(code.ins(reference).op1()).is_none() => {
                     is_sure &= self.is_outermost_function(stacks, step, code.ins(reference).op1());
                     code.ins(reference).op2() >> 8 == step.instruction.d()
                 }
@@ -184,7 +184,9 @@ impl<S: Surroundings> Reader<'_, S> {
         own.is_some()
             && place.frames.iter().any(|frame| {
                 let prototype = stacks.get(frame.stack).callee.prototype();
-                prototype.and_then(|prototype| self.cast.prototype(prototype)).is_some_and(|prototype| makes(prototype))
+                prototype
+                    .and_then(|prototype| self.functions.prototype(prototype))
+                    .is_some_and(|prototype| makes(prototype))
             })
     }
 }

@@ -56,7 +56,7 @@ impl Callee {
 
 /// All that is known of the functions in a trace.
 #[derive(Debug)]
-pub struct Cast {
+pub struct TraceFunctions {
     numbering: Numbering,
     /// Constants, by their references.
     constants: HashMap<u16, Callee>,
@@ -79,8 +79,8 @@ pub struct Cast {
 /// The longest name of a metamethod, and some more.
 const MAX_NAME: usize = 16;
 
-impl Cast {
-    /// A cast made by hand.
+impl TraceFunctions {
+    /// A functions made by hand.
     #[cfg(test)]
     pub(super) fn made(
         numbering: Numbering,
@@ -122,7 +122,7 @@ impl Cast {
         names: Arc<FunctionNames>,
         above: &[u64],
     ) -> Self {
-        let mut cast = Self {
+        let mut functions = Self {
             numbering,
             constants: HashMap::new(),
             prototypes: HashMap::new(),
@@ -139,19 +139,19 @@ impl Cast {
             let ins = body.code.ins(at);
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
             if op == Some(Op::KGC) {
-                cast.add_constant(memory, layout, body, at, ins);
+                functions.add_constant(memory, layout, body, at, ins);
             }
             at += 1 + u16::from(is_wide(op, layout.is_gc64()));
         }
         let above = above.iter().copied().chain([body.trace.startpt]);
-        cast.constants.values().filter_map(|callee| callee.prototype()).chain(above).for_each(|address| {
+        functions.constants.values().filter_map(|callee| callee.prototype()).chain(above).for_each(|address| {
             let read = Prototype::key_at(memory, layout, address).and_then(|key| prototypes.get(memory, layout, key));
             if let Ok(prototype) = read {
-                cast.prototypes.insert(address, prototype);
+                functions.prototypes.insert(address, prototype);
             }
         });
-        cast.read_guards(memory, layout, body);
-        cast
+        functions.read_guards(memory, layout, body);
+        functions
     }
 
     fn add_constant<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &Body, at: u16, ins: Ins) {

@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt as _;
 
 /// The target's main thread, and where it runs.
 #[derive(Debug)]
-pub struct Away {
+pub struct OtherCpu {
     stat: Option<File>,
 }
 
-impl Away {
+impl OtherCpu {
     /// Of a process.
     pub fn from(pid: u32) -> Self {
         Self { stat: File::open(format!("/proc/{pid}/stat")).ok() }

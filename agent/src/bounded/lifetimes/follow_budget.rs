@@ -50,13 +50,13 @@ pub enum Verdict {
 
 /// Judges, now and then.
 #[derive(Debug)]
-pub struct Restraint {
+pub struct FollowBudget {
     last: Option<(Nanos, f64, Spent)>,
     limit: usize,
     too_frequent: u32,
 }
 
-impl Restraint {
+impl FollowBudget {
     /// One that has seen nothing yet.
     pub fn new() -> Self {
         Self { last: None, limit: MAX_FOLLOWED as usize, too_frequent: 0 }
@@ -101,7 +101,7 @@ mod tests {
 
     /// What is judged after some seconds of `flips` a second, where looking at an object takes so many microseconds; and
     /// the share of time that it costs at last.
-    fn after(flips: f64, each: f64, restraint: &mut Restraint) -> (Verdict, f64) {
+    fn after(flips: f64, each: f64, restraint: &mut FollowBudget) -> (Verdict, f64) {
         let (mut spent, mut limit, mut share) = (Spent::default(), MAX_FOLLOWED as usize, 0.0);
         let began = restraint.last.map_or((0, 0.0), |(now, cpu, _)| (now, cpu));
         restraint.last = restraint.last.map(|(now, cpu, _)| (now, cpu, spent));
@@ -121,29 +121,29 @@ mod tests {
 
     #[test]
     fn few_flips_leave_room_for_all() {
-        assert_eq!(after(0.0, 0.2, &mut Restraint::new()).0, Verdict::AtMost(2048));
-        assert_eq!(after(10.0, 0.2, &mut Restraint::new()).0, Verdict::AtMost(2048));
+        assert_eq!(after(0.0, 0.2, &mut FollowBudget::new()).0, Verdict::AtMost(2048));
+        assert_eq!(after(10.0, 0.2, &mut FollowBudget::new()).0, Verdict::AtMost(2048));
     }
 
     #[test]
     fn more_flips_have_fewer_objects_looked_at() {
         for flips in [50.0, 100.0, 400.0] {
-            let (verdict, share) = after(flips, 0.2, &mut Restraint::new());
+            let (verdict, share) = after(flips, 0.2, &mut FollowBudget::new());
             assert!(matches!(verdict, Verdict::AtMost(33..1024)), "{flips}: {verdict:?}");
             assert!((0.0045..=0.0051).contains(&share), "{flips}: {share}");
         }
-        let (verdict, share) = after(800.0, 0.2, &mut Restraint::new());
+        let (verdict, share) = after(800.0, 0.2, &mut FollowBudget::new());
         assert!(verdict == Verdict::AtMost(FEWEST) && share < TOO_MUCH, "{verdict:?} {share}");
     }
 
     #[test]
     fn what_costs_too_much_anyway_is_given_up() {
-        assert_eq!(after(3000.0, 0.2, &mut Restraint::new()).0, Verdict::TooFrequent);
+        assert_eq!(after(3000.0, 0.2, &mut FollowBudget::new()).0, Verdict::TooFrequent);
     }
 
     #[test]
     fn the_limit_rises_again() {
-        let mut restraint = Restraint::new();
+        let mut restraint = FollowBudget::new();
         assert!(matches!(after(400.0, 0.2, &mut restraint).0, Verdict::AtMost(..100)));
         assert_eq!(after(5.0, 0.2, &mut restraint).0, Verdict::AtMost(2048));
     }

@@ -12,14 +12,14 @@ const LATE: Duration = Duration::from_millis(100);
 
 /// Decides it.
 #[derive(Debug, Default)]
-pub struct Deciding {
+pub struct LayoutDecision {
     /// When it may try again.
     next: Option<Instant>,
     /// How often it has tried.
     tries: u32,
 }
 
-impl Deciding {
+impl LayoutDecision {
     /// The same VM with more that is decided, now that it has traces; [`None`] if nothing is open that traces need, if a
     /// moment ago was too early, if there were none just then, and if the process is gone.
     pub fn decide(&mut self, process: &Process, vm: &Vm) -> Option<Vm> {

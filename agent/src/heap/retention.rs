@@ -18,7 +18,7 @@ const MAX_STEPS: usize = 20_000;
 
 /// Why there is no way to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoTrail {
+pub enum NoPath {
     /// The walk has met no object there.
     NoObject,
     /// Nothing refers to it: it is garbage.
@@ -27,14 +27,14 @@ pub enum NoTrail {
 
 /// Shows ways in a heap that was walked.
 #[derive(Debug)]
-pub struct Trails<'a, M> {
+pub struct RetentionPaths<'a, M> {
     blocks: &'a Blocks<M>,
     shape: Shape,
     edges: Edges<'a, M>,
     labels: &'a Labels<'a, M>,
 }
 
-impl<'a, M: ReadSome> Trails<'a, M> {
+impl<'a, M: ReadSome> RetentionPaths<'a, M> {
     /// For the heap of `vm`.
     pub fn new(blocks: &'a Blocks<M>, vm: &Vm, labels: &'a Labels<'a, M>) -> Self {
         let shape = Shape::new(vm.layout);
@@ -49,13 +49,13 @@ impl<'a, M: ReadSome> Trails<'a, M> {
     /// The way to the object at `address`: `globals.sessions[17].user`.
     ///
     /// # Errors
-    /// [`NoTrail`] if there is none.
-    pub fn to(&self, walked: &mut Walked<'_>, address: u64) -> Result<String, NoTrail> {
-        let mut place = walked.index.place(address).ok_or(NoTrail::NoObject)?;
+    /// [`NoPath`] if there is none.
+    pub fn to(&self, walked: &mut Walked<'_>, address: u64) -> Result<String, NoPath> {
+        let mut place = walked.index.place(address).ok_or(NoPath::NoObject)?;
         let mut addresses = vec![address];
         let root = loop {
-            match walked.index.parent(place).ok_or(NoTrail::NoObject)? {
-                UNREACHED => return Err(NoTrail::Garbage),
+            match walked.index.parent(place).ok_or(NoPath::NoObject)? {
+                UNREACHED => return Err(NoPath::Garbage),
                 root if root >= NO_PLACE => {
                     break walked.roots.get((root - NO_PLACE) as usize).map_or("VM", |root| root.name);
                 }

@@ -16,7 +16,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Samples without a known VM after which memory is searched: one alone may have hit the few instructions before an
 /// interpreter has a C frame.
-const STRANGERS: u32 = 3;
+const UNKNOWN: u32 = 3;
 
 /// What a search has found.
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct Search {
 
 /// Finds new VMs: the allocator's probes tell of those that they see come into being, others are searched for when samples are
 /// in an interpreter that runs none of the known VMs.
-pub struct Newcomers {
+pub struct VmDiscovery {
     /// The search that is under way, in a thread of its own: samples go on coming meanwhile.
     search: Option<JoinHandle<Search>>,
     /// How much CPU time the last search took.
@@ -36,7 +36,7 @@ pub struct Newcomers {
     wait: Duration,
 }
 
-impl Newcomers {
+impl VmDiscovery {
     /// If not all of the memory of `process` was searched for its first VMs, the rest is now.
     pub fn new(process: &Process, may_have_more: bool) -> Self {
         let mut newcomers = Self { search: None, took: Duration::ZERO, next_search: Instant::now(), wait: FIRST_WAIT };
@@ -77,7 +77,7 @@ impl Newcomers {
 
     /// Whether it is time to search, if so many samples were in an interpreter that no known VM was running.
     pub fn are_due(&self, strangers: u32) -> bool {
-        strangers >= STRANGERS && self.search.is_none() && Instant::now() >= self.next_search
+        strangers >= UNKNOWN && self.search.is_none() && Instant::now() >= self.next_search
     }
 
     /// Has the process searched for VMs.

@@ -3,15 +3,15 @@
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
 
-use super::cast::Callee;
-use super::reading::{Constant, Surroundings};
+use super::functions::Callee;
+use super::reading::{Constant, VmQueries};
 use crate::bytecode::{Instruction, Op};
 use crate::object::{Function, expect_type, field, marked_offset, read_function};
 use crate::value::{self, Value};
 use crate::{Prototype, Trace, Vm, bytecode_set, trace_by_number};
 
 /// A VM in the memory of its process.
-pub struct Around<'a, M> {
+pub struct LiveVm<'a, M> {
     /// The memory.
     pub memory: &'a M,
     /// The VM.
@@ -20,7 +20,7 @@ pub struct Around<'a, M> {
     pub trace: &'a Trace,
 }
 
-impl<M: ReadMemory> Around<'_, M> {
+impl<M: ReadMemory> LiveVm<'_, M> {
     /// The lowest byte of the exit that the code at `address` leaves a trace by: exit stubs push it
     /// (`asm_exitstub_gen`, `lj_asm_x86.h`).
     pub fn exit_at(&self, address: u64) -> Option<u8> {
@@ -55,7 +55,7 @@ impl<M: ReadMemory> Around<'_, M> {
     }
 }
 
-impl<M: ReadMemory> Surroundings for Around<'_, M> {
+impl<M: ReadMemory> VmQueries for LiveVm<'_, M> {
     fn upvalue(&self, closure: u64, index: u16) -> Option<Constant> {
         let layout = &self.vm.layout;
         let gc64 = layout.is_gc64();

@@ -14,7 +14,7 @@ use lj_trace_probes::sampler::Sampler;
 use lj_trace_process::{KnownCode, Maps, Process};
 
 /// Counts samples that no known VM was running, in an interpreter or in new code.
-pub struct Strangers {
+pub struct UnknownVms {
     /// The code of interpreters. The rest of their libraries is executed without a VM, too: a program that looks at values
     /// of a VM does not run it.
     texts: Vec<Range<u64>>,
@@ -22,7 +22,7 @@ pub struct Strangers {
     count: u32,
 }
 
-impl Strangers {
+impl UnknownVms {
     /// These VMs are known.
     pub fn new(maps: &Maps, vms: &[Vm]) -> Self {
         let mut strangers = Self { texts: Vec::new(), known: KnownCode::of(maps), count: 0 };
@@ -61,12 +61,12 @@ impl Strangers {
 const RATE: u32 = 199;
 
 /// A light sampler that has nothing else to do.
-pub struct Lookout {
+pub struct UnknownVmSampler {
     sampler: Sampler,
     samples: ActivityBuffer,
 }
 
-impl Lookout {
+impl UnknownVmSampler {
     /// Begins to sample.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Lookout {
     }
 
     /// Shows the samples since to `strangers`.
-    pub fn drain(&mut self, strangers: &mut Strangers) {
+    pub fn drain(&mut self, strangers: &mut UnknownVms) {
         self.samples.drain(usize::MAX, |mut sample| strangers.look(&mut sample));
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     fn strangers_run_an_interpreter_and_are_no_vm() {
         let text = "1000-9000 r-xp 00000000 08:01 12 /bin/host\n9000-a000 rw-p 00000000 00:00 0 \n";
         let known = KnownCode::of(&Maps::parse(text));
-        let mut strangers = Strangers { texts: vec![0x1000..0x2000, 0x5000..0x6000], known, count: 0 };
+        let mut strangers = UnknownVms { texts: vec![0x1000..0x2000, 0x5000..0x6000], known, count: 0 };
         let mut look = |vm, function| {
             let mut sample = ActivitySample { vm, function, ..ActivitySample::EMPTY };
             strangers.look(&mut sample);

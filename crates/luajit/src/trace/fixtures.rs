@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
 
 use super::body::{Body, Snapshot};
-use super::cast::{Callee, Cast};
+use super::functions::{Callee, TraceFunctions};
 use super::ir::{BIAS, Code, Numbering};
 use crate::bytecode::{Op, opcodes};
 use crate::testing::{Saved, x64_layout};
@@ -65,13 +65,13 @@ pub fn memory(functions: &[Vec<u32>]) -> Saved {
 }
 
 /// The functions of a trace, with what its constants are.
-pub fn cast(functions: &[Vec<u32>], constants: &[(u16, Callee)]) -> Cast {
+pub fn trace_functions(functions: &[Vec<u32>], constants: &[(u16, Callee)]) -> TraceFunctions {
     let prototypes = functions.iter().enumerate().map(|(index, function)| {
         let mut prototype: Prototype = prototype::tests::prototype(function.clone(), &[], &[], &[]);
         prototype.key.address = START + 0x1000 * index as u64;
         (prototype.key.address, Arc::new(prototype))
     });
-    Cast::made(Numbering::TmpRef, constants, prototypes.collect::<HashMap<_, _>>(), HEADER)
+    TraceFunctions::made(Numbering::TmpRef, constants, prototypes.collect::<HashMap<_, _>>(), HEADER)
 }
 
 /// The reference of 64-bit constant `index`.

@@ -10,16 +10,16 @@ use lj_trace_common::trace::{TraceCopy, TraceIdentity};
 use lj_trace_process::Maps;
 
 use super::ancestors::prototypes_above;
-use super::around::Around;
 use super::attribution::{Attribution, Attributor, Chain, LowerFrames};
 use super::body::{Body, BodyError};
-use super::cast::Cast;
-use super::copied::{Copied, CopiedTrace, identity};
 use super::effort::{Allowance, Effort};
 use super::frames::{SnapshotFrame, snapshot_frames};
+use super::functions::TraceFunctions;
 use super::ir::{FIRST, Numbering, Op};
+use super::live_vm::LiveVm;
 use super::machine::base_stores;
 use super::stacks::NOWHERE;
+use super::trace_copy::{Copied, CopiedTrace, identity};
 use crate::page_cache::PageCache;
 use crate::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 
@@ -29,7 +29,7 @@ pub struct KnownTrace {
     /// Everything that was read of it.
     pub body: Body,
     /// Its functions.
-    pub cast: Cast,
+    pub functions: TraceFunctions,
     /// What its machine code belongs to.
     pub attribution: Attribution,
     /// The work that was spent on that, if it was not enough.
@@ -56,18 +56,18 @@ impl KnownTrace {
         effort: Effort,
     ) -> Self {
         let above = prototypes_above(memory, vm, &body, numbering);
-        let cast = Cast::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
+        let functions = TraceFunctions::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
         // The same bytecode and exit stubs are asked for again and again.
         let memory = &PageCache::new(memory);
-        let around = Around { memory, vm, trace: &body.trace };
+        let around = LiveVm { memory, vm, trace: &body.trace };
         let base_stores = base_stores(&body.mcode, vm.global, &vm.layout);
         let attributor = Attributor {
             memory,
             layout: &vm.layout,
             body: &body,
             numbering,
-            cast: &cast,
-            surroundings: &around,
+            functions: &functions,
+            queries: &around,
             exit_at: &|address| around.exit_at(address),
             metatypes: around.has_metatypes(),
             text: &vm.text,
@@ -81,17 +81,17 @@ impl KnownTrace {
         let is_loop =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
-        let calls_in_tails = cast.calls_in_tails(crate::bytecode_set(&vm.layout));
-        Self { body, cast, attribution, unfinished, moved, lower_frames, calls_in_tails, numbering, loop_snapshot }
+        let calls_in_tails = functions.calls_in_tails(crate::bytecode_set(&vm.layout));
+        Self { body, functions, attribution, unfinished, moved, lower_frames, calls_in_tails, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
     pub fn snapshot<M: ReadMemory>(&self, memory: &M, layout: &VmLayout, index: usize) -> Option<Chain> {
-        let frames = snapshot_frames(memory, layout, &self.body, &self.cast, index).ok()?;
+        let frames = snapshot_frames(memory, layout, &self.body, &self.functions, index).ok()?;
         let innermost = frames.first()?.base;
         let position = |frame: &SnapshotFrame| {
-            let prototype = self.cast.prototype(frame.callee?.prototype()?)?;
-            let next = self.cast.position(prototype, frame.pc)?;
+            let prototype = self.functions.prototype(frame.callee?.prototype()?)?;
+            let next = self.functions.position(prototype, frame.pc)?;
             // Callers have executed their call, the innermost frame is at what comes next.
             Some(if frame.base == innermost { next } else { next.wrapping_sub(1) })
         };
@@ -101,8 +101,8 @@ impl KnownTrace {
     /// The function that it starts in, and the line.
     pub fn start(&self) -> Option<(&Arc<Prototype>, u32)> {
         let trace = &self.body.trace;
-        let prototype = self.cast.prototype(trace.startpt)?;
-        let line = prototype.line_at(self.cast.position(prototype, trace.startpc)?)?;
+        let prototype = self.functions.prototype(trace.startpt)?;
+        let line = prototype.line_at(self.functions.position(prototype, trace.startpc)?)?;
         Some((prototype, line))
     }
 
@@ -120,7 +120,7 @@ impl KnownTrace {
 
     /// How many bytes of memory it takes, about.
     pub fn size(&self) -> usize {
-        size_of::<Self>() + self.body.size() + self.attribution.size() + self.cast.size()
+        size_of::<Self>() + self.body.size() + self.attribution.size() + self.functions.size()
     }
 
     /// How many exits it has.

@@ -35,14 +35,14 @@ pub fn relax(ticks: &mut Interval, interval: Duration) {
 
 /// When to look next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct PollInterval {
     /// The interval while nothing is lost by it.
     relaxed: Duration,
     /// Until when there is none.
     hurry_until: Instant,
 }
 
-impl Pace {
+impl PollInterval {
     /// For samples at `rate` Hz in each thread; [`None`] if allocations are recorded too.
     pub fn new(rate: Option<u32>, now: Instant) -> Self {
         let relaxed = rate.and_then(|rate| (Duration::from_secs(1) * SAMPLES).checked_div(rate));
@@ -68,7 +68,7 @@ mod tests {
     fn few_samples_can_wait_unless_something_was_missed() {
         let began = Instant::now();
         let second = Duration::from_secs(1);
-        let mut pace = Pace::new(Some(99), began);
+        let mut pace = PollInterval::new(Some(99), began);
         assert_eq!(pace.interval(began), SHORTEST, "short recordings miss as little as they can");
         assert_eq!(pace.interval(began + 11 * second), LONGEST);
         pace.was_late(began + 20 * second);
@@ -80,7 +80,7 @@ mod tests {
     fn many_samples_and_allocations_cannot() {
         let later = Instant::now() + 2 * HURRY;
         for (rate, milliseconds) in [(Some(1), 40), (Some(250), 16), (Some(1000), 10), (Some(0), 10), (None, 10)] {
-            let interval = Pace::new(rate, Instant::now()).interval(later);
+            let interval = PollInterval::new(rate, Instant::now()).interval(later);
             assert_eq!(interval, Duration::from_millis(milliseconds), "{rate:?}");
         }
     }

@@ -10,12 +10,12 @@ use super::blocks::ReadSome;
 
 /// Memory of a process that has one stack which grows: that of its first thread.
 #[derive(Debug)]
-pub struct OffTheStack<M = ProcessMemory> {
+pub struct NotOnStack<M = ProcessMemory> {
     memory: M,
     below: Range<u64>,
 }
 
-impl<M: ReadSome> OffTheStack<M> {
+impl<M: ReadSome> NotOnStack<M> {
     /// The memory of a process with these mappings.
     pub fn new(memory: M, maps: &Maps) -> Self {
         let mut below = 0..0;
@@ -30,7 +30,7 @@ impl<M: ReadSome> OffTheStack<M> {
     }
 }
 
-impl<M: ReadSome> ReadSome for OffTheStack<M> {
+impl<M: ReadSome> ReadSome for NotOnStack<M> {
     fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize {
         if self.below.contains(&address) {
             return 0;
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn nothing_is_read_below_the_stack() {
         let memory = Ranges { ranges: vec![(0, (0..=255).cycle().take(0xc000).collect())], ..Ranges::default() };
-        let stack = OffTheStack::new(&memory, &Maps::parse(MAPS));
+        let stack = NotOnStack::new(&memory, &Maps::parse(MAPS));
         assert_eq!(stack.below, 0x3000..0x9000);
         let read = |address, length| stack.read_some(address, &mut vec![0; length]);
         assert_eq!((read(0x1000, 0x800), read(0x2800, 0x8000)), (0x800, 0x800));
         assert_eq!((read(0x3000, 8), read(0x8fff, 8)), (0, 0));
         assert_eq!((read(0x9000, 0x1000), read(0xb000, 8)), (0x1000, 8));
-        let all = OffTheStack::new(&memory, &Maps::parse("00001000-00003000 rw-p 00000000 00:00 0 \n"));
+        let all = NotOnStack::new(&memory, &Maps::parse("00001000-00003000 rw-p 00000000 00:00 0 \n"));
         assert_eq!(all.read_some(0x1000, &mut [0; 0x3000]), 0x3000);
     }
 }
