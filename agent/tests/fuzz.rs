@@ -14,6 +14,7 @@
 mod memory;
 #[path = "fuzz/mutation.rs"]
 mod mutation;
+#[path = "../../crates/luajit/tests/saved/mod.rs"]
 mod saved;
 #[path = "fuzz/targets.rs"]
 mod targets;

@@ -1,6 +1,6 @@
 //! What the fuzz targets call: the same as `agent/tests/fuzz.rs`.
 
-#[path = "../../agent/tests/saved/mod.rs"]
+#[path = "../../crates/luajit/tests/saved/mod.rs"]
 mod saved;
 #[path = "../../agent/tests/fuzz/targets.rs"]
 pub mod targets;

@@ -17,7 +17,7 @@ use crate::{build, consumers, dist, kernel, programs, setup, variants};
 pub struct Options {
     /// Run only the tests whose name contains this, and no other checks
     filter: Option<String>,
-    /// Run only the tests of this package
+    /// Run only the tests of this package: of a library in seconds, since nothing is set up for it
     #[arg(short, long)]
     package: Option<String>,
     #[command(flatten)]
@@ -28,6 +28,11 @@ pub struct Options {
 pub fn test(options: &Options) -> Result<()> {
     if let Some(kernel) = options.kernel.kernel() {
         return kernel::test(&options.kernel, kernel, options.filter.as_deref());
+    }
+    if let Some(package) = options.package.as_deref().filter(|package| *package != END_TO_END) {
+        // Its tests need no programs, no root and no BPF: nothing is set up, so that it takes seconds.
+        let mut cargo = host_cargo("test")?;
+        return run(cargo.args(["--package", package]).args(&options.filter));
     }
     setup::setup_for_tests()?;
     let mut steps = Steps::default();

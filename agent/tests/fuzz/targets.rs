@@ -120,7 +120,7 @@ pub struct SavedVm {
 }
 
 impl SavedVm {
-    /// The files of `agent/tests/saved` that are tried.
+    /// The files of `crates/luajit/tests/saved` that are tried.
     pub const NAMES: [&str; 3] = ["luajit-debian", "tarantool-2.6.0", "luajit-2.0-lupa"];
 
     /// Loads one.

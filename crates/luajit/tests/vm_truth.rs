@@ -3,7 +3,7 @@
 //! A LuaJIT child process runs `vm_truth.lua`, prints what its own `debug` and `jit.util` libraries know, and
 //! waits while its memory is read. The interpreter is `luajit`, or the one named by `$LUAJIT`.
 
-#[path = "../../tests/src/skips.rs"]
+#[path = "../../../tests/src/skips.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod skips;
 

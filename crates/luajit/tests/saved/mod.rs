@@ -28,7 +28,8 @@ const FIRST_LINE: &str = "lj-trace saved memory 1";
 /// Where the files are, and the script that was running.
 pub fn folder() -> PathBuf {
     // In this package, or in that of the fuzz targets.
-    let folders = ["tests/saved", "../agent/tests/saved"].map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
+    let folders =
+        ["tests/saved", "../crates/luajit/tests/saved"].map(|path| Path::new(env!("CARGO_MANIFEST_DIR")).join(path));
     let [here, there] = folders;
     if here.is_dir() { here } else { there }
 }

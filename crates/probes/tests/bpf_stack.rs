@@ -1,7 +1,7 @@
 //! The BPF programs keep to the stack that kernels before Linux 6.13 have for a program, what it calls, and the callbacks of
 //! its loops together: the kernel of the tests may have one for each.
 
-#[path = "../../tests/src/skips.rs"]
+#[path = "../../../tests/src/skips.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod skips;
 

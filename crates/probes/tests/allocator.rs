@@ -2,7 +2,7 @@
 //!
 //! The interpreter is `luajit`, or the one named by `$LUAJIT`.
 
-#[path = "../../tests/src/skips.rs"]
+#[path = "../../../tests/src/skips.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod skips;
 

@@ -2,7 +2,7 @@
 //! `-- certain:` say what some machine instruction belongs to, without a mark: the line in the innermost function, then
 //! that in each caller within the trace, `8<11`. All lines of it are in the one file.
 
-#[path = "../../tests/src/skips.rs"]
+#[path = "../../../tests/src/skips.rs"]
 #[allow(dead_code, reason = "each test uses a part of it")]
 mod skips;
 
