@@ -22,6 +22,7 @@ pub mod measured;
 pub mod memory_truth;
 pub mod nginx;
 pub mod oracle;
+pub mod pauses;
 pub mod profiles;
 pub mod programs;
 pub mod readers;

@@ -1,6 +1,9 @@
 //! Threads that start after lj-trace, or while it attaches, are sampled, and each once.
 
+use std::thread;
+
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::pauses::Pauses;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::recording::{Recorded, Recording};
 use lj_trace_tests::usage::{cpu_time, stolen};
@@ -23,23 +26,27 @@ struct Used {
     cpu: f64,
     /// The time that the machine's CPUs were taken away, in seconds.
     stolen: f64,
+    /// The time that all of the machine stood still, in seconds.
+    paused: f64,
 }
 
 impl Used {
     fn by(workload: &Workload) -> Result<Self> {
-        Ok(Self { cpu: cpu_time(workload.pid())?, stolen: stolen()? })
+        Ok(Self { cpu: cpu_time(workload.pid())?, stolen: stolen()?, paused: 0.0 })
     }
 
     fn since(self, before: Self) -> Self {
-        Self { cpu: self.cpu - before.cpu, stolen: self.stolen - before.stolen }
+        Self { cpu: self.cpu - before.cpu, stolen: self.stolen - before.stolen, paused: 0.0 }
     }
 }
 
 /// Checks that a thread's samples are as many as its CPU time has: for each thread, and for all of the process.
 fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Result<()> {
     let mut failures = Vec::new();
-    let mut check = |what: &str, seconds: f64, samples: u64| {
-        let [least, most] = [seconds, seconds + process.stolen].map(|seconds| seconds * f64::from(RATE));
+    let cpus = thread::available_parallelism()?.get() as f64;
+    let mut check = |what: &str, seconds: f64, samples: u64, at_once: f64| {
+        let least = (seconds - process.paused * at_once).max(0.0);
+        let [least, most] = [least, seconds + process.stolen].map(|seconds| seconds * f64::from(RATE));
         // Four standard deviations, as if the samples fell at random: they do better, but the scheduler cuts a
         // thread's time into pieces of which none may hold a whole period.
         let tolerance = 4.0 * most.sqrt();
@@ -55,9 +62,9 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
         let file = format!("@thread{number}.lua:");
         let is_its = |frame: &String| frame.contains(&file);
         let samples = recorded.folded.samples_where(|stack| stack.frames.iter().any(is_its));
-        check(&format!("thread {number}"), seconds.parse()?, samples);
+        check(&format!("thread {number}"), seconds.parse()?, samples, 1.0);
     }
-    check("all threads", process.cpu, recorded.folded.samples());
+    check("all threads", process.cpu, recorded.folded.samples(), cpus);
     ensure!(failures.is_empty(), "\n{}", failures.join("\n"));
     for what in ["Lua complete", "native complete"] {
         let share = recorded.share(what)?;
@@ -101,12 +108,12 @@ fn with_vms_that_come_into_being_after_lj_trace() -> Result<()> {
 fn that_start_after_lj_trace() -> Result<()> {
     let mut workload = start(8, 0.5)?;
     let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
-    let before = Used::by(&workload)?;
+    let (before, pauses) = (Used::by(&workload)?, Pauses::watch());
     workload.go()?;
     workload.expect("started")?;
     workload.go()?;
     let report = workload.report()?;
-    let used = Used::by(&workload)?.since(before);
+    let used = Used { paused: pauses.end(), ..Used::by(&workload)?.since(before) };
     expect_each_once(&recording.stop()?, &report, used)
 }
 
@@ -119,9 +126,9 @@ fn that_start_while_lj_trace_attaches() -> Result<()> {
     workload.expect("started")?;
     recording.tracer.wait_until_attached()?;
     // So far they have only waited.
-    let before = Used::by(&workload)?;
+    let (before, pauses) = (Used::by(&workload)?, Pauses::watch());
     workload.go()?;
     let report = workload.report()?;
-    let used = Used::by(&workload)?.since(before);
+    let used = Used { paused: pauses.end(), ..Used::by(&workload)?.since(before) };
     expect_each_once(&recording.stop()?, &report, used)
 }
