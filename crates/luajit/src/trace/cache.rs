@@ -34,8 +34,6 @@ pub struct KnownTrace {
     pub attribution: Attribution,
     /// The work that was spent on that, if it was not enough.
     pub unfinished: Option<Effort>,
-    /// From this offset on `jit_base` is that of the trace it goes on with, and all frames are on the Lua stack.
-    pub moved: Option<u32>,
     /// Where it returns to lower frames.
     lower_frames: LowerFrames,
     /// Whether one of its functions may replace itself by a tail call.
@@ -61,6 +59,7 @@ impl KnownTrace {
         let memory = &PageCache::new(memory);
         let around = LiveVm { memory, vm, trace: &body.trace };
         let base_stores = base_stores(&body.mcode, vm.global, &vm.layout);
+        let lower_frames = LowerFrames::read(&vm.layout, &body, &functions, numbering, base_stores);
         let attributor = Attributor {
             memory,
             layout: &vm.layout,
@@ -71,18 +70,15 @@ impl KnownTrace {
             exit_at: &|address| around.exit_at(address),
             metatypes: around.has_metatypes(),
             text: &vm.text,
-            base_stores: &base_stores,
+            lower_frames: &lower_frames,
         };
         let (attribution, is_finished) = attributor.attribute(effort);
         let unfinished = (!is_finished).then_some(effort);
-        let lower_frames = attributor.lower_frames();
-        // Each return to a lower frame moves `jit_base`; one more store is that of the trace's end.
-        let moved = base_stores.last().copied().filter(|_| base_stores.len() > lower_frames.len());
         let is_loop =
             |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
         let calls_in_tails = functions.calls_in_tails(crate::bytecode_set(&vm.layout));
-        Self { body, functions, attribution, unfinished, moved, lower_frames, calls_in_tails, numbering, loop_snapshot }
+        Self { body, functions, attribution, unfinished, lower_frames, calls_in_tails, numbering, loop_snapshot }
     }
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
@@ -104,6 +100,12 @@ impl KnownTrace {
         let prototype = self.functions.prototype(trace.startpt)?;
         let line = prototype.line_at(self.functions.position(prototype, trace.startpc)?)?;
         Some((prototype, line))
+    }
+
+    /// Whether `jit_base` is that of the trace that it goes on with where the code at `offset` runs: then all frames are on
+    /// the Lua stack.
+    pub fn has_moved(&self, offset: u32) -> bool {
+        self.lower_frames.moved().is_some_and(|moved| offset >= moved)
     }
 
     /// Whether a Lua function of this prototype can have its base in `jit_base` where the code at `offset` runs.

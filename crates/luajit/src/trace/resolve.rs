@@ -136,7 +136,7 @@ pub fn resolve<M: ReadMemory>(
     match spot {
         Spot::Code(pc) => {
             let offset = (pc - trace.body.trace.mcode.start) as u32;
-            if trace.moved.is_some_and(|moved| offset >= moved) {
+            if trace.has_moved(offset) {
                 return at_end(memory, layout, trace, bottom);
             }
             let state = VmState::from_raw(layout.states(), hit.header.vmstate);

@@ -39,46 +39,10 @@ fn calls(ir: Ir) -> Option<bool> {
         | Ir::BUFPUT
         | Ir::BUFSTR
         | Ir::NEWREF => Some(true),
-        Ir::ADD
-        | Ir::SUB
-        | Ir::NEG
-        | Ir::ABS
-        | Ir::AREF
-        | Ir::HREFK
-        | Ir::FREF
-        | Ir::STRREF
-        | Ir::ALOAD
-        | Ir::HLOAD
-        | Ir::ULOAD
-        | Ir::FLOAD
-        | Ir::SLOAD
-        | Ir::VLOAD
-        | Ir::ASTORE
-        | Ir::HSTORE
-        | Ir::USTORE
-        | Ir::FSTORE
-        | Ir::UREFO
-        | Ir::UREFC
-        | Ir::LT
-        | Ir::GE
-        | Ir::LE
-        | Ir::GT
-        | Ir::ULT
-        | Ir::UGE
-        | Ir::ULE
-        | Ir::UGT
-        | Ir::EQ
-        | Ir::NE
-        | Ir::ABC
-        | Ir::RETF
-        | Ir::BNOT
-        | Ir::BSWAP
-        | Ir::BAND
-        | Ir::BOR
-        | Ir::BXOR
-        | Ir::ADDOV
-        | Ir::SUBOV
-        | Ir::TOBIT => Some(false),
+        Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::RETF => Some(false),
+        // Those of 64-bit integers may be functions (`lj_carith.c`).
+        Ir::MUL | Ir::DIV => None,
+        _ if is_value(ir) => Some(false),
         _ => None,
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use lj_trace_common::memory::ReadMemory;
 
 use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, is_single, is_visible};
-use super::{Attribution, Attributor, Chain, LowerFrames, Span};
+use super::{Attribution, Attributor, Chain, Span};
 use crate::trace::ir::{BIAS, FIRST, Op as Ir};
 use crate::trace::machine::{self, Action, Machine};
 use crate::trace::reading::{Aim, Candidate, Candidates, VmQueries};
@@ -25,7 +25,8 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
     ) -> Attribution {
         let code = machine::decode(self.body.trace.mcode.start, &self.body.mcode);
         let mut attribution = Attribution::default();
-        let lower = self.lower_frames();
+        // Else nobody knows which frame the code stands on.
+        let Some(returns) = self.lower_frames.bounds() else { return attribution };
         let mut merged: HashMap<Vec<Candidate>, (Chain, bool)> = HashMap::new();
         let mut add = |offset: u32, mut possible: Vec<Candidate>| {
             possible.sort_unstable();
@@ -40,7 +41,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         };
         // Behind the last snapshot, the trace only leaves: from there.
         let end: Option<Candidate> = aims.last().copied().flatten().map(|aim| (aim.stack, NOWHERE));
-        for (machine, refs) in self.segments(&code, &lower) {
+        for (machine, refs) in self.segments(&code, &returns) {
             let assembled: Vec<u16> = refs.into_iter().filter(|&at| self.is_assembled(at)).collect();
             let possible = self.possible(machine, &assembled);
             let is_last = machine.last() == code.last();
@@ -56,7 +57,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
                         aims.first().copied().flatten().map(|aim| (aim.stack, aim.position)).filter(|_| is_first),
                     );
                 }
-                if all.is_empty() && lower.is_empty() {
+                if all.is_empty() && self.lower_frames.is_empty() {
                     // A trace of one function leaves no doubt whose code it is, whatever else is not known.
                     all.extend(only.map(|stack| (stack, NOWHERE)));
                 }
@@ -191,15 +192,18 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
 
     /// Pairs of machine code and intermediate code that belong together, in order. They are told apart by the snapshots,
     /// if the VM keeps where their code begins, and by the returns to lower frames.
-    fn segments<'b>(&self, code: &'b [Machine], lower: &LowerFrames) -> Vec<(&'b [Machine], Vec<u16>)> {
+    fn segments<'b>(&self, code: &'b [Machine], returns: &[(u16, u32)]) -> Vec<(&'b [Machine], Vec<u16>)> {
         let end = self.body.code.end();
         let snapshots = self.body.snapshots.iter().skip(1);
         let by_snapshots: Option<Vec<_>> =
             snapshots.map(|snapshot| Some((snapshot.at.max(FIRST), u32::from(snapshot.mcode?)))).collect();
+        let with_returns = |mut bounds: Vec<(u16, u32)>| {
+            bounds.extend(returns);
+            bounds.sort_unstable();
+            bounds
+        };
         let is_in_order = |bounds: &Vec<(u16, u32)>| bounds.is_sorted_by_key(|&(_, offset)| offset);
-        let mut bounds: Vec<_> = lower.bounds().collect();
-        bounds.extend(by_snapshots.filter(is_in_order).into_iter().flatten());
-        bounds.sort_unstable();
+        let bounds = by_snapshots.map(with_returns).filter(is_in_order).unwrap_or_else(|| returns.to_vec());
         let mut segments = Vec::new();
         let (mut rest, mut from) = (code, BIAS);
         for (to, until) in bounds.into_iter().chain([(end, u32::MAX)]) {

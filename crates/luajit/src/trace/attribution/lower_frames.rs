@@ -1,33 +1,69 @@
 //! The lower frames that a trace returns to (`RETF`): from each such return on, `jit_base` is that frame's.
 
-use crate::trace::functions::Callee;
+use lj_trace_common::layout::VmLayout;
+
+use crate::trace::body::Body;
+use crate::trace::functions::{Callee, TraceFunctions, object};
+use crate::trace::ir::{FIRST, Numbering, Op as Ir};
 
 /// The returns of a trace, in the order in which it makes them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(in crate::trace) struct LowerFrames {
     returns: Vec<Return>,
+    /// The offset in the machine code from which on `jit_base` is the frame of each; [`None`] if the code does not show as
+    /// many stores as there are returns.
+    offsets: Option<Vec<u32>>,
+    /// The same for the trace that it goes on with, if that has another base.
+    moved: Option<u32>,
 }
 
 /// A return to a lower frame.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::trace) struct Return {
+struct Return {
     /// Its reference in the intermediate code.
-    pub at: u16,
+    at: u16,
     /// The function that it returns to, and the position after the call there; [`None`] if they cannot be told.
-    pub to: Option<(Callee, u32)>,
-    /// The offset in the machine code from which on `jit_base` is that frame's.
-    pub offset: u32,
+    to: Option<(Callee, u32)>,
 }
 
 impl LowerFrames {
-    /// The frames of these returns.
-    pub fn new(returns: Vec<Return>) -> Self {
-        Self { returns }
+    /// Those of a trace. `base_stores` are the offsets in its machine code behind what sets `jit_base`
+    /// ([`base_stores`](crate::trace::machine::base_stores)): each return does (`asm_retf`, `lj_asm_x86.h`), in the order of
+    /// the intermediate code, and the end of the trace may (`asm_tail_link`, `lj_asm.c`).
+    pub fn read(
+        layout: &VmLayout,
+        body: &Body,
+        functions: &TraceFunctions,
+        numbering: Numbering,
+        base_stores: Vec<u32>,
+    ) -> Self {
+        let is_return =
+            |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Ir::RETF);
+        let target = |at: u16| {
+            let ins = body.code.ins(at);
+            let prototype = functions.function(ins.op1())?.prototype()?;
+            let pc = object(layout, body, ins.op2());
+            let position = functions.position(functions.prototype(prototype)?, pc)?;
+            Some((functions.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
+        };
+        let returns = (FIRST..body.code.end()).filter(is_return).map(|at| Return { at, to: target(at) });
+        Self::new(returns.collect(), base_stores)
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.returns.len()
+    fn new(returns: Vec<Return>, mut base_stores: Vec<u32>) -> Self {
+        let moved = if base_stores.len() > returns.len() { base_stores.pop() } else { None };
+        let offsets = (base_stores.len() == returns.len()).then_some(base_stores);
+        Self { returns, offsets, moved }
+    }
+
+    /// From this offset on `jit_base` is that of the trace that it goes on with.
+    pub fn moved(&self) -> Option<u32> {
+        self.moved
+    }
+
+    /// The function that each return is to, and the position after the call there, up to the first that cannot be told.
+    pub fn targets(&self) -> Vec<(Callee, u32)> {
+        self.returns.iter().map_while(|one| one.to).collect()
     }
 
     /// Whether it makes none.
@@ -35,17 +71,18 @@ impl LowerFrames {
         self.returns.is_empty()
     }
 
-    /// Where the code behind each return begins: in the intermediate code, and in the machine code. What the assembler
-    /// emits for an instruction lies behind all that it emits for those before, and setting `jit_base` is the last that
-    /// a return does (`asm_retf`, `lj_asm_x86.h`).
-    pub fn bounds(&self) -> impl Iterator<Item = (u16, u32)> {
-        self.returns.iter().map(|passed| (passed.at + 1, passed.offset))
+    /// Where the code behind each return begins: in the intermediate code, and in the machine code; [`None`] if that cannot
+    /// be told. What the assembler emits for an instruction lies behind all that it emits for those before, and setting
+    /// `jit_base` is the last that a return does.
+    pub fn bounds(&self) -> Option<Vec<(u16, u32)>> {
+        let offsets = self.offsets.as_ref()?.iter();
+        Some(self.returns.iter().zip(offsets).map(|(one, &offset)| (one.at + 1, offset)).collect())
     }
 
     /// The function whose frame `jit_base` is at an offset of the machine code; [`None`] if the trace has not returned by
     /// then, or if it cannot be told.
     pub fn base_at(&self, offset: u32) -> Option<Callee> {
-        let last = self.returns.partition_point(|passed| passed.offset <= offset).checked_sub(1)?;
+        let last = self.offsets.as_ref()?.partition_point(|from| *from <= offset).checked_sub(1)?;
         self.returns[last].to.map(|(callee, _)| callee)
     }
 }
@@ -58,18 +95,28 @@ mod tests {
     const ROW: Callee = Callee::Lua { prototype: 0x20, function: None };
 
     /// A trace that returns to ROW, and from there to PAGE.
-    fn lower() -> LowerFrames {
-        let to_row = Return { at: 0x8005, to: Some((ROW, 5)), offset: 0x40 };
-        let to_page = Return { at: 0x8009, to: Some((PAGE, 8)), offset: 0x60 };
-        LowerFrames::new(vec![to_row, to_page])
+    fn lower(base_stores: &[u32]) -> LowerFrames {
+        let returns = [(0x8005, (ROW, 5)), (0x8009, (PAGE, 8))].map(|(at, to)| Return { at, to: Some(to) });
+        LowerFrames::new(returns.to_vec(), base_stores.to_vec())
     }
 
     #[test]
     fn the_base_is_that_of_the_last_return() {
-        let base = |offset| lower().base_at(offset);
-        assert_eq!(
-            [base(0), base(0x3f), base(0x40), base(0x5f), base(0x60)],
-            [None, None, Some(ROW), Some(ROW), Some(PAGE)]
-        );
+        let bases = [0, 0x3f, 0x40, 0x5f, 0x60].map(|offset| lower(&[0x40, 0x60]).base_at(offset));
+        assert_eq!(bases, [None, None, Some(ROW), Some(ROW), Some(PAGE)]);
+    }
+
+    #[test]
+    fn one_more_store_is_that_of_the_end() {
+        let both = [lower(&[0x40, 0x60]), lower(&[0x40, 0x60, 0x80])];
+        assert_eq!(both.each_ref().map(LowerFrames::moved), [None, Some(0x80)]);
+        both.iter().for_each(|lower| assert_eq!(lower.bounds(), Some(vec![(0x8006, 0x40), (0x800a, 0x60)])));
+    }
+
+    #[test]
+    fn stores_that_do_not_fit_tell_nothing() {
+        for stores in [&[][..], &[0x40], &[0x40, 0x60, 0x70, 0x80]] {
+            assert_eq!((lower(stores).bounds(), lower(stores).base_at(0x90)), (None, None), "{stores:?}");
+        }
     }
 }

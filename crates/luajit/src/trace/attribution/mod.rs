@@ -19,14 +19,14 @@ use lj_trace_common::memory::ReadMemory;
 use super::body::Body;
 use super::effort::Effort;
 use super::frames::{SnapshotFrame, snapshot_frames};
-use super::functions::{Callee, TraceFunctions, object};
+use super::functions::{Callee, TraceFunctions};
 use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
 use super::loop_copies::originals;
 use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, VmQueries};
 use super::stacks::{NOWHERE, StackId, Stacks};
 use crate::InterpreterText;
 
-pub(in crate::trace) use lower_frames::{LowerFrames, Return};
+pub(in crate::trace) use lower_frames::LowerFrames;
 
 /// The frames within a trace, from the one in which it runs inward, and the position in each ([`NOWHERE`] if it is
 /// not known).
@@ -86,8 +86,8 @@ pub struct Attributor<'a, M, S> {
     pub metatypes: bool,
     /// The interpreter's machine code.
     pub text: &'a InterpreterText,
-    /// Offsets in the trace's machine code behind what sets `jit_base` ([`super::machine::base_stores`]).
-    pub base_stores: &'a [u32],
+    /// The lower frames that it returns to.
+    pub(in crate::trace) lower_frames: &'a LowerFrames,
 }
 
 impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
@@ -148,7 +148,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         let loop_at = self.loop_at();
         let snapshots = &self.body.snapshots;
         let recorded = loop_at.map_or(snapshots.len(), |at| snapshots.partition_point(|snapshot| snapshot.at <= at));
-        let returns: Vec<(Callee, u32)> = self.returns().map_while(|(_, to)| to).collect();
+        let returns = self.lower_frames.targets();
         let mut reader = Reader {
             body: self.body,
             numbering: self.numbering,
@@ -227,26 +227,5 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             };
         }
         Some(Aim { stack: stack?, position: call.wrapping_add(1) })
-    }
-
-    /// The returns to lower frames (`RETF`): the reference of each, and the function and the address after the call that it
-    /// returns to, if they can be told.
-    fn returns(&self) -> impl Iterator<Item = (u16, Option<(Callee, u32)>)> {
-        let returns = (FIRST..self.body.code.end()).filter(|&at| self.op(at) == Some(Ir::RETF));
-        let target = |at: u16| {
-            let ins = self.body.code.ins(at);
-            let prototype = self.functions.function(ins.op1())?.prototype()?;
-            let pc = object(self.layout, self.body, ins.op2());
-            let position = self.functions.position(self.functions.prototype(prototype)?, pc)?;
-            Some((self.functions.owner(pc).unwrap_or(Callee::Lua { prototype, function: None }), position))
-        };
-        returns.map(move |at| (at, target(at)))
-    }
-
-    /// The lower frames that the trace returns to. Each return sets `jit_base` (`asm_retf`, `lj_asm_x86.h`), in the order
-    /// of the intermediate code.
-    pub(in crate::trace) fn lower_frames(&self) -> LowerFrames {
-        let stores = self.base_stores.iter().copied().chain(std::iter::repeat(u32::MAX));
-        LowerFrames::new(self.returns().zip(stores).map(|((at, to), offset)| Return { at, to, offset }).collect())
     }
 }

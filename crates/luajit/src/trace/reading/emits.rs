@@ -1,6 +1,7 @@
 //! Which intermediate code a bytecode can make (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`, and what `lj_opt_fold.c`
 //! and `lj_opt_narrow.c` turn it into). More than it makes is allowed here, never less.
 
+use super::kinds::compares_two;
 use super::{Phase, Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::{Metamethod, Op};
 use crate::trace::functions::Callee;
@@ -14,6 +15,9 @@ pub(super) fn is_transparent(op: Option<Ir>) -> bool {
         None | Some(Ir::NOP | Ir::BASE | Ir::LOOP | Ir::PHI | Ir::USE | Ir::RENAME | Ir::PROF | Ir::GCSTEP | Ir::PVAL)
     )
 }
+
+/// What finds an upvalue, and checks that it is still open or in its place.
+const UPVALUES: &[Ir] = &[Ir::UREFC, Ir::UREFO, Ir::SUB, Ir::ADD, Ir::ULT, Ir::UGT, Ir::ULE, Ir::UGE, Ir::EQ, Ir::NE];
 
 /// What conversions of numbers make.
 pub(super) const CONVERSIONS: &[Ir] = &[Ir::CONV, Ir::STRTO, Ir::TOBIT, Ir::TOSTR];
@@ -266,40 +270,8 @@ impl<S: VmQueries> Reader<'_, S> {
                     &[Ir::ASTORE, Ir::HSTORE, Ir::FSTORE, Ir::NEWREF, Ir::TBAR, Ir::OBAR, Ir::XSTORE],
                 ],
             ),
-            Op::UGET => any(
-                op,
-                &[&[
-                    Ir::ULOAD,
-                    Ir::UREFC,
-                    Ir::UREFO,
-                    Ir::SUB,
-                    Ir::ADD,
-                    Ir::ULT,
-                    Ir::UGT,
-                    Ir::ULE,
-                    Ir::UGE,
-                    Ir::EQ,
-                    Ir::NE,
-                ]],
-            ),
-            Op::USETV | Op::USETS | Op::USETN | Op::USETP => any(
-                op,
-                &[&[
-                    Ir::USTORE,
-                    Ir::UREFC,
-                    Ir::UREFO,
-                    Ir::OBAR,
-                    Ir::CONV,
-                    Ir::SUB,
-                    Ir::ADD,
-                    Ir::ULT,
-                    Ir::UGT,
-                    Ir::ULE,
-                    Ir::UGE,
-                    Ir::EQ,
-                    Ir::NE,
-                ]],
-            ),
+            Op::UGET => any(op, &[UPVALUES, &[Ir::ULOAD]]),
+            Op::USETV | Op::USETS | Op::USETN | Op::USETP => any(op, &[UPVALUES, &[Ir::USTORE, Ir::OBAR, Ir::CONV]]),
             Op::TNEW | Op::TDUP => any(op, &[&[Ir::TNEW, Ir::TDUP]]),
             Op::FNEW => any(op, &[CALLS, &[Ir::FLOAD]]),
             Op::ITERN => {
@@ -349,24 +321,7 @@ impl<S: VmQueries> Reader<'_, S> {
 /// Whether an instruction is the guard of a comparison of numbers or strings.
 fn is_compared(bytecode: Op, op: Ir, ins: Ins) -> bool {
     let kind = ins.kind_of_result();
-    ins.is_guard()
-        && any(op, &[COMPARISONS])
-        && (kind == irt::STR || kind >= irt::NUM)
-        && matches!(
-            bytecode,
-            Op::ISLT
-                | Op::ISGE
-                | Op::ISLE
-                | Op::ISGT
-                | Op::ISEQV
-                | Op::ISNEV
-                | Op::ISEQS
-                | Op::ISNES
-                | Op::ISEQN
-                | Op::ISNEN
-                | Op::ISEQP
-                | Op::ISNEP
-        )
+    ins.is_guard() && any(op, &[COMPARISONS]) && (kind == irt::STR || kind >= irt::NUM) && compares_two(bytecode)
 }
 
 /// Whether a bytecode reads a slot of its frame.

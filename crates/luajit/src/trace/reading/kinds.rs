@@ -35,8 +35,8 @@ pub(super) fn is_arithmetic(op: Op) -> bool {
     )
 }
 
-/// Whether an instruction compares, and a jump follows it.
-pub(super) fn is_comparison(op: Op) -> bool {
+/// Whether an instruction compares two values, and a jump follows it.
+pub(super) fn compares_two(op: Op) -> bool {
     matches!(
         op,
         Op::ISLT
@@ -51,9 +51,10 @@ pub(super) fn is_comparison(op: Op) -> bool {
             | Op::ISNEN
             | Op::ISEQP
             | Op::ISNEP
-            | Op::ISTC
-            | Op::ISFC
-            | Op::IST
-            | Op::ISF
     )
+}
+
+/// Whether an instruction compares, and a jump follows it.
+pub(super) fn is_comparison(op: Op) -> bool {
+    compares_two(op) || matches!(op, Op::ISTC | Op::ISFC | Op::IST | Op::ISF)
 }
