@@ -6,8 +6,8 @@
 
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::event::{
-    FrameKind as RecordKind, FrameRecord, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
-    SAMPLE_ON_TRACE, reg,
+    FrameKind as RecordKind, FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER,
+    SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd};
 use lj_trace_common::layout::VmLayout;
@@ -136,7 +136,8 @@ fn rewalk(
     for _ in 0..2 * MAX_FRAMES {
         let mut record = FrameRecord { vm: header.vm as u16, ..FrameRecord::default() };
         match walk.step(&memory, layout, (&mut record, &mut memo)) {
-            Ok(frame::Step::Emitted) => frames.push(record),
+            Ok(frame::Step::Emitted) if is_proven(&record, inner) => frames.push(record),
+            Ok(frame::Step::Emitted) => return (frames, WalkEnd::BadLink),
             Ok(frame::Step::Skipped) => continue,
             Err(end) => return (frames, end),
         }
@@ -146,6 +147,14 @@ fn rewalk(
         }
     }
     (frames, WalkEnd::TooDeep)
+}
+
+/// Whether a frame's function is certain to be the one that ran. Its address is that of the sample, but what lies there is
+/// read some milliseconds later: a closure that was collected meanwhile may have left its place to another. Of a Lua function,
+/// the position shows it, since the PC is in no other; or the kernel has read it at the moment itself.
+fn is_proven(record: &FrameRecord, kernel: &[FrameRecord]) -> bool {
+    let is_the_same = |seen: &FrameRecord| seen.function == record.function && seen.code == record.code;
+    record.kind != RecordKind::Lua as u8 || record.position != NO_POSITION || kernel.iter().any(is_the_same)
 }
 
 /// Where in the kernel's frames the last one of `frames` is. Both must have crossed as many C frames by then: the kernel may
@@ -194,6 +203,17 @@ mod tests {
 
     fn frame(kind: RecordKind, base: u64) -> FrameRecord {
         FrameRecord { kind: kind as u8, base, function: base, ..FrameRecord::default() }
+    }
+
+    #[test]
+    fn what_was_read_later_is_proven_by_its_position_or_by_the_kernel() {
+        let lua = |position, code| FrameRecord { position, code, ..frame(RecordKind::Lua, 0x100) };
+        assert!(is_proven(&lua(7, 0x10), &[]));
+        // Another closure may have come to its place.
+        assert!(!is_proven(&lua(NO_POSITION, 0x10), &[]));
+        assert!(!is_proven(&lua(NO_POSITION, 0x10), &[lua(NO_POSITION, 0x20)]));
+        assert!(is_proven(&lua(NO_POSITION, 0x10), &[lua(7, 0x10)]));
+        assert!(is_proven(&frame(RecordKind::Fast, 0x100), &[]));
     }
 
     #[test]
