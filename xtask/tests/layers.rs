@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree};
+use syn::{Attribute, Expr, ExprCall, Item, ItemMod, ItemUse, Macro, UseTree};
 
 /// The libraries that other tools can use.
 const PUBLIC: [&str; 7] = ["estimate", "luajit", "process", "profile", "streams", "text", "unwind"];
@@ -65,6 +65,8 @@ struct References {
     /// Modules of this file that only tests have, which are files of their own.
     only_for_tests: Vec<Vec<String>>,
     macros: BTreeSet<String>,
+    /// Functions that are called by a path, by their last name.
+    called: BTreeSet<String>,
 }
 
 impl References {
@@ -151,6 +153,13 @@ impl<'ast> Visit<'ast> for References {
         visit::visit_path(self, path);
     }
 
+    fn visit_expr_call(&mut self, call: &'ast ExprCall) {
+        if let Expr::Path(path) = &*call.func {
+            self.called.extend(path.path.segments.last().map(|segment| segment.ident.to_string()));
+        }
+        visit::visit_expr_call(self, call);
+    }
+
     fn visit_macro(&mut self, item: &'ast Macro) {
         self.macros.extend(item.path.segments.last().map(|segment| segment.ident.to_string()));
         self.add_tokens(item.tokens.clone());
@@ -165,7 +174,13 @@ fn references(source: &Path) -> Vec<References> {
     let read = |file: &PathBuf| {
         let parsed = syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap();
         let module = module_of(file, source);
-        let mut references = References { module, found: vec![], only_for_tests: vec![], macros: BTreeSet::new() };
+        let mut references = References {
+            module,
+            found: vec![],
+            only_for_tests: vec![],
+            macros: BTreeSet::new(),
+            called: BTreeSet::new(),
+        };
         references.visit_file(&parsed);
         references
     };
@@ -227,11 +242,16 @@ fn no_folders_form_a_cycle() {
     for package in packages() {
         let source = package.join("src");
         let references = references(&source);
-        let graph = graph_within(&references, &[]);
-        draw(&package.strip_prefix(root()).unwrap().display().to_string(), &graph);
-        // Files may know each other within their folder, folders may not.
-        let has_folder = |cycle: &BTreeSet<String>| cycle.iter().any(|module| source.join(module).is_dir());
-        wrong.extend(cycles(&graph).into_iter().filter(has_folder).map(|cycle| (package.clone(), cycle)));
+        draw(&package.strip_prefix(root()).unwrap().display().to_string(), &graph_within(&references, &[]));
+        let mut folders = vec![source.clone()];
+        while let Some(folder) = folders.pop() {
+            folders
+                .extend(fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()));
+            let graph = graph_within(&references, &module_of(&folder, &source));
+            // Files may know each other within their folder, folders may not.
+            let has_folder = |cycle: &BTreeSet<String>| cycle.iter().any(|module| folder.join(module).is_dir());
+            wrong.extend(cycles(&graph).into_iter().filter(has_folder).map(|cycle| (folder.clone(), cycle)));
+        }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -260,6 +280,7 @@ fn no_crates_form_a_cycle() {
 #[test]
 fn libraries_take_no_arguments_and_print_nothing() {
     const PRINTING: [&str; 4] = ["print", "println", "eprint", "eprintln"];
+    const STREAMS: [&str; 2] = ["stdout", "stderr"];
     for library in PUBLIC {
         let package = root().join("crates").join(library);
         let manifest: toml::Table = fs::read_to_string(package.join("Cargo.toml")).unwrap().parse().unwrap();
@@ -269,6 +290,8 @@ fn libraries_take_no_arguments_and_print_nothing() {
         for file in references(&package.join("src")) {
             let printed = PRINTING.iter().find(|name| file.macros.contains(**name));
             assert_eq!(printed, None, "{library}: {}", file.module.join("::"));
+            let written = STREAMS.iter().find(|name| file.called.contains(**name));
+            assert_eq!(written, None, "{library}: {}", file.module.join("::"));
         }
     }
 }
@@ -297,7 +320,8 @@ fn references_are_found() {
         #[cfg(test)] mod tests { use crate::never; }
     ";
     let module = vec!["here".to_owned(), "file".to_owned()];
-    let mut references = References { module, found: vec![], only_for_tests: vec![], macros: BTreeSet::new() };
+    let mut references =
+        References { module, found: vec![], only_for_tests: vec![], macros: BTreeSet::new(), called: BTreeSet::new() };
     references.visit_file(&syn::parse_file(text).unwrap());
     let found: BTreeSet<String> = references.found.iter().map(|path| path.join("::")).collect();
     let expected = ["a::X", "b", "here::c::self", "here::c::Y", "d::Z", "e::g"];

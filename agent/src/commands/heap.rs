@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use lj_trace_luajit::find_vms;
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
-use lj_trace_process::journal::{Priority, say};
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::heap_progress::Progress;

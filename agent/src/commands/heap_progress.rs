@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_text::bytes;
 
 use crate::heap::Stage;

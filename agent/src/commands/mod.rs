@@ -22,7 +22,7 @@ use clap::{Parser, Subcommand};
 use crate::exit::{self, CommandError};
 use crate::logging;
 
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::sandbox;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 

@@ -307,6 +307,7 @@ impl Estimation {
 #[cfg(test)]
 mod tests {
     use lj_trace_streams::Symbol;
+    use lj_trace_text::Room;
 
     use super::*;
 
@@ -371,6 +372,7 @@ mod tests {
         assert!(estimation.staying.is_none() && estimation.part.is_none());
         assert_eq!(estimation.profile().about().windows, 1, "its short end belongs to the part before");
         assert!(estimation.profile().about().is_exact());
-        assert!(estimation.profile().top(1).contains("  110 bytes "), "{}", estimation.profile().top(1));
+        let top = estimation.profile().top(1, Room::Unlimited);
+        assert!(top.contains("  110 bytes "), "{top}");
     }
 }

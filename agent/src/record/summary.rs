@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
 use lj_trace_probes::cost::Cost;
+use lj_trace_text::Room;
 
 use super::estimation::Estimation;
 use super::ledger::Ledger;
@@ -166,7 +167,7 @@ impl EstimateSummary {
         let stayed = estimation.stayed();
         let asked = estimation.budget();
         let profile = estimation.profile();
-        Self { stayed, asked, about: profile.summary(), top: profile.top(TOP) }
+        Self { stayed, asked, about: profile.summary(), top: profile.top(TOP, Room::of(&std::io::stderr())) }
     }
 
     fn write(&self, out: &mut String) -> std::fmt::Result {

@@ -9,13 +9,14 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
+use lj_trace_process::{Process, namespace};
+
+use crate::journal::{Priority, say};
 use anyhow::Context as _;
 use aya::maps::{Array, HashMap, MapData, ProgramArray};
 use aya::programs::raw_trace_point::RawTracePointLink;
 use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
-use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
-use lj_trace_process::journal::{Priority, say};
-use lj_trace_process::{Process, namespace};
 
 use super::online::{Coverage, online};
 use super::perf_event::{self, Attached};

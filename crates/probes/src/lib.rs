@@ -9,6 +9,7 @@ mod cpu_events;
 pub mod gate;
 pub mod guardian;
 pub mod harm;
+pub mod journal;
 mod links;
 pub mod mechanism;
 pub mod object;

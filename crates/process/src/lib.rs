@@ -8,7 +8,6 @@ pub mod clocks;
 pub mod family;
 pub mod files;
 mod freezer;
-pub mod journal;
 pub mod known_code;
 pub mod maps;
 pub mod memory;

@@ -5,13 +5,13 @@ use lj_trace_probes::activity::ActivityBuffer;
 use lj_trace_probes::allocator::AllocationProbes;
 use lj_trace_probes::calibrate::ASSUMED;
 use lj_trace_probes::cost::IN_WINDOW;
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::perf_event::Clock;
 use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::{ProbeError, Programs};
 use lj_trace_probes::sampler::Sampler;
 use lj_trace_probes::windows::WindowOpener;
-use lj_trace_process::journal::{Priority, say};
 use lj_trace_profile::Weight;
 
 use super::args::{Mode, RecordArgs};

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use lj_trace_probes::calibrate::{self, ASSUMED, ProbeCost};
 use lj_trace_probes::cost::{Cost, Counted};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::perf_event::Clock;
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::switching;
 use lj_trace_process::clocks::cpu_time;
-use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::privileges::{self, Capabilities, Capability};
 use lj_trace_process::{Process, Switches};
 

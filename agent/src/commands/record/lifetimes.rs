@@ -3,9 +3,9 @@
 use std::sync::Once;
 
 use lj_trace_probes::harm::Harm;
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::watchpoints::Watchpoints;
-use lj_trace_process::journal::{Priority, say};
 
 use super::args::{RecordArgs, UseWatchpoint};
 use super::targets::RecordTarget;

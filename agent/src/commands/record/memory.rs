@@ -8,10 +8,10 @@ use lj_trace_common::config::{Counter, SHARED_USER_DATA};
 use lj_trace_luajit::Vm;
 use lj_trace_probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
 use lj_trace_probes::cost::Cost;
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::perf_event::Clock;
 use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
-use lj_trace_process::journal::{Priority, say};
 use lj_trace_profile::Weight;
 
 use super::accounts::Accounts;

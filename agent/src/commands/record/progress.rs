@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 
 use super::args::RecordArgs;
 use super::recording::Recording;

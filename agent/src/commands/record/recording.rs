@@ -8,11 +8,11 @@ use lj_trace_common::config::Counter;
 use lj_trace_common::event::{NO_VM, SAMPLE_ALLOCATION};
 use lj_trace_common::vm::VmConfig;
 use lj_trace_luajit::Vm;
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::sample::Record;
 use lj_trace_probes::sampler::{SampleBuffer, Sampler};
-use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Process, breakpoints};
 use lj_trace_profile::Frame;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::sandbox;
 use lj_trace_process::sandbox::bounded;
 

@@ -1,8 +1,8 @@
 //! The processes that are recorded: the one that is named, or its children.
 
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::family::descendants;
-use lj_trace_process::journal::{Priority, say};
 use lj_trace_process::{Maps, Process};
 
 use super::args::RecordArgs;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 
 use super::args::RecordArgs;
 use super::interrupts::Interrupts;

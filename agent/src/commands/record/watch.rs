@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lj_trace_luajit::Vm;
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::{Halt, Process};
 use lj_trace_text::untrusted;
 

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use lj_trace_process::journal::{Priority, say};
+use lj_trace_probes::journal::{Priority, say};
 use lj_trace_profile::{Format, Output, Weight};
 use lj_trace_streams::{Stream, StreamError};
 use progress::WithProgress;

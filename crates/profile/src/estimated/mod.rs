@@ -277,11 +277,10 @@ impl EstimatedProfile {
         }
     }
 
-    /// The largest lines, as text for people, for standard error.
-    pub fn top(&self, lines: usize) -> String {
+    /// The largest lines, as text for people.
+    pub fn top(&self, lines: usize, room: Room) -> String {
         let mut out = Vec::new();
         // Writing to memory cannot fail.
-        let room = Room::of(&io::stderr());
         let _ = text::table(self, lines, room, &mut out).and_then(|()| lives::table(self, lines, room, &mut out));
         String::from_utf8_lossy(&out).into_owned()
     }
