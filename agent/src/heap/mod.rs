@@ -173,19 +173,19 @@ fn heap(
     let overhead = overhead::read(blocks, vm, &shape);
     let labels = Labels::new(blocks, vm.layout);
     let mut walked = Walker::new(blocks, maps, vm, &labels, (options.top, options.objects), tick).run();
-    let trails = RetentionPaths::new(blocks, vm, &labels);
-    let strings = biggest(&trails, &mut walked, true);
-    let tables = biggest(&trails, &mut walked, false);
+    let retention = RetentionPaths::new(blocks, vm, &labels);
+    let strings = biggest(&retention, &mut walked, true);
+    let tables = biggest(&retention, &mut walked, false);
     let asked = options.addresses.iter().map(|&address| {
         let measured = Header::read(blocks, &shape, address)
             .and_then(|object| Scales::new(blocks, shape, vm.global).measure(&object));
-        let trail = trails.to(&mut walked, address);
+        let trail = retention.to(&mut walked, address);
         let is_there = trail != Err(NoPath::NoObject);
         Asked {
             address: format!("{address:#x}"),
             kind: measured.filter(|_| is_there).map(|measured| measured.kind),
             bytes: measured.filter(|_| is_there).map_or(0, |measured| measured.bytes),
-            preview: if is_there { trails.preview(address) } else { String::new() },
+            preview: if is_there { retention.preview(address) } else { String::new() },
             path: in_words(trail),
         }
     });
@@ -220,13 +220,13 @@ fn in_words(trail: Result<String, NoPath>) -> String {
     }
 }
 
-fn biggest(trails: &RetentionPaths<'_, &Copied>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
+fn biggest(retention: &RetentionPaths<'_, &Copied>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
     let all = if strings { walked.biggest.strings() } else { walked.biggest.tables() };
     let one = |big: biggest::Big| Big {
         address: format!("{:#x}", big.address),
         bytes: big.bytes,
-        preview: trails.preview(big.address),
-        path: in_words(trails.to(walked, big.address)),
+        preview: retention.preview(big.address),
+        path: in_words(retention.to(walked, big.address)),
     };
     all.into_iter().map(one).collect()
 }

@@ -206,8 +206,8 @@ impl Estimation {
     }
 
     /// Takes news of the windows.
-    pub fn news(&mut self, news: WindowEvent) {
-        match news {
+    pub fn window(&mut self, event: WindowEvent) {
+        match event {
             WindowEvent::Staying { number, opened } => self.staying = Some((number as u8, opened)),
             WindowEvent::Closed { number, opened, closed, stayed, cost } => {
                 self.closed.push_back(Closed { number: number as u8, opened, closed, stayed, cost });
@@ -343,7 +343,7 @@ mod tests {
         let closed =
             |number, at| WindowEvent::Closed { number, opened: at, closed: at + 3 * MS, stayed: false, cost: 0.0 };
         // The number goes on beyond the bits that events have.
-        estimation.news(closed(0x202, 100 * MS));
+        estimation.window(closed(0x202, 100 * MS));
         estimation.complete(104 * MS);
         assert_eq!(estimation.tallies.len(), 1, "events may be on their way");
         estimation.complete(120 * MS);
@@ -353,14 +353,14 @@ mod tests {
     #[test]
     fn probes_that_stay_make_long_windows() {
         let mut estimation = estimation();
-        estimation.news(WindowEvent::Staying { number: 5, opened: 100 * MS });
+        estimation.window(WindowEvent::Staying { number: 5, opened: 100 * MS });
         alloc(&mut estimation, 5, 100);
         estimation.complete(200 * MS);
         assert_eq!((estimation.tallies.len(), estimation.stayed()), (1, 0.0));
         estimation.complete(1200 * MS);
         assert_eq!(estimation.part.as_ref().map(|part| part.closed), Some(1200 * MS));
         alloc(&mut estimation, 5, 10);
-        estimation.news(WindowEvent::Closed {
+        estimation.window(WindowEvent::Closed {
             number: 5,
             opened: 100 * MS,
             closed: 1250 * MS,

@@ -119,7 +119,7 @@ pub struct Pipeline {
     allowance: Allowance,
     /// How many traces of VMs that are gone were not read to their end.
     unfinished: u64,
-    deciding: LayoutDecision,
+    layout_decision: LayoutDecision,
     /// Those of which more was decided.
     decided: Vec<usize>,
     codes: Vec<VmCode>,
@@ -132,7 +132,7 @@ pub struct Pipeline {
     /// What was there at first.
     known_code: KnownCode,
     /// See [`Self::strangers`].
-    strangers: u32,
+    unknown_vms: u32,
     /// See [`Self::take_lateness`].
     was_late: bool,
 }
@@ -152,7 +152,7 @@ impl Pipeline {
             traces: vms.iter().map(|_| Traces::within(&allowance)).collect(),
             allowance,
             unfinished: 0,
-            deciding: LayoutDecision::default(),
+            layout_decision: LayoutDecision::default(),
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),
@@ -162,7 +162,7 @@ impl Pipeline {
             stack_ends: StackEnds::default(),
             kernel: KernelSymbols::default(),
             known_code: process.maps().map(|maps| KnownCode::of(&maps)).unwrap_or_default(),
-            strangers: 0,
+            unknown_vms: 0,
             was_late: false,
         }
     }
@@ -230,13 +230,13 @@ impl Pipeline {
     }
 
     /// Samples since [`Self::forget_strangers`] that no known VM was running, in an interpreter or in new code.
-    pub fn strangers(&self) -> u32 {
-        self.strangers
+    pub fn unknown_vms(&self) -> u32 {
+        self.unknown_vms
     }
 
     /// Counts them anew.
     pub fn forget_strangers(&mut self) {
-        self.strangers = 0;
+        self.unknown_vms = 0;
     }
 
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
@@ -281,7 +281,7 @@ impl Pipeline {
             let in_interpreter = native.frames.iter().any(|frame| texts().any(|text| text.contains(&frame.pc)));
             // What was loaded since may be another LuaJIT.
             let is_new = || native.frames.first().is_some_and(|frame| !self.known_code.contains(frame.pc));
-            self.strangers += u32::from(in_interpreter || is_new());
+            self.unknown_vms += u32::from(in_interpreter || is_new());
         }
         let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;
@@ -365,7 +365,7 @@ impl Pipeline {
 
     /// Decides what the layout of a VM has left open, now that it has traces.
     fn decide(&mut self, index: usize) {
-        if let Some(vm) = self.deciding.decide(&self.process, &self.vms[index]) {
+        if let Some(vm) = self.layout_decision.decide(&self.process, &self.vms[index]) {
             self.codes[index] = machine_code(&self.memory, &vm);
             self.vms[index] = vm;
             self.decided.push(index);

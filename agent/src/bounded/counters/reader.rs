@@ -54,7 +54,7 @@ impl Counters {
     /// # Errors
     /// The system has no more threads.
     pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled) -> std::io::Result<Self> {
-        let (memory, away, cpu) = (process.memory(), OtherCpu::from(process.pid()), CpuTime::of(process.pid()));
+        let (memory, other_cpu, cpu) = (process.memory(), OtherCpu::from(process.pid()), CpuTime::of(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, readings) = mpsc::channel();
         let (more, new) = mpsc::channel();
@@ -65,7 +65,7 @@ impl Counters {
             stop: stop.clone(),
             sender,
             new,
-            away,
+            other_cpu,
             cpu,
             polled,
             looked: 0,
@@ -166,7 +166,7 @@ struct Reader {
     looked: u32,
     cycles: u64,
     bursts: bool,
-    away: OtherCpu,
+    other_cpu: OtherCpu,
     cpu: CpuTime,
     polled: Polled,
     /// Bursts that were left out, since they would have stopped the target.
@@ -202,7 +202,7 @@ impl Reader {
 
     /// Reads them several times at once.
     fn read_burst(&mut self) -> bool {
-        if !self.away.go() && self.skipped < MOST_SKIPPED {
+        if !self.other_cpu.go() && self.skipped < MOST_SKIPPED {
             self.skipped += 1;
             return true;
         }
@@ -220,7 +220,7 @@ impl Reader {
         self.looked += 1;
         if self.looked >= LOOKED_OVER {
             // Whoever wakes up there stops it, a thousand times a second.
-            self.away.go();
+            self.other_cpu.go();
             let cycles = self.sum().cycles;
             let begun = cycles - std::mem::replace(&mut self.cycles, cycles);
             self.bursts = begun * FEWEST_READINGS > u64::from(self.looked);

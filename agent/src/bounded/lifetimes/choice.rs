@@ -42,7 +42,7 @@ pub struct Block {
     /// It was freed explicitly, or given another size, by now.
     pub freed: bool,
     /// Who may have it as a part: what came into being right before it.
-    pub newborn: RecentObject,
+    pub recent: RecentObject,
 }
 
 impl Choice {
@@ -52,7 +52,7 @@ impl Choice {
     }
 
     /// Takes a call of the allocator by the VM of this number, in the order of time, and what came into being before it.
-    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event, newborn: &RecentObject) {
+    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event, recent: &RecentObject) {
         let freed = match *event {
             Event::Free { addr, .. } | Event::Realloc { old_addr: addr, .. } => Some(addr),
             _ => None,
@@ -62,7 +62,7 @@ impl Choice {
             chosen.filter(|block| block.address == address).for_each(|block| block.freed = true);
         }
         if let Event::Alloc { addr: address, size, .. } | Event::Realloc { addr: address, size, .. } = *event {
-            self.new_block(Block { source, vm, address, size, weight: 0.0, freed: false, newborn: *newborn });
+            self.new_block(Block { source, vm, address, size, weight: 0.0, freed: false, recent: *recent });
         }
     }
 
@@ -96,7 +96,7 @@ impl Choice {
 impl Block {
     /// One of which nothing else is known.
     pub fn at(address: u64, size: u64) -> Self {
-        Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, newborn: RecentObject::default() }
+        Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, recent: RecentObject::default() }
     }
 }
 

@@ -101,16 +101,16 @@ mod tests {
 
     /// What is judged after some seconds of `flips` a second, where looking at an object takes so many microseconds; and
     /// the share of time that it costs at last.
-    fn after(flips: f64, each: f64, restraint: &mut FollowBudget) -> (Verdict, f64) {
+    fn after(flips: f64, each: f64, budget: &mut FollowBudget) -> (Verdict, f64) {
         let (mut spent, mut limit, mut share) = (Spent::default(), MAX_FOLLOWED as usize, 0.0);
-        let began = restraint.last.map_or((0, 0.0), |(now, cpu, _)| (now, cpu));
-        restraint.last = restraint.last.map(|(now, cpu, _)| (now, cpu, spent));
+        let began = budget.last.map_or((0, 0.0), |(now, cpu, _)| (now, cpu));
+        budget.last = budget.last.map(|(now, cpu, _)| (now, cpu, spent));
         for step in 1..=40 {
             let (now, cpu) = (began.0 + step * PERIOD, began.1 + step as f64 * 0.1);
-            assert!(restraint.is_due(now));
+            assert!(budget.is_due(now));
             spent.hits += (flips * 0.1) as u64;
             spent.time += (flips * 0.1 * (500.0 + 1000.0 * each * limit as f64)) as u64;
-            match restraint.judge(now, cpu, spent, limit) {
+            match budget.judge(now, cpu, spent, limit) {
                 Verdict::AtMost(most) => limit = most,
                 Verdict::TooFrequent => return (Verdict::TooFrequent, share),
             }
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn the_limit_rises_again() {
-        let mut restraint = FollowBudget::new();
-        assert!(matches!(after(400.0, 0.2, &mut restraint).0, Verdict::AtMost(..100)));
-        assert_eq!(after(5.0, 0.2, &mut restraint).0, Verdict::AtMost(2048));
+        let mut budget = FollowBudget::new();
+        assert!(matches!(after(400.0, 0.2, &mut budget).0, Verdict::AtMost(..100)));
+        assert_eq!(after(5.0, 0.2, &mut budget).0, Verdict::AtMost(2048));
     }
 }

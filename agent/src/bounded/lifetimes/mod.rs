@@ -64,7 +64,7 @@ pub struct Lifetimes {
     shapes: Vec<Shape>,
     choice: Choice,
     /// By VM.
-    newborn: Vec<RecentObject>,
+    recent: Vec<RecentObject>,
     search: Search,
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
@@ -73,7 +73,7 @@ pub struct Lifetimes {
     /// The flips of each VM at the last look.
     flips: Vec<u32>,
     pid: u32,
-    restraint: FollowBudget,
+    budget: FollowBudget,
     /// Where each VM has its `gc.currentwhite`.
     currentwhites: Vec<u64>,
     /// The watchpoints were given up: that cost too much.
@@ -97,14 +97,14 @@ impl Lifetimes {
             memory: process.memory(),
             shapes: Vec::new(),
             choice: Choice::new(EACH),
-            newborn: Vec::new(),
+            recent: Vec::new(),
             search: Search::new(process),
             grown: Vec::new(),
             fates: Fates::default(),
             places: Places::new(),
             flips: Vec::new(),
             pid: process.pid(),
-            restraint: FollowBudget::new(),
+            budget: FollowBudget::new(),
             currentwhites: Vec::new(),
             gave_up: false,
         };
@@ -118,7 +118,7 @@ impl Lifetimes {
         self.observer.add(self.shapes.len(), currentwhite);
         self.currentwhites.push(currentwhite);
         self.shapes.push(Shape::new(vm.layout));
-        self.newborn.push(RecentObject::default());
+        self.recent.push(RecentObject::default());
         self.grown.push(VecDeque::new());
         self.flips.push(0);
     }
@@ -136,11 +136,11 @@ impl Lifetimes {
     /// Takes a call of the allocator by the VM of this number, in the order of time.
     #[inline]
     pub fn event(&mut self, source: SourceId, vm: usize, event: &Event) {
-        let (Some(shape), Some(newborn)) = (self.shapes.get(vm), self.newborn.get_mut(vm)) else { return };
+        let (Some(shape), Some(recent)) = (self.shapes.get(vm), self.recent.get_mut(vm)) else { return };
         if let Event::Alloc { addr, size, .. } = *event {
-            newborn.add(shape, addr, size);
+            recent.add(shape, addr, size);
         }
-        self.choice.event(source, vm, event, newborn);
+        self.choice.event(source, vm, event, recent);
     }
 
     /// Begins to follow some of what was allocated since the last time: all of it after `since`, when a window was opened
@@ -161,8 +161,8 @@ impl Lifetimes {
             }
         }
         for (vm, rest) in rest.iter_mut().enumerate().filter(|(_, rest)| !rest.is_empty()) {
-            let newborn = rest.values().flat_map(|block| block.newborn.addresses());
-            let owners: Vec<u64> = newborn.chain(self.owners(vm)).collect();
+            let recent = rest.values().flat_map(|block| block.recent.addresses());
+            let owners: Vec<u64> = recent.chain(self.owners(vm)).collect();
             for (block, part) in find_owners(&self.memory, &self.shapes[vm], owners.into_iter(), rest) {
                 added.extend(self.add(&block, part.owner, Some(part)));
             }
@@ -256,9 +256,9 @@ impl Lifetimes {
 
     /// Follows no more than may be: where there are many cycles, looking at all of them at each costs the target too much.
     fn restrain(&mut self) {
-        let Some(spent) = self.observer.spent().filter(|_| self.restraint.is_due(now())) else { return };
+        let Some(spent) = self.observer.spent().filter(|_| self.budget.is_due(now())) else { return };
         let Some(cpu) = cpu_time(self.pid) else { return };
-        match self.restraint.judge(now(), cpu, spent, self.places.taken()) {
+        match self.budget.judge(now(), cpu, spent, self.places.taken()) {
             Verdict::AtMost(limit) => self.places.set_limit(limit),
             Verdict::TooFrequent => {
                 (0..self.shapes.len()).for_each(|vm| self.lose(vm));

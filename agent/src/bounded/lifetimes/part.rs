@@ -169,13 +169,13 @@ mod tests {
 
     #[test]
     fn tables_are_known_by_their_size() {
-        let mut newborn = RecentObject::default();
+        let mut recent = RecentObject::default();
         for (address, size) in [(1, 64), (2, 64 + 128), (3, 40), (4, 96)] {
-            newborn.add(&shape(), address, size);
+            recent.add(&shape(), address, size);
         }
-        assert_eq!(newborn.addresses().collect::<Vec<_>>(), [1, 2, 4]);
-        (0..2000).for_each(|address| newborn.add(&shape(), address, 64));
-        assert_eq!(newborn.addresses().collect::<HashSet<_>>(), (1984..2000).collect());
+        assert_eq!(recent.addresses().collect::<Vec<_>>(), [1, 2, 4]);
+        (0..2000).for_each(|address| recent.add(&shape(), address, 64));
+        assert_eq!(recent.addresses().collect::<HashSet<_>>(), (1984..2000).collect());
         assert!(may_be_part(72) && may_be_part(24) && may_be_part(96) && !may_be_part(36));
     }
 }

@@ -56,7 +56,7 @@ pub enum WindowEvent {
 pub struct Windows {
     thread: Option<JoinHandle<()>>,
     stop: Option<Sender<()>>,
-    news: Receiver<WindowEvent>,
+    events: Receiver<WindowEvent>,
     disturbed: Arc<AtomicU64>,
 }
 
@@ -84,7 +84,7 @@ impl Windows {
         let number = next_number(0);
         let first = settings.opener.put_in(number)?;
         let (stop, stopped) = mpsc::channel();
-        let (sender, news) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let disturbed = Arc::new(AtomicU64::new(0));
         let in_thread = disturbed.clone();
         let run = move || {
@@ -108,7 +108,7 @@ impl Windows {
                 number,
                 used,
                 stopped,
-                news: sender,
+                events: sender,
                 first: Some(first),
                 closed,
                 outside,
@@ -119,12 +119,12 @@ impl Windows {
             let _ = driver.opener.gate().close();
         };
         let thread = thread::Builder::new().name("windows".to_owned()).spawn(run)?;
-        Ok(Self { thread: Some(thread), stop: Some(stop), news, disturbed })
+        Ok(Self { thread: Some(thread), stop: Some(stop), events, disturbed })
     }
 
     /// What has happened since.
-    pub fn news(&self) -> impl Iterator<Item = WindowEvent> + '_ {
-        self.news.try_iter()
+    pub fn events(&self) -> impl Iterator<Item = WindowEvent> + '_ {
+        self.events.try_iter()
     }
 
     /// Seconds that the target has lost to windows beyond what counters tell ([`IN_WINDOW`]).
@@ -175,7 +175,7 @@ struct Driver {
     /// When the CPU time of the target was last read, what it was, and what was counted by then.
     used: Option<(Nanos, f64, Counted)>,
     stopped: Receiver<()>,
-    news: Sender<WindowEvent>,
+    events: Sender<WindowEvent>,
     /// Those of the first window, which are there already.
     first: Option<WindowProbes>,
     /// When the last window was closed.
@@ -220,7 +220,7 @@ impl Driver {
             }
         };
         let Some(probes) = probes.filter(|_| self.opener.gate().open(self.number).is_ok()) else {
-            let _ = self.news.send(WindowEvent::Failed);
+            let _ = self.events.send(WindowEvent::Failed);
             return Err(Over);
         };
         Ok((probes, now()))
@@ -241,7 +241,7 @@ impl Driver {
         // The target is free within a millisecond, this thread only some 20 to 70 ms later.
         drop(probes);
         let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
-        self.news.send(WindowEvent::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
+        self.events.send(WindowEvent::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
         Ok((after, closed))
     }
 
@@ -275,7 +275,7 @@ impl Driver {
         let allocators = self.opener.allocators();
         let (probes, opened) = self.open()?;
         let mut spent = before;
-        let mut over = self.news.send(WindowEvent::Staying { number: self.number, opened }).map_err(|_| Over);
+        let mut over = self.events.send(WindowEvent::Staying { number: self.number, opened }).map_err(|_| Over);
         while over.is_ok() && self.policy.may_stay() && self.opener.allocators() == allocators {
             over = self.wait(if self.policy.is_tight() { LOOK } else { LOOK_AT_STAYING });
             let counted = Counted::read(&self.counts);

@@ -91,7 +91,7 @@ pub struct BoundedRecording {
     /// Samples a second of CPU time.
     rate: f64,
     budget: f64,
-    strangers: UnknownVms,
+    unknown_vms: UnknownVms,
 }
 
 impl BoundedRecording {
@@ -127,8 +127,8 @@ impl BoundedRecording {
             probes: Box::new(move || cost::known_probes(is_cheap, tick)),
         };
         let windows = Windows::start(settings).map_err(ProbeError::no_windows)?;
-        let (rate, strangers) = (f64::from(rate as u32), UnknownVms::new(&target.maps, &target.vms));
-        Ok(Self { windows, counters, sampler, activity, rate, budget, strangers })
+        let (rate, unknown_vms) = (f64::from(rate as u32), UnknownVms::new(&target.maps, &target.vms));
+        Ok(Self { windows, counters, sampler, activity, rate, budget, unknown_vms })
     }
 
     /// The clock and the rate of the sampler, if its events are on threads.
@@ -145,12 +145,12 @@ impl BoundedRecording {
     pub fn drain(&mut self, estimation: &mut Estimation) {
         estimation.set_sampling(self.rate);
         estimation.set_budget(self.budget);
-        for news in self.windows.news() {
-            if news == WindowEvent::Failed {
+        for event in self.windows.events() {
+            if event == WindowEvent::Failed {
                 let text = "lj-trace: the kernel does not put in probes any more: what comes from now on is not seen";
                 say(Priority::Warning, text);
             }
-            estimation.news(news);
+            estimation.window(event);
         }
         if estimation.has_given_up_watchpoints() {
             let text = "lj-trace: the program has so many collection cycles that watching each would cost it more than 1% of \
@@ -159,7 +159,7 @@ impl BoundedRecording {
         }
         self.counters.readings().for_each(|reading| estimation.reading(reading));
         self.activity.drain(usize::MAX, |mut sample| {
-            self.strangers.look(&mut sample);
+            self.unknown_vms.look(&mut sample);
             estimation.sample(&sample);
         });
     }
@@ -170,13 +170,13 @@ impl BoundedRecording {
     }
 
     /// Samples in an interpreter that no known VM was running.
-    pub fn strangers(&mut self) -> &mut UnknownVms {
-        &mut self.strangers
+    pub fn unknown_vms(&mut self) -> &mut UnknownVms {
+        &mut self.unknown_vms
     }
 
     /// One more VM is known.
     pub fn add_vm(&mut self, vm: &Vm) {
-        self.strangers.add_vm(vm);
+        self.unknown_vms.add_vm(vm);
         self.counters.add_vm(vm.clone());
     }
 

@@ -131,13 +131,13 @@ impl MemoryPreparation {
             lifetimes::start(target, programs, estimation, polled);
         }
         let only = only.and_then(|only| u32::try_from(only).ok());
-        let lookout = args.looks_out().then(|| UnknownVmSampler::start(programs, process)).transpose();
-        if let Err(error) = &lookout {
+        let unknown_vm_sampler = args.looks_out().then(|| UnknownVmSampler::start(programs, process)).transpose();
+        if let Err(error) = &unknown_vm_sampler {
             let text = format!("lj-trace: new VMs with new allocators will not be noticed: {error}");
             say(Priority::Info, &text);
         }
         Ok(MemoryRecording {
-            lookout: lookout.ok().flatten().map(|lookout| (lookout, UnknownVms::new(maps, vms))),
+            unknown_vm_sampler: unknown_vm_sampler.ok().flatten().map(|sampler| (sampler, UnknownVms::new(maps, vms))),
             version: args.stream_version,
             changes: Changes::new(process),
             gone: Vec::new(),
@@ -151,7 +151,7 @@ impl MemoryPreparation {
             began: Instant::now(),
             started: false,
             events,
-            deciding: LayoutDecision::default(),
+            layout_decision: LayoutDecision::default(),
             c_symbols,
             outputs,
             ledger,
@@ -177,7 +177,7 @@ pub struct MemoryRecording {
     started: bool,
     /// By the VMs' indices in the programs.
     events: Vec<Option<MemoryEvents>>,
-    deciding: LayoutDecision,
+    layout_decision: LayoutDecision,
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
     /// Where it is written what became of every call.
@@ -191,7 +191,7 @@ pub struct MemoryRecording {
     /// Events of VMs that nothing is known of, or that are not to be recorded.
     strays: u64,
     /// If nothing else tells of VMs that nobody knows.
-    lookout: Option<(UnknownVmSampler, UnknownVms)>,
+    unknown_vm_sampler: Option<(UnknownVmSampler, UnknownVms)>,
     /// That of the streams.
     version: u8,
     /// What happens to VMs that the probes do not see.
@@ -256,7 +256,7 @@ impl MemoryRecording {
         self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, deciding, c_symbols, outputs, only, strays, .. } = self;
+            let Self { probes, events, layout_decision, c_symbols, outputs, only, strays, .. } = self;
             let mut outcome = Ok(());
             let mut decided = None;
             let (mut of_new_vm, mut closed) = (None, None);
@@ -268,7 +268,7 @@ impl MemoryRecording {
                 }
                 Some(Some(events)) => {
                     if events.is_undecided(&record)
-                        && let Some(vm) = deciding.decide(process, events.vm())
+                        && let Some(vm) = layout_decision.decide(process, events.vm())
                     {
                         decided = Some((record.vm(), vm.config()));
                         events.decide(vm);
@@ -487,12 +487,12 @@ impl MemoryRecording {
     }
 
     /// How many samples were in an interpreter that no known VM was running.
-    pub fn strangers(&mut self) -> u32 {
-        match (&mut self.bounded, &mut self.lookout) {
-            (Some(bounded), _) => bounded.strangers().count(),
-            (None, Some((lookout, strangers))) => {
-                lookout.drain(strangers);
-                strangers.count()
+    pub fn unknown_vms(&mut self) -> u32 {
+        match (&mut self.bounded, &mut self.unknown_vm_sampler) {
+            (Some(bounded), _) => bounded.unknown_vms().count(),
+            (None, Some((sampler, unknown_vms))) => {
+                sampler.drain(unknown_vms);
+                unknown_vms.count()
             }
             (None, None) => 0,
         }
@@ -501,10 +501,10 @@ impl MemoryRecording {
     /// Counts them anew.
     pub fn forget_strangers(&mut self) {
         if let Some(bounded) = &mut self.bounded {
-            bounded.strangers().forget();
+            bounded.unknown_vms().forget();
         }
-        if let Some((_, strangers)) = &mut self.lookout {
-            strangers.forget();
+        if let Some((_, unknown_vms)) = &mut self.unknown_vm_sampler {
+            unknown_vms.forget();
         }
     }
 
@@ -520,8 +520,8 @@ impl MemoryRecording {
         index: u32,
     ) -> Result<(), CommandError> {
         let maps = process.maps()?;
-        if let Some((_, strangers)) = &mut self.lookout {
-            strangers.add_vm(vm);
+        if let Some((_, unknown_vms)) = &mut self.unknown_vm_sampler {
+            unknown_vms.add_vm(vm);
         }
         if self.stopped.is_some() {
             return Ok(());
@@ -570,7 +570,7 @@ impl MemoryRecording {
     /// The clock and the rate of the light sampler, if there is one with events on threads.
     pub fn light_sampler(&self) -> Option<(Clock, u32)> {
         let bounded = self.bounded.as_ref().and_then(BoundedRecording::on_threads);
-        bounded.or_else(|| self.lookout.as_ref().and_then(|(lookout, _)| lookout.on_threads()))
+        bounded.or_else(|| self.unknown_vm_sampler.as_ref().and_then(|(sampler, _)| sampler.on_threads()))
     }
 
     /// What makes the light sampler tick, if there is one.

@@ -68,12 +68,12 @@ mod tests {
     fn few_samples_can_wait_unless_something_was_missed() {
         let began = Instant::now();
         let second = Duration::from_secs(1);
-        let mut pace = PollInterval::new(Some(99), began);
-        assert_eq!(pace.interval(began), SHORTEST, "short recordings miss as little as they can");
-        assert_eq!(pace.interval(began + 11 * second), LONGEST);
-        pace.was_late(began + 20 * second);
-        assert_eq!(pace.interval(began + 29 * second), SHORTEST);
-        assert_eq!(pace.interval(began + 31 * second), LONGEST);
+        let mut poll_interval = PollInterval::new(Some(99), began);
+        assert_eq!(poll_interval.interval(began), SHORTEST, "short recordings miss as little as they can");
+        assert_eq!(poll_interval.interval(began + 11 * second), LONGEST);
+        poll_interval.was_late(began + 20 * second);
+        assert_eq!(poll_interval.interval(began + 29 * second), SHORTEST);
+        assert_eq!(poll_interval.interval(began + 31 * second), LONGEST);
     }
 
     #[test]

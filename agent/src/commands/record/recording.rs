@@ -60,7 +60,7 @@ pub struct Recording {
     only: Option<usize>,
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
-    newcomers: VmDiscovery,
+    discovery: VmDiscovery,
     began: Instant,
     /// When it was looked for new CPUs, and how many there were.
     cpus_looked_at: Instant,
@@ -71,7 +71,7 @@ pub struct Recording {
     leaving: Vec<u32>,
     /// When it was looked whether VMs are still there.
     vms_looked_at: Instant,
-    pace: PollInterval,
+    poll_interval: PollInterval,
     cost: CostMeter,
     /// When the target's memory was measured.
     memory_measured: Option<Instant>,
@@ -201,7 +201,7 @@ impl Recording {
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
-        let newcomers = VmDiscovery::new(process, target.may_have_more && only.is_none());
+        let discovery = VmDiscovery::new(process, target.may_have_more && only.is_none());
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
         let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
@@ -220,7 +220,7 @@ impl Recording {
             cpu.outputs.begin()?;
         }
         let (process, name, only) = (process.clone(), target.name(), *only);
-        let pace = PollInterval::new((!wanted.memory).then_some(args.rate), Instant::now());
+        let poll_interval = PollInterval::new((!wanted.memory).then_some(args.rate), Instant::now());
         let (left_out, memory_measured) = (0, None);
         Ok(Self {
             process,
@@ -228,14 +228,14 @@ impl Recording {
             samples,
             cpu,
             memory,
-            newcomers,
+            discovery,
             began: Instant::now(),
             cpus_looked_at: Instant::now(),
             new_cpus: 0,
             ends: None,
             leaving: Vec::new(),
             vms_looked_at: Instant::now(),
-            pace,
+            poll_interval,
             cost,
             name,
             only,
@@ -271,7 +271,7 @@ impl Recording {
 
     /// How long after one [`Self::drain`] the next one should be.
     pub fn interval(&self) -> Duration {
-        self.pace.interval(Instant::now())
+        self.poll_interval.interval(Instant::now())
     }
 
     /// Takes what is ready, as far as `budget` allows; false if there may be more already. `listener` hears of it, too.
@@ -319,19 +319,19 @@ impl Recording {
     /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known that were
     /// found.
     fn meet_newcomers(&mut self) -> Result<(), CommandError> {
-        let Self { process, programs, samples, memory, newcomers, .. } = self;
+        let Self { process, programs, samples, memory, discovery, .. } = self;
         let mut pipeline = samples.as_mut().map(|(_, pipeline)| pipeline);
-        let seen = pipeline.as_ref().map_or(0, |pipeline| pipeline.strangers());
-        if newcomers.are_due(seen + memory.as_mut().map_or(0, MemoryRecording::strangers)) {
+        let seen = pipeline.as_ref().map_or(0, |pipeline| pipeline.unknown_vms());
+        if discovery.are_due(seen + memory.as_mut().map_or(0, MemoryRecording::unknown_vms)) {
             if let Some(pipeline) = &mut pipeline {
                 pipeline.forget_strangers();
             }
             if let Some(memory) = memory {
                 memory.forget_strangers();
             }
-            newcomers.search(process);
+            discovery.search(process);
         }
-        let Some(found) = newcomers.found() else { return Ok(()) };
+        let Some(found) = discovery.found() else { return Ok(()) };
         let mut is_new = false;
         for vm in found {
             let is_known =
@@ -370,7 +370,7 @@ impl Recording {
                 memory.admit(programs, process, &vm, index)?;
             }
         }
-        newcomers.note(is_new);
+        discovery.note(is_new);
         Ok(())
     }
 
@@ -479,7 +479,7 @@ impl Recording {
         mut listener: Option<&mut dyn SampleListener>,
         budget: Budget,
     ) -> Result<bool, CommandError> {
-        let Self { process, programs, samples, cpu, memory, name, only, left_out, pace, slow_down, .. } = self;
+        let Self { process, programs, samples, cpu, memory, name, only, left_out, poll_interval, slow_down, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         pipeline.refresh();
         let mut outcome = Ok(());
@@ -527,7 +527,7 @@ impl Recording {
         });
         programs.set_stack_ends(&pipeline.take_stack_ends());
         if pipeline.take_lateness() {
-            pace.was_late(Instant::now());
+            poll_interval.was_late(Instant::now());
         }
         outcome.map(|()| is_empty)
     }

@@ -25,9 +25,9 @@ pub struct UnknownVms {
 impl UnknownVms {
     /// These VMs are known.
     pub fn new(maps: &Maps, vms: &[Vm]) -> Self {
-        let mut strangers = Self { texts: Vec::new(), known: KnownCode::of(maps), count: 0 };
-        vms.iter().for_each(|vm| strangers.add_vm(vm));
-        strangers
+        let mut unknown_vms = Self { texts: Vec::new(), known: KnownCode::of(maps), count: 0 };
+        vms.iter().for_each(|vm| unknown_vms.add_vm(vm));
+        unknown_vms
     }
 
     /// One more is known.
@@ -82,8 +82,8 @@ impl UnknownVmSampler {
     }
 
     /// Shows the samples since to `strangers`.
-    pub fn drain(&mut self, strangers: &mut UnknownVms) {
-        self.samples.drain(usize::MAX, |mut sample| strangers.look(&mut sample));
+    pub fn drain(&mut self, unknown_vms: &mut UnknownVms) {
+        self.samples.drain(usize::MAX, |mut sample| unknown_vms.look(&mut sample));
     }
 }
 
@@ -95,20 +95,20 @@ mod tests {
     fn strangers_run_an_interpreter_and_are_no_vm() {
         let text = "1000-9000 r-xp 00000000 08:01 12 /bin/host\n9000-a000 rw-p 00000000 00:00 0 \n";
         let known = KnownCode::of(&Maps::parse(text));
-        let mut strangers = UnknownVms { texts: vec![0x1000..0x2000, 0x5000..0x6000], known, count: 0 };
+        let mut unknown_vms = UnknownVms { texts: vec![0x1000..0x2000, 0x5000..0x6000], known, count: 0 };
         let mut look = |vm, function| {
             let mut sample = ActivitySample { vm, function, ..ActivitySample::EMPTY };
-            strangers.look(&mut sample);
-            (sample.function, strangers.count())
+            unknown_vms.look(&mut sample);
+            (sample.function, unknown_vms.count())
         };
         assert_eq!(look(0, 0x1000), (0x1000, 0), "a prototype may be anywhere");
         assert_eq!(look(NO_VM, 0x2000), (0, 0), "native code");
         assert_eq!(look(NO_VM, 0x5fff), (0, 1));
-        strangers.forget();
-        assert_eq!(strangers.count(), 0);
+        unknown_vms.forget();
+        assert_eq!(unknown_vms.count(), 0);
         let mut look = |function| {
-            strangers.look(&mut ActivitySample { vm: NO_VM, function, ..ActivitySample::EMPTY });
-            strangers.count()
+            unknown_vms.look(&mut ActivitySample { vm: NO_VM, function, ..ActivitySample::EMPTY });
+            unknown_vms.count()
         };
         assert_eq!(look(0), 0, "nothing is known of it");
         assert_eq!(look(0x9800), 1, "code where there was none");

@@ -39,11 +39,11 @@ pub struct VmDiscovery {
 impl VmDiscovery {
     /// If not all of the memory of `process` was searched for its first VMs, the rest is now.
     pub fn new(process: &Process, may_have_more: bool) -> Self {
-        let mut newcomers = Self { search: None, took: Duration::ZERO, next_search: Instant::now(), wait: FIRST_WAIT };
+        let mut discovery = Self { search: None, took: Duration::ZERO, next_search: Instant::now(), wait: FIRST_WAIT };
         if may_have_more {
-            newcomers.search(process);
+            discovery.search(process);
         }
-        newcomers
+        discovery
     }
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.
@@ -76,8 +76,8 @@ impl VmDiscovery {
     }
 
     /// Whether it is time to search, if so many samples were in an interpreter that no known VM was running.
-    pub fn are_due(&self, strangers: u32) -> bool {
-        strangers >= UNKNOWN && self.search.is_none() && Instant::now() >= self.next_search
+    pub fn are_due(&self, unknown_vms: u32) -> bool {
+        unknown_vms >= UNKNOWN && self.search.is_none() && Instant::now() >= self.next_search
     }
 
     /// Has the process searched for VMs.

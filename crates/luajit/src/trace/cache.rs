@@ -57,7 +57,7 @@ impl KnownTrace {
         let functions = TraceFunctions::read(memory, &vm.layout, prototypes, &body, numbering, names, &above);
         // The same bytecode and exit stubs are asked for again and again.
         let memory = &PageCache::new(memory);
-        let around = LiveVm { memory, vm, trace: &body.trace };
+        let live = LiveVm { memory, vm, trace: &body.trace };
         let base_stores = base_stores(&body.mcode, vm.global, &vm.layout);
         let lower_frames = LowerFrames::read(&vm.layout, &body, &functions, numbering, base_stores);
         let attributor = Attributor {
@@ -66,9 +66,9 @@ impl KnownTrace {
             body: &body,
             numbering,
             functions: &functions,
-            queries: &around,
-            exit_at: &|address| around.exit_at(address),
-            metatypes: around.has_metatypes(),
+            queries: &live,
+            exit_at: &|address| live.exit_at(address),
+            metatypes: live.has_metatypes(),
             text: &vm.text,
             lower_frames: &lower_frames,
         };
