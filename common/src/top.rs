@@ -83,6 +83,13 @@ pub fn find(
         let trace = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_parent)))?;
         let exit = memory.read::<u32>(jit_state.wrapping_add(u64::from(layout.j_exitno)))?;
         top.trace_exit = trace & 0xffff | exit << 16;
+        // `trace_exit_cp` (`lj_trace.c`) runs in a C frame without a Lua frame. `L->top`, which tells that of other such C
+        // frames, is not set in traces, and the frames that it is putting onto the stack are not called by it.
+        let results = memory.read::<u32>(cframe.wrapping_add(u64::from(layout.cframe_nres)))?;
+        if results as i32 <= -1 {
+            top.crosses = 1;
+            return Ok(top);
+        }
     }
     let rip = registers[reg::RIP];
     let in_text = vm.text_start <= rip && rip < vm.text_end;

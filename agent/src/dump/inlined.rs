@@ -47,10 +47,13 @@ impl Inlined<'_> {
             return None;
         }
         let hit = Hit { header: &header, native, frames: &lua.frames, lua_stack: snapshot.lua_stack(), stack };
+        let bottom = hit.bottom();
         match trace::resolve(traces, target.memory, vm, hit, || Some(target.maps.clone())) {
             Ok(found) => {
                 lua.innermost = Innermost::Compiled { frames: found.frames.len(), certain: found.certain };
-                lua.frames.splice(..1, found.frames);
+                if let Some(bottom) = bottom {
+                    lua.frames.splice(bottom..=bottom, found.frames);
+                }
                 Some(found.trace.body.trace.number)
             }
             Err(reason) => {

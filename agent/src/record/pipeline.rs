@@ -355,10 +355,11 @@ impl Pipeline {
             lua_stack: (sample.lua_stack, sample.header.lua_copy_start),
             stack: StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack },
         };
+        let bottom = hit.bottom();
         let on_trace = trace::resolve(&mut self.traces[index], &self.memory, vm, hit, || self.process.maps().ok());
-        if let Ok(on_trace) = &on_trace {
+        if let (Ok(on_trace), Some(bottom)) = (&on_trace, bottom) {
             sample.header.inner_frames += on_trace.frames.len() as u32 - 1;
-            sample.frames.splice(..1, on_trace.frames.iter().copied());
+            sample.frames.splice(bottom..=bottom, on_trace.frames.iter().copied());
         }
         Some(on_trace)
     }

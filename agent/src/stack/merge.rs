@@ -110,7 +110,9 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
             // Entering or leaving the VM: no Lua frame belongs to it.
             FrameKind::Vm { cframe: None, .. } => {}
             FrameKind::Vm { cframe: Some(cframe), .. } => {
-                if std::mem::take(&mut first_vm_frame) {
+                // What marks the innermost Lua frame stands right before it.
+                let is_empty = innermost != Innermost::Interpreter && segments.begins_with(cframe);
+                if !is_empty && std::mem::take(&mut first_vm_frame) {
                     frames.extend(reason.iter().chain(&mark));
                 }
                 segments.take_through(cframe, &mut frames);
@@ -160,6 +162,11 @@ struct Segments<'a> {
 }
 
 impl Segments<'_> {
+    /// Whether the C frame at `cframe` is next, and has no Lua frame.
+    fn begins_with(&self, cframe: u64) -> bool {
+        self.rest.first().is_some_and(|record| is_cframe(record) && record.code == cframe)
+    }
+
     /// Places the frames up to the C frame at `cframe`. A C frame that the walk did not come by (it ended
     /// before, or began above) places nothing.
     fn take_through(&mut self, cframe: u64, frames: &mut Vec<Frame>) {
@@ -293,6 +300,22 @@ mod tests {
         };
         let frames = [mark(100), lua(1), mark(200)];
         assert_eq!(names(&merge(&native, &frames, WalkEnd::Complete, Innermost::Known)), ["n1", "l1"]);
+    }
+
+    #[test]
+    fn marks_stand_before_the_innermost_lua_frame() {
+        // A trace is left: `trace_exit_cp` runs in a C frame without a Lua frame.
+        let native = NativeStack {
+            frames: vec![code(1), vm(Some(100)), code(2), vm(Some(200)), code(3)],
+            end: UnwindEnd::Entry,
+            reach: 0,
+        };
+        let frames = [mark(100), lua(11), lua(12), mark(200)];
+        let stack = merge(&native, &frames, WalkEnd::Complete, Innermost::Trace(None));
+        assert_eq!(names(&stack), ["n1", "n2", "trace", "l11", "l12", "n3"]);
+        let compiled = Innermost::Compiled { frames: 1, certain: false };
+        let stack = merge(&native, &frames, WalkEnd::Complete, compiled);
+        assert_eq!(names(&stack), ["n1", "n2", "inlined", "j11", "l12", "n3"]);
     }
 
     #[test]

@@ -111,18 +111,6 @@ impl Body {
         self.map.get(start..end)?.split_at_checked(usize::from(snapshot.entries))
     }
 
-    /// The link of a snapshot's innermost frame, as `lj_snap_restore` puts it below BASE.
-    pub fn innermost_link(&self, gc64: bool, index: usize) -> Option<u64> {
-        let (entries, tail) = self.snapshot_words(index)?;
-        if !gc64 {
-            // The PC stands before the links.
-            return tail.get(1).map(|link| u64::from(*link));
-        }
-        let slot = (tail.first()? & 0xff) + 1;
-        let entry = entries.iter().find(|entry| *entry >> 24 == slot)?;
-        Some(self.code.word(*entry as u16 + 1)).filter(|_| (*entry as u16) < BIAS)
-    }
-
     /// The snapshot that an instruction of the intermediate code belongs to.
     pub fn snapshot_of(&self, at: u16) -> usize {
         self.snapshots.partition_point(|snapshot| snapshot.at <= at).saturating_sub(1)

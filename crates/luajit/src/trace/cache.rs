@@ -13,6 +13,7 @@ use super::ancestors::prototypes_above;
 use super::attribution::{Attribution, Attributor, Chain, LowerFrames};
 use super::body::{Body, BodyError};
 use super::effort::{Allowance, Effort};
+use super::exit_frames::ExitFrame;
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::functions::TraceFunctions;
 use super::ir::{FIRST, Numbering, Op};
@@ -83,6 +84,12 @@ impl KnownTrace {
 
     /// The frames of one of its snapshots, from the one in which it runs inward; [`None`] if they cannot be told.
     pub fn snapshot<M: ReadMemory>(&self, memory: &M, layout: &VmLayout, index: usize) -> Option<Chain> {
+        let frames = self.exit_frames(memory, layout, index)?;
+        Some(frames.iter().map(|frame| (frame.callee, frame.position)).collect())
+    }
+
+    /// The same, with the place of each on the Lua stack.
+    pub fn exit_frames<M: ReadMemory>(&self, memory: &M, layout: &VmLayout, index: usize) -> Option<Vec<ExitFrame>> {
         let frames = snapshot_frames(memory, layout, &self.body, &self.functions, index).ok()?;
         let innermost = frames.first()?.base;
         let position = |frame: &SnapshotFrame| {
@@ -91,7 +98,11 @@ impl KnownTrace {
             // Callers have executed their call, the innermost frame is at what comes next.
             Some(if frame.base == innermost { next } else { next.wrapping_sub(1) })
         };
-        frames.iter().rev().map(|frame| Some((frame.callee?, position(frame).unwrap_or(NOWHERE)))).collect()
+        let frame = |frame: &SnapshotFrame| {
+            let position = position(frame).unwrap_or(NOWHERE);
+            Some(ExitFrame { callee: frame.callee?, position, base: frame.base })
+        };
+        frames.iter().rev().map(frame).collect()
     }
 
     /// The function that it starts in, and the line.

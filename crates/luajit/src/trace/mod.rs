@@ -8,6 +8,7 @@ pub mod attribution;
 pub mod body;
 pub mod cache;
 pub mod effort;
+mod exit_frames;
 mod exit_stub;
 #[cfg(test)]
 mod fixtures;

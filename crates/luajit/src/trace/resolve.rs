@@ -12,6 +12,7 @@ use lj_trace_unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region,
 use super::attribution::Chain;
 use super::body::BodyError;
 use super::cache::{KnownTrace, Sought, Traces};
+use super::exit_frames::{NotKnown, restored};
 use super::exit_stub::exit_at;
 use super::functions::{Callee, TraceFunctions};
 use super::stacks::NOWHERE;
@@ -95,6 +96,21 @@ pub struct Hit<'a> {
     pub stack: StackCopy<'a>,
 }
 
+impl Hit<'_> {
+    /// The index of the Lua frame that the trace runs in: the innermost one, or the one below the C frame in which the trace is
+    /// left (`trace_exit_cp`, `lj_trace.c`).
+    pub fn bottom(&self) -> Option<usize> {
+        let index = usize::from(self.is_being_restored());
+        self.frames.get(index).filter(|frame| frame.kind == FrameKind::Lua as u8).map(|_| index)
+    }
+
+    /// Whether `trace_exit_cp` runs, which puts the frames of an exit onto the Lua stack.
+    fn is_being_restored(&self) -> bool {
+        let is_cframe = |frame: &FrameRecord| frame.kind == FrameKind::CFrame as u8;
+        self.header.flags & SAMPLE_ON_TRACE == 0 && self.frames.first().is_some_and(is_cframe)
+    }
+}
+
 /// Whether the sample has to do with a trace at all.
 pub fn is_on_trace(vm: &Vm, header: &SampleHeader, native: &NativeStack) -> bool {
     let state = VmState::from_raw(vm.layout.states(), header.vmstate);
@@ -131,7 +147,7 @@ pub fn resolve<M: ReadMemory>(
         Spot::Handler => Spot::Exit(exit_number(&hit, &trace).ok_or(NoTrace::Leaving)?),
         spot => spot,
     };
-    let bottom = hit.frames.first().filter(|frame| frame.kind == FrameKind::Lua as u8).ok_or(NoTrace::Another)?;
+    let bottom = hit.bottom().and_then(|bottom| hit.frames.get(bottom)).ok_or(NoTrace::Another)?;
     let layout = &vm.layout;
     match spot {
         Spot::Code(pc) => {
@@ -154,11 +170,18 @@ pub fn resolve<M: ReadMemory>(
         }
         Spot::End | Spot::Handler => at_end(memory, layout, trace, bottom),
         Spot::Exit(exit) => {
-            let chain = trace.snapshot(memory, layout, usize::from(exit)).ok_or(NoTrace::Another)?;
-            if is_restored(&hit, vm, &trace, &chain, usize::from(exit)) {
-                return on_the_stack(trace, &chain, bottom);
+            let frames = trace.exit_frames(memory, layout, usize::from(exit)).ok_or(NoTrace::Another)?;
+            let chain: Vec<_> = frames.iter().map(|frame| (frame.callee, frame.position)).collect();
+            let records = hit.frames.get(hit.bottom().unwrap_or(0)..).unwrap_or_default();
+            match restored(&frames, records, hit.is_being_restored()) {
+                Ok(count) if count == frames.len() => on_the_stack(trace, &chain, bottom),
+                Ok(count) => fitting(memory, vm, &trace, &chain[count - 1..], true, bottom),
+                // A tail call has replaced the function that is on the stack.
+                Err(NotKnown::Nothing) if trace.calls_in_tails && bottom.code == trace.body.trace.startpt => {
+                    fitting(memory, vm, &trace, &chain, true, bottom)
+                }
+                Err(_) => Err(NoTrace::Leaving),
             }
-            fitting(memory, vm, &trace, &chain, true, bottom)
         }
     }
 }
@@ -261,20 +284,6 @@ fn on_the_stack(trace: Arc<KnownTrace>, chain: &Chain, bottom: &FrameRecord) -> 
     let position = innermost.map(|(_, position)| *position).filter(|position| *position < bottom.size_bc);
     let frame = FrameRecord { position: position.unwrap_or(NO_POSITION), ..*bottom };
     Ok(OnTrace { trace, frames: vec![frame], certain: true })
-}
-
-/// Whether `lj_snap_restore` has put the frames of the exit onto the stack already: then the link below BASE is
-/// that of the exit's innermost frame.
-fn is_restored(hit: &Hit<'_>, vm: &Vm, trace: &KnownTrace, chain: &Chain, exit: usize) -> bool {
-    if chain.len() < 2 {
-        return true;
-    }
-    let Some(link) = trace.body.innermost_link(vm.layout.is_gc64(), exit) else { return false };
-    let (bytes, start) = hit.lua_stack;
-    let width = if vm.layout.is_gc64() { 8 } else { 4 };
-    let Some(offset) = hit.header.thread_base.checked_sub(start + width) else { return false };
-    let found = usize::try_from(offset).ok().and_then(|offset| bytes.get(offset..)?.get(..width as usize));
-    found.is_some_and(|found| found == &link.to_le_bytes()[..width as usize])
 }
 
 /// A frame as the walker of the Lua stack would have it.
