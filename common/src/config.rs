@@ -2,8 +2,11 @@
 
 use crate::c_frame::CFrameShape;
 
-/// How many VMs of one process the probes know.
+/// How many VMs of one process a memory profile knows: an event has a byte for its VM.
 pub const MAX_VMS: u32 = 256;
+
+/// How many VMs samplers know, of all processes that are recorded.
+pub const MAX_SAMPLED_VMS: u32 = 16_384;
 
 /// How many entries a map has that is keyed by what VMs have: room for those that were closed and are not forgotten yet.
 pub const VM_ENTRIES: u32 = 4 * MAX_VMS;
@@ -44,8 +47,8 @@ pub struct Config {
     pub samples: u32,
     /// Every allocation of this number carries its stack; 0 for none.
     pub stack_every: u32,
-    /// Always 0.
-    pub unused: u32,
+    /// Index of the first VM: the only one if there is no other.
+    pub first_vm: u32,
     /// Whether ticks that hit the kernel take its frames along.
     pub kernel_frames: u32,
     /// CPUs of this machine: the second half of the working areas belongs to the allocation probes.
@@ -70,10 +73,39 @@ pub struct Config {
     pub templates: [Template; TEMPLATES],
 }
 
+const _: () = assert!(size_of::<VmKey>() == 8 + 2 * 4);
+
 const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
 
-/// How many processes can be recorded by the same events, one on each CPU.
-pub const MAX_CHOSEN: u32 = 256;
+/// How many processes the same programs can record.
+pub const MAX_PROCESSES: u32 = 1024;
+
+/// How many sets of programs can share the events on CPUs of one of them.
+pub const MAX_SAMPLERS: u32 = 256;
+
+/// What the programs on the CPUs' events know of a process that is recorded: its number among those of their own set, or from
+/// here on the number of the sampler that goes on, which is another set's.
+pub const OTHER_SAMPLER: u32 = MAX_PROCESSES;
+
+/// Where the `global_State` of a VM is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmKey {
+    /// Its address.
+    pub global: u64,
+    /// The number of its process.
+    pub process: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+impl VmKey {
+    /// The VM whose `global_State` is at `global` in the process of this number.
+    #[inline(always)]
+    pub const fn new(process: u32, global: u64) -> Self {
+        Self { global, process, reserved: 0 }
+    }
+}
 
 /// The namespace in which processes have the numbers that the agent names.
 #[repr(C)]

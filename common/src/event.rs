@@ -123,6 +123,10 @@ pub struct SampleHeader {
     /// Where the innermost VM is leaving a trace: the trace's number, and in the upper half the number of its exit.
     /// 0 unless its state is EXIT.
     pub trace_exit: u32,
+    /// The number of the process among those that are recorded.
+    pub process: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
     /// The trace that the innermost VM was running or leaving.
     pub trace: RunningTrace,
 }
@@ -235,6 +239,6 @@ unsafe impl Plain for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 16 * 4 + size_of::<RunningTrace>());
+    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 18 * 4 + size_of::<RunningTrace>());
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

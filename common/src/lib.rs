@@ -31,6 +31,8 @@ mod user {
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::config::PidNamespace {}
     // SAFETY: as above.
+    unsafe impl aya::Pod for crate::config::VmKey {}
+    // SAFETY: as above.
     unsafe impl aya::Pod for crate::vm::VmConfig {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::allocation::tally::VmTally {}

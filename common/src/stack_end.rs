@@ -23,10 +23,11 @@ pub struct StackEnd {
 }
 
 impl StackEnd {
-    /// The page that an address is in.
+    /// The page that an address is in, in the process of this number: what ends are known by.
     #[inline(always)]
-    pub const fn page(address: u64) -> u64 {
-        address >> 12
+    pub const fn page(process: u32, address: u64) -> u64 {
+        // An address has at most 57 bits.
+        address >> 12 | (process as u64) << 48
     }
 
     /// How many bytes of a stack there are from `rsp` up to this end, a multiple of 8; 0 if it is no end for a stack that

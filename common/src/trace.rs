@@ -33,6 +33,18 @@ pub struct TraceIdentity {
     pub number: u32,
 }
 
+/// A trace of one process among those that are recorded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TraceKey {
+    /// The trace.
+    pub identity: TraceIdentity,
+    /// The number of its process.
+    pub process: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
 /// The trace that runs at a sample, and where machine code lies at that moment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,6 +105,7 @@ unsafe impl Plain for TraceCopy {}
 
 const _: () = {
     assert!(size_of::<TraceIdentity>() == 5 * 8 + 4 * 4);
+    assert!(size_of::<TraceKey>() == size_of::<TraceIdentity>() + 2 * 4);
     assert!(size_of::<RunningTrace>() == size_of::<TraceIdentity>() + 2 * 8);
     assert!(size_of::<TraceCopy>() == 8 + size_of::<TraceIdentity>() + size_of::<Piece>() + 8);
 };

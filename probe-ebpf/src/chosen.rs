@@ -1,23 +1,31 @@
-//! Where there is one perf event on each CPU for all that is recorded: whoever runs there at a tick is looked up, and the
-//! sampler of that process goes on. All others cost no more than the look.
+//! Where there is one perf event on each CPU for all that is recorded: whoever runs there at a tick is looked up, and sampled,
+//! here or by the sampler of another set of programs. All others cost no more than the look.
 
 use aya_ebpf::bindings::bpf_pidns_info;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::bpf_get_ns_current_pid_tgid;
 use aya_ebpf::macros::{perf_event, raw_tracepoint};
 use aya_ebpf::programs::{PerfEventContext, RawTracePointContext};
+use lj_trace_common::config::OTHER_SAMPLER;
 
+use crate::clock::Timer;
 use crate::maps::{CHOSEN, NAMESPACE, SAMPLERS};
+use crate::sample::sample;
 
 /// A tick on a CPU.
 #[perf_event]
 pub fn sample_chosen(context: PerfEventContext) -> u32 {
+    let timer = Timer::start();
     let Some(process) = current_process() else { return 0 };
     // SAFETY: entries are copied at once.
-    let Some(&sampler) = (unsafe { CHOSEN.get(&process) }) else { return 0 };
+    let Some(&number) = (unsafe { CHOSEN.get(&process) }) else { return 0 };
+    if number < OTHER_SAMPLER {
+        sample(&context, number, timer);
+        return 0;
+    }
     // SAFETY: nothing here waits to be dropped. It comes back if there is no program of this number, since its recording is
     // just ending.
-    unsafe { SAMPLERS.tail_call(&context, sampler) };
+    unsafe { SAMPLERS.tail_call(&context, number - OTHER_SAMPLER) };
     0
 }
 

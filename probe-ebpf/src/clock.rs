@@ -1,9 +1,9 @@
 //! How long the programs take: what recording costs the target, apart from the kernel's way into them and out again.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_ns;
-use lj_trace_common::config::{Counter, LONGEST_PROGRAM, TIMED_EVERY};
+use lj_trace_common::config::{Counter, LONGEST_PROGRAM, LONGEST_SAMPLE, TIMED_EVERY};
 
-use crate::count::{add, count, count_exactly};
+use crate::count::{add, add_of, count, count_exactly};
 
 /// A program that is being timed, or one of the many that are not.
 #[derive(Clone, Copy)]
@@ -28,6 +28,16 @@ impl Timer {
     pub fn end(self, timed: Counter, time: Counter) {
         if self.0 != 0 && self.stop(time, LONGEST_PROGRAM) {
             count(timed);
+        }
+    }
+
+    /// Ends a run of a sampler, and adds its time to what is counted of the process, unless something else ran in between.
+    #[inline(always)]
+    pub fn stop_of(self, process: u32, time: Counter) {
+        // SAFETY: the helper has no preconditions.
+        let took = unsafe { bpf_ktime_get_ns() } - self.0;
+        if took <= LONGEST_SAMPLE {
+            add_of(process, time, took);
         }
     }
 

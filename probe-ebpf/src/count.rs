@@ -2,14 +2,26 @@
 
 use core::arch::asm;
 
-use lj_trace_common::config::Counter;
+use lj_trace_common::config::{COUNTERS, Counter};
 
-use crate::maps::COUNTS;
+use crate::maps::{COUNTS, SAMPLER_COUNTS};
 
 /// Adds one to a counter of this CPU.
 #[inline(always)]
 pub fn count(counter: Counter) {
     add(counter, 1);
+}
+
+/// Adds to what samplers count of one process; returns what it was before.
+#[inline(always)]
+pub fn add_of(process: u32, counter: Counter, amount: u64) -> u64 {
+    let Some(value) = SAMPLER_COUNTS.get_ptr_mut(process * COUNTERS + counter as u32) else { return 0 };
+    // SAFETY: as in `count_exactly`.
+    unsafe {
+        let before = value.read_volatile();
+        asm!("lock *(u64 *)({value} + 0) += {amount}", value = in(reg) value, amount = in(reg) amount, options(nostack));
+        before
+    }
 }
 
 /// Adds one to a counter of this CPU that has to be exact: no other thread's count is lost.

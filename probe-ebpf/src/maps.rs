@@ -1,42 +1,46 @@
 //! The maps: what the agent tells the programs, and what they tell the agent.
 
+use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
 use lj_trace_common::allocation::on_trace::KnownTrace;
 use lj_trace_common::allocation::tally::VmTally;
-use lj_trace_common::config::{COUNTERS, Config, MAX_CHOSEN, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES};
+use lj_trace_common::config::{
+    COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
+};
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
-use lj_trace_common::trace::TraceIdentity;
+use lj_trace_common::trace::TraceKey;
 use lj_trace_common::vm::VmConfig;
 
 use crate::scratch::{Scratch, Scratchpad};
 
-/// What to record.
+/// What to record of each process. The agent sets the number of entries; probes on allocators are of the first one.
 #[map]
 pub static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
 
-/// The target's VMs.
+/// The VMs of all processes. The agent sets the number of entries.
 #[map]
 pub static VMS: Array<VmConfig> = Array::with_max_entries(MAX_VMS, 0);
 
-/// Address of a `global_State` to its index in [`VMS`].
+/// Where a `global_State` is, to its index in [`VMS`].
 #[map]
-pub static GLOBALS: HashMap<u64, u32> = HashMap::with_max_entries(VM_ENTRIES, 0);
+pub static GLOBALS: HashMap<VmKey, u32> = HashMap::with_max_entries(VM_ENTRIES, 0);
 
 /// Threads that have an inherited event, as far as that matters.
 #[map]
 pub static INHERITED: LruHashMap<u32, u8> = LruHashMap::with_max_entries(16_384, 0);
 
-/// The processes that are recorded, each with the index of its sampler in [`SAMPLERS`].
+/// The processes that are recorded, each with its number, or from [`lj_trace_common::config::OTHER_SAMPLER`] on the index of
+/// its sampler in [`SAMPLERS`].
 #[map]
-pub static CHOSEN: HashMap<u32, u32> = HashMap::with_max_entries(MAX_CHOSEN, 0);
+pub static CHOSEN: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
-/// The sampler of each process that is recorded.
+/// Samplers of other sets of programs.
 #[map]
-pub static SAMPLERS: ProgramArray = ProgramArray::with_max_entries(MAX_CHOSEN, 0);
+pub static SAMPLERS: ProgramArray = ProgramArray::with_max_entries(MAX_SAMPLERS, 0);
 
 /// In which namespace the numbers of [`CHOSEN`] are.
 #[map]
@@ -48,13 +52,18 @@ pub static SAMPLES: RingBuf = RingBuf::with_byte_size(16 << 20, 0);
 
 /// Traces of which the agent has a copy.
 #[map]
-pub static TRACES: LruHashMap<TraceIdentity, u8> = LruHashMap::with_max_entries(8192, 0);
+pub static TRACES: LruHashMap<TraceKey, u8> = LruHashMap::with_max_entries(8192, 0);
 
 /// Where native stacks end, by page. The agent finds it out.
 #[map]
 pub static STACK_ENDS: LruHashMap<u64, StackEnd> = LruHashMap::with_max_entries(MAX_STACK_ENDS, 0);
 
-/// Events by [`lj_trace_common::config::Counter`].
+/// What samplers count, by [`lj_trace_common::config::Counter`], one process after the other. The agent sets the number of
+/// entries, and reads it as memory.
+#[map]
+pub static SAMPLER_COUNTS: Array<u64> = Array::with_max_entries(COUNTERS, BPF_F_MMAPABLE);
+
+/// Other events by [`lj_trace_common::config::Counter`].
 #[map]
 pub static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
 

@@ -16,7 +16,7 @@ use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
-    Config, Counter, LATE_EVENT, LONGEST_SAMPLE, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK, MAX_VMS,
+    Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_SAMPLED_VMS, MAX_STACK, VmKey,
 };
 use lj_trace_common::ends::{self, INNERMOST, MAX_LEFT_OUT, OUTERMOST};
 use lj_trace_common::event::{
@@ -30,7 +30,7 @@ use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
 use crate::clock::Timer;
-use crate::count::{add, count};
+use crate::count::{add_of, count};
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
@@ -54,7 +54,7 @@ enum Mode {
 /// are left out are passed by many in a step.
 const MAX_STEPS: u32 = MAX_STACK / 16 + 2 * MAX_FRAMES + MAX_LEFT_OUT;
 
-/// The sampler.
+/// The sampler of the only process of its set.
 #[perf_event]
 pub fn sample_cpu(context: PerfEventContext) -> u32 {
     let timer = Timer::start();
@@ -62,19 +62,26 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
     if config.late_events != 0 && is_duplicate(&context, bpf_get_current_pid_tgid() as u32) {
         return 0;
     }
-    let before = add(Counter::Sampled, 1);
+    sample(&context, 0, timer);
+    0
+}
+
+/// Takes a sample of the process of this number, since a clock ticks.
+#[inline(always)]
+pub fn sample(context: &PerfEventContext, process: u32, timer: Timer) {
+    let Some(config) = CONFIG.get(process) else { return };
+    let before = add_of(process, Counter::Sampled, 1);
     if config.leaves_out != 0 && config.weight != 0 && before % u64::from(config.weight) != 0 {
-        count(Counter::LeftOut);
-        return 0;
+        add_of(process, Counter::LeftOut, 1);
+        return;
     }
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
-    take(config, area, 0, 0, context.ctx.cast());
-    timer.stop(Counter::SampleTime, LONGEST_SAMPLE);
+    take((config, process), area, 0, 0, context.ctx.cast());
+    timer.stop_of(process, Counter::SampleTime);
     #[cfg(feature = "log")]
-    crate::log::sample(&context, area);
-    0
+    crate::log::sample(context, area);
 }
 
 /// Sends the stack of an allocation that is just being made.
@@ -88,8 +95,8 @@ pub fn sample_allocation(config: &Config, size: u64) {
         return;
     }
     let timer = Timer::start();
-    take(config, area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
-    timer.stop(Counter::StackTime, LONGEST_SAMPLE);
+    take((config, 0), area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
+    timer.stop_of(0, Counter::StackTime);
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }
@@ -100,17 +107,17 @@ pub fn sample_allocation(config: &Config, size: u64) {
 /// What differs between samples is kept in memory until it is needed: the verifier follows the walk anew for every
 /// combination of values in registers.
 #[inline(always)]
-fn take(config: &Config, area: u32, flags: u32, allocation_size: u64, program: *mut c_void) {
+fn take((config, process): (&Config, u32), area: u32, flags: u32, allocation_size: u64, program: *mut c_void) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        count(Counter::NoScratch);
+        add_of(process, Counter::NoScratch, 1);
         return;
     };
     // No reference to the area may live across `bpf_loop`, whose callback makes its own: so every phase borrows it
     // anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
-    if !read_registers(borrow(), config.allocators, flags, allocation_size) {
-        count(Counter::NoRegisters);
+    if !read_registers(borrow(), (config.allocators, process), flags, allocation_size) {
+        add_of(process, Counter::NoRegisters, 1);
         return;
     }
     if !program.is_null() {
@@ -169,7 +176,7 @@ pub fn is_duplicate(context: &PerfEventContext, thread: u32) -> bool {
 /// Fills in who was sampled and the registers of its user code, also where the kernel was interrupted. Where
 /// `allocators` are probed, a call of one may not have returned yet.
 #[inline(always)]
-fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation_size: u64) -> bool {
+fn read_registers(scratch: &mut Scratch, (allocators, process): (u32, u32), flags: u32, allocation_size: u64) -> bool {
     let Scratch { header, payload, .. } = scratch;
     clear(header);
     header.vm = NO_VM;
@@ -177,6 +184,7 @@ fn read_registers(scratch: &mut Scratch, allocators: u32, flags: u32, allocation
     let id = bpf_get_current_pid_tgid();
     header.tid = id as u32;
     header.pid = (id >> 32) as u32;
+    header.process = process;
     // They are too large for the program's stack, and nothing is in the payload yet.
     let registers = payload.as_mut_ptr().cast::<pt_regs>();
     // SAFETY: plain helpers, and a task's registers may be read while it runs. The payload has room for them.
@@ -218,7 +226,7 @@ fn prepare_walk(scratch: &mut Scratch, config: &Config) {
     scratch.machine.scan = (start + 15) & !15;
     scratch.machine.guess = 0;
     if config.vms == 1
-        && let Some(vm) = VMS.get(0)
+        && let Some(vm) = VMS.get(config.first_vm)
         && let Some(cframe) = vm::current_cframe(&UserMemory, vm)
         && cframe >= start
         && cframe < scratch.machine.stack_end
@@ -245,7 +253,7 @@ const PASSED_OVER: u32 = 8;
 /// Looks for a C frame from `scan` on, and starts to walk where one begins.
 #[inline(always)]
 fn scan_step(scratch: &mut Scratch) -> i64 {
-    let Some(config) = CONFIG.get(0) else { return 1 };
+    let Some(config) = CONFIG.get(scratch.header.process) else { return 1 };
     let (start, end) = (scratch.header.registers[reg::RSP], scratch.machine.stack_end);
     let first = scratch.machine.scan;
     let mut cframe = first;
@@ -295,11 +303,11 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
     let mut index = NO_VM;
     if may_begin(&config.wide_c_frames, head) && plausible(wide, start, cframe) {
         thread = wide;
-        index = vm_of(wide + 16, true);
+        index = vm_of(scratch.header.process, wide + 16, true);
     }
     if index == NO_VM && may_begin(&config.narrow_c_frames, head) && plausible(u64::from(narrow), start, cframe) {
         thread = u64::from(narrow);
-        index = vm_of(thread + 8, false);
+        index = vm_of(scratch.header.process, thread + 8, false);
     }
     let vm = VMS.get(index)?;
     let thread = Thread::read(&UserMemory, &vm.layout, thread, &mut scratch.machine.memo.head).ok()?;
@@ -324,12 +332,15 @@ fn plausible(word: u64, stack: u64, cframe: u64) -> bool {
     word & 7 == 0 && word >= LOWEST_ADDRESS && word < 1 << 47 && !(word >= stack && word < cframe)
 }
 
-/// The VM whose address stands at `glref`.
+/// The VM of this process whose address stands at `glref`.
 #[inline(always)]
-fn vm_of(glref: u64, gc64: bool) -> u32 {
+fn vm_of(process: u32, glref: u64, gc64: bool) -> u32 {
     let Ok(global) = UserMemory.read_ref(gc64, glref) else { return NO_VM };
     // SAFETY: the agent fills the map before the programs are attached; an entry is copied at once.
-    unsafe { GLOBALS.get(&global) }.copied().filter(|&index| index < MAX_VMS).unwrap_or(NO_VM)
+    unsafe { GLOBALS.get(&VmKey::new(process, global)) }
+        .copied()
+        .filter(|&index| index < MAX_SAMPLED_VMS)
+        .unwrap_or(NO_VM)
 }
 
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.
@@ -583,11 +594,12 @@ fn send(scratch: &mut Scratch) {
             BPF_RB_NO_WAKEUP,
         )
     };
+    let process = scratch.header.process;
     if result == 0 {
-        count(Counter::Written);
+        add_of(process, Counter::Written, 1);
     } else if scratch.header.flags & SAMPLE_ALLOCATION != 0 {
-        count(Counter::StacksLost);
+        add_of(process, Counter::StacksLost, 1);
     } else {
-        add(Counter::RingBufferFull, u64::from(scratch.header.weight.max(1)));
+        add_of(process, Counter::RingBufferFull, u64::from(scratch.header.weight.max(1)));
     }
 }

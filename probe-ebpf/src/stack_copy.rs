@@ -8,7 +8,7 @@ use lj_trace_common::event::{SAMPLE_STACK_END_KNOWN, SAMPLE_STACK_TRUNCATED, reg
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::stack_end::StackEnd;
 
-use crate::count::count;
+use crate::count::add_of;
 use crate::maps::{SCRATCH, STACK_ENDS};
 use crate::memory::UserMemory;
 use crate::scratch::{PAYLOAD, Scratch};
@@ -68,7 +68,7 @@ fn known_size(scratch: &mut Scratch, config: &Config, start: u64) -> u32 {
     }
     // SAFETY: the agent may change the entry meanwhile: then the stack is copied too far, or not far enough, and the
     // agent sees that.
-    let Some(end) = (unsafe { STACK_ENDS.get(&StackEnd::page(start)) }) else { return 0 };
+    let Some(end) = (unsafe { STACK_ENDS.get(&StackEnd::page(scratch.header.process, start)) }) else { return 0 };
     let size = end.size_from(start);
     if size == 0 || UserMemory.read::<u64>(end.slot) != Ok(end.return_address) {
         return 0;
@@ -116,7 +116,7 @@ pub fn finish(scratch: &mut Scratch, config: &Config) {
         scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
     }
     if scratch.machine.stack_size == 0 {
-        count(Counter::NoStack);
+        add_of(scratch.header.process, Counter::NoStack, 1);
     }
     note_size(scratch);
 }

@@ -8,9 +8,9 @@ use lj_trace_common::config::Counter;
 use lj_trace_common::event::{SAMPLE_ON_TRACE, SampleHeader, reg};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::{clear, zeroed};
-use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, TraceCopy};
+use lj_trace_common::trace::{self, PIECES, Piece, RunningTrace, TRACE_COPY, TraceCopy, TraceKey};
 
-use crate::count::count;
+use crate::count::add_of;
 use crate::maps::{SAMPLES, SCRATCH, TRACES, VMS};
 use crate::memory::UserMemory;
 use crate::scratch::Scratch;
@@ -41,7 +41,7 @@ pub fn note(area: u32) -> u32 {
     if traces.read(&UserMemory, vm).is_ok() {
         let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
     }
-    offer(&header.trace, &vm.layout, header.vm);
+    offer(&header.trace, &vm.layout, (header.process, header.vm));
     if !is_known(header) {
         let mut area = area;
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
@@ -76,22 +76,23 @@ extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     if traces.running(&UserMemory, &vm.layout, number, (running, &mut machine.memo.head)).is_err() {
         return 1;
     }
-    offer(running, &vm.layout, header.vm);
+    offer(running, &vm.layout, (header.process, header.vm));
     0
 }
 
 /// Sends a trace if the agent does not have it.
 #[inline(always)]
-fn offer(running: &RunningTrace, layout: &VmLayout, vm: u32) {
+fn offer(running: &RunningTrace, layout: &VmLayout, (process, vm): (u32, u32)) {
+    let key = TraceKey { identity: running.identity, process, reserved: 0 };
     // SAFETY: only whether there is an entry matters.
-    if running.identity.address == 0 || unsafe { TRACES.get(&running.identity) }.is_some() {
+    if running.identity.address == 0 || unsafe { TRACES.get(&key) }.is_some() {
         return;
     }
     if trace::pieces(&UserMemory, layout, running).is_ok_and(|pieces| send_all(running, vm, &pieces)) {
         // If the map is full the oldest entry goes, and that trace is sent again.
-        let _ = TRACES.insert(&running.identity, &1, 0);
+        let _ = TRACES.insert(&key, &1, 0);
     } else {
-        count(Counter::TracesLost);
+        add_of(process, Counter::TracesLost, 1);
     }
 }
 

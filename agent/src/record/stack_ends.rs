@@ -36,10 +36,10 @@ impl StackEnds {
         let rsp = header.registers[reg::RSP];
         if header.flags & SAMPLE_STACK_END_KNOWN != 0 {
             if matches!(native.end, UnwindEnd::StackNotCaptured { .. }) {
-                self.set(StackEnd::page(rsp), None);
+                self.set(StackEnd::page(header.process, rsp), None);
             }
         } else if let Some(end) = end_of(header, native) {
-            for page in StackEnd::page(rsp)..=StackEnd::page(end.slot) {
+            for page in StackEnd::page(header.process, rsp)..=StackEnd::page(header.process, end.slot) {
                 self.set(page, Some(end));
             }
         }

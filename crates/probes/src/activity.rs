@@ -3,8 +3,9 @@
 use aya::maps::{MapData, RingBuf};
 use lj_trace_common::activity::ActivitySample;
 
-use super::programs::{ProbeError, Programs, take_map};
+use super::programs::{ProbeError, Programs};
 use super::sample::plain;
+use super::set::take_map;
 
 /// The samples that the program has taken.
 pub struct ActivityBuffer(RingBuf<MapData>);
@@ -15,7 +16,7 @@ impl ActivityBuffer {
     /// # Errors
     /// [`ProbeError::Refused`] if it was taken before.
     pub fn open(programs: &mut Programs) -> Result<Self, ProbeError> {
-        let buffer = take_map(&mut programs.ebpf, "ACTIVITY").and_then(|map| Ok(RingBuf::try_from(map)?));
+        let buffer = take_map(&mut programs.ebpf(), "ACTIVITY").and_then(|map| Ok(RingBuf::try_from(map)?));
         buffer.map(Self).map_err(ProbeError::sort)
     }
 

@@ -20,9 +20,10 @@ use super::links::{Links, loaded, program};
 use super::mechanism::Mechanism;
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
-use super::programs::{ProbeError, Programs, take_map};
+use super::programs::{ProbeError, Programs};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
+use super::set::take_map;
 use super::windows::{Places, ProbedFunction, WindowOpener, WindowPrograms};
 
 /// Why allocations cannot be recorded.
@@ -286,14 +287,14 @@ impl AllocationProbes {
         if let (Handlers::Recording | Handlers::Attributing, Session::Missing(error)) = (handlers, &session) {
             return Err(refused(anyhow::anyhow!("{error:#}")).into());
         }
-        let events = take_map(&mut programs.ebpf, "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
+        let events = take_map(&mut programs.ebpf(), "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
         let functions = allocators.iter().map(Allocator::kind).collect();
         let (plans, links, places) = (Vec::new(), Links::default(), None);
         let probes = Self { handlers, events, plans, links, session, gate, functions, places };
         if programs.wants_allocation_stacks() {
-            program(programs, STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
+            program(&mut programs.ebpf(), STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
         Ok((probes, allocators))
     }

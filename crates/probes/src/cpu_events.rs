@@ -1,5 +1,5 @@
 //! Perf events on CPUs, one on each, that sample all processes which are recorded and no others: a program looks up who runs
-//! there (`probe-ebpf/src/chosen.rs`) and goes on with the sampler of that process.
+//! there (`probe-ebpf/src/chosen.rs`), and samples that process, or goes on with the sampler of another set of programs.
 //!
 //! An event on a thread costs that thread at each context switch, since its timer is set anew: 0.3 to 3 µs, more the higher the
 //! rate is. These cost nothing there, and every process on the machine a look at each tick.
@@ -7,37 +7,40 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-use lj_trace_common::config::{MAX_CHOSEN, PidNamespace};
+use lj_trace_common::config::{MAX_SAMPLERS, OTHER_SAMPLER, PidNamespace};
 use lj_trace_process::{Process, namespace};
 
 use crate::journal::{Priority, say};
 use anyhow::Context as _;
+use aya::Ebpf;
 use aya::maps::{Array, HashMap, MapData, ProgramArray};
 use aya::programs::raw_trace_point::RawTracePointLink;
 use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
 
 use super::online::{Coverage, online};
 use super::perf_event::{self, Attached};
-use super::programs::{Programs, take_map};
+use super::programs::Programs;
+use super::set::{lock, take_map};
 
 /// The events of one rate on all CPUs, and whose samplers they run.
-struct CpuEvents {
+pub(super) struct CpuEvents {
     rate: u32,
     /// How many ticks of that rate each one stands for by now.
     weight: u32,
     namespace: PidNamespace,
     /// With the numbers of their CPUs.
     events: Vec<(u32, Attached)>,
-    /// The entry of the map `CHOSEN` that each sampler is named by, by the sampler's index.
+    /// The map `CHOSEN`.
     chosen: HashMap<MapData, u32, u32>,
     samplers: ProgramArray<MapData>,
     taken: Vec<bool>,
     _exec: RawTracePointLink,
 }
 
-/// All that there are: processes that are recorded at the same rate share them.
+/// Those of sets of programs that are there for one process each: such processes share them if they are recorded at the same
+/// rate.
 static SHARED: Mutex<Vec<Weak<Mutex<CpuEvents>>>> = Mutex::new(Vec::new());
 
 /// A process that is sampled by events on CPUs, as long as this lives.
@@ -45,7 +48,10 @@ pub struct Chosen {
     events: Arc<Mutex<CpuEvents>>,
     /// Its number in the namespace of the events.
     id: u32,
-    index: u32,
+    /// What the program on the events knows of it.
+    known_as: u32,
+    /// The index of its sampler, if that is another set's.
+    sampler: Option<u32>,
     coverage: Coverage,
 }
 
@@ -56,7 +62,7 @@ impl Chosen {
     /// The kernel does not let us, or so many are recorded at once that there is no room for one more.
     pub fn prepare(programs: &mut Programs, process: &Process, rate: u32, sampler: &ProgramFd) -> anyhow::Result<Self> {
         let (namespace, id) = number(process).context("the PID namespace of the process")?;
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shared = lock(&SHARED);
         shared.retain(|events| events.strong_count() != 0);
         let is_alike = |events: &Arc<Mutex<CpuEvents>>| {
             let events = lock(events);
@@ -66,16 +72,21 @@ impl Chosen {
         let events = match known {
             Some(events) => events,
             None => {
-                let events = Arc::new(Mutex::new(CpuEvents::open(programs, rate, namespace)?));
+                let events = Arc::new(Mutex::new(CpuEvents::open(&mut programs.ebpf(), rate, namespace)?));
                 shared.push(Arc::downgrade(&events));
                 events
             }
         };
-        let (index, coverage) = {
-            let mut events = lock(&events);
-            (events.add(sampler)?, Coverage::of(events.events.iter().map(|(cpu, _)| *cpu)))
-        };
-        Ok(Self { events, id, index, coverage })
+        let index = lock(&events).add(sampler)?;
+        let coverage = lock(&events).coverage();
+        Ok(Self { events, id, known_as: OTHER_SAMPLER + index, sampler: Some(index), coverage })
+    }
+
+    /// The same for a process that shares its programs with others; [`None`] if it does not.
+    pub fn of_shared(programs: &Programs) -> Option<Self> {
+        let (events, id, number) = programs.shared_events()?;
+        let coverage = lock(&events).coverage();
+        Some(Self { events, id, known_as: number, sampler: None, coverage })
     }
 
     /// Begins to sample it.
@@ -83,7 +94,7 @@ impl Chosen {
     /// # Errors
     /// The kernel does not take it.
     pub fn begin(&self) -> anyhow::Result<()> {
-        Ok(lock(&self.events).chosen.insert(&self.id, &self.index, 0)?)
+        Ok(lock(&self.events).chosen.insert(&self.id, &self.known_as, 0)?)
     }
 
     /// How many ticks of the rate that was asked for each one stands for by now: others that share the events may have had them
@@ -127,17 +138,17 @@ impl Drop for Chosen {
         let mut events = lock(&self.events);
         // One that has executed another program is not there any more.
         let _ = events.chosen.remove(&self.id);
-        let _ = events.samplers.clear_index(&self.index);
-        if let Some(taken) = events.taken.get_mut(self.index as usize) {
+        let Some(index) = self.sampler else { return };
+        let _ = events.samplers.clear_index(&index);
+        if let Some(taken) = events.taken.get_mut(index as usize) {
             *taken = false;
         }
     }
 }
 
 impl CpuEvents {
-    /// Opens them, with the maps of `programs`: nobody is sampled yet.
-    fn open(programs: &mut Programs, rate: u32, namespace: PidNamespace) -> anyhow::Result<Self> {
-        let ebpf = &mut programs.ebpf;
+    /// Opens them, with these programs and maps: nobody is sampled yet.
+    pub fn open(ebpf: &mut Ebpf, rate: u32, namespace: PidNamespace) -> anyhow::Result<Self> {
         let mut place: Array<_, PidNamespace> = take_map(ebpf, "NAMESPACE")?.try_into()?;
         place.set(0, &namespace, 0)?;
         let chosen = take_map(ebpf, "CHOSEN")?.try_into()?;
@@ -160,8 +171,13 @@ impl CpuEvents {
             }
         }
         anyhow::ensure!(!events.is_empty(), "no CPU has room for an event");
-        let taken = vec![false; MAX_CHOSEN as usize];
+        let taken = vec![false; MAX_SAMPLERS as usize];
         Ok(Self { rate, weight: 1, namespace, events, chosen, samplers, taken, _exec: exec })
+    }
+
+    /// The CPUs that have one.
+    fn coverage(&self) -> Coverage {
+        Coverage::of(self.events.iter().map(|(cpu, _)| *cpu))
     }
 
     /// Makes room for one more sampler; returns its index.
@@ -174,14 +190,9 @@ impl CpuEvents {
     }
 }
 
-/// Whoever has panicked has left nothing half done: each change is one call.
-fn lock(events: &Arc<Mutex<CpuEvents>>) -> MutexGuard<'_, CpuEvents> {
-    events.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The number by which the kernel half knows a process, and the namespace that it is in: the kernel's own, if lj-trace is in
 /// that. From elsewhere nobody knows these numbers, but that of a process in its own namespace can be read.
-fn number(process: &Process) -> io::Result<(PidNamespace, u32)> {
+pub(super) fn number(process: &Process) -> io::Result<(PidNamespace, u32)> {
     if namespace::is_initial() {
         return Ok((PidNamespace::default(), process.pid()));
     }

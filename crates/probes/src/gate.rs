@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use aya::maps::{Array, MapData};
 use lj_trace_common::config::GATE_CLOSED;
 
-use super::programs::{Programs, take_map};
+use super::programs::Programs;
+use super::set::take_map;
 
 /// The gate. Until somebody closes it, it is open for probes that are there all the time, whose window is 0.
 #[derive(Clone)]
@@ -17,7 +18,7 @@ impl Gate {
     /// # Errors
     /// It was taken before.
     pub(super) fn new(programs: &mut Programs) -> anyhow::Result<Self> {
-        Ok(Self(Arc::new(Mutex::new(Array::try_from(take_map(&mut programs.ebpf, "GATE")?)?))))
+        Ok(Self(Arc::new(Mutex::new(Array::try_from(take_map(&mut programs.ebpf(), "GATE")?)?))))
     }
 
     /// Opens it for the calls of one window.

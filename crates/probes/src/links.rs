@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
+use aya::Ebpf;
 use aya::programs::{ProbeKind, UProbe};
 use lj_trace_process::privileges::Operation;
 
@@ -34,7 +35,8 @@ impl Links {
             return Ok(());
         }
         let mechanism = programs.mechanism();
-        let program = program(programs, name).map_err(ProbeError::sort)?;
+        let mut ebpf = programs.ebpf();
+        let program = program(&mut ebpf, name).map_err(ProbeError::sort)?;
         let kind = if matches!(program.kind(), ProbeKind::Return) { Kind::Return } else { Kind::Call };
         let program = program.fd().map_err(ProbeError::sort)?.as_fd();
         let attached = Means::of(mechanism, kind).and_then(|means| guardian::attach(program, path, points, pid, means));
@@ -76,14 +78,15 @@ impl Links {
 }
 
 /// The program of this name.
-pub fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut UProbe> {
-    let program = programs.ebpf.program_mut(name);
+pub fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut UProbe> {
+    let program = ebpf.program_mut(name);
     Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
 }
 
 /// The program of this name, which is loaded if it is not yet.
 pub fn loaded(programs: &mut Programs, name: &str) -> anyhow::Result<OwnedFd> {
-    let program = program(programs, name)?;
+    let mut ebpf = programs.ebpf();
+    let program = program(&mut ebpf, name)?;
     if program.fd().is_err() {
         program.load()?;
     }

@@ -1,244 +1,184 @@
 //! The BPF programs: loaded into the kernel, told about the target's VMs, and asked what they have counted.
 
-use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, Queue};
-use aya::programs::{Program, ProgramError};
-use aya::{Ebpf, EbpfLoader};
-use lj_trace_common::allocation::known::KNOWN_OBJECTS;
+use anyhow::Context as _;
+use aya::Ebpf;
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, Queue};
+use aya::programs::Program;
 use lj_trace_common::allocation::tally::VmTally;
-use lj_trace_common::config::{Config, Counter, MAX_STACK, MAX_VMS, TEMPLATES, Template};
+use lj_trace_common::config::{Config, Counter, MAX_STACK, TEMPLATES, Template, VmKey};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::vm::VmConfig;
-use lj_trace_process::TargetError;
-use lj_trace_process::privileges::{Operation, Refusal, limits};
+use lj_trace_process::Process;
 
+pub use super::counts::Counts;
+use super::cpu_events::{CpuEvents, number};
+pub use super::error::ProbeError;
+use super::error::whole;
 use super::mechanism::Mechanism;
-use super::{bpf_log, object};
+use super::places::Owner;
+pub use super::set::MORE_VMS;
+use super::set::{Set, lock, map_mut, take_map};
+pub use super::wanted::Wanted;
 
-/// Why probing cannot begin. Each message names the cause and the fix.
-#[derive(Debug, thiserror::Error)]
-pub enum ProbeError {
-    /// The binary has no BPF programs inside.
-    #[error(transparent)]
-    Object(#[from] object::NoBpfPrograms),
-    /// The kernel wants more privileges.
-    #[error("not permitted to use {what}: {why}")]
-    NotPermitted {
-        /// What was refused.
-        what: &'static str,
-        /// What is missing, and how to get it.
-        why: String,
-    },
-    /// The kernel refused the BPF programs for another reason, which it said.
-    #[error("the kernel refused the BPF programs (Linux {NEEDED_KERNEL} or later is needed): {}", last_lines(.0))]
-    Refused(#[source] anyhow::Error),
-    /// A limit of the system or of lj-trace is reached.
-    #[error("cannot attach: {cause}: {limit}")]
-    Limit {
-        /// What the kernel said.
-        cause: String,
-        /// Which limit, and how to raise it.
-        limit: String,
-    },
-    /// The target went away or may not be looked at.
-    #[error(transparent)]
-    Target(#[from] TargetError),
-    /// Probes cannot be put in and taken out in short windows.
-    #[error(
-        "--overhead needs probes that are put in within milliseconds, which this kernel does not have (Linux 6.6 \
-         has): {0}. Record in full, without --overhead: that costs the process what --max-overhead allows"
-    )]
-    NoWindows(#[source] io::Error),
-    /// A thread cannot be sampled.
-    #[error("cannot sample thread {tid}: {source}")]
-    Thread {
-        /// The thread.
-        tid: u32,
-        /// Why not.
-        source: io::Error,
-    },
-}
-
-impl ProbeError {
-    /// Tells missing privileges from everything else.
-    pub(super) fn sort(source: impl Into<anyhow::Error>) -> Self {
-        let source = source.into();
-        let errors = || source.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
-        let refused = errors().any(|error| matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)));
-        if let Some(limit) = errors().find_map(limits::reached) {
-            return Self::Limit { cause: whole(&source), limit };
-        }
-        // The verifier refuses with EACCES too, but then it says why.
-        let verifier = source
-            .chain()
-            .any(|cause| matches!(cause.downcast_ref(), Some(ProgramError::LoadError { verifier_log, .. }) if !verifier_log.to_string().trim().is_empty()));
-        if refused && !verifier { Self::not_permitted(Operation::Bpf) } else { Self::Refused(source) }
-    }
-
-    /// The kernel has refused to put in probes for a window.
-    pub fn no_windows(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => Self::not_permitted(Operation::Bpf),
-            _ => Self::NoWindows(error),
-        }
-    }
-
-    /// The kernel has refused something to whoever may not do it.
-    pub(super) fn not_permitted(operation: Operation) -> Self {
-        let what = match operation {
-            Operation::PerfEvents => "perf events",
-            Operation::ClassicProbes => "probes",
-            Operation::Bpf | Operation::ReadProcess => "BPF",
-        };
-        Self::NotPermitted { what, why: Refusal::now().explain(operation) }
-    }
-}
-
-/// An error with all that has caused it. Some name their cause themselves.
-pub(super) fn whole(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.trim().is_empty()) {
-        if !text.contains(cause.trim()) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(cause.trim_end());
-        }
-    }
-    text
-}
-
-/// The end of an error's text: the verifier says a thousand lines before it comes to the point.
-fn last_lines(error: &anyhow::Error) -> String {
-    let text = whole(error);
-    let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-    let first = lines.first().filter(|_| lines.len() > 6).copied();
-    let tail = &lines[lines.len().saturating_sub(6)..];
-    first.into_iter().chain(tail.iter().copied()).collect::<Vec<_>>().join("\n  ")
-}
-
-/// Which of the programs a recording wants: the others are not loaded, and their buffers stay small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The CPU sampler.
-    pub cpu: bool,
-    /// The allocation probes.
-    pub memory: bool,
-    /// Every allocation of this number carries its stack; 0 for none.
-    pub stack_every: u32,
-    /// Samples take the kernel's frames along.
-    pub kernel_frames: bool,
-    /// How the allocation probes are put on instructions.
-    pub mechanism: Mechanism,
-    /// The light sampler, which says what runs.
-    pub activity: bool,
-    /// How many processes are recorded at once: they share the memory for buffers.
-    pub processes: u32,
-}
-
-impl Wanted {
-    /// None of them, of one process.
-    pub fn nothing() -> Self {
-        Self {
-            cpu: false,
-            memory: false,
-            stack_every: 0,
-            kernel_frames: false,
-            mechanism: Mechanism::detect(),
-            activity: false,
-            processes: 1,
-        }
-    }
-
-    /// The size of a ring buffer.
-    fn buffer(self) -> u32 {
-        /// What the object file has for one process.
-        const ONE: u32 = 16 << 20;
-        const LEAST: u32 = 1 << 20;
-        (ONE / self.processes.max(1).next_power_of_two()).max(LEAST)
-    }
-}
-
-/// The loaded programs.
+/// The programs as one process has them: alone, or together with others that are sampled.
 pub struct Programs {
-    pub(super) ebpf: Ebpf,
+    set: Arc<Set>,
+    /// The number of the process in the set.
+    process: u32,
+    /// The numbers of its VMs in the set, if that has other processes.
+    vms: Option<Vec<u32>>,
     counts: Counts,
     config: Config,
     mechanism: Mechanism,
     /// The maps, for programs that aya cannot load.
     pub(super) maps: Vec<(String, OwnedFd)>,
+    /// The process's number in the namespace of the events that it shares.
+    id: u32,
+    /// Why there are no events on CPUs that it could share.
+    why_alone: Option<String>,
 }
-
-/// What the programs have counted so far: for whoever wants to look, in any thread.
-#[derive(Clone)]
-pub struct Counts(Arc<PerCpuArray<MapData, u64>>);
-
-impl Counts {
-    /// How often `counter` was counted, on all CPUs.
-    pub fn count(&self, counter: Counter) -> u64 {
-        self.0.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())
-    }
-}
-
-/// The kernel that has all that the programs use: `bpf_loop`.
-const NEEDED_KERNEL: &str = "5.17";
-
-/// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
-/// their indices to others once their events are worked off: a program that makes one after the other, each for a
-/// millisecond, makes a dozen before the agent looks.
-pub const MORE_VMS: u32 = 128;
-
-/// Room for ten seconds of light samples of 3 threads.
-const ACTIVITY_BUFFER: u32 = 1 << 20;
-
-/// The smallest ring buffer.
-const PAGE: u32 = 4096;
 
 impl Programs {
-    /// Prepares what is wanted and tells it about the target's VMs, of which the first [`MAX_VMS`] count.
+    /// Prepares what is wanted for one process alone and tells it about its VMs.
     ///
     /// # Errors
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
     pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
-        let refused = |error: anyhow::Error| ProbeError::sort(error);
-        let cpus = aya::util::nr_cpus().map_err(|(_, error)| refused(error.into()))?;
-        let mut loader = EbpfLoader::new();
-        // One area a CPU for the sampler, and one for the allocation probes.
-        loader.map_max_entries("SCRATCH", 2 * cpus.get());
-        let samples = if wanted.cpu || wanted.stack_every != 0 { wanted.buffer() } else { PAGE };
-        loader.map_max_entries("SAMPLES", samples);
-        loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { PAGE });
-        loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { PAGE });
-        let max_vms = u32::try_from(vms.len()).unwrap_or(MAX_VMS).saturating_add(MORE_VMS).min(MAX_VMS);
+        Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
+    }
+
+    /// Prepares a sampler `rate` times a second, which `process` shares with all others that are sampled at this rate: the same
+    /// programs, maps and events on CPUs. Where the kernel has no such events it is as with [`Self::load`].
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn join(wanted: Wanted, process: &Process, rate: u32, vms: &[VmConfig]) -> Result<Self, ProbeError> {
+        Self::prepare_shared(wanted, process, rate, vms).or_else(|error| {
+            let mut alone = Self::load(wanted, vms)?;
+            alone.why_alone = Some(whole(&error));
+            Ok(alone)
+        })
+    }
+
+    fn prepare_alone(wanted: Wanted, vms: &[VmConfig]) -> anyhow::Result<Self> {
+        let set = Arc::new(Set::load(wanted, u32::try_from(vms.len()).unwrap_or(u32::MAX))?);
+        let maps = if wanted.memory { set.descriptors()? } else { Vec::new() };
+        let of_cpus = PerCpuArray::try_from(take_map(&mut set.ebpf(), "COUNTS")?)?;
+        let counts = Counts::new(Some(of_cpus), set.counts.clone(), 0);
+        let mechanism = wanted.mechanism;
+        let (config, vms_of_set, id, why_alone) = (Config::default(), None, 0, None);
+        let mut programs = Self { set, process: 0, vms: vms_of_set, counts, config, mechanism, maps, id, why_alone };
+        programs.begin(wanted, vms)?;
         if wanted.memory {
-            loader.map_max_entries("FUNCTIONS", max_vms * KNOWN_OBJECTS);
-            loader.map_max_entries("PROTOTYPES", max_vms * KNOWN_OBJECTS);
-            loader.map_max_entries("KNOWN_TRACES", max_vms * KNOWN_OBJECTS);
+            for index in programs.config.vms..programs.set.vms {
+                programs.with_map("FREE_VMS", |map| Ok(Queue::try_from(map)?.push(&index, 0)?))?;
+            }
         }
-        let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?).map_err(|error| refused(error.into()))?;
-        let maps = if wanted.memory { descriptors(&ebpf).map_err(|error| refused(error.into()))? } else { Vec::new() };
-        bpf_log::follow(&mut ebpf);
-        let counts = take_map(&mut ebpf, "COUNTS").and_then(|map| Ok(PerCpuArray::try_from(map)?)).map_err(refused)?;
-        let counts = Counts(Arc::new(counts));
+        Ok(programs)
+    }
+
+    fn prepare_shared(wanted: Wanted, process: &Process, rate: u32, vms: &[VmConfig]) -> anyhow::Result<Self> {
+        let (namespace, id) = number(process).context("the PID namespace of the process")?;
+        let set = Set::join(wanted, (rate, namespace), u32::try_from(vms.len()).unwrap_or(u32::MAX))?;
+        let number = lock(&set.places).add_process().context("too many processes are recorded at once")?;
+        set.counts.clear(number);
+        if let Some(samples) = &set.samples {
+            lock(samples).add(number);
+        }
+        let counts = Counts::new(None, set.counts.clone(), number);
+        let (config, maps, mechanism) = (Config::default(), Vec::new(), wanted.mechanism);
+        let vms_of_set = Some(Vec::new());
+        let mut programs =
+            Self { set, process: number, vms: vms_of_set, counts, config, mechanism, maps, id, why_alone: None };
+        programs.begin(wanted, vms)?;
+        Ok(programs)
+    }
+
+    /// Makes the settings, and the first VMs, known.
+    fn begin(&mut self, wanted: Wanted, vms: &[VmConfig]) -> anyhow::Result<()> {
         let config = Config {
             samples: u32::from(wanted.cpu || wanted.stack_every != 0),
             stack_every: wanted.stack_every,
-            cpus: cpus.get(),
+            cpus: self.set.cpus,
             stack_limit: MAX_STACK,
             kernel_frames: u32::from(wanted.kernel_frames),
             ..Config::default()
         };
-        let mut programs = Self { ebpf, counts, config, mechanism: wanted.mechanism, maps };
-        programs.change_config(|new| *new = config).map_err(refused)?;
-        for vm in &vms[..vms.len().min(MAX_VMS as usize)] {
-            programs.add_vm(vm).map_err(refused)?;
+        self.change_config(|new| *new = config)?;
+        for vm in vms {
+            let index = self.config.vms;
+            if !self.make_place(index) {
+                break;
+            }
+            self.set_vm(index, vm)?;
+            self.change_config(|config| config.vms += 1)?;
         }
-        for index in programs.config.vms..max_vms {
-            programs.free_vms().and_then(|mut free| Ok(free.push(&index, 0)?)).map_err(refused)?;
+        Ok(())
+    }
+
+    /// Its programs and maps.
+    pub(super) fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
+        self.set.ebpf()
+    }
+
+    /// The set and the number of the process there, if others may share it.
+    pub(super) fn shared(&self) -> Option<(Arc<Set>, u32)> {
+        self.vms.is_some().then(|| (self.set.clone(), self.process))
+    }
+
+    /// The events that it shares, its number in their namespace and in the set.
+    pub(super) fn shared_events(&self) -> Option<(Arc<Mutex<CpuEvents>>, u32, u32)> {
+        let events = self.set.events.clone().filter(|_| self.vms.is_some())?;
+        Some((events, self.id, self.process))
+    }
+
+    /// Why there are no events on CPUs for it, if that was tried.
+    pub(super) fn why_alone(&self) -> Option<&str> {
+        self.why_alone.as_deref()
+    }
+
+    /// The number in the set of the VM with this index; [`None`] if it has none.
+    fn place(&self, index: u32) -> Option<u32> {
+        match &self.vms {
+            None => (index < self.set.vms).then_some(index),
+            Some(vms) => vms.get(index as usize).copied(),
         }
-        Ok(programs)
+    }
+
+    /// The index of the VM with this number in the set.
+    fn index(&self, place: u32) -> u32 {
+        let owner = lock(&self.set.places).owner(place);
+        owner.filter(|_| self.vms.is_some()).map_or(place, |owner| owner.vm)
+    }
+
+    /// Makes room for the VM with this index; false if there is none.
+    fn make_place(&mut self, index: u32) -> bool {
+        let Some(vms) = &mut self.vms else { return index < self.set.vms };
+        if (index as usize) < vms.len() {
+            return true;
+        }
+        let place = lock(&self.set.places).add_vm(Owner { process: self.process, vm: index });
+        place.is_some_and(|place| {
+            vms.push(place);
+            true
+        })
+    }
+
+    /// Does something with a map.
+    fn with_map<T>(&self, name: &str, act: impl FnOnce(&mut Map) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        act(map_mut(&mut self.ebpf(), name)?)
+    }
+
+    /// The same with the addresses of `global_State`s.
+    fn with_globals<T>(
+        &self,
+        act: impl FnOnce(&mut HashMap<&mut MapData, VmKey, u32>) -> Result<T, MapError>,
+    ) -> anyhow::Result<T> {
+        self.with_map("GLOBALS", |map| Ok(act(&mut map.try_into()?)?))
     }
 
     /// Has the kernel load what is wanted, attaches nothing, and drops all of it.
@@ -246,14 +186,15 @@ impl Programs {
     /// # Errors
     /// As [`Self::load`], with what the verifier says.
     pub fn try_load(wanted: Wanted) -> Result<(), ProbeError> {
-        let mut programs = Self::load(wanted, &[])?;
+        let programs = Self::load(wanted, &[])?;
         let uses = |name: &str| match name {
             "sample_cpu" | "sample_chosen" | "chosen_executes" => wanted.cpu,
             "allocator_called" | "allocator_returned" => wanted.memory,
             "allocation_stack" => wanted.stack_every != 0,
             _ => false,
         };
-        for (_, program) in programs.ebpf.programs_mut().filter(|(name, _)| uses(name)) {
+        let mut ebpf = programs.ebpf();
+        for (_, program) in ebpf.programs_mut().filter(|(name, _)| uses(name)) {
             let loaded = match program {
                 Program::PerfEvent(program) => program.load(),
                 Program::UProbe(program) => program.load(),
@@ -265,12 +206,6 @@ impl Programs {
         Ok(())
     }
 
-    /// Tells the programs about one more VM, which gets the next index.
-    fn add_vm(&mut self, vm: &VmConfig) -> anyhow::Result<()> {
-        self.set_vm(self.config.vms, vm)?;
-        self.change_config(|config| config.vms += 1)
-    }
-
     /// Tells the programs more of a VM that they know already.
     ///
     /// # Errors
@@ -280,37 +215,43 @@ impl Programs {
     }
 
     fn set_vm(&mut self, index: u32, vm: &VmConfig) -> anyhow::Result<()> {
-        let mut list: Array<_, VmConfig> = map_mut(&mut self.ebpf, "VMS")?.try_into()?;
-        list.set(index, vm, 0)?;
-        let mut globals: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "GLOBALS")?.try_into()?;
-        globals.insert(&vm.global, &index, 0)?;
+        let place = self.place(index).context("a VM without a number")?;
+        self.with_map("VMS", |map| Ok(Array::<_, VmConfig>::try_from(map)?.set(place, vm, 0)?))?;
+        let key = VmKey::new(self.process, vm.global);
+        self.with_globals(|globals| globals.insert(&key, &place, 0))?;
         self.change_config(|config| {
             let is_wide = vm.layout.is_gc64();
             let shape = if is_wide { &mut config.wide_c_frames } else { &mut config.narrow_c_frames };
             shape.include(&vm.layout);
+            if index == 0 {
+                config.first_vm = place;
+            }
         })?;
         let kind = |layout: &VmLayout| (layout.is_gc64(), layout.l_glref);
-        if kind(&list_entry(&self.ebpf, 0)?.layout) != kind(&vm.layout) {
-            self.change_config(|config| config.other_kind = index)?;
+        if self.vm(0).is_some_and(|first| kind(&first.layout) != kind(&vm.layout)) {
+            self.change_config(|config| config.other_kind = place)?;
         }
         Ok(())
     }
 
     /// The index of the VM whose `global_State` is there, if the programs know it.
     pub fn index_of(&self, global: u64) -> Option<u32> {
-        let globals: HashMap<_, u64, u32> = self.ebpf.map("GLOBALS")?.try_into().ok()?;
-        globals.get(&global, 0).ok()
+        let key = VmKey::new(self.process, global);
+        let place = self.with_globals(|globals| globals.get(&key, 0)).ok()?;
+        // Some numbers stand for no VM.
+        Some(if place < self.set.vms { self.index(place) } else { place })
     }
 
     /// The index of the VM that gives its allocator this data, or `SHARED_USER_DATA`.
     pub fn user_of(&self, data: u64) -> Option<u32> {
-        let allocators: HashMap<_, u64, u32> = self.ebpf.map("ALLOCATORS")?.try_into().ok()?;
-        allocators.get(&data, 0).ok()
+        let of_data = |map: &mut Map| Ok(HashMap::<_, u64, u32>::try_from(map)?.get(&data, 0)?);
+        self.with_map("ALLOCATORS", of_data).ok()
     }
 
     /// A VM that the programs know.
     pub(super) fn vm(&self, index: u32) -> Option<VmConfig> {
-        list_entry(&self.ebpf, index).ok()
+        let place = self.place(index)?;
+        self.with_map("VMS", |map| Ok(Array::<_, VmConfig>::try_from(map)?.get(&place, 0)?)).ok()
     }
 
     /// One more kind of VMs that may come into being, if there is room for it ([`Self::set_templates`]).
@@ -325,20 +266,22 @@ impl Programs {
         })
     }
 
-    /// Says where native stacks end, by page, or that this is not known any more. Where the kernel does not take it, samples
-    /// take along more than they need.
+    /// Says where native stacks end, by page, or that this is not known any more.
     pub fn set_stack_ends(&mut self, ends: &[(u64, Option<StackEnd>)]) {
         if ends.is_empty() {
             return;
         }
-        let Ok(map) = map_mut(&mut self.ebpf, "STACK_ENDS") else { return };
-        let Ok(mut map) = HashMap::<_, u64, StackEnd>::try_from(map) else { return };
-        for (page, end) in ends {
-            let _ = match end {
-                Some(end) => map.insert(page, end, 0),
-                None => map.remove(page),
-            };
-        }
+        // Where the kernel does not take it, samples take along more than they need.
+        let _ = self.with_map("STACK_ENDS", |map| {
+            let mut map = HashMap::<_, u64, StackEnd>::try_from(map)?;
+            for (page, end) in ends {
+                let _ = match end {
+                    Some(end) => map.insert(page, end, 0),
+                    None => map.remove(page),
+                };
+            }
+            Ok(())
+        });
     }
 
     /// Says what VMs that come into being may look like: the size of their first block, and the index of a VM that is
@@ -352,12 +295,10 @@ impl Programs {
     }
 
     /// The `global_State` of a VM that has come into being since, and the index of the VM that it is a copy of.
-    pub fn new_vm(&mut self, index: u32) -> Option<(u64, u32)> {
-        let list: Array<_, VmConfig> = map_mut(&mut self.ebpf, "VMS").ok()?.try_into().ok()?;
-        let new = list.get(&index, 0).ok().filter(|new| new.global != 0)?;
-        let of = |template: &&Template| {
-            template.size != 0 && list.get(&template.vm, 0).is_ok_and(|vm| vm.layout == new.layout)
-        };
+    pub fn new_vm(&self, index: u32) -> Option<(u64, u32)> {
+        let new = self.vm(index).filter(|new| new.global != 0)?;
+        let of =
+            |template: &&Template| template.size != 0 && self.vm(template.vm).is_some_and(|vm| vm.layout == new.layout);
         let template = self.config.templates.iter().find(of)?;
         Some((new.global, template.vm))
     }
@@ -386,11 +327,9 @@ impl Programs {
 
     /// Has the programs know a VM no more: what runs in it counts as code of no VM from now on.
     pub fn forget_vm(&mut self, global: u64) {
-        let Ok(map) = map_mut(&mut self.ebpf, "GLOBALS") else { return };
-        if let Ok(mut globals) = HashMap::<_, u64, u32>::try_from(map) {
-            // One that was forgotten already is as well.
-            let _ = globals.remove(&global);
-        }
+        let key = VmKey::new(self.process, global);
+        // One that was forgotten already is as well.
+        let _ = self.with_globals(|globals| globals.remove(&key));
     }
 
     /// Whether another VM may get the index of one that is not there any more: not where the programs look for the kinds of VMs
@@ -402,22 +341,16 @@ impl Programs {
 
     /// Lets VMs that come into being have the index of one that was closed, and of which nothing is under way any more.
     pub fn release_vm(&mut self, index: u32) {
-        if self.may_replace(index)
-            && let Ok(mut free) = self.free_vms()
-        {
+        if self.may_replace(index) {
             // The queue has room for all of them.
-            let _ = free.push(&index, 0);
+            let _ = self.with_map("FREE_VMS", |map| Ok(Queue::try_from(map)?.push(&index, 0)?));
         }
-    }
-
-    fn free_vms(&mut self) -> anyhow::Result<Queue<&mut MapData, u32>> {
-        Ok(map_mut(&mut self.ebpf, "FREE_VMS")?.try_into()?)
     }
 
     /// What became of the calls of a VM's allocator so far.
     pub fn tally(&self, index: u32) -> VmTally {
-        let tallies = self.ebpf.map("TALLIES").and_then(|map| Array::<_, VmTally>::try_from(map).ok());
-        tallies.and_then(|tallies| tallies.get(&index, 0).ok()).unwrap_or_default()
+        let of_vm = |map: &mut Map| Ok(Array::<_, VmTally>::try_from(map)?.get(&index, 0)?);
+        self.with_map("TALLIES", of_vm).unwrap_or_default()
     }
 
     /// Forgets what data the VM of this index has given its allocator.
@@ -427,38 +360,45 @@ impl Programs {
     }
 
     fn try_to_forget_allocators(&mut self, index: u32) -> anyhow::Result<()> {
-        let mut allocators: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "ALLOCATORS")?.try_into()?;
-        let own = |entry: Result<(u64, u32), _>| entry.ok().filter(|(_, vm)| *vm == index).map(|(data, _)| data);
-        for data in allocators.iter().filter_map(own).collect::<Vec<_>>() {
-            allocators.remove(&data)?;
-        }
-        let settings: Array<_, Config> =
-            self.ebpf.map("CONFIG").ok_or_else(|| anyhow::anyhow!("no map"))?.try_into()?;
-        if settings.get(&0, 0)?.allocator_vm == index {
+        self.with_map("ALLOCATORS", |map| {
+            let mut allocators: HashMap<_, u64, u32> = map.try_into()?;
+            let own = |entry: Result<(u64, u32), _>| entry.ok().filter(|(_, vm)| *vm == index).map(|(data, _)| data);
+            for data in allocators.iter().filter_map(own).collect::<Vec<_>>() {
+                allocators.remove(&data)?;
+            }
+            Ok(())
+        })?;
+        if self.read_config()?.allocator_vm == index {
             self.change_config(|config| config.allocators = 0)?;
         }
         Ok(())
     }
 
-    /// An index that no VM has: the programs give them out themselves, too.
+    /// An index that no VM has: the programs give them out themselves, too, where they probe allocators.
     fn claim_index(&mut self) -> Option<u32> {
-        self.free_vms().ok()?.pop(0).ok()
+        if let Some(vms) = &self.vms {
+            let next = u32::try_from(vms.len()).ok()?;
+            return self.make_place(next).then_some(next);
+        }
+        self.with_map("FREE_VMS", |map| Ok(Queue::try_from(map)?.pop(0)?)).ok()
+    }
+
+    fn read_config(&self) -> anyhow::Result<Config> {
+        self.with_map("CONFIG", |map| Ok(Array::<_, Config>::try_from(map)?.get(&self.process, 0)?))
     }
 
     /// Changes the settings of the running programs, which change some of them themselves.
     pub(super) fn change_config(&mut self, change: impl FnOnce(&mut Config)) -> anyhow::Result<()> {
-        let mut settings: Array<_, Config> = map_mut(&mut self.ebpf, "CONFIG")?.try_into()?;
-        let mut config = settings.get(&0, 0)?;
+        let mut config = self.read_config()?;
         change(&mut config);
-        settings.set(0, &config, 0)?;
+        self.with_map("CONFIG", |map| Ok(Array::<_, Config>::try_from(map)?.set(self.process, &config, 0)?))?;
         self.config = config;
         Ok(())
     }
 
     /// Says for which VM an allocator with this data works.
     pub(super) fn add_allocator(&mut self, data: u64, vm: u32) -> anyhow::Result<()> {
-        let mut allocators: HashMap<_, u64, u32> = map_mut(&mut self.ebpf, "ALLOCATORS")?.try_into()?;
-        allocators.insert(&data, &vm, 0)?;
+        self.with_map("ALLOCATORS", |map| Ok(HashMap::<_, u64, u32>::try_from(map)?.insert(&data, &vm, 0)?))?;
         self.change_config(|config| {
             if config.allocators == 0 || config.allocator_data == data {
                 (config.allocator_data, config.allocator_vm) = (data, vm);
@@ -475,7 +415,7 @@ impl Programs {
 
     /// Whether the maps of the programs can be used: some kernels want `CAP_BPF` even for those that are open.
     pub fn are_in_reach(&self) -> bool {
-        self.counts.0.get(&0, 0).is_ok()
+        self.read_config().is_ok()
     }
 
     /// How often `counter` was counted, on all CPUs.
@@ -489,32 +429,19 @@ impl Programs {
     }
 }
 
-/// The names and descriptors of all maps.
-fn descriptors(ebpf: &Ebpf) -> io::Result<Vec<(String, OwnedFd)>> {
-    let of = |(name, map): (&str, &Map)| {
-        let (Map::Array(data)
-        | Map::PerCpuArray(data)
-        | Map::HashMap(data)
-        | Map::LruHashMap(data)
-        | Map::Queue(data)
-        | Map::RingBuf(data)) = map
-        else {
-            return None;
-        };
-        Some(data.fd().as_fd().try_clone_to_owned().map(|fd| (name.to_owned(), fd)))
-    };
-    ebpf.maps().filter_map(of).collect()
-}
-
-pub(super) fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<Map> {
-    ebpf.take_map(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
-}
-
-fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
-    ebpf.map_mut(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
-}
-/// An entry of the list of VMs.
-fn list_entry(ebpf: &Ebpf, index: u32) -> anyhow::Result<VmConfig> {
-    let list = ebpf.map("VMS").ok_or_else(|| anyhow::anyhow!("no map VMS"))?;
-    Ok(Array::<_, VmConfig>::try_from(list)?.get(&index, 0)?)
+impl Drop for Programs {
+    fn drop(&mut self) {
+        let Some(vms) = self.vms.take() else { return };
+        // The maps are still the others'.
+        for place in vms {
+            let vm = self.with_map("VMS", |map| Ok(Array::<_, VmConfig>::try_from(map)?.get(&place, 0)?));
+            if let Ok(vm) = vm {
+                self.forget_vm(vm.global);
+            }
+        }
+        lock(&self.set.places).remove_process(self.process);
+        if let Some(samples) = &self.set.samples {
+            lock(samples).remove(self.process);
+        }
+    }
 }

@@ -1,9 +1,11 @@
 //! A CPU sample as it comes out of the ring buffer, and what comes along with samples.
 
 use lj_trace_common::ends::{self, INNERMOST};
-use lj_trace_common::event::{FrameKind, FrameRecord, SampleHeader};
+use lj_trace_common::event::{FrameKind, FrameRecord, NO_VM, SampleHeader};
 use lj_trace_common::memory::Plain;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
+
+use super::places::Places;
 
 /// What the sampler sends.
 #[expect(clippy::large_enum_variant, reason = "one exists at a time, and most are samples")]
@@ -25,6 +27,31 @@ impl<'a> Record<'a> {
             return Some(Self::Trace(head, rest.get(..usize::try_from(head.piece.size).ok()?)?));
         }
         Sample::parse(record).map(Self::Sample)
+    }
+
+    /// For how many ticks of the clock it stands.
+    pub fn weight(&self) -> u64 {
+        match self {
+            Self::Sample(sample) => sample.weight(),
+            Self::Trace(..) => 0,
+        }
+    }
+
+    /// The same with the numbers that its VMs have among those of the process; [`None`] if one of them is another's.
+    pub(super) fn renumbered(mut self, process: u32, places: &Places) -> Option<Self> {
+        let number = |vm: u32| places.owner(vm).filter(|owner| owner.process == process).map(|owner| owner.vm);
+        match &mut self {
+            Self::Trace(copy, _) => copy.vm = number(copy.vm)?,
+            Self::Sample(sample) => {
+                if sample.header.vm != NO_VM {
+                    sample.header.vm = number(sample.header.vm)?;
+                }
+                for frame in sample.frames.iter_mut().filter(|frame| frame.kind != FrameKind::LeftOut as u8) {
+                    frame.vm = u16::try_from(number(frame.vm.into())?).ok()?;
+                }
+            }
+        }
+        Some(self)
     }
 }
 
@@ -168,6 +195,29 @@ mod tests {
         assert!(matches!(Record::parse(&bytes), Some(Record::Trace(copy, [7, 7, 7])) if copy == head));
         assert!(Record::parse(&bytes[..size_of::<TraceCopy>() + 2]).is_none(), "it lacks a byte");
         assert!(matches!(Record::parse(&record(16, 0, 0, 16)), Some(Record::Sample(_))));
+    }
+
+    #[test]
+    fn vms_get_the_numbers_that_they_have_among_those_of_their_process() {
+        use crate::places::Owner;
+
+        let mut places = Places::new(8);
+        let own = (0..3).map(|vm| places.add_vm(Owner { process: vm % 2, vm: vm / 2 }).unwrap()).collect::<Vec<_>>();
+        let sample = |vm: u32, of_frame: u32| {
+            let header = SampleHeader { vm, ..SampleHeader::default() };
+            let frames = vec![FrameRecord { vm: of_frame as u16, ..FrameRecord::EMPTY }, FrameRecord::left_out(7)];
+            Record::Sample(Sample { header, stack: &[], frames, lua_stack: &[], kernel: Vec::new() })
+        };
+        let numbers = |record: Record<'_>| match record.renumbered(0, &places)? {
+            Record::Sample(sample) => Some((sample.header.vm, sample.frames[0].vm)),
+            Record::Trace(copy, _) => Some((copy.vm, 0)),
+        };
+        assert_eq!(numbers(sample(own[2], own[0])), Some((1, 0)));
+        assert_eq!(numbers(sample(NO_VM, own[2])), Some((NO_VM, 1)));
+        assert_eq!(numbers(sample(own[1], own[0])), None, "that is another process");
+        assert_eq!(numbers(sample(own[0], 7)), None, "that is nobody's");
+        let trace = |vm| Record::Trace(TraceCopy { vm, ..TraceCopy::default() }, &[]);
+        assert_eq!((numbers(trace(own[2])), numbers(trace(own[1]))), (Some((1, 0)), None));
     }
 
     #[test]

@@ -1,47 +1,21 @@
-//! The CPU sampler, attached to all CPUs or to all threads of the target, and the buffer that hands out samples: those of the
-//! clock and those of allocations.
+//! The CPU sampler, attached to all CPUs or to all threads of the target.
 
 use std::collections::HashSet;
 use std::io;
-use std::ops::ControlFlow;
 use std::os::fd::AsFd as _;
 use std::time::Instant;
 
-use aya::maps::{MapData, RingBuf};
+use aya::Ebpf;
 use aya::programs::PerfEvent;
 use lj_trace_common::config::{Config, LATE_EVENT};
 use lj_trace_process::privileges::{Operation, limits};
 use lj_trace_process::{Process, TargetError};
 
 use super::cpu_events::Chosen;
+use super::error::{ProbeError, whole};
 use super::perf_event::{self, Attached, Clock};
-use super::programs::{ProbeError, Programs, take_map, whole};
-use super::sample::Record;
+use super::programs::Programs;
 use super::timely::Timely;
-
-/// The samples that the programs have taken.
-pub struct SampleBuffer(RingBuf<MapData>);
-
-impl SampleBuffer {
-    /// The buffer of these programs, which have one.
-    ///
-    /// # Errors
-    /// [`ProbeError::Refused`] if it was taken before.
-    pub fn open(programs: &mut Programs) -> Result<Self, ProbeError> {
-        let buffer = take_map(&mut programs.ebpf, "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
-        buffer.map(Self).map_err(ProbeError::sort)
-    }
-
-    /// Calls `take` for every record that is ready, until it wants no more; whether all were taken.
-    pub fn drain(&mut self, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
-        while let Some(record) = self.0.next() {
-            if Record::parse(&record).is_some_and(|record| take(record).is_break()) {
-                return false;
-            }
-        }
-        true
-    }
-}
 
 /// A CPU sampler. Dropping it detaches it.
 pub struct Sampler {
@@ -111,7 +85,6 @@ impl Sampler {
         places: Places,
     ) -> Result<Self, ProbeError> {
         let refused = |error| ProbeError::sort(error);
-        program(programs, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
         let clock = Clock::detect();
         let mut sampler = Self {
@@ -124,8 +97,19 @@ impl Sampler {
             cpus: None,
             why_threads: None,
         };
-        if places == Places::Auto {
-            let fd = program(programs, name).and_then(|program| Ok(program.fd()?.try_clone()?)).map_err(refused)?;
+        if let Some(chosen) = Chosen::of_shared(programs) {
+            (sampler.clock, sampler.cpus) = (Clock::CpuClock, Some(chosen.cpus()));
+            sampler.events = Events::OnCpus(chosen);
+            return Ok(sampler);
+        }
+        let mut ebpf = programs.ebpf();
+        program(&mut ebpf, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
+        drop(ebpf);
+        sampler.why_threads = programs.why_alone().map(str::to_owned);
+        if places == Places::Auto && sampler.why_threads.is_none() {
+            let fd = program(&mut programs.ebpf(), name)
+                .and_then(|program| Ok(program.fd()?.try_clone()?))
+                .map_err(refused)?;
             match Chosen::prepare(programs, process, rate, &fd) {
                 Ok(chosen) => {
                     (sampler.clock, sampler.cpus) = (Clock::CpuClock, Some(chosen.cpus()));
@@ -273,7 +257,8 @@ impl Sampler {
     /// Attaches to one thread; false if it has exited.
     fn attach_thread(&mut self, programs: &mut Programs, tid: u32, rate: u32, cookie: u64) -> Result<bool, ProbeError> {
         let refused = |error| ProbeError::sort(error);
-        let fd = program(programs, self.program).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
+        let mut ebpf = programs.ebpf();
+        let fd = program(&mut ebpf, self.program).and_then(|program| Ok(program.fd()?)).map_err(refused)?;
         match perf_event::attach(self.clock, rate, tid, fd.as_fd(), cookie) {
             Ok(event) => {
                 if let Events::OnThreads(events) = &mut self.events {
@@ -304,7 +289,7 @@ impl Sampler {
     }
 }
 
-fn program<'a>(programs: &'a mut Programs, name: &str) -> anyhow::Result<&'a mut PerfEvent> {
-    let program = programs.ebpf.program_mut(name);
+fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut PerfEvent> {
+    let program = ebpf.program_mut(name);
     Ok(program.ok_or_else(|| anyhow::anyhow!("no program {name}"))?.try_into()?)
 }

@@ -15,7 +15,8 @@ use lj_trace_process::privileges::Operation;
 use lj_trace_process::{Process, ProcessMemory, TargetError};
 
 use super::perf_event::{self, Attached};
-use super::programs::{Counts, ProbeError, Programs, take_map};
+use super::programs::{Counts, ProbeError, Programs};
+use super::set::take_map;
 
 /// How late the program may take note of a flip: some microseconds usually, but the host of a virtual machine may take the
 /// CPU away right between the write and the trap.
@@ -43,14 +44,15 @@ impl Watchpoints {
     /// [`ProbeError`] if the kernel refuses: without privileges, where the machine has no debug registers, or where others
     /// use them.
     pub fn attach(programs: &mut Programs, process: &Process, vms: &[Vm]) -> Result<Self, ProbeError> {
-        let program: &mut PerfEvent = programs
-            .ebpf
+        let mut ebpf = programs.ebpf();
+        let program: &mut PerfEvent = ebpf
             .program_mut("white_written")
             .ok_or_else(|| anyhow::anyhow!("no program white_written"))
             .and_then(|program| Ok(program.try_into()?))
             .map_err(ProbeError::sort)?;
         program.load().map_err(ProbeError::sort)?;
         let program = program.fd().and_then(|fd| Ok(fd.try_clone()?)).map_err(ProbeError::sort)?;
+        drop(ebpf);
         let vms = &vms[..vms.len().min(MAX_WATCHED as usize)];
         let addresses: Vec<u64> = vms.iter().map(|vm| field(vm.global, vm.layout.g_gc_currentwhite)).collect();
         let mut events = Vec::new();
@@ -76,7 +78,7 @@ impl Watchpoints {
             return Err(TargetError::NoSuchProcess(process.pid()).into());
         }
         let counts = programs.counts().clone();
-        let mut map = |name| take_map(&mut programs.ebpf, name).map_err(ProbeError::sort);
+        let map = |name| take_map(&mut programs.ebpf(), name).map_err(ProbeError::sort);
         let mut watchpoints = Self {
             memory: process.memory(),
             counts,

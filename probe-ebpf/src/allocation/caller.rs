@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_loop;
 use aya_ebpf::programs::ProbeContext;
-use lj_trace_common::config::{NOBODY, UNKNOWN_USER_DATA};
+use lj_trace_common::config::{NOBODY, UNKNOWN_USER_DATA, VmKey};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::runs_at;
 
@@ -80,7 +80,13 @@ fn vm_in_registers(context: &ProbeContext) -> u32 {
 #[inline(always)]
 fn vm_at(global: u64) -> u32 {
     // SAFETY: entries are copied at once.
-    unsafe { GLOBALS.get(&global) }.copied().unwrap_or(NOBODY)
+    unsafe { GLOBALS.get(&key(global)) }.copied().unwrap_or(NOBODY)
+}
+
+/// What a VM is known by: its process is the only one whose allocators these programs probe.
+#[inline(always)]
+pub const fn key(global: u64) -> VmKey {
+    VmKey::new(0, global)
 }
 
 /// How many places on the native stack may be the innermost C frame: between it and the allocator there are functions

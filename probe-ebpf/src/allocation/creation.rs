@@ -13,6 +13,7 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::VmConfig;
 
+use super::caller::key;
 use super::send::{send, tally_of};
 use crate::count::count_exactly;
 use crate::maps::{ALLOCATORS, CONFIG, FREE_VMS, GLOBALS, VMS};
@@ -56,7 +57,7 @@ pub fn settle(pending: &mut PendingAllocation) {
         let Some(vm) = new_vm() else {
             count_exactly(Counter::VmsBeyond);
             count_exactly(Counter::CallsBeyond);
-            let _ = GLOBALS.insert(&global, &VM_BEYOND, 0);
+            let _ = GLOBALS.insert(&key(global), &VM_BEYOND, 0);
             know_allocator(VM_BEYOND, global, pending.user_data);
             return;
         };
@@ -107,7 +108,7 @@ fn register(vm: u32, template: &VmConfig, global: u64, user_data: u64) {
     if let Some(tally) = tally_of(vm) {
         *tally = VmTally { generation: tally.generation + 1, ..VmTally::default() };
     }
-    let _ = GLOBALS.insert(&global, &vm, 0);
+    let _ = GLOBALS.insert(&key(global), &vm, 0);
     know_allocator(vm, global, user_data);
 }
 
@@ -142,7 +143,7 @@ pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> 
         && let Some(template) = template_of(settings, old_size).and_then(|template| VMS.get(template))
     {
         // SAFETY: entries are copied at once.
-        return unsafe { GLOBALS.get(&pointer.wrapping_add(template.global_offset)) }.copied().unwrap_or(NOBODY);
+        return unsafe { GLOBALS.get(&key(pointer.wrapping_add(template.global_offset))) }.copied().unwrap_or(NOBODY);
     }
     NOBODY
 }
@@ -152,7 +153,7 @@ pub fn closing_vm(settings: &Config, pointer: u64, old_size: u64, size: u64) -> 
 pub fn close_beyond(settings: &Config, pointer: u64, old_size: u64, size: u64, user_data: u64) {
     if size == 0
         && let Some(template) = template_of(settings, old_size).and_then(|template| VMS.get(template))
-        && GLOBALS.remove(&pointer.wrapping_add(template.global_offset)).is_ok()
+        && GLOBALS.remove(&key(pointer.wrapping_add(template.global_offset))).is_ok()
     {
         forget_allocator(user_data);
     }
@@ -161,7 +162,7 @@ pub fn close_beyond(settings: &Config, pointer: u64, old_size: u64, size: u64, u
 /// Forgets a VM whose first block is freed.
 #[inline(never)]
 pub fn close(vm: &VmConfig, user_data: u64) {
-    let _ = GLOBALS.remove(&vm.global);
+    let _ = GLOBALS.remove(&key(vm.global));
     forget_allocator(user_data);
 }
 

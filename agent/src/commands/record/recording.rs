@@ -12,7 +12,8 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::sample::Record;
-use lj_trace_probes::sampler::{SampleBuffer, Sampler};
+use lj_trace_probes::sample_buffer::SampleBuffer;
+use lj_trace_probes::sampler::{Places, Sampler};
 use lj_trace_process::{Process, breakpoints};
 use lj_trace_profile::Frame;
 
@@ -81,6 +82,9 @@ pub struct Recording {
     unread_samples: u64,
     unread_stacks: u64,
 }
+
+/// Samples that there was no room for while it was the turn of another process.
+const WAITED_TOO_LONG: &str = "samples lost: too many waited for others to be worked off";
 
 /// What became of what was recorded and not worked off.
 const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
@@ -188,10 +192,14 @@ impl Recording {
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
         warn_of_breakpoints(target);
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
-        let mut programs = Programs::load(wanted, &configs)?;
+        let mut programs = if wanted.may_share() && args.events == Places::Auto {
+            Programs::join(wanted, process, args.rate, &configs)?
+        } else {
+            Programs::load(wanted, &configs)?
+        };
         let has_samples = wanted.cpu || wanted.stack_every != 0;
         let samples = has_samples.then(|| {
-            let buffer = SampleBuffer::open(&mut programs)?;
+            let buffer = SampleBuffer::open(&programs)?;
             Ok::<_, CommandError>((buffer, Pipeline::new(process, vms)))
         });
         let samples = samples.transpose()?;
@@ -404,7 +412,7 @@ impl Recording {
     pub fn rotate(&mut self, piece: &str) -> Result<Vec<PathBuf>, CommandError> {
         let Some(cpu) = &mut self.cpu else { return Ok(Vec::new()) };
         cpu.outputs.reports().add_modules(&self.process);
-        cpu.outputs.rotate(piece, &self.programs.counted(&LOST_SAMPLES))
+        cpu.outputs.rotate(piece, &lost_samples(&self.programs, self.samples.as_ref()))
     }
 
     /// The files that were completed while recording goes on, since the last time it was asked.
@@ -588,7 +596,7 @@ impl Recording {
 
     /// Samples and events that never arrived so far, by reason.
     pub fn lost(&self) -> Vec<(&'static str, u64)> {
-        let samples = self.cpu.iter().flat_map(|_| self.programs.counted(&LOST_SAMPLES));
+        let samples = self.cpu.iter().flat_map(|_| lost_samples(&self.programs, self.samples.as_ref()));
         samples.chain(self.memory.iter().flat_map(|memory| memory.lost(&self.programs))).collect()
     }
 
@@ -637,10 +645,11 @@ impl Recording {
         let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
         let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
         let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
+        let lost_samples = lost_samples(&programs, samples.as_ref());
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { sampler, outputs }| {
-            let mut lost = programs.counted(&LOST_SAMPLES);
+            let mut lost = lost_samples;
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
             let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
             let mut noted = programs.counted(&NOTED);
@@ -673,6 +682,14 @@ impl Recording {
         let (cpu, memory) = (cpu.transpose(), memory.transpose());
         Ok(Summaries { cpu: cpu?, memory: memory?, over_budget })
     }
+}
+
+/// Samples that never arrived, by reason.
+fn lost_samples(programs: &Programs, samples: Option<&(SampleBuffer, Pipeline)>) -> Vec<(&'static str, u64)> {
+    let mut lost = programs.counted(&LOST_SAMPLES);
+    let waited = samples.map_or(0, |(buffer, _)| buffer.lost());
+    lost.extend((waited > 0).then_some((WAITED_TOO_LONG, waited)));
+    lost
 }
 
 /// What the stacks of a process begin with in reports of several, and those of its VMs if it has several.

@@ -1,0 +1,159 @@
+//! The buffer that hands out samples: those of the clock and those of allocations.
+
+use std::collections::{HashMap, VecDeque};
+use std::mem::offset_of;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use aya::maps::{MapData, RingBuf};
+use lj_trace_common::event::SampleHeader;
+use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
+
+use super::error::ProbeError;
+use super::places::Places;
+use super::programs::Programs;
+use super::sample::{Record, plain};
+use super::set::{Set, lock, take_map};
+
+/// The samples that the programs have taken of one process.
+pub struct SampleBuffer(Source);
+
+enum Source {
+    /// The set of programs is there for this process alone.
+    Own(RingBuf<MapData>),
+    /// Others have samples in the same buffer. With the number of the process.
+    Shared(Arc<Set>, u32),
+}
+
+/// The buffer of several processes, and what was taken from it while it was another one's turn.
+pub(super) struct SharedSamples {
+    ring: RingBuf<MapData>,
+    waiting: HashMap<u32, Waiting>,
+}
+
+/// Records of one process, as they came.
+#[derive(Default)]
+struct Waiting {
+    records: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Samples that there was no room for.
+    lost: u64,
+}
+
+/// What may wait of one process, in bytes. It waits only as long as the others have their turn.
+const MOST_WAITING: usize = 4 << 20;
+
+impl SharedSamples {
+    pub fn new(ring: RingBuf<MapData>) -> Self {
+        Self { ring, waiting: HashMap::new() }
+    }
+
+    /// Begins with a process.
+    pub fn add(&mut self, process: u32) {
+        self.waiting.insert(process, Waiting::default());
+    }
+
+    /// Nobody asks for the samples of this process any more.
+    pub fn remove(&mut self, process: u32) {
+        self.waiting.remove(&process);
+    }
+}
+
+impl Waiting {
+    fn push(&mut self, record: &[u8]) {
+        if self.bytes + record.len() > MOST_WAITING {
+            // A trace that is missing is read from the process.
+            self.lost += Record::parse(record).map_or(0, |record| record.weight());
+            return;
+        }
+        self.bytes += record.len();
+        self.records.push_back(record.to_vec());
+    }
+
+    fn pop(&mut self) -> Option<Vec<u8>> {
+        let record = self.records.pop_front()?;
+        self.bytes -= record.len();
+        Some(record)
+    }
+}
+
+impl SampleBuffer {
+    /// The buffer of these programs, which have one.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if it was taken before.
+    pub fn open(programs: &Programs) -> Result<Self, ProbeError> {
+        if let Some((set, process)) = programs.shared() {
+            return Ok(Self(Source::Shared(set, process)));
+        }
+        let buffer = take_map(&mut programs.ebpf(), "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
+        buffer.map(|ring| Self(Source::Own(ring))).map_err(ProbeError::sort)
+    }
+
+    /// Calls `take` for every record that is ready, until it wants no more; whether all were taken.
+    pub fn drain(&mut self, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
+        match &mut self.0 {
+            Source::Own(ring) => {
+                while let Some(record) = ring.next() {
+                    if Record::parse(&record).is_some_and(|record| take(record).is_break()) {
+                        return false;
+                    }
+                }
+                true
+            }
+            Source::Shared(set, process) => drain_shared(set, *process, take),
+        }
+    }
+
+    /// Samples for which there was no room while other processes had their turn.
+    pub fn lost(&self) -> u64 {
+        let Source::Shared(set, process) = &self.0 else { return 0 };
+        let samples = set.samples.as_ref().map(lock);
+        samples.and_then(|samples| samples.waiting.get(process).map(|waiting| waiting.lost)).unwrap_or(0)
+    }
+}
+
+fn drain_shared(set: &Set, process: u32, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
+    let Some(samples) = &set.samples else { return true };
+    let mut samples = lock(samples);
+    let SharedSamples { ring, waiting } = &mut *samples;
+    let mut is_enough = |record: &[u8]| {
+        let own = Record::parse(record).and_then(|record| record.renumbered(process, &lock(&set.places)));
+        own.is_some_and(|record| take(record).is_break())
+    };
+    loop {
+        if let Some(record) = waiting.get_mut(&process).and_then(Waiting::pop) {
+            if is_enough(&record) {
+                return false;
+            }
+            continue;
+        }
+        let Some(record) = ring.next() else { return true };
+        // Not within the `match`, which would hold the lock.
+        let own = process_of(&record, &lock(&set.places));
+        match own {
+            Some(own) if own == process => {
+                if is_enough(&record) {
+                    return false;
+                }
+            }
+            // One that is not recorded any more has nobody who waits for it.
+            other => {
+                if let Some(waiting) = other.and_then(|other| waiting.get_mut(&other)) {
+                    waiting.push(&record);
+                }
+            }
+        }
+    }
+}
+
+/// The number of the process that a record is of.
+fn process_of(record: &[u8], places: &Places) -> Option<u32> {
+    let word = |at: usize| record.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+    let is_trace = record.first_chunk().is_some_and(|mark| u64::from_ne_bytes(*mark) == TRACE_COPY);
+    if is_trace {
+        let copy: TraceCopy = plain(record.get(..size_of::<TraceCopy>())?)?;
+        return places.owner(copy.vm).map(|owner| owner.process);
+    }
+    word(offset_of!(SampleHeader, process))
+}

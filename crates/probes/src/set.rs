@@ -1,0 +1,192 @@
+//! A set of programs with its maps, as the kernel has loaded it: for one process, or for all that are sampled at one rate.
+
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use aya::maps::{Map, RingBuf};
+use aya::{Ebpf, EbpfLoader};
+use lj_trace_common::allocation::known::KNOWN_OBJECTS;
+use lj_trace_common::config::{COUNTERS, MAX_PROCESSES, MAX_SAMPLED_VMS, MAX_VMS, PidNamespace, VM_ENTRIES};
+
+use super::counts::SamplerCounts;
+use super::cpu_events::CpuEvents;
+use super::places::Places;
+use super::sample_buffer::SharedSamples;
+use super::wanted::Wanted;
+use super::{bpf_log, object};
+
+/// A loaded set of programs.
+pub(super) struct Set {
+    ebpf: Mutex<Ebpf>,
+    /// What samplers count.
+    pub counts: Arc<SamplerCounts>,
+    /// CPUs that there may be.
+    pub cpus: u32,
+    /// How many VMs it has room for.
+    pub vms: u32,
+    /// The events of all its processes, if it may have several.
+    pub events: Option<Arc<Mutex<CpuEvents>>>,
+    /// Their samples.
+    pub samples: Option<Mutex<SharedSamples>>,
+    /// Their numbers, and those of their VMs.
+    pub places: Mutex<Places>,
+}
+
+/// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
+/// their indices to others once their events are worked off: a program that makes one after the other, each for a
+/// millisecond, makes a dozen before the agent looks.
+pub const MORE_VMS: u32 = 128;
+
+/// How many VMs there is room for at least, if processes may come.
+const LEAST_SHARED_VMS: u32 = 1024;
+
+/// Room for ten seconds of light samples of 3 threads.
+const ACTIVITY_BUFFER: u32 = 1 << 20;
+
+/// The smallest ring buffer.
+const PAGE: u32 = 4096;
+
+/// Traces that are known of many processes.
+const MANY_TRACES: u32 = 32_768;
+
+/// So many processes are many.
+const MANY_PROCESSES: u32 = 8;
+
+/// Maps that nobody uses in a set of samplers alone.
+const FOR_ALLOCATIONS: [&str; 13] = [
+    "ALLOCATORS",
+    "FREE_VMS",
+    "TALLIES",
+    "PENDING",
+    "PLACES_TAKEN",
+    "PENDING_ELSEWHERE",
+    "RAN_LAST",
+    "FUNCTIONS",
+    "PROTOTYPES",
+    "KNOWN_TRACES",
+    "BUSY",
+    "WATCHED",
+    "FOLLOWED",
+];
+
+/// The smallest map that forgets what was not used for long.
+const LEAST_LRU: u32 = 128;
+
+/// The rate of a set's events, and the namespace of the processes.
+pub(super) type Kind = (u32, PidNamespace);
+
+/// All that take one process more.
+static SHARED: Mutex<Vec<(Kind, Weak<Set>)>> = Mutex::new(Vec::new());
+
+impl Set {
+    /// Loads the set for one process with so many VMs.
+    ///
+    /// # Errors
+    /// The kernel refuses it, or this binary has no programs.
+    pub fn load(wanted: Wanted, vms: u32) -> anyhow::Result<Self> {
+        let room = if wanted.memory { MAX_VMS } else { MAX_SAMPLED_VMS };
+        Self::load_as(wanted, vms.saturating_add(MORE_VMS).min(room), 1)
+    }
+
+    /// The set for this process and others: one that there is, or another one, with the events that all of them share.
+    ///
+    /// # Errors
+    /// As [`Self::load`]; or the kernel refuses the events.
+    pub fn join(wanted: Wanted, kind: Kind, vms: u32) -> anyhow::Result<Arc<Self>> {
+        let mut shared = lock(&SHARED);
+        shared.retain(|(_, set)| set.strong_count() != 0);
+        let known = shared.iter().filter(|(known, _)| *known == kind).find_map(|(_, set)| set.upgrade());
+        if let Some(set) = known {
+            return Ok(set);
+        }
+        let expected = vms.saturating_mul(wanted.processes).saturating_mul(2);
+        let mut set = Self::load_as(wanted, expected.clamp(LEAST_SHARED_VMS, MAX_SAMPLED_VMS), MAX_PROCESSES)?;
+        {
+            let mut ebpf = lock(&set.ebpf);
+            let ring = RingBuf::try_from(take_map(&mut ebpf, "SAMPLES")?)?;
+            set.samples = Some(Mutex::new(SharedSamples::new(ring)));
+            let (rate, namespace) = kind;
+            set.events = Some(Arc::new(Mutex::new(CpuEvents::open(&mut ebpf, rate, namespace)?)));
+        }
+        let set = Arc::new(set);
+        shared.push((kind, Arc::downgrade(&set)));
+        Ok(set)
+    }
+
+    fn load_as(wanted: Wanted, vms: u32, processes: u32) -> anyhow::Result<Self> {
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
+        let mut loader = EbpfLoader::new();
+        let has_stacks = wanted.stack_every != 0;
+        // One area a CPU for the sampler, and one for the allocation probes.
+        loader.map_max_entries("SCRATCH", if has_stacks { 2 * cpus.get() } else { cpus.get() });
+        loader.map_max_entries("CONFIG", processes);
+        loader.map_max_entries("SAMPLER_COUNTS", processes * COUNTERS);
+        loader.map_max_entries("VMS", vms);
+        loader.map_max_entries("GLOBALS", vms.saturating_mul(2).max(VM_ENTRIES));
+        let samples = if wanted.cpu || has_stacks { wanted.buffer() } else { PAGE };
+        loader.map_max_entries("SAMPLES", samples);
+        loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { PAGE });
+        loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { PAGE });
+        if processes > 1 {
+            // Events on CPUs are not inherited.
+            loader.map_max_entries("INHERITED", LEAST_LRU);
+        }
+        if wanted.processes > MANY_PROCESSES {
+            loader.map_max_entries("TRACES", MANY_TRACES);
+        }
+        if wanted.memory {
+            loader.map_max_entries("FUNCTIONS", vms * KNOWN_OBJECTS);
+            loader.map_max_entries("PROTOTYPES", vms * KNOWN_OBJECTS);
+            loader.map_max_entries("KNOWN_TRACES", vms * KNOWN_OBJECTS);
+        } else {
+            FOR_ALLOCATIONS.iter().for_each(|name| {
+                loader.map_max_entries(name, LEAST_LRU);
+            });
+        }
+        let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?)?;
+        bpf_log::follow(&mut ebpf);
+        let counts = ebpf.map("SAMPLER_COUNTS").ok_or_else(|| anyhow::anyhow!("no map SAMPLER_COUNTS"))?;
+        let counts = Arc::new(SamplerCounts::map(counts, processes)?);
+        let (ebpf, places) = (Mutex::new(ebpf), Mutex::new(Places::new(if processes > 1 { vms } else { 0 })));
+        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places })
+    }
+
+    /// Its programs and maps.
+    pub fn ebpf(&self) -> MutexGuard<'_, Ebpf> {
+        lock(&self.ebpf)
+    }
+
+    /// The names and descriptors of all maps.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn descriptors(&self) -> io::Result<Vec<(String, OwnedFd)>> {
+        let of = |(name, map): (&str, &Map)| {
+            let (Map::Array(data)
+            | Map::PerCpuArray(data)
+            | Map::HashMap(data)
+            | Map::LruHashMap(data)
+            | Map::Queue(data)
+            | Map::RingBuf(data)) = map
+            else {
+                return None;
+            };
+            Some(data.fd().as_fd().try_clone_to_owned().map(|fd| (name.to_owned(), fd)))
+        };
+        self.ebpf().maps().filter_map(of).collect()
+    }
+}
+
+/// Whoever has panicked has left nothing half done: each change is one call.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn take_map(ebpf: &mut Ebpf, name: &str) -> anyhow::Result<Map> {
+    ebpf.take_map(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
+}
+
+pub(super) fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut Map> {
+    ebpf.map_mut(name).ok_or_else(|| anyhow::anyhow!("no map {name}"))
+}
