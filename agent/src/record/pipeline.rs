@@ -173,7 +173,8 @@ impl Pipeline {
     }
 
     /// Makes one more VM known, which gets the next index.
-    pub fn add_vm(&mut self, vm: Vm) {
+    pub fn add_vm(&mut self, mut vm: Vm) {
+        self.teach(&mut vm, self.vms.len());
         self.codes.push(machine_code(&self.memory, &vm));
         self.namer.add_vm(&vm);
         self.traces.push(Traces::within(&self.allowance));
@@ -181,11 +182,20 @@ impl Pipeline {
         self.places.add();
     }
 
+    /// Has a VM that gets this index know what is decided of others.
+    fn teach(&mut self, vm: &mut Vm, index: usize) {
+        let learned = self.vms.iter().fold(false, |learned, other| vm.learn_from(other) || learned);
+        if learned {
+            self.decided.push(index);
+        }
+    }
+
     /// Gives a VM the place of one that is not there any more.
-    pub fn replace_vm(&mut self, index: usize, vm: Vm) {
+    pub fn replace_vm(&mut self, index: usize, mut vm: Vm) {
         if index >= self.vms.len() {
             return;
         }
+        self.teach(&mut vm, index);
         self.codes[index] = machine_code(&self.memory, &vm);
         self.namer.replace_vm(index, &vm);
         self.replace_traces(index);
@@ -367,9 +377,13 @@ impl Pipeline {
     /// Decides what the layout of a VM has left open, now that it has traces.
     fn decide(&mut self, index: usize) {
         if let Some(vm) = self.layout_decision.decide(&self.process, &self.vms[index]) {
-            self.codes[index] = machine_code(&self.memory, &vm);
-            self.vms[index] = vm;
-            self.decided.push(index);
+            // Of a thousand VMs that begin at once, each would wait for its turn.
+            for (other, own) in self.vms.iter_mut().enumerate() {
+                if own.learn_from(&vm) {
+                    self.codes[other] = machine_code(&self.memory, own);
+                    self.decided.push(other);
+                }
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The memory that lj-trace may use as a service or in a container: before the kernel ends it for using more, it ends by
 //! itself, with complete files.
 
-use std::fs;
+use lj_trace_process::proc_file;
 use std::path::{Path, PathBuf};
 
 /// What has to be left for writing the files, at least.
@@ -46,7 +46,7 @@ const NO_LIMIT: u64 = 1 << 60;
 impl MemoryLimit {
     /// The limit of this process's control group or of one above; [`None`] if there is none.
     pub fn of_this_process() -> Option<Self> {
-        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let groups = proc_file::read_text("/proc/self/cgroup").ok()?;
         let of = |line: &str| {
             let (_, line) = line.split_once(':')?;
             match line.split_once(":/")? {
@@ -71,7 +71,7 @@ impl MemoryLimit {
 
     /// Whether so little is left that recording must end. It is going to need `growth` bytes at once.
     pub fn is_near(&self, growth: u64) -> bool {
-        let stat = fs::read_to_string(self.group.join("memory.stat")).unwrap_or_default();
+        let stat = proc_file::read_text(self.group.join("memory.stat")).unwrap_or_default();
         let sum = |names: &[&str; 2]| names.iter().filter_map(|name| field(&stat, name)).sum::<u64>();
         let Some(current) = number(&self.group.join(self.files.current)) else { return false };
         let used = current.saturating_sub(sum(&self.files.cached).saturating_sub(sum(&self.files.unwritten)));
@@ -86,7 +86,7 @@ impl MemoryLimit {
 
 /// A file's number; [`None`] for `max`.
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    proc_file::read_text(path).ok()?.trim().parse().ok()
 }
 
 /// The value of a line `name value`.

@@ -62,6 +62,18 @@ impl Vm {
         self.undecided.iter().any(|&field| field != "sizeof_g")
     }
 
+    /// Takes over what is decided of another VM that runs in the same interpreter's code: it is of the same build. Whether that
+    /// was more than what was known.
+    pub fn learn_from(&mut self, other: &Self) -> bool {
+        let is_more = self.text.range == other.text.range && other.undecided.len() < self.undecided.len();
+        if is_more {
+            self.layout = other.layout;
+            self.builds.clone_from(&other.builds);
+            self.undecided.clone_from(&other.undecided);
+        }
+        is_more
+    }
+
     /// What the probes must know of it.
     pub fn config(&self) -> VmConfig {
         let text = (self.text.range.start, self.text.range.end);
@@ -185,5 +197,22 @@ mod tests {
         };
         assert!(!vm(&[]).leaves_traces_open() && !vm(&["sizeof_g"]).leaves_traces_open());
         assert!(vm(&["sizeof_g", "sizeof_snap"]).leaves_traces_open());
+    }
+    #[test]
+    fn what_is_decided_of_a_build_is_known_of_its_other_vms() {
+        let text = |start: u64| InterpreterText { range: start..start + 8, exact: true, edges: Edges::default() };
+        let vm = |start, values: u16, undecided: &[&'static str]| Vm {
+            global: start,
+            main_thread: 0,
+            layout: VmLayout::from_values(&[values; VmLayout::FIELDS.len()]),
+            builds: Vec::new(),
+            undecided: undecided.to_vec(),
+            text: text(start),
+        };
+        let (decided, mut same, mut other) = (vm(8, 1, &[]), vm(8, 2, &["sizeof_snap"]), vm(16, 2, &["sizeof_snap"]));
+        assert!(same.learn_from(&decided) && same.layout == decided.layout && !same.leaves_traces_open());
+        assert!(!other.learn_from(&decided) && other.leaves_traces_open());
+        let mut knows = vm(8, 3, &[]);
+        assert!(!knows.learn_from(&decided) && knows.layout != decided.layout);
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use super::proc_file;
+
 /// The processes that `pid` has started and that run now, and those that these have started, by process id.
 pub fn descendants(pid: u32) -> Vec<u32> {
     descendants_of_all(&[pid])
@@ -29,7 +31,7 @@ fn descendants_by_children(roots: &[u32]) -> Option<Vec<u32>> {
     let mut found = Vec::new();
     while let Some(pid) = open.pop() {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let children = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        let children = tasks.filter_map(|task| proc_file::read_text(task.path().join("children")).ok());
         for child in children.flat_map(|text| numbers(&text)) {
             if !found.contains(&child) && stat(child).is_some_and(|stat| parent(&stat).is_some()) {
                 found.push(child);
@@ -41,8 +43,14 @@ fn descendants_by_children(roots: &[u32]) -> Option<Vec<u32>> {
     Some(found)
 }
 
+/// The number that the kernel has given last, to a process or a thread, in our PID namespace: as long as it stays the same, there
+/// are no new ones. [`None`] if it does not tell.
+pub fn last_number() -> Option<u32> {
+    proc_file::read_text("/proc/loadavg").ok()?.split_whitespace().next_back()?.parse().ok()
+}
+
 fn stat(pid: u32) -> Option<Vec<u8>> {
-    fs::read(format!("/proc/{pid}/stat")).ok()
+    proc_file::read(format!("/proc/{pid}/stat")).ok()
 }
 
 fn numbers(text: &str) -> Vec<u32> {
@@ -91,6 +99,13 @@ mod tests {
         assert_eq!(parent(b"7 (a) b) S 3 7 7"), Some(3));
         assert_eq!(parent(b"7 (a) Z 3 7 7"), None);
         assert_eq!(parent(b"garbage"), None);
+    }
+
+    #[test]
+    fn a_new_process_has_a_new_number() {
+        let before = last_number().unwrap();
+        std::process::Command::new("true").status().unwrap();
+        assert_ne!(last_number(), Some(before));
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use super::proc_file;
+
 /// The file that thaws the frozen cgroup that a process is in, and what has to be written there; [`None`] if it is in no
 /// frozen one, or nobody can tell.
 pub fn thawed_by(pid: u32) -> Option<(PathBuf, &'static str)> {
-    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let cgroups = proc_file::read_text(format!("/proc/{pid}/cgroup")).ok()?;
+    let mounts = proc_file::read_text("/proc/self/mountinfo").ok()?;
     folders(&cgroups, &mounts).find_map(|(version, folder, mount)| frozen_by(version, &folder, &mount))
 }
 
@@ -50,7 +52,7 @@ fn folders(cgroups: &str, mounts: &str) -> impl Iterator<Item = (Version, PathBu
 
 /// The file that thaws a folder's cgroup, if that is frozen: by itself, or by one above it.
 fn frozen_by(version: Version, folder: &Path, mount: &Path) -> Option<(PathBuf, &'static str)> {
-    let read = |folder: &Path, file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let read = |folder: &Path, file: &str| proc_file::read_text(folder.join(file)).unwrap_or_default();
     let (is_frozen, own, value, file, thawed) = match version {
         Version::One => {
             (read(folder, "freezer.state").trim() != "THAWED", "freezer.self_freezing", "1", "freezer.state", "THAWED")

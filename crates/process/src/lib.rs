@@ -14,6 +14,7 @@ pub mod memory;
 pub mod namespace;
 mod page_map;
 pub mod privileges;
+pub mod proc_file;
 pub mod process;
 pub mod sandbox;
 pub mod sockets;

@@ -14,6 +14,7 @@ use super::freezer;
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
+use super::proc_file;
 use crate::privileges::{Operation, Refusal};
 
 /// Why a target cannot be profiled. Each message names the cause and the fix.
@@ -137,7 +138,7 @@ impl Process {
 
     /// Whether this very process still runs: not exited, and its pid not taken by another.
     pub fn is_alive(&self) -> bool {
-        Stat::read(self.pid).is_ok_and(|stat| self.is(&stat))
+        self.runs_same_program() || Stat::read(self.pid).is_ok_and(|stat| self.is(&stat))
     }
 
     /// Whether the state of a process with this id is that of this one, and it has not exited.
@@ -262,7 +263,7 @@ impl Process {
 
 /// The number in a line of `/proc/PID/status`.
 fn status(pid: u32, key: &str) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = proc_file::read_text(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix(key)?.trim().parse().ok())
 }
 
@@ -277,7 +278,7 @@ struct Stat {
 impl Stat {
     fn read(pid: u32) -> Result<Self, TargetError> {
         let path = format!("/proc/{pid}/stat");
-        let text = std::fs::read(&path).map_err(|error| TargetError::from_io(pid, &path, error))?;
+        let text = proc_file::read(&path).map_err(|error| TargetError::from_io(pid, &path, error))?;
         let invalid = || TargetError::Io { path: path.clone(), source: io::ErrorKind::InvalidData.into() };
         Self::parse(&String::from_utf8_lossy(&text)).ok_or_else(invalid)
     }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lj_trace_luajit::{FirstVms, find_first_vms};
-use lj_trace_process::family::descendants_of_all;
+use lj_trace_process::family::{descendants_of_all, last_number};
 use lj_trace_process::{Maps, Process};
 
 use super::args::RecordArgs;
@@ -19,6 +19,9 @@ use crate::exit::CommandError;
 /// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
 /// program.
 const INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether those that are recorded are still there.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One without a VM may have one later: how soon it is looked at again, twice as long after each time.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -47,7 +50,7 @@ impl NewChildren {
         let is_wanted = Arc::new(AtomicBool::new(true));
         let goes_on = Arc::clone(&is_wanted);
         let watch = move || {
-            let mut watch = Watch { parent, recorded: known, seen: HashMap::new() };
+            let mut watch = Watch::new(parent, known);
             while goes_on.load(Ordering::Relaxed) {
                 for found in watch.look(Instant::now()) {
                     if sender.send(found).is_err() {
@@ -88,14 +91,53 @@ struct Watch {
     recorded: Vec<Process>,
     /// The others: when to look next, and how long to wait then.
     seen: HashMap<u32, (Instant, Duration)>,
+    family: Family,
+    /// When it was looked whether those that are recorded are still there.
+    looked_at: Option<Instant>,
+}
+
+/// Those that the processes have started, as of the last time that it was found out.
+#[derive(Default)]
+struct Family {
+    members: Vec<u32>,
+    /// The last number that the kernel had given by then.
+    last_number: Option<u32>,
+    /// When it may be found out again.
+    next: Option<Instant>,
+}
+
+/// Finding them out takes the time of this part of a CPU at most, where others start processes all the time.
+const LEAST_PART: u32 = 50;
+
+impl Family {
+    /// Finds out who there is, unless there are no new processes on the machine.
+    fn look(&mut self, roots: &[u32]) {
+        let last_number = last_number();
+        let is_same = last_number.is_some() && last_number == self.last_number;
+        if is_same || self.next.is_some_and(|next| Instant::now() < next) {
+            return;
+        }
+        let began = Instant::now();
+        self.members = descendants_of_all(roots);
+        self.last_number = last_number;
+        self.next = Instant::now().checked_add(began.elapsed() * LEAST_PART);
+    }
 }
 
 impl Watch {
+    fn new(parent: u32, recorded: Vec<Process>) -> Self {
+        Self { parent, recorded, seen: HashMap::new(), family: Family::default(), looked_at: None }
+    }
+
     fn look(&mut self, now: Instant) -> Vec<Found> {
         let roots: Vec<u32> = [self.parent].into_iter().chain(self.recorded.iter().map(Process::pid)).collect();
-        let family = descendants_of_all(&roots);
-        // Process ids are used again. One that executes another program is not recorded again: its files are there.
-        self.recorded.retain(Process::is_alive);
+        self.family.look(&roots);
+        let family = self.family.members.clone();
+        if self.looked_at.is_none_or(|last| now.duration_since(last) >= ALIVE_INTERVAL) {
+            self.looked_at = Some(now);
+            // Process ids are used again. One that executes another program is not recorded again: its files are there.
+            self.recorded.retain(Process::is_alive);
+        }
         self.seen.retain(|pid, _| family.contains(pid));
         let mut found = Vec::new();
         for pid in family {
@@ -141,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_process_is_looked_at_when_it_has_stayed_and_then_less_and_less_often() {
-        let mut watch = Watch { parent: 1, recorded: Vec::new(), seen: HashMap::new() };
+        let mut watch = Watch::new(1, Vec::new());
         let start = Instant::now();
         let looked: Vec<u128> = (0..200)
             .map(|round| start + INTERVAL * round)
@@ -154,7 +196,7 @@ mod tests {
     #[test]
     fn children_without_a_vm_are_none() {
         let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
-        let mut watch = Watch { parent: std::process::id(), recorded: Vec::new(), seen: HashMap::new() };
+        let mut watch = Watch::new(std::process::id(), Vec::new());
         let now = Instant::now();
         assert!(watch.look(now).is_empty() && watch.look(now + INTERVAL).is_empty());
         assert!(watch.seen.contains_key(&child.id()) && watch.recorded.is_empty());

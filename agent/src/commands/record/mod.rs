@@ -165,9 +165,12 @@ impl Signals {
 /// How often it is looked for children that have exited, and for new ones.
 const CHILDREN_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often it is looked how much memory is left: tables grow by some 50 MB a second where everything that is
-/// allocated is kept.
+/// How often it is looked how much memory is left, and how large files are: tables grow by some 50 MB a second where everything
+/// that is allocated is kept.
 const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The same where only CPU time is recorded, and files have no limit: tables grow with the stacks.
+const CPU_MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Records until something ends it.
 async fn record(
@@ -211,7 +214,8 @@ async fn record(
             }
         }
         if Instant::now() >= next_memory {
-            next_memory = Instant::now() + MEMORY_INTERVAL;
+            let grows_fast = args.mode != Mode::Sysprof || args.max_size.is_some() || args.rotate.is_some();
+            next_memory = Instant::now() + if grows_fast { MEMORY_INTERVAL } else { CPU_MEMORY_INTERVAL };
             let size = session.recordings().map(Recording::largest_stream).max().unwrap_or(0);
             let is_large = args.max_size.is_some_and(|most| size >= most);
             match args.rotate {

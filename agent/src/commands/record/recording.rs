@@ -489,7 +489,7 @@ impl Recording {
     ) -> Result<bool, CommandError> {
         let Self { process, programs, samples, cpu, memory, name, only, left_out, poll_interval, slow_down, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
-        pipeline.refresh();
+        let mut is_first = true;
         let mut outcome = Ok(());
         let go_on = || if budget.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let is_empty = buffer.drain(|record| {
@@ -500,6 +500,9 @@ impl Recording {
                     return ControlFlow::Continue(());
                 }
             };
+            if std::mem::take(&mut is_first) {
+                pipeline.refresh();
+            }
             if !slow_down.is_zero() {
                 std::thread::sleep(*slow_down);
             }

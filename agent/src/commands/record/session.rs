@@ -98,7 +98,7 @@ impl<'a> Session<'a> {
             common.describe(&target.process);
         }
         let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
-        let watch = Watch::new(&target, self.args.quiet);
+        let watch = Watch::new(&target, self.args.quiet, processes);
         Ok(Running { target, recording, began: Instant::now(), watch })
     }
 
@@ -220,6 +220,11 @@ impl<'a> Session<'a> {
     /// Ends the recordings of processes that have exited, or executed another program, and those that cost too much:
     /// their files are complete from here on.
     pub fn end_over(&mut self) {
+        // Nearly always it is none.
+        let goes_on = |own: &Running| own.target.process.runs_same_program() && !own.recording.is_over();
+        if self.running.iter().all(goes_on) {
+            return;
+        }
         let (replaced, running): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
             .into_iter()
             .partition(|own| own.target.process.has_become_another_program());

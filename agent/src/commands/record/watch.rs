@@ -12,6 +12,12 @@ use super::targets::RecordTarget;
 /// How often it is looked at.
 const INTERVAL: Duration = Duration::from_millis(200);
 
+/// The same where many are.
+const INTERVAL_OF_MANY: Duration = Duration::from_secs(1);
+
+/// So many processes are many.
+const MANY: usize = 8;
+
 /// A halt is worth a line once it has lasted for so many looks: a debugger stops a process for moments all the time.
 const LASTING: u32 = 3;
 
@@ -21,6 +27,7 @@ pub struct Watch {
     /// What people know it by.
     name: String,
     quiet: bool,
+    interval: Duration,
     next_look: Instant,
     /// What keeps it from running, since when, and how many looks have found it so.
     halted: Option<(Halt, Instant, u32)>,
@@ -31,10 +38,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch a target.
-    pub fn new(target: &RecordTarget, quiet: bool) -> Self {
+    /// Begins to watch a target, which is one of so many `processes`.
+    pub fn new(target: &RecordTarget, quiet: bool, processes: usize) -> Self {
         let (process, name, vms) = (target.process.clone(), target.name(), target.vms.clone());
-        Self { process, name, quiet, next_look: Instant::now(), halted: None, total: Duration::ZERO, vms }
+        let interval = if processes < MANY { INTERVAL } else { INTERVAL_OF_MANY };
+        Self { process, name, quiet, interval, next_look: Instant::now(), halted: None, total: Duration::ZERO, vms }
     }
 
     /// Looks, if it is time to.
@@ -43,8 +51,8 @@ impl Watch {
         if now < self.next_look {
             return;
         }
-        let is_first = self.halted.is_none() && self.next_look + INTERVAL > now && self.total.is_zero();
-        self.next_look = now + INTERVAL;
+        let is_first = self.halted.is_none() && self.next_look + self.interval > now && self.total.is_zero();
+        self.next_look = now + self.interval;
         let halt = self.process.halt();
         self.note(halt, now, is_first);
         self.find_closed();
@@ -134,6 +142,7 @@ mod tests {
             process: Process::open(std::process::id()).unwrap(),
             name: "this test".to_owned(),
             quiet: true,
+            interval: INTERVAL,
             next_look: Instant::now(),
             halted: None,
             total: Duration::ZERO,
