@@ -184,8 +184,8 @@ impl Pipeline {
 
     /// Has a VM that gets this index know what is decided of others.
     fn teach(&mut self, vm: &mut Vm, index: usize) {
-        let learned = self.vms.iter().fold(false, |learned, other| vm.learn_from(other) || learned);
-        if learned {
+        let learned = self.vms.iter().filter(|other| vm.learn_from(other)).count();
+        if learned > 0 {
             self.decided.push(index);
         }
     }

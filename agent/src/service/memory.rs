@@ -1,8 +1,9 @@
 //! The memory that lj-trace may use as a service or in a container: before the kernel ends it for using more, it ends by
 //! itself, with complete files.
 
-use lj_trace_process::proc_file;
 use std::path::{Path, PathBuf};
+
+use lj_trace_process::proc_file;
 
 /// What has to be left for writing the files, at least.
 const RESERVE: u64 = 8 << 20;
@@ -96,6 +97,8 @@ fn field(stat: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -1,45 +1,16 @@
-//! A hasher for addresses and symbols.
+//! Maps by addresses and symbols.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::{BuildHasher as _, BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use foldhash::fast::{FixedState, RandomState};
+
 /// A map by addresses, small numbers, or stacks of them. The standard hasher would take most of the time of reading a stream.
-pub type AddrMap<K, V> = HashMap<K, V, BuildHasherDefault<AddrHasher>>;
+pub type AddrMap<K, V> = HashMap<K, V, FixedState>;
 
 /// Strings that are held once.
-pub type StringSet = HashSet<Arc<[u8]>, BuildHasherDefault<AddrHasher>>;
-
-/// Multiplies and folds: the low bits of addresses are zero, those of the result are not.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AddrHasher(u64);
-
-impl Hasher for AddrHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        words.iter().for_each(|&word| self.write_u64(u64::from_le_bytes(word)));
-        let last = rest.iter().fold(rest.len() as u64, |last, &byte| last << 8 | u64::from(byte));
-        self.write_u64(last);
-    }
-
-    fn write_u32(&mut self, value: u32) {
-        self.write_u64(u64::from(value));
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        // 2^64 divided by the golden ratio.
-        let product = u128::from(self.0.rotate_left(5) ^ value) * 0x9e37_79b9_7f4a_7c15;
-        self.0 = product as u64 ^ (product >> 64) as u64;
-    }
-
-    fn write_isize(&mut self, value: isize) {
-        self.write_u64(value as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
+pub type StringSet = HashSet<Arc<[u8]>, RandomState>;
 
 /// A map by the addresses of a heap.
 pub type HeapMap<V> = HashMap<u64, V, BuildHasherDefault<HeapHasher>>;
@@ -51,9 +22,7 @@ pub struct HeapHasher(u64);
 
 impl Hasher for HeapHasher {
     fn write(&mut self, bytes: &[u8]) {
-        let mut hasher = AddrHasher(self.0);
-        hasher.write(bytes);
-        self.0 = hasher.finish();
+        self.0 = FixedState::with_seed(self.0).hash_one(bytes);
     }
 
     fn write_u64(&mut self, addr: u64) {

@@ -131,6 +131,11 @@ impl Generator {
             let (loops, exits) = (self.random.u32(2..=40), self.random.u32(2..=10));
             self.line(&format!("jit.opt.start(\"hotloop={loops}\", \"hotexit={exits}\")"));
         }
+        // A third of them leave their traces all the time: no exit gets a trace of its own. Not by chance, so that the rest of a
+        // program is what its seed has always made of it.
+        if seed % 3 == 2 {
+            self.line("jit.opt.start(\"hotexit=65535\")");
+        }
         let bound: Vec<bool> = (0..count).map(|_| self.random.u8(..3) == 0).collect();
         for (number, bound) in bound.iter().enumerate() {
             if *bound {

@@ -70,37 +70,18 @@ fn matching(image: Image, links: &DebugLinks) -> Option<Image> {
 
 /// The CRC-32 of a whole file, as `.gnu_debuglink` uses it (the usual polynomial, as in zip); none of one that is too large.
 fn crc32(mut file: &File) -> Option<u32> {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let mut index = 0;
-        while index < 256 {
-            let mut value = index as u32;
-            let mut bit = 0;
-            while bit < 8 {
-                value = (value >> 1) ^ (0xedb8_8320 & (value & 1).wrapping_neg());
-                bit += 1;
-            }
-            table[index] = value;
-            index += 1;
-        }
-        table
-    };
     use std::io::Seek as _;
     if file.metadata().ok()?.len() > MAX_CHECKED {
         return None;
     }
     let began = Instant::now();
     file.rewind().ok()?;
-    let mut crc = u32::MAX;
+    let mut crc = crc32fast::Hasher::new();
     let mut buffer = vec![0; 1 << 16];
     while began.elapsed() < MAX_CHECKING {
         match file.read(&mut buffer).ok()? {
-            0 => return Some(!crc),
-            length => {
-                for byte in &buffer[..length] {
-                    crc = (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)];
-                }
-            }
+            0 => return Some(crc.finalize()),
+            length => crc.update(&buffer[..length]),
         }
     }
     None
