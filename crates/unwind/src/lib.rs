@@ -114,6 +114,12 @@ pub enum UnwindEnd {
         /// The address.
         pc: u64,
     },
+    /// An error is being thrown, and the return address is that of its handler in the VM already (`uw_install_context` of
+    /// libgcc): the stack is about to be cut.
+    Thrown {
+        /// The address.
+        pc: u64,
+    },
     /// More frames than a sample may have.
     Limit,
     /// The frame belongs to a C frame that the walk of the Lua stack has left out.
@@ -138,6 +144,7 @@ impl UnwindEnd {
             Self::NotIncreasing { .. } => "stack does not increase",
             Self::RegisterLost { .. } => "register not preserved",
             Self::NoCFrame { .. } => "no C frame for JIT code",
+            Self::Thrown { .. } => "stack about to be cut by an error",
             Self::Limit => "too many frames",
             Self::LeftOut => "C frame left out",
         }
@@ -363,6 +370,8 @@ impl Unwinder {
             (Region::Jit, unwind_trace(text.shape(), code, registers, own))
         } else if self.is_ffi_call(pc, is_return, code) {
             return (FrameKind::Native, self.native_row(pc, is_return));
+        } else if is_return && !text.may_return_to(pc) {
+            (Region::Interpreter, Err(UnwindEnd::Thrown { pc }))
         } else {
             let runs_here = |cframe: &CFrame| vms.get(cframe.vm).is_some_and(|vm| vm.in_text(lookup));
             let shared = cframes.iter().copied().filter(runs_here);

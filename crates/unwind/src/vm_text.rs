@@ -132,6 +132,19 @@ impl VmText {
         }
     }
 
+    /// Whether what was called from here can return to `address`: a call ends there, or that is not known.
+    pub fn may_return_to(&self, address: u64) -> bool {
+        /// Of a call, with the largest displacement there is.
+        const LONGEST: u64 = 8;
+        let ends_there = |length: u64| {
+            let decoded = self.decoder(address.checked_sub(length)?).map(|mut decoder| decoder.decode())?;
+            Some(is_call(&decoded) && decoded.len() as u64 == length)
+        };
+        let offset = address.wrapping_sub(self.start);
+        let is_known = (LONGEST..=self.code.len() as u64).contains(&offset);
+        !is_known || (2..=LONGEST).any(|length| ends_there(length) == Some(true))
+    }
+
     /// Where BASE is kept across the call that returns to `return_address`. `l_base` is the offset of
     /// `lua_State.base`.
     pub fn base_after_call(&self, return_address: u64, l_base: u64) -> BaseAfterCall {
@@ -544,6 +557,28 @@ mod tests {
         let shape = frame_shape(&no_unwind).unwrap();
         assert_eq!((shape.size(), shape.saved), (96, vec![Rbp, Rbx, R15, R14, R13, R12]));
         assert_eq!(frame_shape(&VM_LEAVE[..20]), None);
+    }
+
+    #[test]
+    fn returns_follow_calls_and_handlers_do_not() {
+        // call rax; call [rbx+0x18]; call [r14+rax*8+0x1234]; call somewhere; mov eax, esi; mov rsp, rdi
+        let calls: [&[u8]; 5] = [
+            // Of the first instructions it is not known what is before them.
+            &[0xff, 0xd0, 0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd0],
+            &[0xff, 0xd0],
+            &[0xff, 0x53, 0x18],
+            &[0x41, 0xff, 0x94, 0xc6, 0x34, 0x12, 0, 0],
+            &[0xe8, 0x10, 0x20, 0x30, 0x40],
+        ];
+        let (text, addresses) = text(calls);
+        for (address, call) in addresses.into_iter().zip(calls) {
+            assert!(text.may_return_to(address + call.len() as u64), "{call:x?}");
+            assert_eq!(text.may_return_to(address), address < START + 8, "{call:x?}");
+        }
+        let handler: [u8; 5] = [0x89, 0xf0, 0x48, 0x89, 0xfc];
+        let (text, [_, handler]) = super::tests::text([&[0x90; 8], &handler]);
+        assert!(!text.may_return_to(handler + 5));
+        assert!(text.may_return_to(START - 1) && text.may_return_to(START + 0x10_0000), "nothing is known there");
     }
 
     #[test]
