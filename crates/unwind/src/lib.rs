@@ -114,8 +114,8 @@ pub enum UnwindEnd {
         /// The address.
         pc: u64,
     },
-    /// An error is being thrown, and the return address is that of its handler in the VM already (`uw_install_context` of
-    /// libgcc): the stack is about to be cut.
+    /// An error is being thrown, and the return address is the handler's already (`uw_install_context_1` of libgcc): the stack is
+    /// about to be cut.
     Thrown {
         /// The address.
         pc: u64,
@@ -283,6 +283,12 @@ impl Unwinder {
                     caller = row.apply(&registers, stack);
                 }
                 let caller = caller?;
+                // The VM calls no such function: before it goes on there, it has put the handler's frame in place of its
+                // caller's (`uw_install_context_1`).
+                let calls_it = |vm: &VmCode| vm.in_text(caller.rip()) || vm.in_mcode(caller.rip());
+                if row.may_throw() && vms.iter().any(calls_it) {
+                    return Err(UnwindEnd::Thrown { pc: caller.rip() });
+                }
                 // The stack of a signal handler may be another one, and a function's last instruction may
                 // have nothing left on it (libgcc, jumping to an exception's landing pad).
                 let increases =

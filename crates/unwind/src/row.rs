@@ -58,6 +58,12 @@ impl UnwindRow {
         }
     }
 
+    /// Whether this is a function that goes on in an error's handler (`__builtin_eh_return`): it alone keeps a register for its
+    /// caller that calls need not preserve, which handlers get their arguments in.
+    pub fn may_throw(&self) -> bool {
+        !self.signal && self.saved.iter().any(|(register, _)| *register == Register::Rax)
+    }
+
     /// The canonical frame address, given the registers of the frame.
     ///
     /// # Errors
