@@ -12,6 +12,7 @@ use lj_trace_process::{Maps, PageKind, Process, TargetError};
 use super::debug_layout;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
 use super::machine::Vm;
+use super::page_cache::PageCache;
 use super::pointed;
 use super::prove::{Evidence, Failures, Look};
 use super::scan::{Candidate, candidates};
@@ -294,13 +295,17 @@ fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Opt
     if !same_offset || candidate.gc64 != vm.layout.is_gc64() {
         return None;
     }
+    // Each page once: there may be hundreds of them.
     let memory = process.memory();
-    let look = Look::new(&memory, maps, candidate);
+    let pages = PageCache::new(&memory);
+    let look = Look::new(&pages, maps, candidate);
+    let targets = look.dispatch_targets(&vm.layout);
+    let runs_its_text = !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target));
+    if !runs_its_text || look.failures(&vm.layout) != Failures::NONE {
+        return None;
+    }
     let sibling = Vm { global: candidate.global, main_thread: candidate.thread, ..vm.clone() };
-    (runs_its_text(process, maps, &sibling)
-        && look.failures(&vm.layout) == Failures::NONE
-        && sibling.still_valid(&memory))
-    .then_some(sibling)
+    sibling.still_valid(&memory).then_some(sibling)
 }
 
 /// A candidate, and how some layouts fit it.
@@ -483,7 +488,7 @@ fn unknown_layout(pid: u32, candidate: Candidate, layouts: &[KnownLayout], failu
 
 /// The VM of a candidate, if one of `layouts` fits, or several that agree about what matters; [`None`] if none fits.
 /// `failures` has what each of them violates, `cframe_size` what is known besides.
-fn decide<M: ReadMemory + 'static>(
+fn decide<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
     pid: u32,
@@ -529,7 +534,7 @@ fn decide<M: ReadMemory + 'static>(
 ///
 /// # Errors
 /// [`FindError`] if no layout of the table fits, or several that disagree.
-pub fn prove_still<M: ReadMemory + 'static>(
+pub fn prove_still<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
     pid: u32,
