@@ -109,7 +109,11 @@ impl Prototype {
     }
 
     /// Reads it in many pieces, from `memory` that does not change.
-    pub(super) fn read_of<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
+    pub(super) fn read_of<M: ReadMemory>(
+        memory: &M,
+        layout: &VmLayout,
+        key: PrototypeKey,
+    ) -> Result<Self, PrototypeError> {
         if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
         }

@@ -212,6 +212,11 @@ impl<'a, M: ReadMemory> Look<'a, M> {
         Self { overlay: Overlay::noting(memory, candidate.thread, GG_STATE), maps, candidate }
     }
 
+    /// The same, for who does not ask whether anything has moved since.
+    pub fn once(memory: &'a M, maps: &'a Maps, candidate: Candidate) -> Self {
+        Self { overlay: Overlay::new(memory, candidate.thread, GG_STATE), maps, candidate }
+    }
+
     /// The same once more, as it is now.
     fn again(&self) -> Self {
         Self::new(self.overlay.memory(), self.maps, self.candidate)

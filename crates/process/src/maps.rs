@@ -84,7 +84,7 @@ impl Maps {
 
     /// The same, of a text in which paths may have any bytes.
     pub(crate) fn parse_bytes(text: &[u8]) -> Self {
-        let lines = text.split(|byte| *byte == b'\n').filter_map(|line| parse_line(line));
+        let lines = text.split(|byte| *byte == b'\n').filter_map(parse_line);
         Self(lines.collect::<Vec<_>>().into())
     }
 

@@ -131,7 +131,8 @@ mod tests {
         page_words::runs(&file, page, PageKind::Any, &range, |run| words.push(run));
         assert_eq!(words.iter().map(|run| (run.start - start) / page).collect::<Vec<_>>(), [3, 4, 63]);
         let many: Vec<_> = (0..64).step_by(4).map(|index| start + index * page..start + (index + 2) * page).collect();
-        assert_eq!(pages.runs_in(PageKind::Any, &many), [start + 4 * page..start + 5 * page]);
+        let found = pages.runs_in(PageKind::Any, &many);
+        assert_eq!((found.len(), &found[0]), (1, &(start + 4 * page..start + 5 * page)));
         let touching: Vec<_> = (0..64).map(|index| start + index * page..start + (index + 1) * page).collect();
         let expected = [3, 4, 63].map(|index| start + index * page..start + (index + 1) * page);
         assert_eq!(pages.runs_in(PageKind::Any, &touching), expected);

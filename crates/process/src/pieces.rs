@@ -93,8 +93,8 @@ mod tests {
         let start = pages(701, &holes);
         let at = |page: usize| start + (page * PAGE) as u64;
         // One longer than a piece, and many small ones, with holes at their beginning, in them and at their end.
-        let mut runs = vec![at(0)..at(600)];
-        runs.extend((600..701).map(|page| at(page)..at(page + 1)));
+        let mut runs: Vec<Range<u64>> = (600..701).map(|page| at(page)..at(page + 1)).collect();
+        runs.insert(0, at(0)..at(600));
         let mut seen = vec![0; 701];
         let memory = ProcessMemory::new(std::process::id());
         read(&memory, &runs, |address, bytes| {
@@ -111,7 +111,7 @@ mod tests {
         // Two pieces of the long run meet twice, and share a word.
         assert_eq!(seen.iter().sum::<usize>(), (701 - holes.len()) * PAGE + 2 * 8);
         let mut nothing = true;
-        read(&memory, &[0..PAGE as u64 * 4], |_, _| nothing = false);
+        read(&memory, std::slice::from_ref(&(0..PAGE as u64 * 4)), |_, _| nothing = false);
         assert!(nothing);
     }
 }
