@@ -7,6 +7,7 @@ mod saved;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
+use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_luajit::object::field;
-use lj_trace_luajit::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still};
+use lj_trace_luajit::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still, read_prototypes};
 use lj_trace_process::Process;
 use saved::Saved;
 use saved::recorder::Recorder;
@@ -167,6 +168,36 @@ fn references_into_nothing_end_a_walk() {
         saved.put_ref(field(vm.main_thread, layout.l_stack), dangling);
         let (frames, end) = stack(&saved, &vm, &FunctionNames::default(), vm.main_thread);
         assert!(frames.is_empty() && end == WalkEnd::BadBase, "{dangling:x}: {frames:?} {end:?}");
+    }
+}
+
+#[test]
+fn many_prototypes_are_read_as_each_of_them_is() {
+    for build in BUILDS {
+        let saved = Saved::load(build.name);
+        let vm = see(&saved).unwrap().vm;
+        let all = heap::prototypes(&saved, &vm);
+        let one = |&address: &u64| {
+            let key = Prototype::key_at(&saved, &vm.layout, address)?;
+            Prototype::read(&saved, &vm.layout, key)
+        };
+        let expected: Vec<Prototype> = all.iter().filter_map(|address| one(address).ok()).collect();
+        // Several times as many as are read together, with others between them that are none.
+        let many = all.iter().flat_map(|&address| [address, address + 8, 0x10, vm.main_thread]).cycle();
+        let count = 4 * all.len() * (1 + 2000 / all.len());
+        let mut read = Vec::new();
+        read_prototypes(&saved, &vm.layout, many.take(count), |prototype| {
+            read.push(prototype);
+            ControlFlow::Continue(())
+        });
+        assert!(!expected.is_empty() && read.len() == expected.len() * (1 + 2000 / all.len()));
+        assert!(read.chunks(expected.len()).all(|chunk| chunk == expected));
+        let mut first = Vec::new();
+        read_prototypes(&saved, &vm.layout, all, |prototype| {
+            first.push(prototype);
+            ControlFlow::Break(())
+        });
+        assert_eq!(first, expected[..1]);
     }
 }
 
