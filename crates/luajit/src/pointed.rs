@@ -2,7 +2,7 @@
 //! allocator puts them.
 //!
 //! A program keeps its `lua_State` in a variable, and C functions that run Lua have it on their stack. So most VMs show
-//! without a look at the whole memory, as [`scan`](super::scan) takes it, which is some 0.4 s for each GiB.
+//! without a look at the whole memory, as [`scan`](super::scan) takes it, which is some 0.2 s for each GiB.
 
 use std::collections::HashSet;
 use std::ops::Range;
