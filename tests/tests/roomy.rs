@@ -9,7 +9,7 @@ use lj_trace_tests::workload::Workload;
 use serde_json::Value;
 
 const SCRIPT: &str = "roomy.lua";
-/// Memory of the big ones, in MiB: a search of all takes some 0.4 s for each 1024 of them, and no machine does it in
+/// Memory of the big ones, in MiB: a search of all takes some 0.2 s for each 1024 of them, and no machine does it in
 /// [`LONGER`].
 const MUCH: &str = "2048";
 const LITTLE: &str = "1";

@@ -42,9 +42,17 @@ const YIELD: u8 = 1;
 impl Snapshot {
     /// Copies the coroutine `thread` of `vm`; [`None`] if it is not there, or its stack is just being moved.
     pub fn read(memory: &ProcessMemory, vm: &Vm, thread: u64) -> Option<Self> {
+        let head = Copied::read(memory, thread, usize::from(vm.layout.sizeof_l));
+        let mut snapshot = Self::of_head(memory, vm, thread, head)?;
+        let (start, size) = snapshot.stack_place();
+        snapshot.set_stack(Copied::read(memory, start, size));
+        Some(snapshot)
+    }
+
+    /// The coroutine whose `lua_State` is copied, without its stack.
+    pub fn of_head(memory: &ProcessMemory, vm: &Vm, thread: u64, head: Copied) -> Option<Self> {
         let layout = &vm.layout;
         let gc64 = layout.is_gc64();
-        let head = Copied::read(memory, thread, usize::from(layout.sizeof_l));
         let nothing = PageCache::new(memory);
         let view = View { live: &nothing, copies: vec![&head] };
         let is_it = type_of(&view, layout, thread) == Ok(gct::THREAD)
@@ -53,13 +61,23 @@ impl Snapshot {
             return None;
         }
         let coroutine = Coroutine::read(&view, layout, thread).ok()?;
-        let size = coroutine.stack_end.checked_sub(coroutine.stack).filter(|size| *size <= MAX_SLOTS * 8)?;
+        coroutine.stack_end.checked_sub(coroutine.stack).filter(|size| *size <= MAX_SLOTS * 8)?;
         let base: u64 = view.read(field(thread, layout.l_base)).ok()?;
         let top: u64 = view.read(field(thread, layout.l_top)).ok()?;
         let status = view.read(field(thread, layout.l_status)).ok()?;
         let cframe = view.read::<u64>(field(thread, layout.l_cframe)).ok()? & !CFRAME_FLAGS;
-        let stack = Copied::read(memory, coroutine.stack, usize::try_from(size).ok()?);
-        Some(Self { coroutine, base, top, status, cframe, head, stack })
+        Some(Self { coroutine, base, top, status, cframe, head, stack: Copied::default() })
+    }
+
+    /// Where its Lua stack lies, and its size in bytes.
+    pub fn stack_place(&self) -> (u64, usize) {
+        let Coroutine { stack, stack_end, .. } = self.coroutine;
+        (stack, stack_end.saturating_sub(stack).min(MAX_SLOTS * 8) as usize)
+    }
+
+    /// Gives it the copy of its Lua stack.
+    pub fn set_stack(&mut self, stack: Copied) {
+        self.stack = stack;
     }
 
     /// The copies, for a [`View`].
@@ -93,7 +111,7 @@ impl Snapshot {
 }
 
 /// What a coroutine is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Status {
     /// It runs on a thread, or has called what runs there.

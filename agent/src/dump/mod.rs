@@ -6,7 +6,9 @@
 
 pub(crate) mod coroutine;
 mod inlined;
+mod known_stacks;
 mod names;
+mod snapshots;
 mod stack;
 mod take;
 pub mod text;
@@ -16,6 +18,7 @@ pub(crate) mod view;
 use serde::Serialize;
 
 pub use coroutine::Status;
+pub use known_stacks::Frames;
 pub use take::{is_idle, take};
 pub use threads::{Place, Thread};
 
@@ -69,6 +72,8 @@ pub struct VmDump {
     pub coroutines: Vec<CoroutineDump>,
     /// Whether these are all coroutines: its heap may be too large to look through.
     pub complete: bool,
+    /// How many others there are that are not shown: it would have taken too long, or too much memory.
+    pub left_out: usize,
 }
 
 /// A coroutine.
@@ -87,12 +92,13 @@ pub struct CoroutineDump {
     /// Whether it moved while it was read: then its frames may not belong together.
     pub in_motion: bool,
     /// Its frames, innermost first: its Lua frames, and the native frames of a fiber. Of a coroutine that was not
-    /// started, the function that it will run.
-    pub frames: Vec<FrameDump>,
+    /// started, the function that it will run. Coroutines with the same frames share them.
+    #[serde(serialize_with = "shared")]
+    pub frames: Frames,
 }
 
 /// A frame.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FrameDump {
     /// What it is.
     pub kind: FrameKind,
@@ -116,7 +122,7 @@ pub struct FrameDump {
 }
 
 /// What a frame is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrameKind {
     /// A Lua function.
@@ -132,7 +138,7 @@ pub enum FrameKind {
 }
 
 /// A local variable.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Local {
     /// Its name.
     pub name: String,
@@ -152,4 +158,8 @@ pub struct Options {
 
 fn hexadecimals<S: serde::Serializer>(addresses: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(addresses.iter().map(|address| format!("{address:#x}")))
+}
+
+fn shared<S: serde::Serializer>(frames: &Frames, serializer: S) -> Result<S::Ok, S::Error> {
+    frames.as_ref().serialize(serializer)
 }

@@ -1,10 +1,13 @@
 //! One C stack of the target with the coroutines on it: a thread's, or that of a fiber that is switched out.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
 use lj_trace_common::frame::{CFRAME_FLAGS, WalkEnd};
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::vm::{VmConfig, runs_at};
+use lj_trace_luajit::object::field;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::trace::Traces;
 use lj_trace_luajit::{Vm, VmStatus};
@@ -43,8 +46,8 @@ pub struct StackSnapshot {
     native: Copied,
     /// The coroutines, innermost first: the index of their VM, and what they were.
     pub coroutines: Vec<(usize, Snapshot)>,
-    /// The VMs' own state, by index.
-    statuses: Vec<Option<VmStatus>>,
+    /// The own state of their VMs, by index.
+    statuses: BTreeMap<usize, VmStatus>,
 }
 
 /// What is known of the process, for reading its stacks.
@@ -78,13 +81,15 @@ impl StackSnapshot {
         let end = if (start..end).contains(&target.stack_start) { (target.stack_start + 8).min(end) } else { end };
         let native = Copied::read(target.memory, start, (end - start) as usize);
         let coroutines = coroutines_on(target, &native);
-        let statuses = target.vms.iter().map(|vm| VmStatus::read(target.memory, vm).ok()).collect();
+        let here: BTreeSet<usize> = coroutines.iter().map(|(index, _)| *index).collect();
+        let status = |index: usize| Some((index, VmStatus::read(target.memory, target.vms.get(index)?).ok()?));
+        let statuses = here.into_iter().filter_map(status).collect();
         Self { entry, native, coroutines, statuses }
     }
 
     /// The state of a VM at that moment.
     pub fn status(&self, vm: usize) -> Option<&VmStatus> {
-        self.statuses.get(vm)?.as_ref()
+        self.statuses.get(&vm)
     }
 
     /// Walks and unwinds it.
@@ -197,21 +202,29 @@ const LOWEST_ADDRESS: u64 = 4096;
 fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)> {
     let live = PageCache::new(target.memory);
     let view = View { live: &live, copies: vec![native] };
+    // A process may have a thousand VMs, but these are of few kinds.
+    let by_global: HashMap<u64, usize> = target.vms.iter().map(|vm| vm.global).zip(0..).collect();
+    let mut kinds: Vec<(bool, u16, u16)> = target.vms.iter().map(kind).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
     let mut found: Vec<(usize, Snapshot)> = Vec::new();
     // The ABI has C frames aligned to 16 bytes.
     let first = native.start.next_multiple_of(16);
     let end = native.start + native.bytes.len() as u64;
     for cframe in (first..end).step_by(16) {
-        for (index, (vm, config)) in target.vms.iter().zip(&target.configs).enumerate() {
-            let slot = cframe.wrapping_add(u64::from(vm.layout.cframe_l));
-            let Ok(thread) = view.read_ref(vm.layout.is_gc64(), slot) else { continue };
+        for &(gc64, cframe_l, l_glref) in &kinds {
+            let Ok(thread) = view.read_ref(gc64, cframe.wrapping_add(u64::from(cframe_l))) else { continue };
             // Cheap tests first: nearly nothing on a stack is the address of a coroutine.
             // Above the frame may lie the VM's own memory, right behind the stack of a thread.
             let own = thread >= native.start && thread < cframe;
             if thread < LOWEST_ADDRESS || thread & 7 != 0 || thread >> 47 != 0 || own {
                 continue;
             }
-            if runs_at(&view, config, thread, cframe)
+            if let Ok(global) = view.read_ref(gc64, field(thread, l_glref))
+                && let Some(&index) = by_global.get(&global)
+                && let (vm, config) = (&target.vms[index], &target.configs[index])
+                && kind(vm) == (gc64, cframe_l, l_glref)
+                && runs_at(&view, config, thread, cframe)
                 && let Some(snapshot) = Snapshot::read(target.memory, vm, thread)
                 && snapshot.cframe & !CFRAME_FLAGS == cframe
             {
@@ -221,4 +234,9 @@ fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)>
         }
     }
     found
+}
+
+/// What tells a VM's C frames: the width of its references, where a C frame has its coroutine, and that its VM.
+fn kind(vm: &Vm) -> (bool, u16, u16) {
+    (vm.layout.is_gc64(), vm.layout.cframe_l, vm.layout.l_glref)
 }

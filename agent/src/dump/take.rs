@@ -1,17 +1,19 @@
 //! Takes a dump.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::time::{Duration, Instant};
 
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::trace::Traces;
 use lj_trace_luajit::{Vm, VmStatus, heap};
-use lj_trace_process::{Process, TargetError};
+use lj_trace_process::{Process, ProcessMemory, TargetError};
 use lj_trace_unwind::Unwinder;
 
 use super::coroutine::{LuaStack, Snapshot, Status};
+use super::known_stacks::{Frames, KnownStacks, Walked};
 use super::names::Names;
+use super::snapshots;
 use super::stack::{Entry, Readers, StackSnapshot, Target};
 use super::threads::{Place, Thread};
 use super::view::View;
@@ -20,6 +22,11 @@ use crate::record::machine_code;
 
 /// How often something is read before it is said to be in motion.
 const ATTEMPTS: u32 = 4;
+
+/// A dump takes no longer, whatever the process has made its memory look like. A million coroutines take some seconds.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// And to look through the heap of a VM for its coroutines takes no longer.
+const HEAP_LIMIT: Duration = Duration::from_secs(15);
 
 /// Looks at everything that `process` executes. `vms` are its VMs.
 ///
@@ -45,6 +52,9 @@ pub fn take(process: &Process, vms: &[Vm], options: Options) -> Result<Dump, Tar
         },
         names: Names::new(process, vms, options),
         on_threads: BTreeMap::new(),
+        known: KnownStacks::default(),
+        shares_walks: !options.locals,
+        ends: started + TIME_LIMIT,
     };
     let mut threads = taking.waiting_threads(process);
     taking.running_threads(&mut threads);
@@ -64,6 +74,12 @@ struct Taking<'a> {
     names: Names<'a>,
     /// The coroutines found on C stacks that threads run on, by address.
     on_threads: BTreeMap<u64, OnThread>,
+    /// The stacks of coroutines so far.
+    known: KnownStacks,
+    /// Whether stacks that were walked alike are shown alike: their variables differ.
+    shares_walks: bool,
+    /// When the time is over.
+    ends: Instant,
 }
 
 /// A coroutine on a thread's stack.
@@ -182,79 +198,124 @@ impl Taking<'_> {
     }
 
     fn vm(&mut self, index: usize) -> VmDump {
-        let vm = &self.target.vms[index];
-        let status = VmStatus::read(self.target.memory, vm).ok();
-        let mut coroutines = heap::coroutines(self.target.memory, vm);
+        let Target { memory, maps, vms, .. } = self.target;
+        let vm = &vms[index];
+        let status = VmStatus::read(memory, vm).ok();
+        let limit = HEAP_LIMIT.min(self.ends.saturating_duration_since(Instant::now()));
+        let heap::Coroutines { mut threads, complete } = heap::coroutines(memory, vm, limit);
         // A list that changed into a ring meanwhile would show some twice.
-        let mut seen = BTreeSet::new();
-        coroutines.threads.retain(|thread| seen.insert(*thread));
-        let listed: BTreeSet<u64> = coroutines.threads.iter().copied().collect();
+        let mut listed: HashSet<u64> = HashSet::with_capacity(threads.len());
+        threads.retain(|thread| listed.insert(*thread));
         // A heap that was too large to look through may lack some that run.
         let running = self.on_threads.keys().copied().filter(|thread| !listed.contains(thread));
-        let own = running.filter(|&thread| Snapshot::read(self.target.memory, vm, thread).is_some());
-        coroutines.threads.extend(own.collect::<Vec<_>>());
+        threads.extend(running.filter(|&thread| Snapshot::read(memory, vm, thread).is_some()));
+        drop(listed);
+        let (mut coroutines, mut left_out) = (Vec::with_capacity(threads.len()), 0);
+        for some in threads.chunks(snapshots::TOGETHER) {
+            if Instant::now() >= self.ends {
+                left_out += some.len();
+                continue;
+            }
+            // What functions are is read once for all of these.
+            let live = PageCache::new(memory);
+            snapshots::twice(memory, vm, some, |thread, before, now| {
+                match self.coroutine(index, thread, (before, now), &live) {
+                    Ok(shown) => coroutines.extend(shown),
+                    Err(NoRoom) => left_out += 1,
+                }
+            });
+        }
+        coroutines.shrink_to_fit();
         VmDump {
-            summary: VmSummary::read(self.target.memory, self.target.maps, vm, status.as_ref()),
+            summary: VmSummary::read(&PageCache::new(memory), maps, vm, status.as_ref()),
             state: status.map_or_else(String::new, |status| status.state.to_string()),
-            complete: coroutines.complete,
-            coroutines: coroutines.threads.into_iter().filter_map(|thread| self.coroutine(index, thread)).collect(),
+            complete,
+            coroutines,
+            left_out,
         }
     }
 
-    /// A coroutine; [`None`] if it was collected meanwhile.
-    fn coroutine(&mut self, index: usize, thread: u64) -> Option<CoroutineDump> {
+    /// A coroutine, by two looks at it; [`None`] if it was collected meanwhile.
+    fn coroutine(
+        &mut self,
+        index: usize,
+        thread: u64,
+        (mut before, mut now): (Option<Snapshot>, Option<Snapshot>),
+        live: &PageCache<'_, ProcessMemory>,
+    ) -> Result<Option<CoroutineDump>, NoRoom> {
         let vm = &self.target.vms[index];
         let main = thread == vm.main_thread;
         if let Some(OnThread { tid, status, in_motion, frames }) = self.on_threads.remove(&thread) {
-            return Some(CoroutineDump { address: thread, main, status, tid, in_motion, frames });
+            let frames = frames.into();
+            return Ok(Some(CoroutineDump { address: thread, main, status, tid, in_motion, frames }));
         }
-        let mut before = Snapshot::read(self.target.memory, vm, thread);
-        let mut in_motion = true;
-        for _ in 0..ATTEMPTS {
-            let now = Snapshot::read(self.target.memory, vm, thread);
-            in_motion = now != before;
-            before = now;
-            if !in_motion {
+        for _ in 1..ATTEMPTS {
+            if now == before {
                 break;
             }
+            before = now;
+            now = Snapshot::read(self.target.memory, vm, thread);
         }
-        let snapshot = before?;
-        let (status, frames) = self.waiting(index, &snapshot);
-        Some(CoroutineDump { address: thread, main, status, tid: None, in_motion, frames })
+        let in_motion = now != before;
+        let Some(snapshot) = now else { return Ok(None) };
+        let (status, frames) = self.waiting(index, &snapshot, live)?;
+        Ok(Some(CoroutineDump { address: thread, main, status, tid: None, in_motion, frames }))
     }
 
     /// What a coroutine does that is on no thread's stack.
-    fn waiting(&mut self, index: usize, snapshot: &Snapshot) -> (Status, Vec<FrameDump>) {
+    fn waiting(
+        &mut self,
+        index: usize,
+        snapshot: &Snapshot,
+        live: &PageCache<'_, ProcessMemory>,
+    ) -> Result<(Status, Frames), NoRoom> {
         let vm = &self.target.vms[index];
-        let frames = match snapshot.status(vm.layout.is_gc64()) {
+        let status = snapshot.status(vm.layout.is_gc64());
+        let frames = match status {
             Status::Running => {
                 let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
                 let is_own = |(_, first): &(usize, Snapshot)| first.coroutine.thread == snapshot.coroutine.thread;
                 if !stack.coroutines.first().is_some_and(is_own) {
-                    return (Status::Switched, self.lua_stack(index, snapshot));
+                    return Ok((Status::Switched, self.lua_stack(index, snapshot, live)?));
                 }
                 let stack = stack.resolve(&self.target, &mut self.readers);
                 let snapshots: Vec<&Snapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
-                return (Status::Switched, self.names.frames(&stack.frames, &snapshots, stack.trace));
+                let frames = self.names.frames(&stack.frames, &snapshots, stack.trace);
+                return Ok((Status::Switched, self.known.keep(frames).ok_or(NoRoom)?));
             }
             Status::NotStarted => {
                 let function = snapshot.slot(snapshot.base);
                 function.and_then(|bits| self.names.function_at(index, bits)).into_iter().collect()
             }
             Status::Finished => Vec::new(),
-            _ => self.lua_stack(index, snapshot),
+            _ => return Ok((status, self.lua_stack(index, snapshot, live)?)),
         };
-        (snapshot.status(vm.layout.is_gc64()), frames)
+        Ok((status, self.known.keep(frames).ok_or(NoRoom)?))
     }
 
-    fn lua_stack(&mut self, index: usize, snapshot: &Snapshot) -> Vec<FrameDump> {
+    fn lua_stack(
+        &mut self,
+        index: usize,
+        snapshot: &Snapshot,
+        live: &PageCache<'_, ProcessMemory>,
+    ) -> Result<Frames, NoRoom> {
         let vm = &self.target.vms[index];
-        let live = PageCache::new(self.target.memory);
-        let view = View { live: &live, copies: snapshot.copies().to_vec() };
+        let view = View { live, copies: snapshot.copies().to_vec() };
         let walk = LuaStack::of_waiting(&view, vm, index, snapshot);
-        self.names.lua_frames(&walk, snapshot, None)
+        let walked = if self.shares_walks { Walked::of(&walk) } else { None };
+        if let Some(known) = walked.as_ref().and_then(|walked| self.known.of_walk(walked)) {
+            return Ok(known);
+        }
+        let frames = self.known.keep(self.names.lua_frames(&walk, snapshot, None)).ok_or(NoRoom)?;
+        if let Some(walked) = walked {
+            self.known.note(walked, &frames);
+        }
+        Ok(frames)
     }
 }
+
+/// What different stacks take together is too much.
+struct NoRoom;
 
 /// The coroutine that a VM calls its current one; in LuaJIT 2.0, which does not say, its main thread.
 fn current(target: &Target<'_>, vm: &Vm) -> Option<Snapshot> {

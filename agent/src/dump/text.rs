@@ -1,6 +1,7 @@
 //! A dump as text.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
 use lj_trace_luajit::status::VmSummary;
@@ -16,6 +17,9 @@ const OUTERMOST: usize = 20;
 
 /// Coroutines with the same stack are shown together, with so many addresses.
 const ADDRESSES: usize = 6;
+
+/// Of more different stacks, those of the most coroutines are shown.
+const STACKS: usize = 1000;
 
 /// Where what belongs to a function's name ends and its place begins.
 const COLUMN: usize = 44;
@@ -46,9 +50,18 @@ fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
     let coroutines = counted(vm.coroutines.len(), "coroutine");
     let more = if vm.complete { "" } else { " or more: its heap could not be looked through in time" };
     writeln!(f, "  state {}, heap {}, {coroutines}{more}", vm.state, bytes(vm.summary.heap))?;
-    for (heading, frames) in grouped(&vm.coroutines) {
-        writeln!(f, "\n{heading}")?;
-        write_frames(f, frames)?;
+    if vm.left_out != 0 {
+        let left_out = counted(vm.left_out, "more coroutine");
+        writeln!(f, "  [{left_out}: to look at all of them would take too long, or too much memory]")?;
+    }
+    let Grouped { shown, stacks, coroutines } = grouped(&vm.coroutines);
+    for group in shown {
+        writeln!(f, "\n{}", group.heading())?;
+        write_frames(f, group.frames())?;
+    }
+    if stacks != 0 {
+        let (stacks, coroutines) = (counted(stacks, "more stack"), counted(coroutines, "coroutine"));
+        writeln!(f, "\n... {stacks} of {coroutines} (--json shows them)")?;
     }
     Ok(())
 }
@@ -61,50 +74,77 @@ fn description(vm: &VmSummary) -> String {
     format!("{}{version}, {gc64}, JIT {jit} ({})", vm.fork, counted(vm.traces, "trace"))
 }
 
-/// Coroutines with the same status and frames together, under one heading. Of those on threads, the frames are shown
-/// there already.
-fn grouped(coroutines: &[CoroutineDump]) -> Vec<(String, &[FrameDump])> {
-    let mut groups: Vec<(&CoroutineDump, Vec<u64>)> = Vec::new();
-    let mut known: BTreeMap<String, usize> = BTreeMap::new();
-    for coroutine in coroutines {
-        let key =
-            format!("{:?}", (coroutine.main, coroutine.status, coroutine.tid, coroutine.in_motion, &coroutine.frames));
-        let index = *known.entry(key).or_insert_with(|| {
-            groups.push((coroutine, Vec::new()));
-            groups.len() - 1
-        });
-        groups[index].1.push(coroutine.address);
-    }
-    groups
-        .into_iter()
-        .map(|(first, addresses)| {
-            let frames = if first.tid.is_none() { first.frames.as_slice() } else { &[] };
-            (heading(first, &addresses), frames)
-        })
-        .collect()
+/// Coroutines with the same status and frames.
+struct Group<'a> {
+    first: &'a CoroutineDump,
+    count: usize,
+    /// Of the first ones.
+    addresses: Vec<u64>,
 }
 
-/// `3 coroutines 0x7f0000 0x7f0040 0x7f0080: suspended`.
-fn heading(first: &CoroutineDump, addresses: &[u64]) -> String {
-    let mut text = match addresses.len() {
-        1 if first.main => "main coroutine".to_owned(),
-        1 => "coroutine".to_owned(),
-        count => counted(count, "coroutine"),
-    };
-    // A `String` takes everything.
-    for address in addresses.iter().take(ADDRESSES) {
-        let _ = write!(text, " {address:#x}");
+/// Groups of coroutines.
+struct Grouped<'a> {
+    /// Those that are shown.
+    shown: Vec<Group<'a>>,
+    /// How many others there are,
+    stacks: usize,
+    /// and how many coroutines these have.
+    coroutines: usize,
+}
+
+/// Coroutines with the same status and frames together, in the order of their first ones.
+fn grouped(coroutines: &[CoroutineDump]) -> Grouped<'_> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    let mut known: HashMap<_, usize> = HashMap::new();
+    for coroutine in coroutines {
+        let CoroutineDump { main, status, tid, in_motion, frames, address } = coroutine;
+        // Equal frames are the same ones.
+        let index = *known.entry((main, status, tid, in_motion, frames.as_ptr())).or_insert_with(|| {
+            groups.push(Group { first: coroutine, count: 0, addresses: Vec::new() });
+            groups.len() - 1
+        });
+        let group = &mut groups[index];
+        group.count += 1;
+        if group.addresses.len() < ADDRESSES {
+            group.addresses.push(*address);
+        }
     }
-    if addresses.len() > ADDRESSES {
-        text.push_str(" ...");
+    if groups.len() > STACKS {
+        groups.sort_by_key(|group| (!group.first.main, group.first.tid.is_none(), Reverse(group.count)));
     }
-    let status = if first.main && first.frames.is_empty() { "not in use" } else { first.status.describe() };
-    let _ = write!(text, ": {status}");
-    if let Some(tid) = first.tid {
-        let _ = write!(text, " on thread {tid}");
+    let others = groups.split_off(STACKS.min(groups.len()));
+    Grouped { shown: groups, stacks: others.len(), coroutines: others.iter().map(|group| group.count).sum() }
+}
+
+impl Group<'_> {
+    /// Of those on threads, the frames are shown there already.
+    fn frames(&self) -> &[FrameDump] {
+        if self.first.tid.is_none() { &self.first.frames } else { &[] }
     }
-    text.push_str(motion(first.in_motion));
-    text
+
+    /// `3 coroutines 0x7f0000 0x7f0040 0x7f0080: suspended`.
+    fn heading(&self) -> String {
+        let first = self.first;
+        let mut text = match self.count {
+            1 if first.main => "main coroutine".to_owned(),
+            1 => "coroutine".to_owned(),
+            count => counted(count, "coroutine"),
+        };
+        // A `String` takes everything.
+        for address in &self.addresses {
+            let _ = write!(text, " {address:#x}");
+        }
+        if self.count > ADDRESSES {
+            text.push_str(" ...");
+        }
+        let status = if first.main && first.frames.is_empty() { "not in use" } else { first.status.describe() };
+        let _ = write!(text, ": {status}");
+        if let Some(tid) = first.tid {
+            let _ = write!(text, " on thread {tid}");
+        }
+        text.push_str(motion(first.in_motion));
+        text
+    }
 }
 
 fn write_frames(f: &mut fmt::Formatter<'_>, frames: &[FrameDump]) -> fmt::Result {
@@ -145,7 +185,7 @@ fn counted(count: usize, what: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dump::Status;
+    use crate::dump::{Frames, Status};
 
     fn frame(function: &str) -> FrameDump {
         FrameDump {
@@ -159,25 +199,41 @@ mod tests {
         }
     }
 
-    fn coroutine(address: u64, status: Status, frames: Vec<FrameDump>) -> CoroutineDump {
-        CoroutineDump { address, main: false, status, tid: None, in_motion: false, frames }
+    fn coroutine(address: u64, status: Status, frames: &Frames) -> CoroutineDump {
+        CoroutineDump { address, main: false, status, tid: None, in_motion: false, frames: frames.clone() }
     }
 
     #[test]
     fn coroutines_that_do_the_same_are_shown_once() {
-        let mut all: Vec<_> = (1..=8).map(|n| coroutine(n, Status::Suspended, vec![frame("f@x.lua:1")])).collect();
-        all.push(coroutine(9, Status::Suspended, vec![frame("g@x.lua:1")]));
-        all.push(CoroutineDump { tid: Some(7), ..coroutine(10, Status::Running, vec![frame("h@x.lua:1")]) });
-        all.push(CoroutineDump { main: true, ..coroutine(11, Status::Finished, Vec::new()) });
-        let groups = grouped(&all);
-        let headings: Vec<_> = groups.iter().map(|(heading, frames)| (heading.as_str(), frames.len())).collect();
+        let [f, g, h] = ["f@x.lua:1", "g@x.lua:1", "h@x.lua:1"].map(|name| Frames::from([frame(name)]));
+        let mut all: Vec<_> = (1..=8).map(|n| coroutine(n, Status::Suspended, &f)).collect();
+        all.push(coroutine(9, Status::Suspended, &g));
+        all.push(CoroutineDump { tid: Some(7), ..coroutine(10, Status::Running, &h) });
+        all.push(CoroutineDump { main: true, ..coroutine(11, Status::Finished, &Frames::from([])) });
+        let Grouped { shown, stacks, coroutines } = grouped(&all);
+        let headings: Vec<_> = shown.iter().map(|group| (group.heading(), group.frames().len())).collect();
         let expected = [
             ("8 coroutines 0x1 0x2 0x3 0x4 0x5 0x6 ...: suspended", 1),
             ("coroutine 0x9: suspended", 1),
             ("coroutine 0xa: running on thread 7", 0),
             ("main coroutine 0xb: not in use", 0),
         ];
-        assert_eq!(headings, expected);
+        assert_eq!(headings, expected.map(|(heading, frames)| (heading.to_owned(), frames)));
+        assert_eq!((stacks, coroutines), (0, 0));
+    }
+
+    #[test]
+    fn of_very_many_stacks_the_most_frequent_are_shown() {
+        // Stack `n` is that of `n % 3 + 1` coroutines.
+        let stacks: Vec<Frames> = (0..3 * STACKS).map(|n| Frames::from([frame(&format!("f{n}@x.lua:1"))])).collect();
+        let mut all = vec![CoroutineDump { main: true, ..coroutine(1, Status::Finished, &Frames::from([])) }];
+        for (n, stack) in stacks.iter().enumerate() {
+            all.extend((0..=n % 3).map(|_| coroutine(n as u64, Status::Suspended, stack)));
+        }
+        let found = grouped(&all);
+        assert!(found.shown[0].first.main && found.shown[1..].iter().all(|group| group.count == 3));
+        assert_eq!((found.shown.len(), found.stacks), (STACKS, 2 * STACKS + 1));
+        assert_eq!(found.shown.iter().map(|group| group.count).sum::<usize>() + found.coroutines, all.len());
     }
 
     #[test]

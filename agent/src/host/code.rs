@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use memchr::memmem::Finder;
 
-use lj_trace_process::{Mapping, Maps, Process, ProcessMemory};
+use lj_trace_process::{Mapping, Maps, PageKind, PageMap, Process};
 
 /// The names that all builds have, in their order; those behind them depend on the version and its flags. They are put
 /// together when they are needed, so that this program does not look like LuaJIT itself.
@@ -43,14 +44,15 @@ impl CodeFiles {
             maps.iter().any(|other| other.exec && (other.device, other.inode) == (mapping.device, mapping.inode))
         };
         let readable = |mapping: &&Mapping| mapping.read && !mapping.path.starts_with(['[']) && !is_device(mapping);
-        maps.iter().filter(readable).any(|mapping| match (mapping.is_file(), mapping.write) {
+        let is_in_file = maps.iter().filter(readable).any(|mapping| match (mapping.is_file(), mapping.write) {
             // Data of a program or library is mapped beside its code. A program that may write its own code is rare.
             (true, false) => is_code_of(mapping) && self.in_file(process, mapping),
             (true, true) => mapping.exec && self.in_file(process, mapping),
-            // Programs that unpack themselves, as UPX makes them, end up in anonymous memory.
-            (false, false) => in_memory(&process.memory(), mapping),
-            (false, true) => false,
-        })
+            (false, _) => false,
+        });
+        // Programs that unpack themselves, as UPX makes them, end up in anonymous memory.
+        let unpacked = maps.iter().filter(readable).filter(|mapping| !mapping.is_file() && !mapping.write);
+        is_in_file || in_memory(process, &unpacked.map(|mapping| mapping.start..mapping.end).collect::<Vec<_>>())
     }
 
     fn in_file(&self, process: &Process, mapping: &Mapping) -> bool {
@@ -63,7 +65,7 @@ impl CodeFiles {
         *verdict.get_or_init(|| match process.open_mapped_file(mapping) {
             Ok(file) => search(mapping.len(), |at, buffer| file_part(&file, mapping.offset + at, buffer)),
             // Its memory shows the same, but reading it may fetch it from the disk on behalf of the process.
-            Err(_) => in_memory(&process.memory(), mapping),
+            Err(_) => in_memory(process, std::slice::from_ref(&(mapping.start..mapping.end))),
         })
     }
 }
@@ -84,8 +86,13 @@ fn file_part(file: &File, offset: u64, buffer: &mut [u8]) -> usize {
     done
 }
 
-fn in_memory(memory: &ProcessMemory, mapping: &Mapping) -> bool {
-    search(mapping.len(), |at, buffer| memory.read_some(mapping.start + at, buffer).unwrap_or(0))
+/// Searches memory, but no page that there is not, or that is swapped out: neither is brought in.
+fn in_memory(process: &Process, ranges: &[Range<u64>]) -> bool {
+    let (pages, memory) = (PageMap::open(process.pid()), process.memory());
+    pages
+        .runs_in(PageKind::Present, ranges)
+        .into_iter()
+        .any(|run| search(run.end - run.start, |at, buffer| memory.read_some(run.start + at, buffer).unwrap_or(0)))
 }
 
 /// Searches data of `length` bytes, which `read` fetches from an offset on, as far as there are any.

@@ -17,6 +17,7 @@ use serde::Serialize;
 use code::CodeFiles;
 pub use doing::Doing;
 use doing::doing;
+use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
 use lj_trace_process::{Maps, Process, TargetError};
@@ -153,7 +154,9 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
 fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
     let memory = process.memory();
     let status = VmStatus::read(&memory, vm).ok()?;
-    Some(ListedVm { summary: VmSummary::read(&memory, maps, vm, Some(&status)), doing: doing(&memory, vm, &status) })
+    // Many small fields and strings that hardly ever change: each page is read once.
+    let summary = VmSummary::read(&PageCache::new(&memory), maps, vm, Some(&status));
+    Some(ListedVm { summary, doing: doing(&memory, vm, &status) })
 }
 
 fn arguments(pid: u32) -> Vec<String> {

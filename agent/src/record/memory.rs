@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher as _};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
-use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_traces, used_names};
+use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_prototypes, read_traces, used_names};
 use lj_trace_probes::allocator::AllocationRecord;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame;
@@ -183,14 +184,13 @@ impl MemoryEvents {
         let (memory, vm) = (self.memory, self.vm.clone());
         let mut prototypes = Prototypes::default();
         let mut symbols = Vec::new();
-        for address in heap::prototypes(&memory, &vm) {
-            let Ok(key) = Prototype::key_at(&memory, &vm.layout, address) else { continue };
-            let Ok(prototype) = prototypes.get(&memory, &vm.layout, key) else { continue };
-            if self.learn(address, Meaning::of(&prototype)) == Some(true) {
+        read_prototypes(&memory, &vm.layout, heap::prototypes(&memory, &vm), |prototype| {
+            if self.learn(prototype.key.address, Meaning::of(&prototype)) == Some(true) {
                 symbols.push(lua_symbol(&prototype));
                 self.definitions.add(&memory, &vm, &prototype);
             }
-        }
+            ControlFlow::Continue(())
+        });
         self.name_by_use(&memory, &vm, &mut prototypes);
         let names = self.known.iter().filter_map(|(&proto, &meaning)| {
             let name = self.definitions.name(proto, meaning)?.into();

@@ -12,6 +12,7 @@ use lj_trace_process::{Maps, PageKind, Process, TargetError};
 use super::debug_layout;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
 use super::machine::Vm;
+use super::page_cache::PageCache;
 use super::pointed;
 use super::prove::{Evidence, Failures, Look};
 use super::scan::{Candidate, candidates};
@@ -109,9 +110,12 @@ const LOOKS: u32 = 4;
 /// How often it may fail at all then: what a wrong layout points to may never hold still.
 const FAILED_BESIDE_ANOTHER: u32 = 16;
 
-/// The most candidates that are looked at more than in passing: more than one process can have VMs that are recorded.
-/// Only memory that is made to mislead has more.
-const MAX_CANDIDATES: usize = 1024;
+/// The most candidates that are looked at more than in passing. Processes have a thousand VMs at most; only memory that is made
+/// to mislead has more.
+const MAX_CANDIDATES: usize = 4096;
+
+/// So long all of them are looked at, however few looks at each that were: if they are many, each takes its time.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Candidates that no layout fits and that are looked at still more closely, to say why.
 const MAX_REFUSALS: usize = 8;
@@ -161,6 +165,8 @@ pub fn find_first_vms(process: &Process, maps: &Maps) -> Result<FirstVms, FindEr
 fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Result<Vec<Vm>, FindError> {
     let began = Instant::now();
     let mut vms: Vec<Vm> = Vec::new();
+    // Those of them that were proven by themselves: others are held against these, not against each other.
+    let mut models: Vec<Vm> = Vec::new();
     let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
     let mut maps = Rc::new(maps.clone());
     let mut pending: Vec<_> = candidates
@@ -176,7 +182,7 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
     let mut turns = 0;
     while !pending.is_empty() {
         turns += 1;
-        let is_late = turns >= PATIENT_LOOKS && began.elapsed() >= PATIENCE;
+        let is_late = turns >= PATIENT_LOOKS && began.elapsed() >= PATIENCE || began.elapsed() >= LONGEST;
         // Others of a kind are probably as the first one that fits.
         let mut fitting: HashSet<(bool, u64)> = HashSet::new();
         for examined in &mut pending {
@@ -201,7 +207,10 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
                 continue;
             }
             match examined.decide() {
-                Ok(vm) => vms.push(vm),
+                Ok(vm) => {
+                    models.push(vm.clone());
+                    vms.push(vm);
+                }
                 // The program may soon show more.
                 Err(FindError::AmbiguousLayout { .. }) if !is_late => {
                     examined.forget();
@@ -210,7 +219,7 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
                 Err(_) => refused.push(examined),
             }
         }
-        pending.retain(|examined| match vms.iter().find_map(|vm| sibling(process, &maps, vm, examined.candidate)) {
+        pending.retain(|examined| match models.iter().find_map(|vm| sibling(process, &maps, vm, examined.candidate)) {
             Some(vm) => {
                 vms.push(vm);
                 false
@@ -283,7 +292,7 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
 /// again may be somewhere else then.
 pub fn runs_its_text(process: &Process, maps: &Maps, vm: &Vm) -> bool {
     let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
-    let targets = Look::new(&process.memory(), maps, candidate).dispatch_targets(&vm.layout);
+    let targets = Look::once(&process.memory(), maps, candidate).dispatch_targets(&vm.layout);
     !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target))
 }
 
@@ -294,13 +303,17 @@ fn sibling(process: &Process, maps: &Maps, vm: &Vm, candidate: Candidate) -> Opt
     if !same_offset || candidate.gc64 != vm.layout.is_gc64() {
         return None;
     }
+    // Each page once: there may be hundreds of them.
     let memory = process.memory();
-    let look = Look::new(&memory, maps, candidate);
+    let pages = PageCache::new(&memory);
+    let look = Look::once(&pages, maps, candidate);
+    let targets = look.dispatch_targets(&vm.layout);
+    let runs_its_text = !targets.is_empty() && targets.iter().all(|target| vm.text.range.contains(target));
+    if !runs_its_text || look.failures(&vm.layout) != Failures::NONE {
+        return None;
+    }
     let sibling = Vm { global: candidate.global, main_thread: candidate.thread, ..vm.clone() };
-    (runs_its_text(process, maps, &sibling)
-        && look.failures(&vm.layout) == Failures::NONE
-        && sibling.still_valid(&memory))
-    .then_some(sibling)
+    sibling.still_valid(&memory).then_some(sibling)
 }
 
 /// A candidate, and how some layouts fit it.
@@ -483,7 +496,7 @@ fn unknown_layout(pid: u32, candidate: Candidate, layouts: &[KnownLayout], failu
 
 /// The VM of a candidate, if one of `layouts` fits, or several that agree about what matters; [`None`] if none fits.
 /// `failures` has what each of them violates, `cframe_size` what is known besides.
-fn decide<M: ReadMemory + 'static>(
+fn decide<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
     pid: u32,
@@ -529,7 +542,7 @@ fn decide<M: ReadMemory + 'static>(
 ///
 /// # Errors
 /// [`FindError`] if no layout of the table fits, or several that disagree.
-pub fn prove_still<M: ReadMemory + 'static>(
+pub fn prove_still<M: ReadMemory>(
     memory: &M,
     maps: &Maps,
     pid: u32,

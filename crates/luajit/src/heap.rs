@@ -10,7 +10,7 @@ use super::machine::Vm;
 use super::object::{field, type_of};
 use super::page_cache::PageCache;
 
-/// A walk takes no longer: the target should not change too much meanwhile, and somebody is waiting.
+/// A walk for prototypes takes no longer: the target should not change too much meanwhile, and somebody is waiting.
 const TIME_LIMIT: Duration = Duration::from_millis(100);
 
 /// The clock is looked at once for this many objects.
@@ -45,8 +45,8 @@ pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Vec<u64
     found
 }
 
-/// More coroutines are not told of: somebody wants to read about them.
-const MAX_COROUTINES: usize = 1 << 16;
+/// More coroutines are not told of: what is known of them has to have room.
+const MAX_COROUTINES: usize = 1 << 22;
 
 /// The coroutines of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,12 +57,30 @@ pub struct Coroutines {
     pub complete: bool,
 }
 
-/// All coroutines of `vm`, whatever they do: those that nobody needs any more are there until they are collected.
-pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm) -> Coroutines {
+/// All coroutines of `vm`, whatever they do, as far as `limit` allows: those that nobody needs any more are there until they
+/// are collected.
+pub fn coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Coroutines {
+    /// A list that is torn is walked again: most of it is found at once.
+    const WALKS: u32 = 3;
+    let began = Instant::now();
+    let mut best = Coroutines::default();
+    for _ in 0..WALKS {
+        let found = walk_coroutines(memory, vm, limit.saturating_sub(began.elapsed()));
+        if found.complete || found.threads.len() > best.threads.len() {
+            best = found;
+        }
+        if best.complete || best.threads.len() >= MAX_COROUTINES || began.elapsed() >= limit {
+            break;
+        }
+    }
+    best
+}
+
+fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Coroutines {
     let mut threads = vec![vm.main_thread];
     // The main thread is the VM's first object, so the last one on the list; userdata follow it (`lj_udata_new`).
     let mut complete = false;
-    walk(memory, vm, TIME_LIMIT, |object, kind| {
+    walk(memory, vm, limit, |object, kind| {
         complete = object == vm.main_thread;
         if kind == gct::THREAD && !complete {
             threads.push(object);
@@ -80,10 +98,15 @@ fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration, mut visit: impl FnM
     let gc64 = layout.is_gc64();
     let mut object = pages.read_ref(gc64, field(vm.global, layout.g_gc_root)).unwrap_or(0);
     let started = Instant::now();
-    for count in 1.. {
-        // A list that changes while it is walked may even have become a ring.
-        if object == 0 || count % OBJECTS_PER_LOOK == 0 && started.elapsed() > limit {
+    // A list that changes while it is walked may even have become a ring: then it comes back to an object that is noted
+    // each time that the walk has become twice as long (Brent's algorithm).
+    let mut noted = 0;
+    for count in 1_usize.. {
+        if object == 0 || object == noted || count % OBJECTS_PER_LOOK == 0 && started.elapsed() > limit {
             return;
+        }
+        if count.is_power_of_two() {
+            noted = object;
         }
         // Each object may be on a page of its own: no more than 32 MiB of them are kept.
         if count % 8192 == 0 {
@@ -103,6 +126,8 @@ mod tests {
     use super::*;
     use crate::machine::InterpreterText;
     use crate::testing::{Saved, x64_layout};
+
+    const LONG: Duration = Duration::from_secs(20);
 
     /// A VM whose list of objects begins at 0x5000, with objects of these types, 16 bytes apart, each linked to the
     /// one that its number says.
@@ -129,7 +154,7 @@ mod tests {
     fn coroutines_end_with_the_main_thread() {
         let objects = [(gct::TAB, 1), (gct::THREAD, 2), (gct::PROTO, 3), (gct::THREAD, 4), (gct::THREAD, 0)];
         let (memory, vm) = vm_with(&objects);
-        let found = coroutines(&memory, &vm);
+        let found = coroutines(&memory, &vm, LONG);
         assert_eq!(found.threads, [0x5040, 0x5010, 0x5030]);
         assert!(found.complete);
         assert_eq!(prototypes(&memory, &vm), [0x5020].into());
@@ -139,13 +164,49 @@ mod tests {
     fn a_list_that_is_torn_or_a_ring_ends_the_walk() {
         // The second object's type cannot be; then a list that leads back to its beginning.
         let (memory, vm) = vm_with(&[(gct::THREAD, 1), (99, 2), (gct::THREAD, u64::MAX)]);
-        assert_eq!(coroutines(&memory, &vm), Coroutines { threads: vec![0x5020, 0x5000], complete: false });
-        let (memory, vm) = vm_with(&[(gct::TAB, 1), (gct::TAB, 0), (gct::THREAD, u64::MAX)]);
+        assert_eq!(coroutines(&memory, &vm, LONG), Coroutines { threads: vec![0x5020, 0x5000], complete: false });
+        // Rings of every length, entered at each place.
+        for length in 1..40 {
+            for entry in 0..length {
+                let mut objects: Vec<_> = (1..length).map(|next| (gct::THREAD, next)).collect();
+                objects.push((gct::THREAD, entry));
+                objects.push((gct::THREAD, u64::MAX));
+                let (memory, vm) = vm_with(&objects);
+                let started = Instant::now();
+                let found = coroutines(&memory, &vm, LONG);
+                assert!(!found.complete && started.elapsed() < LONG / 2);
+                assert!((length as usize..5 * length as usize + 2).contains(&found.threads.len()), "{found:?}");
+                assert!((0..length).all(|number| found.threads.contains(&(0x5000 + 16 * number))));
+            }
+        }
+    }
+
+    /// Objects without an end, of which only those are there that are read.
+    struct Endless(Saved);
+
+    impl ReadMemory for Endless {
+        fn read<T: lj_trace_common::memory::Plain>(
+            &self,
+            address: u64,
+        ) -> Result<T, lj_trace_common::memory::Unreadable> {
+            if address < 0x10_0000 {
+                return self.0.read(address);
+            }
+            let mut page = vec![0; 2 * 4096];
+            for (index, object) in page.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                object[..8].copy_from_slice(&((address & !4095) + 16 * (index as u64 + 1)).to_le_bytes());
+                object[9] = gct::TAB;
+            }
+            crate::overlay::plain_at(&page, address % 4096).ok_or(lj_trace_common::memory::Unreadable)
+        }
+    }
+
+    #[test]
+    fn a_list_without_an_end_takes_no_longer_than_it_may() {
+        let (memory, vm) = vm_with(&[(gct::TAB, 0x10_0000), (gct::THREAD, u64::MAX)]);
         let started = Instant::now();
-        assert!(!coroutines(&memory, &vm).complete);
-        assert!(started.elapsed() < 10 * TIME_LIMIT);
-        // A ring of coroutines is found again and again, but not for ever.
-        let (memory, vm) = vm_with(&[(gct::THREAD, 0), (gct::THREAD, u64::MAX)]);
-        assert!(coroutines(&memory, &vm).threads.len() <= MAX_COROUTINES);
+        let limit = Duration::from_millis(50);
+        assert_eq!(coroutines(&Endless(memory), &vm, limit), Coroutines { threads: vec![0x5010], complete: false });
+        assert!(started.elapsed() >= limit && started.elapsed() < limit * 20, "{:?}", started.elapsed());
     }
 }

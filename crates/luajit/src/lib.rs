@@ -2,13 +2,14 @@
 //!
 //! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
 //! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables
-//! and stacks point to (`pointed`). Everything else reads objects of a proven VM:
+//! and stacks point to (`pointed`), and where LuaJIT's allocator puts VMs (`edges`). Everything else reads objects of a proven VM:
 //! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
 
 pub mod bytecode;
 mod code_pointers;
 pub mod debug_layout;
+mod edges;
 pub mod fast_functions;
 pub mod find;
 pub mod function_name;
@@ -20,6 +21,7 @@ pub mod overlay;
 pub mod page_cache;
 mod pointed;
 pub mod prototype;
+mod prototype_batch;
 mod prove;
 pub mod scan;
 pub mod shape;
@@ -39,6 +41,7 @@ pub use lj_trace_layouts as layouts;
 pub use lua_value::LuaValue;
 pub use machine::{InterpreterText, Vm};
 pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
+pub use prototype_batch::read_prototypes;
 pub use prove::bytecode_set;
 pub use scan::Candidate;
 pub use status::{Jit, VmStatus};

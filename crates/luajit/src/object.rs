@@ -117,12 +117,20 @@ pub fn read_bytes<M: ReadMemory>(memory: &M, address: u64, length: usize) -> Res
 
 /// Reads up to `length` bytes at `address`, fewer where the memory ends.
 pub fn read_some<M: ReadMemory>(memory: &M, address: u64, length: usize) -> Vec<u8> {
-    // Large steps first, then smaller ones: each step is one system call.
+    // Large steps first, then smaller ones: each step is one system call, and there are no more than bits in a length.
     let mut bytes = Vec::with_capacity(length);
     append::<M, 4096>(memory, address, length, &mut bytes);
+    append::<M, 2048>(memory, address, length, &mut bytes);
+    append::<M, 1024>(memory, address, length, &mut bytes);
     append::<M, 512>(memory, address, length, &mut bytes);
+    append::<M, 256>(memory, address, length, &mut bytes);
+    append::<M, 128>(memory, address, length, &mut bytes);
     append::<M, 64>(memory, address, length, &mut bytes);
+    append::<M, 32>(memory, address, length, &mut bytes);
+    append::<M, 16>(memory, address, length, &mut bytes);
     append::<M, 8>(memory, address, length, &mut bytes);
+    append::<M, 4>(memory, address, length, &mut bytes);
+    append::<M, 2>(memory, address, length, &mut bytes);
     append::<M, 1>(memory, address, length, &mut bytes);
     bytes
 }

@@ -102,14 +102,18 @@ impl Prototype {
     pub fn read<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
         let prototype = Self::read_of(&PageCache::new(memory), layout, key)?;
         // Had it been collected meanwhile, what was read would be of others. What is cached does not tell.
-        if Self::key_at(&PageCache::new(memory), layout, key.address)? != key {
+        if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
         }
         Ok(prototype)
     }
 
     /// Reads it in many pieces, from `memory` that does not change.
-    fn read_of<M: ReadMemory>(memory: &M, layout: &VmLayout, key: PrototypeKey) -> Result<Self, PrototypeError> {
+    pub(super) fn read_of<M: ReadMemory>(
+        memory: &M,
+        layout: &VmLayout,
+        key: PrototypeKey,
+    ) -> Result<Self, PrototypeError> {
         if Self::key_at(memory, layout, key.address)? != key {
             return Err(PrototypeError::Gone);
         }

@@ -65,8 +65,8 @@ impl Failures {
     const STACK: usize = 0;
 
     /// The invariants in the set, with their numbers.
-    fn invariants<M: ReadMemory + 'static>(self) -> impl Iterator<Item = (usize, &'static Invariant<M>)> {
-        Facts::<M>::INVARIANTS.iter().enumerate().filter(move |(index, _)| self.0 >> index & 1 != 0)
+    fn invariants<M: ReadMemory>(self) -> impl Iterator<Item = (usize, Invariant<M>)> {
+        Facts::<M>::INVARIANTS.into_iter().enumerate().filter(move |(index, _)| self.0 >> index & 1 != 0)
     }
 
     /// What failed both times.
@@ -118,7 +118,7 @@ impl Evidence {
 
     /// Looks once more: tries what has not held yet, as far as the first that does not hold now either. `look` is one
     /// that all layouts have in common.
-    pub fn look<M: ReadMemory + 'static>(&mut self, look: &Look<'_, M>, layout: &VmLayout) {
+    pub fn look<M: ReadMemory>(&mut self, look: &Look<'_, M>, layout: &VmLayout) {
         // Nearly all layouts fail here, and more than a copy is hardly needed.
         if !self.look_at(look, layout, |index, fixed| fixed || index == Failures::STACK) {
             return;
@@ -131,7 +131,7 @@ impl Evidence {
 
     /// Tries some of what has not held yet, by the numbers of the invariants and whether they are fixed; whether all of
     /// it holds.
-    fn look_at<M: ReadMemory + 'static>(
+    fn look_at<M: ReadMemory>(
         &mut self,
         look: &Look<'_, M>,
         layout: &VmLayout,
@@ -206,10 +206,15 @@ pub struct Look<'a, M> {
     candidate: Candidate,
 }
 
-impl<'a, M: ReadMemory + 'static> Look<'a, M> {
+impl<'a, M: ReadMemory> Look<'a, M> {
     /// Copies the candidate's `GG_State`.
     pub fn new(memory: &'a M, maps: &'a Maps, candidate: Candidate) -> Self {
         Self { overlay: Overlay::noting(memory, candidate.thread, GG_STATE), maps, candidate }
+    }
+
+    /// The same, for who does not ask whether anything has moved since.
+    pub fn once(memory: &'a M, maps: &'a Maps, candidate: Candidate) -> Self {
+        Self { overlay: Overlay::new(memory, candidate.thread, GG_STATE), maps, candidate }
     }
 
     /// The same once more, as it is now.
@@ -245,10 +250,10 @@ impl<'a, M: ReadMemory + 'static> Look<'a, M> {
     }
 }
 
-impl<M: ReadMemory + 'static> Facts<'_, M> {
+impl<M: ReadMemory> Facts<'_, M> {
     /// Each invariant with its name. They are tried in this order, so those come first that most layouts fail and
     /// that need nothing but the copy of `GG_State`.
-    const INVARIANTS: &'static [Invariant<M>] = &[
+    const INVARIANTS: [Invariant<M>; 25] = [
         moving("the main thread has a Lua stack", |f| f.main_thread_has_a_stack()),
         fixed("mainthref is the main thread", |f| Ok(f.g_ref(f.layout.g_mainthref)? == f.thread)),
         fixed("dispatch is a table of code", |f| f.dispatch_table()),

@@ -9,7 +9,7 @@ use std::ops::{Range, RangeInclusive};
 use lj_trace_common::frame::GC64_ADDRESS_MASK;
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
-use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory};
+use lj_trace_process::{Mapping, Maps, PageKind, PageMap, ProcessMemory, pieces};
 
 use super::code_pointers::dispatch_table;
 use super::object::marked_offset;
@@ -25,11 +25,15 @@ pub struct Candidate {
     pub gc64: bool,
 }
 
-/// Memory is read in pieces of this size.
-const CHUNK: usize = 1 << 20;
-
 /// `sizeof(lua_State)` over all builds: upstream, and OpenResty with one or two more words.
 const THREAD_SIZES: [RangeInclusive<u64>; 2] = [64..=80, 96..=112];
+
+/// How far ahead of itself a word points that may be a `glref`, over both widths of references: it is the third word of
+/// a thread, or the second.
+const NEAR: RangeInclusive<u32> = 64 - 8..=112 - 16;
+
+/// Words that are looked at together.
+const BLOCK: usize = 64;
 
 /// What a search has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,23 +49,24 @@ pub struct Found {
 /// at most `limit`.
 pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, kind: PageKind, limit: usize) -> Found {
     let pages = PageMap::open(pid);
+    let ranges: Vec<_> = object_mappings(maps).collect();
+    in_runs(memory, maps, &pages.runs_in(kind, &ranges), limit)
+}
+
+/// The candidates in some runs of memory; at most `limit`.
+pub fn in_runs(memory: &ProcessMemory, maps: &Maps, runs: &[Range<u64>], limit: usize) -> Found {
     let mut found = Found::default();
     let mut seen = Vec::new();
-    let mut buffer = vec![0; CHUNK];
-    for mapping in maps.iter().filter(|mapping| may_hold_objects(mapping)) {
-        for run in pages.runs(kind, &(mapping.start..mapping.end)) {
-            scan_run(memory, run, &mut buffer, |start, bytes| {
-                scan_bytes(start, bytes, &mut seen);
-                for candidate in seen.drain(..) {
-                    if found.candidates.len() < limit && is_plausible(memory, maps, candidate) {
-                        found.candidates.push(candidate);
-                    } else {
-                        found.missed = true;
-                    }
-                }
-            });
+    pieces::read(memory, runs, |start, bytes| {
+        scan_bytes(start, bytes, &mut seen);
+        for candidate in seen.drain(..) {
+            if found.candidates.len() < limit && is_plausible(memory, maps, candidate) {
+                found.candidates.push(candidate);
+            } else {
+                found.missed = true;
+            }
         }
-    }
+    });
     found
 }
 
@@ -74,8 +79,11 @@ pub fn is_plausible(memory: &ProcessMemory, maps: &Maps, candidate: Candidate) -
 /// Where objects may be: all private writable memory that exists.
 pub fn object_memory(pid: u32, maps: &Maps) -> Vec<Range<u64>> {
     let pages = PageMap::open(pid);
-    let mappings = maps.iter().filter(|mapping| may_hold_objects(mapping));
-    mappings.flat_map(|mapping| pages.runs(PageKind::Any, &(mapping.start..mapping.end))).collect()
+    pages.runs_in(PageKind::Any, &object_mappings(maps).collect::<Vec<_>>())
+}
+
+fn object_mappings(maps: &Maps) -> impl Iterator<Item = Range<u64>> {
+    maps.iter().filter(|mapping| may_hold_objects(mapping)).map(|mapping| mapping.start..mapping.end)
 }
 
 /// Whether a candidate's stack begins with the candidate itself, as `stack_init` (`lj_state.c`) writes it and nothing
@@ -94,20 +102,6 @@ pub fn may_hold_objects(mapping: &Mapping) -> bool {
     mapping.read && mapping.write && !mapping.shared && !mapping.path.starts_with("/dev/")
 }
 
-/// Reads a run of pages, piece by piece.
-fn scan_run(memory: &ProcessMemory, run: Range<u64>, buffer: &mut [u8], mut piece: impl FnMut(u64, &[u8])) {
-    let mut address = run.start;
-    while address < run.end {
-        let length = usize::try_from(run.end - address).map_or(buffer.len(), |rest| rest.min(buffer.len()));
-        let read = memory.read_some(address, &mut buffer[..length]).unwrap_or(0);
-        piece(address, &buffer[..read]);
-        // The pieces overlap by one word, since a candidate shows in two neighbours. After memory that
-        // cannot be read (unmapped meanwhile), go on with the next page.
-        let whole = read as u64 & !7;
-        address = if whole > 8 && address + whole < run.end { address + whole - 8 } else { address + whole.max(4096) };
-    }
-}
-
 /// Looks for candidates in `bytes`, which begin at the 8-aligned `start`.
 pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     /// `LJ_GC_FIXED | LJ_GC_SFIXED`: among threads, only the main thread is marked so (`lj_state.c`).
@@ -117,11 +111,7 @@ pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
     // The bytes from `marked` on: marks, type, `dummy_ffid`, and `status`, which is below 8.
     const EXPECTED: u64 = FFID << 16 | (gct::THREAD as u64) << 8 | MARKS;
     const MASK: u64 = 0xf8ff_ff00 | MARKS;
-    let (words, _) = bytes.as_chunks();
-    let mut previous = 0;
-    for (index, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        let address = start + 8 * index as u64;
+    let mut check = |address: u64, previous: u64, word: u64| {
         // 64 bits: `marked` and `gct` begin the word before `glref`, which is the third word.
         let distance = word.wrapping_sub(address.wrapping_sub(16));
         if THREAD_SIZES[1].contains(&distance) && previous & MASK == EXPECTED {
@@ -133,8 +123,28 @@ pub fn scan_bytes(start: u64, bytes: &[u8], found: &mut Vec<Candidate>) {
         if THREAD_SIZES[0].contains(&distance) && previous >> (8 * marked_offset(false)) & MASK == EXPECTED {
             found.push(Candidate { thread: address - 8, global, gc64: false });
         }
-        previous = word;
+    };
+    let (words, _) = bytes.as_chunks::<8>();
+    for (block, first) in words.chunks(BLOCK).zip((0_usize..).step_by(BLOCK)) {
+        if !points_ahead(start + 8 * first as u64, block) {
+            continue;
+        }
+        for (word, index) in block.iter().zip(first..) {
+            let previous = index.checked_sub(1).map_or(0, |before| u64::from_le_bytes(words[before]));
+            check(start + 8 * index as u64, previous, u64::from_le_bytes(*word));
+        }
     }
+}
+
+/// Whether any word of a block at `address` may point to just behind itself, by its lower half. Nearly none does. This is
+/// asked of all memory that a process has, so there is no branch for each word.
+fn points_ahead(address: u64, block: &[[u8; 8]]) -> bool {
+    let low = address as u32;
+    let is_near = |index: usize, word: &[u8; 8]| {
+        let ahead = (u64::from_le_bytes(*word) as u32).wrapping_sub(low.wrapping_add(8 * index as u32));
+        ahead.wrapping_sub(*NEAR.start()) <= NEAR.end() - NEAR.start()
+    };
+    block.iter().enumerate().fold(false, |any, (index, word)| any | is_near(index, word))
 }
 
 #[cfg(test)]
@@ -163,6 +173,35 @@ mod tests {
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x0000, 0x7f00_0000_0378 + 96, 0]), &mut found);
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0663, 0x7f00_0000_0378 + 200, 0]), &mut found);
         assert_eq!(found, []);
+    }
+
+    #[test]
+    fn finds_them_wherever_they_lie() {
+        // Over the ends of blocks, and where the lower half of the address runs over.
+        for start in [0x7f00_0000_0000, 0x7f00_ffff_ff00] {
+            for index in 2..3 * BLOCK as u64 {
+                let thread = start + 8 * (index - 2);
+                for size in THREAD_SIZES[1].clone().step_by(8) {
+                    let mut memory = vec![0; 4 * BLOCK];
+                    memory[index as usize - 1] = 0x1_0663;
+                    memory[index as usize] = thread + size;
+                    let mut found = Vec::new();
+                    scan_bytes(start, &words(&memory), &mut found);
+                    assert_eq!(found, [Candidate { thread, global: thread + size, gc64: true }]);
+                }
+            }
+        }
+        for index in 1..3 * BLOCK as u64 {
+            let thread = 0xffff_0000 + 8 * (index - 1);
+            for size in THREAD_SIZES[0].clone().step_by(8) {
+                let mut memory = vec![0; 4 * BLOCK];
+                memory[index as usize - 1] = 0x1_0663_0000_0000;
+                memory[index as usize] = 0x1234_5678_0000_0000 | (thread + size);
+                let mut found = Vec::new();
+                scan_bytes(0xffff_0000, &words(&memory), &mut found);
+                assert_eq!(found, [Candidate { thread, global: thread + size, gc64: false }]);
+            }
+        }
     }
 
     /// Words of memory from an address on.

@@ -7,6 +7,7 @@ mod saved;
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
+use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_luajit::object::field;
-use lj_trace_luajit::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still};
+use lj_trace_luajit::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still, read_prototypes};
 use lj_trace_process::Process;
 use saved::Saved;
 use saved::recorder::Recorder;
@@ -31,6 +32,9 @@ struct Build {
     /// Whether it has a JIT compiler, and so a trace of the script's loop.
     jit: bool,
 }
+
+/// No walk over a heap takes as long.
+const LONG: Duration = Duration::from_secs(20);
 
 const BUILDS: [Build; 5] = [
     Build { name: "luajit-debian", fits: "2021-03-23, 2022-03(Debian)", fork: "LuaJIT", gc64: true, jit: true },
@@ -139,7 +143,7 @@ fn a_ring_of_objects_is_left() {
     let second = saved.read_ref(true, first).unwrap();
     saved.put_ref(second, first);
     let started = Instant::now();
-    assert!(!heap::coroutines(&saved, &vm).complete);
+    assert!(!heap::coroutines(&saved, &vm, LONG).complete);
     heap::prototypes(&saved, &vm);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
@@ -160,10 +164,40 @@ fn references_into_nothing_end_a_walk() {
         }
         saved.put_ref(field(vm.global, layout.g_gc_root), dangling);
         assert_eq!(heap::prototypes(&saved, &vm), BTreeSet::new());
-        assert_eq!(heap::coroutines(&saved, &vm).threads, [vm.main_thread]);
+        assert_eq!(heap::coroutines(&saved, &vm, LONG).threads, [vm.main_thread]);
         saved.put_ref(field(vm.main_thread, layout.l_stack), dangling);
         let (frames, end) = stack(&saved, &vm, &FunctionNames::default(), vm.main_thread);
         assert!(frames.is_empty() && end == WalkEnd::BadBase, "{dangling:x}: {frames:?} {end:?}");
+    }
+}
+
+#[test]
+fn many_prototypes_are_read_as_each_of_them_is() {
+    for build in BUILDS {
+        let saved = Saved::load(build.name);
+        let vm = see(&saved).unwrap().vm;
+        let all = heap::prototypes(&saved, &vm);
+        let one = |&address: &u64| {
+            let key = Prototype::key_at(&saved, &vm.layout, address)?;
+            Prototype::read(&saved, &vm.layout, key)
+        };
+        let expected: Vec<Prototype> = all.iter().filter_map(|address| one(address).ok()).collect();
+        // Several times as many as are read together, with others between them that are none.
+        let many = all.iter().flat_map(|&address| [address, address + 8, 0x10, vm.main_thread]).cycle();
+        let count = 4 * all.len() * (1 + 2000 / all.len());
+        let mut read = Vec::new();
+        read_prototypes(&saved, &vm.layout, many.take(count), |prototype| {
+            read.push(prototype);
+            ControlFlow::Continue(())
+        });
+        assert!(!expected.is_empty() && read.len() == expected.len() * (1 + 2000 / all.len()));
+        assert!(read.chunks(expected.len()).all(|chunk| chunk == expected));
+        let mut first = Vec::new();
+        read_prototypes(&saved, &vm.layout, all, |prototype| {
+            first.push(prototype);
+            ControlFlow::Break(())
+        });
+        assert_eq!(first, expected[..1]);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The target's memory mappings (`/proc/PID/maps`).
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::process::TargetError;
 
@@ -61,9 +62,9 @@ impl Mapping {
     }
 }
 
-/// All mappings of the target at one moment, sorted by address.
+/// All mappings of the target at one moment, sorted by address. There may be tens of thousands: clones share them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Maps(Vec<Mapping>);
+pub struct Maps(Arc<[Mapping]>);
 
 impl Maps {
     /// Reads `/proc/PID/maps`.
@@ -73,12 +74,18 @@ impl Maps {
     pub fn read(pid: u32) -> Result<Self, TargetError> {
         let path = format!("/proc/{pid}/maps");
         let text = std::fs::read(&path).map_err(|error| TargetError::from_io(pid, &path, error))?;
-        Ok(Self::parse(&String::from_utf8_lossy(&text)))
+        Ok(Self::parse_bytes(&text))
     }
 
     /// Parses the text of a `maps` file; lines of another shape are passed over.
     pub fn parse(text: &str) -> Self {
-        Self(text.lines().filter_map(parse_line).collect())
+        Self::parse_bytes(text.as_bytes())
+    }
+
+    /// The same, of a text in which paths may have any bytes.
+    pub(crate) fn parse_bytes(text: &[u8]) -> Self {
+        let lines = text.split(|byte| *byte == b'\n').filter_map(parse_line);
+        Self(lines.collect::<Vec<_>>().into())
     }
 
     /// The mapping that holds `address`.
@@ -98,33 +105,54 @@ impl Maps {
     }
 }
 
-fn parse_line(line: &str) -> Option<Mapping> {
-    let mut rest = line;
-    let mut field = || {
-        let trimmed = rest.trim_start();
-        let end = trimmed.find(' ').unwrap_or(trimmed.len());
-        let (word, tail) = trimmed.split_at(end);
-        rest = tail;
+/// What is left of a line.
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    /// The next word.
+    fn word(&mut self) -> Option<&'a [u8]> {
+        let line = self.0.trim_ascii_start();
+        let end = line.iter().position(|byte| *byte == b' ').unwrap_or(line.len());
+        let (word, rest) = line.split_at(end);
+        self.0 = rest;
         (!word.is_empty()).then_some(word)
+    }
+
+    /// Two hexadecimal numbers with a sign between them, as in `fe:01`.
+    fn pair(&mut self, between: u8) -> Option<(u64, u64)> {
+        let word = self.word()?;
+        let (first, second) = word.split_at_checked(word.iter().position(|byte| *byte == between)?)?;
+        Some((number(first, 16)?, number(&second[1..], 16)?))
+    }
+}
+
+/// A number in digits. There are five in each line of a text of megabytes, which takes long with what libraries have.
+fn number(digits: &[u8], radix: u32) -> Option<u64> {
+    let add = |sum: u64, digit: &u8| {
+        let digit = char::from(*digit).to_digit(radix)?;
+        sum.checked_mul(radix.into())?.checked_add(digit.into())
     };
-    let (start, end) = field()?.split_once('-')?;
-    let permissions = field()?.as_bytes();
-    let offset = field()?;
-    let (major, minor) = field()?.split_once(':')?;
-    let inode = field()?;
-    let hex = |digits| u64::from_str_radix(digits, 16).ok();
-    let device = |digits| u32::from_str_radix(digits, 16).ok();
+    (!digits.is_empty()).then(|| digits.iter().try_fold(0, add)).flatten()
+}
+
+fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut rest = Rest(line);
+    let (start, end) = rest.pair(b'-')?;
+    let permissions = rest.word()?;
+    let offset = number(rest.word()?, 16)?;
+    let (major, minor) = rest.pair(b':')?;
+    let inode = number(rest.word()?, 10)?;
     Some(Mapping {
-        start: hex(start)?,
-        end: hex(end)?,
+        start,
+        end,
         read: permissions.first() == Some(&b'r'),
         write: permissions.get(1) == Some(&b'w'),
         exec: permissions.get(2) == Some(&b'x'),
         shared: permissions.get(3) == Some(&b's'),
-        offset: hex(offset)?,
-        device: (device(major)?, device(minor)?),
-        inode: inode.parse().ok()?,
-        path: rest.trim_start().to_owned(),
+        offset,
+        device: (u32::try_from(major).ok()?, u32::try_from(minor).ok()?),
+        inode,
+        path: String::from_utf8_lossy(rest.0.trim_ascii_start()).into_owned(),
     })
 }
 

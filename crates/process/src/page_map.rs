@@ -3,10 +3,9 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
 
-/// Words of `/proc/PID/pagemap` that are read at once.
-const WORDS: u64 = 8192;
+use crate::page_scan;
+use crate::page_words;
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +20,7 @@ pub enum PageKind {
 
 impl PageKind {
     /// The bits of a word of which one is set (`PM_PRESENT`, `PM_SWAP`, `fs/proc/task_mmu.c`).
-    const fn bits(self) -> u64 {
+    pub(crate) const fn bits(self) -> u64 {
         match self {
             Self::Present => 1 << 63,
             Self::Swapped => 1 << 62,
@@ -56,26 +55,39 @@ impl PageMap {
             Some(run) => run.end = new.end,
             None => runs.push(new),
         };
-        let mut bytes = vec![0; 8 * WORDS as usize];
-        let mut at = range.start;
-        while at < range.end {
-            let count = (range.end - at).div_ceil(self.page).min(WORDS);
-            let wanted = &mut bytes[..8 * count as usize];
-            if file.read_exact_at(wanted, at / self.page * 8).is_err() {
-                // What cannot be known is there: reading it tells.
-                add(at..range.end);
-                break;
-            }
-            for word in wanted.as_chunks::<8>().0 {
-                if u64::from_le_bytes(*word) & kind.bits() != 0 {
-                    add(at..at + self.page);
-                }
-                at += self.page;
-            }
-        }
+        // Kernels before 6.7 have words alone. What is behind the last page that is told is asked for in them, too.
+        let told = page_scan::runs(file, kind, range, &mut add);
+        page_words::runs(file, self.page, kind, &(told..range.end), &mut add);
         runs
     }
+
+    /// The same in many ranges, which are in their order and do not overlap. Each run is within one of them.
+    pub fn runs_in(&self, kind: PageKind, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut found = Vec::new();
+        for group in ranges.chunk_by(|one, next| next.start.saturating_sub(one.end) < NEAR) {
+            let (Some(first), Some(last)) = (group.first(), group.last()) else { continue };
+            // Those of a group are asked for at once, with what lies between them.
+            let mut runs = self.runs(kind, &(first.start..last.end)).into_iter().peekable();
+            for range in group {
+                while let Some(run) = runs.peek_mut() {
+                    let part = run.start.max(range.start)..run.end.min(range.end);
+                    if !part.is_empty() {
+                        found.push(part);
+                    }
+                    if run.end > range.end {
+                        break;
+                    }
+                    runs.next();
+                }
+            }
+        }
+        found
+    }
 }
+
+/// Ranges that are not further apart than this are asked for together: to pass over what lies between them takes the
+/// kernel no longer than another call.
+const NEAR: u64 = 1 << 20;
 
 fn page_size() -> u64 {
     // SAFETY: sysconf takes a plain integer.
@@ -113,7 +125,43 @@ mod tests {
         let apart: u64 =
             [PageKind::Present, PageKind::Swapped].map(places).iter().flatten().map(|run| run.end - run.start).sum();
         assert_eq!(apart, 3);
+        // All ways to ask tell the same, in one range or in many.
+        let file = File::open("/proc/self/pagemap").unwrap();
+        let mut words = Vec::new();
+        page_words::runs(&file, page, PageKind::Any, &range, |run| words.push(run));
+        assert_eq!(words.iter().map(|run| (run.start - start) / page).collect::<Vec<_>>(), [3, 4, 63]);
+        let many: Vec<_> = (0..64).step_by(4).map(|index| start + index * page..start + (index + 2) * page).collect();
+        let found = pages.runs_in(PageKind::Any, &many);
+        assert_eq!((found.len(), &found[0]), (1, &(start + 4 * page..start + 5 * page)));
+        let touching: Vec<_> = (0..64).map(|index| start + index * page..start + (index + 1) * page).collect();
+        let expected = [3, 4, 63].map(|index| start + index * page..start + (index + 1) * page);
+        assert_eq!(pages.runs_in(PageKind::Any, &touching), expected);
         // SAFETY: nothing else knows of it.
         unsafe { libc::munmap(start as *mut libc::c_void, length as usize) };
+    }
+
+    #[test]
+    fn addresses_that_are_only_reserved_take_no_time() {
+        let pages = PageMap::open(std::process::id());
+        let length = 16 << 40;
+        // SAFETY: a new mapping, wherever the kernel puts it.
+        let start = unsafe {
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, kind, -1, 0)
+        };
+        if start == libc::MAP_FAILED {
+            println!("the kernel does not give away so many addresses");
+            return;
+        }
+        let began = std::time::Instant::now();
+        let file = File::open("/proc/self/pagemap").unwrap();
+        let range = start as u64..start as u64 + length as u64;
+        // Kernels before 6.7 have to be asked about every single page.
+        if page_scan::runs(&file, PageKind::Any, &range, &mut |_| ()) == range.end {
+            assert_eq!(pages.runs(PageKind::Any, &range), []);
+            assert!(began.elapsed() < std::time::Duration::from_secs(5), "{:?}", began.elapsed());
+        }
+        // SAFETY: nothing else knows of it.
+        unsafe { libc::munmap(start, length) };
     }
 }

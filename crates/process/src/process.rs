@@ -11,6 +11,7 @@ use lj_trace_text::untrusted;
 
 use super::files::TargetFiles;
 use super::freezer;
+use super::kept_maps::KeptMaps;
 use super::maps::{Mapping, Maps};
 use super::memory::ProcessMemory;
 use super::namespace;
@@ -79,6 +80,7 @@ pub struct Process {
     /// (`proc_maps_open` in Linux's `fs/proc/task_mmu.c`), and shows nothing any more once that is gone.
     program: Arc<File>,
     files: Arc<OnceLock<Option<TargetFiles>>>,
+    maps: Arc<KeptMaps>,
 }
 
 /// What keeps a process from running, though it is alive.
@@ -112,11 +114,17 @@ impl Process {
         let path = format!("/proc/{pid}/maps");
         let program = File::open(&path).map_err(|error| TargetError::from_io(pid, path, error))?;
         let program = Arc::new(program);
-        let process =
-            Self { pid, start_time: stat.start_time, stack_start: stat.stack_start, program, files: Arc::default() };
+        let process = Self {
+            pid,
+            start_time: stat.start_time,
+            stack_start: stat.stack_start,
+            program,
+            files: Arc::default(),
+            maps: Arc::default(),
+        };
         // Readable maps do not yet mean readable memory (CAP_PERFMON shows only the former), so try one byte.
-        let maps = process.maps()?;
-        let probe = maps.iter().find(|mapping| mapping.read && mapping.is_file());
+        let first = process.first_file()?;
+        let probe = first.iter().find(|mapping| is_readable_file(mapping));
         if let Some(mapping) = probe
             && process.memory().read_some(mapping.start, &mut [0]).is_err()
         {
@@ -203,12 +211,23 @@ impl Process {
         pages.saturating_mul(u64::try_from(page).unwrap_or(4096))
     }
 
-    /// Its mappings at this moment.
+    /// Its mappings at this moment. Where there are so many that it takes long to read them, they may be as they were a
+    /// moment ago ([`KeptMaps`]).
     ///
     /// # Errors
     /// As [`Maps::read`].
     pub fn maps(&self) -> Result<Maps, TargetError> {
-        Maps::read(self.pid)
+        self.maps.get(|| Maps::read(self.pid))
+    }
+
+    /// Mappings with a readable file among them, if it has one: its program is nearly always the first of all.
+    fn first_file(&self) -> Result<Maps, TargetError> {
+        /// What the kernel gives at once, in whole lines (`seq_read_iter`, `fs/seq_file.c`).
+        const PAGE: usize = 4096;
+        let mut text = vec![0; PAGE];
+        let length = self.program.read_at(&mut text, 0).unwrap_or(0);
+        let first = Maps::parse_bytes(text.get(..length).unwrap_or_default());
+        if first.iter().any(is_readable_file) { Ok(first) } else { self.maps() }
     }
 
     /// Its memory.
@@ -259,6 +278,10 @@ impl Process {
         let is_mapped = |file: &File| file.metadata().is_ok_and(|metadata| metadata.ino() == mapping.inode);
         files.find(is_mapped).ok_or(error)
     }
+}
+
+fn is_readable_file(mapping: &Mapping) -> bool {
+    mapping.read && mapping.is_file()
 }
 
 /// The number in a line of `/proc/PID/status`.

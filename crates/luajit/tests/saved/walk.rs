@@ -35,7 +35,7 @@ pub fn see_with<M: ReadMemory + 'static>(memory: &M, maps: &Maps, vm: Vm) -> See
     let keys = heap::prototypes(memory, &vm);
     let keys = keys.into_iter().filter_map(|address| Prototype::key_at(memory, layout, address).ok());
     let prototypes = keys.filter_map(|key| Prototype::read(memory, layout, key).ok()).collect();
-    let coroutines = heap::coroutines(memory, &vm);
+    let coroutines = heap::coroutines(memory, &vm, std::time::Duration::from_secs(20));
     let stacks = coroutines.threads.iter().map(|thread| stack(memory, &vm, &names, *thread)).collect();
     let traces = read_traces(memory, maps, &vm);
     // What cannot be read is an error, never a panic.

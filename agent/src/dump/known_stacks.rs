@@ -1,0 +1,123 @@
+//! Stacks that many coroutines have in common: each is named once, and kept once.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use lj_trace_common::event::FrameRecord;
+use lj_trace_common::frame::WalkEnd;
+
+use super::FrameDump;
+use super::coroutine::LuaStack;
+use crate::stack::Innermost;
+
+/// Frames with their names, shared by all that have the same.
+pub type Frames = Arc<[FrameDump]>;
+
+/// What different stacks may take together, in bytes. A million coroutines have some hundred different ones, unless their
+/// local variables are asked for.
+const ROOM: usize = 256 << 20;
+
+/// Walks of which it is kept what stack they lead to.
+const MAX_WALKS: usize = 1 << 14;
+
+/// The stacks that were met.
+#[derive(Debug, Default)]
+pub struct KnownStacks {
+    stacks: HashSet<Frames>,
+    bytes: usize,
+    by_walk: HashMap<Walked, Frames>,
+}
+
+/// A Lua stack without the addresses that differ between coroutines.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Walked(Vec<Function>);
+
+/// What a frame is named by.
+type Function = (u64, u64, [u32; 3], u8, u8, u16);
+
+impl Walked {
+    /// That of `stack`; [`None`] if more than its frames matters.
+    pub fn of(stack: &LuaStack) -> Option<Self> {
+        let function = |record: &FrameRecord| {
+            let &FrameRecord { code, chunkname, first_line, size_bc, position, kind, ffid, vm, .. } = record;
+            (code, chunkname, [first_line, size_bc, position], kind, ffid, vm)
+        };
+        let is_plain = stack.innermost == Innermost::Known && stack.end == WalkEnd::Complete;
+        is_plain.then(|| Self(stack.frames.iter().map(function).collect()))
+    }
+}
+
+impl KnownStacks {
+    /// The one copy of these frames; [`None`] if there is no room for more.
+    pub fn keep(&mut self, frames: Vec<FrameDump>) -> Option<Frames> {
+        if let Some(known) = self.stacks.get(frames.as_slice()) {
+            return Some(known.clone());
+        }
+        let bytes = frames.iter().map(size).sum();
+        if self.bytes.saturating_add(bytes) > ROOM {
+            return None;
+        }
+        self.bytes += bytes;
+        let frames = Frames::from(frames);
+        self.stacks.insert(frames.clone());
+        Some(frames)
+    }
+
+    /// The frames that a walk is known to lead to.
+    pub fn of_walk(&self, walked: &Walked) -> Option<Frames> {
+        self.by_walk.get(walked).cloned()
+    }
+
+    /// Notes what a walk leads to.
+    pub fn note(&mut self, walked: Walked, frames: &Frames) {
+        if self.by_walk.len() < MAX_WALKS {
+            self.by_walk.insert(walked, frames.clone());
+        }
+    }
+}
+
+/// What a frame takes, about.
+fn size(frame: &FrameDump) -> usize {
+    let texts = [&frame.source, &frame.module].into_iter().flatten().map(String::len).sum::<usize>();
+    let locals = frame.locals.iter().flatten().map(|local| size_of_val(local) + local.name.len() + local.value.len());
+    size_of::<FrameDump>() + frame.function.len() + texts + locals.sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dump::{FrameKind, Local};
+
+    fn frame(value: String) -> FrameDump {
+        FrameDump {
+            kind: FrameKind::Lua,
+            function: "f@x.lua:1".to_owned(),
+            source: Some("x.lua".to_owned()),
+            line: Some(1),
+            module: None,
+            trace: None,
+            locals: Some(vec![Local { name: "x".to_owned(), kind: "string", value }]),
+        }
+    }
+
+    #[test]
+    fn equal_stacks_are_one() {
+        let mut known = KnownStacks::default();
+        let stacks: Vec<Frames> =
+            (0..1000).map(|index| known.keep(vec![frame((index % 7).to_string())]).unwrap()).collect();
+        for (index, stack) in stacks.iter().enumerate() {
+            assert!(Arc::ptr_eq(stack, &stacks[index % 7]));
+        }
+        assert_eq!(known.stacks.len(), 7);
+    }
+
+    #[test]
+    fn different_stacks_have_only_so_much_room() {
+        let mut known = KnownStacks::default();
+        let large = |index: usize| vec![frame(format!("{index}{}", "x".repeat(16 << 20)))];
+        let kept = (0..32).filter(|&index| known.keep(large(index)).is_some()).count();
+        assert!((14..=16).contains(&kept), "{kept}");
+        assert!(known.keep(large(0)).is_some() && known.keep(large(31)).is_none());
+        assert!(known.keep(vec![frame(String::new())]).is_some(), "a small one still has room");
+    }
+}

@@ -1,0 +1,117 @@
+//! Much memory of the target, read piece by piece with as few system calls as possible.
+
+use std::ops::Range;
+
+use super::memory::ProcessMemory;
+
+/// Memory is read in pieces of this size: they stay in the processor's cache while they are looked through.
+const PIECE: usize = 1 << 20;
+
+/// Pieces that one system call reads (`IOV_MAX`).
+const AT_ONCE: usize = 1024;
+
+/// What is read goes on with the page after one that cannot be.
+const PAGE: usize = 4096;
+
+/// Reads runs of memory, and hands each piece to `piece` with its address. Pieces of a run overlap by one word, so that
+/// what lies across two of them shows in one.
+pub fn read(memory: &ProcessMemory, runs: &[Range<u64>], mut piece: impl FnMut(u64, &[u8])) {
+    let mut buffer = vec![0; PIECE];
+    let (mut places, mut size): (Vec<(u64, usize)>, usize) = (Vec::new(), 0);
+    for run in runs {
+        let mut at = run.start;
+        while at < run.end {
+            let length = usize::try_from(run.end - at).map_or(PIECE, |rest| rest.min(PIECE));
+            if size + length > PIECE || places.len() == AT_ONCE {
+                read_places(memory, &mut places, &mut buffer, &mut piece);
+                size = 0;
+            }
+            places.push((at, length));
+            size += length;
+            let end = at + length as u64;
+            at = if end < run.end { end - 8 } else { end };
+        }
+    }
+    read_places(memory, &mut places, &mut buffer, &mut piece);
+}
+
+fn read_places(
+    memory: &ProcessMemory,
+    places: &mut Vec<(u64, usize)>,
+    buffer: &mut [u8],
+    piece: &mut impl FnMut(u64, &[u8]),
+) {
+    let mut left = &mut places[..];
+    while !left.is_empty() {
+        let count = memory.read_places(left, buffer);
+        let mut bytes = &buffer[..count];
+        let mut done = 0;
+        for (start, length) in left.iter_mut() {
+            let (own, others) = bytes.split_at((*length).min(bytes.len()));
+            if !own.is_empty() {
+                piece(*start, own);
+            }
+            bytes = others;
+            if own.len() < *length {
+                // Unmapped meanwhile, or not readable at all.
+                let gap = (own.len() + PAGE - (*start as usize + own.len()) % PAGE).min(*length);
+                (*start, *length) = (*start + gap as u64, *length - gap);
+                done += usize::from(*length == 0);
+                break;
+            }
+            done += 1;
+        }
+        left = &mut left[done..];
+    }
+    places.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A mapping of our own of so many pages, each full of its number, of which some cannot be read.
+    fn pages(count: usize, holes: &[usize]) -> u64 {
+        // SAFETY: a new mapping, wherever the kernel puts it; what is written is within it.
+        unsafe {
+            let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let start = libc::mmap(std::ptr::null_mut(), count * PAGE, access, kind, -1, 0).cast::<u8>();
+            assert_ne!(start.cast(), libc::MAP_FAILED);
+            for page in 0..count {
+                start.add(page * PAGE).write_bytes(page as u8, PAGE);
+            }
+            for page in holes {
+                libc::munmap(start.add(page * PAGE).cast(), PAGE);
+            }
+            start as u64
+        }
+    }
+
+    #[test]
+    fn all_that_can_be_read_is_read_once_but_for_the_overlap() {
+        let holes = [3, 4, 300, 700];
+        let start = pages(701, &holes);
+        let at = |page: usize| start + (page * PAGE) as u64;
+        // One longer than a piece, and many small ones, with holes at their beginning, in them and at their end.
+        let mut runs: Vec<Range<u64>> = (600..701).map(|page| at(page)..at(page + 1)).collect();
+        runs.insert(0, at(0)..at(600));
+        let mut seen = vec![0; 701];
+        let memory = ProcessMemory::new(std::process::id());
+        read(&memory, &runs, |address, bytes| {
+            for (offset, byte) in bytes.iter().enumerate() {
+                let page = (address - start) as usize / PAGE + ((address - start) as usize % PAGE + offset) / PAGE;
+                assert_eq!(usize::from(*byte), page % 256);
+                seen[page] += 1;
+            }
+        });
+        for (page, count) in seen.iter().enumerate() {
+            let expected = if holes.contains(&page) { 0..=0 } else { PAGE..=PAGE + 8 };
+            assert!(expected.contains(count), "page {page}: {count}");
+        }
+        // Two pieces of the long run meet twice, and share a word.
+        assert_eq!(seen.iter().sum::<usize>(), (701 - holes.len()) * PAGE + 2 * 8);
+        let mut nothing = true;
+        read(&memory, std::slice::from_ref(&(0..PAGE as u64 * 4)), |_, _| nothing = false);
+        assert!(nothing);
+    }
+}
