@@ -570,13 +570,13 @@ mod tests {
             &[0x41, 0xff, 0x94, 0xc6, 0x34, 0x12, 0, 0],
             &[0xe8, 0x10, 0x20, 0x30, 0x40],
         ];
-        let (text, addresses) = text(calls);
+        let (of_calls, addresses) = text(calls);
         for (address, call) in addresses.into_iter().zip(calls) {
-            assert!(text.may_return_to(address + call.len() as u64), "{call:x?}");
-            assert_eq!(text.may_return_to(address), address < START + 8, "{call:x?}");
+            assert!(of_calls.may_return_to(address + call.len() as u64), "{call:x?}");
+            assert_eq!(of_calls.may_return_to(address), address < START + 8, "{call:x?}");
         }
         let handler: [u8; 5] = [0x89, 0xf0, 0x48, 0x89, 0xfc];
-        let (text, [_, handler]) = super::tests::text([&[0x90; 8], &handler]);
+        let (text, [_, handler]) = text([&[0x90; 8], &handler]);
         assert!(!text.may_return_to(handler + 5));
         assert!(text.may_return_to(START - 1) && text.may_return_to(START + 0x10_0000), "nothing is known there");
     }
