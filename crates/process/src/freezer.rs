@@ -1,6 +1,8 @@
 //! Frozen cgroups: a process in one does not run, and its state does not say why (`S` in version 2, `D` in version 1).
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::proc_file;
 
@@ -8,8 +10,21 @@ use super::proc_file;
 /// frozen one, or nobody can tell.
 pub fn thawed_by(pid: u32) -> Option<(PathBuf, &'static str)> {
     let cgroups = proc_file::read_text(format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = proc_file::read_text("/proc/self/mountinfo").ok()?;
+    let mounts = mounts()?;
     folders(&cgroups, &mounts).find_map(|(version, folder, mount)| frozen_by(version, &folder, &mount))
+}
+
+/// Our own `/proc/PID/mountinfo`, as of the last seconds: where many processes are watched, each asks for it.
+fn mounts() -> Option<Arc<str>> {
+    const AGE: Duration = Duration::from_secs(5);
+    static LAST: Mutex<Option<(Instant, Arc<str>)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, mounts)) = last.as_ref().filter(|(read, _)| read.elapsed() < AGE) {
+        return Some(mounts.clone());
+    }
+    let mounts: Arc<str> = proc_file::read_text("/proc/self/mountinfo").ok()?.into();
+    *last = Some((Instant::now(), mounts.clone()));
+    Some(mounts)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -163,7 +163,7 @@ impl Signals {
 }
 
 /// How often it is looked for children that have exited, and for new ones.
-const CHILDREN_INTERVAL: Duration = Duration::from_millis(100);
+const CHILDREN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How often it is looked how much memory is left, and how large files are: tables grow by some 50 MB a second where everything
 /// that is allocated is kept.
