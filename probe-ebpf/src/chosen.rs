@@ -16,9 +16,10 @@ use crate::sample::sample;
 #[perf_event]
 pub fn sample_chosen(context: PerfEventContext) -> u32 {
     let timer = Timer::start();
-    let Some(process) = current_process() else { return 0 };
-    // SAFETY: entries are copied at once.
-    let Some(&number) = (unsafe { CHOSEN.get(&process) }) else { return 0 };
+    let number = number();
+    if number == NOBODY {
+        return 0;
+    }
     if number < OTHER_SAMPLER {
         sample(&context, number, timer);
         return 0;
@@ -27,6 +28,18 @@ pub fn sample_chosen(context: PerfEventContext) -> u32 {
     // just ending.
     unsafe { SAMPLERS.tail_call(&context, number - OTHER_SAMPLER) };
     0
+}
+
+/// Not a number of what is recorded.
+const NOBODY: u32 = u32::MAX;
+
+/// What is known of the process that runs on this CPU, or [`NOBODY`]. A function of its own: samples need all the stack that
+/// there is.
+#[inline(never)]
+fn number() -> u32 {
+    let Some(process) = current_process() else { return NOBODY };
+    // SAFETY: entries are copied at once.
+    unsafe { CHOSEN.get(&process) }.copied().unwrap_or(NOBODY)
 }
 
 /// A process executes another program: that is none of what is recorded, from its first instruction on.

@@ -31,9 +31,9 @@ impl Timer {
         }
     }
 
-    /// Ends a run of a sampler, and adds its time to what is counted of the process, unless something else ran in between.
+    /// Ends a run of a sampler, and adds its time to the process's counter of this number, unless something else ran in between.
     #[inline(always)]
-    pub fn stop_of(self, process: u32, time: Counter) {
+    pub fn stop_of(self, process: u32, time: u32) {
         // SAFETY: the helper has no preconditions.
         let took = unsafe { bpf_ktime_get_ns() } - self.0;
         if took <= LONGEST_SAMPLE {

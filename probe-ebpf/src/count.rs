@@ -12,10 +12,11 @@ pub fn count(counter: Counter) {
     add(counter, 1);
 }
 
-/// Adds to what samplers count of one process; returns what it was before.
-#[inline(always)]
-pub fn add_of(process: u32, counter: Counter, amount: u64) -> u64 {
-    let Some(value) = SAMPLER_COUNTS.get_ptr_mut(process * COUNTERS + counter as u32) else { return 0 };
+/// Adds to what samplers count of one process; returns what it was before. A function of its own: samples need all the stack
+/// that there is.
+#[inline(never)]
+pub fn add_of(process: u32, counter: u32, amount: u64) -> u64 {
+    let Some(value) = SAMPLER_COUNTS.get_ptr_mut(process * COUNTERS + counter) else { return 0 };
     // SAFETY: as in `count_exactly`.
     unsafe {
         let before = value.read_volatile();

@@ -70,16 +70,16 @@ pub fn sample_cpu(context: PerfEventContext) -> u32 {
 #[inline(always)]
 pub fn sample(context: &PerfEventContext, process: u32, timer: Timer) {
     let Some(config) = CONFIG.get(process) else { return };
-    let before = add_of(process, Counter::Sampled, 1);
+    let before = add_of(process, Counter::Sampled as u32, 1);
     if config.leaves_out != 0 && config.weight != 0 && before % u64::from(config.weight) != 0 {
-        add_of(process, Counter::LeftOut, 1);
+        add_of(process, Counter::LeftOut as u32, 1);
         return;
     }
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
-    take((config, process), area, 0, 0, context.ctx.cast());
-    timer.stop_of(process, Counter::SampleTime);
+    take((config, process, timer), area, 0, 0, context.ctx.cast());
+    stop(area, Counter::SampleTime as u32);
     #[cfg(feature = "log")]
     crate::log::sample(context, area);
 }
@@ -95,10 +95,21 @@ pub fn sample_allocation(config: &Config, size: u64) {
         return;
     }
     let timer = Timer::start();
-    take((config, 0), area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
-    timer.stop_of(0, Counter::StackTime);
+    take((config, 0, timer), area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
+    stop(area, Counter::StackTime as u32);
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
+}
+
+/// Counts how long the sample in this working area took, by the counter of this number. A function of its own, and what it needs
+/// stands in the area: samples need all the stack that there is.
+#[inline(never)]
+fn stop(area: u32, time: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: the caller has the area to itself, and no reference to it meanwhile.
+    let scratch = unsafe { &*scratch };
+    scratch.machine.timer.stop_of(scratch.header.process, time);
+    0
 }
 
 /// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's where it was hit,
@@ -107,17 +118,24 @@ pub fn sample_allocation(config: &Config, size: u64) {
 /// What differs between samples is kept in memory until it is needed: the verifier follows the walk anew for every
 /// combination of values in registers.
 #[inline(always)]
-fn take((config, process): (&Config, u32), area: u32, flags: u32, allocation_size: u64, program: *mut c_void) {
+fn take(
+    (config, process, timer): (&Config, u32, Timer),
+    area: u32,
+    flags: u32,
+    allocation_size: u64,
+    program: *mut c_void,
+) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
-        add_of(process, Counter::NoScratch, 1);
+        add_of(process, Counter::NoScratch as u32, 1);
         return;
     };
     // No reference to the area may live across `bpf_loop`, whose callback makes its own: so every phase borrows it
     // anew.
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
+    borrow().machine.timer = timer;
     if !read_registers(borrow(), (config.allocators, process), flags, allocation_size) {
-        add_of(process, Counter::NoRegisters, 1);
+        add_of(process, Counter::NoRegisters as u32, 1);
         return;
     }
     if !program.is_null() {
@@ -596,10 +614,10 @@ fn send(scratch: &mut Scratch) {
     };
     let process = scratch.header.process;
     if result == 0 {
-        add_of(process, Counter::Written, 1);
+        add_of(process, Counter::Written as u32, 1);
     } else if scratch.header.flags & SAMPLE_ALLOCATION != 0 {
-        add_of(process, Counter::StacksLost, 1);
+        add_of(process, Counter::StacksLost as u32, 1);
     } else {
-        add_of(process, Counter::RingBufferFull, u64::from(scratch.header.weight.max(1)));
+        add_of(process, Counter::RingBufferFull as u32, u64::from(scratch.header.weight.max(1)));
     }
 }

@@ -8,7 +8,9 @@ use lj_trace_common::frame::Walk;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::thread::Thread;
 use lj_trace_common::top::Top;
-use lj_trace_common::trace::Traces;
+use lj_trace_common::trace::{TraceKey, Traces};
+
+use crate::clock::Timer;
 
 /// Bytes of a frame.
 pub const FRAME_SIZE: usize = size_of::<FrameRecord>();
@@ -34,6 +36,10 @@ pub struct Machine {
     pub record: FrameRecord,
     /// Where the walk begins.
     pub top: Top,
+    /// Since when the sample is being put together.
+    pub timer: Timer,
+    /// The trace that is looked up.
+    pub key: TraceKey,
     /// Address on the C stack where a C frame may begin.
     pub scan: u64,
     /// Where to look instead if none begins there; 0 to go on.

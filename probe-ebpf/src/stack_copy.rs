@@ -116,7 +116,7 @@ pub fn finish(scratch: &mut Scratch, config: &Config) {
         scratch.header.flags |= SAMPLE_STACK_TRUNCATED;
     }
     if scratch.machine.stack_size == 0 {
-        add_of(scratch.header.process, Counter::NoStack, 1);
+        add_of(scratch.header.process, Counter::NoStack as u32, 1);
     }
     note_size(scratch);
 }

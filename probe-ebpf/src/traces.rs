@@ -41,7 +41,7 @@ pub fn note(area: u32) -> u32 {
     if traces.read(&UserMemory, vm).is_ok() {
         let _ = traces.running(&UserMemory, &vm.layout, number, (&mut header.trace, &mut machine.memo.head));
     }
-    offer(&header.trace, &vm.layout, (header.process, header.vm));
+    offer(&header.trace, &vm.layout, (header.process, header.vm), &mut machine.key);
     if !is_known(header) {
         let mut area = area;
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
@@ -76,23 +76,25 @@ extern "C" fn look_at(index: u64, area: *mut c_void) -> i64 {
     if traces.running(&UserMemory, &vm.layout, number, (running, &mut machine.memo.head)).is_err() {
         return 1;
     }
-    offer(running, &vm.layout, (header.process, header.vm));
+    offer(running, &vm.layout, (header.process, header.vm), &mut machine.key);
     0
 }
 
-/// Sends a trace if the agent does not have it.
+/// Sends a trace if the agent does not have it. `key` is to work in: the program's stack has no room for it.
 #[inline(always)]
-fn offer(running: &RunningTrace, layout: &VmLayout, (process, vm): (u32, u32)) {
-    let key = TraceKey { identity: running.identity, process, reserved: 0 };
+fn offer(running: &RunningTrace, layout: &VmLayout, (process, vm): (u32, u32), key: &mut TraceKey) {
+    key.identity = running.identity;
+    (key.process, key.reserved) = (process, 0);
+    let key = &*key;
     // SAFETY: only whether there is an entry matters.
-    if running.identity.address == 0 || unsafe { TRACES.get(&key) }.is_some() {
+    if running.identity.address == 0 || unsafe { TRACES.get(key) }.is_some() {
         return;
     }
     if trace::pieces(&UserMemory, layout, running).is_ok_and(|pieces| send_all(running, vm, &pieces)) {
         // If the map is full the oldest entry goes, and that trace is sent again.
-        let _ = TRACES.insert(&key, &1, 0);
+        let _ = TRACES.insert(key, &1, 0);
     } else {
-        add_of(process, Counter::TracesLost, 1);
+        add_of(process, Counter::TracesLost as u32, 1);
     }
 }
 

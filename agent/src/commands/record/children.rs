@@ -144,7 +144,13 @@ impl Watch {
             if self.recorded.iter().any(|process| process.pid() == pid) || !self.is_due(pid, now) {
                 continue;
             }
-            let Some(child) = find(pid) else { continue };
+            let Some(child) = find(pid) else {
+                if Process::open(pid).is_err() {
+                    self.family.members.retain(|member| *member != pid);
+                    self.seen.remove(&pid);
+                }
+                continue;
+            };
             self.seen.remove(&pid);
             self.recorded.push(child.process.clone());
             found.push(child);
@@ -202,7 +208,7 @@ mod tests {
         assert!(watch.seen.contains_key(&child.id()) && watch.recorded.is_empty());
         child.kill().unwrap();
         child.wait().unwrap();
-        watch.look(now);
+        watch.look(now + LONGEST_WAIT);
         assert!(!watch.seen.contains_key(&child.id()));
     }
 }
