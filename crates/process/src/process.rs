@@ -212,7 +212,7 @@ impl Process {
     }
 
     /// Its mappings at this moment. Where there are so many that it takes long to read them, they may be as they were a
-    /// moment ago ([`KeptMaps`]).
+    /// moment ago (`KeptMaps`).
     ///
     /// # Errors
     /// As [`Maps::read`].
