@@ -1,4 +1,4 @@
-//! Small files of `/proc` and `/sys`, read in three system calls: the standard library takes a dozen, since their size is 0.
+//! Files of `/proc` and `/sys`, small ones in four system calls: the standard library takes a dozen, since their size is 0.
 
 use std::fs::File;
 use std::io;
@@ -8,17 +8,23 @@ use std::path::Path;
 /// More than `/proc/PID/stat`, a cgroup's events and the like have.
 const SIZE: usize = 4096;
 
-/// Reads a file, which the kernel makes up while it is read.
+/// Reads a file, which the kernel makes up while it is read. It gives whole lines, in parts of its own: less than was asked for
+/// is not the end.
 ///
 /// # Errors
 /// It is not there, or cannot be read.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let mut text = vec![0; SIZE];
-    let mut size = file.read_at(&mut text, 0)?;
-    while size == text.len() {
-        text.resize(2 * size, 0);
-        size += file.read_at(&mut text[size..], size as u64)?;
+    let mut size = 0;
+    loop {
+        match file.read_at(&mut text[size..], size as u64)? {
+            0 => break,
+            length => size += length,
+        }
+        if text.len() - size < SIZE / 2 {
+            text.resize(2 * text.len(), 0);
+        }
     }
     text.truncate(size);
     Ok(text)
@@ -35,6 +41,14 @@ pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_kernel_gives_in_parts_is_read_whole() {
+        // It ends each part where a line ends, wherever that is (`seq_read_iter`, `fs/seq_file.c`).
+        let symbols = std::fs::read("/proc/kallsyms").unwrap();
+        assert!(symbols.len() > 8 * SIZE);
+        assert!(read("/proc/kallsyms").unwrap() == symbols);
+    }
 
     #[test]
     fn files_of_any_size_are_read_whole() {
