@@ -75,12 +75,21 @@ fn expect_each_once(recorded: &Recorded, report: &[String], process: Used) -> Re
 
 #[test]
 fn with_vms_that_come_into_being_after_lj_trace() -> Result<()> {
+    check_late("auto")
+}
+
+#[test]
+fn with_such_vms_where_events_are_on_threads() -> Result<()> {
+    check_late("threads")
+}
+
+fn check_late(events: &str) -> Result<()> {
     /// How long it may take to find them, together, once they run.
     const SEARCH: f64 = 1.0;
     let program = Program::find(LUAJIT).expect("the demo's luajit is everywhere");
     let (count, seconds) = (4, 1.0);
     let mut workload = Workload::start(&program, THREADS, &[&count.to_string(), &seconds.to_string(), "late"])?;
-    let recording = Recording::attached(&workload, &["--rate", &RATE.to_string()])?;
+    let recording = Recording::attached(&workload, &["--rate", &RATE.to_string(), "--events", events])?;
     workload.go()?;
     workload.expect("started")?;
     let before = stolen()?;

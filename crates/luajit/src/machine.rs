@@ -198,6 +198,7 @@ mod tests {
         assert!(!vm(&[]).leaves_traces_open() && !vm(&["sizeof_g"]).leaves_traces_open());
         assert!(vm(&["sizeof_g", "sizeof_snap"]).leaves_traces_open());
     }
+
     #[test]
     fn what_is_decided_of_a_build_is_known_of_its_other_vms() {
         let text = |start: u64| InterpreterText { range: start..start + 8, exact: true, edges: Edges::default() };

@@ -73,10 +73,8 @@ impl Programs {
         let (config, vms_of_set, id, why_alone) = (Config::default(), None, 0, None);
         let mut programs = Self { set, process: 0, vms: vms_of_set, counts, config, mechanism, maps, id, why_alone };
         programs.begin(wanted, vms)?;
-        if wanted.memory {
-            for index in programs.config.vms..programs.set.vms {
-                programs.with_map("FREE_VMS", |map| Ok(Queue::try_from(map)?.push(&index, 0)?))?;
-            }
+        for index in programs.config.vms..programs.set.vms {
+            programs.with_map("FREE_VMS", |map| Ok(Queue::try_from(map)?.push(&index, 0)?))?;
         }
         Ok(programs)
     }
@@ -211,6 +209,10 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn update_vm(&mut self, index: u32, vm: &VmConfig) -> Result<(), ProbeError> {
+        if self.place(index).is_none() {
+            // There was no room for it.
+            return Ok(());
+        }
         self.set_vm(index, vm).map_err(ProbeError::sort)
     }
 
@@ -336,7 +338,10 @@ impl Programs {
     /// that there are.
     pub fn may_replace(&self, index: u32) -> bool {
         let is_template = |template: &Template| template.size != 0 && template.vm == index;
-        index != 0 && index != self.config.other_kind && !self.config.templates.iter().any(is_template)
+        index != 0
+            && self.place(index).is_some()
+            && index != self.config.other_kind
+            && !self.config.templates.iter().any(is_template)
     }
 
     /// Lets VMs that come into being have the index of one that was closed, and of which nothing is under way any more.

@@ -11,6 +11,7 @@ use lj_trace_common::config::{COUNTERS, MAX_PROCESSES, MAX_SAMPLED_VMS, MAX_VMS,
 
 use super::counts::SamplerCounts;
 use super::cpu_events::CpuEvents;
+use super::error::whole;
 use super::places::Places;
 use super::sample_buffer::SharedSamples;
 use super::wanted::Wanted;
@@ -54,9 +55,8 @@ const MANY_TRACES: u32 = 32_768;
 const MANY_PROCESSES: u32 = 8;
 
 /// Maps that nobody uses in a set of samplers alone.
-const FOR_ALLOCATIONS: [&str; 13] = [
+const FOR_ALLOCATIONS: [&str; 12] = [
     "ALLOCATORS",
-    "FREE_VMS",
     "TALLIES",
     "PENDING",
     "PLACES_TAKEN",
@@ -75,6 +75,9 @@ const LEAST_LRU: u32 = 128;
 
 /// The rate of a set's events, and the namespace of the processes.
 pub(super) type Kind = (u32, PidNamespace);
+
+/// Why there are no events of a kind: where the kernel refuses them, the programs are not loaded again for each process.
+static REFUSED: Mutex<Vec<(Kind, String)>> = Mutex::new(Vec::new());
 
 /// All that take one process more.
 static SHARED: Mutex<Vec<(Kind, Weak<Set>)>> = Mutex::new(Vec::new());
@@ -100,6 +103,9 @@ impl Set {
         if let Some(set) = known {
             return Ok(set);
         }
+        if let Some((_, why)) = lock(&REFUSED).iter().find(|(refused, _)| *refused == kind) {
+            anyhow::bail!("{why}");
+        }
         let expected = vms.saturating_mul(wanted.processes).saturating_mul(2);
         let mut set = Self::load_as(wanted, expected.clamp(LEAST_SHARED_VMS, MAX_SAMPLED_VMS), MAX_PROCESSES)?;
         {
@@ -107,7 +113,9 @@ impl Set {
             let ring = RingBuf::try_from(take_map(&mut ebpf, "SAMPLES")?)?;
             set.samples = Some(Mutex::new(SharedSamples::new(ring)));
             let (rate, namespace) = kind;
-            set.events = Some(Arc::new(Mutex::new(CpuEvents::open(&mut ebpf, rate, namespace)?)));
+            let events = CpuEvents::open(&mut ebpf, rate, namespace)
+                .inspect_err(|error| lock(&REFUSED).push((kind, whole(error))))?;
+            set.events = Some(Arc::new(Mutex::new(events)));
         }
         let set = Arc::new(set);
         shared.push((kind, Arc::downgrade(&set)));
@@ -123,6 +131,8 @@ impl Set {
         loader.map_max_entries("CONFIG", processes);
         loader.map_max_entries("SAMPLER_COUNTS", processes * COUNTERS);
         loader.map_max_entries("VMS", vms);
+        // Where there are several processes, their VMs get their numbers here.
+        loader.map_max_entries("FREE_VMS", if processes > 1 { 1 } else { vms });
         loader.map_max_entries("GLOBALS", vms.saturating_mul(2).max(VM_ENTRIES));
         let samples = if wanted.cpu || has_stacks { wanted.buffer() } else { PAGE };
         loader.map_max_entries("SAMPLES", samples);

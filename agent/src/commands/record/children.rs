@@ -106,8 +106,8 @@ struct Family {
     next: Option<Instant>,
 }
 
-/// Finding them out takes the time of this part of a CPU at most, where others start processes all the time.
-const LEAST_PART: u32 = 50;
+/// Where others start processes all the time, it waits for so many times as long as finding out took.
+const WAIT: u32 = 50;
 
 impl Family {
     /// Finds out who there is, unless there are no new processes on the machine.
@@ -120,7 +120,7 @@ impl Family {
         let began = Instant::now();
         self.members = descendants_of_all(roots);
         self.last_number = last_number;
-        self.next = Instant::now().checked_add(began.elapsed() * LEAST_PART);
+        self.next = Instant::now().checked_add(began.elapsed() * WAIT);
     }
 }
 
