@@ -5,6 +5,7 @@
 //! something is missing they fail and say what to run, so that a green run always means that they ran.
 
 pub mod allocations;
+pub mod attach_time;
 pub mod benches;
 pub mod bounded_run;
 pub mod capabilities;

@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::attach_time::quickest;
 use lj_trace_tests::programs::{LUAJIT, Program};
-use lj_trace_tests::tracer::{Tracer, run};
+use lj_trace_tests::tracer::run;
 use lj_trace_tests::workload::Workload;
 use serde_json::Value;
 
@@ -27,22 +28,6 @@ fn listed(pid: u32) -> Result<Value> {
     let listing: Value = serde_json::from_str(&run(["list", "--json"])?.stdout)?;
     let process = listing["processes"].as_array().into_iter().flatten().find(|process| process["pid"] == pid);
     Ok(process.with_context(|| format!("{listing:#}"))?.clone())
-}
-
-fn attach(workload: &Workload) -> Result<Duration> {
-    let folder = tempfile::tempdir()?;
-    let (pid, output) = (workload.pid().to_string(), folder.path().join("out.folded"));
-    let tracer = Tracer::start(["--pid", &pid, "--duration", "100ms", "--output", &output.to_string_lossy()])?;
-    let said = tracer.wait()?.stderr;
-    let words = said.split_once("attached in ").and_then(|(_, rest)| rest.split_once(" ms"));
-    let (milliseconds, _) = words.with_context(|| said.clone())?;
-    Ok(Duration::from_millis(milliseconds.parse()?))
-}
-
-/// The quickest of some: others use the machine, too.
-fn quickest(workload: &Workload) -> Result<Duration> {
-    let all: Vec<Duration> = (0..3).map(|_| attach(workload)).collect::<Result<_>>()?;
-    all.into_iter().min().context("no tries")
 }
 
 #[test]

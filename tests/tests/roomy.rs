@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::attach_time::quickest;
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
-use lj_trace_tests::tracer::{Tracer, run};
+use lj_trace_tests::tracer::run;
 use lj_trace_tests::workload::Workload;
 use serde_json::Value;
 
@@ -15,24 +16,6 @@ const MUCH: &str = "2048";
 const LITTLE: &str = "1";
 /// By how much a big process may take longer to attach to.
 const LONGER: Duration = Duration::from_millis(100);
-/// Others use the machine, too: the quickest of so many is what it takes.
-const TRIES: usize = 3;
-
-/// How long it takes to attach.
-fn attach(workload: &Workload) -> Result<Duration> {
-    let folder = tempfile::tempdir()?;
-    let (pid, output) = (workload.pid().to_string(), folder.path().join("out.folded"));
-    let tracer = Tracer::start(["--pid", &pid, "--duration", "100ms", "--output", &output.to_string_lossy()])?;
-    let said = tracer.wait()?.stderr;
-    let words = said.split_once("attached in ").and_then(|(_, rest)| rest.split_once(" ms"));
-    let (milliseconds, _) = words.with_context(|| said.clone())?;
-    Ok(Duration::from_millis(milliseconds.parse()?))
-}
-
-fn quickest(workload: &Workload) -> Result<Duration> {
-    let all: Vec<Duration> = (0..TRIES).map(|_| attach(workload)).collect::<Result<_>>()?;
-    all.into_iter().min().context("no tries")
-}
 
 fn both(name: &'static str) -> Result<()> {
     let Some(program) = Program::find(name) else { return Ok(()) };
