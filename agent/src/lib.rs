@@ -11,7 +11,6 @@ pub mod commands;
 pub mod doctor;
 pub mod dump;
 pub mod exit;
-pub mod heap;
 pub mod host;
 mod logging;
 pub mod record;

@@ -10,7 +10,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Expr, ExprCall, Item, ItemMod, ItemUse, Macro, UseTree};
 
 /// The libraries that other tools can use.
-const PUBLIC: [&str; 7] = ["estimate", "luajit", "process", "profile", "streams", "text", "unwind"];
+const PUBLIC: [&str; 8] = ["estimate", "heap", "luajit", "process", "profile", "streams", "text", "unwind"];
 
 /// Which module knows which, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;

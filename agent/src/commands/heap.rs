@@ -13,11 +13,11 @@ use lj_trace_text::untrusted::{Form, PlainWriter};
 use super::heap_progress::Progress;
 use super::record::parse_duration;
 use crate::exit::{CommandError, ExitCode};
-use crate::heap::diff::Diff;
-use crate::heap::object::Kind;
-use crate::heap::text::HeldOfType;
-use crate::heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
 use crate::record::{OutputFile, allow_replacing};
+use lj_trace_heap::diff::Diff;
+use lj_trace_heap::object::Kind;
+use lj_trace_heap::text::HeldOfType;
+use lj_trace_heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
 
 /// Options of `lj-trace heap`.
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_text::bytes;
 
-use crate::heap::Stage;
+use lj_trace_heap::Stage;
 
 /// What takes no longer needs no words.
 const SHORT: Duration = Duration::from_secs(1);

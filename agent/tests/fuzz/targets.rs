@@ -8,7 +8,7 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
-use lj_trace::heap::{self, diff::Diff};
+use lj_trace_heap::{self as heap, diff::Diff};
 use lj_trace_luajit::{Vm, prove_still};
 use lj_trace_profile::{Format, MemoryProfile, Profile, Weight, formats, memory, memprof, reference, sysprof};
 use lj_trace_streams::{Body, Stream};

@@ -5,7 +5,7 @@ use lj_trace_luajit::object::marked_offset;
 use lj_trace_luajit::shape::{Shape, VALUE};
 use lj_trace_process::ProcessMemory;
 
-use crate::heap::object::{CDATA, Header};
+use lj_trace_heap::object::{CDATA, Header};
 
 /// An object that may be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

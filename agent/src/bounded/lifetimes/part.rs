@@ -10,7 +10,7 @@ use lj_trace_process::ProcessMemory;
 
 use super::choice::Block;
 use super::object::Object;
-use crate::heap::object::Header;
+use lj_trace_heap::object::Header;
 
 /// A block as part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

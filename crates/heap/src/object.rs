@@ -319,7 +319,7 @@ mod tests {
     use lj_trace_luajit::testing::x64_layout;
 
     use super::*;
-    use crate::heap::blocks::tests::Ranges;
+    use crate::blocks::tests::Ranges;
 
     fn measured(build: &str, mode: &str, fields: &[(u64, &[u8])]) -> Option<Measured> {
         let shape = Shape::new(x64_layout(build, mode));

@@ -107,7 +107,7 @@ const fn color(kind: Kind) -> Color {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::tree::tests::heap;
+    use crate::tree::tests::heap;
 
     fn snapshot() -> Snapshot {
         Snapshot {

@@ -61,9 +61,9 @@ pub fn lines(heap: &Heap, sums: &[Sum], least: u64) -> Vec<Line> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::heap::object::Kind;
-    use crate::heap::snapshot::PathRow;
-    use crate::heap::walk::Torn;
+    use crate::object::Kind;
+    use crate::snapshot::PathRow;
+    use crate::walk::Torn;
 
     /// A heap with these steps: the one before, the name, how many tables it holds, and how many bytes.
     pub(crate) fn heap(steps: &[(Option<usize>, &str, u64, u64)]) -> Heap {

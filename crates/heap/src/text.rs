@@ -208,9 +208,9 @@ impl fmt::Display for HeldOfType<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::overhead::Overhead;
-    use crate::heap::snapshot::TypeRow;
-    use crate::heap::walk::Torn;
+    use crate::overhead::Overhead;
+    use crate::snapshot::TypeRow;
+    use crate::walk::Torn;
 
     fn snapshot(total: u64) -> Snapshot {
         let row = |kind, count, bytes, garbage_count, garbage_bytes| TypeRow {

@@ -199,8 +199,8 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::objects::Objects;
-    use crate::heap::tree::tests::heap;
+    use crate::objects::Objects;
+    use crate::tree::tests::heap;
 
     fn snapshot() -> Snapshot {
         Snapshot {

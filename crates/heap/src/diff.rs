@@ -360,7 +360,7 @@ impl HeapDiff {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::tree::tests::heap;
+    use crate::tree::tests::heap;
 
     fn snapshot(sessions: u64, time: u64) -> Snapshot {
         let steps = [

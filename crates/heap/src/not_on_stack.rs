@@ -46,7 +46,7 @@ impl<M: ReadSome> ReadSome for NotOnStack<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::heap::blocks::tests::Ranges;
+    use crate::blocks::tests::Ranges;
 
     const MAPS: &str = "\
 00001000-00003000 rw-p 00000000 00:00 0 
