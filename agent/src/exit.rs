@@ -2,12 +2,10 @@
 
 use std::io;
 
+use lj_trace_engine::{EngineError, Failure};
 use lj_trace_luajit::FindError;
-use lj_trace_probes::allocator::AllocatorError;
-use lj_trace_probes::programs::ProbeError;
-use lj_trace_process::privileges::limits;
 use lj_trace_process::{Process, TargetError};
-use lj_trace_streams::{StreamError, WriteError};
+use lj_trace_streams::StreamError;
 
 /// An exit code of `lj-trace`, in the numbering of `sysexits.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +38,21 @@ impl From<ExitCode> for std::process::ExitCode {
     }
 }
 
+impl From<Failure> for ExitCode {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::ReaderGone => Self::OK,
+            Failure::Usage => Self::USAGE,
+            Failure::NoProcess => Self::NO_PROCESS,
+            Failure::NoLuajit => Self::NO_LUAJIT,
+            Failure::Unavailable => Self::UNAVAILABLE,
+            Failure::Io => Self::IO,
+            Failure::Privileges => Self::PRIVILEGES,
+            _ => Self::BUG,
+        }
+    }
+}
+
 /// Why a command failed: what to tell the user and the exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
@@ -63,28 +76,18 @@ impl CommandError {
 
     /// The system refuses something that it never should.
     pub fn internal(error: &io::Error) -> Self {
-        let code = limits::reached(error).map_or(ExitCode::BUG, |_| ExitCode::UNAVAILABLE);
-        Self::new(code, format!("cannot start: {}", limits::with_limit(error)))
+        EngineError::internal(error).into()
     }
 
     /// Something about a file. `action` reads like `write x.svg`.
     pub fn io(action: &str, error: &io::Error) -> Self {
-        Self::new(ExitCode::IO, format!("cannot {action}: {}", limits::with_limit(error)))
+        EngineError::io(action, error).into()
     }
 
     /// The same, unless it happened since the process went away meanwhile: that is what is to be said.
     pub fn unless_gone(self, process: &Process) -> Self {
-        let is_of_command = matches!(self.code, ExitCode::OK | ExitCode::USAGE | ExitCode::NO_PROCESS);
-        let (pid, message) = (process.pid(), &self.message);
-        if is_of_command || process.runs_same_program() {
-            self
-        } else if process.has_become_another_program() {
-            let text = format!("process {pid} has executed another program while lj-trace looked at it ({message})");
-            Self::new(ExitCode::NO_PROCESS, text)
-        } else {
-            let text = format!("process {pid} has exited while lj-trace looked at it ({message})");
-            Self::new(ExitCode::NO_PROCESS, text)
-        }
+        let says_enough = matches!(self.code, ExitCode::OK | ExitCode::USAGE | ExitCode::NO_PROCESS);
+        if says_enough { self } else { EngineError::gone(process, &self.message).map_or(self, Self::from) }
     }
 
     /// A stream that cannot be read.
@@ -93,49 +96,20 @@ impl CommandError {
     }
 }
 
-impl From<WriteError> for CommandError {
-    fn from(error: WriteError) -> Self {
-        Self::new(ExitCode::IO, error.to_string())
+impl From<EngineError> for CommandError {
+    fn from(EngineError { failure, message }: EngineError) -> Self {
+        Self::new(failure.into(), message)
     }
 }
 
 impl From<TargetError> for CommandError {
     fn from(error: TargetError) -> Self {
-        let code = match error {
-            TargetError::NoSuchProcess(_) | TargetError::Zombie(_) | TargetError::OtherProc(_) => ExitCode::NO_PROCESS,
-            TargetError::NotPermitted { .. } => ExitCode::PRIVILEGES,
-            TargetError::KernelThread(_) => ExitCode::NO_LUAJIT,
-            TargetError::Io { .. } => ExitCode::IO,
-        };
-        Self::new(code, error.to_string())
+        EngineError::from(error).into()
     }
 }
 
 impl From<FindError> for CommandError {
     fn from(error: FindError) -> Self {
-        match error {
-            FindError::Target(error) => error.into(),
-            error => Self::new(ExitCode::NO_LUAJIT, error.to_string()),
-        }
-    }
-}
-
-impl From<ProbeError> for CommandError {
-    fn from(error: ProbeError) -> Self {
-        match error {
-            ProbeError::Target(error) => error.into(),
-            ProbeError::NotPermitted { .. } => Self::new(ExitCode::PRIVILEGES, error.to_string()),
-            ProbeError::NoWindows(_) | ProbeError::Limit { .. } => Self::new(ExitCode::UNAVAILABLE, error.to_string()),
-            error => Self::new(ExitCode::BUG, error.to_string()),
-        }
-    }
-}
-
-impl From<AllocatorError> for CommandError {
-    fn from(error: AllocatorError) -> Self {
-        match error {
-            AllocatorError::Probe(error) => error.into(),
-            error => Self::new(ExitCode::NO_LUAJIT, error.to_string()),
-        }
+        EngineError::from(error).into()
     }
 }

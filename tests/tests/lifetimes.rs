@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use lj_trace::bounded::lifetimes::{Life, Lifetimes};
-use lj_trace::bounded::now;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource};
+use lj_trace_engine::bounded::lifetimes::{Life, Lifetimes};
+use lj_trace_engine::bounded::now;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_luajit::find_vms;
 use lj_trace_probes::allocator::{AllocationProbes, AllocationRecord, Handlers};

@@ -13,7 +13,7 @@ use lj_trace_text::untrusted::{Form, PlainWriter};
 use super::heap_progress::Progress;
 use super::record::parse_duration;
 use crate::exit::{CommandError, ExitCode};
-use crate::record::{OutputFile, allow_replacing};
+use lj_trace_engine::output::{OutputFile, allow_replacing};
 use lj_trace_heap::diff::Diff;
 use lj_trace_heap::object::Kind;
 use lj_trace_heap::text::HeldOfType;

@@ -4,18 +4,18 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lj_trace_engine::recording::budget::{self, Budget};
+use lj_trace_engine::recording::poll_interval;
+use lj_trace_engine::recording::stop::Stop;
+use lj_trace_engine::session::Stopping;
+use lj_trace_engine::target::targets;
+use lj_trace_engine::{RecordTarget, Recording};
 use lj_trace_process::privileges::priority;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
-use super::record::budget::{self, Budget};
-use super::record::cost::LimitArgs;
 use super::record::interrupts::Interrupts;
-use super::record::poll_interval;
-use super::record::recording::Recording;
-use super::record::stopping::{Stop, Stopping};
-use super::record::targets::{RecordTarget, targets};
-use super::record::{Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
+use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
 use crate::exit::CommandError;
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Target, action};
@@ -68,8 +68,8 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     if args.mode != Mode::Sysprof {
         start_guardian()?;
     }
-    let record_args = RecordArgs::live(args.pid, args.vm, args.mode, args.rate, args.limit.clone())?;
-    let mut targets = targets(&record_args)?;
+    let options = RecordArgs::live(args.pid, args.vm, args.mode, args.rate, args.limit.clone())?;
+    let mut targets = targets(&options)?;
     // There is one for each process that is named.
     let target = &mut targets[0];
     let mut app = App::new(Target {
@@ -81,7 +81,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     });
     target.live = Some(app.allocations.clone());
     let mut recording = Recording::start(target, 1)?;
-    give_up_privileges(&record_args, &[], || recording.is_in_reach());
+    give_up_privileges(&options, &[], || recording.is_in_reach());
     // It puts the terminal back in order if lj-trace panics.
     let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
     let outcome = look(args, target, &mut recording, &mut app, &mut terminal);
@@ -107,7 +107,7 @@ fn look(
     let began = Instant::now();
     runtime.block_on(async {
         let interrupts = Interrupts::listen()?;
-        let mut stopping = Stopping::new(&interrupts, std::iter::once(&target.process))?;
+        let mut stopping = Stopping::new(interrupts.event()?, std::iter::once(&target.process))?;
         let mut ticks = poll_interval::ticks();
         let mut next = began;
         while !app.quit {

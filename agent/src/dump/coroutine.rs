@@ -12,7 +12,7 @@ use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_process::ProcessMemory;
 
 use super::view::{Copied, View};
-use crate::stack::Innermost;
+use lj_trace_engine::stack::Innermost;
 
 /// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
 const MAX_SLOTS: u64 = 1 << 20;

@@ -6,7 +6,7 @@ use lj_trace_unwind::{NativeStack, StackCopy};
 
 use super::coroutine::{LuaStack, Snapshot};
 use super::stack::Target;
-use crate::stack::Innermost;
+use lj_trace_engine::stack::Innermost;
 
 /// A thread that waits, and the coroutine that runs on it.
 pub struct Inlined<'a> {

@@ -8,7 +8,7 @@ use lj_trace_common::frame::WalkEnd;
 
 use super::FrameDump;
 use super::coroutine::LuaStack;
-use crate::stack::Innermost;
+use lj_trace_engine::stack::Innermost;
 
 /// Frames with their names, shared by all that have the same.
 pub type Frames = Arc<[FrameDump]>;

@@ -19,7 +19,7 @@ use serde::Serialize;
 
 pub use coroutine::Status;
 pub use known_stacks::Frames;
-pub use take::{is_idle, take};
+pub use take::take;
 pub use threads::{Place, Thread};
 
 use lj_trace_luajit::status::{VmSummary, hexadecimal};

@@ -8,8 +8,8 @@ use lj_trace_profile::Frame as Named;
 
 use super::coroutine::{LuaStack, Snapshot};
 use super::{FrameDump, FrameKind, Local, Options};
-use crate::record::Namer;
-use crate::stack::{Frame, INLINED, Innermost, Unresolved};
+use lj_trace_engine::resolve::Namer;
+use lj_trace_engine::stack::{Frame, INLINED, Innermost, Unresolved};
 
 /// Names frames and reads their variables.
 pub struct Names<'a> {

@@ -17,7 +17,7 @@ use lj_trace_unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCod
 use super::coroutine::{LuaStack, Snapshot};
 use super::inlined::Inlined;
 use super::view::{Copied, View};
-use crate::stack::{Frame, Innermost, Unresolved, merge};
+use lj_trace_engine::stack::{Frame, Innermost, Unresolved, merge};
 
 /// More of a thread's stack is not copied.
 const MAX_THREAD_COPY: u64 = 256 << 10;

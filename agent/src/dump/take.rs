@@ -18,7 +18,7 @@ use super::stack::{Entry, Readers, StackSnapshot, Target};
 use super::threads::{Place, Thread};
 use super::view::View;
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
-use crate::record::machine_code;
+use lj_trace_engine::resolve::machine_code;
 
 /// How often something is read before it is said to be in motion.
 const ATTEMPTS: u32 = 4;
@@ -321,12 +321,4 @@ struct NoRoom;
 fn current(target: &Target<'_>, vm: &Vm) -> Option<Snapshot> {
     let status = VmStatus::read(target.memory, vm).ok()?;
     Snapshot::read(target.memory, vm, status.current.unwrap_or(vm.main_thread))
-}
-
-/// Whether no coroutine of a VM is running: its host does not call it at the moment.
-pub fn is_idle(process: &Process, vm: &Vm) -> bool {
-    let memory = process.memory();
-    let current = VmStatus::read(&memory, vm).ok().and_then(|status| status.current);
-    let runs = |thread| Snapshot::read(&memory, vm, thread).is_some_and(|snapshot| snapshot.cframe != 0);
-    !current.into_iter().chain([vm.main_thread]).any(runs)
 }

@@ -1,5 +1,4 @@
 //! Running as a service: what systemd is told, and how its journal wants to hear of things.
 
-pub mod memory;
 pub mod notify;
 pub mod unit;

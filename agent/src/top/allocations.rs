@@ -11,7 +11,7 @@ use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
 
 use super::window::{Span, Window};
-use crate::record::AllocationListener;
+use lj_trace_engine::allocations::AllocationListener;
 
 /// What one source has allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

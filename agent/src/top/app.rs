@@ -11,7 +11,8 @@ use super::functions::{FunctionRow, Functions, LineRow, TraceRow};
 use super::gauges::{Gauge, Gauges};
 use super::keys::Action;
 use super::window::Span;
-use crate::record::{Resolved, SampleListener};
+use lj_trace_engine::cpu::SampleListener;
+use lj_trace_engine::resolve::Resolved;
 
 /// How many intervals are recent.
 const WINDOW: usize = 10;

@@ -9,7 +9,7 @@ use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
 
 use super::window::{Span, Window};
-use crate::record::Resolved;
+use lj_trace_engine::resolve::Resolved;
 
 /// Samples of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub struct LineRow {
 pub struct TraceRow {
     /// The VM it belongs to.
     pub vm: usize,
-    /// What it is, in the columns of [`SampledTrace::COLUMNS`](crate::record::SampledTrace::COLUMNS).
+    /// What it is, in the columns of [`SampledTrace::COLUMNS`](lj_trace_engine::resolve::SampledTrace::COLUMNS).
     pub text: Arc<str>,
     /// Samples.
     pub samples: u64,
@@ -195,7 +195,7 @@ fn name(frame: &Frame) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Code, ResolvedFrame};
+    use lj_trace_engine::resolve::{Code, ResolvedFrame};
 
     fn sample(state: VmState, frames: &[Frame]) -> Resolved {
         let frame = |named: &Frame| ResolvedFrame { named: named.clone().into(), code: Code::Name };

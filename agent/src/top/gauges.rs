@@ -6,7 +6,7 @@ use lj_trace_luajit::Vm;
 use lj_trace_luajit::status::trace_count;
 use lj_trace_process::Process;
 
-use crate::record::about_process;
+use lj_trace_engine::cpu::about_process;
 
 /// A process at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

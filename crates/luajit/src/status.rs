@@ -1,12 +1,13 @@
 //! What a VM is doing, in numbers that its `global_State` keeps.
 
+use lj_trace_common::frame::CFRAME_FLAGS;
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_common::vm::VmState;
 use lj_trace_process::Maps;
 
 use super::machine::Vm;
-use super::object::{field, read_string};
+use super::object::{field, read_string, type_of};
 use super::table::hash_entries;
 use super::traces::read_traces;
 use super::value::{self, Value};
@@ -74,6 +75,20 @@ impl VmStatus {
             current: (current != 0).then_some(current),
             jit: jit(vm, memory.read(at(layout.g_dispatchmode))?),
         })
+    }
+}
+
+impl Vm {
+    /// Whether no coroutine of the VM is running: its host does not call it at the moment.
+    pub fn is_idle<M: ReadMemory>(&self, memory: &M) -> bool {
+        let layout = &self.layout;
+        let current = VmStatus::read(memory, self).ok().and_then(|status| status.current);
+        let runs = |thread: u64| {
+            type_of(memory, layout, thread) == Ok(gct::THREAD)
+                && memory.read_ref(layout.is_gc64(), field(thread, layout.l_glref)) == Ok(self.global)
+                && memory.read::<u64>(field(thread, layout.l_cframe)).is_ok_and(|cframe| cframe & !CFRAME_FLAGS != 0)
+        };
+        !current.into_iter().chain([self.main_thread]).any(runs)
     }
 }
 

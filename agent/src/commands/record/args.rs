@@ -6,17 +6,16 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use clap::Args;
-use lj_trace_probes::mechanism::Mechanism;
-use lj_trace_probes::programs::Wanted;
+use lj_trace_engine::cpu::JitSamples;
+use lj_trace_engine::options::{BenchmarkProbes, DefaultStreams, Testing, UseWatchpoint};
+use lj_trace_engine::output::OutputFiles;
+use lj_trace_engine::output::pieces::now_in_names;
+use lj_trace_engine::{Kinds, Limits, Options};
 use lj_trace_probes::sampler::Places;
 use lj_trace_profile::formats::insert_before_ending;
-use lj_trace_profile::{Format, Output, Weight};
+use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
-use super::cost::{LimitArgs, parse_share};
 use crate::exit::CommandError;
-use crate::record::JitSamples;
-use crate::record::outputs::{OutputFiles, numbered};
-use crate::record::pieces::now_in_names;
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]
@@ -182,27 +181,29 @@ Examples:
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
-/// When watchpoints are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum UseWatchpoint {
-    /// Where it does no harm.
-    #[default]
-    Auto,
-    /// Wherever there is one.
-    Always,
-    /// Never.
-    Never,
+/// How much a profile may cost.
+#[derive(Clone, Debug, Args)]
+pub struct LimitArgs {
+    /// What a profile may cost at most, as a part of the process's CPU time [default: 30% for memory, 10% for CPU time]
+    ///
+    /// As measured over half a second or more. Beyond it, recording memory stops, and what was recorded is kept; of CPU time,
+    /// fewer samples are taken, each of which counts as several.
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub max_overhead: Option<f64>,
+
+    /// Record whatever it costs the process: memory, several times its CPU time where it does nothing but allocate
+    #[arg(long, conflicts_with = "max_overhead")]
+    pub no_limit: bool,
 }
 
-/// Probes that do less than those that record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum BenchmarkProbes {
-    /// Nothing.
-    Empty,
-    /// No more than recording each event needs.
-    Recording,
-    /// The same, and read what tells who causes it.
-    Attributing,
+impl LimitArgs {
+    /// Samples cost 1% to 4% at the usual rates, up to 1000 Hz, and a quarter of the process's CPU time at 5000 Hz.
+    pub fn limits(&self) -> Limits {
+        const ALLOCATIONS: f64 = 0.3;
+        const CPU: f64 = 0.1;
+        let limit = |default| (!self.no_limit).then(|| self.max_overhead.unwrap_or(default));
+        Limits { allocations: limit(ALLOCATIONS), cpu: limit(CPU) }
+    }
 }
 
 /// What to record.
@@ -218,8 +219,15 @@ pub enum Mode {
     All,
 }
 
+impl Mode {
+    /// The kinds of profiles that it records.
+    pub fn kinds(self) -> Kinds {
+        Kinds { cpu: self != Self::Memprof, allocations: self != Self::Sysprof }
+    }
+}
+
 impl RecordArgs {
-    /// What is recorded for somebody who only looks on.
+    /// What is recorded for somebody who only looks on: nothing is written.
     ///
     /// # Errors
     /// None: a process id is all that is needed.
@@ -229,10 +237,11 @@ impl RecordArgs {
         mode: Mode,
         rate: u32,
         limit: LimitArgs,
-    ) -> Result<Self, CommandError> {
+    ) -> Result<Options, CommandError> {
         let all_else = Self::parse(&["--pid", &pid.to_string()]);
         let all_else = all_else.map_err(|error| CommandError::usage(error.to_string()))?;
-        Ok(Self { vm, mode, rate, limit, quiet: true, ..all_else })
+        let options = Self { vm, mode, rate, limit, quiet: true, ..all_else }.options()?;
+        Ok(Options { default_streams: None, ..options })
     }
 
     /// Reads them from the words of a command line.
@@ -249,49 +258,62 @@ impl RecordArgs {
         <Record as clap::Parser>::try_parse_from(words.iter().map(|word| word.as_ref())).map(|record| record.args)
     }
 
-    /// What the kernel half has to do for one of so many processes.
-    pub(super) fn wanted(&self, processes: usize) -> Wanted {
-        let memory = self.mode != Mode::Sysprof;
-        let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
-        let processes = u32::try_from(processes).unwrap_or(u32::MAX >> 1);
-        let mechanism = match (memory, self.no_uprobe_multi) {
-            (true, false) => Mechanism::detect(),
-            (true, true) => Mechanism::Classic,
-            (false, _) => Mechanism::Multi,
-        };
-        Wanted {
-            cpu: self.mode != Mode::Memprof,
-            memory,
-            stack_every,
-            kernel_frames: self.kernel,
-            mechanism,
-            // A memory profile alone looks out for new VMs with it.
-            activity: memory && (self.overhead.is_some() || self.looks_out()),
-            processes,
-        }
-    }
-
-    /// Whether a light sampler looks out for VMs that nobody knows.
-    pub(super) fn looks_out(&self) -> bool {
-        self.mode == Mode::Memprof && self.overhead.is_none() && self.vm.is_none() && self.benchmark_probes.is_none()
-    }
-
-    /// The same for one of the children: its files have its process id in their names.
-    pub(super) fn of_child(&self, pid: u32) -> Self {
-        let output = self.output.iter().map(|output| of_process(output, pid)).collect();
-        let ledger = self.ledger.as_ref().map(|path| numbered(path, pid as usize));
-        Self { pid, output, ledger, ..self.clone() }
-    }
-
-    /// Where the CPU profile goes.
+    /// What is to be recorded.
     ///
     /// # Errors
-    /// A usage error for an unknown format.
-    pub(super) fn cpu_files(&self) -> Result<OutputFiles, CommandError> {
-        let mut files = OutputFiles::parse(&self.outputs("sysprof"), &default_output(self.pid, "sysprof"))?;
-        // Reports are of all children together.
-        if self.children {
-            files.reports.clear();
+    /// A usage error: options contradict each other, or a format is unknown.
+    pub(in crate::commands) fn options(&self) -> Result<Options, CommandError> {
+        self.check_standard_output()?;
+        self.check_rotation()?;
+        self.check_windows()?;
+        let kinds = self.mode.kinds();
+        let files = |kind| if kinds.has(kind) { self.files(kind) } else { Ok(OutputFiles::default()) };
+        Ok(Options {
+            pid: self.pid,
+            children: self.children,
+            vm: self.vm,
+            kinds,
+            duration: self.duration,
+            max_size: self.max_size,
+            rotate: self.rotate,
+            rate: self.rate,
+            cpu_files: files(ProfileKind::Cpu)?,
+            allocation_files: files(ProfileKind::Allocations)?,
+            default_streams: self.output.is_empty().then(default_streams),
+            ledger: self.ledger.clone(),
+            jit_samples: self.jit_samples,
+            kernel: self.kernel,
+            traces: self.traces,
+            weight: self.weight,
+            stream_version: self.stream_version,
+            alloc_stacks: self.alloc_stacks,
+            overhead: self.overhead,
+            limits: self.limit.limits(),
+            testing: Testing {
+                no_uprobe_session: self.no_uprobe_session,
+                no_uprobe_multi: self.no_uprobe_multi,
+                events: self.events,
+                slow_down: self.slow_down,
+                watchpoint: self.watchpoint,
+                benchmark_probes: self.benchmark_probes,
+            },
+            verbose: self.verbose > 0,
+            quiet: self.quiet,
+        })
+    }
+
+    /// The files that one kind of profile goes to: if both are recorded, each name gets the kind before its ending.
+    fn files(&self, kind: ProfileKind) -> Result<OutputFiles, CommandError> {
+        let mut files = OutputFiles::default();
+        for output in &self.output {
+            let (format, mut path) = parse_output(output)?;
+            if self.mode == Mode::All && path != Path::new("-") {
+                path = insert_before_ending(&path, &format!(".{}", kind.stream()));
+            }
+            match format {
+                Format::Stream => files.streams.push(path),
+                format => files.reports.push((format, path)),
+            }
         }
         Ok(files)
     }
@@ -334,16 +356,6 @@ impl RecordArgs {
         Ok(())
     }
 
-    /// The folders that its files are in.
-    pub(super) fn folders(&self) -> impl Iterator<Item = PathBuf> {
-        let named = self.output.iter().filter_map(|output| output.parse::<Output>().ok()?.file);
-        let default = self.output.is_empty().then(|| default_output(self.pid, "sysprof"));
-        named.chain(default).map(|path| match path.parent() {
-            Some(folder) if folder != Path::new("") => folder.to_owned(),
-            _ => PathBuf::from("."),
-        })
-    }
-
     /// Refuses two kinds of profiles on one standard output.
     ///
     /// # Errors
@@ -358,45 +370,81 @@ impl RecordArgs {
         Ok(())
     }
 
-    /// The outputs for one kind of profile: if both are recorded, each name gets the kind before its ending.
-    pub(super) fn outputs(&self, kind: &str) -> Vec<String> {
-        let named = |output: &String| with_path(output, |path| insert_before_ending(path, &format!(".{kind}")));
-        if self.mode == Mode::All { self.output.iter().map(named).collect() } else { self.output.clone() }
+    /// Refuses what windows cannot do.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_windows(&self) -> Result<(), CommandError> {
+        let refuse = |message: &str| Err(CommandError::usage(message));
+        match self {
+            Self { overhead: None, .. } => Ok(()),
+            Self { mode: Mode::Sysprof, .. } => refuse(
+                "--overhead is for memory profiles: add --mode memprof, or all (a CPU profile costs little: --rate says how much)",
+            ),
+            Self { overhead: Some(budget), .. } if *budget < 0.01 => refuse(
+                "--overhead of less than 1% leaves no room for windows: the samples beside them alone cost half of that",
+            ),
+            Self { weight: Some(Weight::Held | Weight::Events), .. } => refuse(
+                "--overhead sees a sample of what is allocated and next to nothing of what is freed, so it can be weighed by \
+             --weight allocated only; for what is held record in full (without --overhead), or look at the heap itself: \
+             `lj-trace heap`",
+            ),
+            Self { stream_version: 1 | 2, .. } => {
+                refuse("--overhead needs streams of version 3: older ones have no room to say that they are a sample")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 /// Names of files tell seconds apart.
 const SHORTEST_PIECE: Duration = Duration::from_secs(1);
 
-/// `cpu.bin` becomes `cpu-4242.bin`, `svg:x` becomes `svg:x-4242`.
-fn of_process(output: &str, pid: u32) -> String {
-    with_path(output, |path| numbered(path, pid as usize))
-}
-
-/// An output with another path. Standard output stays what it is.
-fn with_path(output: &str, change: impl FnOnce(&Path) -> PathBuf) -> String {
-    let (format, path) = match output.split_once(':') {
-        Some((format, path)) if Format::of_name(format).is_some() => (Some(format), path),
-        _ => (None, output),
+/// Takes `FORMAT:FILE`, `FILE.ending` or `-` apart, which is a stream on standard output.
+///
+/// # Errors
+/// A usage error for an unknown format.
+fn parse_output(text: &str) -> Result<(Format, PathBuf), CommandError> {
+    let Output { format, file } = text.parse::<Output>().map_err(|error| CommandError::usage(error.to_string()))?;
+    let format = match (format, &file) {
+        (Some(Format::Tarantool), _) => {
+            let message = "what Tarantool's parser prints comes from the stream: record into FILE.bin, and see \
+                           `lj-trace report FILE.bin --format tarantool`";
+            return Err(CommandError::usage(message));
+        }
+        (Some(format), _) => format,
+        (None, None) => Format::Stream,
+        (None, Some(_)) => {
+            let message = format!(
+                "cannot tell the format of the output {text:?}: end its name in {}, or write FORMAT:{text}",
+                Format::endings()
+            );
+            return Err(CommandError::usage(message));
+        }
     };
-    let path = if path == "-" { PathBuf::from(path) } else { change(Path::new(path)) };
-    format.map_or_else(String::new, |format| format!("{format}:")) + &path.to_string_lossy()
+    Ok((format, file.unwrap_or_else(|| "-".into())))
 }
 
-/// The stream's name if none is given: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
-pub(super) fn default_output(pid: u32, kind: &str) -> PathBuf {
-    let name = format!("lj-trace-{pid}-{}.{kind}.bin", started());
-    match std::env::var("STATE_DIRECTORY") {
-        // Several directories are separated by colons.
-        Ok(folders) if !folders.is_empty() => PathBuf::from(folders.split(':').next().unwrap_or_default()).join(name),
-        _ => PathBuf::from(name),
-    }
+/// Where streams are if no files are named: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
+fn default_streams() -> DefaultStreams {
+    // Several directories are separated by colons.
+    let folders = std::env::var("STATE_DIRECTORY").unwrap_or_default();
+    DefaultStreams { folder: folders.split(':').next().unwrap_or_default().into(), started: started().to_owned() }
 }
 
 /// When the first one asked, as names of files have it. It is the same for all files of a run.
 fn started() -> &'static str {
     static STARTED: OnceLock<String> = OnceLock::new();
     STARTED.get_or_init(now_in_names)
+}
+
+/// Reads a share such as `30%`; the sign may be left out.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').unwrap_or(text).trim();
+    match number.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("expected a share of its CPU time such as 30%".to_owned()),
+    }
 }
 
 /// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.
@@ -446,19 +494,47 @@ pub(in crate::commands) fn parse_address(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::ExitCode;
 
     #[test]
-    fn files_of_children_have_their_process_id() {
-        assert_eq!(of_process("a/cpu.bin", 42), "a/cpu-42.bin");
-        assert_eq!(of_process("svg:cpu", 42), "svg:cpu-42");
-        assert_eq!(of_process("a:b.svg", 42), "a:b-42.svg");
+    fn the_ending_or_a_prefix_picks_the_format() {
+        let parsed = |text| parse_output(text).map_err(|error| error.code);
+        assert_eq!(parsed("a.svg"), Ok((Format::Svg, "a.svg".into())));
+        assert_eq!(parsed("folded:-"), Ok((Format::Folded, "-".into())));
+        assert_eq!(parsed("svg:a.bin"), Ok((Format::Svg, "a.bin".into())));
+        assert_eq!(parsed("x:y.folded"), Ok((Format::Folded, "x:y.folded".into())));
+        assert_eq!(parsed("-"), Ok((Format::Stream, "-".into())));
+        assert_eq!(parsed("noending"), Err(ExitCode::USAGE));
+        assert_eq!(parsed("tarantool:a.txt"), Err(ExitCode::USAGE));
+    }
+
+    #[test]
+    fn streams_without_a_name_have_that_of_their_process() {
+        let of = |words: &[&str]| RecordArgs::parse(words).unwrap().options().unwrap();
+        let options = of(&["--pid", "7", "--mode", "all", "--children"]).of_child(42);
+        let name = |kind| options.files(kind).streams[0].file_name().unwrap().display().to_string();
+        let started = started();
+        assert_eq!(name(ProfileKind::Cpu), format!("lj-trace-42-{started}.sysprof.bin"));
+        assert_eq!(name(ProfileKind::Allocations), format!("lj-trace-42-{started}.memprof.bin"));
+        let svg = of(&["--pid", "7", "--children", "-o", "a.svg"]);
+        assert!(!svg.files(ProfileKind::Cpu).is_empty() && svg.of_child(42).files(ProfileKind::Cpu).is_empty());
+    }
+
+    #[test]
+    fn shares_are_percentages() {
+        assert_eq!(parse_share("30%"), Ok(0.3));
+        assert_eq!(parse_share("2.5"), Ok(0.025));
+        for wrong in ["", "%", "0%", "101%", "-3%", "much", "NaN"] {
+            assert!(parse_share(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
     fn both_kinds_at_once_have_names_of_their_own() {
         let args = |output| RecordArgs::parse(&["--pid", "1", "--mode", "all", "-o", output]).unwrap();
-        assert_eq!(args("a/x.pb.gz").outputs("sysprof"), ["a/x.sysprof.pb.gz"]);
-        assert_eq!(args("svg:x").outputs("memprof"), ["svg:x.memprof"]);
+        let files = |output, kind| args(output).options().unwrap().files(kind);
+        assert_eq!(files("a/x.pb.gz", ProfileKind::Cpu).reports[0].1, Path::new("a/x.sysprof.pb.gz"));
+        assert_eq!(files("svg:x", ProfileKind::Allocations).reports[0].1, Path::new("x.memprof"));
         assert!(args("folded:-").check_standard_output().is_err());
         assert!(args("x.folded").check_standard_output().is_ok());
     }

@@ -1,11 +1,12 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first one asks lj-trace to end well, the second one ends it at once.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::bounded::now;
+use lj_trace_engine::bounded::now;
+
 use crate::exit::CommandError;
 
 /// The event that the handler makes readable; none before there is one.
@@ -66,8 +67,11 @@ impl Interrupts {
     }
 
     /// Becomes readable with the first signal, and stays so.
-    pub fn event(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn event(&self) -> Result<OwnedFd, CommandError> {
+        self.0.try_clone().map_err(|error| CommandError::internal(&error))
     }
 }
 

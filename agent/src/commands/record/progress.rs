@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use lj_trace_engine::session::Observer;
+use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
 
-use super::args::RecordArgs;
-use super::recording::Recording;
-use super::targets::RecordTarget;
 use crate::service::notify::Notifier;
 
 /// A line that changes on a terminal, plain lines at the start, and what a service manager is told.
@@ -20,39 +19,11 @@ pub struct Progress {
 
 impl Progress {
     /// Nothing is said yet.
-    pub fn new(args: &RecordArgs) -> Self {
-        let bar = if args.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+    pub fn new(options: &Options) -> Self {
+        let bar = if options.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: args.rate, quiet: args.quiet, notifier: Notifier::new() }
-    }
-
-    /// Says what is being recorded; `attach` is how long it took to begin.
-    pub fn announce(&self, args: &RecordArgs, target: &RecordTarget, recording: &Recording, attach: Duration) {
-        self.bar.suspend(|| {
-            if !args.quiet {
-                let until = match args.duration {
-                    Some(duration) => format!("for {duration:?}"),
-                    None => "until Ctrl-C".to_owned(),
-                };
-                let what = match &recording.cpu {
-                    Some(cpu) => format!("at {} Hz ({}) ", args.rate, cpu.sampler.clock().describe()),
-                    None => String::new(),
-                };
-                let memory = if recording.memory.is_some() { "with every allocation " } else { "" };
-                let (pid, command, attach) = (target.args.pid, target.process.command(), attach.as_millis());
-                let text =
-                    format!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
-                say(Priority::Info, &text);
-                say_vms(target);
-            }
-            if args.verbose > 0 {
-                for probes in recording.memory.iter().map(|memory| &memory.probes) {
-                    probes.plans().iter().for_each(|plan| say(Priority::Info, &plan.to_string()));
-                    say(Priority::Info, &probes.programs().to_string());
-                }
-            }
-        });
+        Self { bar, rate: options.rate, quiet: options.quiet, notifier: Notifier::new() }
     }
 
     /// Says that it waits, and for people why, if that is news.
@@ -62,29 +33,54 @@ impl Progress {
             say(Priority::Info, &format!("waiting for a VM until Ctrl-C: {why}"));
         }
     }
+}
 
-    /// Says how far it is.
-    pub fn update<'a>(&self, recordings: impl Iterator<Item = &'a Recording> + Clone, elapsed: Duration) {
-        self.notifier.progress(|| message(recordings.clone(), self.rate, elapsed));
+impl Observer for Progress {
+    fn announce(&self, options: &Options, target: &RecordTarget, recording: &Recording, attach: Duration) {
+        self.bar.suspend(|| {
+            if !options.quiet {
+                let until = match options.duration {
+                    Some(duration) => format!("for {duration:?}"),
+                    None => "until Ctrl-C".to_owned(),
+                };
+                let what = match &recording.cpu {
+                    Some(cpu) => format!("at {} Hz ({}) ", options.rate, cpu.sampler.clock().describe()),
+                    None => String::new(),
+                };
+                let memory = if recording.memory.is_some() { "with every allocation " } else { "" };
+                let (pid, command, attach) = (target.options.pid, target.process.command(), attach.as_millis());
+                let text =
+                    format!("recording process {pid} ({command}) {what}{memory}{until}; attached in {attach} ms");
+                say(Priority::Info, &text);
+                say_vms(target);
+            }
+            if options.verbose {
+                for probes in recording.memory.iter().map(|memory| &memory.probes) {
+                    probes.plans().iter().for_each(|plan| say(Priority::Info, &plan.to_string()));
+                    say(Priority::Info, &probes.programs().to_string());
+                }
+            }
+        });
+    }
+
+    fn ready(&self, session: &Session<'_>) {
+        let names: Vec<&str> = session.recordings().map(Recording::name).collect();
+        self.notifier.ready(&format!("recording {}", names.join(", ")));
+    }
+
+    fn update(&self, session: &Session<'_>, elapsed: Duration) {
+        self.notifier.progress(|| message(session.recordings(), self.rate, elapsed));
         if !self.bar.is_hidden() {
-            self.bar.set_message(message(recordings, self.rate, elapsed));
+            self.bar.set_message(message(session.recordings(), self.rate, elapsed));
             self.bar.tick();
         }
     }
 
-    /// All processes that were named are being recorded.
-    pub fn ready<'a>(&self, recordings: impl Iterator<Item = &'a Recording>) {
-        let names: Vec<&str> = recordings.map(Recording::name).collect();
-        self.notifier.ready(&format!("recording {}", names.join(", ")));
-    }
-
-    /// Says that it is ending, and why.
-    pub fn stopping(&self, why: &str) {
+    fn stopping(&self, why: &str) {
         self.notifier.stopping(&format!("{why}, writing the files"));
     }
 
-    /// Clears the line.
-    pub fn finish(&self) {
+    fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }

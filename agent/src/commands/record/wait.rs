@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use lj_trace_probes::journal::{Priority, say};
 
-use super::args::RecordArgs;
+use lj_trace_engine::target::children;
+use lj_trace_engine::{Failure, Options, RecordTarget};
+
 use super::interrupts::Interrupts;
 use super::progress::Progress;
-use super::targets::{RecordTarget, children};
 use crate::exit::{CommandError, ExitCode};
 
 /// How often the process is looked at, at most; and at least, where looking through its memory takes long.
@@ -22,20 +23,23 @@ const SHARE: u32 = 20;
 /// # Errors
 /// The process has exited, cannot be looked at, or the time that was given for waiting is over.
 pub fn targets(
-    args: &RecordArgs,
+    options: &Options,
+    limit: Option<Duration>,
     interrupts: &Interrupts,
     progress: &Progress,
 ) -> Result<Option<Vec<RecordTarget>>, CommandError> {
     let began = Instant::now();
-    let limit = args.wait.flatten();
     let mut said = String::new();
     loop {
         let look = Instant::now();
-        let found =
-            if args.children { children(args) } else { RecordTarget::new(args.clone()).map(|target| vec![target]) };
+        let found = if options.children {
+            children(options)
+        } else {
+            RecordTarget::new(options.clone()).map(|target| vec![target])
+        };
         let refusal = match found {
-            Err(error) if error.code == ExitCode::NO_LUAJIT => error.message,
-            found => return found.map(Some),
+            Err(error) if error.failure == Failure::NoLuajit => error.message,
+            found => return Ok(Some(found?)),
         };
         if let Some(limit) = limit.filter(|limit| began.elapsed() >= *limit) {
             let message = format!("waited for {limit:?}, and still {refusal}");
@@ -47,7 +51,7 @@ pub fn targets(
         let pause = (look.elapsed() * SHARE).clamp(SHORTEST, LONGEST);
         let left = limit.map_or(pause, |limit| limit.saturating_sub(began.elapsed()));
         if interrupts.heard_within(pause.min(left)) {
-            if !args.quiet {
+            if !options.quiet {
                 say(Priority::Info, "stopped by a signal while it waited: nothing was recorded");
             }
             return Ok(None);

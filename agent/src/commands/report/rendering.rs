@@ -13,7 +13,7 @@ use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::{ReportArgs, file_name};
 use crate::exit::CommandError;
-use crate::record::OutputFile;
+use lj_trace_engine::output::OutputFile;
 
 /// What is read of a stream to render it.
 pub enum Rendering {

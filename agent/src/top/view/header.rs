@@ -9,9 +9,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
 use super::{Palette, amount, percent};
-use crate::record::describe_state;
 use crate::top::app::{App, Tab};
 use crate::top::window;
+use lj_trace_engine::cpu::describe_state;
 
 /// Draws three lines: the process, its numbers, its VM states.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {

@@ -109,8 +109,10 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::record::{AllocationListener as _, Code, Resolved, ResolvedFrame, SampleListener as _};
     use crate::top::{Action, Gauge, Tab, Target};
+    use lj_trace_engine::allocations::AllocationListener as _;
+    use lj_trace_engine::cpu::SampleListener as _;
+    use lj_trace_engine::resolve::{Code, Resolved, ResolvedFrame};
 
     fn app() -> App {
         let target = Target {

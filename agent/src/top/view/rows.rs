@@ -9,9 +9,9 @@ use ratatui::text::Text;
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use super::{Palette, amount, percent};
-use crate::record::SampledTrace;
 use crate::top::app::{App, Sort, Tab};
 use crate::top::window::Span;
+use lj_trace_engine::resolve::SampledTrace;
 
 /// Draws the rows of the view.
 pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {

@@ -1,0 +1,80 @@
+//! The Lua lines behind C functions that allocate: a stream has room for the function alone, reports show both.
+
+use std::collections::{HashMap, HashSet};
+
+use lj_trace_profile::Frame;
+use lj_trace_streams::memprof::Source;
+
+use super::events::Meaning;
+
+/// A C function, and the place that it was called from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CCall {
+    /// The C function's address.
+    pub function: u64,
+    /// The prototype of the caller.
+    pub prototype: u64,
+    /// What that address means.
+    pub meaning: Meaning,
+    /// The line of the call.
+    pub line: u32,
+}
+
+/// The calls of C functions that allocate, of a VM.
+#[derive(Debug, Default)]
+pub struct CCallers {
+    /// What is known of each: its number, and its frames. None if the caller could not be read.
+    known: HashMap<CCall, Option<(u64, Vec<Frame>)>>,
+    /// Those that reports know, by number.
+    told: HashSet<u64>,
+}
+
+/// Calls that are kept; those that come later are shown without their callers.
+const MAX_KNOWN: usize = 1 << 13;
+
+/// Numbers of traces take 16 bits, and their generations some more: these are no trace's.
+const FIRST: u64 = 1 << 48;
+
+impl CCallers {
+    /// What reports show instead of the C function; what it is comes along the first time. `find` looks for the frames.
+    pub fn shown(
+        &mut self,
+        call: CCall,
+        find: impl FnOnce() -> Option<Vec<Frame>>,
+    ) -> Option<(Source, Option<Vec<Frame>>)> {
+        let count = self.known.len();
+        if count >= MAX_KNOWN && !self.known.contains_key(&call) {
+            return None;
+        }
+        let known = self.known.entry(call).or_insert_with(|| Some((FIRST + count as u64, find()?)));
+        let (number, frames) = known.as_ref()?;
+        let source = Source::Trace { number: *number, mcode: Some(*number) };
+        Some((source, self.told.insert(*number).then(|| frames.clone())))
+    }
+
+    /// Reports have forgotten what they were told.
+    pub fn tell_again(&mut self) {
+        self.told.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_told_once_and_again_when_it_was_forgotten() {
+        let mut callers = CCallers::default();
+        let call = |line| CCall { function: 0x10, prototype: 0x20, meaning: Meaning::new(b"@a.lua", 1), line };
+        let frames = || Some(vec![Frame::Internal]);
+        let (first, told) = callers.shown(call(12), frames).unwrap();
+        assert_eq!(told, frames());
+        assert_eq!(callers.shown(call(12), || None), Some((first, None)));
+        let (second, _) = callers.shown(call(13), frames).unwrap();
+        assert_ne!(first, second);
+        callers.tell_again();
+        assert_eq!(callers.shown(call(12), || None), Some((first, frames())));
+        assert_eq!(callers.shown(call(14), || None), None);
+        assert_eq!(callers.shown(call(14), frames), None, "it is not looked for at each event");
+    }
+}

@@ -1,0 +1,601 @@
+//! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher as _};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
+use lj_trace_common::allocation::on_trace::TracePlace;
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
+use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_prototypes, read_traces, used_names};
+use lj_trace_probes::allocator::AllocationRecord;
+use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_profile::Frame;
+use lj_trace_streams::hash::AddrMap;
+use lj_trace_streams::memprof::{Event, Source};
+use lj_trace_streams::{Annotation, Symbol, TraceSymbol, reserved};
+use lj_trace_text::chunk_name;
+use lj_trace_unwind::symbols::demangle::demangle;
+
+use super::c_callers::{CCall, CCallers};
+use super::c_symbols::{CSymbols, symbols};
+use super::definitions::Definitions;
+use super::outputs::MemoryOutputs;
+use super::room::{ENTRY, Room};
+use super::stream_traces::{Start, StreamTraces};
+use super::trace_lines::{TraceLine, TraceLines};
+use crate::error::EngineError;
+use crate::resolve::TraceTable;
+
+/// Names the allocation events of a VM.
+pub struct MemoryEvents {
+    /// The number of the VM in the outputs.
+    number: usize,
+    version: u8,
+    vm: Vm,
+    memory: ProcessMemory,
+    functions: FunctionNames,
+    /// Whether it came into being while others were recorded: there may be thousands of such, so that its stream has only those
+    /// symbols of C functions that its events name.
+    is_late: bool,
+    /// Those of the VM that there were at first, until they are written.
+    first_symbols: Vec<Symbol>,
+    /// What the stream says that the addresses of prototypes mean.
+    known: AddrMap<u64, Meaning>,
+    /// What there is for names, of all VMs together.
+    room: Room,
+    /// Whether the stream knows what stands for functions without a name: of Lua, and of C.
+    knows_nameless: [bool; 2],
+    /// The names of C functions that were looked up, by address.
+    c_functions: HashMap<u64, Arc<str>>,
+    c_callers: CCallers,
+    /// How many of the files of C functions the stream knows.
+    c_files: usize,
+    /// What functions are called.
+    definitions: Definitions,
+    traces: StreamTraces,
+    trace_lines: TraceLines,
+    /// What each trace has allocated, if that is asked for.
+    by_trace: Option<TraceTable>,
+    tally: MemoryTally,
+}
+
+/// What became of the events of a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTally {
+    /// All events.
+    pub events: u64,
+    /// New allocations, and what they took.
+    pub allocations: u64,
+    /// Bytes of the new allocations.
+    pub allocated: u64,
+    /// Reallocations.
+    pub reallocations: u64,
+    /// Frees.
+    pub frees: u64,
+    /// Bytes that were freed.
+    pub freed: u64,
+    /// Events of functions whose names were lost, or had no room.
+    pub nameless: u64,
+    /// Events of traces whose starts were lost.
+    pub lost_starts: u64,
+}
+
+impl MemoryTally {
+    /// Both together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            events: self.events + other.events,
+            allocations: self.allocations + other.allocations,
+            allocated: self.allocated + other.allocated,
+            reallocations: self.reallocations + other.reallocations,
+            frees: self.frees + other.frees,
+            freed: self.freed + other.freed,
+            nameless: self.nameless + other.nameless,
+            lost_starts: self.lost_starts + other.lost_starts,
+        }
+    }
+}
+
+/// What a stream says that the address of a prototype means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Meaning {
+    first_line: u32,
+    /// A hash of the chunkname.
+    name: u64,
+    /// The length of the chunkname.
+    length: u32,
+}
+
+impl Meaning {
+    fn of(prototype: &Prototype) -> Self {
+        Self::new(prototype.chunkname.as_bytes(), prototype.key.firstline)
+    }
+
+    pub(super) fn new(name: &[u8], first_line: u32) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(name);
+        Self { first_line, name: hasher.finish(), length: u32::try_from(name.len()).unwrap_or(u32::MAX) }
+    }
+
+    /// What it takes in all tables.
+    fn room(self) -> usize {
+        ENTRY + self.length as usize
+    }
+}
+
+impl MemoryEvents {
+    /// Prepares to name the events of `vm`: reads its prototypes and traces. `number` is that of the VM in the outputs,
+    /// `version` that of the streams. Names take of the `room` that all VMs have.
+    pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &Room) -> Self {
+        let functions = FunctionNames::read(&process.memory(), vm);
+        let mut events = Self::new(process, vm, number, version, functions, room);
+        events.read_symbols(process);
+        events
+    }
+
+    /// The same for a `vm` that has just come into being, and is laid out as the VM of these events.
+    pub fn of_another(&self, process: &Process, vm: &Vm, number: usize) -> Self {
+        // Both run the same machine code, and their libraries may not be there yet.
+        let by_trace = self.by_trace.as_ref().map(|_| TraceTable::default());
+        let functions = self.functions.clone();
+        Self { by_trace, is_late: true, ..Self::new(process, vm, number, self.version, functions, &self.room) }
+    }
+
+    /// Starts what is written of the VM, with all symbols that there are by now.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn start(&mut self, c_symbols: &CSymbols, out: &mut MemoryOutputs) -> Result<(), EngineError> {
+        self.c_files = c_symbols.files().len();
+        let all = (!self.is_late).then_some(c_symbols);
+        out.start(self.number, &std::mem::take(&mut self.first_symbols), all)
+    }
+
+    fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &Room) -> Self {
+        // What it takes is given back with it.
+        let room = room.of_another();
+        Self {
+            number,
+            version,
+            vm: vm.clone(),
+            memory: process.memory(),
+            functions,
+            is_late: false,
+            first_symbols: Vec::new(),
+            known: AddrMap::default(),
+            room: room.clone(),
+            knows_nameless: [false; 2],
+            c_functions: HashMap::new(),
+            c_callers: CCallers::default(),
+            c_files: 0,
+            definitions: Definitions::within(room.clone()),
+            traces: StreamTraces::default(),
+            trace_lines: TraceLines::default(),
+            by_trace: None,
+            tally: MemoryTally::default(),
+        }
+    }
+
+    /// Reads what the VM has by now.
+    fn read_symbols(&mut self, process: &Process) {
+        let (memory, vm) = (self.memory, self.vm.clone());
+        let mut prototypes = Prototypes::default();
+        let mut symbols = Vec::new();
+        read_prototypes(&memory, &vm.layout, heap::prototypes(&memory, &vm), |prototype| {
+            if self.learn(prototype.key.address, Meaning::of(&prototype)) == Some(true) {
+                symbols.push(lua_symbol(&prototype));
+                self.definitions.add(&memory, &vm, &prototype);
+            }
+            ControlFlow::Continue(())
+        });
+        self.name_by_use(&memory, &vm, &mut prototypes);
+        let names = self.known.iter().filter_map(|(&proto, &meaning)| {
+            let name = self.definitions.name(proto, meaning)?.into();
+            Some(Annotation::FunctionName { proto, name }.to_symbol())
+        });
+        symbols.extend(names);
+        for trace in process.maps().map(|maps| read_traces(&memory, &maps, &vm)).unwrap_or_default() {
+            let Some((prototype, line)) = start_of(&memory, &vm, &mut prototypes, &trace) else { continue };
+            let (proto, number) = (prototype.key.address, u64::from(trace.number));
+            let meaning = Meaning::of(&prototype);
+            let start = match self.learn(proto, meaning) {
+                Some(is_new) => {
+                    symbols.extend(is_new.then(|| lua_symbol(&prototype)));
+                    Start::At { proto, line, meaning }
+                }
+                None => Start::Lost,
+            };
+            let mcode = (trace.mcode.start != 0).then_some(trace.mcode.start);
+            for symbol in self.traces.name(number, start, &self.room).symbols {
+                symbols.push(match symbol {
+                    Symbol::Trace(symbol) => Symbol::Trace(TraceSymbol { mcode, ..symbol }),
+                    other => other,
+                });
+            }
+        }
+        self.first_symbols = symbols;
+    }
+
+    /// Names functions whose chunks are gone by what others call them, also those that are not known yet.
+    fn name_by_use(&mut self, memory: &ProcessMemory, vm: &Vm, prototypes: &mut Prototypes) {
+        for (&address, &meaning) in &self.known {
+            if let Some(name) = self.functions.lua_function(address) {
+                self.definitions.add_used(address, meaning, name);
+            }
+        }
+        for (address, name) in used_names(memory, vm) {
+            if let Ok(key) = Prototype::key_at(memory, &vm.layout, address)
+                && let Ok(prototype) = prototypes.get(memory, &vm.layout, key)
+            {
+                self.definitions.add_used(address, Meaning::of(&prototype), &name);
+            }
+        }
+    }
+
+    /// Notes what the address of a prototype means; whether that is new. [`None`] if there is no room for it.
+    fn learn(&mut self, proto: u64, meaning: Meaning) -> Option<bool> {
+        if self.known.get(&proto) == Some(&meaning) {
+            return Some(false);
+        }
+        self.forget(proto);
+        if !self.room.take(meaning.room()) {
+            return None;
+        }
+        self.known.insert(proto, meaning);
+        Some(true)
+    }
+
+    /// Forgets what an address means, if it is that of a prototype: whether it is.
+    fn forget(&mut self, proto: u64) -> bool {
+        let known = self.known.remove(&proto);
+        known.inspect(|meaning| self.room.give(meaning.room())).is_some()
+    }
+
+    /// The VM whose events these are.
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
+    /// Whether a record is of a trace, while the layout of traces is not decided.
+    #[inline]
+    pub fn is_undecided(&self, record: &AllocationRecord) -> bool {
+        self.vm.leaves_traces_open() && matches!(record, AllocationRecord::Event(event) if is_on_trace(event))
+    }
+
+    /// More was decided of the layout of its VM: what could not be told of its traces is forgotten.
+    pub fn decide(&mut self, vm: Vm) {
+        self.vm = vm;
+        self.trace_lines = TraceLines::default();
+    }
+
+    /// Its VM was closed without a call of its allocator: its first block, which is what `lua_close` leaves, is gone with the
+    /// rest of the allocator's memory.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn free_first_block(&mut self, out: &mut MemoryOutputs) -> Result<(), EngineError> {
+        let Some(size) = self.vm.first_block_size() else { return Ok(()) };
+        self.tally.freed += size;
+        out.event(self.number, &Event::Free { source: Source::Internal, addr: self.vm.main_thread, size })
+    }
+
+    /// What became of the events so far, which count elsewhere from now on.
+    pub fn take_tally(&mut self) -> MemoryTally {
+        std::mem::take(&mut self.tally)
+    }
+
+    /// Its number in the outputs.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Whether a record is the last one of its VM, whose first block is freed.
+    #[inline]
+    pub fn is_last(&self, record: &AllocationRecord) -> bool {
+        matches!(record, AllocationRecord::Event(event)
+            if event.pointer == self.vm.main_thread && event.kind == AllocationKind::Free as u8)
+    }
+
+    /// What became of the events so far.
+    pub fn tally(&self) -> MemoryTally {
+        self.tally
+    }
+
+    /// Notes that time has passed: what can change meanwhile is looked at again.
+    pub fn begin_batch(&mut self) {
+        self.definitions.begin_batch();
+        self.trace_lines.begin_batch();
+    }
+
+    /// Names an event, and hands it to `out`.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn add(
+        &mut self,
+        event: &AllocationEvent,
+        c_symbols: &mut CSymbols,
+        out: &mut MemoryOutputs,
+    ) -> Result<(), EngineError> {
+        out.enter_window(event.window);
+        let source = self.source(event, c_symbols, out)?;
+        let place = is_on_trace(event).then(|| TracePlace::of(event));
+        let call = self.call_of_c(event, source);
+        self.tally.events += 1;
+        let &AllocationEvent { pointer, result, old_size, size, .. } = event;
+        let event = match AllocationKind::from_u8(event.kind) {
+            Some(AllocationKind::Free) => {
+                self.tally.frees += 1;
+                self.tally.freed += old_size;
+                // Whatever lies at this address from now on is something else.
+                if self.forget(pointer) {
+                    out.forget_prototype(self.number, pointer);
+                }
+                Event::Free { source, addr: pointer, size: old_size }
+            }
+            Some(AllocationKind::Realloc) => {
+                self.tally.reallocations += 1;
+                self.tally.allocated += size;
+                self.tally.freed += old_size;
+                Event::Realloc { source, old_addr: pointer, old_size, addr: result, size }
+            }
+            _ => {
+                self.tally.allocations += 1;
+                self.tally.allocated += size;
+                Event::Alloc { source, addr: result, size }
+            }
+        };
+        if let (Some(place), Event::Alloc { size, .. } | Event::Realloc { size, .. }) = (place, &event) {
+            self.count_for_trace(place, *size);
+        }
+        let shown = self.line_on_trace(place, out).or_else(|| self.caller_of_c(call?, out));
+        match shown {
+            Some(line) => out.event_shown(self.number, &event, &event.clone().caused_by(line)),
+            None => out.event(self.number, &event),
+        }
+    }
+
+    /// Counts the bytes that each trace allocates from now on.
+    pub fn group_by_trace(&mut self) {
+        self.by_trace = Some(TraceTable::default());
+    }
+
+    /// The bytes that each trace has allocated, if they were counted.
+    pub fn by_trace(&self) -> Option<&TraceTable> {
+        self.by_trace.as_ref()
+    }
+
+    fn count_for_trace(&mut self, place: TracePlace, bytes: u64) {
+        let Some(table) = &mut self.by_trace else { return };
+        let identity = place.at.and_then(|_| self.traces.identity(place.number));
+        match identity.and_then(|identity| self.trace_lines.trace(&self.memory, &self.vm, identity)) {
+            Some(trace) => table.add(self.number, trace, bytes),
+            None => table.add_gone(bytes),
+        }
+    }
+
+    /// What reports show instead of the trace that caused an event: the Lua line, where that is certain.
+    fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
+        let place = place.filter(|_| out.shows_lines())?;
+        let identity = *self.traces.identity(place.number)?;
+        let line = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, &identity, place);
+        if self.trace_lines.has_forgotten() {
+            out.forget_lines(self.number);
+            self.c_callers.tell_again();
+        }
+        let (source, line) = line?;
+        if let Some(line) = line {
+            out.line(self.number, source, line);
+        }
+        Some(source)
+    }
+
+    /// Which call of a C function an event is of, if it is one that Lua code has made.
+    fn call_of_c(&self, event: &AllocationEvent, source: Source) -> Option<CCall> {
+        let Source::C { addr: function } = source else { return None };
+        let meaning = *self.known.get(&event.caller)?;
+        Some(CCall { function, prototype: event.caller, meaning, line: event.line })
+    }
+
+    /// What reports show instead of a C function: that, and the line that has called it.
+    fn caller_of_c(&mut self, call: CCall, out: &mut MemoryOutputs) -> Option<Source> {
+        if !out.shows_lines() {
+            return None;
+        }
+        let Self { c_callers, c_functions, memory, vm, definitions, .. } = self;
+        let find = || {
+            let key = Prototype::key_at(memory, &vm.layout, call.prototype).ok()?;
+            let prototype = Prototype::read(memory, &vm.layout, key).ok()?;
+            // What it was may be gone by now.
+            let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
+            let symbol = c_functions.get(&call.function)?;
+            (Meaning::of(&prototype) == call.meaning).then(|| {
+                let name = definitions.name(call.prototype, call.meaning).map(Into::into);
+                let first_line = prototype.key.firstline;
+                vec![
+                    Frame::Chunk { chunk: chunk.clone() },
+                    Frame::Lua { name, chunk: chunk.clone(), first_line, line: None, compiled: false },
+                    Frame::Line { chunk, line: call.line },
+                    Frame::of_symbol(&demangle(symbol)),
+                ]
+            })
+        };
+        let (source, frames) = c_callers.shown(call, find)?;
+        if let Some(frames) = frames {
+            out.line(self.number, source, TraceLine { frames, entered: call.prototype });
+        }
+        Some(source)
+    }
+
+    /// Who caused the event, with the symbols that say so written before.
+    fn source(
+        &mut self,
+        event: &AllocationEvent,
+        c_symbols: &mut CSymbols,
+        out: &mut MemoryOutputs,
+    ) -> Result<Source, EngineError> {
+        Ok(match AllocationSource::from_u8(event.source) {
+            Some(AllocationSource::Lua) => self.lua(event, out)?,
+            Some(AllocationSource::C) => {
+                let addr = self.name_c_function(event.place, c_symbols, out)?;
+                self.tally.nameless += u64::from(addr == reserved::NO_C_NAME);
+                Source::C { addr }
+            }
+            Some(AllocationSource::Trace) => self.trace(TracePlace::of(event).number, out)?,
+            Some(AllocationSource::LostTrace) => {
+                self.tally.lost_starts += 1;
+                self.trace_from(event.place, Start::Lost, out)?
+            }
+            Some(AllocationSource::Internal) | None => Source::Internal,
+        })
+    }
+
+    fn lua(&mut self, event: &AllocationEvent, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
+        let is_known = self.known.contains_key(&event.place);
+        self.tally.nameless += u64::from(!is_known);
+        let proto = if is_known { event.place } else { NAMELESS };
+        if !is_known && !std::mem::replace(&mut self.knows_nameless[0], true) {
+            let symbol = Symbol::lua(NAMELESS, b"=[unknown: its name was lost]", 0);
+            out.event(self.number, &Event::Symbol(symbol))?;
+        }
+        Ok(Source::Lua { proto, line: u64::from(event.line) })
+    }
+
+    /// Says what a prototype is that events name from now on.
+    ///
+    /// # Errors
+    /// The output cannot take the bytes.
+    pub fn introduce(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), EngineError> {
+        let name = match seen.name() {
+            Some(name) if (seen.name_length as usize) <= NAME_SIZE => Cow::Borrowed(name),
+            Some(name) => Cow::Owned(self.long_name(seen, name)),
+            None => Cow::Borrowed(&b"=[unknown: not readable]"[..]),
+        };
+        let meaning = Meaning::new(&name, seen.first_line);
+        match self.learn(seen.prototype, meaning) {
+            Some(true) => {}
+            Some(false) => return Ok(()),
+            None => {
+                out.forget_prototype(self.number, seen.prototype);
+                return Ok(());
+            }
+        }
+        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))?;
+        self.definitions.add_new(&self.memory, &self.vm, seen.prototype);
+        match self.definitions.name(seen.prototype, meaning) {
+            Some(name) => {
+                let name = Annotation::FunctionName { proto: seen.prototype, name: name.into() };
+                out.event(self.number, &Event::Symbol(name.to_symbol()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A name that did not come along in full: it is read where it was, if it is there still.
+    fn long_name(&self, seen: &PrototypeSeen, beginning: &[u8]) -> Vec<u8> {
+        /// What is longer is the source of a chunk, and nobody's name for it.
+        const LONGEST: usize = 1 << 16;
+        let text = seen.chunkname.wrapping_add(u64::from(self.vm.layout.sizeof_str));
+        match self.memory.read_bytes(text, LONGEST.min(seen.name_length as usize)) {
+            Ok(name) if name.starts_with(beginning) => name,
+            _ => [beginning, b"..."].concat(),
+        }
+    }
+
+    /// Names a C function; gives the address that it has in the outputs.
+    fn name_c_function(
+        &mut self,
+        address: u64,
+        c_symbols: &mut CSymbols,
+        out: &mut MemoryOutputs,
+    ) -> Result<u64, EngineError> {
+        // Libraries with C functions of Lua's stay where they are until their VM is closed (`gctm`, `lib_package.c`).
+        if self.c_functions.contains_key(&address) {
+            return Ok(address);
+        }
+        if !self.room.take(ENTRY) {
+            if !std::mem::replace(&mut self.knows_nameless[1], true) {
+                let symbol = Symbol::c(reserved::NO_C_NAME, "[unknown: no room for its name]");
+                out.event(self.number, &Event::Symbol(symbol))?;
+            }
+            return Ok(reserved::NO_C_NAME);
+        }
+        let (symbol, has_start) = c_symbols.find(address);
+        for file in c_symbols.files()[self.c_files..].iter().filter(|_| !self.is_late) {
+            symbols(file).try_for_each(|symbol| out.symbol_of_stream(self.number, symbol))?;
+        }
+        self.c_files = c_symbols.files().len();
+        let known = self.functions.c_function(address).or_else(|| self.functions.builtin_at(address));
+        let name = match (&symbol.name, known) {
+            (Some(name), _) => name.to_string(),
+            (None, Some(name)) => name.to_owned(),
+            (None, None) => symbol.to_string(),
+        };
+        self.c_functions.insert(address, name.as_str().into());
+        out.symbol_of_reports(self.number, Symbol::c(address, &name));
+        // The stream has no sizes: without a symbol of its own, the function would get its neighbour's name.
+        if !has_start || self.is_late {
+            out.symbol_of_stream(self.number, Symbol::c(address, &name))?;
+        }
+        Ok(address)
+    }
+
+    /// Says which trace events name from now on.
+    pub fn see_trace(&mut self, seen: &TraceSeen) {
+        self.traces.see(seen);
+    }
+
+    /// A trace that was introduced.
+    fn trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
+        let start = self.traces.start(number).and_then(|(proto, line)| {
+            let meaning = *self.known.get(&proto)?;
+            Some(Start::At { proto, line, meaning })
+        });
+        self.tally.lost_starts += u64::from(start.is_none());
+        self.trace_from(number, start.unwrap_or(Start::Lost), out)
+    }
+
+    /// A trace that starts there, with the symbols that say so written before.
+    fn trace_from(&mut self, number: u64, start: Start, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
+        match self.version {
+            // Traces are no symbols that come as events yet, but sources that name their machine code.
+            ..3 => {
+                let mcode = self.traces.identity(number).filter(|_| start != Start::Lost).map(|known| known.mcode);
+                Ok(Source::Trace { number, mcode: (self.version == 2).then_some(mcode.unwrap_or(0)) })
+            }
+            3.. => {
+                let named = self.traces.name(number, start, &self.room);
+                for symbol in named.symbols {
+                    out.event(self.number, &Event::Symbol(symbol))?;
+                }
+                Ok(Source::Trace { number: named.number, mcode: None })
+            }
+        }
+    }
+}
+
+/// Whether a trace has caused an event.
+fn is_on_trace(event: &AllocationEvent) -> bool {
+    [AllocationSource::Trace as u8, AllocationSource::LostTrace as u8].contains(&event.source)
+}
+
+fn lua_symbol(prototype: &Prototype) -> Symbol {
+    Symbol::lua(prototype.key.address, prototype.chunkname.as_bytes(), u64::from(prototype.key.firstline))
+}
+
+/// The function in which a trace starts, and the line.
+fn start_of(
+    memory: &ProcessMemory,
+    vm: &Vm,
+    prototypes: &mut Prototypes,
+    trace: &lj_trace_luajit::Trace,
+) -> Option<(Arc<Prototype>, u32)> {
+    let key = Prototype::key_at(memory, &vm.layout, trace.startpt).ok()?;
+    let prototype = prototypes.get(memory, &vm.layout, key).ok()?;
+    let offset = trace.startpc.checked_sub(trace.startpt + u64::from(vm.layout.sizeof_pt))?;
+    let line = prototype.line_at(u32::try_from(offset / 4).ok()?)?;
+    Some((prototype, line))
+}

@@ -1,0 +1,307 @@
+//! What became of every call of the allocators, VM by VM.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use lj_trace_common::allocation::tally::VmTally;
+
+use crate::error::EngineError;
+use crate::output::OutputFile;
+use crate::output::files::cannot_write;
+
+/// The file that a ledger goes to.
+pub struct LedgerFile {
+    path: PathBuf,
+    file: OutputFile,
+}
+
+impl LedgerFile {
+    /// Opens it: what is in it stays until there is a ledger.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let file = OutputFile::open(path).map_err(|error| cannot_write(path, &error))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Writes the ledger; gives the file's path.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(mut self, ledger: &Ledger) -> Result<PathBuf, EngineError> {
+        writeln!(self.file, "{}", ledger.json()).map_err(|error| cannot_write(&self.path, &error))?;
+        Ok(self.path)
+    }
+}
+
+/// What became of the calls of one VM's allocator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmCalls {
+    /// What the BPF program has counted.
+    pub counted: VmTally,
+    /// Events that are in the outputs.
+    pub recorded: u64,
+    /// Events that were not worked off when the time was over.
+    pub unread: u64,
+}
+
+impl VmCalls {
+    /// Events that were handed over and have not arrived, or the other way round.
+    fn astray(&self) -> u64 {
+        self.counted.written.abs_diff(self.recorded + self.unread)
+    }
+
+    fn balances(&self) -> bool {
+        self.counted.unfinished() == 0 && self.astray() == 0
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.counted.calls += other.counted.calls;
+        self.counted.written += other.counted.written;
+        self.counted.ring_full += other.counted.ring_full;
+        self.counted.failed += other.counted.failed;
+        self.counted.nothing_freed += other.counted.nothing_freed;
+        self.recorded += other.recorded;
+        self.unread += other.unread;
+    }
+}
+
+/// Calls that belong to none of the VMs that are recorded, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherCalls {
+    /// Of VMs that are known and not recorded: only one is, or nothing of them has arrived.
+    pub of_others: u64,
+    /// For something else than a VM, or for one that was not known yet.
+    pub unknown: u64,
+    /// Of VMs that came into being when there was no room for more.
+    pub beyond: u64,
+    /// Which may have made a VM when recording ended, or would have, if there had been memory.
+    pub undecided: u64,
+    /// Of more threads at once than there is room for.
+    pub threads: u64,
+}
+
+impl OtherCalls {
+    fn sum(&self) -> u64 {
+        self.of_others + self.unknown + self.beyond + self.undecided + self.threads
+    }
+}
+
+/// The ledger of a recording. Of VMs that balance only the sum is kept: a program may make a thousand of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// Calls that the probes have seen while recording was on.
+    pub seen: u64,
+    /// Calls that they have seen before it began, or after it ended.
+    pub outside: u64,
+    /// Calls of no VM that is recorded.
+    pub others: OtherCalls,
+    /// How many VMs there were.
+    pub vms: u64,
+    sum: VmCalls,
+    /// Those that do not balance, by their numbers, from 1 on.
+    odd: Vec<(usize, VmCalls)>,
+    /// Changes of allocators whose calls were not seen for a while.
+    gaps: Vec<Gap>,
+}
+
+/// A VM was given another allocator, which was probed a moment later.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gap {
+    /// The VM's number, from 1 on.
+    pub vm: usize,
+    /// For how many seconds calls may not have been seen, at most.
+    pub seconds: f64,
+    /// Whether the new allocator is probed.
+    pub followed: bool,
+}
+
+impl Eq for Gap {}
+
+/// So many rows are kept.
+const ROWS: usize = 100;
+
+impl Ledger {
+    /// Enters what became of the calls of a VM, whose number counts from 0.
+    pub fn enter(&mut self, number: usize, calls: &VmCalls) {
+        self.vms += 1;
+        self.sum.add(calls);
+        if !calls.balances() && self.odd.len() < ROWS {
+            self.odd.push((number + 1, *calls));
+        }
+    }
+
+    /// Notes that calls of a VM were not seen for a while.
+    pub fn note_gap(&mut self, gap: Gap) {
+        if self.gaps.len() < ROWS {
+            self.gaps.push(gap);
+        }
+    }
+
+    /// Calls that no row tells of, in whole numbers: less than 0 if rows tell of more than were seen.
+    fn open(&self) -> i128 {
+        i128::from(self.seen) - i128::from(self.sum.counted.calls) - i128::from(self.others.sum())
+    }
+
+    /// Whether it is known of every call what became of it.
+    pub fn balances(&self) -> bool {
+        self.open() == 0 && self.sum.counted.unfinished() == 0 && self.odd.iter().all(|(_, calls)| calls.balances())
+    }
+
+    /// Allocations that failed, and frees of nothing: calls that are no events.
+    pub fn no_events(&self) -> [(&'static str, u64); 2] {
+        let VmTally { failed, nothing_freed, .. } = self.sum.counted;
+        [("allocations that failed", failed), ("frees of nothing", nothing_freed)]
+    }
+
+    /// Events lost since the ring buffer was full.
+    pub fn ring_full(&self) -> u64 {
+        self.sum.counted.ring_full
+    }
+
+    /// What became of the calls: reasons, with their numbers. They add up to all calls that were seen, if it balances.
+    pub fn rows(&self) -> Vec<(&'static str, u64)> {
+        let Self { others, sum, .. } = self;
+        let VmTally { failed, nothing_freed, ring_full, .. } = sum.counted;
+        let mut rows = vec![("recorded", sum.recorded)];
+        let more = [
+            ("of other VMs", others.of_others),
+            ("not recorded: for something else than a VM, or one that was not known yet", others.unknown),
+            ("not recorded: of VMs beyond the limit", others.beyond),
+            ("not recorded: of what may become a VM", others.undecided),
+            ("not recorded: failed", failed),
+            ("not recorded: freed nothing", nothing_freed),
+            ("lost: the ring buffer was full", ring_full),
+            ("lost: not worked off in time", sum.unread),
+            ("lost: too many threads in the allocator", others.threads),
+        ];
+        rows.extend(more.into_iter().filter(|(_, calls)| *calls != 0));
+        rows
+    }
+
+    /// What it leaves open, in one line; [`None`] if it balances.
+    pub fn fault(&self) -> Option<String> {
+        if self.balances() {
+            return None;
+        }
+        let (unfinished, open) = (self.sum.counted.unfinished(), self.open());
+        let astray: u64 = self.odd.iter().map(|(_, calls)| calls.astray()).sum();
+        let mut parts = Vec::new();
+        if astray != 0 {
+            parts.push(format!("{astray} events were handed over and have not arrived, or not in their VM's outputs"));
+        }
+        if unfinished != 0 {
+            parts.push(format!("{unfinished} calls of the allocator had not returned when recording ended"));
+        }
+        if open != 0 {
+            parts.push(format!("{open} of {} calls of the allocator are in no row", self.seen));
+        }
+        Some(parts.join(", "))
+    }
+
+    /// For the summary: one line if it balances, else every row, and the VMs that it does not for.
+    pub fn lines(&self) -> Vec<String> {
+        let rows: Vec<_> = self.rows().iter().map(|(what, calls)| format!("{calls} {what}")).collect();
+        let vms = if self.vms == 1 { "1 VM".to_owned() } else { format!("{} VMs", self.vms) };
+        let mut lines = vec![format!("calls of allocator {} of {vms}: {}", self.seen, rows.join(" + "))];
+        if !self.balances() {
+            lines.extend(self.odd.iter().map(|(vm, calls)| describe(*vm, calls)));
+        }
+        for Gap { vm, seconds, followed } in &self.gaps {
+            let end = if *followed { "its new one is recorded since" } else { "its new one cannot be probed" };
+            lines.push(format!(
+                "calls not seen     of VM {vm} for {seconds:.3} s, since it got another allocator: {end}"
+            ));
+        }
+        lines
+    }
+
+    /// The same as JSON: an object.
+    pub fn json(&self) -> String {
+        let mut out =
+            format!("{{\"calls\":{},\"vms\":{},\"balances\":{},\"rows\":{{", self.seen, self.vms, self.balances());
+        for (index, (what, calls)) in self.rows().iter().enumerate() {
+            // Writing to a string cannot fail; the names need no escapes.
+            let _ = write!(out, "{}\"{what}\":{calls}", if index == 0 { "" } else { "," });
+        }
+        out.push_str("},\"unseen\":[");
+        for (index, Gap { vm, seconds, followed }) in self.gaps.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let _ = write!(out, "{comma}{{\"vm\":{vm},\"seconds\":{seconds:.6},\"followed\":{followed}}}");
+        }
+        out.push_str("]}");
+        out
+    }
+}
+
+fn describe(vm: usize, calls: &VmCalls) -> String {
+    let VmCalls { counted, recorded, unread } = calls;
+    format!(
+        "  VM {vm}: {} calls: {recorded} recorded, {} failed, {} freed nothing, {} lost in the ring buffer, {unread} not worked \
+         off, {} handed over and astray, {} not returned",
+        counted.calls,
+        counted.failed,
+        counted.nothing_freed,
+        counted.ring_full,
+        calls.astray(),
+        counted.unfinished() as i64
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ledger() -> Ledger {
+        let others = OtherCalls { unknown: 3, ..OtherCalls::default() };
+        let mut ledger = Ledger { seen: 113, others, ..Ledger::default() };
+        let counted =
+            VmTally { calls: 100, written: 96, ring_full: 1, failed: 1, nothing_freed: 2, ..VmTally::default() };
+        ledger.enter(0, &VmCalls { counted, recorded: 90, unread: 6 });
+        let counted = VmTally { calls: 10, written: 10, ..VmTally::default() };
+        ledger.enter(1, &VmCalls { counted, recorded: 10, unread: 0 });
+        ledger
+    }
+
+    #[test]
+    fn every_call_is_in_a_row() {
+        let ledger = ledger();
+        assert!(ledger.balances() && ledger.fault().is_none());
+        assert_eq!(ledger.rows().iter().map(|(_, calls)| calls).sum::<u64>(), ledger.seen);
+        let lines = ledger.lines();
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(
+            lines[0].starts_with("calls of allocator 113 of 2 VMs: 100 recorded + 3 not recorded: for"),
+            "{lines:?}"
+        );
+        let json: serde_json::Value = serde_json::from_str(&ledger.json()).unwrap();
+        assert_eq!((&json["calls"], &json["rows"]["recorded"]), (&113.into(), &100.into()));
+    }
+
+    #[test]
+    fn what_does_not_balance_is_told_by_vm() {
+        let mut ledger = ledger();
+        let counted = VmTally { calls: 5, written: 4, ..VmTally::default() };
+        ledger.enter(2, &VmCalls { counted, recorded: 3, unread: 0 });
+        ledger.seen += 5;
+        let fault = ledger.fault().unwrap();
+        assert!(
+            fault.contains("1 events were handed over") && fault.contains("1 calls of the allocator had not"),
+            "{fault}"
+        );
+        assert!(ledger.lines()[1].starts_with("  VM 3: 5 calls: 3 recorded"), "{:?}", ledger.lines());
+        ledger.seen += 7;
+        assert!(ledger.fault().unwrap().contains("7 of 125 calls"), "{:?}", ledger.fault());
+    }
+
+    #[test]
+    fn a_gap_is_told() {
+        let mut ledger = ledger();
+        ledger.note_gap(Gap { vm: 1, seconds: 0.0125, followed: true });
+        assert!(ledger.lines()[1].starts_with("calls not seen     of VM 1 for 0.013 s"), "{:?}", ledger.lines());
+        let json: serde_json::Value = serde_json::from_str(&ledger.json()).unwrap();
+        assert_eq!(json["unseen"][0]["followed"], true);
+    }
+}

@@ -1,0 +1,25 @@
+//! Where allocation events go: named, into the stream of their VM and the profile that reports are written from.
+
+mod allocation_stacks;
+mod c_callers;
+mod c_symbols;
+mod definitions;
+mod estimation;
+mod events;
+mod ledger;
+mod listener;
+mod outputs;
+mod room;
+mod stream_traces;
+mod summary;
+mod trace_lines;
+mod window_tally;
+
+pub use c_symbols::CSymbols;
+pub use estimation::Estimation;
+pub use events::{MemoryEvents, MemoryTally};
+pub use ledger::{Gap, Ledger, LedgerFile, OtherCalls, VmCalls};
+pub use listener::{AllocationListener, SharedListener};
+pub use outputs::{MemoryOutputOptions, MemoryOutputs};
+pub use room::Room;
+pub use summary::{EstimateSummary, MemorySummary};

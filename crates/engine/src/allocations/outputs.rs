@@ -1,0 +1,569 @@
+//! Where a recording of allocations goes: a stream for each VM, and reports over all of them.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use lj_trace_profile::estimated::sample_mark;
+use lj_trace_profile::{Format, MemoryProfile, Weight};
+use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
+use lj_trace_streams::{Annotation, Symbol, WriteError};
+
+use super::allocation_stacks::AllocationStacks;
+use super::c_symbols::{CSymbols, symbols};
+use super::estimation::Estimation;
+use super::listener::SharedListener;
+use super::trace_lines::TraceLine;
+use crate::cpu::reports::STACKS;
+use crate::error::EngineError;
+use crate::output::files::{OutputFiles, numbered, several_vms_on_standard_output};
+use crate::output::{ReportFile, stream_file};
+use crate::resolve::Resolved;
+
+/// What a recording of allocations is to become.
+#[derive(Clone)]
+pub struct MemoryOutputOptions {
+    /// The files; none if somebody only looks on.
+    pub files: OutputFiles,
+    /// Version of the streams: 1, 2 or 3.
+    pub version: u8,
+    /// How many VMs there are.
+    pub vms: usize,
+    /// What is recorded, for titles: a command and its pid.
+    pub title: String,
+    /// What reports weigh the sources of events by.
+    pub weight: Weight,
+    /// If reports are of the whole stacks of every Nth allocation: that N.
+    pub stack_every: Option<u32>,
+    /// If there are no outputs, but somebody who looks on.
+    pub live: Option<SharedListener>,
+    /// Whether the events are of windows, and the rest is to be estimated.
+    pub windows: bool,
+}
+
+/// All outputs of a recording of allocations.
+pub struct MemoryOutputs {
+    streams: Vec<PathBuf>,
+    version: u8,
+    vms: usize,
+    files: Vec<StreamFile>,
+    /// The streams of VMs that were closed, and the size of the largest.
+    ended: Vec<PathBuf>,
+    size_of_ended: u64,
+    reports: Reports,
+    /// Of a recording in windows.
+    estimation: Option<Box<Estimation>>,
+    live: Option<SharedListener>,
+}
+
+/// What the reports are of.
+enum Reports {
+    None,
+    /// The sources of all events.
+    Sources {
+        profile: Box<MemoryProfile>,
+        outputs: Vec<ReportFile>,
+    },
+    /// The stacks of some allocations.
+    Stacks(Box<AllocationStacks>),
+    /// The sources, as they are estimated.
+    Estimated(Vec<ReportFile>),
+}
+
+struct StreamFile {
+    path: PathBuf,
+    vm: usize,
+    version: u8,
+    content: Content,
+}
+
+type Writer = MemprofWriter<Box<dyn Write>>;
+
+/// What is in the file of a stream.
+enum Content {
+    /// Nothing yet.
+    Nothing(Box<dyn Write>),
+    /// A stream.
+    Stream(Writer),
+    /// A stream that has ended, or cannot be written any more.
+    Ended,
+}
+
+impl MemoryOutputs {
+    /// As [`MemoryProfile::next_growth`].
+    pub fn next_growth(&self) -> u64 {
+        match &self.reports {
+            Reports::Sources { profile, .. } => profile.next_growth(),
+            Reports::None | Reports::Stacks(_) | Reports::Estimated(_) => 0,
+        }
+    }
+
+    /// Opens the reports; [`start`](Self::start) opens the streams.
+    ///
+    /// # Errors
+    /// A usage error for a format that a memory profile does not have; an I/O error for what cannot be written.
+    pub fn open(options: &MemoryOutputOptions) -> Result<Self, EngineError> {
+        let OutputFiles { streams, reports } = options.files.clone();
+        if options.vms > 1 && streams.iter().any(|path| path == Path::new("-")) {
+            return Err(several_vms_on_standard_output());
+        }
+        let reports = match options.stack_every {
+            Some(_) if reports.is_empty() => {
+                let message = "a stream has no room for the stacks of allocations (--alloc-stacks): add an output that \
+                               shows them, such as --output stacks.svg";
+                return Err(EngineError::usage(message));
+            }
+            None if reports.is_empty() => Reports::None,
+            None if options.windows => Reports::Estimated(open_all(reports)?),
+            Some(every) => Reports::Stacks(Box::new(AllocationStacks::open(reports, &options.title, every)?)),
+            None => {
+                let mut profile = Box::new(MemoryProfile::new(options.weight, &options.title));
+                if reports.iter().any(|(format, _)| format.shows_all_measures()) {
+                    profile.follow_blocks();
+                }
+                Reports::Sources { profile, outputs: open_all(reports)? }
+            }
+        };
+        Ok(Self {
+            streams,
+            version: options.version,
+            vms: options.vms,
+            files: Vec::new(),
+            ended: Vec::new(),
+            size_of_ended: 0,
+            reports,
+            estimation: options.windows.then(|| Box::new(Estimation::new(&options.title))),
+            live: options.live.clone(),
+        })
+    }
+
+    /// Whether there are streams that have room for the symbols of C functions.
+    pub fn want_c_symbols(&self) -> bool {
+        !self.streams.is_empty() && self.version >= 3
+    }
+
+    /// The size of the largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        let open = self.files.iter().map(|stream| stream_file::size(&stream.path)).max();
+        open.unwrap_or(0).max(self.size_of_ended)
+    }
+
+    /// Creates the files of a VM's streams. VMs are numbered from zero.
+    ///
+    /// # Errors
+    /// One of them cannot be created.
+    pub fn create(&mut self, vm: usize) -> Result<(), EngineError> {
+        // A stream is of one VM: on standard output that is the first.
+        for path in self.streams.iter().filter(|path| vm == 0 || *path != Path::new("-")) {
+            // A VM that comes into being later gets a number even if there was but one at first.
+            let path = if self.vms == 1 && vm == 0 { path.clone() } else { numbered(path, vm + 1) };
+            let content = Content::Nothing(stream_file::create(&path)?);
+            self.files.push(StreamFile { path, vm, version: self.version, content });
+        }
+        Ok(())
+    }
+
+    /// Starts what is written of a VM, with the symbols that it has by now, and those of C functions, if it is to have all.
+    ///
+    /// # Errors
+    /// A stream cannot be written.
+    pub fn start(&mut self, vm: usize, own: &[Symbol], c_symbols: Option<&CSymbols>) -> Result<(), EngineError> {
+        for stream in self.files.iter_mut().filter(|stream| stream.vm == vm) {
+            let mark = self.estimation.is_some().then(sample_mark);
+            let files = c_symbols.map_or(&[][..], CSymbols::files);
+            let all = mark.into_iter().chain(own.iter().cloned()).chain(files.iter().flat_map(symbols));
+            stream.start(all)?;
+        }
+        own.iter().for_each(|symbol| self.report(vm, &Event::Symbol(symbol.clone())));
+        Ok(())
+    }
+
+    /// Ends the streams of a VM that was closed: `lost` is what never arrived of its events, by reason.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn end_vm(&mut self, vm: usize, lost: &[(&'static str, u64)]) -> Result<(), EngineError> {
+        // What windows are to say at the end is not known yet.
+        if self.estimation.is_some() {
+            return Ok(());
+        }
+        let (over, files): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.files).into_iter().partition(|stream| stream.vm == vm);
+        self.files = files;
+        let mut outcome = Ok(());
+        for mut stream in over {
+            self.size_of_ended = self.size_of_ended.max(stream_file::size(&stream.path));
+            outcome = outcome.and(stream.note_losses(lost)).and(stream.finish());
+            self.ended.push(std::mem::take(&mut stream.path));
+        }
+        outcome
+    }
+
+    /// Adds a symbol to a VM's streams alone.
+    ///
+    /// # Errors
+    /// A stream cannot be written any more.
+    pub fn symbol_of_stream(&mut self, vm: usize, symbol: Symbol) -> Result<(), EngineError> {
+        let event = Event::Symbol(symbol);
+        let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
+        streams.try_for_each(|stream| stream.write(|writer| writer.event(&event)))
+    }
+
+    /// Adds a symbol of a VM to the reports alone.
+    pub fn symbol_of_reports(&mut self, vm: usize, symbol: Symbol) {
+        self.report(vm, &Event::Symbol(symbol));
+    }
+
+    /// Adds an event of a VM to what people look at.
+    #[inline]
+    fn report(&mut self, vm: usize, event: &Event) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.add(vm, event);
+            profile.keep_within(STACKS);
+        }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.event(vm, event);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().event(vm, event);
+        }
+    }
+
+    /// The next events are in the window of whose number these are the lower bits.
+    #[inline]
+    pub fn enter_window(&mut self, window: u8) {
+        if let Some(estimation) = &mut self.estimation {
+            estimation.enter(window);
+        }
+    }
+
+    /// The estimate that is made, if the events are of windows.
+    pub fn estimation(&mut self) -> Option<&mut Estimation> {
+        self.estimation.as_deref_mut()
+    }
+
+    /// Adds an event of a VM to all outputs.
+    ///
+    /// # Errors
+    /// A stream cannot be written any more.
+    #[inline]
+    pub fn event(&mut self, vm: usize, event: &Event) -> Result<(), EngineError> {
+        self.event_shown(vm, event, event)
+    }
+
+    /// Whether something shows where on a trace an allocation is made.
+    pub fn shows_lines(&self) -> bool {
+        matches!(self.reports, Reports::Sources { .. }) || self.live.is_some() || self.estimation.is_some()
+    }
+
+    /// A prototype of a VM was freed: its address may mean something else later.
+    pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.forget_prototype(vm, proto);
+        }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.forget_prototype(vm, proto);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().forget_prototype(vm, proto);
+        }
+    }
+
+    /// Forgets all that [`line`](Self::line) said of a VM.
+    pub fn forget_lines(&mut self, vm: usize) {
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.forget_lines(vm);
+        }
+        if let Some(estimation) = &mut self.estimation {
+            estimation.forget_lines(vm);
+        }
+        if let Some(live) = &self.live {
+            live.borrow_mut().forget_lines(vm);
+        }
+    }
+
+    /// Bytes of sources that were too rare to have room for each.
+    pub fn folded(&self) -> u64 {
+        match &self.reports {
+            Reports::Sources { profile, .. } => profile.folded(),
+            Reports::None | Reports::Stacks(_) | Reports::Estimated(_) => 0,
+        }
+    }
+
+    /// Says which Lua line a source on a trace is, for what shows more than a stream has room for.
+    pub fn line(&mut self, vm: usize, source: Source, line: TraceLine) {
+        if let Some(estimation) = &mut self.estimation {
+            estimation.line(vm, source, line.clone());
+        }
+        let TraceLine { frames, .. } = line;
+        if let Some(live) = &self.live {
+            live.borrow_mut().line(vm, source, frames.clone());
+        }
+        if let Reports::Sources { profile, .. } = &mut self.reports {
+            profile.line(vm, source, frames);
+        }
+    }
+
+    /// Adds an event of a VM to all outputs; to reports as `shown`.
+    ///
+    /// # Errors
+    /// As [`Self::event`].
+    #[inline]
+    pub fn event_shown(&mut self, vm: usize, event: &Event, shown: &Event) -> Result<(), EngineError> {
+        self.report(vm, shown);
+        let mut streams = self.files.iter_mut().filter(|stream| stream.vm == vm);
+        streams.try_for_each(|stream| stream.write(|writer| writer.event(event)))
+    }
+
+    /// Adds the stack of an allocation of `size` bytes to the reports that show stacks.
+    pub fn add_stack(&mut self, stack: &Resolved, size: u64) {
+        if let Reports::Stacks(stacks) = &mut self.reports {
+            stacks.add(stack, size);
+        }
+    }
+
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), EngineError> {
+        self.files.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))
+    }
+
+    /// Writes what there is so far: reports are rewritten at the end.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+        self.flush()?;
+        let is_file = |report: &&ReportFile| report.path != Path::new("-");
+        match &self.reports {
+            Reports::Sources { profile, outputs } => {
+                outputs.iter().filter(is_file).try_for_each(|report| report.write(&**profile))
+            }
+            Reports::Estimated(outputs) => {
+                let Some(estimation) = &mut self.estimation else { return Ok(()) };
+                let profile = estimation.profile();
+                outputs.iter().filter(is_file).try_for_each(|report| report.write(profile))
+            }
+            Reports::Stacks(stacks) => stacks.write_interim(),
+            Reports::None => Ok(()),
+        }
+    }
+
+    /// Ends all outputs; returns their paths. `lost` are numbers of events that never arrived, by reason.
+    ///
+    /// # Errors
+    /// The first output that could not be written; the others are complete all the same.
+    pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
+        let mut paths = self.ended;
+        let mut outcome = Ok(());
+        let mut estimated = self.estimation.as_mut().map(|estimation| estimation.profile());
+        if let Some(profile) = &mut estimated {
+            lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
+        }
+        for mut file in self.files {
+            if let Some(profile) = &estimated {
+                outcome = outcome.and(file.note(profile.notes(file.vm)));
+            }
+            outcome = outcome.and(file.note_losses(lost)).and(file.finish());
+            paths.push(std::mem::take(&mut file.path));
+        }
+        match self.reports {
+            Reports::Sources { mut profile, outputs } => {
+                lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
+                for report in outputs {
+                    outcome = outcome.and(report.write(&*profile));
+                    paths.push(report.path);
+                }
+            }
+            Reports::Estimated(outputs) => {
+                for report in outputs {
+                    if let Some(profile) = &estimated {
+                        outcome = outcome.and(report.write(&**profile));
+                    }
+                    paths.push(report.path);
+                }
+            }
+            Reports::Stacks(stacks) => match stacks.finish() {
+                Ok(written) => paths.extend(written),
+                Err(error) => outcome = outcome.and(Err(error)),
+            },
+            Reports::None => {}
+        }
+        paths.retain(|path| path != Path::new("-"));
+        outcome.map(|()| paths)
+    }
+}
+
+fn open_all(reports: Vec<(Format, PathBuf)>) -> Result<Vec<ReportFile>, EngineError> {
+    reports.into_iter().map(|(format, path)| ReportFile::open(format, &path)).collect()
+}
+
+impl StreamFile {
+    fn start(&mut self, symbols: impl IntoIterator<Item = Symbol>) -> Result<(), EngineError> {
+        match std::mem::replace(&mut self.content, Content::Ended) {
+            Content::Nothing(file) => {
+                let writer = MemprofWriter::new(file, self.version, symbols);
+                self.content = Content::Stream(writer.map_err(|error| stream_file::failed(&self.path, &error))?);
+            }
+            other => self.content = other,
+        }
+        Ok(())
+    }
+
+    /// Writes to a stream that was started.
+    #[inline]
+    fn write(&mut self, write: impl FnOnce(&mut Writer) -> Result<(), WriteError>) -> Result<(), EngineError> {
+        match &mut self.content {
+            Content::Stream(writer) => write(writer).map_err(|error| stream_file::failed(&self.path, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds symbols that only lj-trace reads.
+    fn note(&mut self, notes: Vec<Symbol>) -> Result<(), EngineError> {
+        notes.into_iter().try_for_each(|note| self.write(|writer| writer.event(&Event::Symbol(note))))
+    }
+
+    /// Says what never arrived, where symbols of C functions have room for it.
+    fn note_losses(&mut self, lost: &[(&'static str, u64)]) -> Result<(), EngineError> {
+        let lost = if self.version >= 3 { lost } else { &[] };
+        let note = |(reason, count): &(_, u64)| {
+            Annotation::Property { key: format!("lost {reason}"), value: count.to_string() }.to_symbol()
+        };
+        self.note(lost.iter().map(note).collect())
+    }
+
+    /// Ends the stream; what was not even started is one of nothing.
+    fn finish(&mut self) -> Result<(), EngineError> {
+        self.start([])?;
+        match std::mem::replace(&mut self.content, Content::Ended) {
+            Content::Stream(writer) => {
+                writer.finish().map(drop).map_err(|error| stream_file::failed(&self.path, &error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whatever happens, there is a stream in a file that one was started in.
+impl Drop for StreamFile {
+    fn drop(&mut self) {
+        if !matches!(self.content, Content::Nothing(_)) {
+            let _ = self.finish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_process::Process;
+    use lj_trace_profile::model::Profile as _;
+    use lj_trace_streams::{Body, Stream};
+
+    use super::*;
+
+    fn this_process() -> Process {
+        Process::open(std::process::id()).unwrap()
+    }
+
+    fn options(outputs: &[String], vms: usize) -> MemoryOutputOptions {
+        let mut files = OutputFiles::default();
+        for output in outputs {
+            match Format::of_ending(output).unwrap() {
+                Format::Stream => files.streams.push(output.into()),
+                format => files.reports.push((format, output.into())),
+            }
+        }
+        MemoryOutputOptions {
+            files,
+            version: 3,
+            vms,
+            title: "luajit (pid 7)".to_owned(),
+            weight: Weight::Held,
+            stack_every: None,
+            live: None,
+            windows: false,
+        }
+    }
+
+    #[test]
+    fn streams_are_of_one_vm_and_reports_of_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut outputs = MemoryOutputs::open(&options(&["a.bin", "a.folded", "a.svg"].map(path), 2)).unwrap();
+        for vm in 0..2 {
+            let own = Symbol::lua(0x1000, format!("@{vm}.lua").as_bytes(), 1);
+            outputs.create(vm).unwrap();
+            outputs.start(vm, &[own], Some(&CSymbols::new(&this_process(), false))).unwrap();
+            let source = Source::Lua { proto: 0x1000, line: 2 };
+            let event = Event::Alloc { source, addr: 0x10 << vm, size: 40 + vm as u64 };
+            outputs.event(vm, &event).unwrap();
+        }
+        let mut written = outputs.finish(&[("ring buffer full", 9)]).unwrap();
+        written.sort();
+        assert_eq!(written, ["a-1.bin", "a-2.bin", "a.folded", "a.svg"].map(|name| folder.path().join(name)));
+        let folded = std::fs::read_to_string(path("a.folded")).unwrap();
+        assert_eq!(folded, "VM 1;0.lua;@0.lua:1;0.lua:2 40\nVM 2;1.lua;@1.lua:1;1.lua:2 41\n");
+        let svg = std::fs::read_to_string(path("a.svg")).unwrap();
+        assert!(svg.contains("luajit (pid 7): bytes still held") && svg.contains("9 lost"), "{svg}");
+        let stream = Stream::open(std::fs::File::open(folder.path().join("a-2.bin")).unwrap()).unwrap();
+        let Body::Memprof(mut events) = stream.body else { panic!("no events") };
+        let mut profile = MemoryProfile::new(Weight::Held, "a");
+        while let Some(event) = events.next_event().unwrap() {
+            profile.add(0, &event);
+        }
+        assert_eq!(profile.losses()["ring buffer full"], 9);
+    }
+
+    #[test]
+    fn a_stream_that_is_never_started_is_one_of_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.bin");
+        let mut outputs = MemoryOutputs::open(&options(&[path.display().to_string()], 1)).unwrap();
+        outputs.create(0).unwrap();
+        outputs.finish(&[]).unwrap();
+        let stream = Stream::open(std::fs::File::open(path).unwrap()).unwrap();
+        let Body::Memprof(mut events) = stream.body else { panic!("no events") };
+        assert_eq!((stream.symbols, events.next_event().unwrap()), (vec![], None));
+    }
+
+    #[test]
+    fn what_is_never_begun_leaves_earlier_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["a.bin", "a.svg", "new.bin", "new.svg"].map(|name| folder.path().join(name));
+        paths.iter().take(2).for_each(|path| std::fs::write(path, "earlier").unwrap());
+        crate::output::allow_replacing();
+        let names = paths.each_ref().map(|path| path.display().to_string());
+        let mut outputs = MemoryOutputs::open(&options(&names, 1)).unwrap();
+        outputs.create(0).unwrap();
+        drop(outputs);
+        let left = paths.each_ref().map(|path| std::fs::read_to_string(path).ok());
+        assert_eq!(left, [Some("earlier".to_owned()), Some("earlier".to_owned()), None, None]);
+    }
+
+    #[test]
+    fn a_report_needs_no_stream() {
+        let folder = tempfile::tempdir().unwrap();
+        let outputs = MemoryOutputs::open(&options(&[folder.path().join("a.svg").display().to_string()], 1));
+        let mut outputs = outputs.unwrap();
+        outputs.create(0).unwrap();
+        outputs.start(0, &[], Some(&CSymbols::new(&this_process(), false))).unwrap();
+        assert_eq!(outputs.finish(&[]).unwrap(), [folder.path().join("a.svg")]);
+    }
+
+    #[test]
+    fn text_says_what_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt").display().to_string();
+        let mut outputs = MemoryOutputs::open(&options(std::slice::from_ref(&path), 1)).unwrap();
+        let own = Symbol::lua(0x1000, b"@a.lua", 1);
+        outputs.create(0).unwrap();
+        outputs.start(0, &[own], Some(&CSymbols::new(&this_process(), false))).unwrap();
+        let source = Source::Lua { proto: 0x1000, line: 2 };
+        outputs.event(0, &Event::Alloc { source, addr: 0x10, size: 40 }).unwrap();
+        outputs.finish(&[]).unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        assert!(text.contains("40 bytes          1 100.00%  a.lua:2 in @a.lua:1"), "{text}");
+    }
+}

@@ -1,0 +1,18 @@
+//! Who looks on while CPU time is recorded.
+
+use lj_trace_profile::Frame;
+
+use super::reports::CpuReports;
+use crate::resolve::Resolved;
+
+/// Takes in CPU samples beside the outputs of a recording: the reports of all processes together, the live view.
+pub trait SampleListener {
+    /// A sample. `root` is what its stack belongs to: the process, and its VM where it has several.
+    fn sample(&mut self, sample: &Resolved, root: Frame);
+}
+
+impl SampleListener for CpuReports {
+    fn sample(&mut self, sample: &Resolved, root: Frame) {
+        self.add(sample, Some(root));
+    }
+}

@@ -1,0 +1,12 @@
+//! Where CPU samples go: streams, the profile that reports are written from, whoever looks on.
+
+pub mod about_process;
+mod listener;
+mod outputs;
+pub(crate) mod reports;
+mod summary;
+
+pub use listener::SampleListener;
+pub use outputs::{JitSamples, Outputs};
+pub use reports::CpuReports;
+pub use summary::{Summary, describe_state};

@@ -1,0 +1,231 @@
+//! What a recording of CPU time says at its end.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lj_trace_common::vm::VmState;
+use lj_trace_probes::cost::Cost;
+
+use crate::output::{counted, next_step};
+use crate::resolve::Tally;
+
+/// The numbers of a finished recording.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// The process.
+    pub pid: u32,
+    /// Samples per second of CPU time.
+    pub rate: u32,
+    /// How long it was recorded.
+    pub duration: Duration,
+    /// What became of the samples.
+    pub tally: Tally,
+    /// Samples that never arrived, by reason.
+    pub lost: Vec<(&'static str, u64)>,
+    /// What else was counted.
+    pub noted: Vec<(&'static str, u64)>,
+    /// Samples that were left out, since only one VM is recorded: those of others, and of code outside of any.
+    pub left_out: u64,
+    /// What it has cost the process.
+    pub cost: Cost,
+    /// CPU time that the process has used, in seconds, if that is known.
+    pub used: Option<f64>,
+    /// Which part of each CPU's time is taken from all others; [`None`] if none is, since events were on threads.
+    pub others: Option<f64>,
+    /// Samples a second at last, and what each counted as, if all of them would have cost too much.
+    pub lowered_to: Option<(f64, u32)>,
+    /// Why they were on threads, if they should have been on CPUs.
+    pub why_threads: Option<String>,
+    /// The table of traces, if it is wanted.
+    pub traces: Option<String>,
+}
+
+impl Summary {
+    /// The summary for people: losses first, where there are any.
+    pub fn text(&self, end: &str, files: &[PathBuf]) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out, end, files);
+        out
+    }
+
+    fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
+        let Tally { samples, with_lua, lua_complete, both_ends, left_out, .. } = &self.tally;
+        let Tally { native_complete, in_kernel, states, unresolved, .. } = &self.tally;
+        for (reason, count) in &self.lost {
+            writeln!(out, "LOST: {count} {reason}")?;
+        }
+        let seconds = self.duration.as_secs_f64();
+        let cpu = *samples as f64 / f64::from(self.rate);
+        let counted = counted(*samples, "sample");
+        writeln!(out, "{end}: recorded {seconds:.1} s, {counted}, {cpu:.2} s of CPU time")?;
+        if *samples == 0 {
+            match self.used.filter(|used| *used >= 0.000_5) {
+                // It had to be lucky to be hit even once.
+                Some(used) => writeln!(
+                    out,
+                    "No sample hit it: it used {used:.3} s of CPU time, in which {:.1} are taken on average at {} Hz. Record \
+                     for longer, or with a higher --rate.",
+                    used * f64::from(self.rate),
+                    self.rate
+                )?,
+                None => writeln!(out, "The process used no CPU time while it was recorded.")?,
+            }
+        } else {
+            let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
+            writeln!(out, "  lost               {lost}")?;
+            writeln!(out, "  cost to it         {}", self.cost)?;
+            if let Some(others) = self.others {
+                writeln!(out, "  cost to all others {:.3}% of each CPU", others * 100.0)?;
+            }
+            if let Some((rate, weight)) = self.lowered_to {
+                writeln!(out, "  rate lowered       to {rate:.0} Hz, where each sample counts as {weight}")?;
+            }
+            if self.left_out != 0 {
+                writeln!(out, "  of other code      {} (left out)", self.left_out)?;
+            }
+            writeln!(out, "  hit Lua            {}", share(*with_lua, *samples))?;
+            writeln!(out, "  hit the kernel     {}", share(*in_kernel, *samples))?;
+            writeln!(out, "  Lua complete       {}", share(*lua_complete, *with_lua))?;
+            if *both_ends != 0 {
+                let average = *left_out as f64 / *both_ends as f64;
+                writeln!(out, "  both ends of Lua   {}", share(*both_ends, *with_lua))?;
+                writeln!(out, "  left out between   {average:.0} Lua frames of each, on average")?;
+            }
+            writeln!(out, "  native complete    {}", share(*native_complete, *samples))?;
+            for state in VmState::ALL {
+                if let Some(count) = states.get(&state) {
+                    writeln!(out, "  {:<18} {}", describe_state(state), share(*count, *samples))?;
+                }
+            }
+            for (reason, count) in unresolved {
+                writeln!(out, "  [unknown: {reason}] {}", share(*count, *samples))?;
+            }
+            for (what, count) in &self.noted {
+                writeln!(out, "  {what}: {count}")?;
+            }
+        }
+        if let Some(why) = &self.why_threads {
+            writeln!(
+                out,
+                "  events on threads  each context switch costs the process more, since CPUs could have none: {why}"
+            )?;
+        }
+        if let Some(traces) = &self.traces {
+            out.push_str(traces);
+        }
+        for file in files {
+            writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a state is, for people who do not know the VM's names.
+pub fn describe_state(state: VmState) -> &'static str {
+    match state {
+        VmState::Interp => "interpreter",
+        VmState::Lfunc => "Lua, interpreted",
+        VmState::Ffunc => "library functions",
+        VmState::Cfunc => "C functions",
+        VmState::Gc => "garbage collector",
+        VmState::Exit => "leaving traces",
+        VmState::Record => "recording traces",
+        VmState::Opt => "optimizing traces",
+        VmState::Asm => "assembling traces",
+        VmState::Trace => "Lua, compiled",
+    }
+}
+
+fn share(part: u64, whole: u64) -> String {
+    let percent = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
+    format!("{part} ({percent:.2}%)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary() -> Summary {
+        let tally = Tally {
+            samples: 200,
+            with_lua: 100,
+            lua_complete: 90,
+            both_ends: 9,
+            left_out: 9 * 2000,
+            native_complete: 200,
+            states: [(VmState::Lfunc, 60), (VmState::Trace, 40)].into(),
+            unresolved: [("no reason".to_owned(), 1)].into(),
+            ..Tally::default()
+        };
+        Summary {
+            pid: 7,
+            rate: 100,
+            duration: Duration::from_secs(2),
+            tally,
+            lost: Vec::new(),
+            noted: Vec::new(),
+            left_out: 0,
+            cost: Cost {
+                seconds: 0.001,
+                switching: 0.0,
+                share: Some(0.0005),
+                events: 200,
+                event: "sample",
+                measured: true,
+            },
+            used: Some(2.0),
+            others: Some(0.0012),
+            lowered_to: None,
+            why_threads: None,
+            traces: None,
+        }
+    }
+
+    #[test]
+    fn numbers_are_shares_of_what_they_belong_to() {
+        let text = summary().text("stopped", &["a.svg".into()]);
+        for line in [
+            "stopped: recorded 2.0 s, 200 samples, 2.00 s of CPU time",
+            "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
+            "  cost to all others 0.120% of each CPU",
+            "  hit Lua            100 (50.00%)",
+            "  Lua complete       90 (90.00%)",
+            "  both ends of Lua   9 (9.00%)",
+            "  left out between   2000 Lua frames of each, on average",
+            "  Lua, compiled      40 (20.00%)",
+            "  [unknown: no reason] 1 (0.50%)",
+            "wrote a.svg: open it in a browser",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\nis not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn what_used_cpu_time_and_was_not_hit_is_told() {
+        let none = Tally::default();
+        let of = |used| Summary { tally: none.clone(), used, ..summary() }.text("stopped", &[]);
+        for (used, said) in [
+            (Some(0.03), "No sample hit it: it used 0.030 s of CPU time, in which 3.0 are taken on average at 100 Hz."),
+            (Some(0.0), "The process used no CPU time"),
+            (None, "The process used no CPU time"),
+        ] {
+            assert!(of(used).contains(said), "{}", of(used));
+        }
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        let tally = Tally { samples: 1, ..summary().tally };
+        let text = Summary { tally, duration: Duration::from_millis(300), ..summary() }.text("finished", &[]);
+        assert!(text.starts_with("finished: recorded 0.3 s, 1 sample, 0.01 s of CPU time\n"), "{text}");
+    }
+
+    #[test]
+    fn losses_come_first() {
+        let summary = Summary { lost: vec![("samples lost: the ring buffer was full", 3)], ..summary() };
+        let text = summary.text("stopped", &[]);
+        assert!(text.starts_with("LOST: 3 samples lost: the ring buffer was full\n"), "{text}");
+    }
+}

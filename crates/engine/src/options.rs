@@ -1,0 +1,217 @@
+//! What is to be recorded, and how.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::programs::Wanted;
+use lj_trace_probes::sampler::Places;
+use lj_trace_profile::{ProfileKind, Weight};
+
+use crate::cpu::JitSamples;
+use crate::output::OutputFiles;
+use crate::output::files::numbered;
+
+/// What is to be recorded, and how. One value holds for all processes of a session but for its files
+/// ([`of_child`](Self::of_child)).
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The process that is named.
+    pub pid: u32,
+    /// Whether the processes that it has started are recorded in its place.
+    pub children: bool,
+    /// The address of the only VM that is recorded, if only one is.
+    pub vm: Option<u64>,
+    /// The kinds of profiles.
+    pub kinds: Kinds,
+    /// How long it is recorded, if that is limited.
+    pub duration: Option<Duration>,
+    /// How large a stream may be, in bytes.
+    pub max_size: Option<u64>,
+    /// How long one interval lasts, whose files are whole in themselves; [`None`] if the whole recording is one.
+    pub rotate: Option<Duration>,
+    /// CPU samples a second of each thread's CPU time.
+    pub rate: u32,
+    /// Where the CPU profile goes, if files are named.
+    pub cpu_files: OutputFiles,
+    /// The same for the profile of allocations.
+    pub allocation_files: OutputFiles,
+    /// If none are named: a stream for each process. Without both, nothing is written.
+    pub default_streams: Option<DefaultStreams>,
+    /// Where it is written what became of every call of the allocators.
+    pub ledger: Option<PathBuf>,
+    /// What a stream says of samples in JIT-compiled code.
+    pub jit_samples: JitSamples,
+    /// Whether the kernel's functions are shown.
+    pub kernel: bool,
+    /// Whether traces are listed by what they cost.
+    pub traces: bool,
+    /// What reports of allocations weigh by, if that was asked for.
+    pub weight: Option<Weight>,
+    /// Version of the memprof stream: 1, 2 or 3.
+    pub stream_version: u8,
+    /// If the stacks of every Nth allocation are recorded: that N.
+    pub alloc_stacks: Option<u32>,
+    /// If allocations are recorded in windows: the share of the process's CPU time that this may cost.
+    pub overhead: Option<f64>,
+    /// What a profile may cost.
+    pub limits: Limits,
+    /// What tests and benchmarks ask for.
+    pub testing: Testing,
+    /// Whether more is said of what is done.
+    pub verbose: bool,
+    /// Whether nothing is said but warnings.
+    pub quiet: bool,
+}
+
+/// Streams that are named after their process, and when lj-trace was started.
+#[derive(Clone, Debug)]
+pub struct DefaultStreams {
+    /// Where they are.
+    pub folder: PathBuf,
+    /// When lj-trace was started, as names of files have it.
+    pub started: String,
+}
+
+impl DefaultStreams {
+    fn path(&self, pid: u32, kind: ProfileKind) -> PathBuf {
+        self.folder.join(format!("lj-trace-{pid}-{}.{}.bin", self.started, kind.stream()))
+    }
+}
+
+/// The kinds of profiles that are recorded at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// Where CPU time goes.
+    pub cpu: bool,
+    /// What allocates memory.
+    pub allocations: bool,
+}
+
+impl Kinds {
+    /// Whether this kind is recorded.
+    pub fn has(self, kind: ProfileKind) -> bool {
+        match kind {
+            ProfileKind::Cpu => self.cpu,
+            ProfileKind::Allocations => self.allocations,
+        }
+    }
+}
+
+/// What a profile may cost, as shares of the process's CPU time; [`None`] is without limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// The profile of allocations: beyond it, that ends.
+    pub allocations: Option<f64>,
+    /// The CPU profile: beyond it, fewer samples are taken.
+    pub cpu: Option<f64>,
+}
+
+/// What tests and benchmarks ask for: older kernels, other places, slower work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Testing {
+    /// Separate programs for calls and returns of the allocator, as older kernels need.
+    pub no_uprobe_session: bool,
+    /// A perf event for each probe on the allocator, as older kernels need.
+    pub no_uprobe_multi: bool,
+    /// Where the sampler's events are.
+    pub events: Places,
+    /// How long to sleep after each sample.
+    pub slow_down: Option<Duration>,
+    /// When watchpoints are used.
+    pub watchpoint: UseWatchpoint,
+    /// Probes that do less than those that record.
+    pub benchmark_probes: Option<BenchmarkProbes>,
+}
+
+/// When watchpoints are used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum UseWatchpoint {
+    /// Where it does no harm.
+    #[default]
+    Auto,
+    /// Wherever there is one.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Probes that do less than those that record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum BenchmarkProbes {
+    /// Nothing.
+    Empty,
+    /// No more than recording each event needs.
+    Recording,
+    /// The same, and read what tells who causes it.
+    Attributing,
+}
+
+impl Options {
+    /// The same for one of the children: its files have its process id in their names, and reports of CPU time are of all
+    /// children together.
+    pub fn of_child(&self, pid: u32) -> Self {
+        let mut cpu_files = self.cpu_files.of_process(pid);
+        cpu_files.reports.clear();
+        Self {
+            pid,
+            cpu_files,
+            allocation_files: self.allocation_files.of_process(pid),
+            ledger: self.ledger.as_ref().map(|path| numbered(path, pid as usize)),
+            ..self.clone()
+        }
+    }
+
+    /// The files that one kind of profile of the process goes to.
+    pub fn files(&self, kind: ProfileKind) -> OutputFiles {
+        let named = match kind {
+            ProfileKind::Cpu => &self.cpu_files,
+            ProfileKind::Allocations => &self.allocation_files,
+        };
+        match &self.default_streams {
+            Some(default) => OutputFiles { streams: vec![default.path(self.pid, kind)], reports: Vec::new() },
+            None => named.clone(),
+        }
+    }
+
+    /// The folders that files are made in.
+    pub fn folders(&self) -> impl Iterator<Item = PathBuf> {
+        let kinds = ProfileKind::ALL.into_iter().filter(|kind| self.kinds.has(*kind));
+        let files = kinds.map(|kind| self.files(kind)).collect::<Vec<_>>();
+        let paths = files.iter().flat_map(OutputFiles::paths).chain(self.ledger.as_deref());
+        let folders = paths.filter(|path| *path != Path::new("-")).map(|path| match path.parent() {
+            Some(folder) if folder != Path::new("") => folder.to_owned(),
+            _ => PathBuf::from("."),
+        });
+        folders.collect::<Vec<_>>().into_iter()
+    }
+
+    /// What the kernel half has to do for one of so many processes.
+    pub fn wanted(&self, processes: usize) -> Wanted {
+        let memory = self.kinds.allocations;
+        let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
+        let processes = u32::try_from(processes).unwrap_or(u32::MAX >> 1);
+        let mechanism = match (memory, self.testing.no_uprobe_multi) {
+            (true, false) => Mechanism::detect(),
+            (true, true) => Mechanism::Classic,
+            (false, _) => Mechanism::Multi,
+        };
+        Wanted {
+            cpu: self.kinds.cpu,
+            memory,
+            stack_every,
+            kernel_frames: self.kernel,
+            mechanism,
+            // A memory profile alone looks out for new VMs with it.
+            activity: memory && (self.overhead.is_some() || self.looks_out()),
+            processes,
+        }
+    }
+
+    /// Whether a light sampler looks out for VMs that nobody knows.
+    pub(crate) fn looks_out(&self) -> bool {
+        !self.kinds.cpu && self.overhead.is_none() && self.vm.is_none() && self.testing.benchmark_probes.is_none()
+    }
+}

@@ -1,0 +1,18 @@
+//! Words that summaries of all kinds of profiles share.
+
+use std::path::Path;
+
+/// So many things: `1 sample`, `2 samples`.
+pub fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// What to do with a file of this kind.
+pub fn next_step(file: &Path) -> String {
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("bin") => format!(": see `lj-trace report {}`", file.display()),
+        Some("svg") => ": open it in a browser".to_owned(),
+        Some("folded") => ": feed it to any flame graph tool".to_owned(),
+        _ => String::new(),
+    }
+}

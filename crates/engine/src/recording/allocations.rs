@@ -1,0 +1,689 @@
+//! The allocations of a recording.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use lj_trace_common::config::{Counter, SHARED_USER_DATA};
+use lj_trace_luajit::Vm;
+use lj_trace_probes::allocator::{AllocationProbes, AllocationRecord, Handlers};
+use lj_trace_probes::cost::Cost;
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::perf_event::Clock;
+use lj_trace_probes::programs::Programs;
+use lj_trace_process::Process;
+use lj_trace_profile::{ProfileKind, Weight};
+
+use super::accounts::Accounts;
+use super::budget::Budget;
+use super::changes::{Changes, NewAllocator};
+use super::lifetimes;
+use super::unknown_vms::{UnknownVmSampler, UnknownVms};
+use super::windows::WindowRecording;
+use crate::allocations::{
+    CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, Room,
+};
+use crate::bounded::lifetimes::polled::Polled;
+use crate::bounded::now;
+use crate::error::EngineError;
+use crate::options::{BenchmarkProbes, Testing};
+use crate::resolve::{LayoutDecision, Resolved, TraceTable};
+use crate::target::RecordTarget;
+
+/// Events that are taken at once before anything else is looked after.
+const BATCH: usize = 1 << 16;
+
+/// Events that are taken before it is looked what time it is.
+const BETWEEN_LOOKS: usize = 1 << 8;
+
+/// What became of events that were recorded and not worked off.
+const UNREAD_EVENTS: &str = "events were not worked off in time when recording ended";
+
+/// What was folded since there was no room for each.
+const FOLDED_SOURCES: &str =
+    "bytes were allocated at lines that were too rare to have room for each: they are [rare stacks]";
+
+/// What counts events that never arrived, or not whole.
+const LOST: [Counter; 4] = [Counter::PendingFull, Counter::NamesLost, Counter::ScratchBusy, Counter::StacksLost];
+
+/// What became of events for which there was no room in the ring buffer: how many these are is in the VMs' tallies.
+const RING_FULL: &str = "allocation events lost: the ring buffer was full";
+
+/// Where the events of a memory profile go, before there are any.
+pub struct MemoryPreparation {
+    /// By the VMs' indices; none for those that are not recorded.
+    events: Vec<Option<MemoryEvents>>,
+    c_symbols: CSymbols,
+    outputs: MemoryOutputs,
+    ledger: Option<LedgerFile>,
+    room: Room,
+}
+
+impl MemoryPreparation {
+    /// Opens the outputs, and reads what the VMs have by now.
+    ///
+    /// # Errors
+    /// The options contradict each other, or an output cannot be written.
+    pub fn new(target: &RecordTarget) -> Result<Self, EngineError> {
+        let RecordTarget { options, process, vms, only, live, .. } = target;
+        if options.alloc_stacks.is_some() && options.weight.is_some_and(|weight| weight != Weight::Allocated) {
+            let message = "stacks of allocations (--alloc-stacks) can be weighed by --weight allocated only";
+            return Err(EngineError::usage(message));
+        }
+        let mut outputs = MemoryOutputs::open(&MemoryOutputOptions {
+            files: options.files(ProfileKind::Allocations),
+            version: options.stream_version,
+            vms: only.map_or(vms.len(), |_| 1),
+            title: target.name(),
+            weight: options.weight.unwrap_or_default(),
+            stack_every: options.alloc_stacks,
+            live: live.clone(),
+            windows: options.overhead.is_some(),
+        })?;
+        let ledger = options.ledger.as_deref().map(LedgerFile::open).transpose()?;
+        let room = Room::default();
+        let read = |(index, vm)| {
+            // The only one that is recorded has no number.
+            let number = if only.is_some() { 0 } else { index };
+            let is_recorded = only.is_none_or(|only| only == index);
+            let read = || {
+                outputs.create(number)?;
+                let mut events = MemoryEvents::read(process, vm, number, options.stream_version, &room);
+                if options.traces {
+                    events.group_by_trace();
+                }
+                Ok(events)
+            };
+            is_recorded.then(read).transpose()
+        };
+        let events = vms.iter().enumerate().map(read).collect::<Result<_, EngineError>>()?;
+        let c_symbols = CSymbols::new(process, outputs.want_c_symbols());
+        Ok(Self { events, c_symbols, outputs, ledger, room })
+    }
+
+    /// Puts in the probes.
+    ///
+    /// # Errors
+    /// An allocator cannot be probed.
+    pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, EngineError> {
+        let RecordTarget { options, process, maps, vms, only, .. } = target;
+        let handlers = match options.testing {
+            Testing { benchmark_probes: Some(probes), .. } => match probes {
+                BenchmarkProbes::Empty => Handlers::Empty,
+                BenchmarkProbes::Recording => Handlers::Recording,
+                BenchmarkProbes::Attributing => Handlers::Attributing,
+            },
+            Testing { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
+            _ => Handlers::Record,
+        };
+        let polled = Polled::new(process);
+        let (probes, bounded) = match options.overhead {
+            None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),
+            Some(budget) => {
+                let (probes, opener) = AllocationProbes::in_windows(programs, process, maps, vms, handlers)?;
+                let bounded = WindowRecording::start(target, programs, &probes, opener, budget, polled.clone())?;
+                (probes, Some(bounded))
+            }
+        };
+        let Self { events, c_symbols, mut outputs, ledger, room } = self;
+        if let Some(estimation) = outputs.estimation() {
+            lifetimes::start(target, programs, estimation, polled);
+        }
+        let only = only.and_then(|only| u32::try_from(only).ok());
+        let unknown_vm_sampler = options.looks_out().then(|| UnknownVmSampler::start(programs, process)).transpose();
+        if let Err(error) = &unknown_vm_sampler {
+            let text = format!("lj-trace: new VMs with new allocators will not be noticed: {error}");
+            say(Priority::Info, &text);
+        }
+        Ok(MemoryRecording {
+            unknown_vm_sampler: unknown_vm_sampler.ok().flatten().map(|sampler| (sampler, UnknownVms::new(maps, vms))),
+            version: options.stream_version,
+            changes: Changes::new(process),
+            gone: Vec::new(),
+            closed: Vec::new(),
+            traces_of_closed: None,
+            left_out: 0,
+            accounts: Accounts::default(),
+            bounded,
+            probes,
+            stopped: None,
+            began: Instant::now(),
+            started: false,
+            events,
+            layout_decision: LayoutDecision::default(),
+            c_symbols,
+            outputs,
+            ledger,
+            room,
+            vms: vms.len(),
+            only,
+            strays: 0,
+        })
+    }
+}
+
+/// A memory profile that is being recorded.
+pub struct MemoryRecording {
+    /// If the probes are there in windows only: what opens these, and what is known without them.
+    bounded: Option<WindowRecording>,
+    /// The probes on the allocators.
+    pub probes: AllocationProbes,
+    /// When it was stopped since it cost too much: how long after it had begun.
+    pub stopped: Option<Duration>,
+    began: Instant,
+    /// Whether the streams have their symbols: these are written while events wait in the buffer, so that attaching
+    /// does not have to wait for them.
+    started: bool,
+    /// By the VMs' indices in the programs.
+    events: Vec<Option<MemoryEvents>>,
+    layout_decision: LayoutDecision,
+    c_symbols: CSymbols,
+    outputs: MemoryOutputs,
+    /// Where it is written what became of every call.
+    ledger: Option<LedgerFile>,
+    /// What there is for names.
+    room: Room,
+    /// How many VMs there were so far.
+    vms: usize,
+    /// The index of the only VM that is recorded, if only one is.
+    only: Option<u32>,
+    /// Events of VMs that nothing is known of, or that are not to be recorded.
+    strays: u64,
+    /// If nothing else tells of VMs that nobody knows.
+    unknown_vm_sampler: Option<(UnknownVmSampler, UnknownVms)>,
+    /// That of the streams.
+    version: u8,
+    /// What happens to VMs that the probes do not see.
+    changes: Changes,
+    /// The indices of VMs that are gone, and of which events may still come.
+    gone: Vec<u32>,
+    /// The indices of VMs that were closed, which others may have.
+    closed: Vec<u32>,
+    /// What the traces of these have allocated, if that was counted.
+    traces_of_closed: Option<TraceTable>,
+    /// VMs that came into being and cannot be recorded.
+    left_out: u64,
+    /// What became of the calls of VMs that were closed.
+    accounts: Accounts,
+}
+
+/// Takes a record of a VM that is known.
+#[inline]
+fn add(
+    events: &mut MemoryEvents,
+    record: &AllocationRecord,
+    c_symbols: &mut CSymbols,
+    out: &mut MemoryOutputs,
+) -> Result<(), EngineError> {
+    match record {
+        AllocationRecord::Event(event) => events.add(event, c_symbols, out),
+        AllocationRecord::Prototype(seen) => events.introduce(seen, out),
+        AllocationRecord::Trace(seen) => {
+            events.see_trace(seen);
+            Ok(())
+        }
+    }
+}
+
+impl MemoryRecording {
+    /// Takes the events that are ready, up to a batch of them, and as far as `budget` allows; false if there may be more.
+    ///
+    /// # Errors
+    /// An output cannot take them.
+    pub fn drain(&mut self, programs: &mut Programs, process: &Process, budget: Budget) -> Result<bool, EngineError> {
+        let began = now();
+        let is_empty = self.drain_events(programs, process, budget)?;
+        self.look_after_vms(programs, process, is_empty)?;
+        if let (Some(bounded), Some(estimation)) = (&mut self.bounded, self.outputs.estimation()) {
+            bounded.drain(estimation);
+            if is_empty {
+                estimation.complete(began);
+            }
+        }
+        Ok(is_empty)
+    }
+
+    fn drain_events(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        budget: Budget,
+    ) -> Result<bool, EngineError> {
+        if !std::mem::replace(&mut self.started, true) {
+            self.start()?;
+        }
+        self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
+        let mut taken = 0;
+        while taken < BATCH {
+            let Self { probes, events, layout_decision, c_symbols, outputs, only, strays, .. } = self;
+            let mut outcome = Ok(());
+            let mut decided = None;
+            let (mut of_new_vm, mut closed) = (None, None);
+            let limit = BETWEEN_LOOKS.min(BATCH - taken);
+            let some = probes.drain(limit, |record| match events.get_mut(record.vm() as usize) {
+                _ if only.is_some_and(|only| only != record.vm()) => {
+                    *strays += u64::from(matches!(record, AllocationRecord::Event(_)));
+                    ControlFlow::Continue(())
+                }
+                Some(Some(events)) => {
+                    if events.is_undecided(&record)
+                        && let Some(vm) = layout_decision.decide(process, events.vm())
+                    {
+                        decided = Some((record.vm(), vm.config()));
+                        events.decide(vm);
+                    }
+                    outcome = add(events, &record, c_symbols, outputs);
+                    if events.is_last(&record) {
+                        closed = Some(record.vm());
+                    }
+                    if outcome.is_ok() && closed.is_none() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                }
+                _ => {
+                    of_new_vm = Some(record);
+                    ControlFlow::Break(())
+                }
+            });
+            taken += some;
+            outcome?;
+            // The probes are to know it too.
+            if let Some((index, vm)) = decided {
+                programs.update_vm(index, &vm)?;
+            }
+            if let Some(index) = closed {
+                self.end_vm(programs, index)?;
+                if budget.is_over() {
+                    return Ok(false);
+                }
+                continue;
+            }
+            match of_new_vm {
+                Some(record) => self.meet(&record, programs, process)?,
+                None if some < limit => return Ok(true),
+                None if budget.is_over() => return Ok(false),
+                None => {}
+            }
+        }
+        Ok(false)
+    }
+
+    /// Counts the events that nobody is going to work off.
+    pub fn count_unread(&mut self) {
+        let Self { probes, accounts, .. } = self;
+        probes.drain(usize::MAX, |record| {
+            if matches!(record, AllocationRecord::Event(_)) {
+                accounts.leave_unread(record.vm());
+            }
+            ControlFlow::Continue(())
+        });
+    }
+
+    /// Ends what is written of a VM that was closed, and of which no event is to come any more.
+    fn end_vm(&mut self, programs: &mut Programs, index: u32) -> Result<(), EngineError> {
+        let Some(place) = self.events.get_mut(index as usize) else { return Ok(()) };
+        // Its successors are laid out as it was, and learn that from it.
+        let mut events = if programs.may_replace(index) { place.take() } else { None };
+        let Some(own) = events.as_mut().or(place.as_mut()) else { return Ok(()) };
+        let (number, tally, counted) = (own.number(), own.take_tally(), programs.tally(index));
+        if self.accounts.is_closed(index, counted.generation) {
+            return Ok(());
+        }
+        self.accounts.close(index, number, counted, tally);
+        self.changes.forget(index);
+        if let Some(table) = events.as_ref().and_then(MemoryEvents::by_trace) {
+            self.traces_of_closed.get_or_insert_with(TraceTable::default).merge(table);
+        }
+        let lost: &[_] = if counted.ring_full == 0 { &[] } else { &[(RING_FULL, counted.ring_full)] };
+        self.outputs.end_vm(number, lost)?;
+        if events.is_some() {
+            self.closed.push(index);
+        }
+        Ok(())
+    }
+
+    /// Looks after what happens to VMs without calls of their allocators. `is_empty` says whether all events are worked off that
+    /// there are.
+    fn look_after_vms(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        is_empty: bool,
+    ) -> Result<(), EngineError> {
+        if self.stopped.is_some() {
+            return Ok(());
+        }
+        // Before any more are found gone: of these, nothing is under way any more.
+        if is_empty {
+            for index in std::mem::take(&mut self.gone) {
+                if let Some(Some(events)) = self.events.get_mut(index as usize) {
+                    events.free_first_block(&mut self.outputs)?;
+                }
+                self.end_vm(programs, index)?;
+            }
+        }
+        // Whatever windows do not see is estimated.
+        let looks = self.bounded.is_none() && self.only.is_none() && self.changes.is_time();
+        for index in 0..self.events.len() as u32 {
+            let Some(Some(events)) = self.events.get(index as usize) else { continue };
+            if self.accounts.is_closed(index, programs.tally(index).generation) || self.gone.contains(&index) {
+                continue;
+            }
+            let vm = events.vm();
+            if let Some(change) = self.changes.allocator(programs, index, vm) {
+                let (vm, number) = (vm.clone(), events.number());
+                self.follow(programs, process, &vm, index, number, change)?;
+            } else if looks && self.changes.is_gone(programs, index, vm) {
+                if programs.index_of(vm.global) == Some(index) {
+                    programs.forget_vm(vm.global);
+                }
+                programs.forget_allocators(index);
+                self.gone.push(index);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records what a VM allocates from another allocator from now on.
+    fn follow(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        vm: &Vm,
+        index: u32,
+        number: usize,
+        change: NewAllocator,
+    ) -> Result<(), EngineError> {
+        let was_seen = self.probes.knows(change.now.0);
+        let other = programs.user_of(change.now.1).filter(|&other| other != index && other != SHARED_USER_DATA);
+        let outcome = self.probes.follow_vm(programs, process, &process.maps()?, vm, index);
+        // What is probed already is seen at once, whichever VM it works for.
+        if was_seen && outcome.is_ok() {
+            if let Some(other) = other {
+                let text = format!(
+                    "lj-trace: VM {} has got the allocator of VM {} (lua_setallocf): its calls of up to {:.0} ms before this are \
+                     counted as those of that one",
+                    number + 1,
+                    self.events.get(other as usize).and_then(Option::as_ref).map_or(0, |other| other.number() + 1),
+                    change.seen.elapsed().as_secs_f64() * 1000.0
+                );
+                say(Priority::Warning, &text);
+            }
+            return Ok(());
+        }
+        let gap = Gap { vm: number + 1, seconds: change.seen.elapsed().as_secs_f64(), followed: outcome.is_ok() };
+        self.accounts.note_gap(gap);
+        let text = match &outcome {
+            Ok(()) => format!(
+                "lj-trace: VM {} has got another allocator (lua_setallocf): its calls are recorded from now on, and were not seen for {:.0} ms at most",
+                gap.vm,
+                gap.seconds * 1000.0
+            ),
+            Err(error) => format!(
+                "lj-trace: VM {} has got another allocator (lua_setallocf), whose calls are not recorded: {error}",
+                gap.vm
+            ),
+        };
+        say(Priority::Warning, &text);
+        Ok(())
+    }
+
+    /// The indices of VMs that were closed since the last time, and whose events are worked off.
+    pub fn take_closed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// The size of its largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        self.outputs.largest_stream()
+    }
+
+    /// Takes the probes out before the recording ends.
+    pub fn stop(&mut self) {
+        self.stopped = Some(self.began.elapsed());
+        self.detach();
+    }
+
+    /// Takes the probes out.
+    pub fn detach(&mut self) {
+        if self.probes.are_lost() {
+            let text = "lj-trace: LOST: the probes were gone before the recording ended, since the process that holds them \
+                        (lj-trace-guard) was killed: what was allocated from then on is missing";
+            say(Priority::Warning, text);
+        }
+        if let Some(bounded) = &mut self.bounded {
+            bounded.end();
+        }
+        self.probes.detach();
+    }
+
+    /// Starts the streams.
+    fn start(&mut self) -> Result<(), EngineError> {
+        let Self { events, c_symbols, outputs, .. } = self;
+        c_symbols.read();
+        events.iter_mut().flatten().try_for_each(|events| events.start(c_symbols, outputs))
+    }
+
+    /// Takes the first record of a VM that has come into being since.
+    fn meet(
+        &mut self,
+        record: &AllocationRecord,
+        programs: &mut Programs,
+        process: &Process,
+    ) -> Result<(), EngineError> {
+        let template = programs.new_vm(record.vm()).and_then(|(global, template)| {
+            let template = self.events.get(template as usize)?.as_ref()?;
+            Some((template.vm().copy_at(global), template))
+        });
+        // One of a program that was executed since is none of this recording.
+        let template = template.filter(|_| process.runs_same_program());
+        let Some((vm, template)) = template else {
+            self.strays += 1;
+            return Ok(());
+        };
+        let events = template.of_another(process, &vm, self.vms);
+        self.insert(record.vm(), events)?;
+        let Self { events, c_symbols, outputs, .. } = self;
+        events[record.vm() as usize].as_mut().map_or(Ok(()), |events| add(events, record, c_symbols, outputs))
+    }
+
+    /// How many samples were in an interpreter that no known VM was running.
+    pub fn unknown_vms(&mut self) -> u32 {
+        match (&mut self.bounded, &mut self.unknown_vm_sampler) {
+            (Some(bounded), _) => bounded.unknown_vms().count(),
+            (None, Some((sampler, unknown_vms))) => {
+                sampler.drain(unknown_vms);
+                unknown_vms.count()
+            }
+            (None, None) => 0,
+        }
+    }
+
+    /// Counts them anew.
+    pub fn forget_strangers(&mut self) {
+        if let Some(bounded) = &mut self.bounded {
+            bounded.unknown_vms().forget();
+        }
+        if let Some((_, unknown_vms)) = &mut self.unknown_vm_sampler {
+            unknown_vms.forget();
+        }
+    }
+
+    /// Records a VM that came into being without the probes' noticing, if its allocator can be probed.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn admit(
+        &mut self,
+        programs: &mut Programs,
+        process: &Process,
+        vm: &Vm,
+        index: u32,
+    ) -> Result<(), EngineError> {
+        let maps = process.maps()?;
+        if let Some((_, unknown_vms)) = &mut self.unknown_vm_sampler {
+            unknown_vms.add_vm(vm);
+        }
+        if self.stopped.is_some() {
+            return Ok(());
+        }
+        if let Err(error) = self.probes.add_vm(programs, process, &maps, vm, index) {
+            self.left_out += 1;
+            let text = format!("lj-trace: a VM that came into being, {:#x}, is not recorded: {error}", vm.global);
+            say(Priority::Warning, &text);
+            return Ok(());
+        }
+        let number = self.vms;
+        let mut events = MemoryEvents::read(process, vm, number, self.version, &self.room);
+        if self.events.iter().flatten().any(|events| events.by_trace().is_some()) {
+            events.group_by_trace();
+        }
+        self.insert(index, events)?;
+        if let Some(bounded) = &mut self.bounded {
+            bounded.add_vm(vm);
+        }
+        if let Some(estimation) = self.outputs.estimation() {
+            estimation.add_vm(vm);
+        }
+        Ok(())
+    }
+
+    /// Starts what is written of a VM, which has the next number.
+    fn insert(&mut self, index: u32, mut events: MemoryEvents) -> Result<(), EngineError> {
+        self.outputs.create(self.vms)?;
+        if self.started {
+            events.start(&self.c_symbols, &mut self.outputs)?;
+        }
+        self.vms += 1;
+        let index = index as usize;
+        if self.events.len() <= index {
+            self.events.resize_with(index + 1, || None);
+        }
+        self.events[index] = Some(events);
+        Ok(())
+    }
+
+    /// Seconds that the target has lost to windows beyond what counters tell.
+    pub fn disturbed(&self) -> f64 {
+        self.bounded.as_ref().map_or(0.0, WindowRecording::disturbed)
+    }
+
+    /// The clock and the rate of the light sampler, if there is one with events on threads.
+    pub fn light_sampler(&self) -> Option<(Clock, u32)> {
+        let bounded = self.bounded.as_ref().and_then(WindowRecording::on_threads);
+        bounded.or_else(|| self.unknown_vm_sampler.as_ref().and_then(|(sampler, _)| sampler.on_threads()))
+    }
+
+    /// What makes the light sampler tick, if there is one.
+    pub fn clock(&self) -> Option<Clock> {
+        self.bounded.as_ref().map(WindowRecording::clock)
+    }
+
+    /// Takes the stack of an allocation of `size` bytes.
+    pub fn add_stack(&mut self, sample: &Resolved, size: u64) {
+        self.outputs.add_stack(sample, size);
+    }
+
+    /// How many bytes its tables are going to need at once.
+    pub fn next_growth(&self) -> u64 {
+        self.outputs.next_growth()
+    }
+
+    /// How many events there were.
+    pub fn events(&self) -> u64 {
+        let open = self.events.iter().flatten().map(|events| events.tally().events);
+        self.accounts.closed().events + open.sum::<u64>()
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+        self.outputs.write_interim()
+    }
+
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), EngineError> {
+        self.outputs.flush()
+    }
+
+    /// The bytes that each trace of all VMs has allocated, if they were counted.
+    fn by_trace(&self) -> Option<TraceTable> {
+        let open = self.events.iter().flatten().filter_map(MemoryEvents::by_trace);
+        let tables = self.traces_of_closed.iter().chain(open);
+        tables.fold(None, |sum, table| {
+            let mut sum = sum.unwrap_or_else(TraceTable::default);
+            sum.merge(table);
+            Some(sum)
+        })
+    }
+
+    /// Events that never arrived so far, by reason.
+    pub fn lost(&self, programs: &Programs) -> Vec<(&'static str, u64)> {
+        let ring_full = self.accounts.ring_full_so_far(programs);
+        let mut lost = programs.counted(&LOST);
+        lost.extend((ring_full != 0).then_some((RING_FULL, ring_full)));
+        lost
+    }
+
+    /// Ends the outputs. Says what was recorded, and where it is.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn finish(
+        mut self,
+        programs: &Programs,
+        duration: Duration,
+        cost: Cost,
+        unread_stacks: (&'static str, u64),
+    ) -> Result<(MemorySummary, Vec<PathBuf>), EngineError> {
+        if self.bounded.is_none() {
+            for events in self.events.iter_mut().flatten() {
+                let index = programs.index_of(events.vm().global);
+                let was_closed = index.is_some_and(|_| self.changes.is_closed(events.vm()));
+                if was_closed {
+                    events.free_first_block(&mut self.outputs)?;
+                }
+            }
+        }
+        let open = self.events.iter().flatten();
+        let tally = open.fold(self.accounts.closed(), |sum, events| sum.plus(events.tally()));
+        let ledger = self.accounts.finish(programs, &self.events);
+        let estimate = self.outputs.estimation().map(|estimation| {
+            if let Some(bounded) = &mut self.bounded {
+                bounded.drain(estimation);
+            }
+            estimation.finish();
+            EstimateSummary::new(estimation)
+        });
+        let mut noted = programs.counted(&[Counter::UnknownVm, Counter::VmsBeyond]);
+        noted.extend(ledger.no_events().into_iter().filter(|(_, count)| *count != 0));
+        if self.left_out > 0 {
+            noted.push(("VMs that came into being and could not be recorded", self.left_out));
+        }
+        let folded = self.outputs.folded();
+        noted.extend((folded > 0).then_some((FOLDED_SOURCES, folded)));
+        let mut lost = programs.counted(&LOST);
+        lost.extend(
+            [(RING_FULL, ledger.ring_full()), (UNREAD_EVENTS, self.accounts.unread()), unread_stacks]
+                .into_iter()
+                .filter(|(_, count)| *count > 0),
+        );
+        let summary = MemorySummary {
+            estimate,
+            duration: self.stopped.unwrap_or(duration),
+            tally,
+            cost,
+            ledger,
+            lost,
+            noted,
+            traces: self.by_trace().map(|table| table.text("bytes", tally.allocated)),
+        };
+        let written = self.ledger.map(|file| file.write(&summary.ledger)).transpose();
+        let mut files = self.outputs.finish(&summary.lost)?;
+        files.extend(written?);
+        Ok((summary, files))
+    }
+}

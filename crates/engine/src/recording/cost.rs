@@ -1,0 +1,304 @@
+//! What a recording costs its target, watched while it runs: a limit to it ends a memory profile.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lj_trace_probes::calibrate::{self, ASSUMED, ProbeCost};
+use lj_trace_probes::cost::{Cost, Counted};
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::mechanism::Mechanism;
+use lj_trace_probes::perf_event::Clock;
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::switching;
+use lj_trace_process::clocks::cpu_time;
+use lj_trace_process::privileges::{self, Capabilities, Capability};
+use lj_trace_process::{Process, Switches};
+
+use crate::error::EngineError;
+
+/// How often the target's CPU time is read.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a verdict needs at least: less tells chance.
+const LEAST_TIME: Duration = Duration::from_millis(500);
+const LEAST_CPU: f64 = 0.1;
+
+/// Sums up what recording costs one process.
+pub struct CostMeter {
+    calibration: Calibration,
+    pid: u32,
+    limit: Option<f64>,
+    /// What samples may cost, and whether there are fewer ticks if there are fewer samples.
+    samples_limit: Option<(f64, bool)>,
+    /// Context switches, if they cost something.
+    switches: Option<Switches>,
+    /// The first reading.
+    first: Option<Reading>,
+    /// The one with the verdict that it cost too much.
+    over_budget: Option<Reading>,
+    /// The last ones, from the one that a verdict compares with on.
+    window: VecDeque<Reading>,
+}
+
+/// What has cost too much.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OverBudget {
+    /// The share of the target's CPU time that its memory profile costs, if that is more than it may.
+    pub memory: Option<f64>,
+    /// The same for samples.
+    pub samples: Option<f64>,
+}
+
+/// The state at some moment.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    at: Instant,
+    /// CPU time of the process, in seconds.
+    cpu: f64,
+    counted: Counted,
+}
+
+impl CostMeter {
+    /// A memory profile may cost the share `limit` of the target's CPU time; samples, `samples_limit`. `on_threads` says whether there are events on threads,
+    /// which cost something at each context switch.
+    pub fn new(process: &Process, calibration: Calibration, limits: [Option<f64>; 2], on_threads: OnThreads) -> Self {
+        let [limit, samples_limit] = limits;
+        let samples_limit = samples_limit.map(|limit| (limit, on_threads.sampler.is_none()));
+        let switches = on_threads.any().then(|| Switches::of(process.pid()));
+        let (first, over_budget, window) = (None, None, VecDeque::new());
+        Self { calibration, pid: process.pid(), limit, samples_limit, switches, first, over_budget, window }
+    }
+
+    /// Begins: what the process has used so far is none of it.
+    pub fn begin(&mut self, programs: &Programs) {
+        let cpu = cpu_time(self.pid);
+        self.first = cpu.map(|cpu| Reading { at: Instant::now(), cpu, counted: Counted::read(programs.counts()) });
+    }
+
+    /// Has a look, if it is time to, at what costs more than it may.
+    pub fn look(&mut self, programs: &Programs) -> OverBudget {
+        let now = Instant::now();
+        if self.window.back().is_some_and(|last| now - last.at < INTERVAL) {
+            return OverBudget::default();
+        }
+        // A process that has exited has no clock any more.
+        let Some(cpu) = cpu_time(self.pid) else { return OverBudget::default() };
+        let reading = Reading { at: now, cpu, counted: Counted::read(programs.counts()) };
+        if let Some(switches) = &mut self.switches {
+            switches.look();
+        }
+        self.first.get_or_insert(reading);
+        self.window.push_back(reading);
+        self.calibration.result().and_then(|(probes, _)| self.judge(probes)).unwrap_or_default()
+    }
+
+    /// What is said next is about what comes from now on: something has changed.
+    pub fn begin_anew(&mut self) {
+        self.window.clear();
+    }
+
+    fn judge(&mut self, probes: ProbeCost) -> Option<OverBudget> {
+        let last = *self.window.back()?;
+        let enough = |from: &Reading| last.at - from.at >= LEAST_TIME && last.cpu - from.cpu >= LEAST_CPU;
+        while self.window.get(1).is_some_and(enough) {
+            self.window.pop_front();
+        }
+        let from = self.window.front().filter(|from| enough(from))?;
+        let share = |cost: &dyn Fn(&Counted) -> f64| {
+            ((cost(&last.counted) - cost(&from.counted)) / (last.cpu - from.cpu)).min(1.0)
+        };
+        let memory = share(&|counted| counted.memory_profile(probes));
+        let memory = self.limit.take_if(|limit| memory > *limit).map(|_| memory);
+        if memory.is_some() {
+            self.over_budget = Some(last);
+        }
+        let samples = self.samples_limit.and_then(|(limit, with_ticks)| {
+            let all = share(&|counted| counted.cpu_profile(probes));
+            // Ticks that go on as they are cost something without samples, too.
+            let is_of_use = with_ticks || share(&Counted::samples_alone) > all / 10.0;
+            (all > limit && is_of_use).then_some(all)
+        });
+        Some(OverBudget { memory, samples })
+    }
+
+    /// What recording has cost altogether: the CPU profile, and the memory profile, whose windows have cost `disturbed`
+    /// seconds more than counters tell.
+    pub fn finish(mut self, programs: &Programs, disturbed: f64) -> Costs {
+        let (probes, measured) = self.calibration.wait();
+        let switches = self.switches.as_mut().map_or(0, Switches::count);
+        let counted = Counted::read(programs.counts()).with_switches(switches);
+        let last = match cpu_time(self.pid) {
+            Some(cpu) => Some((cpu, counted)),
+            // What it has used after the last look is not known.
+            None => self.window.back().map(|last| (last.cpu, last.counted.with_switches(switches))),
+        };
+        let used = self.first.zip(last).map(|(first, (cpu, _))| cpu - first.cpu);
+        let memory_last = self.over_budget.map(|last| (last.cpu, last.counted)).or(last);
+        let of = |cost: &dyn Fn(&Counted) -> f64, more: f64, last: Option<(f64, Counted)>, events, event, switch| {
+            let share = self.first.zip(last).and_then(|(first, (cpu, counted))| {
+                let used = cpu - first.cpu;
+                (used > 0.0).then(|| ((cost(&counted) - cost(&first.counted) + more) / used).clamp(0.0, 1.0))
+            });
+            Cost {
+                seconds: cost(&counted) + more,
+                switching: counted.switching(switch),
+                share,
+                events,
+                event,
+                measured,
+            }
+        };
+        Costs {
+            cpu: of(&|counted| counted.cpu_profile(probes), 0.0, last, counted.samples(), "sample", probes.switch),
+            memory: of(
+                &|counted| counted.memory_profile(probes) + counted.edges(probes) + counted.beside(probes),
+                disturbed,
+                memory_last,
+                counted.calls(),
+                "call of the allocator",
+                probes.light_switch,
+            ),
+            used,
+            tick: probes.tick + LOOK,
+        }
+    }
+}
+
+/// What a recording has cost altogether.
+pub struct Costs {
+    /// The CPU profile.
+    pub cpu: Cost,
+    /// The memory profile.
+    pub memory: Cost,
+    /// CPU time that the process has used, in seconds, if that is known.
+    pub used: Option<f64>,
+    /// What a tick costs a process that is not recorded, where events are on CPUs, in seconds.
+    pub tick: f64,
+}
+
+/// How long it takes to see that a process is not recorded, in seconds (a BPF program with a look into a hash map, on a virtual
+/// machine with Linux 6.18).
+const LOOK: f64 = 0.1e-6;
+
+/// Events on threads, which cost something at each context switch.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OnThreads {
+    /// The clock and the rate of the sampler.
+    pub sampler: Option<(Clock, u32)>,
+    /// The same of the light sampler.
+    pub light: Option<(Clock, u32)>,
+}
+
+impl OnThreads {
+    /// Whether there are any.
+    pub fn any(self) -> bool {
+        self.sampler.or(self.light).is_some()
+    }
+}
+
+/// What probes cost here, once that is known.
+pub enum Calibration {
+    /// It is being measured, in a thread of its own.
+    Running(Receiver<(ProbeCost, bool)>),
+    /// The costs, and whether those of probes and ticks were measured.
+    Done(ProbeCost, bool),
+}
+
+/// What was measured so far: by whether the instructions are emulated.
+static ALLOCATION: [OnceLock<Option<ProbeCost>>; 2] = [OnceLock::new(), OnceLock::new()];
+
+static HIT: OnceLock<Option<f64>> = OnceLock::new();
+
+/// The same, where a tick costs that much, without measuring it: [`None`] as long as that was not done.
+pub(super) fn known_probes(is_cheap: bool, tick: f64) -> Option<ProbeCost> {
+    let probes = ALLOCATION[usize::from(is_cheap)].get().copied().flatten()?;
+    Some(ProbeCost { tick, hit: HIT.get().copied().flatten().unwrap_or(ASSUMED.hit), ..probes })
+}
+
+/// What probes on an allocator cost, if that can be measured: it does not change while lj-trace runs, however many it
+/// records. `is_cheap` says whether the instructions under them are emulated.
+fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> Option<ProbeCost> {
+    *ALLOCATION[usize::from(is_cheap)].get_or_init(|| told(calibrate::allocation_probes(mechanism, is_cheap)))
+}
+
+/// What a tick of this clock costs, in seconds, if that can be measured.
+pub(super) fn tick(clock: Clock) -> Option<f64> {
+    static MEASURED: OnceLock<Option<f64>> = OnceLock::new();
+    *MEASURED.get_or_init(|| told(calibrate::tick(clock)))
+}
+
+/// What a hit of a watchpoint costs, in seconds, if that can be measured.
+fn hit() -> Option<f64> {
+    *HIT.get_or_init(|| told(calibrate::hit()))
+}
+
+/// Says why something could not be measured.
+fn told<T>(measured: io::Result<T>) -> Option<T> {
+    let say_why = |error: &io::Error| {
+        say(Priority::Info, &format!("lj-trace: what a probe costs is assumed, it cannot be measured here: {error}"));
+    };
+    measured.inspect_err(say_why).ok()
+}
+
+impl Calibration {
+    /// Begins to measure, in a thread of its own. `allocation` says, if allocations are recorded, how they are probed and
+    /// whether the kernel emulates the instructions under the probes; `clock` is what the sampler ticks by;
+    /// `is_watching` is whether there are watchpoints; `on_threads` are events that cost something at context switches.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn start(
+        allocation: Option<(Mechanism, bool)>,
+        clock: Option<Clock>,
+        is_watching: bool,
+        on_threads: OnThreads,
+    ) -> Result<Self, EngineError> {
+        let (sender, receiver) = mpsc::channel();
+        let measure = move || {
+            // This thread began with all that lj-trace has.
+            let _ =
+                privileges::keep_only(Capabilities::of(&[Capability::Bpf, Capability::Perfmon, Capability::SysAdmin]));
+            let probes = allocation.map(|(mechanism, is_cheap)| allocation_probes(mechanism, is_cheap));
+            let tick = clock.map(tick);
+            let switch = |events: Option<(Clock, u32)>| events.map(|(clock, rate)| told(switching::armed(clock, rate)));
+            let [switch, light_switch] = [on_threads.sampler, on_threads.light].map(switch);
+            let measured = ![probes.map(|probes| probes.is_some()), tick.map(|tick| tick.is_some())]
+                .contains(&Some(false))
+                && ![switch, light_switch].contains(&Some(None));
+            // Where there are none, none is measured.
+            let [switch, light_switch] = [(switch, ASSUMED.switch), (light_switch, ASSUMED.light_switch)]
+                .map(|(measured, assumed)| measured.map_or(0.0, |measured| measured.unwrap_or(assumed)));
+            let probes = probes.flatten().unwrap_or(ASSUMED);
+            let tick = tick.flatten().unwrap_or(ASSUMED.tick);
+            let hit = is_watching.then(hit).flatten().unwrap_or(ASSUMED.hit);
+            // The recording may have ended before.
+            let _ = sender.send((ProbeCost { tick, hit, switch, light_switch, ..probes }, measured));
+        };
+        let started = thread::Builder::new().name("calibrate".to_owned()).spawn(measure);
+        started.map_err(|error| EngineError::io("start a thread", &error))?;
+        Ok(Self::Running(receiver))
+    }
+
+    /// What is known by now.
+    fn result(&mut self) -> Option<(ProbeCost, bool)> {
+        if let Self::Running(receiver) = self {
+            let (probes, measured) = receiver.try_recv().ok()?;
+            *self = Self::Done(probes, measured);
+        }
+        match self {
+            Self::Done(probes, measured) => Some((*probes, *measured)),
+            Self::Running(_) => None,
+        }
+    }
+
+    fn wait(&self) -> (ProbeCost, bool) {
+        match self {
+            Self::Running(receiver) => receiver.recv().unwrap_or((ASSUMED, false)),
+            Self::Done(probes, measured) => (*probes, *measured),
+        }
+    }
+}

@@ -1,0 +1,731 @@
+//! A recording: from the first probe to the last line of its summary.
+
+mod accounts;
+mod allocations;
+pub mod budget;
+mod changes;
+mod cost;
+mod lifetimes;
+pub mod poll_interval;
+pub mod stop;
+mod unknown_vms;
+mod vm_discovery;
+mod windows;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use lj_trace_common::config::Counter;
+use lj_trace_common::event::{NO_VM, SAMPLE_ALLOCATION};
+use lj_trace_common::vm::VmConfig;
+use lj_trace_luajit::Vm;
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::plan::ProbePlan;
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::sample::Record;
+use lj_trace_probes::sample_buffer::SampleBuffer;
+use lj_trace_probes::sampler::{Places, Sampler};
+use lj_trace_process::{Process, breakpoints};
+use lj_trace_profile::{Frame, ProfileKind};
+
+use crate::allocations::MemorySummary;
+use crate::cpu::{Outputs, SampleListener, Summary, about_process};
+use crate::error::EngineError;
+use crate::options::Options;
+use crate::resolve::Pipeline;
+use crate::target::RecordTarget;
+use allocations::{MemoryPreparation, MemoryRecording};
+use budget::Budget;
+use cost::{Calibration, CostMeter, Costs, OnThreads};
+use poll_interval::PollInterval;
+use stop::Stop;
+use vm_discovery::VmDiscovery;
+
+/// What counts samples that never arrived.
+const LOST_SAMPLES: [Counter; 3] = [Counter::RingBufferFull, Counter::NoScratch, Counter::NoRegisters];
+
+/// What counts what samples lack.
+const NOTED: [Counter; 2] = [Counter::NoStack, Counter::TracesLost];
+
+/// How often the target's memory is measured, if that is shown.
+const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether VMs are still there: that takes four reads for each.
+const VMS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often it is looked for CPUs that were switched on.
+const CPUS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is being recorded.
+pub struct Recording {
+    process: Process,
+    programs: Programs,
+    /// Where samples come from, and how they are resolved; none if there are only allocation events.
+    samples: Option<(SampleBuffer, Pipeline)>,
+    /// The CPU profile.
+    pub cpu: Option<CpuRecording>,
+    /// The memory profile.
+    pub memory: Option<MemoryRecording>,
+    /// What people know the process by.
+    name: String,
+    /// The index of the only VM that is recorded, if only one is.
+    only: Option<usize>,
+    /// Samples of other VMs, or outside of any, if only one is recorded.
+    left_out: u64,
+    discovery: VmDiscovery,
+    began: Instant,
+    /// When it was looked for new CPUs, and how many there were.
+    cpus_looked_at: Instant,
+    new_cpus: u64,
+    /// When samples end.
+    ends: Option<Instant>,
+    /// The indices of VMs that were closed, and of which samples may still come.
+    leaving: Vec<u32>,
+    /// When it was looked whether VMs are still there.
+    vms_looked_at: Instant,
+    poll_interval: PollInterval,
+    cost: CostMeter,
+    /// When the target's memory was measured.
+    memory_measured: Option<Instant>,
+    /// How long to sleep after each sample.
+    slow_down: Duration,
+    /// Samples and stacks of allocations that were not worked off when the time was over.
+    unread_samples: u64,
+    unread_stacks: u64,
+}
+
+/// Samples that there was no room for while it was the turn of another process.
+const WAITED_TOO_LONG: &str = "samples lost: too many waited for others to be worked off";
+
+/// What became of what was recorded and not worked off.
+const UNREAD_SAMPLES: &str = "samples were not worked off in time when recording ended";
+const UNREAD_STACKS: &str = "stacks of allocations were not worked off in time when recording ended";
+
+/// Stands before the number of CPUs that have no event.
+const NEW_CPUS: &str = "CPUs that were switched on after recording had begun, on which nothing was sampled";
+
+/// What reports have no room for.
+const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
+
+/// Stands before the number of traces whose reading takes more work than there is time for.
+const UNFINISHED: &str = "traces with too many possible readings, whose inlined functions are marked in part";
+
+/// A CPU profile that is being recorded.
+pub struct CpuRecording {
+    /// Its perf events.
+    pub sampler: Sampler,
+    outputs: Outputs,
+}
+
+/// What a finished recording says.
+pub struct Summaries {
+    cpu: Option<(Summary, Vec<PathBuf>)>,
+    memory: Option<(MemorySummary, Vec<PathBuf>)>,
+    /// Whether the memory profile ended since it cost too much.
+    over_budget: bool,
+}
+
+impl Summaries {
+    /// For people. `end` says why it ended.
+    pub fn text(&self, end: &str) -> String {
+        let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files));
+        let memory_end = if self.over_budget { Stop::OverBudget.describe() } else { end };
+        let memory = self.memory.iter().map(|(summary, files)| summary.text(memory_end, files));
+        cpu.chain(memory).collect()
+    }
+
+    /// CPU samples that never arrived, by reason.
+    pub fn lost_samples(&self) -> &[(&'static str, u64)] {
+        self.cpu.as_ref().map_or(&[], |(summary, _)| summary.lost.as_slice())
+    }
+}
+
+impl Recording {
+    /// Opens the outputs, loads the programs, puts in the probes. `processes` are recorded at once.
+    ///
+    /// # Errors
+    /// Any of it fails.
+    pub fn start(target: &RecordTarget, processes: usize) -> Result<Self, EngineError> {
+        let mut recording = Self::prepare(target, processes, None)?;
+        recording.begin()?;
+        Ok(recording)
+    }
+
+    /// The same, but that samples are taken only after [`Self::begin`]. `piece` says when the outputs begin, if each piece
+    /// of the recording has its own.
+    ///
+    /// # Errors
+    /// Any of it fails.
+    pub fn prepare(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, EngineError> {
+        Self::attach(target, processes, piece).map_err(|error| error.unless_gone(&target.process))
+    }
+
+    /// Begins to take samples.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn begin(&mut self) -> Result<(), EngineError> {
+        self.cost.begin(&self.programs);
+        self.began = Instant::now();
+        self.cpu.as_ref().map_or(Ok(()), |cpu| Ok(cpu.sampler.begin()?))
+    }
+
+    /// Has no sample taken after that moment, however late anybody comes to end it.
+    ///
+    /// # Errors
+    /// The system has no more threads or descriptors.
+    pub fn end_at(&mut self, when: Instant) -> Result<(), EngineError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(()) };
+        self.ends = Some(when);
+        cpu.sampler.end_at(when).map_err(|error| EngineError::io("end in time", &error))
+    }
+
+    fn attach(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, EngineError> {
+        let RecordTarget { options, process, vms, only, .. } = target;
+        let wanted = options.wanted(processes);
+        if options.weight.is_some() && !wanted.memory {
+            return Err(EngineError::usage("--weight is for memory profiles: add --mode memprof, or all"));
+        }
+        // Outputs first: what cannot be written is not worth a single probe.
+        let outputs = wanted.cpu.then(|| {
+            let title = format!("{}, CPU time at {} Hz", target.name(), options.rate);
+            Outputs::open(options.files(ProfileKind::Cpu), &title, options.rate, only.map_or(vms.len(), |_| 1), piece)
+        });
+        let mut outputs: Option<Outputs> = outputs.transpose()?;
+        if let Some(outputs) = &mut outputs {
+            outputs.show_jit_samples(options.jit_samples);
+            if options.traces {
+                outputs.group_by_trace();
+            }
+            outputs.describe(process);
+        }
+        let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
+        warn_of_breakpoints(target);
+        let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
+        let mut programs = if wanted.may_share() && options.testing.events == Places::Auto {
+            Programs::join(wanted, process, options.rate, &configs)?
+        } else {
+            Programs::load(wanted, &configs)?
+        };
+        let has_samples = wanted.cpu || wanted.stack_every != 0;
+        let samples = has_samples.then(|| {
+            let buffer = SampleBuffer::open(&programs)?;
+            Ok::<_, EngineError>((buffer, Pipeline::new(process, vms)))
+        });
+        let samples = samples.transpose()?;
+        let cpu = outputs.map(|outputs| {
+            let sampler = Sampler::attach(&mut programs, process, options.rate, options.testing.events)?;
+            Ok::<_, EngineError>(CpuRecording { sampler, outputs })
+        });
+        let mut cpu = cpu.transpose()?;
+        let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
+        let discovery = VmDiscovery::new(process, target.may_have_more && only.is_none());
+        let allocation =
+            memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
+        let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
+        let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
+        // Windows keep to a limit of their own.
+        let limit = options.limits.allocations.filter(|_| options.overhead.is_none());
+        let on_threads = OnThreads {
+            sampler: cpu.as_ref().and_then(|cpu| cpu.sampler.on_threads()),
+            light: memory.as_ref().and_then(MemoryRecording::light_sampler),
+        };
+        let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(options), on_threads)?;
+        let limits = [limit.filter(|_| allocation.is_some()), options.limits.cpu.filter(|_| cpu.is_some())];
+        let cost = CostMeter::new(process, calibration, limits, on_threads);
+        if let Some(cpu) = &mut cpu {
+            // Nothing can be refused any more: earlier files may go.
+            cpu.outputs.begin()?;
+        }
+        let (process, name, only) = (process.clone(), target.name(), *only);
+        let poll_interval = PollInterval::new((!wanted.memory).then_some(options.rate), Instant::now());
+        let (left_out, memory_measured) = (0, None);
+        Ok(Self {
+            process,
+            programs,
+            samples,
+            cpu,
+            memory,
+            discovery,
+            began: Instant::now(),
+            cpus_looked_at: Instant::now(),
+            new_cpus: 0,
+            ends: None,
+            leaving: Vec::new(),
+            vms_looked_at: Instant::now(),
+            poll_interval,
+            cost,
+            name,
+            only,
+            left_out,
+            memory_measured,
+            slow_down: options.testing.slow_down.unwrap_or_default(),
+            unread_samples: 0,
+            unread_stacks: 0,
+        })
+    }
+
+    /// The size of its largest stream so far, in bytes.
+    pub fn largest_stream(&self) -> u64 {
+        let cpu = self.cpu.as_ref().map_or(0, |cpu| cpu.outputs.largest_stream());
+        cpu.max(self.memory.as_ref().map_or(0, MemoryRecording::largest_stream))
+    }
+
+    /// How many bytes its tables are going to need at once.
+    pub fn next_growth(&self) -> u64 {
+        self.memory.as_ref().map_or(0, MemoryRecording::next_growth)
+    }
+
+    /// Whether it can still reach what its programs have counted.
+    pub fn is_in_reach(&self) -> bool {
+        self.programs.are_in_reach()
+    }
+
+    /// Takes the probes out. What they have recorded can still be drained.
+    pub fn detach(&mut self) {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.sampler.detach();
+            cpu.outputs.reports().add_modules(&self.process);
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.detach();
+        }
+    }
+
+    /// How long after one [`Self::drain`] the next one should be.
+    pub fn interval(&self) -> Duration {
+        self.poll_interval.interval(Instant::now())
+    }
+
+    /// Takes what is ready, as far as `budget` allows; false if there may be more already. `listener` hears of it, too.
+    ///
+    /// # Errors
+    /// An output cannot take it.
+    pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>, budget: Budget) -> Result<bool, EngineError> {
+        // Events would wait for samples that take long.
+        let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
+        self.measure_memory();
+        self.limit_cost()?;
+        if self.only.is_none() {
+            // A memory profile hears of VMs that are closed from their allocators.
+            if self.memory.is_none() {
+                self.part_with_vms(samples)?;
+            }
+            self.meet_newcomers()?;
+        }
+        let Self { programs, process, memory, .. } = self;
+        let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process, budget))?;
+        self.release_places(samples)?;
+        Ok(memory && samples)
+    }
+
+    /// Lets other VMs have the indices of those that a memory profile has seen closed. `is_empty` says whether all samples were
+    /// worked off that there were.
+    fn release_places(&mut self, is_empty: bool) -> Result<(), EngineError> {
+        let Self { programs, samples, cpu, memory, leaving, .. } = self;
+        let Some(memory) = memory else { return Ok(()) };
+        let Some((_, pipeline)) = samples else {
+            memory.take_closed().into_iter().for_each(|index| programs.release_vm(index));
+            return Ok(());
+        };
+        if is_empty && !leaving.is_empty() {
+            leaving.iter().for_each(|&index| pipeline.places().leave(index as usize));
+            for vm in pipeline.forget_left() {
+                cpu.as_mut().map_or(Ok(()), |cpu| cpu.outputs.end_vm(vm))?;
+            }
+            leaving.drain(..).for_each(|index| programs.release_vm(index));
+        }
+        leaving.extend(memory.take_closed());
+        Ok(())
+    }
+
+    /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known that were
+    /// found.
+    fn meet_newcomers(&mut self) -> Result<(), EngineError> {
+        let Self { process, programs, samples, memory, discovery, .. } = self;
+        let mut pipeline = samples.as_mut().map(|(_, pipeline)| pipeline);
+        let seen = pipeline.as_ref().map_or(0, |pipeline| pipeline.unknown_vms());
+        if discovery.are_due(seen + memory.as_mut().map_or(0, MemoryRecording::unknown_vms)) {
+            if let Some(pipeline) = &mut pipeline {
+                pipeline.forget_strangers();
+            }
+            if let Some(memory) = memory {
+                memory.forget_strangers();
+            }
+            discovery.search(process);
+        }
+        let Some(found) = discovery.found() else { return Ok(()) };
+        let mut is_new = false;
+        for vm in found {
+            let is_known =
+                pipeline.as_ref().is_some_and(|own| own.known_vms().any(|(_, known)| known.global == vm.global));
+            if is_known || programs.index_of(vm.global).is_some() {
+                continue;
+            }
+            // Places are not given away while allocations are recorded.
+            let places = pipeline.as_mut().filter(|_| memory.is_none());
+            if let Some(pipeline) = places
+                && let Some(index) = pipeline.places().a_free_one()
+            {
+                programs.update_vm(index as u32, &vm.config())?;
+                pipeline.replace_vm(index, vm);
+                is_new = true;
+                continue;
+            }
+            let Some(index) = programs.add_late_vm(&vm.config())? else {
+                // The quietest one makes room, for those that the next search finds.
+                if let Some(pipeline) = pipeline.as_mut().filter(|_| memory.is_none())
+                    && !pipeline.places().is_one_leaving()
+                    && let Some(index) = pipeline.places().the_quietest(|index| programs.may_replace(index as u32))
+                {
+                    programs.forget_vm(pipeline.vms()[index].global);
+                    pipeline.places().leave(index);
+                    // There is one that needs the place: it is searched for again soon.
+                    is_new = true;
+                }
+                break;
+            };
+            is_new = true;
+            if let Some(pipeline) = pipeline.as_mut().filter(|own| index as usize == own.vms().len()) {
+                pipeline.add_vm(vm.clone());
+            }
+            if let Some(memory) = memory {
+                memory.admit(programs, process, &vm, index)?;
+            }
+        }
+        discovery.note(is_new);
+        Ok(())
+    }
+
+    /// Looks now and then whether the VMs are still there, and ends what is written of those that are not. `is_empty` says whether
+    /// all samples were worked off that there are.
+    fn part_with_vms(&mut self, is_empty: bool) -> Result<(), EngineError> {
+        let Self { process, programs, samples, cpu, vms_looked_at, .. } = self;
+        let (Some((_, pipeline)), Some(cpu)) = (samples, cpu) else { return Ok(()) };
+        // Before any other is told to leave: of these, nothing is under way any more.
+        if is_empty && pipeline.places().is_one_leaving() {
+            pipeline.forget_left().into_iter().try_for_each(|vm| cpu.outputs.end_vm(vm))?;
+        }
+        if vms_looked_at.elapsed() >= VMS_INTERVAL {
+            *vms_looked_at = Instant::now();
+            let memory = process.memory();
+            let looks = pipeline.known_vms().map(|(index, vm)| (index, vm.global, vm.still_valid(&memory)));
+            for (index, global, is_there) in looks.collect::<Vec<_>>() {
+                if pipeline.places().look(index, is_there) {
+                    programs.forget_vm(global);
+                    pipeline.places().leave(index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the files and begins the next ones; returns the paths of what was written.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn rotate(&mut self, piece: &str) -> Result<Vec<PathBuf>, EngineError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(Vec::new()) };
+        cpu.outputs.reports().add_modules(&self.process);
+        cpu.outputs.rotate(piece, &lost_samples(&self.programs, self.samples.as_ref()))
+    }
+
+    /// The files that were completed while recording goes on, since the last time it was asked.
+    pub fn take_ended(&mut self) -> Vec<PathBuf> {
+        self.cpu.as_mut().map_or_else(Vec::new, |cpu| cpu.outputs.take_ended())
+    }
+
+    /// Measures the heap and the process now and then, for what shows how they change.
+    fn measure_memory(&mut self) {
+        let (Some(cpu), Some((_, pipeline))) = (&mut self.cpu, &self.samples) else { return };
+        let is_due = self.memory_measured.is_none_or(|last| last.elapsed() >= MEMORY_INTERVAL);
+        if is_due && cpu.outputs.reports().shows_time() {
+            let (heap, resident) = about_process::memory(&self.process, pipeline.known_vms().map(|(_, vm)| vm));
+            cpu.outputs.reports().measure_memory(heap, resident);
+            self.memory_measured = Some(Instant::now());
+        }
+    }
+
+    /// Takes the probes on the allocators out once they cost the target more than they may. What they have recorded
+    /// stays. Of samples that cost more than they may, fewer are taken.
+    fn limit_cost(&mut self) -> Result<(), EngineError> {
+        let over_budget = self.cost.look(&self.programs);
+        if let Some(cpu) = &mut self.cpu {
+            cpu.sampler.keep_up(&mut self.programs)?;
+            if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
+                self.cpus_looked_at = Instant::now();
+                for number in cpu.sampler.new_cpus() {
+                    let text = format!(
+                        "lj-trace: CPU {number} was switched on after recording had begun: what {} does there is not sampled",
+                        self.name
+                    );
+                    say(Priority::Warning, &text);
+                    self.new_cpus += 1;
+                }
+            }
+            if let Some(share) = over_budget.samples
+                && cpu.sampler.slow_down(&mut self.programs)?
+            {
+                self.cost.begin_anew();
+                let (rate, weight) = (cpu.sampler.rate(), cpu.sampler.weight());
+                let text = format!(
+                    "lj-trace: samples cost {} {:.0}% of its CPU time: from now on {rate:.0} are taken a second, each of \
+                     which counts as {weight} (--max-overhead allows more, --no-limit whatever it costs)",
+                    self.name,
+                    share * 100.0
+                );
+                say(Priority::Warning, &text);
+            }
+        }
+        let Some(share) = over_budget.memory else { return Ok(()) };
+        if let Some(memory) = &mut self.memory {
+            memory.stop();
+            let text = format!(
+                "lj-trace: recording memory costs {} {:.0}% of its CPU time: stopped, what was recorded is kept \
+                 (--overhead 5% records it in windows that cost no more than that and estimates the rest; --max-overhead \
+                 allows more, --no-limit whatever it costs)",
+                self.name,
+                share * 100.0
+            );
+            say(Priority::Warning, &text);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is recorded any more, since that cost too much.
+    pub fn is_over(&self) -> bool {
+        self.cpu.is_none() && self.memory.as_ref().is_some_and(|memory| memory.stopped.is_some())
+    }
+
+    fn drain_samples(
+        &mut self,
+        mut listener: Option<&mut dyn SampleListener>,
+        budget: Budget,
+    ) -> Result<bool, EngineError> {
+        let Self { process, programs, samples, cpu, memory, name, only, left_out, poll_interval, slow_down, .. } = self;
+        let Some((buffer, pipeline)) = samples else { return Ok(true) };
+        let mut is_first = true;
+        let mut outcome = Ok(());
+        let go_on = || if budget.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let is_empty = buffer.drain(|record| {
+            let sample = match record {
+                Record::Sample(sample) => sample,
+                Record::Trace(copy, bytes) => {
+                    pipeline.add_trace(&copy, bytes);
+                    return ControlFlow::Continue(());
+                }
+            };
+            if std::mem::take(&mut is_first) {
+                pipeline.refresh();
+            }
+            if !slow_down.is_zero() {
+                std::thread::sleep(*slow_down);
+            }
+            let weight = sample.weight();
+            if only.is_some_and(|only| sample.header.vm as usize != only) {
+                *left_out += weight;
+                return go_on();
+            }
+            if sample.header.vm != NO_VM {
+                VmDiscovery::introduce(process, pipeline, programs, sample.header.vm as usize);
+            }
+            let mut resolved = pipeline.resolve(sample);
+            // At once: from then on the programs copy each trace that they meet.
+            for index in pipeline.take_decided() {
+                let updated = programs.update_vm(index as u32, &pipeline.vms()[index].config());
+                outcome = std::mem::replace(&mut outcome, Ok(())).and(updated.map_err(Into::into));
+            }
+            if only.is_some() {
+                resolved.vm = Some(0);
+            }
+            // Streams have no other way to say for how many ticks a sample stands.
+            for _ in 0..weight {
+                if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
+                    listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
+                }
+                match (resolved.allocation, &mut *cpu, &mut *memory) {
+                    (Some(size), _, Some(memory)) => memory.add_stack(&resolved, size),
+                    (None, Some(cpu), _) if outcome.is_ok() => outcome = cpu.outputs.add(&resolved),
+                    _ => {}
+                }
+            }
+            go_on()
+        });
+        programs.set_stack_ends(&pipeline.take_stack_ends());
+        if pipeline.take_lateness() {
+            poll_interval.was_late(Instant::now());
+        }
+        outcome.map(|()| is_empty)
+    }
+
+    /// Takes all that there is, as far as `budget` allows, and counts what is left.
+    ///
+    /// # Errors
+    /// An output cannot take it.
+    pub fn drain_all(
+        &mut self,
+        mut listener: Option<&mut dyn SampleListener>,
+        budget: Budget,
+    ) -> Result<(), EngineError> {
+        loop {
+            let listener = listener.as_mut().map(|listener| &mut **listener as &mut dyn SampleListener);
+            if self.drain(listener, budget)? {
+                return Ok(());
+            }
+            if budget.is_over() {
+                self.count_unread();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Counts what nobody is going to work off.
+    fn count_unread(&mut self) {
+        let Self { samples, memory, unread_samples, unread_stacks, .. } = self;
+        if let Some((buffer, _)) = samples {
+            buffer.drain(|record| {
+                if let Record::Sample(sample) = record {
+                    let is_stack = sample.header.flags & SAMPLE_ALLOCATION != 0;
+                    *if is_stack { &mut *unread_stacks } else { &mut *unread_samples } += sample.weight();
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        if let Some(memory) = memory {
+            memory.count_unread();
+        }
+    }
+
+    /// What people know the process by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The number of CPU samples so far, if they are recorded.
+    pub fn samples(&self) -> Option<u64> {
+        let (_, pipeline) = self.samples.as_ref().filter(|_| self.cpu.is_some())?;
+        Some(pipeline.tally().samples)
+    }
+
+    /// The VMs that are recorded by now; none if there are only allocation events.
+    pub fn vms(&self) -> Option<Vec<Vm>> {
+        self.samples.as_ref().map(|(_, pipeline)| pipeline.known_vms().map(|(_, vm)| vm.clone()).collect())
+    }
+
+    /// Samples and events that never arrived so far, by reason.
+    pub fn lost(&self) -> Vec<(&'static str, u64)> {
+        let samples = self.cpu.iter().flat_map(|_| lost_samples(&self.programs, self.samples.as_ref()));
+        samples.chain(self.memory.iter().flat_map(|memory| memory.lost(&self.programs))).collect()
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+        if let Some(cpu) = &mut self.cpu {
+            cpu.outputs.write_interim()?;
+        }
+        if let Some(memory) = &mut self.memory {
+            memory.write_interim()?;
+        }
+        Ok(())
+    }
+
+    /// Writes streams out as far as they are.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn flush(&mut self) -> Result<(), EngineError> {
+        let cpu = self.cpu.as_mut().map_or(Ok(()), |cpu| cpu.outputs.flush());
+        cpu.and(self.memory.as_mut().map_or(Ok(()), MemoryRecording::flush))
+    }
+
+    /// Ends the outputs.
+    ///
+    /// # Errors
+    /// An output cannot be written; the others are, all the same.
+    pub fn finish(self, options: &Options, duration: Duration) -> Result<Summaries, EngineError> {
+        let Self {
+            programs,
+            samples,
+            cpu,
+            memory,
+            cost,
+            left_out,
+            unread_samples,
+            unread_stacks,
+            began,
+            ends,
+            new_cpus,
+            ..
+        } = self;
+        let sampled = ends.map_or(duration, |ends| duration.min(ends.saturating_duration_since(began)));
+        let disturbed = memory.as_ref().map_or(0.0, MemoryRecording::disturbed);
+        let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
+        let lost_samples = lost_samples(&programs, samples.as_ref());
+        let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
+        let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
+        let cpu = cpu.map(|CpuRecording { sampler, outputs }| {
+            let mut lost = lost_samples;
+            lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
+            let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
+            let mut noted = programs.counted(&NOTED);
+            let folded = outputs.folded();
+            noted.extend((folded > 0).then_some((FOLDED, folded)));
+            noted.extend((new_cpus > 0).then_some((NEW_CPUS, new_cpus)));
+            noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
+            let summary = Summary {
+                pid: options.pid,
+                rate: options.rate,
+                duration: sampled,
+                tally,
+                lost,
+                noted,
+                left_out,
+                cost: cpu_cost,
+                used,
+                others: sampler.cpus().map(|_| tick * sampler.rate()),
+                lowered_to: (sampler.weight() > 1).then(|| (sampler.rate(), sampler.weight())),
+                why_threads: sampler.why_threads().map(str::to_owned),
+                traces,
+            };
+            let files = outputs.finish(&summary)?;
+            Ok::<_, EngineError>((summary, files))
+        });
+        let over_budget = memory.as_ref().is_some_and(|memory| memory.stopped.is_some());
+        let memory =
+            memory.map(|memory| memory.finish(&programs, duration, memory_cost, (UNREAD_STACKS, unread_stacks)));
+        // Both are finished before either's error is reported.
+        let (cpu, memory) = (cpu.transpose(), memory.transpose());
+        Ok(Summaries { cpu: cpu?, memory: memory?, over_budget })
+    }
+}
+
+/// Samples that never arrived, by reason.
+fn lost_samples(programs: &Programs, samples: Option<&(SampleBuffer, Pipeline)>) -> Vec<(&'static str, u64)> {
+    let mut lost = programs.counted(&LOST_SAMPLES);
+    let waited = samples.map_or(0, |(buffer, _)| buffer.lost());
+    lost.extend((waited > 0).then_some((WAITED_TOO_LONG, waited)));
+    lost
+}
+
+/// What the stacks of a process begin with in reports of several, and those of its VMs if it has several.
+fn root(process: &str, vm: Option<usize>, vms: usize) -> Frame {
+    let name = match vm {
+        Some(vm) if vms > 1 => format!("{process}, VM {}", vm + 1),
+        _ => process.to_owned(),
+    };
+    Frame::Root { name: name.into() }
+}
+
+/// Says it if there are breakpoints in the code of the process before ours are: what they cost is not what it costs itself.
+fn warn_of_breakpoints(target: &RecordTarget) {
+    /// Comparing takes some milliseconds for this.
+    const MOST: u64 = 64 << 20;
+    for file in breakpoints::find(&target.process, &target.maps, MOST) {
+        let text = format!("lj-trace: {}: {}", target.name(), file.describe(target.process.pid()));
+        say(Priority::Warning, &text);
+    }
+}

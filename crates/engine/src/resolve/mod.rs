@@ -1,0 +1,17 @@
+//! What a sample means: it is unwound, its stacks are merged, its frames named.
+
+mod layout_decision;
+mod machine_code;
+mod naming;
+mod pipeline;
+mod stack_ends;
+mod thread_names;
+mod trace_table;
+mod vm_places;
+mod vm_work;
+
+pub use layout_decision::LayoutDecision;
+pub use machine_code::machine_code;
+pub use naming::Namer;
+pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
+pub use trace_table::{SampledTrace, TraceTable};

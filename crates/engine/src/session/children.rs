@@ -1,0 +1,214 @@
+//! Children that are started while a recording runs: nginx makes new workers when it reloads its configuration, and
+//! some servers fork whenever they need to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lj_trace_luajit::{FirstVms, find_first_vms};
+use lj_trace_process::family::{descendants_of_all, last_number};
+use lj_trace_process::{Maps, Process};
+
+use crate::error::EngineError;
+use crate::options::Options;
+use crate::target::RecordTarget;
+
+/// How often it is looked for children. One that is met twice stays: it has not just been forked to become another
+/// program.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether those that are recorded are still there.
+const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// One without a VM may have one later: how soon it is looked at again, twice as long after each time.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+/// Looks for new children, in a thread of its own.
+pub struct NewChildren {
+    found: Receiver<Found>,
+    is_wanted: Arc<AtomicBool>,
+}
+
+/// A child with VMs.
+struct Found {
+    process: Process,
+    maps: Maps,
+    found: FirstVms,
+}
+
+impl NewChildren {
+    /// Begins to look for children of process `parent` beside those that are `known`.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn watch(parent: u32, known: Vec<Process>) -> Result<Self, EngineError> {
+        let (sender, found) = mpsc::channel();
+        let is_wanted = Arc::new(AtomicBool::new(true));
+        let goes_on = Arc::clone(&is_wanted);
+        let watch = move || {
+            let mut watch = Watch::new(parent, known);
+            while goes_on.load(Ordering::Relaxed) {
+                for found in watch.look(Instant::now()) {
+                    if sender.send(found).is_err() {
+                        return;
+                    }
+                }
+                thread::sleep(INTERVAL);
+            }
+        };
+        let started = thread::Builder::new().name("children".to_owned()).spawn(watch);
+        started.map_err(|error| EngineError::io("start a thread", &error))?;
+        Ok(Self { found, is_wanted })
+    }
+
+    /// Those that were found since.
+    pub fn take(&self, options: &Options) -> impl Iterator<Item = RecordTarget> {
+        self.found.try_iter().map(|Found { process, maps, found }| RecordTarget {
+            options: options.of_child(process.pid()),
+            process,
+            maps,
+            vms: found.vms,
+            may_have_more: found.may_have_more,
+            only: None,
+            live: None,
+        })
+    }
+}
+
+impl Drop for NewChildren {
+    fn drop(&mut self) {
+        self.is_wanted.store(false, Ordering::Relaxed);
+    }
+}
+
+struct Watch {
+    parent: u32,
+    /// Those that are recorded. Their children count, too, even if the parent is gone.
+    recorded: Vec<Process>,
+    /// The others: when to look next, and how long to wait then.
+    seen: HashMap<u32, (Instant, Duration)>,
+    family: Family,
+    /// When it was looked whether those that are recorded are still there.
+    looked_at: Option<Instant>,
+}
+
+/// Those that the processes have started, as of the last time that it was found out.
+#[derive(Default)]
+struct Family {
+    members: Vec<u32>,
+    /// The last number that the kernel had given by then.
+    last_number: Option<u32>,
+    /// When it may be found out again.
+    next: Option<Instant>,
+}
+
+/// Where others start processes all the time, it waits for so many times as long as finding out took.
+const WAIT: u32 = 50;
+
+impl Family {
+    /// Finds out who there is, unless there are no new processes on the machine.
+    fn look(&mut self, roots: &[u32]) {
+        let last_number = last_number();
+        let is_same = last_number.is_some() && last_number == self.last_number;
+        if is_same || self.next.is_some_and(|next| Instant::now() < next) {
+            return;
+        }
+        let began = Instant::now();
+        self.members = descendants_of_all(roots);
+        self.last_number = last_number;
+        self.next = Instant::now().checked_add(began.elapsed() * WAIT);
+    }
+}
+
+impl Watch {
+    fn new(parent: u32, recorded: Vec<Process>) -> Self {
+        Self { parent, recorded, seen: HashMap::new(), family: Family::default(), looked_at: None }
+    }
+
+    fn look(&mut self, now: Instant) -> Vec<Found> {
+        let roots: Vec<u32> = [self.parent].into_iter().chain(self.recorded.iter().map(Process::pid)).collect();
+        self.family.look(&roots);
+        let family = self.family.members.clone();
+        if self.looked_at.is_none_or(|last| now.duration_since(last) >= ALIVE_INTERVAL) {
+            self.looked_at = Some(now);
+            // Process ids are used again. One that executes another program is not recorded again: its files are there.
+            self.recorded.retain(Process::is_alive);
+        }
+        self.seen.retain(|pid, _| family.contains(pid));
+        let mut found = Vec::new();
+        for pid in family {
+            if self.recorded.iter().any(|process| process.pid() == pid) || !self.is_due(pid, now) {
+                continue;
+            }
+            let Some(child) = find(pid) else {
+                if Process::open(pid).is_err() {
+                    self.family.members.retain(|member| *member != pid);
+                    self.seen.remove(&pid);
+                }
+                continue;
+            };
+            self.seen.remove(&pid);
+            self.recorded.push(child.process.clone());
+            found.push(child);
+        }
+        found
+    }
+
+    /// Whether it is time to look at a process.
+    fn is_due(&mut self, pid: u32, now: Instant) -> bool {
+        match self.seen.get_mut(&pid) {
+            None => {
+                self.seen.insert(pid, (now + INTERVAL / 2, FIRST_WAIT));
+                false
+            }
+            Some((next, _)) if *next > now => false,
+            Some((next, wait)) => {
+                *next = now + *wait;
+                *wait = LONGEST_WAIT.min(*wait * 2);
+                true
+            }
+        }
+    }
+}
+
+/// The VMs of a process; [`None`] if it has none, or cannot be looked at.
+fn find(pid: u32) -> Option<Found> {
+    let process = Process::open(pid).ok()?;
+    let maps = process.maps().ok()?;
+    let found = find_first_vms(&process, &maps).ok()?;
+    Some(Found { process, maps, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_looked_at_when_it_has_stayed_and_then_less_and_less_often() {
+        let mut watch = Watch::new(1, Vec::new());
+        let start = Instant::now();
+        let looked: Vec<u128> = (0..200)
+            .map(|round| start + INTERVAL * round)
+            .filter(|now| watch.is_due(7, *now))
+            .map(|now| (now - start).as_millis())
+            .collect();
+        assert_eq!(looked, [50, 250, 650, 1450, 3050, 6250]);
+    }
+
+    #[test]
+    fn children_without_a_vm_are_none() {
+        let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
+        let mut watch = Watch::new(std::process::id(), Vec::new());
+        let now = Instant::now();
+        assert!(watch.look(now).is_empty() && watch.look(now + INTERVAL).is_empty());
+        assert!(watch.seen.contains_key(&child.id()) && watch.recorded.is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        watch.look(now + LONGEST_WAIT);
+        assert!(!watch.seen.contains_key(&child.id()));
+    }
+}

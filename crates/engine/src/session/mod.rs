@@ -1,0 +1,358 @@
+//! A session: the processes that are being recorded at once, and those that were.
+
+mod children;
+mod memory_limit;
+mod observer;
+mod run;
+mod stopping;
+mod watch;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_process::sandbox;
+use lj_trace_process::sandbox::bounded;
+
+pub use children::NewChildren;
+pub use observer::Observer;
+pub use run::Control;
+pub use stopping::Stopping;
+
+use crate::cpu::{CpuReports, SampleListener};
+use crate::error::{EngineError, Failure};
+use crate::options::Options;
+use crate::output::OutputFiles;
+use crate::output::pieces::now_in_names;
+use crate::recording::budget::{self, Budget};
+use crate::recording::stop::Stop;
+use crate::recording::{Recording, Summaries, poll_interval};
+use crate::target::RecordTarget;
+use watch::Watch;
+
+/// Everything that one run records.
+pub struct Session<'a> {
+    options: &'a Options,
+    running: Vec<Running>,
+    finished: Vec<Finished>,
+    /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
+    common: Option<CpuReports>,
+    /// When streams were last written out.
+    flushed: Option<Instant>,
+    /// When it is over, if that is known.
+    deadline: Option<Instant>,
+    /// When the files that are being written begin, if each piece of the recording has its own.
+    piece: Option<String>,
+}
+
+/// How old what is not in the files yet may be: a run that is killed loses no more.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A process that is being recorded.
+struct Running {
+    target: RecordTarget,
+    recording: Recording,
+    began: Instant,
+    watch: Watch,
+}
+
+impl Running {
+    fn begin(&mut self, deadline: Option<Instant>) -> Result<(), EngineError> {
+        self.began = Instant::now();
+        self.recording.begin()?;
+        deadline.map_or(Ok(()), |deadline| self.recording.end_at(deadline))
+    }
+}
+
+/// A recording that is over.
+struct Finished {
+    name: String,
+    stop: Stop,
+    outcome: Result<Summaries, EngineError>,
+}
+
+impl<'a> Session<'a> {
+    /// Begins to record `targets`; `started` is when lj-trace began to look for them.
+    ///
+    /// # Errors
+    /// One of them cannot be recorded, or an output not be written.
+    pub fn start(
+        options: &'a Options,
+        targets: Vec<RecordTarget>,
+        observer: &dyn Observer,
+        started: Instant,
+    ) -> Result<Self, EngineError> {
+        let piece = options.rotate.map(|_| now_in_names());
+        let common = common_reports(options, piece.as_deref())?;
+        let (running, finished) = (Vec::new(), Vec::new());
+        let mut session = Self { options, running, finished, common, flushed: None, deadline: None, piece };
+        let processes = targets.len();
+        for target in targets {
+            let new = session.prepare(target, processes)?;
+            session.running.push(new);
+        }
+        // All at once, however long the last of them took to attach to.
+        let deadline = options.duration.and_then(|duration| Instant::now().checked_add(duration));
+        session.running.iter_mut().try_for_each(|new| new.begin(deadline))?;
+        session.deadline = deadline;
+        let attach = started.elapsed();
+        session.running.iter().for_each(|own| observer.announce(options, &own.target, &own.recording, attach));
+        session.look_after_targets();
+        observer.ready(&session);
+        Ok(session)
+    }
+
+    fn prepare(&mut self, target: RecordTarget, processes: usize) -> Result<Running, EngineError> {
+        if let Some(common) = &mut self.common {
+            common.describe(&target.process);
+        }
+        let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
+        let watch = Watch::new(&target, self.options.quiet, processes);
+        Ok(Running { target, recording, began: Instant::now(), watch })
+    }
+
+    /// Records one more process. If that is not possible it is said, and the others go on.
+    pub fn add(&mut self, target: RecordTarget, observer: &dyn Observer) {
+        let (started, pid) = (Instant::now(), target.options.pid);
+        let new = self.prepare(target, self.running.len() + 1);
+        match new.and_then(|mut new| new.begin(self.deadline).map(|()| new)) {
+            Ok(new) => {
+                observer.announce(self.options, &new.target, &new.recording, started.elapsed());
+                self.running.push(new);
+            }
+            Err(error) => {
+                let text = format!("lj-trace: process {pid} is left out: {}", error.message);
+                say(Priority::Warning, &text);
+            }
+        }
+    }
+
+    /// When the time is over, if it is limited.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Whether any process is still recorded.
+    pub fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// What is being recorded.
+    pub fn recordings(&self) -> impl Iterator<Item = &Recording> + Clone {
+        self.running.iter().map(|own| &own.recording)
+    }
+
+    /// How many bytes the tables of all are going to need at once.
+    pub fn next_growth(&self) -> u64 {
+        self.recordings().map(Recording::next_growth).sum()
+    }
+
+    /// How long after one [`Self::drain`] the next one should be.
+    pub fn interval(&self) -> Duration {
+        self.recordings().map(Recording::interval).min().unwrap_or(poll_interval::SHORTEST)
+    }
+
+    /// Takes what is ready of each.
+    ///
+    /// # Errors
+    /// An output cannot take it.
+    pub fn drain(&mut self) -> Result<(), EngineError> {
+        let (budget, mut left) = (Budget::new(budget::LOOK), self.running.len());
+        self.all(|recording, common| {
+            let share = budget.share(left);
+            left -= 1;
+            recording.drain(common, share).map(drop)
+        })?;
+        if self.flushed.is_none_or(|flushed| flushed.elapsed() >= FLUSH_INTERVAL) {
+            self.flushed = Some(Instant::now());
+            self.all(|recording, _| recording.flush())?;
+        }
+        let ended = self.running.iter_mut().flat_map(|own| own.recording.take_ended()).collect::<Vec<_>>();
+        self.say_written(&ended);
+        Ok(())
+    }
+
+    /// Ends all files, and begins the next ones. False if that is too early: they would have the same names.
+    ///
+    /// # Errors
+    /// A file cannot be written. What was not ended is with [`Self::finish`].
+    pub fn rotate(&mut self) -> Result<bool, EngineError> {
+        let piece = now_in_names();
+        if self.piece.as_ref() == Some(&piece) {
+            return Ok(false);
+        }
+        let mut written = Vec::new();
+        for Running { recording, .. } in &mut self.running {
+            written.extend(recording.rotate(&piece)?);
+        }
+        if let Some(common) = &mut self.common {
+            // Which process has lost samples is in the streams.
+            written.extend(common.rotate(&piece, &[])?);
+        }
+        self.piece = Some(piece);
+        self.say_written(&written);
+        Ok(true)
+    }
+
+    /// Says which files are complete, while others are still being written: a long recording has many.
+    fn say_written(&self, files: &[PathBuf]) {
+        if !self.options.quiet {
+            files.iter().for_each(|file| say(Priority::Info, &format!("wrote {}", file.display())));
+        }
+    }
+
+    /// Says what has happened to the processes that are recorded.
+    pub fn look_after_targets(&mut self) {
+        self.running.iter_mut().for_each(|own| own.watch.look());
+    }
+
+    /// Whether a process that was recorded runs another program now.
+    pub fn is_replaced(&self) -> bool {
+        self.running.iter().any(|own| own.target.process.has_become_another_program())
+    }
+
+    /// Writes what there is so far.
+    ///
+    /// # Errors
+    /// An output cannot be written.
+    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+        self.all(|recording, _| recording.write_interim())?;
+        self.common.as_ref().map_or(Ok(()), |common| common.write_interim())
+    }
+
+    /// Whether nothing records any more, since it cost too much.
+    pub fn is_over(&self) -> bool {
+        self.running.iter().all(|own| own.recording.is_over())
+    }
+
+    /// Ends the recordings of processes that have exited, or executed another program, and those that cost too much:
+    /// their files are complete from here on.
+    pub fn end_over(&mut self) {
+        // Nearly always it is none.
+        let goes_on = |own: &Running| own.target.process.runs_same_program() && !own.recording.is_over();
+        if self.running.iter().all(goes_on) {
+            return;
+        }
+        let (replaced, running): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
+            .into_iter()
+            .partition(|own| own.target.process.has_become_another_program());
+        let (running, over): (Vec<_>, Vec<_>) =
+            running.into_iter().partition(|own| own.target.process.is_alive() && !own.recording.is_over());
+        self.running = running;
+        let (over_budget, exited) = over.into_iter().partition(|own| own.recording.is_over());
+        self.end(replaced, Stop::TargetReplaced);
+        self.end(over_budget, Stop::OverBudget);
+        self.end(exited, Stop::TargetExited);
+    }
+
+    /// Ends all recordings, and says what was recorded, unless it is to be quiet.
+    ///
+    /// # Errors
+    /// The first thing that has gone wrong. What was recorded is worth having all the same: everything is written.
+    pub fn finish(mut self, stop: Result<Stop, EngineError>, observer: &dyn Observer) -> Result<(), EngineError> {
+        let stop = match stop {
+            Err(error) if error.failure == Failure::ReaderGone => Ok(Stop::ReaderGone),
+            other => other,
+        };
+        if let Ok(stop) = &stop {
+            observer.stopping(stop.describe());
+        }
+        self.running.iter_mut().for_each(|own| own.recording.detach());
+        let running = std::mem::take(&mut self.running);
+        self.end(running, *stop.as_ref().unwrap_or(&Stop::Signal));
+        observer.finish();
+        let summaries = || self.finished.iter().flat_map(|finished| &finished.outcome);
+        let lost: Vec<_> = summaries().flat_map(Summaries::lost_samples).copied().collect();
+        let written = self.common.take().map_or(Ok(Vec::new()), |common| common.finish(&lost));
+        stop?;
+        let mut told = Vec::new();
+        for Finished { name, stop, outcome } in self.finished {
+            match outcome {
+                Err(error) if error.failure == Failure::ReaderGone => say(Priority::Info, &error.message),
+                outcome => told.push((name, stop, outcome?)),
+            }
+        }
+        let written: Vec<PathBuf> = written?;
+        for file in bounded::refused() {
+            let text = format!(
+                "lj-trace: {file} says it is larger than lj-trace reads: names or unwinding of its code are \
+                                missing"
+            );
+            say(Priority::Warning, &text);
+        }
+        for file in sandbox::unread() {
+            say(Priority::Warning, &format!("lj-trace: {file}"));
+        }
+        if !self.options.quiet {
+            for (name, stop, summaries) in &told {
+                if self.options.children {
+                    say(Priority::Info, &format!("{name}:"));
+                }
+                say_summary(&summaries.text(stop.describe()));
+            }
+            let written = written.iter().filter(|path| *path != Path::new("-"));
+            written.for_each(|path| say(Priority::Info, &format!("wrote {}", path.display())));
+        }
+        Ok(())
+    }
+
+    /// Takes the last of what these have recorded, and ends their outputs.
+    fn end(&mut self, ended: Vec<Running>, stop: Stop) {
+        let (budget, mut left) = (Budget::new(budget::END), ended.len());
+        for Running { target, mut recording, began, mut watch } in ended {
+            recording.detach();
+            watch.end();
+            let duration = began.elapsed();
+            let drained = recording.drain_all(listener(&mut self.common), budget.share(left));
+            left -= 1;
+            let name = recording.name().to_owned();
+            let finished = recording.finish(&target.options, duration);
+            self.finished.push(Finished { name, stop, outcome: drained.and(finished) });
+        }
+    }
+
+    /// Does something to all recordings, even if it fails for one of them.
+    fn all(
+        &mut self,
+        mut action: impl FnMut(&mut Recording, Option<&mut dyn SampleListener>) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        let mut outcome = Ok(());
+        for Running { recording, .. } in &mut self.running {
+            outcome = outcome.and(action(recording, listener(&mut self.common)));
+        }
+        outcome
+    }
+}
+
+/// What is missing comes first in a summary, in capitals.
+fn say_summary(text: &str) {
+    for line in text.lines() {
+        let is_loss = line.starts_with("LOST") || line.starts_with("NOT ACCOUNTED FOR");
+        say(if is_loss { Priority::Warning } else { Priority::Info }, line);
+    }
+}
+
+/// The reports of all processes, as those who look on.
+fn listener(common: &mut Option<CpuReports>) -> Option<&mut dyn SampleListener> {
+    common.as_mut().map(|common| common as &mut dyn SampleListener)
+}
+
+/// The reports of CPU time that hold all children; [`None`] if one process is recorded.
+fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuReports>, EngineError> {
+    if !options.children {
+        return Ok(None);
+    }
+    let [cpu, allocations] = [&options.cpu_files, &options.allocation_files];
+    // Reports of CPU time are the only thing that there is one of.
+    let takes_several = |files: &OutputFiles| files.streams.iter().any(|path| path == Path::new("-"));
+    if takes_several(cpu) || takes_several(allocations) || allocations.has_standard_output() {
+        let message = "standard output cannot take the files of several processes: name a file with --output, and each \
+                       gets its process id";
+        return Err(EngineError::usage(message));
+    }
+    if !options.kinds.cpu {
+        return Ok(None);
+    }
+    let title = format!("children of process {}, CPU time at {} Hz", options.pid, options.rate);
+    CpuReports::open(&cpu.reports, &title, options.rate, piece).map(Some)
+}

@@ -1,0 +1,176 @@
+//! What happens to a process while it is recorded, and what is said of it: it is stopped, its VMs are closed.
+
+use std::time::{Duration, Instant};
+
+use lj_trace_luajit::Vm;
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_process::{Halt, Process};
+use lj_trace_text::untrusted;
+
+use crate::target::RecordTarget;
+
+/// How often it is looked at.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// The same where many are.
+const INTERVAL_OF_MANY: Duration = Duration::from_secs(1);
+
+/// So many processes are many.
+const MANY: usize = 8;
+
+/// A halt is worth a line once it has lasted for so many looks: a debugger stops a process for moments all the time.
+const LASTING: u32 = 3;
+
+/// Watches one process.
+pub struct Watch {
+    process: Process,
+    /// What people know it by.
+    name: String,
+    quiet: bool,
+    interval: Duration,
+    next_look: Instant,
+    /// What keeps it from running, since when, and how many looks have found it so.
+    halted: Option<(Halt, Instant, u32)>,
+    /// How long it was kept from running, before that.
+    total: Duration,
+    /// The VMs that it had at first and that have not been closed.
+    vms: Vec<Vm>,
+}
+
+impl Watch {
+    /// Begins to watch a target, which is one of so many `processes`.
+    pub fn new(target: &RecordTarget, quiet: bool, processes: usize) -> Self {
+        let (process, name, vms) = (target.process.clone(), target.name(), target.vms.clone());
+        let interval = if processes < MANY { INTERVAL } else { INTERVAL_OF_MANY };
+        Self { process, name, quiet, interval, next_look: Instant::now(), halted: None, total: Duration::ZERO, vms }
+    }
+
+    /// Looks, if it is time to.
+    pub fn look(&mut self) {
+        let now = Instant::now();
+        if now < self.next_look {
+            return;
+        }
+        let is_first = self.halted.is_none() && self.next_look + self.interval > now && self.total.is_zero();
+        self.next_look = now + self.interval;
+        let halt = self.process.halt();
+        self.note(halt, now, is_first);
+        self.find_closed();
+    }
+
+    /// Notes what keeps the process from running at `now`.
+    fn note(&mut self, halt: Option<Halt>, now: Instant, at_once: bool) {
+        match (halt, &mut self.halted) {
+            (None, None) => {}
+            (None, Some((_, since, looks))) => {
+                let lasted = now.saturating_duration_since(*since);
+                if *looks >= LASTING {
+                    self.say(&format!("goes on after {:.1} s", lasted.as_secs_f64()));
+                }
+                self.total += lasted;
+                self.halted = None;
+            }
+            (Some(halt), halted) => {
+                let (halt, _, looks) = halted.get_or_insert((halt, now, if at_once { LASTING - 1 } else { 0 }));
+                *looks += 1;
+                if *looks == LASTING {
+                    let text = describe(halt, self.process.pid());
+                    self.say(&text);
+                }
+            }
+        }
+    }
+
+    /// Says which VMs have been closed since.
+    fn find_closed(&mut self) {
+        let memory = self.process.memory();
+        let (open, closed): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.vms).into_iter().partition(|vm| vm.still_valid(&memory));
+        self.vms = open;
+        // A process that exits has no VMs any more either.
+        if closed.is_empty() || !self.process.runs_same_program() {
+            return;
+        }
+        for vm in &closed {
+            self.say(&format!("has closed its VM at {:#x}", vm.global));
+        }
+        if self.vms.is_empty() {
+            self.say("has none of its VMs left: those that it creates from now on are recorded");
+        }
+    }
+
+    /// Says how long the process was kept from running while it was recorded, if it was.
+    pub fn end(&mut self) {
+        let halted = self.halted.take().map_or(Duration::ZERO, |(_, since, _)| since.elapsed());
+        let total = self.total + halted;
+        if total >= INTERVAL {
+            self.say(&format!("was stopped for {:.1} s of the time that it was recorded", total.as_secs_f64()));
+        }
+    }
+
+    fn say(&self, what: &str) {
+        if !self.quiet {
+            say(Priority::Info, &format!("{} {what}", self.name));
+        }
+    }
+}
+
+/// What keeps a process from running, and how it comes to run again.
+fn describe(halt: &Halt, pid: u32) -> String {
+    match halt {
+        Halt::Signal => format!("is stopped by a signal: nothing happens in it until `kill -CONT {pid}`"),
+        Halt::Tracer(tracer) => {
+            let name = std::fs::read(format!("/proc/{tracer}/comm")).unwrap_or_default();
+            let name = untrusted::bytes(name.trim_ascii_end());
+            format!(
+                "is stopped by {name} (pid {tracer}), which debugs it: nothing happens in it until that lets it go on"
+            )
+        }
+        Halt::Freezer(file, text) => {
+            let file = untrusted::bytes(file.as_os_str().as_encoded_bytes());
+            format!("is in a frozen cgroup: nothing happens in it until `echo {text} > {file}`")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch() -> Watch {
+        Watch {
+            process: Process::open(std::process::id()).unwrap(),
+            name: "this test".to_owned(),
+            quiet: true,
+            interval: INTERVAL,
+            next_look: Instant::now(),
+            halted: None,
+            total: Duration::ZERO,
+            vms: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn halts_are_summed_up() {
+        let mut watch = watch();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (halt, second) in [(None, 0), (Some(Halt::Signal), 1), (Some(Halt::Signal), 2), (None, 4), (None, 5)] {
+            watch.note(halt, at(second), false);
+        }
+        assert_eq!((&watch.halted, watch.total), (&None, Duration::from_secs(3)));
+        watch.note(Some(Halt::Tracer(7)), at(6), true);
+        assert_eq!(watch.halted, Some((Halt::Tracer(7), at(6), LASTING)));
+        watch.note(None, at(8), false);
+        assert_eq!(watch.total, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_halt_comes_with_the_way_on() {
+        assert!(describe(&Halt::Signal, 42).contains("kill -CONT 42"));
+        let own = std::process::id();
+        assert!(describe(&Halt::Tracer(own), 42).contains(&format!("(pid {own})")));
+        let freezer = Halt::Freezer("/sys/fs/cgroup/shop/cgroup.freeze".into(), "0");
+        assert!(describe(&freezer, 42).ends_with("until `echo 0 > /sys/fs/cgroup/shop/cgroup.freeze`"));
+    }
+}
