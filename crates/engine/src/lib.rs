@@ -17,6 +17,7 @@ pub mod output;
 pub mod recording;
 pub mod resolve;
 pub mod session;
+pub mod sink;
 pub mod stack;
 pub mod target;
 
@@ -24,4 +25,5 @@ pub use error::{EngineError, Failure};
 pub use options::{Kinds, Limits, Options};
 pub use recording::Recording;
 pub use session::{Observer, Session};
+pub use sink::{Interval, Sink};
 pub use target::RecordTarget;

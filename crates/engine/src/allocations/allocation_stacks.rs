@@ -1,20 +1,23 @@
 //! The stacks of every Nth allocation: an allocation flame graph, which a memprof stream has no room for.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use lj_trace_profile::model::Unit;
-use lj_trace_profile::{CpuProfile, Format, Frame as Named};
+use lj_trace_profile::{CpuProfile, Format, Frame as Named, ProfileKind};
 
 use crate::cpu::reports::{STACKS, info, rooted};
 use crate::error::EngineError;
 use crate::output::ReportFile;
 use crate::resolve::Resolved;
+use crate::sink::{Interval, Sink, end_all};
 
 /// The stacks of allocations, and where they are written to.
 pub struct AllocationStacks {
     every: u64,
     profile: CpuProfile,
-    reports: Vec<ReportFile>,
+    sinks: Vec<Box<dyn Sink>>,
+    began: SystemTime,
 }
 
 impl AllocationStacks {
@@ -22,14 +25,14 @@ impl AllocationStacks {
     ///
     /// # Errors
     /// What cannot be written.
-    pub fn open(outputs: Vec<(Format, PathBuf)>, title: &str, every: u32) -> Result<Self, EngineError> {
+    pub fn open(outputs: &[(Format, PathBuf)], title: &str, every: u32) -> Result<Self, EngineError> {
         let mut profile = CpuProfile::new(match every {
             1 => format!("{title}: bytes allocated"),
             _ => format!("{title}: bytes allocated, estimated from every {every}th allocation"),
         });
         profile.unit = Unit::Bytes;
-        let reports = outputs.into_iter().map(|(format, path)| ReportFile::open(format, &path));
-        Ok(Self { every: every.into(), profile, reports: reports.collect::<Result<_, _>>()? })
+        let sinks = ReportFile::open_all(outputs, None)?;
+        Ok(Self { every: every.into(), profile, sinks, began: SystemTime::now() })
     }
 
     /// Adds the stack of an allocation of `size` bytes, which stands for the others in between.
@@ -39,23 +42,20 @@ impl AllocationStacks {
         self.profile.keep_within(STACKS);
     }
 
-    /// Writes what there is so far.
+    /// Shows what there is so far.
     ///
     /// # Errors
-    /// An output cannot be written.
-    pub fn write_interim(&self) -> Result<(), EngineError> {
-        let mut files = self.reports.iter().filter(|report| report.path != Path::new("-"));
-        files.try_for_each(|report| report.write(&self.profile))
+    /// A sink cannot show it.
+    pub fn show(&mut self) -> Result<(), EngineError> {
+        let interval = Interval::until_now(ProfileKind::Allocations, &self.profile, self.began);
+        self.sinks.iter_mut().try_for_each(|sink| sink.show(&interval))
     }
 
-    /// Writes all outputs; returns their paths.
+    /// Ends the interval; returns the paths of what was written.
     ///
     /// # Errors
-    /// The first output that could not be written; the others are written all the same.
-    pub fn finish(&self) -> Result<Vec<PathBuf>, EngineError> {
-        let written: Vec<_> = self.reports.iter().map(|report| report.write(&self.profile)).collect();
-        written.into_iter().collect::<Result<(), _>>()?;
-        let paths = self.reports.iter().map(|report| report.path.clone());
-        Ok(paths.filter(|path| path != Path::new("-")).collect())
+    /// The first sink that could not take it; the others have it all the same.
+    pub fn finish(mut self) -> Result<Vec<PathBuf>, EngineError> {
+        end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Allocations, &self.profile, self.began))
     }
 }

@@ -2,9 +2,10 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use lj_trace_profile::estimated::sample_mark;
-use lj_trace_profile::{Format, MemoryProfile, Weight};
+use lj_trace_profile::{MemoryProfile, Profile, ProfileKind, Weight};
 use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
 use lj_trace_streams::{Annotation, Symbol, WriteError};
 
@@ -18,6 +19,7 @@ use crate::error::EngineError;
 use crate::output::files::{OutputFiles, numbered, several_vms_on_standard_output};
 use crate::output::{ReportFile, stream_file};
 use crate::resolve::Resolved;
+use crate::sink::{Interval, Sink, end_all};
 
 /// What a recording of allocations is to become.
 #[derive(Clone)]
@@ -53,6 +55,7 @@ pub struct MemoryOutputs {
     /// Of a recording in windows.
     estimation: Option<Box<Estimation>>,
     live: Option<SharedListener>,
+    began: SystemTime,
 }
 
 /// What the reports are of.
@@ -61,12 +64,12 @@ enum Reports {
     /// The sources of all events.
     Sources {
         profile: Box<MemoryProfile>,
-        outputs: Vec<ReportFile>,
+        sinks: Vec<Box<dyn Sink>>,
     },
     /// The stacks of some allocations.
     Stacks(Box<AllocationStacks>),
     /// The sources, as they are estimated.
-    Estimated(Vec<ReportFile>),
+    Estimated(Vec<Box<dyn Sink>>),
 }
 
 struct StreamFile {
@@ -113,14 +116,14 @@ impl MemoryOutputs {
                 return Err(EngineError::usage(message));
             }
             None if reports.is_empty() => Reports::None,
-            None if options.windows => Reports::Estimated(open_all(reports)?),
-            Some(every) => Reports::Stacks(Box::new(AllocationStacks::open(reports, &options.title, every)?)),
+            None if options.windows => Reports::Estimated(ReportFile::open_all(&reports, None)?),
+            Some(every) => Reports::Stacks(Box::new(AllocationStacks::open(&reports, &options.title, every)?)),
             None => {
                 let mut profile = Box::new(MemoryProfile::new(options.weight, &options.title));
                 if reports.iter().any(|(format, _)| format.shows_all_measures()) {
                     profile.follow_blocks();
                 }
-                Reports::Sources { profile, outputs: open_all(reports)? }
+                Reports::Sources { profile, sinks: ReportFile::open_all(&reports, None)? }
             }
         };
         Ok(Self {
@@ -133,6 +136,7 @@ impl MemoryOutputs {
             reports,
             estimation: options.windows.then(|| Box::new(Estimation::new(&options.title))),
             live: options.live.clone(),
+            began: SystemTime::now(),
         })
     }
 
@@ -335,17 +339,18 @@ impl MemoryOutputs {
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), EngineError> {
         self.flush()?;
-        let is_file = |report: &&ReportFile| report.path != Path::new("-");
-        match &self.reports {
-            Reports::Sources { profile, outputs } => {
-                outputs.iter().filter(is_file).try_for_each(|report| report.write(&**profile))
-            }
-            Reports::Estimated(outputs) => {
+        let began = self.began;
+        let show = |sinks: &mut [Box<dyn Sink>], profile: &dyn Profile| {
+            let interval = Interval::until_now(ProfileKind::Allocations, profile, began);
+            sinks.iter_mut().try_for_each(|sink| sink.show(&interval))
+        };
+        match &mut self.reports {
+            Reports::Sources { profile, sinks } => show(sinks, &**profile),
+            Reports::Estimated(sinks) => {
                 let Some(estimation) = &mut self.estimation else { return Ok(()) };
-                let profile = estimation.profile();
-                outputs.iter().filter(is_file).try_for_each(|report| report.write(profile))
+                show(sinks, estimation.profile())
             }
-            Reports::Stacks(stacks) => stacks.write_interim(),
+            Reports::Stacks(stacks) => stacks.show(),
             Reports::None => Ok(()),
         }
     }
@@ -368,35 +373,26 @@ impl MemoryOutputs {
             outcome = outcome.and(file.note_losses(lost)).and(file.finish());
             paths.push(std::mem::take(&mut file.path));
         }
-        match self.reports {
-            Reports::Sources { mut profile, outputs } => {
+        let began = self.began;
+        let end = |mut sinks: Vec<Box<dyn Sink>>, profile: &dyn Profile| {
+            end_all(&mut sinks, &Interval::until_now(ProfileKind::Allocations, profile, began))
+        };
+        let written = match self.reports {
+            Reports::Sources { mut profile, sinks } => {
                 lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
-                for report in outputs {
-                    outcome = outcome.and(report.write(&*profile));
-                    paths.push(report.path);
-                }
+                end(sinks, &*profile)
             }
-            Reports::Estimated(outputs) => {
-                for report in outputs {
-                    if let Some(profile) = &estimated {
-                        outcome = outcome.and(report.write(&**profile));
-                    }
-                    paths.push(report.path);
-                }
-            }
-            Reports::Stacks(stacks) => match stacks.finish() {
-                Ok(written) => paths.extend(written),
-                Err(error) => outcome = outcome.and(Err(error)),
-            },
-            Reports::None => {}
+            Reports::Estimated(sinks) => estimated.map_or(Ok(Vec::new()), |profile| end(sinks, profile)),
+            Reports::Stacks(stacks) => stacks.finish(),
+            Reports::None => Ok(Vec::new()),
+        };
+        match written {
+            Ok(written) => paths.extend(written),
+            Err(error) => outcome = outcome.and(Err(error)),
         }
         paths.retain(|path| path != Path::new("-"));
         outcome.map(|()| paths)
     }
-}
-
-fn open_all(reports: Vec<(Format, PathBuf)>) -> Result<Vec<ReportFile>, EngineError> {
-    reports.into_iter().map(|(format, path)| ReportFile::open(format, &path)).collect()
 }
 
 impl StreamFile {
@@ -458,7 +454,7 @@ impl Drop for StreamFile {
 #[cfg(test)]
 mod tests {
     use lj_trace_process::Process;
-    use lj_trace_profile::model::Profile as _;
+    use lj_trace_profile::Format;
     use lj_trace_streams::{Body, Stream};
 
     use super::*;

@@ -4,9 +4,11 @@ pub mod about_process;
 mod listener;
 mod outputs;
 pub(crate) mod reports;
+mod streams;
 mod summary;
 
 pub use listener::SampleListener;
-pub use outputs::{JitSamples, Outputs};
+pub use outputs::Outputs;
 pub use reports::CpuReports;
+pub use streams::JitSamples;
 pub use summary::{Summary, describe_state};

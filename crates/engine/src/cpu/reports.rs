@@ -1,26 +1,26 @@
-//! Reports of CPU time: what people look at, over all VMs of one process, or of several processes.
+//! A CPU profile over all VMs of one process, or of several processes, and the sinks that take it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 use lj_trace_process::Process;
 use lj_trace_profile::model::{Labels, labels::Thread};
 use lj_trace_profile::profile::SampleInfo;
-use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _};
+use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _, ProfileKind};
 use lj_trace_streams::VmState;
 
 use super::about_process;
 use crate::error::EngineError;
 use crate::output::ReportFile;
-use crate::output::pieces::of_piece;
 use crate::resolve::Resolved;
+use crate::sink::{Interval, Sink, end_all};
 
-/// Files that are written at the end, and the profile that goes into them.
+/// A CPU profile, and the sinks that take it when an interval ends.
 pub struct CpuReports {
     profile: CpuProfile,
-    files: Vec<ReportFile>,
-    /// The same files, before it is put into their names when they begin.
-    names: Vec<(Format, PathBuf)>,
-    /// Samples of stacks that were too rare to have room for each, in the pieces that are written.
+    sinks: Vec<Box<dyn Sink>>,
+    began: SystemTime,
+    /// Samples of stacks that were too rare to have room for each, in the intervals that are over.
     folded: u64,
 }
 
@@ -30,31 +30,45 @@ impl CpuReports {
     /// # Errors
     /// One of them cannot be written.
     pub fn open(names: &[(Format, PathBuf)], title: &str, rate: u32, piece: Option<&str>) -> Result<Self, EngineError> {
-        let mut profile = CpuProfile::new(title);
-        profile.rate = Some(rate);
+        let mut reports = Self::new(title, rate);
         if names.iter().any(|(format, _)| format.shows_time()) {
-            profile.keep_times();
+            reports.profile.keep_times();
         }
-        Ok(Self { profile, files: open_files(names, piece)?, names: names.to_vec(), folded: 0 })
+        reports.sinks = ReportFile::open_all(names, piece)?;
+        Ok(reports)
     }
 
-    /// Writes the files, and begins the next ones with an empty profile; returns the paths of what was written.
+    /// An empty profile of samples at `rate` Hz, which no sink takes yet.
+    fn new(title: &str, rate: u32) -> Self {
+        let mut profile = CpuProfile::new(title);
+        profile.rate = Some(rate);
+        Self { profile, sinks: Vec::new(), began: SystemTime::now(), folded: 0 }
+    }
+
+    /// Makes ready for the interval that begins at `next`, as [`Sink::prepare`].
     ///
     /// # Errors
-    /// The next files cannot be opened, or these not be written. What was recorded so far is kept.
-    pub fn rotate(&mut self, piece: &str, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
-        let next = open_files(&self.names, Some(piece))?;
+    /// A sink cannot take it. The one that is under way goes on.
+    pub fn prepare(&mut self, next: &str) -> Result<(), EngineError> {
+        self.sinks.iter_mut().try_for_each(|sink| sink.prepare(next))
+    }
+
+    /// Ends the interval and begins the next one with an empty profile; returns the paths of what was written.
+    ///
+    /// # Errors
+    /// A sink cannot take it. What was recorded so far is kept.
+    pub fn end_interval(&mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
-        self.files.iter().try_for_each(|file| file.write(&self.profile))?;
+        let written = end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))?;
         self.folded += self.profile.folded();
         self.profile.begin_anew();
-        let written = std::mem::replace(&mut self.files, next);
-        Ok(written.into_iter().map(|file| file.path).collect())
+        self.began = SystemTime::now();
+        Ok(written)
     }
 
     /// Looks at the process that is recorded, or at the first of several.
     pub fn describe(&mut self, process: &Process) {
-        if self.files.is_empty() || self.profile.pid.is_some() {
+        if self.sinks.is_empty() || self.profile.pid.is_some() {
             return;
         }
         self.profile.pid = Some(process.pid());
@@ -65,7 +79,7 @@ impl CpuReports {
 
     /// Looks again at the libraries of a process: some may have been loaded since.
     pub fn add_modules(&mut self, process: &Process) {
-        if !self.files.is_empty() {
+        if !self.sinks.is_empty() {
             self.profile.modules.extend(about_process::native_modules(process));
         }
     }
@@ -87,7 +101,7 @@ impl CpuReports {
 
     /// Adds a sample. `root` is what it belongs to, where there may be several of that.
     pub fn add(&mut self, sample: &Resolved, root: Option<Named>) {
-        if self.files.is_empty() {
+        if self.sinks.is_empty() {
             return;
         }
         self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
@@ -99,29 +113,24 @@ impl CpuReports {
         self.folded + self.profile.folded()
     }
 
-    /// Writes what there is so far, but on standard output.
+    /// Shows what there is so far.
     ///
     /// # Errors
-    /// A file cannot be written.
-    pub fn write_interim(&self) -> Result<(), EngineError> {
-        let mut files = self.files.iter().filter(|file| file.path != Path::new("-"));
-        files.try_for_each(|file| file.write(&self.profile))
+    /// A sink cannot show it.
+    pub fn show(&mut self) -> Result<(), EngineError> {
+        let interval = Interval::until_now(ProfileKind::Cpu, &self.profile, self.began);
+        self.sinks.iter_mut().try_for_each(|sink| sink.show(&interval))
     }
 
-    /// Writes all files; returns their paths. `lost` are numbers of samples that never arrived, by reason.
+    /// Ends the last interval; returns the paths of what was written. `lost` are numbers of samples that never arrived, by
+    /// reason.
     ///
     /// # Errors
-    /// The first file that could not be written; the others are written all the same.
+    /// The first sink that could not take it; the others have it all the same.
     pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
-        let written: Vec<_> = self.files.iter().map(|file| file.write(&self.profile)).collect();
-        written.into_iter().collect::<Result<(), _>>()?;
-        Ok(self.files.into_iter().map(|file| file.path).collect())
+        end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))
     }
-}
-
-fn open_files(names: &[(Format, PathBuf)], piece: Option<&str>) -> Result<Vec<ReportFile>, EngineError> {
-    names.iter().map(|(format, path)| ReportFile::open(*format, &of_piece(path, piece))).collect()
 }
 
 /// Bytes of memory for stacks: for some thirty thousand that are thirty frames deep.
@@ -143,4 +152,49 @@ pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
 /// The frames of a sample, root first.
 pub(crate) fn rooted(sample: &Resolved, root: Option<Named>) -> impl Iterator<Item = Named> {
     root.into_iter().chain(sample.frames.iter().rev().map(|frame| (*frame.named).clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::tests::{Taken, Totals};
+
+    #[test]
+    fn what_intervals_hold_is_what_was_recorded() {
+        let taken = Taken::default();
+        let mut reports = CpuReports::new("luajit (pid 7)", 99);
+        reports.sinks.push(Box::new(Totals(taken.clone())));
+        for (samples, piece) in [(3, "a"), (0, "b"), (5, "c")] {
+            for _ in 0..samples {
+                reports.profile.add(VmState::Interp, []);
+            }
+            reports.prepare(piece).unwrap();
+            reports.end_interval(&[]).unwrap();
+        }
+        reports.profile.add(VmState::Interp, []);
+        reports.finish(&[("lost", 9)]).unwrap();
+        assert_eq!(*taken.borrow(), [3, 0, 5, 1].map(|samples| (ProfileKind::Cpu, samples)));
+    }
+
+    #[test]
+    fn each_interval_has_a_file_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = |piece: &str| folder.path().join(format!("a.{piece}.folded"));
+        let files = [(Format::Folded, folder.path().join("a.folded"))];
+        let mut reports = CpuReports::open(&files, "luajit (pid 7)", 99, Some("1")).unwrap();
+        let frame = |name: &str| [Named::FastFunction { name: name.into() }];
+        reports.profile.add(VmState::Cfunc, frame("first"));
+        reports.show().unwrap();
+        assert_eq!(std::fs::read_to_string(named("1")).unwrap(), "first 1\n");
+        reports.prepare("2").unwrap();
+        assert_eq!(reports.end_interval(&[]).unwrap(), [named("1")]);
+        reports.profile.add(VmState::Cfunc, frame("second"));
+        // The next one cannot be opened: this one goes on.
+        std::fs::create_dir(named("3")).unwrap();
+        assert!(reports.prepare("3").is_err());
+        reports.profile.add(VmState::Cfunc, frame("second"));
+        assert_eq!(reports.finish(&[]).unwrap(), [named("2")]);
+        assert_eq!(std::fs::read_to_string(named("2")).unwrap(), "second 2\n");
+        assert_eq!(std::fs::read_to_string(named("1")).unwrap(), "first 1\n");
+    }
 }

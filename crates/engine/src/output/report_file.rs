@@ -1,60 +1,103 @@
-//! A file that is written at the end: text, a picture, a profile for a viewer.
+//! A file that is written when an interval ends: text, a picture, a profile for a viewer.
 
-use std::cell::RefCell;
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
+use lj_trace_profile::Format;
 use lj_trace_profile::formats::{self, About};
 use lj_trace_profile::model::Recorded;
-use lj_trace_profile::{Format, Profile};
 use lj_trace_text::Room;
 
 use super::files::cannot_write;
 use super::output_file::OutputFile;
+use super::pieces::of_piece;
 use crate::error::EngineError;
+use crate::sink::{Interval, Sink};
 
-/// A file that is written at the end, and opened at the start to see whether that will be possible.
+/// A file that is written when an interval ends, and known to be writable from when that begins.
 pub struct ReportFile {
-    /// Where it is; `-` is standard output.
-    pub path: PathBuf,
     format: Format,
+    /// Before it is put into the name when the interval begins.
+    name: PathBuf,
+    current: Opened,
+    /// That of the interval to come.
+    next: Option<Opened>,
+}
+
+/// A file that can be written.
+struct Opened {
+    /// Where it is; `-` is standard output.
+    path: PathBuf,
     /// The file, unless it is standard output.
-    file: Option<RefCell<OutputFile>>,
-    /// When it was opened, which is when recording begins.
-    began: SystemTime,
+    file: Option<OutputFile>,
+}
+
+impl Opened {
+    fn open(path: PathBuf) -> Result<Self, EngineError> {
+        // Known to be writable, but as it is until the end.
+        let file = (path != Path::new("-")).then(|| OutputFile::open(&path));
+        let file = file.transpose().map_err(|error| cannot_write(&path, &error))?;
+        Ok(Self { path, file })
+    }
 }
 
 impl ReportFile {
-    /// Opens a file, as far as to know that it can be written.
-    ///
-    /// # Errors
-    /// It cannot.
-    pub fn open(format: Format, path: &Path) -> Result<Self, EngineError> {
-        // Known to be writable, but as it is until the end.
-        let file = (path != Path::new("-")).then(|| OutputFile::open(path));
-        let file = file.transpose().map_err(|error| cannot_write(path, &error))?;
-        Ok(Self { path: path.to_owned(), format, file: file.map(RefCell::new), began: SystemTime::now() })
-    }
-
-    /// Writes a profile, in place of what was written before.
+    /// Opens a file. `piece` says when its interval begins, if each has a file of its own.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn write(&self, profile: &dyn Profile) -> Result<(), EngineError> {
-        let about = |room| About { room, recorded: Some(Recorded::since(self.began)) };
-        let written = match &self.file {
+    pub fn open(format: Format, name: &Path, piece: Option<&str>) -> Result<Self, EngineError> {
+        let current = Opened::open(of_piece(name, piece))?;
+        Ok(Self { format, name: name.to_owned(), current, next: None })
+    }
+
+    /// Opens several, as sinks.
+    ///
+    /// # Errors
+    /// One of them cannot be written.
+    pub fn open_all(files: &[(Format, PathBuf)], piece: Option<&str>) -> Result<Vec<Box<dyn Sink>>, EngineError> {
+        let open = |(format, path): &(Format, PathBuf)| {
+            Self::open(*format, path, piece).map(|file| Box::new(file) as Box<dyn Sink>)
+        };
+        files.iter().map(open).collect()
+    }
+
+    /// Writes an interval, in place of what was written before.
+    fn write(&mut self, interval: &Interval<'_>) -> Result<(), EngineError> {
+        let duration = interval.ended.duration_since(interval.began).unwrap_or_default();
+        let about = |room| About { room, recorded: Some(Recorded { began: interval.began, duration }) };
+        let written = match &mut self.current.file {
             None => {
                 let out = io::stdout();
-                formats::write(self.format, profile, about(Room::of(&out)), BufWriter::new(out))
+                formats::write(self.format, interval.profile, about(Room::of(&out)), BufWriter::new(out))
             }
             Some(file) => {
                 // What was written of it before is replaced: an interim result.
-                let mut file = file.borrow_mut();
                 file.begin_anew();
-                formats::write(self.format, profile, about(Room::Unlimited), BufWriter::new(&mut *file))
+                formats::write(self.format, interval.profile, about(Room::Unlimited), BufWriter::new(file))
             }
         };
-        written.map_err(|error| cannot_write(&self.path, &error))
+        written.map_err(|error| cannot_write(&self.current.path, &error))
+    }
+}
+
+impl Sink for ReportFile {
+    fn prepare(&mut self, next: &str) -> Result<(), EngineError> {
+        self.next = Some(Opened::open(of_piece(&self.name, Some(next)))?);
+        Ok(())
+    }
+
+    fn show(&mut self, interval: &Interval<'_>) -> Result<(), EngineError> {
+        // It would be written twice.
+        if self.current.file.is_none() { Ok(()) } else { self.write(interval) }
+    }
+
+    fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
+        self.write(interval)?;
+        let path = match self.next.take() {
+            Some(next) => std::mem::replace(&mut self.current, next).path,
+            None => self.current.path.clone(),
+        };
+        Ok(Some(path))
     }
 }

@@ -190,11 +190,12 @@ impl Recording {
         // Outputs first: what cannot be written is not worth a single probe.
         let outputs = wanted.cpu.then(|| {
             let title = format!("{}, CPU time at {} Hz", target.name(), options.rate);
-            Outputs::open(options.files(ProfileKind::Cpu), &title, options.rate, only.map_or(vms.len(), |_| 1), piece)
+            let files = options.files(ProfileKind::Cpu);
+            let vms = only.map_or(vms.len(), |_| 1);
+            Outputs::open(files, &title, options.rate, vms, options.jit_samples, piece)
         });
         let mut outputs: Option<Outputs> = outputs.transpose()?;
         if let Some(outputs) = &mut outputs {
-            outputs.show_jit_samples(options.jit_samples);
             if options.traces {
                 outputs.group_by_trace();
             }

@@ -187,7 +187,8 @@ impl<'a> Session<'a> {
         }
         if let Some(common) = &mut self.common {
             // Which process has lost samples is in the streams.
-            written.extend(common.rotate(&piece, &[])?);
+            common.prepare(&piece)?;
+            written.extend(common.end_interval(&[])?);
         }
         self.piece = Some(piece);
         self.say_written(&written);
@@ -217,7 +218,7 @@ impl<'a> Session<'a> {
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), EngineError> {
         self.all(|recording, _| recording.write_interim())?;
-        self.common.as_ref().map_or(Ok(()), |common| common.write_interim())
+        self.common.as_mut().map_or(Ok(()), |common| common.show())
     }
 
     /// Whether nothing records any more, since it cost too much.

@@ -1,0 +1,91 @@
+//! Where profiles go.
+
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use lj_trace_profile::{Profile, ProfileKind};
+
+use crate::error::EngineError;
+
+/// What was recorded from one moment to another: a whole recording, or a piece of it.
+#[derive(Clone, Copy)]
+pub struct Interval<'a> {
+    /// What it is a profile of.
+    pub kind: ProfileKind,
+    /// The stacks, their weights and what they are labelled with; titles, losses.
+    pub profile: &'a dyn Profile,
+    /// When it began.
+    pub began: SystemTime,
+    /// When it ended.
+    pub ended: SystemTime,
+}
+
+impl<'a> Interval<'a> {
+    /// From `began` to now.
+    pub fn until_now(kind: ProfileKind, profile: &'a dyn Profile, began: SystemTime) -> Self {
+        Self { kind, profile, began, ended: SystemTime::now() }
+    }
+}
+
+/// Takes the intervals of a profile as they end. A file that is written when a recording ends is a sink with one interval;
+/// with `--rotate`, one with many; what pushes profiles to a server is another.
+pub trait Sink {
+    /// Makes ready for the interval that begins at `next` (as names of files have it, `20261123T094500Z`). It comes before
+    /// the end of the one that is under way, so that what cannot go on is known while nothing is lost.
+    ///
+    /// # Errors
+    /// It cannot take another interval. The one that is under way goes on.
+    fn prepare(&mut self, next: &str) -> Result<(), EngineError>;
+
+    /// Shows what there is so far of the interval that is under way: somebody has asked for it.
+    ///
+    /// # Errors
+    /// It cannot be shown.
+    fn show(&mut self, interval: &Interval<'_>) -> Result<(), EngineError>;
+
+    /// Takes an interval that is over; returns the file that it is in, if there is one that people know by a name.
+    ///
+    /// # Errors
+    /// It cannot be taken: what was recorded in it is lost for this sink.
+    fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError>;
+}
+
+/// Takes an interval to all of `sinks`; returns the files that it is in.
+///
+/// # Errors
+/// The first of them that could not take it; the others have it all the same.
+pub(crate) fn end_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> Result<Vec<PathBuf>, EngineError> {
+    let ended: Vec<_> = sinks.iter_mut().map(|sink| sink.end(interval)).collect();
+    Ok(ended.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// What a sink has taken: the kind and the total of each interval.
+    pub type Taken = Rc<RefCell<Vec<(ProfileKind, u64)>>>;
+
+    /// Keeps the totals in memory, as something that pushes would send them.
+    #[derive(Default)]
+    pub struct Totals(pub Taken);
+
+    impl Sink for Totals {
+        fn prepare(&mut self, _next: &str) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn show(&mut self, _interval: &Interval<'_>) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
+            assert!(interval.began <= interval.ended);
+            self.0.borrow_mut().push((interval.kind, interval.profile.total()));
+            Ok(None)
+        }
+    }
+}
