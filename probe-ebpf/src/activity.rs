@@ -14,13 +14,13 @@ use lj_trace_common::activity::{self, ActivitySample};
 use lj_trace_common::config::{Counter, LONGEST_SAMPLE, MAX_VMS};
 use lj_trace_common::event::{NO_VM, reg};
 
-use crate::allocation::send::NO_WAKEUP;
 use crate::clock::Timer;
 use crate::count::count;
 use crate::maps::{ACTIVITY, ACTIVITY_SCRATCH, CONFIG, RAN_LAST, VMS};
 use crate::memory::UserMemory;
 use crate::sample::is_duplicate;
 use crate::scratch::Scratchpad;
+use crate::wakeup::NO_WAKEUP;
 
 /// Marks the threads of this sampler's events: the other one has its own.
 const THIS_SAMPLER: u32 = 1 << 31;

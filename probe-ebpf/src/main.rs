@@ -22,6 +22,7 @@ mod sample;
 mod scratch;
 mod stack_copy;
 mod traces;
+mod wakeup;
 
 /// The helpers for reading user memory and for BTF are GPL-only.
 #[unsafe(no_mangle)]

@@ -35,6 +35,7 @@ use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 use crate::scratch::{FRAME_SIZE, Machine, PAYLOAD, Scratch};
+use crate::wakeup;
 use crate::{pending, stack_copy, traces};
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
@@ -601,16 +602,10 @@ fn send(scratch: &mut Scratch) {
     if size > size_of::<SampleHeader>() + PAYLOAD {
         return;
     }
-    /// The agent looks at the buffer at its own pace.
-    const BPF_RB_NO_WAKEUP: u64 = 1;
+    let flags = wakeup::flags(&SAMPLES, (size_of::<SampleHeader>() + PAYLOAD) as u64);
     // SAFETY: the header is followed by the payload, so `size` bytes from it lie within the entry.
     let result = unsafe {
-        bpf_ringbuf_output(
-            (&raw const SAMPLES).cast_mut().cast(),
-            (scratch as *mut Scratch).cast(),
-            size as u64,
-            BPF_RB_NO_WAKEUP,
-        )
+        bpf_ringbuf_output((&raw const SAMPLES).cast_mut().cast(), (scratch as *mut Scratch).cast(), size as u64, flags)
     };
     let process = scratch.header.process;
     if result == 0 {

@@ -14,9 +14,7 @@ use crate::count::add_of;
 use crate::maps::{SAMPLES, SCRATCH, TRACES, VMS};
 use crate::memory::UserMemory;
 use crate::scratch::Scratch;
-
-/// The agent looks at the buffer at its own pace.
-const BPF_RB_NO_WAKEUP: u64 = 1;
+use crate::wakeup::NO_WAKEUP;
 
 /// Traces that are looked at where the state does not say which one runs. A program that throws its traces away all
 /// the time numbers them from 1 again, and never has many.
@@ -142,9 +140,9 @@ fn send_as<const SIZE: usize>(running: &RunningTrace, vm: u32, index: u32, piece
         bpf_probe_read_user((&raw mut (*record).bytes).cast(), size as u32, piece.address as *const c_void)
     };
     if read == 0 {
-        entry.submit(BPF_RB_NO_WAKEUP);
+        entry.submit(NO_WAKEUP);
     } else {
-        entry.discard(BPF_RB_NO_WAKEUP);
+        entry.discard(NO_WAKEUP);
     }
     read == 0
 }

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use aya::maps::{MapData, RingBuf};
 use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
@@ -21,6 +20,7 @@ use super::mechanism::Mechanism;
 use super::plan::function::{AllocatorFunction, FunctionError};
 use super::plan::{ArgumentLocation, Need, ProbePlan, ProbePoint, plan};
 use super::programs::{ProbeError, Programs};
+use super::ring::{Batch, Ring};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
 use super::set::take_map;
@@ -107,7 +107,9 @@ impl AllocationRecord {
 /// Running allocation probes. They are detached with [`Self::detach`], or when the programs go.
 pub struct AllocationProbes {
     handlers: Handlers,
-    events: RingBuf<MapData>,
+    events: Ring,
+    /// Those that were taken from it, and not by whoever drains.
+    batch: Batch,
     plans: Vec<ProbePlan>,
     links: Links,
     session: Session,
@@ -128,6 +130,9 @@ enum Session {
     /// One each, since that program cannot be had.
     Missing(anyhow::Error),
 }
+
+/// Records that are taken from the buffer at once.
+const BATCH: usize = 256;
 
 /// The program that takes stacks.
 const STACKS: &str = "allocation_stack";
@@ -287,12 +292,13 @@ impl AllocationProbes {
         if let (Handlers::Recording | Handlers::Attributing, Session::Missing(error)) = (handlers, &session) {
             return Err(refused(anyhow::anyhow!("{error:#}")).into());
         }
-        let events = take_map(&mut programs.ebpf(), "ALLOCATIONS").and_then(|map| Ok(RingBuf::try_from(map)?));
+        let events = take_map(&mut programs.ebpf(), "ALLOCATIONS").and_then(|map| Ring::of_map(map));
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
         let functions = allocators.iter().map(Allocator::kind).collect();
         let (plans, links, places) = (Vec::new(), Links::default(), None);
-        let probes = Self { handlers, events, plans, links, session, gate, functions, places };
+        let batch = Batch::default();
+        let probes = Self { handlers, events, batch, plans, links, session, gate, functions, places };
         if programs.wants_allocation_stacks() {
             program(&mut programs.ebpf(), STACKS).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         }
@@ -462,8 +468,11 @@ impl AllocationProbes {
     /// many there were.
     pub fn drain(&mut self, limit: usize, mut take: impl FnMut(AllocationRecord) -> ControlFlow<()>) -> usize {
         for count in 0..limit {
-            let Some(record) = self.events.next() else { return count };
-            if AllocationRecord::parse(&record).is_some_and(|record| take(record).is_break()) {
+            if self.batch.is_taken() && !self.events.take(&mut self.batch, BATCH) {
+                return count;
+            }
+            let Some(record) = self.batch.next() else { return count };
+            if AllocationRecord::parse(record).is_some_and(|record| take(record).is_break()) {
                 return count + 1;
             }
         }

@@ -20,6 +20,7 @@ pub mod perf_event;
 mod places;
 pub mod plan;
 pub mod programs;
+mod ring;
 pub mod sample;
 pub mod sample_buffer;
 pub mod sampler;

@@ -5,13 +5,13 @@ use std::mem::offset_of;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use aya::maps::{MapData, RingBuf};
 use lj_trace_common::event::SampleHeader;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
 
 use super::error::ProbeError;
 use super::places::Places;
 use super::programs::Programs;
+use super::ring::{Batch, Ring};
 use super::sample::{Record, plain};
 use super::set::{Set, lock, take_map};
 
@@ -20,15 +20,16 @@ pub struct SampleBuffer(Source);
 
 enum Source {
     /// The set of programs is there for this process alone.
-    Own(RingBuf<MapData>),
+    Own(Ring, Batch),
     /// Others have samples in the same buffer. With the number of the process.
     Shared(Arc<Set>, u32),
 }
 
 /// The buffer of several processes, and what was taken from it while it was another one's turn.
 pub(super) struct SharedSamples {
-    ring: RingBuf<MapData>,
+    ring: Ring,
     waiting: HashMap<u32, Waiting>,
+    batch: Batch,
 }
 
 /// Records of one process, as they came.
@@ -44,8 +45,8 @@ struct Waiting {
 const MOST_WAITING: usize = 4 << 20;
 
 impl SharedSamples {
-    pub fn new(ring: RingBuf<MapData>) -> Self {
-        Self { ring, waiting: HashMap::new() }
+    pub fn new(ring: Ring) -> Self {
+        Self { ring, waiting: HashMap::new(), batch: Batch::default() }
     }
 
     /// Begins with a process.
@@ -86,16 +87,16 @@ impl SampleBuffer {
         if let Some((set, process)) = programs.shared() {
             return Ok(Self(Source::Shared(set, process)));
         }
-        let buffer = take_map(&mut programs.ebpf(), "SAMPLES").and_then(|map| Ok(RingBuf::try_from(map)?));
-        buffer.map(|ring| Self(Source::Own(ring))).map_err(ProbeError::sort)
+        let buffer = take_map(&mut programs.ebpf(), "SAMPLES").and_then(|map| Ring::of_map(map));
+        buffer.map(|ring| Self(Source::Own(ring, Batch::default()))).map_err(ProbeError::sort)
     }
 
     /// Calls `take` for every record that is ready, until it wants no more; whether all were taken.
     pub fn drain(&mut self, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
         match &mut self.0 {
-            Source::Own(ring) => {
-                while let Some(record) = ring.next() {
-                    if Record::parse(&record).is_some_and(|record| take(record).is_break()) {
+            Source::Own(ring, batch) => {
+                while let Some(record) = ring.next(batch) {
+                    if Record::parse(record).is_some_and(|record| take(record).is_break()) {
                         return false;
                     }
                 }
@@ -116,7 +117,7 @@ impl SampleBuffer {
 fn drain_shared(set: &Set, process: u32, mut take: impl FnMut(Record<'_>) -> ControlFlow<()>) -> bool {
     let Some(samples) = &set.samples else { return true };
     let mut samples = lock(samples);
-    let SharedSamples { ring, waiting } = &mut *samples;
+    let SharedSamples { ring, waiting, batch } = &mut *samples;
     let mut is_enough = |record: &[u8]| {
         let own = Record::parse(record).and_then(|record| record.renumbered(process, &lock(&set.places)));
         own.is_some_and(|record| take(record).is_break())
@@ -128,19 +129,19 @@ fn drain_shared(set: &Set, process: u32, mut take: impl FnMut(Record<'_>) -> Con
             }
             continue;
         }
-        let Some(record) = ring.next() else { return true };
+        let Some(record) = ring.next(batch) else { return true };
         // Not within the `match`, which would hold the lock.
-        let own = process_of(&record, &lock(&set.places));
+        let own = process_of(record, &lock(&set.places));
         match own {
             Some(own) if own == process => {
-                if is_enough(&record) {
+                if is_enough(record) {
                     return false;
                 }
             }
             // One that is not recorded any more has nobody who waits for it.
             other => {
                 if let Some(waiting) = other.and_then(|other| waiting.get_mut(&other)) {
-                    waiting.push(&record);
+                    waiting.push(record);
                 }
             }
         }

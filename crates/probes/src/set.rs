@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use aya::maps::{Map, RingBuf};
+use aya::maps::Map;
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{COUNTERS, MAX_PROCESSES, MAX_SAMPLED_VMS, MAX_VMS, PidNamespace, VM_ENTRIES};
@@ -13,6 +13,7 @@ use super::counts::SamplerCounts;
 use super::cpu_events::CpuEvents;
 use super::error::whole;
 use super::places::Places;
+use super::ring::Ring;
 use super::sample_buffer::SharedSamples;
 use super::wanted::Wanted;
 use super::{bpf_log, object};
@@ -110,7 +111,7 @@ impl Set {
         let mut set = Self::load_as(wanted, expected.clamp(LEAST_SHARED_VMS, MAX_SAMPLED_VMS), MAX_PROCESSES)?;
         {
             let mut ebpf = lock(&set.ebpf);
-            let ring = RingBuf::try_from(take_map(&mut ebpf, "SAMPLES")?)?;
+            let ring = Ring::of_map(take_map(&mut ebpf, "SAMPLES")?)?;
             set.samples = Some(Mutex::new(SharedSamples::new(ring)));
             let (rate, namespace) = kind;
             let events = CpuEvents::open(&mut ebpf, rate, namespace)

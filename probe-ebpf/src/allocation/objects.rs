@@ -10,9 +10,9 @@ use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::trace::TraceIdentity;
 
-use super::send::NO_WAKEUP;
 use crate::count::count;
 use crate::maps::{ALLOCATIONS, FUNCTIONS, KNOWN_TRACES, PROTOTYPES};
+use crate::wakeup::NO_WAKEUP;
 
 /// The objects of a VM. It runs on one thread at a time, so nobody else writes to its entries.
 pub struct ObjectsOf {

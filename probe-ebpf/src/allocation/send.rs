@@ -1,12 +1,13 @@
 //! Handing events to user space.
 
-use lj_trace_common::allocation::AllocationEvent;
 use lj_trace_common::allocation::tally::VmTally;
+use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen};
 
 use crate::maps::{ALLOCATIONS, TALLIES};
+use crate::wakeup;
 
-/// The agent looks at the buffer at its own pace (`BPF_RB_NO_WAKEUP`).
-pub const NO_WAKEUP: u64 = 1;
+/// The largest record of the buffer, in bytes.
+const LARGEST: u64 = size_of::<PrototypeSeen>() as u64;
 
 /// Hands an event of a VM to user space.
 #[inline(always)]
@@ -16,7 +17,7 @@ pub fn send(event: &AllocationEvent) {
         Some(mut place) => {
             // SAFETY: both are whole events, and a ring buffer's record is nowhere else.
             unsafe { core::ptr::copy_nonoverlapping(event, place.as_mut_ptr(), 1) };
-            place.submit(NO_WAKEUP);
+            place.submit(wakeup::flags(&ALLOCATIONS, LARGEST));
             tally.written += 1;
         }
         None => tally.ring_full += 1,
