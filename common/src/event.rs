@@ -5,7 +5,7 @@
 //! then `kernel_size` bytes of the kernel's stack: addresses of its frames, innermost first. Pieces of traces
 //! ([`crate::trace::TraceCopy`]) come between them, those of a trace before the first sample that it is in.
 
-use crate::memory::Plain;
+use crate::memory::Pod;
 use crate::trace::RunningTrace;
 
 /// The sample hit the kernel, on behalf of the thread: registers and stacks are those it entered with.
@@ -233,9 +233,9 @@ impl FrameRecord {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
-unsafe impl Plain for FrameRecord {}
+unsafe impl Pod for FrameRecord {}
 // SAFETY: as above.
-unsafe impl Plain for SampleHeader {}
+unsafe impl Pod for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);

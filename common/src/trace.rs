@@ -6,7 +6,7 @@
 
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
-use crate::memory::{Plain, ReadMemory, Unreadable};
+use crate::memory::{Pod, ReadMemory, Unreadable};
 use crate::vm::VmConfig;
 
 /// What tells a trace from every other one.
@@ -97,11 +97,11 @@ pub struct TraceCopy {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
-unsafe impl Plain for TraceIdentity {}
+unsafe impl Pod for TraceIdentity {}
 // SAFETY: as above.
-unsafe impl Plain for RunningTrace {}
+unsafe impl Pod for RunningTrace {}
 // SAFETY: as above.
-unsafe impl Plain for TraceCopy {}
+unsafe impl Pod for TraceCopy {}
 
 const _: () = {
     assert!(size_of::<TraceIdentity>() == 5 * 8 + 4 * 4);
@@ -127,7 +127,7 @@ pub struct Traces {
 }
 
 // SAFETY: integers without padding.
-unsafe impl Plain for Traces {}
+unsafe impl Pod for Traces {}
 
 impl Traces {
     /// Finds the traces of a VM.

@@ -468,7 +468,7 @@ impl MemoryEvents {
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    pub fn introduce(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), CommandError> {
+    pub fn name_prototype(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), CommandError> {
         let name = match seen.name() {
             Some(name) if (seen.name_length as usize) <= NAME_SIZE => Cow::Borrowed(name),
             Some(name) => Cow::Owned(self.long_name(seen, name)),
@@ -548,7 +548,7 @@ impl MemoryEvents {
         self.traces.see(seen);
     }
 
-    /// A trace that was introduced.
+    /// A trace that was named.
     fn trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<Source, CommandError> {
         let start = self.traces.start(number).and_then(|(proto, line)| {
             let meaning = *self.known.get(&proto)?;

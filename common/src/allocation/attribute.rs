@@ -10,7 +10,7 @@ use crate::event::FrameKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
-use crate::memory::{Plain, ReadMemory, Unreadable, zeroed};
+use crate::memory::{Pod, ReadMemory, Unreadable, zeroed};
 use crate::vm::{VmConfig, VmState, WINDOW};
 
 /// Room to find out in who allocates: the stack of a BPF program is too small for it.
@@ -31,7 +31,7 @@ pub struct Room {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for Room {}
+unsafe impl Pod for Room {}
 
 const _: () = assert!(size_of::<Room>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
 

@@ -2,7 +2,7 @@
 
 use super::attribute::Room;
 use super::known::KnownPrototype;
-use crate::memory::Plain;
+use crate::memory::Pod;
 use crate::trace::TraceIdentity;
 
 /// What the allocator was asked to do.
@@ -108,7 +108,7 @@ pub struct AllocationEvent {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for AllocationEvent {}
+unsafe impl Pod for AllocationEvent {}
 
 impl AllocationEvent {
     /// Nothing yet.
@@ -127,7 +127,7 @@ impl AllocationEvent {
     };
 }
 
-/// The `place` of a Lua function that could not be introduced: the ring buffer had no room for its name.
+/// The `place` of a Lua function that could not be named: the ring buffer had no room for its name.
 pub const NAMELESS: u64 = 0;
 
 /// How much of a chunkname comes along.
@@ -159,7 +159,7 @@ pub struct PrototypeSeen {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for PrototypeSeen {}
+unsafe impl Pod for PrototypeSeen {}
 
 impl PrototypeSeen {
     /// Fills in all but the name.
@@ -198,7 +198,7 @@ pub struct TraceSeen {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for TraceSeen {}
+unsafe impl Pod for TraceSeen {}
 
 /// The last call of the allocator on a thread.
 #[repr(C)]
@@ -263,7 +263,7 @@ impl PendingAllocation {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for PendingAllocation {}
+unsafe impl Pod for PendingAllocation {}
 
 const _: () = {
     assert!(size_of::<AllocationEvent>() == 56);

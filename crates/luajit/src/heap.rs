@@ -185,7 +185,7 @@ mod tests {
     struct Endless(Saved);
 
     impl ReadMemory for Endless {
-        fn read<T: lj_trace_common::memory::Plain>(
+        fn read<T: lj_trace_common::memory::Pod>(
             &self,
             address: u64,
         ) -> Result<T, lj_trace_common::memory::Unreadable> {

@@ -224,7 +224,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn field<T: lj_trace_common::memory::Plain>(&self, offset: u16) -> Result<T, PrototypeError> {
+    fn field<T: lj_trace_common::memory::Pod>(&self, offset: u16) -> Result<T, PrototypeError> {
         plain_at(self.bytes, u64::from(offset)).ok_or(PrototypeError::Malformed)
     }
 

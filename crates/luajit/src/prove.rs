@@ -43,7 +43,7 @@ struct Facts<'a, M> {
     thread: u64,
     global: u64,
     /// Whether something was said to be where nothing was mapped a moment ago.
-    strays: Cell<bool>,
+    reads_elsewhere: Cell<bool>,
     /// Whether there was nothing that an invariant could be violated by.
     vacuous: Cell<bool>,
 }
@@ -141,7 +141,7 @@ impl Evidence {
         let open = Failures(self.unproven.0 | self.vacuous.0);
         for (index, invariant) in open.invariants::<M>().filter(|(index, invariant)| tries(*index, invariant.fixed)) {
             look.overlay.forget_uses();
-            facts.strays.set(false);
+            facts.reads_elsewhere.set(false);
             facts.vacuous.set(false);
             let (bit, was_proven) = (1 << index, self.unproven.0 >> index & 1 == 0);
             if (invariant.holds)(&facts) == Ok(true) {
@@ -152,7 +152,7 @@ impl Evidence {
                 }
                 continue;
             }
-            let held_still = !facts.strays.get() && look.overlay.is_as_used();
+            let held_still = !facts.reads_elsewhere.get() && look.overlay.is_as_used();
             if !was_proven {
                 self.failed += 1;
                 self.failed_still += u32::from(held_still) * if invariant.fixed { Self::FIXED } else { 1 };
@@ -237,7 +237,7 @@ impl<'a, M: ReadMemory> Look<'a, M> {
             layout,
             thread,
             global,
-            strays: Cell::default(),
+            reads_elsewhere: Cell::default(),
             vacuous: Cell::default(),
         }
     }
@@ -322,7 +322,7 @@ impl<M: ReadMemory> Facts<'_, M> {
     /// What is mapped at an address.
     fn mapping(&self, address: u64) -> Option<&Mapping> {
         let mapping = self.maps.find(address);
-        self.strays.set(self.strays.get() || mapping.is_none());
+        self.reads_elsewhere.set(self.reads_elsewhere.get() || mapping.is_none());
         mapping
     }
 
@@ -574,7 +574,7 @@ pub fn bytecode_set(layout: &VmLayout) -> BytecodeSet {
 
 #[cfg(test)]
 mod tests {
-    use lj_trace_common::memory::Plain;
+    use lj_trace_common::memory::Pod;
 
     use super::*;
     use crate::layouts;
@@ -587,7 +587,7 @@ mod tests {
     }
 
     impl ReadMemory for Noise {
-        fn read<T: Plain>(&self, _: u64) -> Result<T, Unreadable> {
+        fn read<T: Pod>(&self, _: u64) -> Result<T, Unreadable> {
             self.byte.set(self.byte.get().wrapping_add(u8::from(self.moves)));
             plain_at(&vec![self.byte.get(); size_of::<T>()], 0).ok_or(Unreadable)
         }

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_over_coroutines_and_strangers() {
+    fn passes_over_coroutines_and_other_memory() {
         let mut found = Vec::new();
         // A coroutine is not fixed; a pointer to just behind itself is not yet a thread.
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0601, 0x7f00_0000_0378 + 96, 0]), &mut found);
@@ -208,7 +208,7 @@ mod tests {
     struct Words(u64, Vec<u64>);
 
     impl ReadMemory for Words {
-        fn read<T: lj_trace_common::memory::Plain>(
+        fn read<T: lj_trace_common::memory::Pod>(
             &self,
             address: u64,
         ) -> Result<T, lj_trace_common::memory::Unreadable> {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use lj_trace_common::layout::{ABSENT, gct};
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_process::Maps;
 
 use super::machine::Vm;
@@ -147,6 +147,6 @@ fn read_trace<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<Trace,
 }
 
 /// Reads a field whose offset may be [`ABSENT`].
-fn decided<M: ReadMemory, T: Plain>(memory: &M, object: u64, offset: u16) -> Result<Option<T>, Unreadable> {
+fn decided<M: ReadMemory, T: Pod>(memory: &M, object: u64, offset: u16) -> Result<Option<T>, Unreadable> {
     if offset == ABSENT { Ok(None) } else { memory.read(field(object, offset)).map(Some) }
 }

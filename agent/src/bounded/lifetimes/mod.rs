@@ -3,7 +3,7 @@
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
 //! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known
-//! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`restraint`). What is part of
+//! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`follow_budget`). What is part of
 //! an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
 //! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
 //! are followed, and in all of memory ([`search`]). [`lj_trace_estimate::life`] has what follows for each source.
@@ -255,7 +255,7 @@ impl Lifetimes {
     }
 
     /// Follows no more than may be: where there are many cycles, looking at all of them at each costs the target too much.
-    fn restrain(&mut self) {
+    fn keep_to_budget(&mut self) {
         let Some(spent) = self.observer.spent().filter(|_| self.budget.is_due(now())) else { return };
         let Some(cpu) = cpu_time(self.pid) else { return };
         match self.budget.judge(now(), cpu, spent, self.places.taken()) {
@@ -312,7 +312,7 @@ impl Lifetimes {
 
     /// Takes note of who has died. To be called some times a second.
     pub fn look(&mut self) {
-        self.restrain();
+        self.keep_to_budget();
         let mut flipped = false;
         for (vm, known) in self.flips.iter_mut().enumerate() {
             let flips = self.observer.watched(vm).flips;

@@ -76,13 +76,13 @@ pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecentObject {
     /// Their addresses.
-    blocks: [u64; NEWBORN],
+    blocks: [u64; RECENT_OBJECTS],
     /// The place of the next one.
     next: usize,
 }
 
 /// How many are kept in mind.
-const NEWBORN: usize = 16;
+const RECENT_OBJECTS: usize = 16;
 
 /// Small tables have their array part with them (`LJ_MAX_COLOSIZE`, `lj_def.h`).
 const MOST_SLOTS: u64 = 16;
@@ -94,7 +94,7 @@ impl RecentObject {
         let is_table = (shape.table..=shape.table + MOST_SLOTS * VALUE).contains(&size);
         if is_table || size == u64::from(shape.layout.sizeof_l) {
             self.blocks[self.next] = address;
-            self.next = (self.next + 1) % NEWBORN;
+            self.next = (self.next + 1) % RECENT_OBJECTS;
         }
     }
 

@@ -36,7 +36,7 @@ pub enum NoTrace {
     /// It could not be found, or is gone.
     Gone,
     /// What was found does not fit the sample: it is a later trace at the same place.
-    Another,
+    Mismatch,
     /// It could not be read.
     Unreadable,
     /// Where the VM keeps its traces' snapshots is not known yet.
@@ -50,7 +50,7 @@ impl NoTrace {
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Gone => "the trace was flushed before it could be read",
-            Self::Another => "the trace does not fit the Lua stack",
+            Self::Mismatch => "the trace does not fit the Lua stack",
             Self::Unreadable => "the trace could not be read",
             Self::Undecided => "the layout of traces is not decided yet",
             Self::Leaving => "between a trace and the interpreter",
@@ -147,7 +147,7 @@ pub fn resolve<M: ReadMemory>(
         Spot::Handler => Spot::Exit(exit_number(&hit, &trace).ok_or(NoTrace::Leaving)?),
         spot => spot,
     };
-    let bottom = hit.bottom().and_then(|bottom| hit.frames.get(bottom)).ok_or(NoTrace::Another)?;
+    let bottom = hit.bottom().and_then(|bottom| hit.frames.get(bottom)).ok_or(NoTrace::Mismatch)?;
     let layout = &vm.layout;
     match spot {
         Spot::Code(pc) => {
@@ -164,13 +164,13 @@ pub fn resolve<M: ReadMemory>(
             let span = trace.attribution.at(offset);
             let (chain, certain) = span.map_or((&[][..], false), |span| (&span.chain[..], span.certain));
             if !trace.may_be_base(offset, bottom.code) {
-                return Err(NoTrace::Another);
+                return Err(NoTrace::Mismatch);
             }
             fitting(memory, vm, &trace, chain, certain, bottom)
         }
         Spot::End | Spot::Handler => at_end(memory, layout, trace, bottom),
         Spot::Exit(exit) => {
-            let frames = trace.exit_frames(memory, layout, usize::from(exit)).ok_or(NoTrace::Another)?;
+            let frames = trace.exit_frames(memory, layout, usize::from(exit)).ok_or(NoTrace::Mismatch)?;
             let chain: Vec<_> = frames.iter().map(|frame| (frame.callee, frame.position)).collect();
             let records = hit.frames.get(hit.bottom().unwrap_or(0)..).unwrap_or_default();
             match restored(&frames, records, hit.is_being_restored()) {
@@ -250,7 +250,7 @@ fn fitting<M: ReadMemory>(
     };
     let fits = outermost.prototype() == Some(bottom.code);
     if !fits && !trace.functions.may_start_in(bottom.code) {
-        return Err(NoTrace::Another);
+        return Err(NoTrace::Mismatch);
     }
     let mut frames: Vec<FrameRecord> = Vec::with_capacity(chain.len());
     for &(callee, position) in chain.iter().rev() {
