@@ -1,6 +1,10 @@
 //! What was read for one sample already. While a thread stands still its functions stay what they are, and stacks show
 //! the same ones again: in recursion, at the innermost frame, which is looked at several times, and in the many
 //! functions of one file; and recursion goes through the same calls. A read of the target's memory costs a hundred times what a look here does.
+//!
+//! LuaJIT's sources: [`LJ_STACK_START`].
+//!
+//! [`LJ_STACK_START`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L38
 
 use crate::event::FrameRecord;
 use crate::frame::Coroutine;

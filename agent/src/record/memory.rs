@@ -1,4 +1,9 @@
 //! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
+//!
+//! LuaJIT's sources: [`lj_cf_package_unloadlib`], [`close_state`].
+//!
+//! [`lj_cf_package_unloadlib`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_package.c#L287-L293
+//! [`close_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L214-L244
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -512,7 +517,8 @@ impl MemoryEvents {
         c_symbols: &mut CSymbols,
         out: &mut MemoryOutputs,
     ) -> Result<u64, CommandError> {
-        // Libraries with C functions of Lua's stay where they are until their VM is closed (`gctm`, `lib_package.c`).
+        // Libraries with C functions of Lua's stay where they are until their VM is closed
+        // (`lj_cf_package_unloadlib`, `lib_package.c`).
         if self.c_functions.contains_key(&address) {
             return Ok(address);
         }

@@ -1,5 +1,11 @@
-//! Who causes an allocation, in the terms of Tarantool's memprof (`memprof_write_func` and its neighbours,
+//! Who causes an allocation, in the terms of Tarantool's memprof ([`memprof_write_func`] and its neighbours,
 //! `lj_memprof.c` of the fork).
+//!
+//! LuaJIT's sources: [`memprof_write_caller`], [`frame_prevl`].
+//!
+//! [`memprof_write_func`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L133-L148
+//! [`memprof_write_caller`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L202-L209
+//! [`frame_prevl`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L108
 
 use core::mem::MaybeUninit;
 

@@ -1,4 +1,9 @@
 //! The records of the allocation probes: fixed width, `repr(C)`, no padding. The first byte of each tells what it is.
+//!
+//! LuaJIT's sources: [`lua_Alloc`], [`GG_State`].
+//!
+//! [`lua_Alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L67
+//! [`GG_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L269
 
 use super::attribute::Room;
 use super::known::KnownPrototype;

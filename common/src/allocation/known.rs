@@ -1,4 +1,8 @@
 //! What functions, prototypes and traces are, remembered: that stays true until they are freed, and frees are events.
+//!
+//! LuaJIT's sources: [`memprof_write_lfunc`].
+//!
+//! [`memprof_write_lfunc`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L57-L87
 
 use super::event::{AllocationEvent, NAMELESS};
 use super::on_trace::KnownTrace;

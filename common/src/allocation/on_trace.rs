@@ -1,4 +1,10 @@
 //! Which trace allocates, and where in its machine code: its line in Lua can be told from that.
+//!
+//! LuaJIT's sources: [`BC_JLOOP`], [`BC_JLOOP` without GC64], [`spadjust`].
+//!
+//! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4749-L4781
+//! [`BC_JLOOP` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L5604-L5637
+//! [`spadjust`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L273
 
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, line_at};

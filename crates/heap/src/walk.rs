@@ -5,6 +5,10 @@
 //! short it is the one whose names come first ([`pending`](super::pending)). What lies on stacks comes after that, and
 //! what traces refer to last of all: both come and go, and hold little that nothing else does. The objects of a level are
 //! looked at in the order of their places, block by block: a heap is larger than what is kept of it.
+//!
+//! LuaJIT's sources: [`lj_str_resize`].
+//!
+//! [`lj_str_resize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L158-L163
 
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;

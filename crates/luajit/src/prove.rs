@@ -2,6 +2,17 @@
 //!
 //! A layout is only believed if every invariant holds. The target runs while it is read: what has moved meanwhile is no
 //! evidence against a layout ([`Evidence`]).
+//!
+//! LuaJIT's sources: [`GCSpause`], [`DISPMODE_*`], [`MMDEF`], [`lj_dispatch_init`], [`LJ_TRACE_*`],
+//! [`lj_trace_alloc`], [`lj_mcode_free`].
+//!
+//! [`GCSpause`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L11-L14
+//! [`DISPMODE_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.c#L98-L103
+//! [`MMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L557-L564
+//! [`lj_dispatch_init`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.c#L77-L78
+//! [`LJ_TRACE_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L144-L153
+//! [`lj_trace_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L123-L142
+//! [`lj_mcode_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_mcode.c#L374-L386
 
 use std::cell::Cell;
 
@@ -261,7 +272,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         moving("allocf is code", |f| Ok(f.is_code(f.memory.read(f.g(f.layout.g_allocf))?))),
         moving("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
         // GCSpause to GCSfinalize (`lj_gc.h`).
-        moving("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 6)),
+        moving("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 5)),
         // A closed state has nothing left but itself.
         moving("gc.total covers more than the state itself", |f| {
             let total = f.g_ref(f.layout.g_gc_total)?;
@@ -274,7 +285,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         moving("the string table is a table of a power of two", |f| f.string_table()),
         fixed("strempty is the empty string", |f| f.empty_string()),
         moving("hookmask and dispatchmode are possible", |f| {
-            // DISPMODE_* (`lj_dispatch.h`): CALL 1, RET 2, INS 4, JIT 16, REC 32, PROF 64.
+            // DISPMODE_* (`lj_dispatch.c`): CALL 1, RET 2, INS 4, JIT 16, REC 32, PROF 64.
             Ok(f.g_byte(f.layout.g_dispatchmode)? & !0x77 == 0)
         }),
         moving("vmstate is a VM state or a trace's number", |f| f.vm_state()),
@@ -542,7 +553,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         let traceno = u64::from(m.read::<u16>(at(l.tr_traceno))?);
         let mcode: u64 = m.read(at(l.tr_mcode))?;
         let (ir, nins, nk) = (m.read::<u64>(at(l.tr_ir))?, m.read::<u32>(at(l.tr_nins))?, m.read::<u32>(at(l.tr_nk))?);
-        // A trace is one block: header, IR, snapshots, map of snapshots (`lj_trace_alloc`, `trace_save`).
+        // A trace is one block: header, IR, snapshots, map of snapshots (`lj_trace_alloc`).
         let snapshots: u64 = m.read(at(l.tr_snap))?;
         let map: u64 = m.read(at(l.tr_snapmap))?;
         let count = u64::from(m.read::<u16>(at(l.tr_nsnap))?);

@@ -1,4 +1,8 @@
 //! The traces of a VM's JIT compiler (`J->trace[]`): where their machine code lies and where they start.
+//!
+//! LuaJIT's sources: [`GCtrace`].
+//!
+//! [`GCtrace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L250-L286
 
 use std::ops::Range;
 

@@ -11,6 +11,11 @@
 //! Limits: a string that is made again while it is dead and not swept yet lives on, and counts as dead. What has a
 //! finalizer lives a cycle longer than it is in reach. Blocks that nothing is found to refer to (string buffers, or a table's
 //! slots if the table is looked for longer than a cycle takes) are counted, but not followed.
+//!
+//! LuaJIT's sources: [`lj_str_new`], [`lj_gc_separateudata`].
+//!
+//! [`lj_str_new`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L331-L336
+//! [`lj_gc_separateudata`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L142-L169
 
 pub mod choice;
 

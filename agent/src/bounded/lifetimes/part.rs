@@ -1,5 +1,11 @@
 //! Which object a block is part of: the slots of tables and the stacks of coroutines are blocks of their own, which live as
 //! long as what refers to them.
+//!
+//! LuaJIT's sources: [`GCtab`], [`lua_State`], [`LJ_MAX_COLOSIZE`].
+//!
+//! [`GCtab`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L499-L512
+//! [`lua_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L692-L706
+//! [`LJ_MAX_COLOSIZE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_def.h#L62
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,14 @@
 //! The Lua frames of a sample that hit a trace: those within the trace, on top of those that are on the Lua stack.
+//!
+//! LuaJIT's sources: [`trace_exit_cp`], [`BC_JLOOP`], [`vm_exit_interp`], [`asm_exitstub_gen`], [`vm_exit_handler`],
+//! [`vm_exit_handler` without GC64].
+//!
+//! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
+//! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4749-L4756
+//! [`vm_exit_interp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2499-L2528
+//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
+//! [`vm_exit_handler`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2447-L2463
+//! [`vm_exit_handler` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L2850-L2874
 
 use std::sync::Arc;
 
