@@ -102,7 +102,7 @@ fn the_largest_snapshots_take_little() {
     let one_by_one = format!("{{\"objects\":\"{}\"}}\n", "017f0800".repeat(1 << 17));
     for (name, text) in [
         ("paths", format!("{process}\n{}", vms(8, &many_paths(60_000)))),
-        ("too many ways", format!("{process}\n{}", vms(40, &many_paths(60_000)))),
+        ("too many paths", format!("{process}\n{}", vms(40, &many_paths(60_000)))),
         ("long paths", format!("{process}\n{}", vms(1, &|| chain(2100)))),
         ("objects", format!("{process}\n{}", format!("{many_objects}\n").repeat(19))),
         // Eight million in 32 MB.
