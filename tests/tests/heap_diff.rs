@@ -51,7 +51,7 @@ fn save(workload: &Workload, file: &Path) -> Result<()> {
 }
 
 #[test]
-fn what_is_reached_on_another_way_has_not_moved() -> Result<()> {
+fn what_is_reached_on_another_path_has_not_moved() -> Result<()> {
     for name in [LUAJIT, TARANTOOL] {
         let Some(program) = Program::find(name) else { continue };
         let folder = tempfile::tempdir()?;

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reached_on_another_way_has_only_grown() {
+    fn what_is_reached_on_another_path_has_only_grown() {
         let steps = [(None, "globals", 1, 40), (Some(0), ".a", 1, 100), (Some(0), ".b", 0, 0)];
         let mut old = heap(&steps);
         old.objects = objects(&[(8, 40, Some(0)), (16, 100, Some(1)), (24, 64, Some(1)), (32, 8, None)]);

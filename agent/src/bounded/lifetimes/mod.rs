@@ -46,7 +46,7 @@ use self::choice::{Block, Choice};
 use self::follow_budget::{FollowBudget, Verdict};
 use self::object::{Object, object_in};
 use self::observer::Observer;
-use self::part::{Part, RecentObject, find_owners};
+use self::part::{Part, RecentObjects, find_owners};
 use self::places::{Place, Places};
 use self::polled::Polled;
 use self::search::Search;
@@ -69,7 +69,7 @@ pub struct Lifetimes {
     shapes: Vec<Shape>,
     choice: Choice,
     /// By VM.
-    recent: Vec<RecentObject>,
+    recent: Vec<RecentObjects>,
     search: Search,
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
@@ -123,7 +123,7 @@ impl Lifetimes {
         self.observer.add(self.shapes.len(), currentwhite);
         self.currentwhites.push(currentwhite);
         self.shapes.push(Shape::new(vm.layout));
-        self.recent.push(RecentObject::default());
+        self.recent.push(RecentObjects::default());
         self.grown.push(VecDeque::new());
         self.flips.push(0);
     }

@@ -80,7 +80,7 @@ pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -
 
 /// What may be tables and coroutines of a VM that came into being lately: whoever makes one mostly fills it at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RecentObject {
+pub struct RecentObjects {
     /// Their addresses.
     blocks: [u64; RECENT_OBJECTS],
     /// The place of the next one.
@@ -93,7 +93,7 @@ const RECENT_OBJECTS: usize = 16;
 /// Small tables have their array part with them (`LJ_MAX_COLOSIZE`, `lj_def.h`).
 const MOST_SLOTS: u64 = 16;
 
-impl RecentObject {
+impl RecentObjects {
     /// Takes a new block.
     #[inline]
     pub fn add(&mut self, shape: &Shape, address: u64, size: u64) {
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn tables_are_known_by_their_size() {
-        let mut recent = RecentObject::default();
+        let mut recent = RecentObjects::default();
         for (address, size) in [(1, 64), (2, 64 + 128), (3, 40), (4, 96)] {
             recent.add(&shape(), address, size);
         }
