@@ -101,9 +101,9 @@ fn the_largest_snapshots_take_little() {
     let many_objects = vm.replacen("\"tables\":[", &format!("\"tables\":[{}", object.repeat(70_000)), 1);
     let one_by_one = format!("{{\"objects\":\"{}\"}}\n", "017f0800".repeat(1 << 17));
     for (name, text) in [
-        ("ways", format!("{process}\n{}", vms(8, &many_paths(60_000)))),
-        ("too many ways", format!("{process}\n{}", vms(40, &many_paths(60_000)))),
-        ("long ways", format!("{process}\n{}", vms(1, &|| chain(2100)))),
+        ("paths", format!("{process}\n{}", vms(8, &many_paths(60_000)))),
+        ("too many paths", format!("{process}\n{}", vms(40, &many_paths(60_000)))),
+        ("long paths", format!("{process}\n{}", vms(1, &|| chain(2100)))),
         ("objects", format!("{process}\n{}", format!("{many_objects}\n").repeat(19))),
         // Eight million in 32 MB.
         ("all objects", format!("{process}\n{vm}\n{}", one_by_one.repeat(64))),

@@ -5,7 +5,7 @@ use crate::event::{FrameRecord, NO_VM, Registers};
 use crate::frame::{read_code, read_frame};
 use crate::layout::ABSENT;
 use crate::memo::Memo;
-use crate::memory::{Plain, ReadMemory, Unreadable};
+use crate::memory::{Pod, ReadMemory, Unreadable};
 use crate::thread::Thread;
 use crate::top;
 use crate::vm::VmConfig;
@@ -31,7 +31,7 @@ impl ActivitySample {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for ActivitySample {}
+unsafe impl Pod for ActivitySample {}
 
 const _: () = assert!(size_of::<ActivitySample>() == 24);
 

@@ -1,5 +1,7 @@
 //! What a C frame looks like: the native frame of `lua_call`, `lua_pcall` or `lua_resume`, in which the VM keeps the
-//! coroutine that runs there, the C frame around it, and the number of results (`CFRAME_OFS_*`, `lj_frame.h`).
+//! coroutine that runs there, the C frame around it, and the number of results ([`CFRAME_OFS_*`], `lj_frame.h`).
+//!
+//! [`CFRAME_OFS_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
 use crate::frame::CFRAME_FLAGS;
 use crate::layout::VmLayout;

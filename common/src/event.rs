@@ -4,8 +4,12 @@
 //! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack,
 //! then `kernel_size` bytes of the kernel's stack: addresses of its frames, innermost first. Pieces of traces
 //! ([`crate::trace::TraceCopy`]) come between them, those of a trace before the first sample that it is in.
+//!
+//! LuaJIT's sources: [`FF_*`].
+//!
+//! [`FF_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/host/buildvm_lib.c#L135-L136
 
-use crate::memory::Plain;
+use crate::memory::Pod;
 use crate::trace::RunningTrace;
 
 /// The sample hit the kernel, on behalf of the thread: registers and stacks are those it entered with.
@@ -189,7 +193,7 @@ pub struct FrameRecord {
     pub position: u32,
     /// A [`FrameKind`].
     pub kind: u8,
-    /// Fast-function id: 0 Lua, 1 C, else a built-in (`lj_ffdef.h` of the build).
+    /// Fast-function id: 0 Lua, 1 C, else a built-in (`FF_*`: `buildvm_lib.c` numbers them, in each build anew).
     pub ffid: u8,
     /// Index of the VM in the agent's list.
     pub vm: u16,
@@ -233,9 +237,9 @@ impl FrameRecord {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
-unsafe impl Plain for FrameRecord {}
+unsafe impl Pod for FrameRecord {}
 // SAFETY: as above.
-unsafe impl Plain for SampleHeader {}
+unsafe impl Pod for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);

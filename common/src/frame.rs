@@ -1,4 +1,4 @@
-//! The walk of a Lua stack, one frame a step, after `lj_debug_frame` and `debug_framepc`
+//! The walk of a Lua stack, one frame a step, after [`lj_debug_frame`] and [`debug_framepc`]
 //! (`lj_debug.c`, unchanged from 2.0 to 2.1 of August 2026).
 //!
 //! A Lua stack is an array of slots. Below each frame's BASE lie its function and its link, which tells
@@ -8,6 +8,21 @@
 //!
 //! The same source runs in the kernel and in user space. Nothing is believed: every object's type byte, every
 //! bytecode position and every step's direction is checked, so a torn stack ends the walk with a reason.
+//!
+//! LuaJIT's sources: [`lj_debug_line`], [`FRAME_*`], [`LJ_GCVMASK`], [`CFRAME_RESUME`], [`LJ_CONT_FFI_CALLBACK`],
+//! [`lj_err_optype_call`], [`GCfunc`], [`GCproto`], [`GCHeader`].
+//!
+//! [`lj_debug_frame`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L25-L47
+//! [`debug_framepc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L53-L115
+//! [`lj_debug_line`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L120-L135
+//! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
+//! [`LJ_GCVMASK`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L291
+//! [`CFRAME_RESUME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L275-L277
+//! [`LJ_CONT_FFI_CALLBACK`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L87
+//! [`lj_err_optype_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_err.c#L993-L1009
+//! [`GCfunc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L455-L473
+//! [`GCproto`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L372-L396
+//! [`GCHeader`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L63
 
 use crate::c_frame::C_FRAME_WORDS;
 use crate::event::{FrameKind, FrameRecord, NO_POSITION};

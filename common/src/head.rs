@@ -1,7 +1,7 @@
 //! The beginnings of objects, read in one piece: in the kernel, a read costs about as much for one field as for
 //! all of them.
 
-use crate::memory::{Plain, ReadMemory, Unreadable};
+use crate::memory::{Pod, ReadMemory, Unreadable};
 
 /// The most words of an object that are read: as many as traces need, and a power of two, so that an index is made safe
 /// by a mask ([`Head::u64`]).
@@ -17,7 +17,7 @@ pub struct Head {
 }
 
 // SAFETY: an array of integers.
-unsafe impl Plain for Head {}
+unsafe impl Pod for Head {}
 
 impl Head {
     /// Nothing read yet.

@@ -6,6 +6,12 @@
 //!
 //! All offsets are in bytes. `g_*` offsets count from `global_State`, `j_*` from `jit_State`, the rest
 //! from the start of the object they are named after. [`ABSENT`] marks a field that the build lacks.
+//!
+//! LuaJIT's sources: [`LJ_VMST_*`], [`BCDEF`], [`LJ_T*`].
+//!
+//! [`LJ_VMST_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L529-L538
+//! [`BCDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_bc.h#L71-L206
+//! [`LJ_T*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L260-L272
 
 /// The value of an offset whose field does not exist in a build.
 pub const ABSENT: u16 = u16::MAX;

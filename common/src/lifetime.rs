@@ -1,9 +1,15 @@
 //! Objects that are followed from their allocation to their death.
 //!
 //! LuaJIT frees collectable objects in the sweep alone, and which ones was decided before it began: at the end of the
-//! mark phase `atomic` flips `gc.currentwhite`, and from then on what still has the old white is dead (`lj_gc.c`). So
+//! mark phase [`atomic`] flips `gc.currentwhite`, and from then on what still has the old white is dead (`lj_gc.c`). So
 //! whoever looks at the mark bits right after each flip, before the sweep frees anything, knows of every object in which
 //! cycle it has died. A hardware watchpoint on `gc.currentwhite` tells when that is.
+//!
+//! LuaJIT's sources: [`gc_sweep`], [`LJ_GC_WHITES`].
+//!
+//! [`atomic`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L621-L658
+//! [`gc_sweep`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L405-L428
+//! [`LJ_GC_WHITES`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L27
 
 use crate::memory::ReadMemory;
 
@@ -14,7 +20,7 @@ pub const MAX_FOLLOWED: u32 = 2048;
 /// How many VMs are watched: a CPU has so many debug registers.
 pub const MAX_WATCHED: u32 = 4;
 
-/// The two whites of `marked` and of `gc.currentwhite` (`LJ_GC_WHITES`, `lj_obj.h`).
+/// The two whites of `marked` and of `gc.currentwhite` (`LJ_GC_WHITES`, `lj_gc.h`).
 pub const WHITES: u8 = 3;
 
 /// `LJ_GC_FIXED`: never collected.

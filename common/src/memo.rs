@@ -1,12 +1,16 @@
 //! What was read for one sample already. While a thread stands still its functions stay what they are, and stacks show
 //! the same ones again: in recursion, at the innermost frame, which is looked at several times, and in the many
 //! functions of one file; and recursion goes through the same calls. A read of the target's memory costs a hundred times what a look here does.
+//!
+//! LuaJIT's sources: [`LJ_STACK_START`].
+//!
+//! [`LJ_STACK_START`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L38
 
 use crate::event::FrameRecord;
 use crate::frame::Coroutine;
 use crate::head::Head;
 use crate::layout::VmLayout;
-use crate::memory::{Plain, ReadMemory, Unreadable, clear};
+use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::string;
 
 /// How many functions, strings and calls are remembered, powers of two.
@@ -70,7 +74,7 @@ struct Keys {
 }
 
 // SAFETY: arrays of integers.
-unsafe impl Plain for Keys {}
+unsafe impl Pod for Keys {}
 
 /// The place of what is at `address`: objects are 16 bytes and more.
 #[inline(always)]
@@ -206,7 +210,7 @@ mod tests {
     fn calls_are_read_once() {
         struct Calls(core::cell::Cell<u32>);
         impl ReadMemory for Calls {
-            fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+            fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
                 self.0.set(self.0.get() + 1);
                 let call = 0x42 | (address as u32 & 0xff) << 8;
                 assert_eq!(size_of::<T>(), size_of_val(&call));

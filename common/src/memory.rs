@@ -3,38 +3,38 @@
 
 use core::mem::MaybeUninit;
 
-/// Plain data that may be read from arbitrary bytes of another process.
+/// Plain old data: values that may be read from arbitrary bytes of another process.
 ///
 /// # Safety
 /// Every bit pattern must be a valid value, and the type must have no padding.
-pub unsafe trait Plain: Copy {}
+pub unsafe trait Pod: Copy {}
 
 // SAFETY: integers have no padding and no invalid values.
-unsafe impl Plain for u8 {}
+unsafe impl Pod for u8 {}
 // SAFETY: as above.
-unsafe impl Plain for u16 {}
+unsafe impl Pod for u16 {}
 // SAFETY: as above.
-unsafe impl Plain for u32 {}
+unsafe impl Pod for u32 {}
 // SAFETY: as above.
-unsafe impl Plain for i32 {}
+unsafe impl Pod for i32 {}
 // SAFETY: as above.
-unsafe impl Plain for u64 {}
+unsafe impl Pod for u64 {}
 // SAFETY: arrays of plain values have neither padding nor invalid values.
-unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+unsafe impl<T: Pod, const N: usize> Pod for [T; N] {}
 
 /// Sets all of `value` to zero, word by word.
 ///
 /// LLVM's BPF backend has no other way to clear memory than a loop over its bytes (`MaxStoresPerMemset` is 0,
 /// `BPFISelLowering.cpp`), which it also makes of neighbouring assignments of zero: slow to run, and slower to verify.
 #[inline(always)]
-pub fn clear<T: Plain>(value: &mut T) {
+pub fn clear<T: Pod>(value: &mut T) {
     // SAFETY: it is valid for writes of its size.
     unsafe { clear_words(value) };
 }
 
 /// A value that is all zeros, in a place that holds nothing yet: moving it there would be such a loop, too.
 #[inline(always)]
-pub fn zeroed<T: Plain>(place: &mut MaybeUninit<T>) -> &mut T {
+pub fn zeroed<T: Pod>(place: &mut MaybeUninit<T>) -> &mut T {
     // SAFETY: all of the value is written, with what is a valid one of plain data.
     unsafe {
         clear_words(place.as_mut_ptr());
@@ -45,7 +45,7 @@ pub fn zeroed<T: Plain>(place: &mut MaybeUninit<T>) -> &mut T {
 /// # Safety
 /// `value` must be valid for writes.
 #[inline(always)]
-unsafe fn clear_words<T: Plain>(value: *mut T) {
+unsafe fn clear_words<T: Pod>(value: *mut T) {
     const { assert!(align_of::<T>() == 8 && size_of::<T>().is_multiple_of(8)) };
     for index in 0..size_of::<T>() / 8 {
         // SAFETY: the word lies within the value.
@@ -68,7 +68,7 @@ impl core::error::Error for Unreadable {}
 /// Reads the memory of a target process. Addresses are the target's.
 pub trait ReadMemory {
     /// Reads a value of plain data at `address`, of any alignment.
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable>;
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable>;
 
     /// Reads neighbouring words into `words`, at once where that is cheaper. What they hold after an error is not
     /// defined.

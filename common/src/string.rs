@@ -1,4 +1,9 @@
-//! Interned strings (`GCstr`, `lj_obj.h`): telling one from another that took its place.
+//! Interned strings ([`GCstr`], `lj_obj.h`): telling one from another that took its place.
+//!
+//! LuaJIT's sources: [`lj_str_new`].
+//!
+//! [`GCstr`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L306-L313
+//! [`lj_str_new`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L314-L356
 
 use crate::frame::gct_offset;
 use crate::layout::VmLayout;

@@ -1,4 +1,6 @@
-//! A coroutine (`lua_State`, `lj_obj.h`), as far as a walk needs it, in one read.
+//! A coroutine ([`lua_State`], `lj_obj.h`), as far as a walk needs it, in one read.
+//!
+//! [`lua_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L692-L706
 
 use crate::frame::{CFRAME_FLAGS, Coroutine, gct_offset};
 use crate::head::Head;

@@ -3,6 +3,19 @@
 //! In the interpreter they are in registers, and `L->base` is stale; in C code it is the other way round.
 //! `vm_x64.dasc` and `vm_x86.dasc` (LuaJIT 2.0 to 2.1 of August 2026, OpenResty, Tarantool) keep BASE in
 //! `rdx` and PC, the address of the next bytecode, in `rbx`.
+//!
+//! LuaJIT's sources: [`BASE` and `PC`], [`BASE` and `PC` without GC64], [`vm_return`], [`LJ_TNUMX`],
+//! [`trace_exit_cp`], [`ffh_resume`], [`BC_LEN`], [`lj_tab_len`], [`FRAME_*`].
+//!
+//! [`BASE` and `PC`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L21-L31
+//! [`BASE` and `PC` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L28-L44
+//! [`vm_return`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L417-L448
+//! [`LJ_TNUMX`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L274
+//! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
+//! [`ffh_resume`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_base.c#L619-L634
+//! [`BC_LEN`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L3334-L3361
+//! [`lj_tab_len`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.c#L655-L671
+//! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
 
 use crate::event::{
     FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER,
@@ -155,7 +168,7 @@ pub fn find(
     }
     // Accepted later only if it points into the bytecode of the function at BASE.
     top.pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc)))?;
-    // A fast function whose C part has put results where its function and its link were (`lj_cf_coroutine_resume`).
+    // A fast function whose C part has put results where its function and its link were (`ffh_resume`, `lib_base.c`).
     let (record, memo) = scratch;
     if top.flags == SAMPLE_BASE_UNCERTAIN
         && let Ok((function, link)) = read_frame_with(memory, layout, top.base, memo)

@@ -2,11 +2,17 @@
 //!
 //! A program may throw its traces away at any moment, and compile others to the same place. So what tells a trace
 //! from every other is read at the sample itself, and so is the trace: its header, intermediate code and snapshots
-//! are one block (`lj_trace_alloc`, `lj_trace.c`, LuaJIT 2.1; `trace_save` in 2.0), its machine code another.
+//! are one block ([`lj_trace_alloc`], `lj_trace.c`, LuaJIT 2.1; [`trace_save_alloc`] in 2.0), its machine code another.
+//!
+//! LuaJIT's sources: [`asm_exitstub_gen`].
+//!
+//! [`lj_trace_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L123-L142
+//! [`trace_save_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_trace.c#L121-L129
+//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
 
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
-use crate::memory::{Plain, ReadMemory, Unreadable};
+use crate::memory::{Pod, ReadMemory, Unreadable};
 use crate::vm::VmConfig;
 
 /// What tells a trace from every other one.
@@ -97,11 +103,11 @@ pub struct TraceCopy {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
-unsafe impl Plain for TraceIdentity {}
+unsafe impl Pod for TraceIdentity {}
 // SAFETY: as above.
-unsafe impl Plain for RunningTrace {}
+unsafe impl Pod for RunningTrace {}
 // SAFETY: as above.
-unsafe impl Plain for TraceCopy {}
+unsafe impl Pod for TraceCopy {}
 
 const _: () = {
     assert!(size_of::<TraceIdentity>() == 5 * 8 + 4 * 4);
@@ -127,7 +133,7 @@ pub struct Traces {
 }
 
 // SAFETY: integers without padding.
-unsafe impl Plain for Traces {}
+unsafe impl Pod for Traces {}
 
 impl Traces {
     /// Finds the traces of a VM.

@@ -1,4 +1,9 @@
 //! One VM as the probes know it, and the parts of its state that a sample needs.
+//!
+//! LuaJIT's sources: [`cont_dispatch`], [`LJ_VMST_*`].
+//!
+//! [`cont_dispatch`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L690-L719
+//! [`LJ_VMST_*`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_obj.h#L520-L540
 
 use crate::frame::CFRAME_FLAGS;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};

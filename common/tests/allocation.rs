@@ -35,10 +35,10 @@ struct Remembered {
     functions: Vec<KnownFunction>,
     prototypes: Vec<KnownPrototype>,
     traces: Vec<KnownTrace>,
-    /// The traces that were introduced, and the lines at which they start.
-    traces_introduced: Vec<(TraceIdentity, u32)>,
+    /// The traces that were named, and the lines at which they start.
+    traces_named: Vec<(TraceIdentity, u32)>,
     /// Their addresses and those of their chunknames.
-    introduced: Vec<(u64, u64)>,
+    named: Vec<(u64, u64)>,
     /// Whether something can be said.
     is_heard: bool,
 }
@@ -49,8 +49,8 @@ impl Default for Remembered {
             functions: vec![KnownFunction::default(); KNOWN_OBJECTS as usize],
             prototypes: vec![KnownPrototype::default(); KNOWN_OBJECTS as usize],
             traces: vec![KnownTrace::default(); KNOWN_OBJECTS as usize],
-            traces_introduced: Vec::new(),
-            introduced: Vec::new(),
+            traces_named: Vec::new(),
+            named: Vec::new(),
             is_heard: true,
         }
     }
@@ -76,16 +76,16 @@ impl KnownObjects for Remembered {
         self.traces.get_mut(slot(trace) as usize)
     }
 
-    fn introduce_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool {
+    fn name_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool {
         if self.is_heard {
-            self.traces_introduced.push((*trace, line));
+            self.traces_named.push((*trace, line));
         }
         self.is_heard
     }
 
-    fn introduce(&mut self, _: &impl ReadMemory, _: &VmLayout, prototype: u64, chunkname: u64) -> bool {
+    fn name_prototype(&mut self, _: &impl ReadMemory, _: &VmLayout, prototype: u64, chunkname: u64) -> bool {
         if self.is_heard {
-            self.introduced.push((prototype, chunkname));
+            self.named.push((prototype, chunkname));
         }
         self.is_heard
     }
@@ -172,8 +172,8 @@ impl Scene {
         let again = self.attribute_with(&mut objects);
         assert_eq!(event, again);
         if event.source == AllocationSource::Lua as u8 {
-            let names: Vec<u64> = objects.introduced.iter().map(|&(prototype, _)| prototype).collect();
-            assert_eq!(names, [event.place], "each prototype is introduced once");
+            let names: Vec<u64> = objects.named.iter().map(|&(prototype, _)| prototype).collect();
+            assert_eq!(names, [event.place], "each prototype is named once");
         }
         event
     }
@@ -332,7 +332,7 @@ impl Scene {
 }
 
 #[test]
-fn a_trace_is_introduced_before_it_allocates_and_again_when_another_gets_its_number() {
+fn a_trace_is_named_before_it_allocates_and_again_when_another_gets_its_number() {
     all(|mut scene| {
         scene.with_traces();
         let gives = |scene: &Scene, objects: &mut Remembered| {
@@ -342,26 +342,22 @@ fn a_trace_is_introduced_before_it_allocates_and_again_when_another_gets_its_num
         let mut objects = Remembered::default();
         let first = scene.trace(3, 0xa0_0000, 4);
         assert_eq!(gives(&scene, &mut objects), "trace 3 at Some((900000, 30))");
-        let introduced = |objects: &Remembered| -> Vec<_> {
-            objects
-                .traces_introduced
-                .iter()
-                .map(|(identity, line)| (identity.address, identity.number, *line))
-                .collect()
+        let named = |objects: &Remembered| -> Vec<_> {
+            objects.traces_named.iter().map(|(identity, line)| (identity.address, identity.number, *line)).collect()
         };
-        assert_eq!(introduced(&objects), [(first, 3, 47)]);
-        assert_eq!(objects.introduced.len(), 1, "the function in which it starts");
+        assert_eq!(named(&objects), [(first, 3, 47)]);
+        assert_eq!(objects.named.len(), 1, "the function in which it starts");
         gives(&scene, &mut objects);
-        assert_eq!(introduced(&objects).len(), 1, "once");
+        assert_eq!(named(&objects).len(), 1, "once");
 
         // Flushed: another one gets its number, at another place, and after that at the same place.
         let second = scene.trace(3, 0xa1_0000, 6);
         gives(&scene, &mut objects);
-        assert_eq!(introduced(&objects)[1..], [(second, 3, 67)]);
+        assert_eq!(named(&objects)[1..], [(second, 3, 67)]);
         objects.forget(second);
         scene.trace(3, second, 8);
         gives(&scene, &mut objects);
-        assert_eq!(introduced(&objects)[2..], [(second, 3, 87)]);
+        assert_eq!(named(&objects)[2..], [(second, 3, 87)]);
 
         // None has the number, it is not yet complete, or it starts nowhere.
         scene.lab.write_ref(ARRAY + 3 * if scene.lab.gc64() { 8 } else { 4 }, 0);
@@ -371,7 +367,7 @@ fn a_trace_is_introduced_before_it_allocates_and_again_when_another_gets_its_num
         assert_eq!(gives(&scene, &mut objects), "lost trace 3");
         let third = scene.trace(3, 0xa2_0000, 1000);
         assert_eq!(gives(&scene, &mut objects), "trace 3 at Some((900000, 30))");
-        assert_eq!(introduced(&objects)[3..], [(third, 3, NO_LINE)]);
+        assert_eq!(named(&objects)[3..], [(third, 3, NO_LINE)]);
     });
 }
 
@@ -535,15 +531,15 @@ fn what_is_freed_is_forgotten() {
         objects.forget(scene.function + 8);
         objects.forget(scene.function);
         assert_eq!(summary(&attribute_at(&mut objects, 5)), "7:57");
-        assert_eq!(objects.introduced.len(), 1);
+        assert_eq!(objects.named.len(), 1);
         objects.forget(before.place);
         assert_eq!(summary(&attribute_at(&mut objects, 5)), "100:150");
-        assert_eq!(objects.introduced.len(), 2);
+        assert_eq!(objects.named.len(), 2);
     });
 }
 
 #[test]
-fn a_prototype_that_cannot_be_introduced_is_nameless_until_it_can() {
+fn a_prototype_that_cannot_be_named_is_nameless_until_it_can() {
     all(|scene| {
         scene.attribute(scene.state(INTERP, TARANTOOL_LFUNC), scene.lab.pc(scene.function, 4));
         let mut objects = Remembered { is_heard: false, ..Remembered::default() };
@@ -553,7 +549,7 @@ fn a_prototype_that_cannot_be_introduced_is_nameless_until_it_can() {
         }
         objects.is_heard = true;
         assert_eq!(summary(&scene.attribute_with(&mut objects)), "7:47");
-        assert_eq!(objects.introduced.len(), 1);
+        assert_eq!(objects.named.len(), 1);
     });
 }
 

@@ -3,7 +3,7 @@
 use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 /// The user memory of the process that the program interrupted. Pages that are not present are not brought in.
 #[derive(Clone, Copy)]
@@ -11,7 +11,7 @@ pub struct UserMemory;
 
 impl ReadMemory for UserMemory {
     #[inline(always)]
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         // SAFETY: the helper checks the address; `T` is plain data, valid for every bit pattern.
         unsafe { bpf_probe_read_user(address as *const T) }.map_err(|_| Unreadable)
     }

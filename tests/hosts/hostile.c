@@ -88,7 +88,9 @@ static void imitate(lua_State *L)
   kept = area;
 }
 
-// Lets the prototype of a global function lie (offsets of GCproto and GCfuncL with GC64, lj_obj.h).
+// Lets the prototype of a global function lie (offsets of GCproto and GCfuncL with GC64, lj_obj.h):
+// https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L372-L396
+// https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L465-L468
 static void corrupt(lua_State *L, const char *function)
 {
   getfield(L, GLOBALS, function);

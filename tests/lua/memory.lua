@@ -16,7 +16,7 @@
 -- and waits for another line on standard input (or its end) before it exits.
 --
 -- What a line does to the heap stands at its end, after `-->`, in Lua: calls of alloc, realloc and free with the
--- number of events and the sizes. A line without such a note does nothing to the heap. Sizes are those of lj_obj.h.
+-- number of events and the sizes. A line without such a note does nothing to the heap. Sizes are those of lj_obj.h: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L300-L513
 
 jit.off()
 -- The table of strings does not grow while the garbage collector is at it: so it must have finished.

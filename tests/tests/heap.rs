@@ -171,7 +171,7 @@ fn it_and_the_memory_profile_point_at_the_same_leak() -> Result<()> {
     let first = held.lines().nth(2).context("no line holds anything")?;
     ensure!(first.contains(&line), "{first} in\n{text}");
 
-    // The heap: the way to what has come to it, and the table that has grown.
+    // The heap: the path to what has come to it, and the table that has grown.
     let outcome = run(["heap", &after, "--diff", &before, "--json"])?;
     outcome.expect(0, &[]);
     let diff: serde_json::Value = serde_json::from_str(&outcome.stdout)?;

@@ -1,4 +1,8 @@
 //! Programs whose memory misleads, by accident or on purpose: bounded time and memory, no crash, no false VM.
+//!
+//! LuaJIT's sources: [`resizestack`].
+//!
+//! [`resizestack`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L63-L87
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,8 @@
 //! However a run ends, it exits with 0 and leaves complete files.
+//!
+//! LuaJIT's sources: [`LJP_EPILOGUE_BYTE`].
+//!
+//! [`LJP_EPILOGUE_BYTE`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_sysprof.h#L89
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +27,7 @@ fn start(seconds: &str, more: &[&str]) -> Result<(Workload, Recording)> {
 fn expect_complete(recorded: &Recorded) -> Result<()> {
     let bytes = recorded.stream()?;
     assert!(bytes.starts_with(b"ljs\x03"), "begins with {:?}", bytes.get(..8));
-    // LJP_EPILOGUE_HEADER of lj_sysprof.h.
+    // LJP_EPILOGUE_BYTE of lj_sysprof.h.
     assert_eq!(bytes.last(), Some(&0x80));
     assert!(recorded.folded.samples() > 0);
     assert_eq!(recorded.folded_of_stream()?.samples(), recorded.folded.samples());

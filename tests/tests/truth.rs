@@ -1,5 +1,9 @@
 //! A workload that knows where its CPU time goes is profiled on every build; what lj-trace says is held against
 //! what the workload measured itself.
+//!
+//! LuaJIT's sources: [`LJP_EPILOGUE_BYTE`].
+//!
+//! [`LJP_EPILOGUE_BYTE`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_sysprof.h#L89
 
 use std::sync::OnceLock;
 
@@ -247,7 +251,7 @@ fn the_stream_says_what_the_folded_stacks_say() {
 #[test]
 fn the_stream_ends_with_its_epilogue() {
     for_every_case(|run| {
-        // LJP_EPILOGUE_HEADER of lj_sysprof.h.
+        // LJP_EPILOGUE_BYTE of lj_sysprof.h.
         let complete = run.stream.starts_with(b"ljs\x03") && run.stream.last() == Some(&0x80);
         (!complete).then(|| format!("a stream of {} bytes is not complete", run.stream.len())).into_iter().collect()
     });

@@ -1,4 +1,9 @@
 //! One coroutine: what it is doing, and its Lua stack, as a copy shows them.
+//!
+//! LuaJIT's sources: [`LUA_YIELD`], [`coroutine.status`].
+//!
+//! [`LUA_YIELD`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L44
+//! [`coroutine.status`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_base.c#L567-L582
 
 use lj_trace_common::event::{FrameRecord, Registers, SAMPLE_ON_TRACE, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};

@@ -1,6 +1,6 @@
 //! The target's memory as it was when parts of it were copied.
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use lj_trace_luajit::overlay::plain_at;
 use lj_trace_luajit::page_cache::PageCache;
@@ -38,7 +38,7 @@ impl Copied {
     }
 
     /// Whether it holds all of a value of this size at `address`.
-    fn read_at<T: Plain>(&self, address: u64) -> Option<T> {
+    fn read_at<T: Pod>(&self, address: u64) -> Option<T> {
         plain_at(&self.bytes, address.checked_sub(self.start)?)
     }
 }
@@ -53,7 +53,7 @@ pub struct View<'a> {
 }
 
 impl ReadMemory for View<'_> {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         match self.copies.iter().find_map(|copy| copy.read_at(address)) {
             Some(value) => Ok(value),
             None => self.live.read(address),

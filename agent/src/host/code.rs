@@ -1,8 +1,11 @@
 //! Whether a process has LuaJIT's code in it: statically linked or not, stripped or not.
 //!
-//! Every LuaJIT, of any version and fork, names its metamethods with one string constant, `MMDEF` of `lj_obj.h`, which
-//! `lj_meta_init` takes apart when a VM is created. So whatever can create a VM has this string in its read-only
+//! Every LuaJIT, of any version and fork, names its metamethods with one string constant, [`MMDEF`] of `lj_obj.h`, which
+//! [`lj_meta_init`] takes apart when a VM is created. So whatever can create a VM has this string in its read-only
 //! data, and nothing else has: PUC-Rio's Lua keeps a list of single names.
+//!
+//! [`MMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L557-L564
+//! [`lj_meta_init`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_meta.c#L34-L49
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -13,7 +13,7 @@ use crate::dump::view::View;
 
 /// What a VM executes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Doing {
+pub struct Activity {
     /// Its state, as in sysprof's streams: `CFUNC`, `TRACE`.
     pub state: String,
     /// Its innermost Lua function, as profiles show it: `name@file.lua:12`.
@@ -25,14 +25,14 @@ pub struct Doing {
 }
 
 /// What `vm` executes; [`None`] if its host does not call it at the moment.
-pub fn doing(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Doing> {
+pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Activity> {
     // LuaJIT 2.0 does not say which coroutine runs: its main thread shows at least whether any does.
     let thread = status.current.unwrap_or(vm.main_thread);
     let snapshot = Snapshot::read(memory, vm, thread).filter(|snapshot| snapshot.cframe != 0)?;
     let live = PageCache::new(memory);
     let view = View { live: &live, copies: snapshot.copies().to_vec() };
     let stack = LuaStack::of_running(&view, vm, 0, &snapshot, (0, 0));
-    let mut doing = Doing { state: status.state.to_string(), function: None, source: None, line: None };
+    let mut activity = Activity { state: status.state.to_string(), function: None, source: None, line: None };
     let is_lua = |record: &FrameRecord| record.kind == FrameKind::Lua as u8;
     if let Some(index) = stack.frames.iter().position(is_lua)
         && let Ok(prototype) = Prototype::read(&live, &vm.layout, PrototypeKey::of(&stack.frames[index]))
@@ -44,12 +44,12 @@ pub fn doing(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Doing
             function_name(&prototype, caller.position, vm.bytecode_set(), vm.layout.is_gc64())
         });
         let name = name.map(|name| name.name.into());
-        doing.line = Some(record.position).filter(|&at| at != NO_POSITION).and_then(|at| prototype.line_at(at));
-        let frame = Frame::lua(name, prototype.chunkname.as_bytes(), record.first_line, doing.line);
-        doing.function = Some(frame.to_string());
+        activity.line = Some(record.position).filter(|&at| at != NO_POSITION).and_then(|at| prototype.line_at(at));
+        let frame = Frame::lua(name, prototype.chunkname.as_bytes(), record.first_line, activity.line);
+        activity.function = Some(frame.to_string());
         if let Frame::Lua { chunk, .. } = &frame {
-            doing.source = Some(chunk.to_string());
+            activity.source = Some(chunk.to_string());
         }
     }
-    Some(doing)
+    Some(activity)
 }

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use code::CodeFiles;
-pub use doing::Doing;
-use doing::doing;
+pub use doing::Activity;
+use doing::activity;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
@@ -64,7 +64,8 @@ pub struct ListedVm {
     #[serde(flatten)]
     pub summary: VmSummary,
     /// What it executes; [`None`] if its host does not call it at the moment.
-    pub doing: Option<Doing>,
+    #[serde(rename = "doing")]
+    pub activity: Option<Activity>,
 }
 
 /// Nobody waits longer for a list: a process may keep another that reads it waiting, or have memory full of what looks
@@ -156,7 +157,7 @@ fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
     let status = VmStatus::read(&memory, vm).ok()?;
     // Many small fields and strings that hardly ever change: each page is read once.
     let summary = VmSummary::read(&PageCache::new(&memory), maps, vm, Some(&status));
-    Some(ListedVm { summary, doing: doing(&memory, vm, &status) })
+    Some(ListedVm { summary, activity: activity(&memory, vm, &status) })
 }
 
 fn arguments(pid: u32) -> Vec<String> {

@@ -6,7 +6,7 @@ use lj_trace_luajit::status::VmSummary;
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 
-use super::{Doing, ListedProcess, ListedVm, Listing};
+use super::{Activity, ListedProcess, ListedVm, Listing};
 
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
@@ -82,7 +82,7 @@ fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
         jit,
         bytes(summary.heap),
         bytes(process.rss),
-        vm.doing.as_ref().map_or_else(|| "idle".to_owned(), Doing::to_string),
+        vm.activity.as_ref().map_or_else(|| "idle".to_owned(), Activity::to_string),
     ]
 }
 
@@ -95,7 +95,7 @@ fn luajit(vm: &VmSummary) -> String {
     }
 }
 
-impl fmt::Display for Doing {
+impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.state)?;
         if let Some(function) = &self.function {
@@ -132,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    fn vm(doing: Option<Doing>) -> ListedVm {
+    fn vm(activity: Option<Activity>) -> ListedVm {
         let summary = VmSummary {
             address: 0x7f_0000,
             fork: "Tarantool's LuaJIT".into(),
@@ -143,12 +143,12 @@ mod tests {
             traces: 12,
             heap: 3 << 20,
         };
-        ListedVm { summary, doing }
+        ListedVm { summary, activity }
     }
 
     #[test]
     fn a_row_for_each_vm() {
-        let doing = Doing {
+        let activity = Activity {
             state: "LFUNC".into(),
             function: Some("add@x.lua:3".into()),
             source: Some("x.lua".into()),
@@ -159,7 +159,7 @@ mod tests {
             command: "tarantool".into(),
             arguments: Vec::new(),
             rss: 2 << 30,
-            vms: vec![vm(Some(doing)), vm(None)],
+            vms: vec![vm(Some(activity)), vm(None)],
             may_have_more: true,
             error: None,
         };

@@ -1,5 +1,11 @@
-//! Who causes an allocation, in the terms of Tarantool's memprof (`memprof_write_func` and its neighbours,
+//! Who causes an allocation, in the terms of Tarantool's memprof ([`memprof_write_func`] and its neighbours,
 //! `lj_memprof.c` of the fork).
+//!
+//! LuaJIT's sources: [`memprof_write_caller`], [`frame_prevl`].
+//!
+//! [`memprof_write_func`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L133-L148
+//! [`memprof_write_caller`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L202-L209
+//! [`frame_prevl`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L108
 
 use core::mem::MaybeUninit;
 
@@ -10,7 +16,7 @@ use crate::event::FrameKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
-use crate::memory::{Plain, ReadMemory, Unreadable, zeroed};
+use crate::memory::{Pod, ReadMemory, Unreadable, zeroed};
 use crate::vm::{VmConfig, VmState, WINDOW};
 
 /// Room to find out in who allocates: the stack of a BPF program is too small for it.
@@ -31,7 +37,7 @@ pub struct Room {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for Room {}
+unsafe impl Pod for Room {}
 
 const _: () = assert!(size_of::<Room>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
 

@@ -1,8 +1,13 @@
 //! The records of the allocation probes: fixed width, `repr(C)`, no padding. The first byte of each tells what it is.
+//!
+//! LuaJIT's sources: [`lua_Alloc`], [`GG_State`].
+//!
+//! [`lua_Alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L67
+//! [`GG_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L269
 
 use super::attribute::Room;
 use super::known::KnownPrototype;
-use crate::memory::Plain;
+use crate::memory::Pod;
 use crate::trace::TraceIdentity;
 
 /// What the allocator was asked to do.
@@ -108,7 +113,7 @@ pub struct AllocationEvent {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for AllocationEvent {}
+unsafe impl Pod for AllocationEvent {}
 
 impl AllocationEvent {
     /// Nothing yet.
@@ -127,7 +132,7 @@ impl AllocationEvent {
     };
 }
 
-/// The `place` of a Lua function that could not be introduced: the ring buffer had no room for its name.
+/// The `place` of a Lua function that could not be named: the ring buffer had no room for its name.
 pub const NAMELESS: u64 = 0;
 
 /// How much of a chunkname comes along.
@@ -159,7 +164,7 @@ pub struct PrototypeSeen {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for PrototypeSeen {}
+unsafe impl Pod for PrototypeSeen {}
 
 impl PrototypeSeen {
     /// Fills in all but the name.
@@ -198,7 +203,7 @@ pub struct TraceSeen {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for TraceSeen {}
+unsafe impl Pod for TraceSeen {}
 
 /// The last call of the allocator on a thread.
 #[repr(C)]
@@ -263,7 +268,7 @@ impl PendingAllocation {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for PendingAllocation {}
+unsafe impl Pod for PendingAllocation {}
 
 const _: () = {
     assert!(size_of::<AllocationEvent>() == 56);

@@ -1,4 +1,8 @@
 //! What functions, prototypes and traces are, remembered: that stays true until they are freed, and frees are events.
+//!
+//! LuaJIT's sources: [`memprof_write_lfunc`].
+//!
+//! [`memprof_write_lfunc`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L57-L87
 
 use super::event::{AllocationEvent, NAMELESS};
 use super::on_trace::KnownTrace;
@@ -6,7 +10,7 @@ use crate::event::{FrameKind, NO_POSITION};
 use crate::frame::{Code, WalkEnd, line, position, read_code, read_prototype};
 use crate::head::Head;
 use crate::layout::VmLayout;
-use crate::memory::{Plain, ReadMemory, Unreadable, clear};
+use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::trace::TraceIdentity;
 
 /// How many functions, how many prototypes, and how many traces, of a VM are remembered. A power of two.
@@ -61,11 +65,11 @@ struct Located {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertions below prove.
-unsafe impl Plain for KnownFunction {}
+unsafe impl Pod for KnownFunction {}
 // SAFETY: as above.
-unsafe impl Plain for KnownPrototype {}
+unsafe impl Pod for KnownPrototype {}
 // SAFETY: as above.
-unsafe impl Plain for Located {}
+unsafe impl Pod for Located {}
 
 const _: () = {
     assert!(size_of::<KnownFunction>() == 24);
@@ -85,10 +89,10 @@ pub trait KnownObjects {
 
     /// Says which trace it is that events name by its number from now on, and the line at which it starts. Whether it
     /// could be said.
-    fn introduce_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool;
+    fn name_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool;
 
     /// Says what a prototype is that events name from now on. Whether it could be said.
-    fn introduce(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool;
+    fn name_prototype(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool;
 
     /// The window that is open. What was known in another is not true any more: frees between them are not seen.
     #[inline(always)]
@@ -190,10 +194,10 @@ pub fn locate(
     pc: u64,
     event: &mut AllocationEvent,
 ) -> Result<bool, NoFunction> {
-    let (introduced, line) = line_at(memory, layout, objects, head, prototype, pc)?;
+    let (named, line) = line_at(memory, layout, objects, head, prototype, pc)?;
     let Some(line) = line else { return Ok(false) };
     event.line = line;
-    event.place = if introduced { prototype } else { NAMELESS };
+    event.place = if named { prototype } else { NAMELESS };
     Ok(true)
 }
 
@@ -211,21 +215,21 @@ pub(super) fn line_at(
     prototype: u64,
     pc: u64,
 ) -> Result<(bool, Option<u32>), NoFunction> {
-    let mut introduced = true;
+    let mut named = true;
     let window = objects.window();
     let known = objects.prototype(prototype).ok_or(NoFunction)?;
     if known.prototype != prototype || known.window != window {
         let chunkname = known.become_prototype(memory, layout, prototype, head)?;
         known.window = window;
-        introduced = objects.introduce(memory, layout, prototype, chunkname);
+        named = objects.name_prototype(memory, layout, prototype, chunkname);
     }
     let known = objects.prototype(prototype).ok_or(NoFunction)?;
     let line = known.line_at(memory, layout, pc);
-    if !introduced {
+    if !named {
         // Next time it is tried again.
         known.prototype = 0;
     }
-    Ok((introduced, line?))
+    Ok((named, line?))
 }
 
 impl KnownPrototype {

@@ -1,11 +1,17 @@
 //! Which trace allocates, and where in its machine code: its line in Lua can be told from that.
+//!
+//! LuaJIT's sources: [`BC_JLOOP`], [`BC_JLOOP` without GC64], [`spadjust`].
+//!
+//! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4749-L4781
+//! [`BC_JLOOP` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L5604-L5637
+//! [`spadjust`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L273
 
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, line_at};
 use crate::frame::CFRAME_FLAGS;
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
-use crate::memory::{Plain, ReadMemory, Unreadable, clear};
+use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::trace::{RunningTrace, TraceIdentity, Traces};
 use crate::vm::VmConfig;
 
@@ -32,7 +38,7 @@ pub struct KnownTrace {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for KnownTrace {}
+unsafe impl Pod for KnownTrace {}
 
 /// Room to find out in which trace it is.
 #[repr(C)]
@@ -43,7 +49,7 @@ pub struct TraceRoom {
 }
 
 // SAFETY: as above.
-unsafe impl Plain for TraceRoom {}
+unsafe impl Pod for TraceRoom {}
 
 const _: () = {
     assert!(size_of::<KnownTrace>() == 2 * 8 + 4 * 4);
@@ -88,7 +94,7 @@ pub fn note(
     // What cannot be read is not known.
     if let Ok(trace) = address_of(memory, vm, number)
         && trace != 0
-        && is_introduced(memory, vm, objects, room, head, trace, number)
+        && is_named(memory, vm, objects, room, head, trace, number)
     {
         event.source = AllocationSource::Trace as u8;
         if let Some(known) = objects.trace(trace) {
@@ -111,7 +117,7 @@ fn address_of(memory: &impl ReadMemory, vm: &VmConfig, number: u32) -> Result<u6
 
 /// Sees to it that it was said which trace this is: whether it was.
 #[inline(always)]
-fn is_introduced(
+fn is_named(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     objects: &mut impl KnownObjects,
@@ -140,7 +146,7 @@ fn is_introduced(
     let Ok((true, line)) = line_at(memory, &vm.layout, objects, head, startpt, startpc.wrapping_add(4)) else {
         return false;
     };
-    if !objects.introduce_trace(&room.running.identity, line.unwrap_or(NO_LINE)) {
+    if !objects.name_trace(&room.running.identity, line.unwrap_or(NO_LINE)) {
         return false;
     }
     if let Some(known) = objects.trace(trace) {

@@ -1,6 +1,6 @@
 //! What became of a VM's calls of its allocator, counted where they are made.
 
-use crate::memory::Plain;
+use crate::memory::Pod;
 
 /// The calls of one VM, one entry a VM. A VM runs on one thread at a time, so nobody else counts in its entry, and each
 /// number is exact.
@@ -24,7 +24,7 @@ pub struct VmTally {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Plain for VmTally {}
+unsafe impl Pod for VmTally {}
 
 const _: () = assert!(size_of::<VmTally>() == 5 * 8 + 2 * 4);
 

@@ -9,7 +9,7 @@ use lj_trace_common::event::{FrameKind, FrameRecord};
 use lj_trace_common::frame::{self, Coroutine, Step, Walk, WalkEnd};
 use lj_trace_common::layout::{ABSENT, VmLayout, gct};
 use lj_trace_common::memo::Memo;
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 /// Sparse memory, byte by byte.
 #[derive(Default)]
@@ -30,7 +30,7 @@ impl Memory {
 }
 
 impl ReadMemory for Memory {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let memory = self.0.borrow();
         let bytes: Option<Vec<u8>> =
             (0..size_of::<T>() as u64).map(|offset| memory.get(&address.wrapping_add(offset)).copied()).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::ran::Ran;
+use super::ran::CpuTime;
 use super::sums::Batches;
 use super::timeline::{Settled, Slice, Volume};
 use crate::observation::{ActivityId, Nanos};
@@ -57,7 +57,7 @@ pub struct Class {
     /// The rates around those windows, summed up.
     pub rates: f64,
     /// For how much CPU time that was.
-    pub ran: Ran,
+    pub cpu_time: CpuTime,
     /// What those saw.
     pub batches: Batches,
 }
@@ -103,9 +103,9 @@ impl Classes {
         let class = self.class(&slice);
         class.time += slice.time;
         class.volume.add(&slice.volume);
-        class.ran.outside += f64::from(slice.activities.iter().map(|(_, count)| count).sum::<u32>());
+        class.cpu_time.outside += f64::from(slice.activities.iter().map(|(_, count)| count).sum::<u32>());
         for Settled { window, rate: near, within, ran } in &slice.windows {
-            class.ran.add(window, *ran);
+            class.cpu_time.add(window, *ran);
             // Right beside a window the program may not have had a CPU; or it may be the one that does little in a slice.
             let absent = || within.map_or(rate, |within| within.clamp(near.unwrap_or(0.0).clamp(0.0, rate), rate));
             let near = near.filter(|near| *near > LEAST_NEAR * rate).unwrap_or_else(absent);

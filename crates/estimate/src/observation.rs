@@ -1,4 +1,8 @@
 //! What is observed while a memory profile of bounded cost is recorded, and what its estimate is made from.
+//!
+//! LuaJIT's sources: [`lj_str_resize`].
+//!
+//! [`lj_str_resize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L129-L215
 
 /// When something was observed: nanoseconds of the kernel's `CLOCK_MONOTONIC`, which records of the BPF programs have,
 /// too.

@@ -115,7 +115,7 @@ impl Weights {
         let (net, made) = (sum(|level| level.net), sum(|level| level.made));
         let part = (net / made).clamp(LEAST_NET, 1.0);
         let by_net = volume.net.max(0.0) / part;
-        let Some(by_time) = stratum.ran.gross() else { return (volume.gross + by_net, 0.0) };
+        let Some(by_time) = stratum.cpu_time.gross() else { return (volume.gross + by_net, 0.0) };
         // How far the proportion is off, relative to it: by what windows differ in it.
         let off = sum(|level| level.net_squares) - 2.0 * part * sum(|level| level.made_net)
             + part * part * sum(|level| level.made_squares);

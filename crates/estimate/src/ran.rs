@@ -13,7 +13,7 @@ const COST: f64 = 0.2;
 
 /// CPU time, counted in samples, and what was allocated in it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ran {
+pub struct CpuTime {
     /// Samples outside of windows.
     pub outside: f64,
     /// Samples in windows.
@@ -35,7 +35,7 @@ pub struct ByTime {
     variance: f64,
 }
 
-impl Ran {
+impl CpuTime {
     /// Adds a window in which there were so many samples.
     pub fn add(&mut self, window: &Window, samples: f64) {
         let made = exact::made(window) as f64;
@@ -92,10 +92,10 @@ mod tests {
     use super::*;
     use crate::observation::{Made, SourceId};
 
-    fn ran(windows: u32, cost: f64) -> Ran {
+    fn ran(windows: u32, cost: f64) -> CpuTime {
         let made = vec![Made { source: SourceId(0), bytes: 10_000, count: 1 }];
         let window = Window { made, cost, ..Window::default() };
-        let mut ran = Ran { outside: 10_000.0, period: 1e6, ..Ran::default() };
+        let mut ran = CpuTime { outside: 10_000.0, period: 1e6, ..CpuTime::default() };
         (0..windows).for_each(|_| ran.add(&window, 3.0));
         ran
     }
@@ -107,7 +107,7 @@ mod tests {
         assert!((by_time.value / 50e6 - 1.0).abs() < 1e-9 && by_time.variance.sqrt() < 0.2, "{by_time:?}");
         assert_eq!(ran(400, 2.7e6).gross(), None, "nearly all of it is the probes' time");
         assert_eq!(ran(0, 1e6).gross(), None);
-        assert_eq!(Ran { period: 0.0, ..ran(400, 1e6) }.gross(), None);
+        assert_eq!(CpuTime { period: 0.0, ..ran(400, 1e6) }.gross(), None);
     }
 
     #[test]

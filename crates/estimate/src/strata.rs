@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::classes::{Class, Classes, Key};
 use super::exact::Exact;
 use super::outcome::{Outcome, Weights};
-use super::ran::Ran;
+use super::ran::CpuTime;
 use super::sums::Sum;
 use super::tables::Share;
 use super::timeline::Volume;
@@ -37,7 +37,7 @@ pub struct Stratum {
     /// What was allocated outside of windows.
     pub volume: Volume,
     /// For how much CPU time that was.
-    pub ran: Ran,
+    pub cpu_time: CpuTime,
     /// What windows saw, by level.
     pub sums: Vec<Sum>,
 }
@@ -47,7 +47,7 @@ impl Strata {
     pub fn new(classes: &Classes, exact: &Exact, tables: &[Share], period: f64) -> Self {
         let mut all = merge(classes.all().iter().enumerate().map(Stratum::of).collect());
         let last_resort = if exact.made > 0 { vec![like_exact(exact)] } else { Vec::new() };
-        all.iter_mut().for_each(|stratum| stratum.ran.set_period(period));
+        all.iter_mut().for_each(|stratum| stratum.cpu_time.set_period(period));
         let mut seen = Outcome::of(exact);
         tables.iter().for_each(|share| share.add_to(&mut seen));
         let mut strata = Self { all, seen, last_resort };
@@ -161,7 +161,7 @@ impl Stratum {
     fn of((number, class): (usize, &Class)) -> Self {
         let mut sums: Vec<Sum> = class.batches.sums().cloned().collect();
         sums.iter_mut().for_each(|sum| sum.level.class = number);
-        Self { key: class.key.clone(), volume: class.volume, ran: class.ran, sums }
+        Self { key: class.key.clone(), volume: class.volume, cpu_time: class.cpu_time, sums }
     }
 
     /// Its windows, each once, or those of `every` stratum if it has none.
@@ -174,7 +174,7 @@ impl Stratum {
             self.key = other.key;
         }
         self.volume.add(&other.volume);
-        self.ran.join(&other.ran);
+        self.cpu_time.join(&other.cpu_time);
         self.sums.extend(other.sums);
     }
 

@@ -13,7 +13,7 @@ pub struct Big {
     pub bytes: u64,
     /// Where it is.
     pub address: u64,
-    /// The way to it.
+    /// The path to it.
     pub path: u32,
 }
 

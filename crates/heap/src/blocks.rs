@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use lj_trace_luajit::overlay::plain_at;
 use lj_trace_process::ProcessMemory;
@@ -176,7 +176,7 @@ impl Block {
 }
 
 impl<M: ReadSome> ReadMemory for Blocks<M> {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let mut short = [0; 64];
         let mut long = Vec::new();
         let bytes = match short.get_mut(..size_of::<T>()) {

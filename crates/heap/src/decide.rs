@@ -2,6 +2,10 @@
 //!
 //! Two builds may differ in nothing but their traces, and a trace or two may fit both; none fits everything as long as
 //! nothing was compiled. But the first recording leaves its snapshots behind, be it that it was given up.
+//!
+//! LuaJIT's sources: [`SnapShot`].
+//!
+//! [`SnapShot`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L180-L188
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;

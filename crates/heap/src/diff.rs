@@ -1,8 +1,8 @@
 //! What has changed between two snapshots.
 //!
-//! Objects that are in both are the same ones ([`objects`](super::objects)), and have not changed, whatever way leads to
-//! them by now: a table that is reached on another way has grown by as much as it has grown. All others were freed, on the
-//! way that they were held by, or are new. So what has come to each way adds up to what has come to all types, and with
+//! Objects that are in both are the same ones ([`objects`](super::objects)), and have not changed, whatever path leads to
+//! them by now: a table that is reached on another path has grown by as much as it has grown. All others were freed, on the
+//! path that they were held by, or are new. So what has come to each path adds up to what has come to all types, and with
 //! the VM's own blocks, and what is not accounted for, to `gc.total`.
 
 use std::collections::BTreeMap;
@@ -42,17 +42,17 @@ pub struct HeapDiff {
     pub total: i64,
     /// By type; types that have not changed are left out.
     pub types: Vec<TypeDiff>,
-    /// Ways, what grew most first; those that have not changed are left out.
+    /// Paths, what grew most first; those that have not changed are left out.
     pub paths: Vec<PathDiff>,
-    /// By how much what nothing refers to has grown: it is on no way.
+    /// By how much what nothing refers to has grown: it is on no path.
     pub garbage: Change,
     /// By how many bytes the VM's own blocks have grown; those that have not are left out.
     pub overhead: Vec<OverheadDiff>,
     /// By how many bytes `gc.total` has grown beyond the types and the VM's own blocks.
     pub unaccounted: i64,
-    /// By how many bytes it has grown beyond the ways, garbage, and the VM's own blocks.
+    /// By how many bytes it has grown beyond the paths, garbage, and the VM's own blocks.
     pub unaccounted_by_paths: i64,
-    /// Whether it is known which objects are the same ones. If not, what is reached on another way has grown there.
+    /// Whether it is known which objects are the same ones. If not, what is reached on another path has grown there.
     pub by_identity: bool,
 }
 
@@ -93,10 +93,10 @@ pub struct TypeDiff {
     pub bytes: i64,
 }
 
-/// What has changed in what is held through a way.
+/// What has changed in what is held through a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PathDiff {
-    /// The way.
+    /// The path.
     pub path: String,
     /// Objects, held through it and all further steps.
     pub count: i64,
@@ -108,7 +108,7 @@ pub struct PathDiff {
     pub own_bytes: i64,
 }
 
-/// How many ways are shown.
+/// How many paths are shown.
 const SHOWN: usize = 20;
 
 impl Diff {
@@ -143,7 +143,7 @@ fn heap_diff(old: Option<&Heap>, new: &Heap) -> HeapDiff {
     });
     let types: Vec<TypeDiff> = types.filter(|row| row.count != 0 || row.bytes != 0).collect();
     let total = difference(old.map_or(0, |old| old.total_after), new.total_after);
-    let Changes { mut garbage, ways } = Changes::between(old, new);
+    let Changes { mut garbage, paths } = Changes::between(old, new);
     let is_known = both(old, new).is_some();
     if !is_known {
         let before = old.map_or_else(Sum::default, Heap::garbage);
@@ -154,16 +154,16 @@ fn heap_diff(old: Option<&Heap>, new: &Heap) -> HeapDiff {
     let sum = |numbers: &mut dyn Iterator<Item = i64>| numbers.fold(0, i64::saturating_add);
     let own_blocks = sum(&mut overhead.iter().map(|row| row.bytes));
     let of_types = sum(&mut types.iter().map(|row| row.bytes)).saturating_add(own_blocks);
-    let of_ways = sum(&mut ways.iter().map(|row| row.own_bytes)).saturating_add(garbage.bytes);
+    let of_paths = sum(&mut paths.iter().map(|row| row.own_bytes)).saturating_add(garbage.bytes);
     HeapDiff {
         address: new.address.clone(),
         total,
         types,
-        paths: ways,
+        paths,
         garbage,
         overhead,
         unaccounted: total.saturating_sub(of_types),
-        unaccounted_by_paths: total.saturating_sub(of_ways.saturating_add(own_blocks)),
+        unaccounted_by_paths: total.saturating_sub(of_paths.saturating_add(own_blocks)),
         by_identity: is_known || old.is_none(),
     }
 }
@@ -185,17 +185,17 @@ fn both<'a>(old: Option<&'a Heap>, new: &'a Heap) -> Option<(&'a Objects, &'a Ob
     old.and_then(|old| old.objects.as_ref()).zip(new.objects.as_ref())
 }
 
-/// What has come to each way, and to what is on none.
+/// What has come to each path, and to what is on none.
 struct Changes {
     garbage: Change,
-    ways: Vec<PathDiff>,
+    paths: Vec<PathDiff>,
 }
 
 impl Changes {
     fn between(old: Option<&Heap>, new: &Heap) -> Self {
         let count = |heap: Option<&Heap>| heap.map_or(0, |heap| heap.paths.len());
         let mut garbage = Change::default();
-        // What was freed, by the ways of the old snapshot; what has come, by those of the new one.
+        // What was freed, by the paths of the old snapshot; what has come, by those of the new one.
         let mut own = [vec![Change::default(); count(old)], vec![Change::default(); count(Some(new))]];
         if let Some((before, after)) = both(old, new) {
             compare(before, after, &mut |which, path, count, bytes| {
@@ -214,14 +214,14 @@ impl Changes {
                 }
             }
         }
-        let mut ways: BTreeMap<String, [Change; 2]> = BTreeMap::new();
+        let mut paths: BTreeMap<String, [Change; 2]> = BTreeMap::new();
         for (heap, own) in [old, Some(new)].into_iter().zip(own) {
             let Some(heap) = heap else { continue };
             let all = inclusive(heap, &own);
             for ((own, all), text) in own.into_iter().zip(all).zip(heap.path_texts()) {
-                let way = ways.entry(text).or_default();
-                way[0].add(own.count, own.bytes);
-                way[1].add(all.count, all.bytes);
+                let path = paths.entry(text).or_default();
+                path[0].add(own.count, own.bytes);
+                path[1].add(all.count, all.bytes);
             }
         }
         let row = |(path, [own, all]): (String, [Change; 2])| PathDiff {
@@ -232,13 +232,13 @@ impl Changes {
             own_bytes: own.bytes,
         };
         let changed = |diff: &PathDiff| [diff.count, diff.bytes, diff.own_count, diff.own_bytes] != [0; 4];
-        let mut ways: Vec<PathDiff> = ways.into_iter().map(row).filter(changed).collect();
-        ways.sort_by_key(|diff| std::cmp::Reverse((diff.own_bytes.unsigned_abs(), diff.bytes.unsigned_abs())));
-        Self { garbage, ways }
+        let mut paths: Vec<PathDiff> = paths.into_iter().map(row).filter(changed).collect();
+        paths.sort_by_key(|diff| std::cmp::Reverse((diff.own_bytes.unsigned_abs(), diff.bytes.unsigned_abs())));
+        Self { garbage, paths }
     }
 }
 
-/// What has come to each way and all further ones.
+/// What has come to each path and all further ones.
 fn inclusive(heap: &Heap, own: &[Change]) -> Vec<Change> {
     let mut sums = own.to_vec();
     for index in (0..heap.paths.len()).rev() {
@@ -250,7 +250,7 @@ fn inclusive(heap: &Heap, own: &[Change]) -> Vec<Change> {
     sums
 }
 
-/// Shows what has gone and what has come: in which of the snapshots, on which way, how many objects, and bytes.
+/// Shows what has gone and what has come: in which of the snapshots, on which path, how many objects, and bytes.
 fn compare(before: &Objects, after: &Objects, found: &mut dyn FnMut(usize, Option<u32>, i64, i64)) {
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
     loop {
@@ -315,12 +315,12 @@ impl fmt::Display for HeapDiff {
 }
 
 impl HeapDiff {
-    /// What adds up to the growth of `gc.total`, by ways.
+    /// What adds up to the growth of `gc.total`, by paths.
     fn write_paths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.paths.is_empty() {
             return Ok(());
         }
-        writeln!(f, "\nWhat keeps it alive: the ways whose own objects have changed most")?;
+        writeln!(f, "\nWhat keeps it alive: the paths whose own objects have changed most")?;
         if !self.by_identity {
             write!(
                 f,
@@ -328,22 +328,22 @@ impl HeapDiff {
             )?;
             writeln!(
                 f,
-                "there are more\nthan eight million. What is reached on another way has grown there, and shrunk here."
+                "there are more\nthan eight million. What is reached on another path has grown there, and shrunk here."
             )?;
         }
-        writeln!(f, "{:>10} {:>11}  {:>10}  way", "own", "objects", "with all")?;
+        writeln!(f, "{:>10} {:>11}  {:>10}  path", "own", "objects", "with all")?;
         let own: Vec<&PathDiff> = self.paths.iter().filter(|diff| diff.own_bytes != 0 || diff.own_count != 0).collect();
         for diff in own.iter().take(SHOWN) {
-            let way = fit(&Untrusted(&diff.path).text(), COLUMNS - 37);
+            let path = fit(&Untrusted(&diff.path).text(), COLUMNS - 37);
             let (own, all) = (signed(diff.own_bytes), signed(diff.bytes));
-            writeln!(f, "{own:>10} {:>+11}  {all:>10}  {way}", diff.own_count)?;
+            writeln!(f, "{own:>10} {:>+11}  {all:>10}  {path}", diff.own_count)?;
         }
         let rest = own.iter().skip(SHOWN);
         let mut others = Change::default();
         rest.clone().for_each(|diff| others.add(diff.own_count, diff.own_bytes));
         let mut blocks = Change::default();
         self.overhead.iter().for_each(|row| blocks.add(0, row.bytes));
-        let more = format!("({} more ways)", rest.len());
+        let more = format!("({} more paths)", rest.len());
         let rows = [
             (others, more.as_str()),
             (self.garbage, "(garbage: nothing refers to it)"),
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reached_on_another_way_has_only_grown() {
+    fn what_is_reached_on_another_path_has_only_grown() {
         let steps = [(None, "globals", 1, 40), (Some(0), ".a", 1, 100), (Some(0), ".b", 0, 0)];
         let mut old = heap(&steps);
         old.objects = objects(&[(8, 40, Some(0)), (16, 100, Some(1)), (24, 64, Some(1)), (32, 8, None)]);
@@ -425,14 +425,14 @@ mod tests {
             objects(&[(8, 40, Some(0)), (16, 130, Some(1)), (32, 8, None), (40, 72, Some(1)), (48, 16, None)]);
         (old.total_after, new.total_after) = (1000, 1000 + 30 - 64 + 72 + 16 + 5);
         let diff = heap_diff(Some(&old), &new);
-        let ways: Vec<_> = diff.paths.iter().map(|row| (row.path.as_str(), row.own_count, row.own_bytes)).collect();
-        assert_eq!(ways, [("globals.b", 1, 102), ("globals.a", -1, -64), ("globals", 0, 0)]);
+        let paths: Vec<_> = diff.paths.iter().map(|row| (row.path.as_str(), row.own_count, row.own_bytes)).collect();
+        assert_eq!(paths, [("globals.b", 1, 102), ("globals.a", -1, -64), ("globals", 0, 0)]);
         assert_eq!((diff.paths[2].count, diff.paths[2].bytes), (0, 38));
         assert_eq!((diff.garbage, diff.unaccounted_by_paths), (Change { count: 1, bytes: 16 }, 5));
         assert!(diff.by_identity);
         let text = diff.to_string();
         assert!(text.contains("(garbage: nothing refers to it)") && text.contains("(not accounted for)"), "{text}");
-        // Without the objects, the ways alone tell, and that is said.
+        // Without the objects, the paths alone tell, and that is said.
         old.objects = None;
         let text = heap_diff(Some(&old), &new).to_string();
         assert!(text.contains("not known"), "{text}");

@@ -1,4 +1,13 @@
-//! What an object refers to, as LuaJIT's collector traverses it (`gc_traverse_*` and `gc_mark`, `lj_gc.c`).
+//! What an object refers to, as LuaJIT's collector traverses it ([`gc_traverse_*`] and [`gc_mark`], `lj_gc.c`).
+//!
+//! LuaJIT's sources: [`MMDEF`], [`gc_traverse_frames`], [`FRAME_*`], [`REF_TRUE`].
+//!
+//! [`gc_mark`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L58-L90
+//! [`gc_traverse_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L173-L321
+//! [`MMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L557-L564
+//! [`gc_traverse_frames`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L292-L306
+//! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L30
+//! [`REF_TRUE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L465
 
 use std::cell::RefCell;
 

@@ -1,7 +1,7 @@
 //! Snapshots in files: gzip of lines of JSON, so that `zcat FILE | jq` reads them too.
 //!
 //! The first line is the process, then comes a line for each VM, followed by lines with its [`super::objects`], in
-//! hexadecimal digits, and a line for each step of the ways in it.
+//! hexadecimal digits, and a line for each step of the paths in it.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _, Write};
@@ -37,10 +37,10 @@ const MAX_LINE: u64 = 4 << 20;
 const MAX_VMS: usize = 256;
 const MAX_PATHS: usize = (1 << 16) + 4096;
 
-/// The most that all ways together may count for: their words in bytes, as each step is told with all that are before it,
-/// and so much for each way and each type that it holds.
+/// The most that all paths together may count for: their words in bytes, as each step is told with all that are before it,
+/// and so much for each path and each type that it holds.
 const MAX_WAYS: usize = 48 << 20;
-const WAY: usize = 64;
+const PATH: usize = 64;
 const HELD: usize = 32;
 
 /// Why a file is no snapshot.
@@ -131,7 +131,7 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
     let mut lines = BufReader::new(MultiGzDecoder::new(file).take(MAX_BYTES + MAX_DIGITS));
     let mut snapshot: Option<Snapshot> = None;
     let mut text = Vec::new();
-    // The lengths of the ways of the last VM, and of all of them together.
+    // The lengths of the paths of the last VM, and of all of them together.
     let (mut lengths, mut words) = (Vec::<usize>::new(), 0_usize);
     // The bytes of all objects, and of all other lines.
     let (mut of_objects, mut others) = (0_usize, 0_u64);
@@ -183,9 +183,9 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
                 }
                 let before = path.parent.map_or(0, |parent| lengths[parent]);
                 let length = before.saturating_add(path.step.len() + 1);
-                words = words.saturating_add(length.saturating_add(WAY + HELD * path.held.len()));
+                words = words.saturating_add(length.saturating_add(PATH + HELD * path.held.len()));
                 if heap.paths.len() >= MAX_PATHS || path.held.len() > Kind::ALL.len() || words > MAX_WAYS {
-                    return Err(malformed("more or longer ways than any heap has".to_owned()));
+                    return Err(malformed("more or longer paths than any heap has".to_owned()));
                 }
                 lengths.push(length);
                 heap.paths.push(path);
@@ -266,7 +266,7 @@ mod tests {
         write(&Snapshot { vms: vec![heap(&chain)], ..snapshot() }, &mut bytes).unwrap();
         // In words they would take 10 GB.
         let error = read(bytes.as_slice()).unwrap_err().to_string();
-        assert!(error.contains("longer ways"), "{error}");
+        assert!(error.contains("longer paths"), "{error}");
     }
 
     fn packed(text: &str) -> Vec<u8> {

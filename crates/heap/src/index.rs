@@ -34,10 +34,10 @@ impl Place {
 
 const _: () = assert!(RANGE == super::blocks::BLOCK);
 
-/// Stands for the way to an object that nothing refers to.
+/// Stands for the path to an object that nothing refers to.
 pub const GARBAGE: u32 = u32::MAX;
 
-/// Stands for the way to something that is no object of its own.
+/// Stands for the path to something that is no object of its own.
 pub const NO_PATH: u32 = u32::MAX - 1;
 
 /// What there is of a set of addresses.
@@ -62,14 +62,14 @@ struct Range {
     /// Objects that were met, in the order in which they were, and what led to each.
     places: Vec<u16>,
     parents: Vec<u32>,
-    /// The way to each, if that is kept.
+    /// The path to each, if that is kept.
     paths: Vec<u32>,
 }
 
 const WORDS: usize = 1 << (PLACE_BITS - u64::BITS.trailing_zeros());
 
 impl<'a> Index<'a> {
-    /// An empty index of addresses in `maps`, which keeps the way to each object if it is told to.
+    /// An empty index of addresses in `maps`, which keeps the path to each object if it is told to.
     pub fn new(maps: &'a Maps, keeps_paths: bool) -> Self {
         let (ranges, numbers) = (Vec::new(), AddrMap::default());
         Self { maps, ranges, numbers, last: (u64::MAX, 0), overflowed: false, keeps_paths }
@@ -117,7 +117,7 @@ impl<'a> Index<'a> {
         self.ranges.get(range).is_some_and(|range| range.met[within / 64] & 1 << (within % 64) != 0)
     }
 
-    /// Notes that an object was met, through what, and on which way; whether it was not before.
+    /// Notes that an object was met, through what, and on which path; whether it was not before.
     pub fn meet(&mut self, place: Place, parent: u32, path: u32) -> bool {
         let (range, within) = split(place);
         let Some(range) = self.ranges.get_mut(range) else { return false };
@@ -150,7 +150,7 @@ impl<'a> Index<'a> {
         range.parents.get(at).copied()
     }
 
-    /// Shows each object that was met, in the order of their addresses, with the way to it, if ways are kept.
+    /// Shows each object that was met, in the order of their addresses, with the path to it, if paths are kept.
     pub fn each_met(&self, found: &mut dyn FnMut(u64, u32)) {
         let mut order: Vec<&Range> = self.ranges.iter().collect();
         order.sort_unstable_by_key(|range| range.start);

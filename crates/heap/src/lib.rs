@@ -5,7 +5,7 @@
 //! LuaJIT's collector would ([`mod@walk`], over [`edges`], in [`blocks`] of which a bounded number is kept in memory), and
 //! measures each object as it would be freed ([`object`]). With what belongs to the VM itself
 //! ([`overhead`]), it all adds up to `gc.total`, to the byte if the process stands still. Of the objects only sums by
-//! [type](object::Kind) and by [way](paths) are kept, and of each one a few bytes ([`index`]), so that heaps of
+//! [type](object::Kind) and by [path](paths) are kept, and of each one a few bytes ([`index`]), so that heaps of
 //! gigabytes need little memory here.
 
 pub mod biggest;
@@ -64,7 +64,7 @@ pub struct Options {
     pub pause: Option<Duration>,
     /// Name so many of the largest strings and tables.
     pub top: usize,
-    /// Show the ways to these objects.
+    /// Show the paths to these objects.
     pub addresses: Vec<u64>,
     /// Keep what tells later which objects are the same ones.
     pub objects: bool,
@@ -179,14 +179,14 @@ fn heap(
     let asked = options.addresses.iter().map(|&address| {
         let measured = Header::read(blocks, &shape, address)
             .and_then(|object| Scales::new(blocks, shape, vm.global).measure(&object));
-        let trail = retention.to(&mut walked, address);
-        let is_there = trail != Err(NoPath::NoObject);
+        let path = retention.to(&mut walked, address);
+        let is_there = path != Err(NoPath::NoObject);
         Asked {
             address: format!("{address:#x}"),
             kind: measured.filter(|_| is_there).map(|measured| measured.kind),
             bytes: measured.filter(|_| is_there).map_or(0, |measured| measured.bytes),
             preview: if is_there { retention.preview(address) } else { String::new() },
-            path: in_words(trail),
+            path: in_words(path),
         }
     });
     let asked = asked.collect();
@@ -212,9 +212,9 @@ fn describe(summary: &VmSummary) -> String {
     format!("{}{version}, {}", summary.fork, if summary.gc64 { "GC64" } else { "no GC64" })
 }
 
-fn in_words(trail: Result<String, NoPath>) -> String {
-    match trail {
-        Ok(way) => way,
+fn in_words(path: Result<String, NoPath>) -> String {
+    match path {
+        Ok(path) => path,
         Err(NoPath::NoObject) => "(no object of this VM)".to_owned(),
         Err(NoPath::Garbage) => "(garbage: nothing refers to it)".to_owned(),
     }

@@ -1,4 +1,17 @@
 //! One object: its type, and how many bytes of `gc.total` it accounts for.
+//!
+//! LuaJIT's sources: [`gc_freefunc`], [`CTState`], [`lj_tab_free`], [`lj_udata_free`], [`lj_bufx_free`],
+//! [`lj_cdata_free`], [`ctype_raw`], [`ctype_hassize`], [`lj_trace_free`].
+//!
+//! [`gc_freefunc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L381-L399
+//! [`CTState`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.h#L174-L183
+//! [`lj_tab_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.c#L216-L226
+//! [`lj_udata_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_udata.c#L31-L34
+//! [`lj_bufx_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_buf.h#L146-L152
+//! [`lj_cdata_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_cdata.c#L62-L85
+//! [`ctype_raw`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.h#L439-L444
+//! [`ctype_hassize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.h#L214
+//! [`lj_trace_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L172-L184
 
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::ReadMemory;

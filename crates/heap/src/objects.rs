@@ -25,7 +25,7 @@ pub struct Object {
     pub kind: Kind,
     /// The bytes that it accounts for.
     pub bytes: u64,
-    /// The way by which it is kept alive, as its number in the snapshot; none if it is garbage.
+    /// The path by which it is kept alive, as its number in the snapshot; none if it is garbage.
     pub path: Option<u32>,
     /// What does not change as long as it is the same object.
     pub mark: u16,
@@ -43,7 +43,7 @@ impl Object {
 /// All objects of a heap, in the order of their addresses.
 ///
 /// Each is the distance from the one before it, in steps of 8 bytes, what it is like, and its mark, if its type has one.
-/// What it is like, that is its type, size and way, is a number of one byte if another one like it was there lately.
+/// What it is like, that is its type, size and path, is a number of one byte if another one like it was there lately.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     bytes: Vec<u8>,
@@ -52,7 +52,7 @@ pub struct Objects {
     known: Known,
 }
 
-/// What an object is like: its size and type, and its way.
+/// What an object is like: its size and type, and its path.
 type Like = (u64, u64);
 
 /// What objects were like lately.

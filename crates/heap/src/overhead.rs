@@ -1,4 +1,18 @@
 //! What `gc.total` counts besides objects: the blocks that belong to the VM itself.
+//!
+//! LuaJIT's sources: [`close_state`], [`lj_str_freetab`], [`lj_str_resize`], [`lj_ctype_freestate`], [`ct_hashtype`],
+//! [`hashrot`], [`lj_trace_freestate`], [`jit_State`], [`J->k64`], [`lj_lightud_intern`].
+//!
+//! [`close_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L214-L244
+//! [`lj_str_freetab`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.h#L24-L25
+//! [`lj_str_resize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L129-L215
+//! [`lj_ctype_freestate`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.c#L662-L671
+//! [`ct_hashtype`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.c#L150
+//! [`hashrot`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.h#L18-L32
+//! [`lj_trace_freestate`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L359-L375
+//! [`jit_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L457-L475
+//! [`J->k64`]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_ir.c#L186-L241
+//! [`lj_lightud_intern`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_udata.c#L37-L60
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet};
 use lj_trace_common::memory::ReadMemory;

@@ -1,4 +1,4 @@
-//! The ways through which objects are held, summed up: `globals.sessions[*].user`.
+//! The retention paths, through which objects are kept alive, summed up: `globals.sessions[*].user`.
 //!
 //! A tree whose nodes are steps from a root on. All elements of a list are one step `[*]`, so that a list of a
 //! million sessions is one node, and the tree stays small.
@@ -20,7 +20,7 @@ const MAX_NODES: usize = 1 << 16;
 /// A node with so many children takes all further ones as `[*]`.
 const MAX_CHILDREN: u32 = 512;
 
-/// Deeper ways count with the node there.
+/// Deeper paths count with the node there.
 const MAX_DEPTH: u16 = 60;
 
 /// Count and bytes.
@@ -57,14 +57,14 @@ pub struct Node {
     pub held: [Sum; Kind::ALL.len()],
 }
 
-/// All ways.
+/// All paths.
 #[derive(Debug, Default)]
 pub struct Paths {
     nodes: Vec<Node>,
     labels: Vec<Arc<str>>,
     label_ids: AddrMap<Arc<str>, u32>,
     steps: AddrMap<(u32, u32), PathId>,
-    /// The tree is full: some ways are not told apart.
+    /// The tree is full: some paths are not told apart.
     pub cut: bool,
 }
 
@@ -92,7 +92,7 @@ impl Paths {
 
     /// The node one step after `from`.
     ///
-    /// Where the last two steps have been made before on the way (`list.next.next`, a tree's `left.right`), it goes on
+    /// Where the last two steps have been made before on the path (`list.next.next`, a tree's `left.right`), it goes on
     /// from there, so that lists and trees of any depth have a few nodes.
     pub fn step(&mut self, from: PathId, label: &str) -> PathId {
         let Some(node) = self.nodes.get(from.0 as usize) else { return from };
@@ -118,7 +118,7 @@ impl Paths {
         to
     }
 
-    /// A node on the way to `from` that was reached by the same two steps.
+    /// A node on the path to `from` that was reached by the same two steps.
     fn earlier(&self, from: PathId, label: u32) -> Option<PathId> {
         let last = self.nodes[from.0 as usize].label;
         let mut at = from;
@@ -148,7 +148,7 @@ impl Paths {
         self.nodes.iter().enumerate().map(move |(index, node)| (PathId(index as u32), node, label(node)))
     }
 
-    /// Which of two ways is rather shown, where both are as short: by the root, then by the names of their steps. That does
+    /// Which of two paths is rather shown, where both are as short: by the root, then by the names of their steps. That does
     /// not depend on which was found first.
     pub fn compare(&self, one: PathId, other: PathId) -> Ordering {
         if one == other {
@@ -159,7 +159,7 @@ impl Paths {
         one.0.0.cmp(&other.0.0).then_with(|| one.1.iter().map(name).cmp(other.1.iter().map(name)))
     }
 
-    /// The root of a way, and the names of its steps.
+    /// The root of a path, and the names of its steps.
     fn steps_to(&self, path: PathId) -> (PathId, Vec<u32>) {
         let mut labels = Vec::new();
         let mut at = path;
@@ -171,7 +171,7 @@ impl Paths {
         (at, labels)
     }
 
-    /// A way in words: `globals.sessions[*]`.
+    /// A path in words: `globals.sessions[*]`.
     pub fn text(&self, path: PathId) -> String {
         let mut labels = Vec::new();
         let mut at = path;

@@ -1,7 +1,7 @@
-//! What a walk has met and will look at next: each object once, on the way that comes first by its names.
+//! What a walk has met and will look at next: each object once, on the path that comes first by its names.
 //!
-//! Of ways of the same length the first one found would depend on the order of addresses, so that a program in which
-//! nothing has changed could have the same table on another way a minute later.
+//! Of paths of the same length the first one found would depend on the order of addresses, so that a program in which
+//! nothing has changed could have the same table on another path a minute later.
 
 use std::cmp::Ordering;
 
@@ -17,12 +17,12 @@ pub struct Pending {
     pub place: Place,
     /// The place of the object through which it was met, or what stands for a root.
     pub parent: u32,
-    /// The type that it must have in its upper eight bits, 0 if it may be any; below, the way to it.
+    /// The type that it must have in its upper eight bits, 0 if it may be any; below, the path to it.
     bits: u32,
 }
 
 impl Pending {
-    /// An object of a type, 0 if it may be any, on a way.
+    /// An object of a type, 0 if it may be any, on a path.
     pub fn new(place: Place, parent: u32, gct: u8, path: PathId) -> Self {
         Self { place, parent, bits: u32::from(gct) << 24 | path.0 & 0xff_ffff }
     }
@@ -32,7 +32,7 @@ impl Pending {
         (self.bits >> 24) as u8
     }
 
-    /// The way to it.
+    /// The path to it.
     pub const fn path(self) -> PathId {
         PathId(self.bits & 0xff_ffff)
     }
@@ -105,7 +105,7 @@ impl Level {
     }
 }
 
-/// Which way comes first: what was asked before is remembered.
+/// Which path comes first: what was asked before is remembered.
 #[derive(Debug, Default)]
 pub struct Order(AddrMap<(u32, u32), bool>);
 

@@ -1,4 +1,4 @@
-//! A snapshot as a picture: a flame graph of the ways through which objects are held, as wide as their bytes.
+//! A snapshot as a picture: a flame graph of the paths through which objects are held, as wide as their bytes.
 
 use std::io::{self, Write};
 

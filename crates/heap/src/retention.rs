@@ -1,4 +1,4 @@
-//! The exact way by which one object is kept alive.
+//! The exact path by which one object is kept alive.
 
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::shape::Shape;
@@ -10,13 +10,13 @@ use super::labels::{Labels, Locals};
 use super::object::{Header, Kind};
 use super::walk::Walked;
 
-/// Of a longer way, so many of the first and of the last steps are shown.
+/// Of a longer path, so many of the first and of the last steps are shown.
 const SHOWN: usize = 12;
 
-/// Longer ways are cut off: a list of a million elements has them.
+/// Longer paths are cut off: a list of a million elements has them.
 const MAX_STEPS: usize = 20_000;
 
-/// Why there is no way to an object.
+/// Why there is no path to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPath {
     /// The walk has met no object there.
@@ -25,7 +25,7 @@ pub enum NoPath {
     Garbage,
 }
 
-/// Shows ways in a heap that was walked.
+/// Shows paths in a heap that was walked.
 #[derive(Debug)]
 pub struct RetentionPaths<'a, M> {
     blocks: &'a Blocks<M>,
@@ -46,7 +46,7 @@ impl<'a, M: ReadSome> RetentionPaths<'a, M> {
         Header::read(self.blocks, &self.shape, address).map_or_else(String::new, |object| self.labels.preview(&object))
     }
 
-    /// The way to the object at `address`: `globals.sessions[17].user`.
+    /// The path to the object at `address`: `globals.sessions[17].user`.
     ///
     /// # Errors
     /// [`NoPath`] if there is none.

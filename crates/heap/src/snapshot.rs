@@ -63,7 +63,7 @@ pub struct Heap {
     /// Each object, if that was asked for and there are not too many.
     #[serde(skip)]
     pub objects: Option<Objects>,
-    /// The ways through which objects are held: a tree in which each step comes after the one before it.
+    /// The paths through which objects are held: a tree in which each step comes after the one before it.
     pub paths: Vec<PathRow>,
 }
 
@@ -92,7 +92,7 @@ pub struct Big {
     pub bytes: u64,
     /// What it is: the beginning of a string, the sizes of a table's parts.
     pub preview: String,
-    /// The way by which it is kept alive.
+    /// The path by which it is kept alive.
     pub path: String,
 }
 
@@ -108,11 +108,11 @@ pub struct Asked {
     pub bytes: u64,
     /// What it is.
     pub preview: String,
-    /// The way by which it is kept alive, or why there is none.
+    /// The path by which it is kept alive, or why there is none.
     pub path: String,
 }
 
-/// A step of a way, and what is held through it and through no further step.
+/// A step of a path, and what is held through it and through no further step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathRow {
     /// The step before it: its index in the list.
@@ -176,7 +176,7 @@ impl Heap {
         sums
     }
 
-    /// The ways in words, by the index of their last step.
+    /// The paths in words, by the index of their last step.
     pub fn path_texts(&self) -> Vec<String> {
         let mut texts: Vec<String> = Vec::with_capacity(self.paths.len());
         for row in &self.paths {

@@ -10,7 +10,7 @@ use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
 use super::tree;
 
-/// Lines of the tree of ways that hold less than one of so many parts of the heap are not shown,
+/// Lines of the tree of paths that hold less than one of so many parts of the heap are not shown,
 const SMALLEST_PART: u64 = 100;
 /// nor more than so many.
 const MOST_LINES: usize = 30;
@@ -141,8 +141,8 @@ fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
     if lines.is_empty() {
         return Ok(());
     }
-    writeln!(f, "\nWhat keeps it alive: each way with all that is held through it")?;
-    writeln!(f, "{:>10} {:>8} {:>12}  way", "held", "%", "objects")?;
+    writeln!(f, "\nWhat keeps it alive: each retention path with all that is held through it")?;
+    writeln!(f, "{:>10} {:>8} {:>12}  path", "held", "%", "objects")?;
     for line in lines.iter().take(MOST_LINES) {
         let indent = "  ".repeat(line.depth.min(12));
         let text = fit(&format!("{indent}{}", line.text.trim_start()), COLUMNS - 34);
@@ -169,13 +169,13 @@ fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[Big], total: u64) -
     Ok(())
 }
 
-/// The ways that hold objects of one type, as a text for people.
+/// The paths that hold objects of one type, as a text for people.
 pub struct HeldOfType<'a> {
     /// The snapshot.
     pub snapshot: &'a Snapshot,
     /// The type.
     pub kind: Kind,
-    /// So many ways are shown.
+    /// So many paths are shown.
     pub limit: usize,
 }
 
@@ -184,21 +184,21 @@ impl fmt::Display for HeldOfType<'_> {
         let name = self.kind.name();
         for heap in &self.snapshot.vms {
             let texts = heap.path_texts();
-            let mut ways: Vec<(u64, u64, &str)> = Vec::new();
+            let mut paths: Vec<(u64, u64, &str)> = Vec::new();
             for (row, text) in heap.paths.iter().zip(&texts) {
                 let of_type = row.held.iter().find(|(kind, ..)| *kind == self.kind);
-                ways.extend(of_type.map(|&(_, count, bytes)| (bytes, count, text.as_str())));
+                paths.extend(of_type.map(|&(_, count, bytes)| (bytes, count, text.as_str())));
             }
-            ways.sort_by_key(|&(bytes, count, _)| std::cmp::Reverse((bytes, count)));
-            let all: u64 = ways.iter().map(|(bytes, ..)| *bytes).fold(0, u64::saturating_add);
+            paths.sort_by_key(|&(bytes, count, _)| std::cmp::Reverse((bytes, count)));
+            let all: u64 = paths.iter().map(|(bytes, ..)| *bytes).fold(0, u64::saturating_add);
             writeln!(f, "\nWhat keeps alive each {name} of VM {}", heap.address)?;
-            writeln!(f, "{:>10} {:>8} {:>12}  way", "bytes", "%", "objects")?;
-            for (size, count, way) in ways.iter().take(self.limit) {
-                let way = fit(&Untrusted(way).text(), COLUMNS - 34);
-                writeln!(f, "{:>10} {:>8} {count:>12}  {way}", bytes(*size), percent(*size, all))?;
+            writeln!(f, "{:>10} {:>8} {:>12}  path", "bytes", "%", "objects")?;
+            for (size, count, path) in paths.iter().take(self.limit) {
+                let path = fit(&Untrusted(path).text(), COLUMNS - 34);
+                writeln!(f, "{:>10} {:>8} {count:>12}  {path}", bytes(*size), percent(*size, all))?;
             }
-            if ways.len() > self.limit {
-                writeln!(f, "{:>33}  ... {} more ways (--top N shows more)", "", ways.len() - self.limit)?;
+            if paths.len() > self.limit {
+                writeln!(f, "{:>33}  ... {} more paths (--top N shows more)", "", paths.len() - self.limit)?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The ways through which objects are held, as a tree of the ones that matter.
+//! The paths through which objects are held, as a tree of the ones that matter.
 
 use super::paths::Sum;
 use super::snapshot::Heap;
@@ -6,11 +6,11 @@ use super::snapshot::Heap;
 /// A line of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// How many lines above it are on its way.
+    /// How many lines above it are on its path.
     pub depth: usize,
-    /// The steps from the line above it that is on its way.
+    /// The steps from the line above it that is on its path.
     pub text: String,
-    /// The whole way.
+    /// The whole path.
     pub path: String,
     /// What is held through it.
     pub held: Sum,
@@ -38,7 +38,7 @@ pub fn lines(heap: &Heap, sums: &[Sum], least: u64) -> Vec<Line> {
     children.iter_mut().for_each(by_size);
     by_size(&mut roots);
     let mut lines = Vec::new();
-    // A stack of its own: ways may be long.
+    // A stack of its own: paths may be long.
     let start = |index: usize| (index, 0, String::new(), String::new());
     let mut pending: Vec<_> = roots.into_iter().rev().map(start).collect();
     while let Some((index, depth, before, path)) = pending.pop() {

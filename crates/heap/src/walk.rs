@@ -1,10 +1,14 @@
 //! The walk over a heap: from the roots to everything that they keep alive, and then along the lists of objects to what
 //! nothing keeps alive any more.
 //!
-//! It goes level by level, so that the way by which an object is reached first is a shortest one; of those that are as
+//! It goes level by level, so that the path by which an object is reached first is a shortest one; of those that are as
 //! short it is the one whose names come first ([`pending`](super::pending)). What lies on stacks comes after that, and
 //! what traces refer to last of all: both come and go, and hold little that nothing else does. The objects of a level are
 //! looked at in the order of their places, block by block: a heap is larger than what is kept of it.
+//!
+//! LuaJIT's sources: [`lj_str_resize`].
+//!
+//! [`lj_str_resize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L158-L163
 
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
@@ -59,7 +63,7 @@ pub struct Walked<'a> {
     pub live: [Sum; Kind::ALL.len()],
     /// What nothing keeps alive: garbage that is not collected yet.
     pub garbage: [Sum; Kind::ALL.len()],
-    /// The ways through which objects are held.
+    /// The paths through which objects are held.
     pub paths: Paths,
     /// The largest strings and tables.
     pub biggest: Biggest,
@@ -145,7 +149,7 @@ pub struct Walker<'a, M> {
 }
 
 impl<'a, M: ReadSome> Walker<'a, M> {
-    /// A walk over the heap of `vm`, which finds the `top` largest objects, and keeps the way to each object if it is
+    /// A walk over the heap of `vm`, which finds the `top` largest objects, and keeps the path to each object if it is
     /// told to. `tick` is told now and then how many objects were looked at.
     pub fn new(
         blocks: &'a Blocks<M>,

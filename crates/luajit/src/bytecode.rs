@@ -1,4 +1,9 @@
-//! Bytecode instructions: format, names and modes of all three numberings (`lj_bc.h`, `BCDEF`).
+//! Bytecode instructions: format, names and modes of all three numberings (`lj_bc.h`, [`BCDEF`]).
+//!
+//! LuaJIT's sources: [`BCDEF` of 2.0].
+//!
+//! [`BCDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_bc.h#L71-L206
+//! [`BCDEF` of 2.0]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_bc.h#L71-L193
 
 use lj_trace_common::layout::BytecodeSet;
 

@@ -1,6 +1,12 @@
 //! Where a VM lies if it has LuaJIT's own allocator: that maps a segment of memory for each VM, and the first block in
-//! it is the VM itself (`lj_alloc_create`, `lua_newstate`). The kernel puts segments beside each other and makes one
+//! it is the VM itself ([`lj_alloc_create`], [`lua_newstate`]). The kernel puts segments beside each other and makes one
 //! mapping of them, and of others, which the first one still is at an end of.
+//!
+//! LuaJIT's sources: [`DEFAULT_GRANULARITY`].
+//!
+//! [`lj_alloc_create`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L1226-L1249
+//! [`lua_newstate`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L262-L286
+//! [`DEFAULT_GRANULARITY`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L41
 
 use std::ops::Range;
 

@@ -3,6 +3,19 @@
 //! LuaJIT numbers its own library functions ("fast functions", `ffid`) differently in each build. The same
 //! functions are values in the tables of `package.loaded` and in metatables, under the names that programs
 //! know them by. So one walk over those tables names them in any build, and registered C functions as well.
+//!
+//! LuaJIT's sources: [`ipairs_aux`], [`coroutine_wrap_aux`], [`string_gmatch_aux`], [`ffi_clib___index`],
+//! [`LUA_FILEHANDLE`], [`luaL_newmetatable`], [`LJ_T*`], [`string.buffer`], [`lua_State.env`].
+//!
+//! [`ipairs_aux`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_base.c#L113-L124
+//! [`coroutine_wrap_aux`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_base.c#L643-L668
+//! [`string_gmatch_aux`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_string.c#L527-L551
+//! [`ffi_clib___index`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_ffi.c#L373-L476
+//! [`LUA_FILEHANDLE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lualib.h#L11
+//! [`luaL_newmetatable`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_api.c#L715-L729
+//! [`LJ_T*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L260-L274
+//! [`string.buffer`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_buffer.c#L287
+//! [`lua_State.env`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L703
 
 use std::collections::{HashMap, HashSet};
 
@@ -154,7 +167,7 @@ impl<M: ReadMemory> Walk<'_, M> {
         if let Some(loaded) = table_of("_LOADED") {
             self.libraries = self.named_entries(loaded).into_iter().filter_map(|(_, value)| table(value)).collect();
         }
-        // `LUA_FILEHANDLE` (`lauxlib.h`): file handles' methods, under the name that error messages use.
+        // `LUA_FILEHANDLE` (`lualib.h`): file handles' methods, under the name that error messages use.
         if let Some(methods) = table_of("FILE*") {
             self.table("file:", methods, 1);
         }

@@ -1,8 +1,15 @@
-//! What a function is called, as its caller sees it: LuaJIT's `lj_debug_funcname` on prototypes.
+//! What a function is called, as its caller sees it: LuaJIT's [`lj_debug_funcname`] on prototypes.
 //!
 //! Lua functions have no names of their own. As LuaJIT does for its error messages, the name is taken from
 //! the instruction that called: which variable, field or upvalue its function came from (`lj_debug.c`,
-//! `lj_debug_funcname`, `lj_debug_slotname`, `debug_varname`, of 2.0 to 2026-08).
+//! `lj_debug_funcname`, [`lj_debug_slotname`], [`debug_varname`], of 2.0 to 2026-08).
+//!
+//! LuaJIT's sources: [`VARNAMEDEF`].
+//!
+//! [`lj_debug_funcname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L298-L324
+//! [`lj_debug_slotname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L255-L295
+//! [`debug_varname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L152-L182
+//! [`VARNAMEDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.h#L50-L56
 
 use lj_trace_common::layout::BytecodeSet;
 

@@ -1,4 +1,9 @@
 //! A walk over all objects of a VM, as its garbage collector would see them.
+//!
+//! LuaJIT's sources: [`gc.root`], [`lj_udata_new`].
+//!
+//! [`gc.root`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L606
+//! [`lj_udata_new`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_udata.c#L14-L29
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -90,7 +95,7 @@ fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corou
     Coroutines { threads, complete }
 }
 
-/// Shows each object on the list that starts at `gc.root` (`lj_gc.h`) to `visit`, with its type, until that says
+/// Shows each object on the list that starts at `gc.root` (`lj_obj.h`) to `visit`, with its type, until that says
 /// false, the list ends or leads elsewhere, or the time is over.
 fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration, mut visit: impl FnMut(u64, u8) -> bool) {
     let pages = PageCache::new(memory);
@@ -185,7 +190,7 @@ mod tests {
     struct Endless(Saved);
 
     impl ReadMemory for Endless {
-        fn read<T: lj_trace_common::memory::Plain>(
+        fn read<T: lj_trace_common::memory::Pod>(
             &self,
             address: u64,
         ) -> Result<T, lj_trace_common::memory::Unreadable> {

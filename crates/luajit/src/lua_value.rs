@@ -1,4 +1,9 @@
 //! Values of Lua variables, for people: what a slot of a Lua stack holds, in the form that Lua would print it.
+//!
+//! LuaJIT's sources: [`TValue`], [`CTTYDEF`].
+//!
+//! [`TValue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L174-L213
+//! [`CTTYDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.h#L281-L308
 
 use std::fmt;
 

@@ -1,4 +1,9 @@
 //! A LuaJIT VM whose layout is proven.
+//!
+//! LuaJIT's sources: [`GG_State`], [`FUNCCW`].
+//!
+//! [`GG_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.h#L90-L110
+//! [`FUNCCW`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_bc.h#L206
 
 use std::ops::Range;
 

@@ -1,4 +1,8 @@
 //! Collectable objects of a proven VM: type, strings, functions.
+//!
+//! LuaJIT's sources: [`GCHeader`].
+//!
+//! [`GCHeader`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L63
 
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};

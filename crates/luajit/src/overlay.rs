@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use super::object::read_some;
 
@@ -62,7 +62,7 @@ impl<'a, M: ReadMemory> Overlay<'a, M> {
 }
 
 impl<M: ReadMemory> ReadMemory for Overlay<'_, M> {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let in_copy = address.checked_sub(self.start).and_then(|offset| plain_at(&self.copy, offset));
         let value = in_copy.map_or_else(|| self.memory.read(address), Ok)?;
         if let Some(used) = &self.used {
@@ -78,17 +78,17 @@ impl<M: ReadMemory> ReadMemory for Overlay<'_, M> {
 }
 
 /// The bytes of a value of plain data.
-fn bytes_of<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: `Plain` has neither padding nor pointers that own something, so its bytes are initialized; they live as
+fn bytes_of<T: Pod>(value: &T) -> &[u8] {
+    // SAFETY: `Pod` has neither padding nor pointers that own something, so its bytes are initialized; they live as
     // long as the value.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
 /// Takes a value of plain data out of `bytes` at `offset`.
-pub fn plain_at<T: Plain>(bytes: &[u8], offset: u64) -> Option<T> {
+pub fn plain_at<T: Pod>(bytes: &[u8], offset: u64) -> Option<T> {
     let start = usize::try_from(offset).ok()?;
     let bytes = bytes.get(start..start.checked_add(size_of::<T>())?)?;
-    // SAFETY: `bytes` has exactly the size of `T`, `Plain` accepts every bit pattern, and the read is unaligned.
+    // SAFETY: `bytes` has exactly the size of `T`, `Pod` accepts every bit pattern, and the read is unaligned.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
@@ -112,7 +112,7 @@ mod tests {
         /// A byte at 0x1008 that is another one each time it is read, behind others that never change.
         struct Moving(Saved, std::cell::Cell<u8>);
         impl ReadMemory for Moving {
-            fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+            fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
                 if address != 0x1008 {
                     return self.0.read(address);
                 }

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use super::overlay::plain_at;
 
@@ -29,7 +29,7 @@ impl<'a, M: ReadMemory> PageCache<'a, M> {
 }
 
 impl<M: ReadMemory> ReadMemory for PageCache<'_, M> {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let (page, offset) = (address / PAGE as u64, address % PAGE as u64);
         if offset as usize + size_of::<T>() > PAGE {
             // What lies in two pages is rare.

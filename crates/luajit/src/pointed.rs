@@ -1,8 +1,10 @@
 //! The quick search for VMs: what the stacks of threads and the variables of the program point to, and where LuaJIT's
 //! allocator puts them.
 //!
-//! A program keeps its `lua_State` in a variable, and C functions that run Lua have it on their stack. So most VMs show
+//! A program keeps its [`lua_State`] in a variable, and C functions that run Lua have it on their stack. So most VMs show
 //! without a look at the whole memory, as [`scan`](super::scan) takes it, which is some 0.2 s for each GiB.
+//!
+//! [`lua_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L692-L706
 
 use std::collections::HashSet;
 use std::ops::Range;

@@ -1,4 +1,12 @@
 //! Function prototypes (`GCproto`): what is needed to symbolize a Lua function, read once and kept.
+//!
+//! LuaJIT's sources: [`LJ_MAX_BCINS`], [`firstline`], [`fs_finish`], [`lj_debug_line`], [`debug_varname`].
+//!
+//! [`LJ_MAX_BCINS`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_def.h#L66
+//! [`firstline`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_lib.c#L68
+//! [`fs_finish`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_parse.c#L1699-L1745
+//! [`lj_debug_line`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L120-L135
+//! [`debug_varname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L152-L182
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -57,7 +65,7 @@ impl From<ObjectError> for PrototypeError {
     }
 }
 
-/// Larger prototypes do not exist: bytecode positions are 26 bits wide (`lj_bc.h`, `BCMAX`).
+/// Larger prototypes do not exist: bytecode positions are 26 bits wide (`LJ_MAX_BCINS`, `lj_def.h`).
 const MAX_SIZE: u32 = 256 << 20;
 
 /// A chunk's name is cut off after this many bytes: it may be the whole source text.
@@ -66,7 +74,7 @@ const MAX_CHUNKNAME: usize = 4096;
 /// A constant string is cut off after this many bytes.
 const MAX_NAME: usize = 256;
 
-/// `firstline` of library functions that are written in Lua (`lj_bcread.c`).
+/// `firstline` of library functions that are written in Lua (`lj_lib.c`).
 const BUILTIN_LINE: u32 = u32::MAX;
 
 /// A Lua function's prototype.
@@ -224,7 +232,7 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    fn field<T: lj_trace_common::memory::Plain>(&self, offset: u16) -> Result<T, PrototypeError> {
+    fn field<T: lj_trace_common::memory::Pod>(&self, offset: u16) -> Result<T, PrototypeError> {
         plain_at(self.bytes, u64::from(offset)).ok_or(PrototypeError::Malformed)
     }
 

@@ -2,6 +2,17 @@
 //!
 //! A layout is only believed if every invariant holds. The target runs while it is read: what has moved meanwhile is no
 //! evidence against a layout ([`Evidence`]).
+//!
+//! LuaJIT's sources: [`GCSpause`], [`DISPMODE_*`], [`MMDEF`], [`lj_dispatch_init`], [`LJ_TRACE_*`],
+//! [`lj_trace_alloc`], [`lj_mcode_free`].
+//!
+//! [`GCSpause`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L11-L14
+//! [`DISPMODE_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.c#L98-L103
+//! [`MMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L557-L564
+//! [`lj_dispatch_init`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.c#L77-L78
+//! [`LJ_TRACE_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L144-L153
+//! [`lj_trace_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L123-L142
+//! [`lj_mcode_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_mcode.c#L374-L386
 
 use std::cell::Cell;
 
@@ -43,7 +54,7 @@ struct Facts<'a, M> {
     thread: u64,
     global: u64,
     /// Whether something was said to be where nothing was mapped a moment ago.
-    strays: Cell<bool>,
+    reads_elsewhere: Cell<bool>,
     /// Whether there was nothing that an invariant could be violated by.
     vacuous: Cell<bool>,
 }
@@ -141,7 +152,7 @@ impl Evidence {
         let open = Failures(self.unproven.0 | self.vacuous.0);
         for (index, invariant) in open.invariants::<M>().filter(|(index, invariant)| tries(*index, invariant.fixed)) {
             look.overlay.forget_uses();
-            facts.strays.set(false);
+            facts.reads_elsewhere.set(false);
             facts.vacuous.set(false);
             let (bit, was_proven) = (1 << index, self.unproven.0 >> index & 1 == 0);
             if (invariant.holds)(&facts) == Ok(true) {
@@ -152,7 +163,7 @@ impl Evidence {
                 }
                 continue;
             }
-            let held_still = !facts.strays.get() && look.overlay.is_as_used();
+            let held_still = !facts.reads_elsewhere.get() && look.overlay.is_as_used();
             if !was_proven {
                 self.failed += 1;
                 self.failed_still += u32::from(held_still) * if invariant.fixed { Self::FIXED } else { 1 };
@@ -237,7 +248,7 @@ impl<'a, M: ReadMemory> Look<'a, M> {
             layout,
             thread,
             global,
-            strays: Cell::default(),
+            reads_elsewhere: Cell::default(),
             vacuous: Cell::default(),
         }
     }
@@ -261,7 +272,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         moving("allocf is code", |f| Ok(f.is_code(f.memory.read(f.g(f.layout.g_allocf))?))),
         moving("gc.currentwhite is a white", |f| Ok(matches!(f.g_byte(f.layout.g_gc_currentwhite)?, 0x21 | 0x22))),
         // GCSpause to GCSfinalize (`lj_gc.h`).
-        moving("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 6)),
+        moving("gc.state is a state", |f| Ok(f.g_byte(f.layout.g_gc_state)? <= 5)),
         // A closed state has nothing left but itself.
         moving("gc.total covers more than the state itself", |f| {
             let total = f.g_ref(f.layout.g_gc_total)?;
@@ -274,7 +285,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         moving("the string table is a table of a power of two", |f| f.string_table()),
         fixed("strempty is the empty string", |f| f.empty_string()),
         moving("hookmask and dispatchmode are possible", |f| {
-            // DISPMODE_* (`lj_dispatch.h`): CALL 1, RET 2, INS 4, JIT 16, REC 32, PROF 64.
+            // DISPMODE_* (`lj_dispatch.c`): CALL 1, RET 2, INS 4, JIT 16, REC 32, PROF 64.
             Ok(f.g_byte(f.layout.g_dispatchmode)? & !0x77 == 0)
         }),
         moving("vmstate is a VM state or a trace's number", |f| f.vm_state()),
@@ -322,7 +333,7 @@ impl<M: ReadMemory> Facts<'_, M> {
     /// What is mapped at an address.
     fn mapping(&self, address: u64) -> Option<&Mapping> {
         let mapping = self.maps.find(address);
-        self.strays.set(self.strays.get() || mapping.is_none());
+        self.reads_elsewhere.set(self.reads_elsewhere.get() || mapping.is_none());
         mapping
     }
 
@@ -542,7 +553,7 @@ impl<M: ReadMemory> Facts<'_, M> {
         let traceno = u64::from(m.read::<u16>(at(l.tr_traceno))?);
         let mcode: u64 = m.read(at(l.tr_mcode))?;
         let (ir, nins, nk) = (m.read::<u64>(at(l.tr_ir))?, m.read::<u32>(at(l.tr_nins))?, m.read::<u32>(at(l.tr_nk))?);
-        // A trace is one block: header, IR, snapshots, map of snapshots (`lj_trace_alloc`, `trace_save`).
+        // A trace is one block: header, IR, snapshots, map of snapshots (`lj_trace_alloc`).
         let snapshots: u64 = m.read(at(l.tr_snap))?;
         let map: u64 = m.read(at(l.tr_snapmap))?;
         let count = u64::from(m.read::<u16>(at(l.tr_nsnap))?);
@@ -574,7 +585,7 @@ pub fn bytecode_set(layout: &VmLayout) -> BytecodeSet {
 
 #[cfg(test)]
 mod tests {
-    use lj_trace_common::memory::Plain;
+    use lj_trace_common::memory::Pod;
 
     use super::*;
     use crate::layouts;
@@ -587,7 +598,7 @@ mod tests {
     }
 
     impl ReadMemory for Noise {
-        fn read<T: Plain>(&self, _: u64) -> Result<T, Unreadable> {
+        fn read<T: Pod>(&self, _: u64) -> Result<T, Unreadable> {
             self.byte.set(self.byte.get().wrapping_add(u8::from(self.moves)));
             plain_at(&vec![self.byte.get(); size_of::<T>()], 0).ok_or(Unreadable)
         }

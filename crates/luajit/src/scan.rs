@@ -3,6 +3,12 @@
 //! LuaJIT allocates the main thread and its `global_State` as one block, `GG_State`: so the main thread's
 //! `glref` points right behind itself. Together with the object's type and its fixed mark, one pass over
 //! memory finds nearly nothing else.
+//!
+//! LuaJIT's sources: [`stack_init`], [`lua_State.stack`], [`LJ_GC_FIXED`].
+//!
+//! [`stack_init`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L173-L185
+//! [`lua_State.stack`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L701
+//! [`LJ_GC_FIXED`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L279
 
 use std::ops::{Range, RangeInclusive};
 
@@ -166,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_over_coroutines_and_strangers() {
+    fn passes_over_coroutines_and_other_memory() {
         let mut found = Vec::new();
         // A coroutine is not fixed; a pointer to just behind itself is not yet a thread.
         scan_bytes(0x7f00_0000_0378, &words(&[0, 0x1_0601, 0x7f00_0000_0378 + 96, 0]), &mut found);
@@ -208,7 +214,7 @@ mod tests {
     struct Words(u64, Vec<u64>);
 
     impl ReadMemory for Words {
-        fn read<T: lj_trace_common::memory::Plain>(
+        fn read<T: lj_trace_common::memory::Pod>(
             &self,
             address: u64,
         ) -> Result<T, lj_trace_common::memory::Unreadable> {

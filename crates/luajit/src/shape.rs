@@ -2,6 +2,13 @@
 //!
 //! A [`VmLayout`] has what differs between builds. The rest follows from it: these structs (`lj_obj.h`) are the same
 //! in every build since 2.0, but for the width of references, or their fields lie beside ones that the layout has.
+//!
+//! LuaJIT's sources: [`GCtab`], [`lj_str_size`], [`ctype_state`], [`KGC`].
+//!
+//! [`GCtab`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L499-L512
+//! [`lj_str_size`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.h#L29
+//! [`ctype_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L661-L662
+//! [`KGC`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L48
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout};
 

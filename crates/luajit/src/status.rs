@@ -1,4 +1,8 @@
 //! What a VM is doing, in numbers that its `global_State` keeps.
+//!
+//! LuaJIT's sources: [`DISPMODE_JIT`].
+//!
+//! [`DISPMODE_JIT`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.c#L101-L114
 
 use lj_trace_common::frame::CFRAME_FLAGS;
 use lj_trace_common::layout::{ABSENT, gct};
@@ -139,7 +143,7 @@ pub fn hexadecimal<S: serde::Serializer>(address: &u64, serializer: S) -> Result
 }
 
 fn jit(vm: &Vm, dispatchmode: u8) -> Jit {
-    /// `DISPMODE_JIT` (`lj_dispatch.h`): set from `JIT_F_ON` in every build.
+    /// `DISPMODE_JIT` (`lj_dispatch.c`): set from `JIT_F_ON` in every build.
     const ON: u8 = 0x10;
     if dispatchmode & ON != 0 {
         Jit::On

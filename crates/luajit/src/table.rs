@@ -1,4 +1,9 @@
 //! Lua tables (`GCtab`): all their keys and values.
+//!
+//! LuaJIT's sources: [`Node`], [`metatable`].
+//!
+//! [`Node`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L488-L495
+//! [`metatable`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L745-L747
 
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;

@@ -1,7 +1,7 @@
 //! For tests of what reads a VM: memory that was made by hand, and layouts by the names of their builds.
 
 use lj_trace_common::layout::VmLayout;
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use crate::layouts::known_layouts;
 use crate::overlay::plain_at;
@@ -21,7 +21,7 @@ impl Saved {
 }
 
 impl ReadMemory for Saved {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         plain_at(&self.bytes, address.wrapping_sub(self.start)).ok_or(Unreadable)
     }
 }

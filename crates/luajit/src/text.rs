@@ -1,8 +1,13 @@
 //! Where the interpreter's machine code lies: the unwind information that covers the dispatch targets.
 //!
-//! LuaJIT's build describes all of its assembler code as one function in `.eh_frame` (`buildvm_asm.c`), even
-//! in stripped programs. It is read from the target's memory through `PT_GNU_EH_FRAME`, so neither files nor
-//! section headers are needed.
+//! LuaJIT's build describes all of its assembler code, but for `vm_ffi_call`, as one function in `.eh_frame`
+//! ([`emit_asm_debug`], `vm_x64.dasc` and `vm_x86.dasc`), even in stripped programs. It is read from the target's
+//! memory through `PT_GNU_EH_FRAME`, so neither files nor section headers are needed.
+//!
+//! LuaJIT's sources: [`emit_asm_debug` without GC64].
+//!
+//! [`emit_asm_debug`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L5000-L5038
+//! [`emit_asm_debug` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L5894-L5943
 
 use std::ops::Range;
 

@@ -1,9 +1,13 @@
 //! The traces of a VM's JIT compiler (`J->trace[]`): where their machine code lies and where they start.
+//!
+//! LuaJIT's sources: [`GCtrace`].
+//!
+//! [`GCtrace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L250-L286
 
 use std::ops::Range;
 
 use lj_trace_common::layout::{ABSENT, gct};
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_process::Maps;
 
 use super::machine::Vm;
@@ -147,6 +151,6 @@ fn read_trace<M: ReadMemory>(memory: &M, vm: &Vm, address: u64) -> Result<Trace,
 }
 
 /// Reads a field whose offset may be [`ABSENT`].
-fn decided<M: ReadMemory, T: Plain>(memory: &M, object: u64, offset: u16) -> Result<Option<T>, Unreadable> {
+fn decided<M: ReadMemory, T: Pod>(memory: &M, object: u64, offset: u16) -> Result<Option<T>, Unreadable> {
     if offset == ABSENT { Ok(None) } else { memory.read(field(object, offset)).map(Some) }
 }

@@ -2,6 +2,10 @@
 //!
 //! The function that has defined another one tells its name best, but is often gone: a chunk is collected once it has
 //! run. What remains are the closures that have it in an upvalue, which has a name, too.
+//!
+//! LuaJIT's sources: [`FrameLink`].
+//!
+//! [`FrameLink`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L167-L205
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -83,7 +87,7 @@ fn functions_on_stack<M: ReadMemory>(memory: &M, vm: &Vm) -> Vec<u64> {
     words
         .filter_map(|word| match value::decode(gc64, word) {
             Value::Object { gct: gct::FUNC, address } => Some(address),
-            // Of a frame, the upper half is its link there (`FrameLink`, `lj_frame.h`).
+            // Of a frame, the upper half is its link there (`FrameLink`, `lj_obj.h`).
             Value::Other if !gc64 => Some(word & 0xffff_ffff),
             _ => None,
         })

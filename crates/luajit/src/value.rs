@@ -1,4 +1,9 @@
-//! Tagged values (`TValue`, `lj_obj.h`), the same in all builds of one reference width.
+//! Tagged values ([`TValue`], `lj_obj.h`), the same in all builds of one reference width.
+//!
+//! LuaJIT's sources: [`LJ_T*`].
+//!
+//! [`TValue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L174-L213
+//! [`LJ_T*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L260-L274
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::{ReadMemory, Unreadable};

@@ -292,7 +292,7 @@ impl AllocationProbes {
         if let (Handlers::Recording | Handlers::Attributing, Session::Missing(error)) = (handlers, &session) {
             return Err(refused(anyhow::anyhow!("{error:#}")).into());
         }
-        let events = take_map(&mut programs.ebpf(), "ALLOCATIONS").and_then(|map| Ring::of_map(map));
+        let events = take_map(&mut programs.ebpf(), "ALLOCATIONS").and_then(Ring::of_map);
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
         let functions = allocators.iter().map(Allocator::kind).collect();

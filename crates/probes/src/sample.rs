@@ -2,7 +2,7 @@
 
 use lj_trace_common::ends::{self, INNERMOST};
 use lj_trace_common::event::{FrameKind, FrameRecord, NO_VM, SampleHeader};
-use lj_trace_common::memory::Plain;
+use lj_trace_common::memory::Pod;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
 
 use super::places::Places;
@@ -108,8 +108,8 @@ impl<'a> Sample<'a> {
 }
 
 /// Reads a plain value from bytes of its size.
-pub(super) fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
-    // SAFETY: the bytes are exactly as many as the value has, and `Plain` makes every pattern valid.
+pub(super) fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: the bytes are exactly as many as the value has, and `Pod` makes every pattern valid.
     (bytes.len() == size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 

@@ -87,7 +87,7 @@ impl SampleBuffer {
         if let Some((set, process)) = programs.shared() {
             return Ok(Self(Source::Shared(set, process)));
         }
-        let buffer = take_map(&mut programs.ebpf(), "SAMPLES").and_then(|map| Ring::of_map(map));
+        let buffer = take_map(&mut programs.ebpf(), "SAMPLES").and_then(Ring::of_map);
         buffer.map(|ring| Self(Source::Own(ring, Batch::default()))).map_err(ProbeError::sort)
     }
 

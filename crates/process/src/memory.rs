@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 /// Read access to the memory of a process.
 #[derive(Clone, Copy, Debug)]
@@ -76,12 +76,12 @@ impl ProcessMemory {
 }
 
 impl ReadMemory for ProcessMemory {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let mut value = MaybeUninit::<T>::zeroed();
         // SAFETY: the slice covers exactly the zeroed bytes of `value`, which has no other borrow.
         let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
         self.read_exact(address, bytes)?;
-        // SAFETY: all bytes are initialized, and `Plain` makes every bit pattern valid.
+        // SAFETY: all bytes are initialized, and `Pod` makes every bit pattern valid.
         Ok(unsafe { value.assume_init() })
     }
 }

@@ -1,4 +1,8 @@
 //! How frames are named, in every output of our own.
+//!
+//! LuaJIT's sources: [`lj_debug_funcname`].
+//!
+//! [`lj_debug_funcname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L298-L324
 
 use std::fmt;
 use std::sync::Arc;

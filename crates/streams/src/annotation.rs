@@ -4,6 +4,10 @@
 //! numbers of a run. lj-trace writes them as C symbols at addresses of the first 64 KiB, where nothing is ever
 //! mapped (`vm.mmap_min_addr`) and no sample can point. Every parser of the format takes them for symbols that are
 //! never used.
+//!
+//! LuaJIT's sources: [`lj_debug_funcname`].
+//!
+//! [`lj_debug_funcname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L298-L324
 
 use std::sync::Arc;
 

@@ -7,6 +7,12 @@
 //!
 //! Integers are ULEB128, strings are a length and raw bytes (chunknames may hold any byte), addresses are those
 //! of the profiled process.
+//!
+//! LuaJIT's sources: [`symtab`], [`sysprof`], [`memprof`].
+//!
+//! [`symtab`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_symtab.h#L21-L58
+//! [`sysprof`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_sysprof.h#L26-L89
+//! [`memprof`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.h#L22-L89
 
 mod annotation;
 mod bytes;

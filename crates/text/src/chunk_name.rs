@@ -1,4 +1,8 @@
 //! How the names of chunks are shown.
+//!
+//! LuaJIT's sources: [`lj_debug_shortname`].
+//!
+//! [`lj_debug_shortname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L329-L357
 
 use crate::untrusted;
 

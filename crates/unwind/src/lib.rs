@@ -3,6 +3,10 @@
 //! Ordinary code is unwound with `.eh_frame`, keeping all callee-saved registers exact, since the VM keeps
 //! its state in them. The VM's own code has rules of its own ([`vm_frame`], [`vm_text`]). Only code and
 //! unwind tables are read from the target, which runs on meanwhile; the stack is the sample's copy.
+//!
+//! LuaJIT's sources: [`vm_ffi_call`].
+//!
+//! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4985-L4999
 
 pub mod expression;
 pub mod frames;

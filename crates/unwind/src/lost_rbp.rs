@@ -2,8 +2,14 @@
 //! thread that waits, and what is left of the registers after a C frame.
 //!
 //! It is given only where it follows from the code: either every path through the function has moved `rsp` by the same
-//! distance ([`depth_at`]), or the function is LuaJIT's `lj_vm_ffi_call`, which one place calls ([`called_at`]).
+//! distance ([`depth_at`]), or the function is LuaJIT's [`lj_vm_ffi_call`], which one place calls ([`called_at`]).
 //! A stack has many words that look like the end of a frame, so nothing is guessed from those.
+//!
+//! LuaJIT's sources: [`vm_ffi_call`], [`lj_ccall_func`].
+//!
+//! [`lj_vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4985-L4999
+//! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2864-L2874
+//! [`lj_ccall_func`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ccall.c#L1225-L1261
 
 use std::collections::BTreeMap;
 

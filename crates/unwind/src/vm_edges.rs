@@ -3,7 +3,18 @@
 //! `lj_vm_call` links its C frame first (`L->cframe = rsp`) and makes the Lua frame later; on the way back the Lua frame
 //! is left first, and the C frame unlinked last. In between the innermost Lua frame belongs to the next C frame. Which
 //! instructions these are the code itself tells: those between the stores to `L->cframe` and to a frame's link
-//! (`vm_x64.dasc` and `vm_x86.dasc`: labels `vm_call` to `vm_call_dispatch_f`, `vm_return` to `vm_leave_cp`).
+//! (`vm_x64.dasc` and `vm_x86.dasc`: labels [`vm_call`] to `vm_call_dispatch_f`, [`vm_return`] to `vm_leave_cp`).
+//!
+//! LuaJIT's sources: [`vm_call` without GC64], [`vm_return` without GC64], [`lj_ccallback_enter`],
+//! [`lj_ccallback_leave`], [`cont_dispatch`].
+//!
+//! [`vm_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L617-L654
+//! [`vm_return`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L417-L457
+//! [`vm_call` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L751-L798
+//! [`vm_return` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L513-L560
+//! [`lj_ccallback_enter`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2836-L2839
+//! [`lj_ccallback_leave`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2849-L2862
+//! [`cont_dispatch`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L690-L719
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;

@@ -4,6 +4,10 @@
 //! right for part of the interpreter and absent for traces. The truth is the C frame: the VM stores the
 //! address of its native frame's lowest byte in `L->cframe` when it is entered. CFA = that address +
 //! `CFRAME_SIZE`, wherever below it `rsp` is by then.
+//!
+//! LuaJIT's sources: [`vm_ffi_call`].
+//!
+//! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4985-L4999
 
 use std::ops::Range;
 

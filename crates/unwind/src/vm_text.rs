@@ -3,8 +3,21 @@
 //! The unwind table gives the interpreter one row for its whole code: CFA = `rsp` + `CFRAME_SIZE`. That
 //! holds in the bytecodes, but not while a frame is entered or left, in the math helpers (called without
 //! unwind information), or in the trace exit handler. These functions decide by the instructions around
-//! an address (`vm_x64.dasc` and `vm_x86.dasc`: macros `saveregs`, `restoreregs`, label `vm_exit_handler`,
+//! an address (`vm_x64.dasc` and `vm_x86.dasc`: macros [`saveregs`], `restoreregs`, label [`vm_exit_handler`],
 //! LuaJIT 2.0 to August 2026, OpenResty, Tarantool).
+//!
+//! LuaJIT's sources: [`saveregs` without GC64], [`vm_exit_handler` without GC64], [`vm_unwind_c`], [`vm_floor`],
+//! [`vm_cpcall`], [`vm_ffi_call`], [`vm_ffi_callback`].
+//!
+//! [`saveregs`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L143-L160
+//! [`saveregs` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L272-L289
+//! [`vm_exit_handler`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2449-L2455
+//! [`vm_exit_handler` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L2852-L2858
+//! [`vm_unwind_c`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L493-L518
+//! [`vm_floor`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2589-L2639
+//! [`vm_cpcall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L656-L682
+//! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4985-L4999
+//! [`vm_ffi_callback`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2804-L2841
 
 use std::ops::Range;
 

@@ -1,5 +1,9 @@
 //! The C frame: what LuaJIT's assembler code keeps on the C stack (`lj_frame.h`). Its shape is fixed by macros, of
 //! which debug information says nothing.
+//!
+//! LuaJIT's sources: [`CFRAME_SIZE`].
+//!
+//! [`CFRAME_SIZE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
 use lj_trace_common::layout::VmStates;
 

@@ -1,4 +1,8 @@
 //! The fields of a [`VmLayout`] by their names in LuaJIT's sources.
+//!
+//! LuaJIT's sources: [`GG_LEN_DISP`].
+//!
+//! [`GG_LEN_DISP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.h#L85-L87
 
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates};
 

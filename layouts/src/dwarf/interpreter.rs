@@ -1,11 +1,15 @@
 //! What the unwind information says about the interpreter's frames.
+//!
+//! LuaJIT's sources: [`lj_vm_asm_begin`].
+//!
+//! [`lj_vm_asm_begin`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/host/buildvm.c#L206
 
 use gimli::{BaseAddresses, CfaRule, DebugFrame, EhFrame, LittleEndian, UnwindContext, UnwindSection};
 use object::{Object, ObjectSection as _, ObjectSymbol as _};
 
 type Bytes<'a> = gimli::EndianSlice<'a, LittleEndian>;
 
-/// The first address of LuaJIT's assembler code has this symbol (`buildvm_asm.c`).
+/// The first address of LuaJIT's assembler code has this symbol (`buildvm.c`).
 const START: &str = "lj_vm_asm_begin";
 
 /// The size of the interpreter's frames in `.eh_frame` or, with `LUAJIT_NO_UNWIND`, in `.debug_frame`.

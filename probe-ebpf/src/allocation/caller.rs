@@ -1,4 +1,10 @@
 //! Which VM calls, where its allocator's data does not tell; and which coroutine, where its `global_State` does not.
+//!
+//! LuaJIT's sources: [`lj_mem_realloc`], [`gc_sweep`], [`lj_trace_free`].
+//!
+//! [`lj_mem_realloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L869-L881
+//! [`gc_sweep`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L405-L428
+//! [`lj_trace_free`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L172-L184
 
 use core::ffi::c_void;
 

@@ -1,9 +1,12 @@
 //! VMs that come and go while they are recorded.
 //!
-//! `lua_newstate` (`lj_state.c`) first asks for one block with the main thread and the `global_State` in it
-//! (`GG_State`), whose size is that of no other VM object, but may be that of a string. So the event is held back until
+//! [`lua_newstate`] (`lj_state.c`) first asks for one block with the main thread and the `global_State` in it
+//! ([`GG_State`]), whose size is that of no other VM object, but may be that of a string. So the event is held back until
 //! the same thread calls the allocator again: then the block either has a main thread in it that points right behind
 //! itself, or is something else.
+//!
+//! [`lua_newstate`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L262-L286
+//! [`GG_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.h#L90-L110
 
 use lj_trace_common::allocation::event::{AllocationEvent, AllocationSource, Creation, PendingAllocation};
 use lj_trace_common::allocation::tally::VmTally;

@@ -45,7 +45,7 @@ impl KnownObjects for ObjectsOf {
     }
 
     #[inline(always)]
-    fn introduce_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool {
+    fn name_trace(&mut self, trace: &TraceIdentity, line: u32) -> bool {
         let Some(mut record) = ALLOCATIONS.reserve::<TraceSeen>(0) else {
             count(Counter::NamesLost);
             return false;
@@ -63,15 +63,15 @@ impl KnownObjects for ObjectsOf {
     }
 
     #[inline(always)]
-    fn introduce(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool {
+    fn name_prototype(&mut self, memory: &impl ReadMemory, layout: &VmLayout, prototype: u64, chunkname: u64) -> bool {
         let length = memory.read::<u32>(chunkname.wrapping_add(u64::from(layout.str_len))).unwrap_or(u32::MAX);
-        introduce(self.vm, prototype, chunkname.wrapping_add(u64::from(layout.sizeof_str)), length, chunkname)
+        name_prototype(self.vm, prototype, chunkname.wrapping_add(u64::from(layout.sizeof_str)), length, chunkname)
     }
 }
 
 /// Sends a prototype, whose chunkname's `length` bytes are at `text`.
 #[inline(never)]
-fn introduce(vm: u32, prototype: u64, text: u64, length: u32, chunkname: u64) -> bool {
+fn name_prototype(vm: u32, prototype: u64, text: u64, length: u32, chunkname: u64) -> bool {
     let Some(known) = PROTOTYPES.get(vm * KNOWN_OBJECTS + slot(prototype)) else { return false };
     let Some(mut record) = ALLOCATIONS.reserve::<PrototypeSeen>(0) else {
         count(Counter::NamesLost);

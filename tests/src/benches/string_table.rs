@@ -1,5 +1,9 @@
 //! Where a program's string table is described: the one kind of block that is rare and large in the workloads, and that no call
 //! of a line can be charged with.
+//!
+//! LuaJIT's sources: [`lj_str_resize`].
+//!
+//! [`lj_str_resize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L139
 
 use anyhow::{Context as _, Result};
 use lj_trace_luajit::find_vms;

@@ -134,12 +134,12 @@ impl Estimation {
         self.tallies.entry(self.window).or_insert_with(|| WindowTally::new(usual)).add(number, event);
         if number.0 >= self.known {
             self.known = number.0 + 1;
-            self.meet(vm, number, event);
+            self.register_source(vm, number, event);
         }
     }
 
     /// Notes which function samples show where a source allocates.
-    fn meet(&mut self, vm: usize, number: SourceId, event: &Event) {
+    fn register_source(&mut self, vm: usize, number: SourceId, event: &Event) {
         let (Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. }) = *event else {
             return;
         };

@@ -1,4 +1,9 @@
 //! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
+//!
+//! LuaJIT's sources: [`lj_cf_package_unloadlib`], [`close_state`].
+//!
+//! [`lj_cf_package_unloadlib`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_package.c#L287-L293
+//! [`close_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L214-L244
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -468,7 +473,7 @@ impl MemoryEvents {
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    pub fn introduce(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), EngineError> {
+    pub fn name_prototype(&mut self, seen: &PrototypeSeen, out: &mut MemoryOutputs) -> Result<(), EngineError> {
         let name = match seen.name() {
             Some(name) if (seen.name_length as usize) <= NAME_SIZE => Cow::Borrowed(name),
             Some(name) => Cow::Owned(self.long_name(seen, name)),
@@ -512,7 +517,8 @@ impl MemoryEvents {
         c_symbols: &mut CSymbols,
         out: &mut MemoryOutputs,
     ) -> Result<u64, EngineError> {
-        // Libraries with C functions of Lua's stay where they are until their VM is closed (`gctm`, `lib_package.c`).
+        // Libraries with C functions of Lua's stay where they are until their VM is closed
+        // (`lj_cf_package_unloadlib`, `lib_package.c`).
         if self.c_functions.contains_key(&address) {
             return Ok(address);
         }
@@ -548,7 +554,7 @@ impl MemoryEvents {
         self.traces.see(seen);
     }
 
-    /// A trace that was introduced.
+    /// A trace that was named.
     fn trace(&mut self, number: u64, out: &mut MemoryOutputs) -> Result<Source, EngineError> {
         let start = self.traces.start(number).and_then(|(proto, line)| {
             let meaning = *self.known.get(&proto)?;

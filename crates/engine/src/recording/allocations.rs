@@ -157,7 +157,7 @@ impl MemoryPreparation {
             room,
             vms: vms.len(),
             only,
-            strays: 0,
+            orphan_events: 0,
         })
     }
 }
@@ -188,7 +188,7 @@ pub struct MemoryRecording {
     /// The index of the only VM that is recorded, if only one is.
     only: Option<u32>,
     /// Events of VMs that nothing is known of, or that are not to be recorded.
-    strays: u64,
+    orphan_events: u64,
     /// If nothing else tells of VMs that nobody knows.
     unknown_vm_sampler: Option<(UnknownVmSampler, UnknownVms)>,
     /// That of the streams.
@@ -217,7 +217,7 @@ fn add(
 ) -> Result<(), EngineError> {
     match record {
         AllocationRecord::Event(event) => events.add(event, c_symbols, out),
-        AllocationRecord::Prototype(seen) => events.introduce(seen, out),
+        AllocationRecord::Prototype(seen) => events.name_prototype(seen, out),
         AllocationRecord::Trace(seen) => {
             events.see_trace(seen);
             Ok(())
@@ -255,14 +255,14 @@ impl MemoryRecording {
         self.events.iter_mut().flatten().for_each(MemoryEvents::begin_batch);
         let mut taken = 0;
         while taken < BATCH {
-            let Self { probes, events, layout_decision, c_symbols, outputs, only, strays, .. } = self;
+            let Self { probes, events, layout_decision, c_symbols, outputs, only, orphan_events, .. } = self;
             let mut outcome = Ok(());
             let mut decided = None;
             let (mut of_new_vm, mut closed) = (None, None);
             let limit = BETWEEN_LOOKS.min(BATCH - taken);
             let some = probes.drain(limit, |record| match events.get_mut(record.vm() as usize) {
                 _ if only.is_some_and(|only| only != record.vm()) => {
-                    *strays += u64::from(matches!(record, AllocationRecord::Event(_)));
+                    *orphan_events += u64::from(matches!(record, AllocationRecord::Event(_)));
                     ControlFlow::Continue(())
                 }
                 Some(Some(events)) => {
@@ -297,7 +297,7 @@ impl MemoryRecording {
                 continue;
             }
             match of_new_vm {
-                Some(record) => self.meet(&record, programs, process)?,
+                Some(record) => self.register_vm_of(&record, programs, process)?,
                 None if some < limit => return Ok(true),
                 None if budget.is_over() => return Ok(false),
                 None => {}
@@ -463,7 +463,7 @@ impl MemoryRecording {
     }
 
     /// Takes the first record of a VM that has come into being since.
-    fn meet(
+    fn register_vm_of(
         &mut self,
         record: &AllocationRecord,
         programs: &mut Programs,
@@ -476,7 +476,7 @@ impl MemoryRecording {
         // One of a program that was executed since is none of this recording.
         let template = template.filter(|_| process.runs_same_program());
         let Some((vm, template)) = template else {
-            self.strays += 1;
+            self.orphan_events += 1;
             return Ok(());
         };
         let events = template.of_another(process, &vm, self.vms);
@@ -498,7 +498,7 @@ impl MemoryRecording {
     }
 
     /// Counts them anew.
-    pub fn forget_strangers(&mut self) {
+    pub fn forget_unknown_vm_samples(&mut self) {
         if let Some(bounded) = &mut self.bounded {
             bounded.unknown_vms().forget();
         }
@@ -511,7 +511,7 @@ impl MemoryRecording {
     ///
     /// # Errors
     /// An output cannot be written.
-    pub fn admit(
+    pub fn register_found_vm(
         &mut self,
         programs: &mut Programs,
         process: &Process,

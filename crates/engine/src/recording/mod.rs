@@ -313,7 +313,7 @@ impl Recording {
             if self.memory.is_none() {
                 self.part_with_vms(samples)?;
             }
-            self.meet_newcomers()?;
+            self.register_new_vms()?;
         }
         let Self { programs, process, memory, .. } = self;
         let memory = memory.as_mut().map_or(Ok(true), |memory| memory.drain(programs, process, budget))?;
@@ -343,16 +343,16 @@ impl Recording {
 
     /// Has the process searched for VMs that the programs do not know, if there is reason to, and makes those known that were
     /// found.
-    fn meet_newcomers(&mut self) -> Result<(), EngineError> {
+    fn register_new_vms(&mut self) -> Result<(), EngineError> {
         let Self { process, programs, samples, memory, discovery, .. } = self;
         let mut pipeline = samples.as_mut().map(|(_, pipeline)| pipeline);
         let seen = pipeline.as_ref().map_or(0, |pipeline| pipeline.unknown_vms());
         if discovery.are_due(seen + memory.as_mut().map_or(0, MemoryRecording::unknown_vms)) {
             if let Some(pipeline) = &mut pipeline {
-                pipeline.forget_strangers();
+                pipeline.forget_unknown_vm_samples();
             }
             if let Some(memory) = memory {
-                memory.forget_strangers();
+                memory.forget_unknown_vm_samples();
             }
             discovery.search(process);
         }
@@ -392,7 +392,7 @@ impl Recording {
                 pipeline.add_vm(vm.clone());
             }
             if let Some(memory) = memory {
-                memory.admit(programs, process, &vm, index)?;
+                memory.register_found_vm(programs, process, &vm, index)?;
             }
         }
         discovery.note(is_new);
@@ -529,7 +529,7 @@ impl Recording {
                 return go_on();
             }
             if sample.header.vm != NO_VM {
-                VmDiscovery::introduce(process, pipeline, programs, sample.header.vm as usize);
+                VmDiscovery::register_vms(process, pipeline, programs, sample.header.vm as usize);
             }
             let mut resolved = pipeline.resolve(sample);
             // At once: from then on the programs copy each trace that they meet.

@@ -81,7 +81,7 @@ impl UnknownVmSampler {
         self.sampler.on_threads()
     }
 
-    /// Shows the samples since to `strangers`.
+    /// Shows the samples since to `unknown_vms`.
     pub fn drain(&mut self, unknown_vms: &mut UnknownVms) {
         self.samples.drain(usize::MAX, |mut sample| unknown_vms.look(&mut sample));
     }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn strangers_run_an_interpreter_and_are_no_vm() {
+    fn samples_of_an_interpreter_without_a_known_vm_are_counted() {
         let text = "1000-9000 r-xp 00000000 08:01 12 /bin/host\n9000-a000 rw-p 00000000 00:00 0 \n";
         let known = KnownCode::of(&Maps::parse(text));
         let mut unknown_vms = UnknownVms { texts: vec![0x1000..0x2000, 0x5000..0x6000], known, count: 0 };

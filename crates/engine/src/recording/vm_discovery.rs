@@ -47,7 +47,7 @@ impl VmDiscovery {
     }
 
     /// Sees to it that the pipeline knows the VMs up to `index`, as far as the programs know them.
-    pub fn introduce(process: &Process, pipeline: &mut Pipeline, programs: &mut Programs, index: usize) {
+    pub fn register_vms(process: &Process, pipeline: &mut Pipeline, programs: &mut Programs, index: usize) {
         // One that was closed has left its place to it.
         if pipeline.places().is_free(index)
             && let Some((global, template)) = u32::try_from(index).ok().and_then(|index| programs.new_vm(index))

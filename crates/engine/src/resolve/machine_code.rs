@@ -1,4 +1,9 @@
 //! Where a VM's machine code is: the interpreter's, and what its JIT compiler has generated so far.
+//!
+//! LuaJIT's sources: [`JIT_PARAMDEF`], [`MCLink`].
+//!
+//! [`JIT_PARAMDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L108-L129
+//! [`MCLink`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L174-L177
 
 use std::iter::once;
 use std::ops::Range;
@@ -10,8 +15,8 @@ use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;
 use lj_trace_unwind::VmCode;
 
-/// An allocator of machine code never chains more areas: 64 KiB each at the default limit of 512 KiB
-/// (`lj_jit.h`, `JIT_PARAMDEF`), and some raise the limit.
+/// An allocator of machine code never chains more areas: 64 KiB each at the default limit of 2 MiB
+/// (`lj_jit.h`, `JIT_PARAMDEF`; 512 KiB until November 2025), and some raise the limit.
 const MAX_AREAS: usize = 4096;
 
 /// What one call reads at most (`IOV_MAX`).

@@ -29,7 +29,7 @@ use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use super::vm_places::VmPlaces;
 use super::vm_work;
-use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, merge, settle_top};
+use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, fix_innermost_frame, merge};
 
 /// A sample with its frames in order and named.
 #[derive(Clone, Debug)]
@@ -131,7 +131,7 @@ pub struct Pipeline {
     kernel: KernelSymbols,
     /// What was there at first.
     known_code: KnownCode,
-    /// See [`Self::strangers`].
+    /// See [`Self::unknown_vms`].
     unknown_vms: u32,
     /// See [`Self::take_lateness`].
     was_late: bool,
@@ -239,13 +239,13 @@ impl Pipeline {
         self.places.count()
     }
 
-    /// Samples since [`Self::forget_strangers`] that no known VM was running, in an interpreter or in new code.
+    /// Samples since [`Self::forget_unknown_vm_samples`] that no known VM was running, in an interpreter or in new code.
     pub fn unknown_vms(&self) -> u32 {
         self.unknown_vms
     }
 
     /// Counts them anew.
-    pub fn forget_strangers(&mut self) {
+    pub fn forget_unknown_vm_samples(&mut self) {
         self.unknown_vms = 0;
     }
 
@@ -295,14 +295,14 @@ impl Pipeline {
         }
         let top = vm.map_or(Top::Certain, |vm| {
             let layout = &self.vms[vm].layout;
-            settle_top(&mut sample, &native, layout, &self.codes[vm], &mut self.unwinder, &self.memory)
+            fix_innermost_frame(&mut sample, &native, layout, &self.codes[vm], &mut self.unwinder, &self.memory)
         });
         if top == Top::Rewalked {
             native = self.unwind(&sample);
         }
         self.stack_ends.note(&sample.header, &native);
         let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
-        self.was_late |= matches!(on_trace, Some(Err(NoTrace::Gone | NoTrace::Another | NoTrace::Unreadable)));
+        self.was_late |= matches!(on_trace, Some(Err(NoTrace::Gone | NoTrace::Mismatch | NoTrace::Unreadable)));
         let innermost = match &on_trace {
             Some(Ok(on_trace)) => Innermost::Compiled { frames: on_trace.frames.len(), certain: on_trace.certain },
             Some(Err(reason)) => Innermost::Trace(Some(*reason)),

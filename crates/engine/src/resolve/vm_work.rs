@@ -1,4 +1,8 @@
 //! Marks what a VM does for itself: the stacks of streams and of reports both have it as a frame.
+//!
+//! LuaJIT's sources: [`lj_gc_step`].
+//!
+//! [`lj_gc_step`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L728-L757
 
 use std::ops::Range;
 

@@ -12,7 +12,7 @@ use lj_trace_common::event::{
 use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memo::Memo;
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
@@ -31,7 +31,7 @@ pub enum Top {
 }
 
 /// Corrects the innermost Lua frames of `sample`.
-pub fn settle_top(
+pub fn fix_innermost_frame(
     sample: &mut Sample<'_>,
     native: &NativeStack,
     layout: &VmLayout,
@@ -182,13 +182,13 @@ struct Copy<'a> {
 }
 
 impl ReadMemory for SampleMemory<'_> {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         for copy in &self.copies {
             if let Some(offset) = address.checked_sub(copy.start)
                 && let Some(bytes) = usize::try_from(offset).ok().and_then(|offset| copy.bytes.get(offset..))
                 && bytes.len() >= size_of::<T>()
             {
-                // SAFETY: the slice has at least as many bytes as the value, and `Plain` makes every pattern valid.
+                // SAFETY: the slice has at least as many bytes as the value, and `Pod` makes every pattern valid.
                 return Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() });
             }
         }

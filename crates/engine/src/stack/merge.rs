@@ -4,6 +4,10 @@
 //! with an address. The native unwinder meets it on its way up; the walker of the Lua stack yields its
 //! address after the frames that were called through it. So the Lua frames up to that mark take the place of
 //! the VM's native frame.
+//!
+//! LuaJIT's sources: [`trace_exit_cp`].
+//!
+//! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
 
 use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
 use lj_trace_common::frame::WalkEnd;

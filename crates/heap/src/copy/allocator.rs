@@ -2,6 +2,15 @@
 //!
 //! The allocator (`lj_alloc.c`) keeps a list of its segments. Blocks of 128 KB and more have mappings of their own, which
 //! are on no list, but each begins and ends with words that hardly anything else has.
+//!
+//! LuaJIT's sources: [`malloc_segment`], [`DEFAULT_MMAP_THRESHOLD`], [`direct_alloc`], [`LJ_PAGESIZE`],
+//! [`mmap_align`].
+//!
+//! [`malloc_segment`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L509-L513
+//! [`DEFAULT_MMAP_THRESHOLD`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L43
+//! [`direct_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L825-L843
+//! [`LJ_PAGESIZE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_arch.h#L683-L685
+//! [`mmap_align`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L551-L564
 
 use std::ops::Range;
 
@@ -11,7 +20,7 @@ use lj_trace_process::{PageKind, PageMap, ProcessMemory};
 
 use super::ranges::{common, union, without};
 
-/// `LJ_PAGESIZE` (`lj_alloc.c`): mappings of the allocator are as long as so many of these.
+/// `LJ_PAGESIZE` (`lj_arch.h`): mappings of the allocator are as long as so many of these.
 const PAGE: u64 = 4096;
 
 /// Where in `struct malloc_state` the first segment is described: after smallmap, treemap, dvsize, topsize, dv, top,

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::overlay::plain_at;
 use lj_trace_process::{Maps, PageKind, PageMap, Process, ProcessMemory};
@@ -230,7 +230,7 @@ impl ReadSome for &Copied {
 }
 
 impl ReadMemory for &Copied {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let mut bytes = vec![0; size_of::<T>()];
         let count = self.read_some(address, &mut bytes);
         plain_at(&bytes[..count], 0).ok_or(Unreadable)

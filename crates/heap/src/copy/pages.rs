@@ -1,4 +1,8 @@
 //! Which mappings of a process a Lua heap may be in.
+//!
+//! LuaJIT's sources: [`GCRef`].
+//!
+//! [`GCRef`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L53-L60
 
 use std::ops::Range;
 

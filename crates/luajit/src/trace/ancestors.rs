@@ -1,5 +1,10 @@
 //! The functions of the traces that a side trace was started from: the frames that it runs in are theirs, and it has
 //! no constants of them.
+//!
+//! LuaJIT's sources: [`IRT_PROTO`], [`lj_record_setup`].
+//!
+//! [`IRT_PROTO`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L320-L323
+//! [`lj_record_setup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2892
 
 use lj_trace_common::memory::ReadMemory;
 

@@ -1,4 +1,8 @@
 //! A trace read whole: its header, intermediate code, snapshots and machine code.
+//!
+//! LuaJIT's sources: [`SnapShot`].
+//!
+//! [`SnapShot`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L180-L188
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;

@@ -1,4 +1,9 @@
 //! The traces of a VM that samples fell into, each read and attributed once.
+//!
+//! LuaJIT's sources: [`asm_loop`], [`lj_asm_trace`].
+//!
+//! [`asm_loop`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L1686-L1692
+//! [`lj_asm_trace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L2584-L2592
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -126,7 +131,7 @@ impl KnownTrace {
     }
 
     /// The snapshot at which the code at `offset` runs the garbage collector: where the trace begins, or its loop
-    /// (`asm_gc_check`, `lj_asm.c`).
+    /// (`asm_loop`, `lj_asm_trace`, `lj_asm.c`).
     pub fn collecting_snapshot(&self, offset: u32) -> usize {
         self.loop_snapshot.filter(|_| offset >= self.body.trace.mcloop).unwrap_or(0)
     }

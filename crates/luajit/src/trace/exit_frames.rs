@@ -1,5 +1,10 @@
-//! Which frames of an exit are on the Lua stack already: `lj_snap_restore` (`lj_snap.c`) puts them there one by one, and moves
-//! `L->base` along.
+//! Which frames of an exit are on the Lua stack already: [`lj_snap_restore`] (`lj_snap.c`) puts them there one by one.
+//! Without GC64 it moves `L->base` along; with GC64 it moves it once, at the end.
+//!
+//! LuaJIT's sources: [`TValue`].
+//!
+//! [`lj_snap_restore`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_snap.c#L971-L1013
+//! [`TValue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L174-L213
 
 use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
 

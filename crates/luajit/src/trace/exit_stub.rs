@@ -2,7 +2,7 @@
 //! of its traces. They push the number of the exit, low byte first, and jump to the VM's exit handler
 //! ([`asm_exitstub_gen`]).
 //!
-//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L7-L45
+//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
 
 use lj_trace_common::memory::ReadMemory;
 

@@ -1,5 +1,11 @@
 //! The frames of a snapshot: which functions were inlined into the trace where it would be left (after
-//! `lj_snap_restore` and `snapshot_framelinks`, `lj_snap.c`).
+//! [`lj_snap_restore`] and [`snapshot_framelinks`], `lj_snap.c`).
+//!
+//! LuaJIT's sources: [`SNAP_FRAME`].
+//!
+//! [`lj_snap_restore`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_snap.c#L940-L1029
+//! [`snapshot_framelinks`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_snap.c#L110-L158
+//! [`SNAP_FRAME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L195-L196
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;

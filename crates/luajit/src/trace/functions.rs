@@ -1,4 +1,9 @@
 //! The functions that play a part in a trace: those among its constants, and what its guards say of the rest.
+//!
+//! LuaJIT's sources: [`rec_call_specialize`], [`recff_xpairs`].
+//!
+//! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L796-L828
+//! [`recff_xpairs`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ffrecord.c#L514-L526
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -301,7 +306,7 @@ impl TraceFunctions {
     }
 
     /// Whether a library function may be what a loop iterates with, which `pairs` and `ipairs` put there as a constant
-    /// (`recff_pairs`, `recff_ipairs`, `lj_ffrecord.c`). So may one without a name.
+    /// (`recff_xpairs`, `lj_ffrecord.c`). So may one without a name.
     pub fn may_iterate(&self, ffid: u8) -> bool {
         self.names.builtin(ffid).is_none_or(|name| matches!(name, "ipairs_aux" | "next"))
     }

@@ -1,8 +1,15 @@
-//! The JIT compiler's intermediate code (`IRIns`, `lj_ir.h`): its format, and the opcodes of all numberings.
+//! The JIT compiler's intermediate code ([`IRIns`], `lj_ir.h`): its format, and the opcodes of all numberings.
 //!
 //! Releases number the opcodes differently, and nothing in a layout tells which numbering a build uses: OpenResty
 //! and Tarantool took some changes and not others. So it is found from the code itself: in a wrong numbering some
 //! operand is no operand ([`Numbering::fits`]).
+//!
+//! LuaJIT's sources: [`REF_BIAS`], [`IRT_*`], [`IRDEF`].
+//!
+//! [`IRIns`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L541-L580
+//! [`REF_BIAS`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L463-L471
+//! [`IRT_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L320-L327
+//! [`IRDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L14-L150
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,13 @@
 //! What the walk through a trace's bytecode asks of the live VM.
+//!
+//! LuaJIT's sources: [`asm_exitstub_gen`], [`CTState.miscmap`], [`ctype_state`], [`GCupval`],
+//! [`rec_upvalue_constify`].
+//!
+//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
+//! [`CTState.miscmap`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.h#L180
+//! [`ctype_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L661-L662
+//! [`GCupval`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L433-L446
+//! [`rec_upvalue_constify`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1760-L1782
 
 use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;

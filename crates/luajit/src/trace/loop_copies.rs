@@ -1,9 +1,15 @@
-//! Loops: their body is recorded once and copied once, with what does not change left out (`loop_unroll`,
+//! Loops: their body is recorded once and copied once, with what does not change left out ([`loop_unroll`],
 //! `lj_opt_loop.c`). The copy is what runs.
 //!
 //! Each recorded instruction is made again with what its operands have become, in order. Where all of those are known,
 //! so is what it must look like; where not (it became something that was there before, or a value that was stored),
 //! the copies up to the next one that is known may be of any of the instructions in between that can become such.
+//!
+//! LuaJIT's sources: [`fwd_ahload`], [`lj_opt_fwd_uload`].
+//!
+//! [`loop_unroll`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_loop.c#L265-L381
+//! [`fwd_ahload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L162-L255
+//! [`lj_opt_fwd_uload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L511-L541
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,4 +1,12 @@
 //! The machine code of a trace, as far as it tells what it was made from.
+//!
+//! LuaJIT's sources: [`asm_fparith`], [`emit_loadk64`], [`GPRDEF`], [`emit_setgl`], [`emit_rma`].
+//!
+//! [`asm_fparith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L2080-L2102
+//! [`emit_loadk64`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_emit_x86.h#L391-L431
+//! [`GPRDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_target_x86.h#L11-L18
+//! [`emit_setgl`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_emit_x86.h#L272-L276
+//! [`emit_rma`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_emit_x86.h#L348-L388
 
 use iced_x86::{
     Code as X86, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,

@@ -1,4 +1,14 @@
 //! The Lua frames of a sample that hit a trace: those within the trace, on top of those that are on the Lua stack.
+//!
+//! LuaJIT's sources: [`trace_exit_cp`], [`BC_JLOOP`], [`vm_exit_interp`], [`asm_exitstub_gen`], [`vm_exit_handler`],
+//! [`vm_exit_handler` without GC64].
+//!
+//! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
+//! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4749-L4756
+//! [`vm_exit_interp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2499-L2528
+//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
+//! [`vm_exit_handler`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2447-L2463
+//! [`vm_exit_handler` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L2850-L2874
 
 use std::sync::Arc;
 
@@ -36,7 +46,7 @@ pub enum NoTrace {
     /// It could not be found, or is gone.
     Gone,
     /// What was found does not fit the sample: it is a later trace at the same place.
-    Another,
+    Mismatch,
     /// It could not be read.
     Unreadable,
     /// Where the VM keeps its traces' snapshots is not known yet.
@@ -50,7 +60,7 @@ impl NoTrace {
     pub const fn describe(self) -> &'static str {
         match self {
             Self::Gone => "the trace was flushed before it could be read",
-            Self::Another => "the trace does not fit the Lua stack",
+            Self::Mismatch => "the trace does not fit the Lua stack",
             Self::Unreadable => "the trace could not be read",
             Self::Undecided => "the layout of traces is not decided yet",
             Self::Leaving => "between a trace and the interpreter",
@@ -147,7 +157,7 @@ pub fn resolve<M: ReadMemory>(
         Spot::Handler => Spot::Exit(exit_number(&hit, &trace).ok_or(NoTrace::Leaving)?),
         spot => spot,
     };
-    let bottom = hit.bottom().and_then(|bottom| hit.frames.get(bottom)).ok_or(NoTrace::Another)?;
+    let bottom = hit.bottom().and_then(|bottom| hit.frames.get(bottom)).ok_or(NoTrace::Mismatch)?;
     let layout = &vm.layout;
     match spot {
         Spot::Code(pc) => {
@@ -164,13 +174,13 @@ pub fn resolve<M: ReadMemory>(
             let span = trace.attribution.at(offset);
             let (chain, certain) = span.map_or((&[][..], false), |span| (&span.chain[..], span.certain));
             if !trace.may_be_base(offset, bottom.code) {
-                return Err(NoTrace::Another);
+                return Err(NoTrace::Mismatch);
             }
             fitting(memory, vm, &trace, chain, certain, bottom)
         }
         Spot::End | Spot::Handler => at_end(memory, layout, trace, bottom),
         Spot::Exit(exit) => {
-            let frames = trace.exit_frames(memory, layout, usize::from(exit)).ok_or(NoTrace::Another)?;
+            let frames = trace.exit_frames(memory, layout, usize::from(exit)).ok_or(NoTrace::Mismatch)?;
             let chain: Vec<_> = frames.iter().map(|frame| (frame.callee, frame.position)).collect();
             let records = hit.frames.get(hit.bottom().unwrap_or(0)..).unwrap_or_default();
             match restored(&frames, records, hit.is_being_restored()) {
@@ -250,7 +260,7 @@ fn fitting<M: ReadMemory>(
     };
     let fits = outermost.prototype() == Some(bottom.code);
     if !fits && !trace.functions.may_start_in(bottom.code) {
-        return Err(NoTrace::Another);
+        return Err(NoTrace::Mismatch);
     }
     let mut frames: Vec<FrameRecord> = Vec::with_capacity(chain.len());
     for &(callee, position) in chain.iter().rev() {

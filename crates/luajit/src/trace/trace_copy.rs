@@ -1,6 +1,6 @@
 //! Copies of traces: what the kernel half has taken of them at the first sample of each.
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_common::trace::{PIECES, TraceCopy, TraceIdentity};
 
 use crate::Trace;
@@ -44,7 +44,7 @@ pub struct Copied<'a, M> {
 }
 
 impl<M: ReadMemory> ReadMemory for Copied<'_, M> {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let within = |(start, bytes): &(u64, Vec<u8>)| plain_at(bytes, address.checked_sub(*start)?);
         match self.trace.pieces.iter().find_map(within) {
             Some(value) => Ok(value),

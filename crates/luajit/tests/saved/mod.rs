@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_luajit::Candidate;
 use lj_trace_process::Maps;
 
@@ -97,14 +97,14 @@ impl Saved {
 }
 
 impl ReadMemory for Saved {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         self.at(address).and_then(plain).ok_or(Unreadable)
     }
 }
 
 /// The value at the beginning of `bytes`.
-fn plain<T: Plain>(bytes: &[u8]) -> Option<T> {
+fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
-    // SAFETY: there are as many bytes as `T` has, `Plain` accepts any of them, and the read is unaligned.
+    // SAFETY: there are as many bytes as `T` has, `Pod` accepts any of them, and the read is unaligned.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }

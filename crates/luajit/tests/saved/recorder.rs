@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-use lj_trace_common::memory::{Plain, ReadMemory, Unreadable};
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_luajit::object::field;
 use lj_trace_luajit::{Candidate, Vm};
 use lj_trace_process::{Maps, Process, ProcessMemory};
@@ -98,7 +98,7 @@ impl Recorder {
 }
 
 impl ReadMemory for Recorder {
-    fn read<T: Plain>(&self, address: u64) -> Result<T, Unreadable> {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let size = size_of::<T>();
         if size > LARGEST || !self.maps.find(address).is_some_and(|mapping| mapping.write) {
             return Err(Unreadable);

@@ -1,4 +1,9 @@
 //! The plans for the allocators of real builds, from their real bytes.
+//!
+//! LuaJIT's sources: [`mem_alloc`], [`lj_alloc_f`].
+//!
+//! [`mem_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_aux.c#L340-L350
+//! [`lj_alloc_f`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L1473-L1483
 
 use super::*;
 

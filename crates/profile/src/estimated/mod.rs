@@ -86,7 +86,7 @@ impl EstimatedProfile {
     }
 
     fn symbol(&mut self, vm: usize, symbol: &Symbol) {
-        self.meet(vm);
+        self.register_vm(vm);
         if let Some(Annotation::Property { key, value }) = Annotation::from_symbol(symbol) {
             if let Some((mut line, life, frames)) = notes::parse_line(&key, &value) {
                 let root = std::iter::once(Frame::vm(vm));
@@ -107,7 +107,7 @@ impl EstimatedProfile {
     }
 
     #[inline]
-    fn meet(&mut self, vm: usize) {
+    fn register_vm(&mut self, vm: usize) {
         for new in self.sources.len()..=vm {
             self.sources.push(Sources::of_vm(Frame::vm(new)).within(STACKS));
         }
@@ -121,7 +121,7 @@ impl EstimatedProfile {
 
     #[inline]
     fn number_of(&mut self, vm: usize, source: Source) -> usize {
-        self.meet(vm);
+        self.register_vm(vm);
         let stack = self.sources[vm].stack(source, &mut self.stacks);
         self.number(vm, stack)
     }
@@ -139,7 +139,7 @@ impl EstimatedProfile {
     ///
     /// It is the same line before it is compiled and after: one source, with one error.
     pub fn line(&mut self, vm: usize, source: Source, mut frames: Vec<Frame>) {
-        self.meet(vm);
+        self.register_vm(vm);
         for frame in &mut frames {
             if let Frame::Lua { compiled, .. } = frame {
                 *compiled = false;
@@ -150,13 +150,13 @@ impl EstimatedProfile {
 
     /// A prototype of a VM was freed: its address may mean something else later.
     pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
-        self.meet(vm);
+        self.register_vm(vm);
         self.sources[vm].forget_prototype(proto);
     }
 
     /// Forgets all that [`line`](Self::line) said of a VM.
     pub fn forget_lines(&mut self, vm: usize) {
-        self.meet(vm);
+        self.register_vm(vm);
         self.sources[vm].forget_lines();
     }
 

@@ -143,7 +143,7 @@ impl MemoryProfile {
     /// Adds an event of the VM with this number, which counts from zero. The symbols of the VM are events too.
     #[inline]
     pub fn add(&mut self, vm: usize, event: &Event) {
-        self.meet(vm);
+        self.register_vm(vm);
         let source = match event {
             Event::Symbol(symbol) => return self.sources[vm].symbol(symbol, &mut self.losses),
             Event::Alloc { source, .. } | Event::Realloc { source, .. } | Event::Free { source, .. } => *source,
@@ -184,19 +184,19 @@ impl MemoryProfile {
 
     /// Says which Lua line a source on a trace is: a stream has no room for it.
     pub fn line(&mut self, vm: usize, source: Source, frames: Vec<Frame>) {
-        self.meet(vm);
+        self.register_vm(vm);
         self.sources[vm].line(source, frames);
     }
 
     /// A prototype of a VM was freed: its address may mean something else later.
     pub fn forget_prototype(&mut self, vm: usize, proto: u64) {
-        self.meet(vm);
+        self.register_vm(vm);
         self.sources[vm].forget_prototype(proto);
     }
 
     /// Forgets all that [`line`](Self::line) said of a VM.
     pub fn forget_lines(&mut self, vm: usize) {
-        self.meet(vm);
+        self.register_vm(vm);
         self.sources[vm].forget_lines();
     }
 
@@ -228,7 +228,7 @@ impl MemoryProfile {
     }
 
     #[inline]
-    fn meet(&mut self, vm: usize) {
+    fn register_vm(&mut self, vm: usize) {
         for new in self.sources.len()..=vm {
             self.sources.push(Sources::of_vm(Frame::vm(new)));
         }

@@ -3,6 +3,14 @@
 //! Lines with equal counts come in the order in which `pairs` visits a table with string keys, stirred by
 //! `table.sort`, which is not stable. Both are determined by LuaJIT: by its string hash, by its hash table, and by
 //! its quicksort. This is what tarantool/luajit b52fe979 (2024) does; its string hash has no seed.
+//!
+//! LuaJIT's sources: [`lj_str_new`], [`lj_fullhash`], [`lua_hash`], [`lj_tab_newkey`], [`auxsort`].
+//!
+//! [`lj_str_new`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_str.c#L169-L300
+//! [`lj_fullhash`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_str.c#L136-L165
+//! [`lua_hash`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_api.c#L1349-L1370
+//! [`lj_tab_newkey`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_tab.c#L456-L555
+//! [`auxsort`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lib_table.c#L196-L257
 
 use std::collections::HashMap;
 

@@ -1,4 +1,8 @@
 //! What `parse-memprof` prints for a memprof stream: the text of the release that reads the stream's version.
+//!
+//! LuaJIT's sources: [`lj_strfmt_wfnum`].
+//!
+//! [`lj_strfmt_wfnum`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_strfmt_num.c#L508-L514
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -327,8 +331,8 @@ fn human_readable(bytes: u64) -> String {
     if amount.fract() == 0.0 { format!("{amount:.0}{unit}") } else { format!("{}{unit}", two_decimals(amount)) }
 }
 
-/// `%.2f` of LuaJIT (`lj_strfmt_num.c`), which rounds a tie away from zero where C rounds it to an even digit: 453.125 is
-/// 453.13. Only multiples of 1/8 can be ties: all other numbers lie on one side, exactly.
+/// `%.2f` of Tarantool's LuaJIT (`lj_strfmt_num.c`), which rounds a tie away from zero where C, and later LuaJIT, round
+/// it to an even digit: 453.125 is 453.13. Only multiples of 1/8 can be ties: all other numbers lie on one side, exactly.
 fn two_decimals(amount: f64) -> String {
     let eighths = amount * 8.0;
     let is_tie = eighths.fract() == 0.0 && eighths % 2.0 == 1.0;

@@ -1,4 +1,8 @@
 //! A program with LuaJIT inside: it opens a VM and runs a script in it, as `luajit SCRIPT ARGUMENTS` does.
+//!
+//! LuaJIT's sources: [`LUA_GLOBALSINDEX`].
+//!
+//! [`LUA_GLOBALSINDEX`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L38
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStringExt as _;

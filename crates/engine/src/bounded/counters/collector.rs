@@ -1,13 +1,20 @@
 //! What the counters of one VM say between two readings.
 //!
 //! What was allocated, less what was freed explicitly, is the rise of `gc.total` and what a sweep has freed meanwhile; and
-//! by the latter `gc.estimate` falls (`gc_onestep`, `lj_gc.c`). When a sweep begins, the estimate is set anew (`atomic`
+//! by the latter `gc.estimate` falls ([`gc_onestep`], `lj_gc.c`). When a sweep begins, the estimate is set anew ([`atomic`]
 //! there): of what was allocated between the two readings with that in between, the part since then is what there is more
 //! than the estimate; the part before is estimated, without bias, by what was allocated just before ([`Collector::flipped`]).
 //! So it is right as long as there are some readings in a cycle.
 //!
 //! The collector of a small heap begins a thousand cycles a second and more. Then readings come in bursts of some
 //! microseconds ([`Collector::begin_burst`]), each of which resolves what it covers, and stands for the time before it.
+//!
+//! LuaJIT's sources: [`GCSfinalize`], [`LJ_MAX_STRTAB`].
+//!
+//! [`gc_onestep`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L661-L725
+//! [`atomic`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L621-L658
+//! [`GCSfinalize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.h#L11-L14
+//! [`LJ_MAX_STRTAB`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_def.h#L58
 
 use lj_trace_estimate::observation::Tables;
 

@@ -1,4 +1,8 @@
 //! Where a VM's counters lie.
+//!
+//! LuaJIT's sources: [`GCState`].
+//!
+//! [`GCState`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L594-L619
 
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
 

@@ -6,7 +6,7 @@ use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::random::Random;
 use lj_trace_streams::memprof::Event;
 
-use super::part::RecentObject;
+use super::part::RecentObjects;
 
 /// Chooses among the new blocks of each source, each with the same probability.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct Block {
     /// It was freed explicitly, or given another size, by now.
     pub freed: bool,
     /// Who may have it as a part: what came into being right before it.
-    pub recent: RecentObject,
+    pub recent: RecentObjects,
 }
 
 impl Choice {
@@ -52,7 +52,7 @@ impl Choice {
     }
 
     /// Takes a call of the allocator by the VM of this number, in the order of time, and what came into being before it.
-    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event, recent: &RecentObject) {
+    pub fn event(&mut self, source: SourceId, vm: usize, event: &Event, recent: &RecentObjects) {
         let freed = match *event {
             Event::Free { addr, .. } | Event::Realloc { old_addr: addr, .. } => Some(addr),
             _ => None,
@@ -96,7 +96,7 @@ impl Choice {
 impl Block {
     /// One of which nothing else is known.
     pub fn at(address: u64, size: u64) -> Self {
-        Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, recent: RecentObject::default() }
+        Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, recent: RecentObjects::default() }
     }
 }
 
@@ -120,9 +120,9 @@ mod tests {
     fn rare_sources_are_chosen_from_as_well_and_weights_add_up() {
         let mut choice = Choice::new(4);
         for i in 0..1000 {
-            choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &RecentObject::default());
+            choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &RecentObjects::default());
         }
-        choice.event(SourceId(1), 0, &made(0x99, 8), &RecentObject::default());
+        choice.event(SourceId(1), 0, &made(0x99, 8), &RecentObjects::default());
         let blocks = choice.take(4);
         assert_eq!(blocks.len(), 5);
         let weight = |id| blocks.iter().filter(|b| b.source == SourceId(id)).map(|b| b.weight).sum::<f64>();
@@ -136,7 +136,7 @@ mod tests {
         let mut first_half = 0;
         for _ in 0..500 {
             for i in 0..100 {
-                choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &RecentObject::default());
+                choice.event(SourceId(0), 0, &made(0x1000 + i * 64, 40), &RecentObjects::default());
             }
             first_half += choice.take(4).iter().filter(|block| block.address < 0x1000 + 50 * 64).count();
         }
@@ -147,17 +147,17 @@ mod tests {
     #[test]
     fn what_is_freed_explicitly_is_known() {
         let mut choice = Choice::new(4);
-        choice.event(SourceId(0), 0, &made(0x100, 40), &RecentObject::default());
-        choice.event(SourceId(0), 0, &freed(0x100), &RecentObject::default());
+        choice.event(SourceId(0), 0, &made(0x100, 40), &RecentObjects::default());
+        choice.event(SourceId(0), 0, &freed(0x100), &RecentObjects::default());
         // Another block at the same place.
-        choice.event(SourceId(0), 0, &made(0x100, 16), &RecentObject::default());
+        choice.event(SourceId(0), 0, &made(0x100, 16), &RecentObjects::default());
         let blocks = choice.take(4);
         assert_eq!(blocks.iter().map(|block| block.freed).collect::<Vec<_>>(), [true, false]);
         // Twice another size, the second time in the same place.
-        choice.event(SourceId(3), 0, &made(0x200, 64), &RecentObject::default());
+        choice.event(SourceId(3), 0, &made(0x200, 64), &RecentObjects::default());
         for old_addr in [0x200, 0x300] {
             let resized = Event::Realloc { source: BY, old_addr, old_size: 64, addr: 0x300, size: 128 };
-            choice.event(SourceId(3), 0, &resized, &RecentObject::default());
+            choice.event(SourceId(3), 0, &resized, &RecentObjects::default());
         }
         assert_eq!(choice.take(4).iter().map(|block| block.freed).collect::<Vec<_>>(), [true, true, false]);
     }

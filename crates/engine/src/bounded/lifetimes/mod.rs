@@ -3,7 +3,7 @@
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware
 //! watchpoint ([`lj_trace_common::lifetime`]), or a little later where there is none ([`polled`]). So deaths are known
-//! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`restraint`). What is part of
+//! exactly, without a probe where memory is freed. They are fewer the more cycles there are (`follow_budget`). What is part of
 //! an object (the slots of a table, the stack of a coroutine) lives as long as that does, and as long as it is not
 //! replaced by a larger one: the object that refers to it is found among those that were made lately ([`part`]), those that
 //! are followed, and in all of memory ([`search`]). [`lj_trace_estimate::life`] has what follows for each source.
@@ -11,6 +11,11 @@
 //! Limits: a string that is made again while it is dead and not swept yet lives on, and counts as dead. What has a
 //! finalizer lives a cycle longer than it is in reach. Blocks that nothing is found to refer to (string buffers, or a table's
 //! slots if the table is looked for longer than a cycle takes) are counted, but not followed.
+//!
+//! LuaJIT's sources: [`lj_str_new`], [`lj_gc_separateudata`].
+//!
+//! [`lj_str_new`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_str.c#L331-L336
+//! [`lj_gc_separateudata`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L142-L169
 
 pub mod choice;
 
@@ -41,7 +46,7 @@ use self::choice::{Block, Choice};
 use self::follow_budget::{FollowBudget, Verdict};
 use self::object::{Object, object_in};
 use self::observer::Observer;
-use self::part::{Part, RecentObject, find_owners};
+use self::part::{Part, RecentObjects, find_owners};
 use self::places::{Place, Places};
 use self::polled::Polled;
 use self::search::Search;
@@ -64,7 +69,7 @@ pub struct Lifetimes {
     shapes: Vec<Shape>,
     choice: Choice,
     /// By VM.
-    recent: Vec<RecentObject>,
+    recent: Vec<RecentObjects>,
     search: Search,
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
@@ -118,7 +123,7 @@ impl Lifetimes {
         self.observer.add(self.shapes.len(), currentwhite);
         self.currentwhites.push(currentwhite);
         self.shapes.push(Shape::new(vm.layout));
-        self.recent.push(RecentObject::default());
+        self.recent.push(RecentObjects::default());
         self.grown.push(VecDeque::new());
         self.flips.push(0);
     }
@@ -255,7 +260,7 @@ impl Lifetimes {
     }
 
     /// Follows no more than may be: where there are many cycles, looking at all of them at each costs the target too much.
-    fn restrain(&mut self) {
+    fn keep_to_budget(&mut self) {
         let Some(spent) = self.observer.spent().filter(|_| self.budget.is_due(now())) else { return };
         let Some(cpu) = cpu_time(self.pid) else { return };
         match self.budget.judge(now(), cpu, spent, self.places.taken()) {
@@ -312,7 +317,7 @@ impl Lifetimes {
 
     /// Takes note of who has died. To be called some times a second.
     pub fn look(&mut self) {
-        self.restrain();
+        self.keep_to_budget();
         let mut flipped = false;
         for (vm, known) in self.flips.iter_mut().enumerate() {
             let flips = self.observer.watched(vm).flips;

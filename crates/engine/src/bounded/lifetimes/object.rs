@@ -1,4 +1,11 @@
 //! Whether a block of memory is an object: parts of tables, stacks and buffers are blocks as well.
+//!
+//! LuaJIT's sources: [`lj_cdata_new`], [`lj_mem_newgco`], [`trace_save`], [`gc_freefunc`].
+//!
+//! [`lj_cdata_new`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_cdata.h#L38-L50
+//! [`lj_mem_newgco`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L884-L897
+//! [`trace_save`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L145-L170
+//! [`gc_freefunc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L381-L399
 
 use lj_trace_common::layout::gct;
 use lj_trace_luajit::object::marked_offset;

@@ -1,5 +1,11 @@
 //! Which object a block is part of: the slots of tables and the stacks of coroutines are blocks of their own, which live as
 //! long as what refers to them.
+//!
+//! LuaJIT's sources: [`GCtab`], [`lua_State`], [`LJ_MAX_COLOSIZE`].
+//!
+//! [`GCtab`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L499-L512
+//! [`lua_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L692-L706
+//! [`LJ_MAX_COLOSIZE`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_def.h#L62
 
 use std::collections::{HashMap, HashSet};
 
@@ -74,27 +80,27 @@ pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -
 
 /// What may be tables and coroutines of a VM that came into being lately: whoever makes one mostly fills it at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RecentObject {
+pub struct RecentObjects {
     /// Their addresses.
-    blocks: [u64; NEWBORN],
+    blocks: [u64; RECENT_OBJECTS],
     /// The place of the next one.
     next: usize,
 }
 
 /// How many are kept in mind.
-const NEWBORN: usize = 16;
+const RECENT_OBJECTS: usize = 16;
 
 /// Small tables have their array part with them (`LJ_MAX_COLOSIZE`, `lj_def.h`).
 const MOST_SLOTS: u64 = 16;
 
-impl RecentObject {
+impl RecentObjects {
     /// Takes a new block.
     #[inline]
     pub fn add(&mut self, shape: &Shape, address: u64, size: u64) {
         let is_table = (shape.table..=shape.table + MOST_SLOTS * VALUE).contains(&size);
         if is_table || size == u64::from(shape.layout.sizeof_l) {
             self.blocks[self.next] = address;
-            self.next = (self.next + 1) % NEWBORN;
+            self.next = (self.next + 1) % RECENT_OBJECTS;
         }
     }
 
@@ -169,7 +175,7 @@ mod tests {
 
     #[test]
     fn tables_are_known_by_their_size() {
-        let mut recent = RecentObject::default();
+        let mut recent = RecentObjects::default();
         for (address, size) in [(1, 64), (2, 64 + 128), (3, 40), (4, 96)] {
             recent.add(&shape(), address, size);
         }

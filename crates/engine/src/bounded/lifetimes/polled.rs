@@ -7,6 +7,10 @@
 //! counts as the old one, alive; and what was allocated in between counts as having survived. With readings every
 //! millisecond that is as much as the collector sweeps, and the program allocates, in one. Of two flips between two readings
 //! nothing shows but in the other counters: then all objects are lost sight of.
+//!
+//! LuaJIT's sources: [`atomic`].
+//!
+//! [`atomic`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_gc.c#L621-L658
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

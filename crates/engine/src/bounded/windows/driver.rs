@@ -162,7 +162,7 @@ fn busy_cores(pid: u32) -> f64 {
 const SEVERAL_TICKS: u64 = 20_000_000;
 
 /// Why the thread ends.
-struct Over;
+struct Stopped;
 
 struct Driver {
     opener: WindowOpener,
@@ -187,7 +187,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn run(&mut self) -> Result<(), Over> {
+    fn run(&mut self) -> Result<(), Stopped> {
         loop {
             self.note_use();
             self.probes = (self.cost)().unwrap_or(ASSUMED);
@@ -204,14 +204,14 @@ impl Driver {
     }
 
     /// Sleeps, unless it is over.
-    fn wait(&self, time: Duration) -> Result<(), Over> {
+    fn wait(&self, time: Duration) -> Result<(), Stopped> {
         match self.stopped.recv_timeout(time) {
             Err(RecvTimeoutError::Timeout) => Ok(()),
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => Err(Over),
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => Err(Stopped),
         }
     }
 
-    fn open(&mut self) -> Result<(WindowProbes, Nanos), Over> {
+    fn open(&mut self) -> Result<(WindowProbes, Nanos), Stopped> {
         let probes = match self.first.take() {
             Some(first) => Some(first),
             None => {
@@ -221,7 +221,7 @@ impl Driver {
         };
         let Some(probes) = probes.filter(|_| self.opener.gate().open(self.number).is_ok()) else {
             let _ = self.events.send(WindowEvent::Failed);
-            return Err(Over);
+            return Err(Stopped);
         };
         Ok((probes, now()))
     }
@@ -233,7 +233,7 @@ impl Driver {
         opened: Nanos,
         stayed: bool,
         before: Counted,
-    ) -> Result<(Counted, Nanos), Over> {
+    ) -> Result<(Counted, Nanos), Stopped> {
         let (number, closed) = (self.number, now());
         self.closed = closed;
         let _ = self.opener.gate().close();
@@ -241,11 +241,11 @@ impl Driver {
         // The target is free within a millisecond, this thread only some 20 to 70 ms later.
         drop(probes);
         let cost = after.memory_profile(self.probes) - before.memory_profile(self.probes);
-        self.events.send(WindowEvent::Closed { number, opened, closed, stayed, cost }).map_err(|_| Over)?;
+        self.events.send(WindowEvent::Closed { number, opened, closed, stayed, cost }).map_err(|_| Stopped)?;
         Ok((after, closed))
     }
 
-    fn window(&mut self, length: Duration) -> Result<(), Over> {
+    fn window(&mut self, length: Duration) -> Result<(), Stopped> {
         let before = Counted::read(&self.counts);
         let (probes, opened) = self.open()?;
         let end = opened + length.as_nanos() as Nanos;
@@ -270,12 +270,12 @@ impl Driver {
     }
 
     /// Leaves the probes in as long as they cost little, and are all that there are to be.
-    fn stay(&mut self) -> Result<(), Over> {
+    fn stay(&mut self) -> Result<(), Stopped> {
         let before = Counted::read(&self.counts);
         let allocators = self.opener.allocators();
         let (probes, opened) = self.open()?;
         let mut spent = before;
-        let mut over = self.events.send(WindowEvent::Staying { number: self.number, opened }).map_err(|_| Over);
+        let mut over = self.events.send(WindowEvent::Staying { number: self.number, opened }).map_err(|_| Stopped);
         while over.is_ok() && self.policy.may_stay() && self.opener.allocators() == allocators {
             over = self.wait(if self.policy.is_tight() { LOOK } else { LOOK_AT_STAYING });
             let counted = Counted::read(&self.counts);

@@ -2,6 +2,14 @@
 //!
 //! The assembler goes through the intermediate code backwards and puts machine code in front of machine code, so both
 //! are in the same order. Between the code of two instructions stand loads and moves of registers that may be of either.
+//!
+//! LuaJIT's sources: [`lj_asm_trace`], [`ir_sideeff`], [`asm_div`], [`asm_uref`], [`asm_fuseequal`].
+//!
+//! [`lj_asm_trace`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L2564-L2579
+//! [`ir_sideeff`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L599-L603
+//! [`asm_div`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L1742-L1751
+//! [`asm_uref`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L1401-L1430
+//! [`asm_fuseequal`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L1765-L1774
 
 use iced_x86::Mnemonic;
 
@@ -40,7 +48,7 @@ fn calls(ir: Ir) -> Option<bool> {
         | Ir::BUFSTR
         | Ir::NEWREF => Some(true),
         Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::RETF => Some(false),
-        // Those of 64-bit integers may be functions (`lj_carith.c`).
+        // Divisions of 64-bit integers are calls (`asm_div`, `lj_asm.c`). Multiplications never are, which is not used.
         Ir::MUL | Ir::DIV => None,
         _ if is_value(ir) => Some(false),
         _ => None,
@@ -127,7 +135,7 @@ pub fn is_visible(opcode: &Opcode, ins: Ins) -> bool {
 }
 
 /// Whether an instruction is a guard that always leaves a conditional jump. Those of upvalues' references may leave none
-/// (`asm_uref`), and one of a lookup is made by it (`asm_ir`, `lj_asm.c`).
+/// (`asm_uref`), and one of a lookup is made by it (`asm_fuseequal`, `lj_asm.c`).
 fn is_check(ir: Ir, ins: Ins) -> bool {
     ins.is_guard()
         && matches!(

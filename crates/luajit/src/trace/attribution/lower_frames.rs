@@ -1,4 +1,9 @@
 //! The lower frames that a trace returns to (`RETF`): from each such return on, `jit_base` is that frame's.
+//!
+//! LuaJIT's sources: [`asm_retf`], [`asm_tail_link`].
+//!
+//! [`asm_retf`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L791-L811
+//! [`asm_tail_link`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L2166-L2169
 
 use lj_trace_common::layout::VmLayout;
 

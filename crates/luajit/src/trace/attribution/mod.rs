@@ -4,6 +4,10 @@
 //! have gone through the bytecode ([`super::reading`]); the machine code is put beside the intermediate code, again in
 //! all ways that are possible (`code`). What belongs to the same function in all of them is certain. The rest is given
 //! to the innermost frame that all of them share, and marked.
+//!
+//! LuaJIT's sources: [`lj_snap_replay`].
+//!
+//! [`lj_snap_replay`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_snap.c#L508-L689
 
 mod assembly;
 mod code;

@@ -1,4 +1,9 @@
 //! Comparisons and loops: where they go.
+//!
+//! LuaJIT's sources: [`rec_comp_fixup`], [`rec_for`].
+//!
+//! [`rec_comp_fixup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2206-L2224
+//! [`rec_for`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L567-L585
 
 use super::kinds::is_comparison;
 use super::{Place, Reader, Step, VmQueries};

@@ -1,4 +1,13 @@
 //! Calls and returns: which functions they lead into, and where they come back to.
+//!
+//! LuaJIT's sources: [`callunroll`], [`lj_opt_dse_ahstore`], [`rec_call_setup`], [`lj_record_ret`],
+//! [`rec_call_specialize`].
+//!
+//! [`callunroll`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L122-L123
+//! [`lj_opt_dse_ahstore`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L368-L386
+//! [`rec_call_setup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L831-L861
+//! [`lj_record_ret`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1000-L1011
+//! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L809-L818
 
 use super::{Constant, Phase, Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::{Metamethod, Op};

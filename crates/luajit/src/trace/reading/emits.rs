@@ -1,5 +1,20 @@
 //! Which intermediate code a bytecode can make (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`, and what `lj_opt_fold.c`
 //! and `lj_opt_narrow.c` turn it into). More than it makes is allowed here, never less.
+//!
+//! LuaJIT's sources: [`lj_record_ins`], [`lj_ffrecord_func`], [`recff_cdata_index`], [`lj_opt_fold`],
+//! [`lj_opt_narrow_arith`], [`rec_comp_prep`], [`rec_upvalue`], [`rec_mm_arith`], [`lj_record_idx`],
+//! [`lj_ir_ggfload`].
+//!
+//! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2227-L2793
+//! [`lj_ffrecord_func`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ffrecord.c#L1651-L1664
+//! [`recff_cdata_index`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_crecord.c#L813-L955
+//! [`lj_opt_fold`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_fold.c#L2524-L2596
+//! [`lj_opt_narrow_arith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L526-L540
+//! [`rec_comp_prep`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2197-L2203
+//! [`rec_upvalue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1794-L1805
+//! [`rec_mm_arith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1161-L1187
+//! [`lj_record_idx`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1544-L1562
+//! [`lj_ir_ggfload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.c#L151-L159
 
 use super::kinds::compares_two;
 use super::{Phase, Place, Reader, Step, Value, VmQueries};

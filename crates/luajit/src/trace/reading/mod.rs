@@ -7,11 +7,17 @@
 //!
 //! - a bytecode makes certain instructions only (`emits`), of certain operands (`operands`);
 //! - only functions are called that are constants of the trace, since each call makes its function one
-//!   (`rec_call_specialize`), and of a value that a guard holds against functions only those;
+//!   ([`rec_call_specialize`]), and of a value that a guard holds against functions only those;
 //! - a snapshot was taken at its PC, in its frames, with its values in their slots;
 //! - the way is connected, from the first snapshot to the last one that was recorded.
 //!
 //! What an instruction belongs to is certain if it belongs to the same in all of them.
+//!
+//! LuaJIT's sources: [`lj_record_ins`], [`SNAP_FRAME`].
+//!
+//! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2227-L2793
+//! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L796-L828
+//! [`SNAP_FRAME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L195-L196
 
 mod branches;
 mod calls;

@@ -1,4 +1,11 @@
 //! What a bytecode must have made: a reading in which it has not is none.
+//!
+//! LuaJIT's sources: [`rec_call_specialize`], [`lj_record_mm_lookup`], [`lj_record_ins`], [`lj_opt_fold`].
+//!
+//! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L796-L828
+//! [`lj_record_mm_lookup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1111-L1135
+//! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2335-L2346
+//! [`lj_opt_fold`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_fold.c#L2524-L2596
 
 use std::collections::HashSet;
 use std::ops::Range;

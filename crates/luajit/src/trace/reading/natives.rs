@@ -1,4 +1,11 @@
 //! Library functions: what they make of what they are given, what they must have made, and where they go on.
+//!
+//! LuaJIT's sources: [`lj_ffrecord_func`], [`recff_pcall`], [`recff_metacall`], [`crec_tailcall`].
+//!
+//! [`lj_ffrecord_func`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ffrecord.c#L1651-L1664
+//! [`recff_pcall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ffrecord.c#L528-L575
+//! [`recff_metacall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ffrecord.c#L452-L476
+//! [`crec_tailcall`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_crecord.c#L733-L743
 
 use std::ops::Range;
 

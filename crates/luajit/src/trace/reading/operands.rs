@@ -1,4 +1,9 @@
 //! Which operands an instruction can have that a bytecode has made.
+//!
+//! LuaJIT's sources: [`lj_opt_narrow_arith`], [`narrow_conv_emit`].
+//!
+//! [`lj_opt_narrow_arith`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L526-L540
+//! [`narrow_conv_emit`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L357-L402
 
 use super::kinds::{is_arithmetic, is_comparison, is_lookup, is_store};
 use super::{Place, Reader, Step, Value, VmQueries};

@@ -1,4 +1,8 @@
 //! The order in which a bytecode makes its instructions: what comes last, and what nothing follows.
+//!
+//! LuaJIT's sources: [`fwd_ahload`].
+//!
+//! [`fwd_ahload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L180-L242
 
 use std::ops::Range;
 

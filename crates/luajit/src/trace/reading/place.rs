@@ -1,4 +1,8 @@
 //! Where a reading is, and what it knows there.
+//!
+//! LuaJIT's sources: [`lj_record_setup`].
+//!
+//! [`lj_record_setup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2933-L2948
 
 use std::rc::Rc;
 

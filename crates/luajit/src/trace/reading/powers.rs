@@ -1,4 +1,11 @@
 //! What a trace can have done at all, told by its constants: what is not among them did not happen.
+//!
+//! LuaJIT's sources: [`rec_mm_prep`], [`lj_record_mm_lookup`], [`contptr`], [`IRFLDEF`].
+//!
+//! [`rec_mm_prep`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1073-L1086
+//! [`lj_record_mm_lookup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1143-L1156
+//! [`contptr`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L896-L904
+//! [`IRFLDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.h#L193-L197
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
@@ -48,7 +55,7 @@ impl Powers {
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
             match op {
                 Some(Op::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), functions, text),
-                // Without GC64, a continuation is its distance from the VM's first instruction (`contptr`, `lj_frame.h`).
+                // Without GC64, a continuation is its distance from the VM's first instruction (`contptr`, `lj_obj.h`).
                 Some(Op::KPTR | Op::KKPTR) if !gc64 => powers.metamethods |= (1..1 << 18).contains(&ins.literal()),
                 Some(Op::KGC) if ins.kind_of_result() == irt::CDATA => powers.cdata = true,
                 Some(Op::KGC) if ins.kind_of_result() == irt::STR => {

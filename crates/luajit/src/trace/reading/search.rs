@@ -1,5 +1,16 @@
 //! The search for all readings: forward through everything that is possible, then backward from where a reading ends,
 //! so that only what lies on a whole reading counts.
+//!
+//! LuaJIT's sources: [`lj_record_ins`], [`rec_for_loop`], [`lj_record_setup`], [`SNAP_FRAME`], [`sload`],
+//! [`lj_record_idx`], [`rec_upvalue`].
+//!
+//! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2283-L2289
+//! [`rec_for_loop`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L480-L518
+//! [`lj_record_setup`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2904-L2943
+//! [`SNAP_FRAME`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L195-L196
+//! [`sload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L201-L209
+//! [`lj_record_idx`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1613
+//! [`rec_upvalue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1850-L1854
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -353,7 +364,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
     }
 
-    /// What a load has loaded: nil, false and true are constants from then on (`sloadt`, `lj_record_idx`, `rec_upvalue`,
+    /// What a load has loaded: nil, false and true are constants from then on (`sload`, `lj_record_idx`, `rec_upvalue`,
     /// `lj_record.c`).
     pub(super) fn loaded_value(&self, load: u16) -> Value {
         if self.body.code.ins(load).kind_of_result() <= irt::TRUE { Value::Constant } else { Value::Ref(load) }

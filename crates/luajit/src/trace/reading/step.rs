@@ -1,4 +1,10 @@
 //! One bytecode: what it leaves, and where it goes on.
+//!
+//! LuaJIT's sources: [`lj_record_ins`], [`rec_upvalue`], [`lj_record_idx`].
+//!
+//! [`lj_record_ins`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L2359-L2412
+//! [`rec_upvalue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1813-L1833
+//! [`lj_record_idx`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1598-L1614
 
 use super::branches::jump;
 use super::kinds::{RESULTS, is_arithmetic, is_comparison};

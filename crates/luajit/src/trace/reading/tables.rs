@@ -1,4 +1,8 @@
 //! Tables: which lookups and stores are those of a bytecode, and which may have left nothing.
+//!
+//! LuaJIT's sources: [`fwd_ahload`].
+//!
+//! [`fwd_ahload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L162-L242
 
 use super::{Place, Reader, Step, Value, VmQueries};
 use crate::bytecode::Op;

@@ -1,4 +1,10 @@
 //! Upvalues: which references are to those of a function, and what they hold.
+//!
+//! LuaJIT's sources: [`cse_uref`], [`rec_upvalue`], [`lj_opt_fwd_uload`].
+//!
+//! [`cse_uref`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_fold.c#L2161-L2187
+//! [`rec_upvalue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1785-L1865
+//! [`lj_opt_fwd_uload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L511-L541
 
 use std::collections::HashSet;
 
