@@ -447,21 +447,36 @@ fn parse_share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a time such as `30s`, `1.5m` or `500ms`; a bare number counts seconds.
+/// Reads a time such as `30s`, `1h30m`, `1.5m` or `500ms`; a bare number counts seconds.
 pub(in crate::commands) fn parse_duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let seconds = match unit {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("unknown unit `{unit}`: use ms, s, m or h")),
-    };
-    let number: f64 = number.parse().map_err(|_| "expected a time such as 30s, 5m or 500ms".to_owned())?;
-    match Duration::try_from_secs_f64(number * seconds) {
+    const EXPECTED: &str = "expected a time such as 30s, 5m, 1h30m or 500ms";
+    let is_digit = |c: char| c.is_ascii_digit() || c == '.';
+    let (mut rest, mut seconds) = (text, 0.0);
+    loop {
+        let (number, unit) = rest.split_at(rest.find(|c| !is_digit(c)).unwrap_or(rest.len()));
+        let (unit, further) = unit.split_at(unit.find(is_digit).unwrap_or(unit.len()));
+        let factor = match unit {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" | "min" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            // `1h30` may mean minutes or seconds.
+            "" if number == text => 1.0,
+            "" => return Err(EXPECTED.to_owned()),
+            _ => return Err(format!("unknown unit `{unit}`: use ms, s, m, h or d")),
+        };
+        let number: f64 = number.parse().map_err(|_| EXPECTED.to_owned())?;
+        seconds += number * factor;
+        if further.is_empty() {
+            break;
+        }
+        rest = further;
+    }
+    match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("the time must be more than nothing, and fit".to_owned()),
+        Ok(_) => Err("the duration must be greater than zero".to_owned()),
+        Err(_) => Err("the duration is too long".to_owned()),
     }
 }
 
@@ -478,11 +493,12 @@ fn parse_size(text: &str) -> Result<u64, String> {
         _ => return Err(format!("unknown unit `{unit}`: use k, M, G or T")),
     };
     let number: u64 = number.parse().map_err(|_| "expected a size such as 500M or 2G".to_owned())?;
-    number.checked_shl(shift).filter(|size| *size > 0 && size >> shift == number).ok_or(
-        "the size must be more than \
-        nothing, and fit"
-            .to_owned(),
-    )
+    let size = number.checked_shl(shift).filter(|size| size >> shift == number);
+    match size {
+        Some(0) => Err("the size must be greater than zero".to_owned()),
+        Some(size) => Ok(size),
+        None => Err("the size is too large".to_owned()),
+    }
 }
 
 /// Reads an address as `lj-trace list` shows it.
@@ -582,7 +598,10 @@ mod tests {
         assert_eq!(parse_duration("7"), Ok(Duration::from_secs(7)));
         assert_eq!(parse_duration("1.5m"), Ok(Duration::from_secs(90)));
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
-        for wrong in ["", "s", "0", "0s", "-1s", "5x", "1..2s", "99999999999999999999h"] {
+        assert_eq!(parse_duration("1h30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("1d1h1m1s1ms"), Ok(Duration::from_millis(90_061_001)));
+        for wrong in ["", "s", "0", "0s", "0m0s", "-1s", "5x", "1..2s", "99999999999999999999h", "1h30", "1h 30m", "h1"]
+        {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
         }
     }
