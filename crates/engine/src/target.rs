@@ -2,6 +2,8 @@
 
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::programs::Programs;
+use lj_trace_probes::sampler::Places;
 use lj_trace_process::family::descendants;
 use lj_trace_process::{Maps, Process};
 
@@ -34,6 +36,10 @@ impl RecordTarget {
     /// It cannot be recorded.
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let process = Process::open(options.pid)?;
+        let wanted = options.wanted(1);
+        if wanted.may_share() && options.testing.events == Places::Auto {
+            Programs::load_ahead(wanted, &process, options.rate);
+        }
         let maps = process.maps()?;
         let explain = |error| EngineError::from(error).unless_gone(&process);
         let mut found = find_first_vms(&process, &maps).map_err(explain)?;

@@ -51,6 +51,13 @@ impl Programs {
         Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
     }
 
+    /// Begins to load what [`join`](Self::join) is going to want, while the process is looked at.
+    pub fn load_ahead(wanted: Wanted, process: &Process, rate: u32) {
+        if let Ok((namespace, _)) = number(process) {
+            Set::load_ahead(wanted, (rate, namespace));
+        }
+    }
+
     /// Prepares a sampler `rate` times a second, which `process` shares with all others that are sampled at this rate: the same
     /// programs, maps and events on CPUs. Where the kernel has no such events it is as with [`Self::load`].
     ///

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
 
 use aya::maps::Map;
 use aya::{Ebpf, EbpfLoader};
@@ -80,6 +81,9 @@ pub(super) type Kind = (u32, PidNamespace);
 /// Why there are no events of a kind: where the kernel refuses them, the programs are not loaded again for each process.
 static REFUSED: Mutex<Vec<(Kind, String)>> = Mutex::new(Vec::new());
 
+/// A set that is being loaded before it is asked for.
+static AHEAD: Mutex<Option<(Kind, JoinHandle<anyhow::Result<Set>>)>> = Mutex::new(None);
+
 /// All that take one process more.
 static SHARED: Mutex<Vec<(Kind, Weak<Set>)>> = Mutex::new(Vec::new());
 
@@ -108,7 +112,18 @@ impl Set {
             anyhow::bail!("{why}");
         }
         let expected = vms.saturating_mul(wanted.processes).saturating_mul(2);
-        let mut set = Self::load_as(wanted, expected.clamp(LEAST_SHARED_VMS, MAX_SAMPLED_VMS), MAX_PROCESSES)?;
+        let expected = expected.clamp(LEAST_SHARED_VMS, MAX_SAMPLED_VMS);
+        let set = match Self::take_ahead(kind) {
+            Some(set) if set.vms >= expected => set,
+            _ => Self::load_shared(wanted, kind, expected)?,
+        };
+        let set = Arc::new(set);
+        shared.push((kind, Arc::downgrade(&set)));
+        Ok(set)
+    }
+
+    fn load_shared(wanted: Wanted, kind: Kind, vms: u32) -> anyhow::Result<Self> {
+        let mut set = Self::load_as(wanted, vms, MAX_PROCESSES)?;
         {
             let mut ebpf = lock(&set.ebpf);
             let ring = Ring::of_map(take_map(&mut ebpf, "SAMPLES")?)?;
@@ -118,9 +133,25 @@ impl Set {
                 .inspect_err(|error| lock(&REFUSED).push((kind, whole(error))))?;
             set.events = Some(Arc::new(Mutex::new(events)));
         }
-        let set = Arc::new(set);
-        shared.push((kind, Arc::downgrade(&set)));
         Ok(set)
+    }
+
+    /// Begins to load the set that is going to be asked for, in a thread of its own: the kernel takes 0.2 s to verify the
+    /// sampler, in which the process can be searched for its VMs. If it cannot be loaded whoever asks is told why.
+    pub fn load_ahead(wanted: Wanted, kind: Kind) {
+        let mut ahead = lock(&AHEAD);
+        if ahead.as_ref().is_some_and(|(known, _)| *known == kind) {
+            return;
+        }
+        let load = move || Self::load_shared(wanted, kind, LEAST_SHARED_VMS);
+        // Without a thread it is loaded when it is asked for.
+        *ahead = thread::Builder::new().name("load".to_owned()).spawn(load).ok().map(|thread| (kind, thread));
+    }
+
+    /// The set that was loaded ahead, if it is of this kind.
+    fn take_ahead(kind: Kind) -> Option<Self> {
+        let (_, thread) = lock(&AHEAD).take_if(|(ahead, _)| *ahead == kind)?;
+        thread.join().ok()?.ok()
     }
 
     fn load_as(wanted: Wanted, vms: u32, processes: u32) -> anyhow::Result<Self> {
