@@ -6,11 +6,11 @@
 
 mod activity;
 mod allocation;
-mod bench_baseline;
+#[cfg(feature = "bench")]
+mod bench;
 mod chosen;
 mod clock;
 mod count;
-mod empty;
 mod kernel_stack;
 mod lifetimes;
 #[cfg(feature = "log")]

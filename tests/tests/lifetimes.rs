@@ -93,7 +93,7 @@ fn follow(program: &Program) -> Result<Run> {
     let wanted = Wanted { memory: true, ..Wanted::nothing() };
     let mut programs = Programs::load(wanted, &vms.iter().map(|vm| vm.config()).collect::<Vec<_>>())?;
     let mut lifetimes = Lifetimes::attach(&mut programs, &process, &vms)?;
-    let mut probes = AllocationProbes::attach(&mut programs, &process, &maps, &vms, Handlers::Record)?;
+    let mut probes = AllocationProbes::attach(&mut programs, &process, &maps, &vms, Handlers::RECORD)?;
     workload.go()?;
     let (mut turns, mut flips) = (0, Vec::new());
     let each_turn = line_of(WORKLOAD, "temporary");

@@ -26,7 +26,8 @@ pub struct Options {
 /// Builds lj-trace and gives the binary's path: one that needs no shared library, if it is optimized and the C library
 /// allows it. What setup installs must be there.
 pub fn build(options: &Options) -> Result<PathBuf> {
-    let object = build_bpf(options.bpf_log)?;
+    let programs = if options.bpf_log { BpfPrograms::Logging } else { BpfPrograms::Shipped };
+    let object = build_bpf(programs)?;
     let program = ["--package", "lj-trace", "--bin", "lj-trace"];
     let built = |profile: &str| paths::target().join(profile).join("lj-trace");
     if options.debug {
@@ -48,19 +49,57 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     Ok(binary)
 }
 
-/// Builds the BPF programs, always optimized as the kernel's verifier wants them, and gives the object's path.
-pub fn build_bpf(log: bool) -> Result<PathBuf> {
-    let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
-    let mut cargo = toolchain.cargo("build")?;
-    cargo.args(["--release", "--package", "lj-trace-ebpf"]);
-    if log {
-        cargo.args(["--features", "log"]);
-    }
-    run(&mut cargo)?;
-    Ok(bpf_object())
+/// Builds the program that puts probes on allocators which do less than lj-trace's, for a benchmark, and gives its path.
+///
+/// It is an example of the crate that attaches them, with BPF programs that lj-trace does not have.
+pub fn build_bare_probes() -> Result<PathBuf> {
+    let object = build_bpf(BpfPrograms::Bench)?;
+    let example = ["--package", "lj-trace-probes", "--example", "bare_probes", "--release"];
+    let (mut cargo, folder) = match static_cargo("build")? {
+        Some(cargo) => (cargo, paths::target().join(HOST)),
+        None => (host_cargo("build")?, paths::target()),
+    };
+    run(cargo.args(example).env(BPF_OBJECT, object))?;
+    Ok(folder.join("release/examples/bare_probes"))
 }
 
-/// Where [`build_bpf`] puts the object.
+/// Which BPF programs are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BpfPrograms {
+    /// Those of lj-trace.
+    Shipped,
+    /// The same, which log what they do.
+    Logging,
+    /// The same, and what a benchmark compares with.
+    Bench,
+}
+
+impl BpfPrograms {
+    /// Where they are built: what tests use is not to change under them.
+    pub fn target(self) -> PathBuf {
+        paths::target().join(if self == Self::Bench { "bpf-bench" } else { "bpf" })
+    }
+
+    fn object(self) -> PathBuf {
+        self.target().join("bpfel-unknown-none/release/lj-trace-probe")
+    }
+}
+
+/// Builds BPF programs, always optimized as the kernel's verifier wants them, and gives the object's path.
+pub fn build_bpf(programs: BpfPrograms) -> Result<PathBuf> {
+    let toolchain = BpfToolchain::find().context("no BPF toolchain: run `cargo xtask setup`")?;
+    let mut cargo = toolchain.cargo("build", &programs.target())?;
+    cargo.args(["--release", "--package", "lj-trace-ebpf"]);
+    match programs {
+        BpfPrograms::Shipped => {}
+        BpfPrograms::Logging => _ = cargo.args(["--features", "log"]),
+        BpfPrograms::Bench => _ = cargo.args(["--features", "bench"]),
+    }
+    run(&mut cargo)?;
+    Ok(programs.object())
+}
+
+/// Where lj-trace's BPF programs are once they are built.
 pub fn bpf_object() -> PathBuf {
-    paths::target().join("bpf/bpfel-unknown-none/release/lj-trace-probe")
+    BpfPrograms::Shipped.object()
 }

@@ -87,8 +87,18 @@ pub fn test(options: &Options) -> Result<()> {
 /// Compiler warnings are errors in the BPF programs too. (The distribution's compiler comes without clippy.)
 fn check_bpf() -> Result<()> {
     let Some(toolchain) = BpfToolchain::find() else { bail!("no BPF toolchain: run `cargo xtask setup`") };
-    let mut cargo = toolchain.cargo("check")?;
-    cargo.args(["--release", "--package", "lj-trace-ebpf", "-Zwarnings", "--config", "build.warnings=\"deny\""]);
+    let mut cargo = toolchain.cargo("check", &build::BpfPrograms::Shipped.target())?;
+    // With those that only a benchmark has.
+    cargo.args([
+        "--release",
+        "--package",
+        "lj-trace-ebpf",
+        "--features",
+        "bench",
+        "-Zwarnings",
+        "--config",
+        "build.warnings=\"deny\"",
+    ]);
     run(&mut cargo)
 }
 

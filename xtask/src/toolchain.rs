@@ -89,7 +89,7 @@ impl BpfToolchain {
     }
 
     /// A `cargo SUBCOMMAND` that compiles for BPF, into a target folder of its own.
-    pub fn cargo(&self, subcommand: &str) -> Result<Command> {
+    pub fn cargo(&self, subcommand: &str, target: &Path) -> Result<Command> {
         let bin = self.compiler.bin();
         let mut command = Command::new(bin.join("cargo"));
         let mut path = OsString::from(&self.linker);
@@ -99,7 +99,7 @@ impl BpfToolchain {
         }
         command.current_dir(paths::root());
         command.args([subcommand, "-Zbuild-std=core", "--target", "bpfel-unknown-none", "--ignore-rust-version"]);
-        command.arg("--target-dir").arg(paths::target().join("bpf"));
+        command.arg("--target-dir").arg(target);
         command.env("PATH", path).env("RUSTC", self.compiler.bin().join("rustc")).env("RUSTC_BOOTSTRAP", "1");
         // Code in pieces is longer than the verifier allows.
         command.env("CARGO_INCREMENTAL", "0");

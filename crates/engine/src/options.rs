@@ -107,7 +107,7 @@ pub struct Limits {
     pub cpu: Option<f64>,
 }
 
-/// What tests and benchmarks ask for: older kernels, other places, slower work.
+/// What tests ask for: older kernels, other places, slower work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Testing {
     /// Separate programs for calls and returns of the allocator, as older kernels need.
@@ -120,8 +120,6 @@ pub struct Testing {
     pub slow_down: Option<Duration>,
     /// When watchpoints are used.
     pub watchpoint: UseWatchpoint,
-    /// Probes that do less than those that record.
-    pub benchmark_probes: Option<BenchmarkProbes>,
 }
 
 /// When watchpoints are used.
@@ -135,18 +133,6 @@ pub enum UseWatchpoint {
     Always,
     /// Never.
     Never,
-}
-
-/// Probes that do less than those that record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-pub enum BenchmarkProbes {
-    /// Nothing.
-    Empty,
-    /// No more than recording each event needs.
-    Recording,
-    /// The same, and read what tells who causes it.
-    Attributing,
 }
 
 impl Options {
@@ -212,6 +198,6 @@ impl Options {
 
     /// Whether a light sampler looks out for VMs that nobody knows.
     pub(crate) fn looks_out(&self) -> bool {
-        !self.kinds.cpu && self.overhead.is_none() && self.vm.is_none() && self.testing.benchmark_probes.is_none()
+        !self.kinds.cpu && self.overhead.is_none() && self.vm.is_none()
     }
 }

@@ -43,31 +43,22 @@ pub enum AllocatorError {
     },
 }
 
-/// What the probes do.
+/// The BPF programs that the probes run, by their names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handlers {
-    /// Hand out events.
-    Record,
-    /// The same, with separate programs for calls and returns even if one could see both.
-    RecordSeparately,
-    /// No more than what an event cannot do without: nobody is found out to have caused it.
-    Recording,
-    /// The same, and what has to be read to find out.
-    Attributing,
-    /// Nothing: what is left is what probes at these instructions cost at least.
-    Empty,
+pub struct Handlers {
+    /// One for calls and returns, where the kernel has uprobe sessions.
+    pub session: Option<&'static str>,
+    /// One for calls and one for returns, where there is no session.
+    pub separate: Option<[&'static str; 2]>,
 }
 
 impl Handlers {
-    /// The programs for calls and for returns.
-    fn programs(self) -> [&'static str; 2] {
-        match self {
-            Self::Record | Self::RecordSeparately | Self::Recording | Self::Attributing => {
-                ["allocator_called", "allocator_returned"]
-            }
-            Self::Empty => ["empty_called", "empty_returned"],
-        }
-    }
+    /// Those that hand out events.
+    pub const RECORD: Self = Self { session: Some("allocator_session"), ..Self::RECORD_SEPARATELY };
+
+    /// The same, with separate programs for calls and returns even if one could see both.
+    pub const RECORD_SEPARATELY: Self =
+        Self { session: None, separate: Some(["allocator_called", "allocator_returned"]) };
 }
 
 /// What the probes hand out.
@@ -252,7 +243,7 @@ impl AllocationProbes {
             Session::Program(program) => WindowPrograms::Session(program),
             other => {
                 probes.session = other;
-                let [on_call, on_return] = handlers.programs().map(|name| loaded(programs, name));
+                let [on_call, on_return] = probes.separate()?.map(|name| loaded(programs, name));
                 WindowPrograms::Two { on_call: on_call.map_err(refused)?, on_return: on_return.map_err(refused)? }
             }
         };
@@ -283,15 +274,10 @@ impl AllocationProbes {
         for (data, vm) in by_data {
             programs.add_allocator(data, vm).map_err(refused)?;
         }
-        let session = match handlers {
-            Handlers::Record => Session::load("allocator_session", programs, vms),
-            Handlers::Recording => Session::load("recording_session", programs, vms),
-            Handlers::Attributing => Session::load("attributing_session", programs, vms),
-            Handlers::RecordSeparately | Handlers::Empty => Session::Missing(anyhow::anyhow!("not wanted")),
+        let session = match handlers.session {
+            Some(program) => Session::load(program, programs, vms),
+            None => Session::Missing(anyhow::anyhow!("not wanted")),
         };
-        if let (Handlers::Recording | Handlers::Attributing, Session::Missing(error)) = (handlers, &session) {
-            return Err(refused(anyhow::anyhow!("{error:#}")).into());
-        }
         let events = take_map(&mut programs.ebpf(), "ALLOCATIONS").and_then(Ring::of_map);
         let events = events.map_err(refused)?;
         let gate = Gate::new(programs).map_err(refused)?;
@@ -392,7 +378,6 @@ impl AllocationProbes {
             places.lock().unwrap_or_else(PoisonError::into_inner).push(new);
             return Ok(());
         }
-        let [on_call, on_return] = self.handlers.programs();
         let path = allocator.function.probe_path();
         let pid = process.pid();
         // The return's probe is there first: a return without its call is ignored, but a call without its return would be
@@ -400,6 +385,7 @@ impl AllocationProbes {
         let with_result = |point: &ProbePoint| point.return_probe;
         let calls = points(&allocator, &|_| true, &cookie);
         if !self.attach_session(&path, &calls, pid) {
+            let [on_call, on_return] = self.separate()?;
             for name in [on_call, on_return] {
                 loaded(programs, name).map_err(ProbeError::sort)?;
             }
@@ -422,6 +408,14 @@ impl AllocationProbes {
             self.session = Session::Missing(error.into());
         }
         matches!(self.session, Session::Program(_))
+    }
+
+    /// The programs for calls and for returns, as there is none for both.
+    fn separate(&self) -> Result<[&'static str; 2], ProbeError> {
+        self.handlers.separate.ok_or_else(|| match &self.session {
+            Session::Missing(error) => ProbeError::sort(anyhow::anyhow!("no uprobe session: {error:#}")),
+            Session::Program(_) | Session::InWindows => ProbeError::sort(anyhow::anyhow!("the session is in use")),
+        })
     }
 
     /// Takes the breakpoints out. Events that are already recorded can still be drained.

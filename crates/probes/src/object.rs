@@ -61,6 +61,14 @@ mod tests {
     }
 
     #[test]
+    fn there_is_nothing_in_it_that_only_a_benchmark_has() {
+        let Ok(object) = object() else { return };
+        let parsed = aya_obj::Object::parse(object).unwrap();
+        let has = |name: &str| parsed.programs.contains_key(name);
+        assert!(has("allocator_session") && !["empty_called", "recording_session"].into_iter().any(has));
+    }
+
+    #[test]
     fn probes_are_declared_as_the_mechanism_needs_them() {
         let of = |mechanism| {
             let object = object_for(mechanism).ok()?;

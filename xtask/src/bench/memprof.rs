@@ -122,12 +122,14 @@ pub fn bench(options: &Options) -> Result<()> {
         None => build::build(&build::Options::default())?,
     };
     let scratch = paths::target().join("bench");
+    let bare_probes = build::build_bare_probes()?;
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
 
     let subjects = [(Some(&options.program), &OUTSIDE[..]), (options.in_process.as_ref(), &BOTH_SIDES[..])];
     for (program, profilers) in subjects {
         if let Some(program) = program {
-            Subject { program, profilers, options, binary: &binary, scratch: &scratch }.measure()?;
+            Subject { program, profilers, options, binary: &binary, bare_probes: &bare_probes, scratch: &scratch }
+                .measure()?;
         }
     }
     Ok(())
@@ -140,6 +142,8 @@ struct Subject<'a> {
     profilers: &'a [Profiler],
     options: &'a Options,
     binary: &'a Path,
+    /// Puts in probes that do less.
+    bare_probes: &'a Path,
     scratch: &'a Path,
 }
 
@@ -196,7 +200,7 @@ impl Subject<'_> {
             return Ok(Run { times: workload.work()?, profiler: None });
         }
         let allocator = Allocator::find(workload.pid(), self.binary)?;
-        let mut command = profiler.command(workload.pid(), &allocator, self.binary, self.scratch);
+        let mut command = self.command(profiler, workload.pid(), &allocator);
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = Guarded(child.with_context(|| format!("cannot start {profiler:?}"))?);
         let mut stderr = BufReader::new(child.0.stderr.take().context("the profiler's messages are not piped")?);
@@ -222,6 +226,35 @@ impl Subject<'_> {
         Ok(Run { times, profiler: Some(Report { usage, cpu_during_work, said }) })
     }
 
+    /// What profiles the target from outside.
+    fn command(self, profiler: Profiler, pid: u32, allocator: &Allocator) -> Command {
+        let Self { binary, bare_probes, scratch, .. } = self;
+        let mut command = Command::new("taskset");
+        command.args(["-c", PROFILER_CORE]);
+        let pid = pid.to_string();
+        let probes = match profiler {
+            Profiler::EmptyProbes => "empty",
+            Profiler::RecordingProbes => "recording",
+            Profiler::AttributingProbes => "attributing",
+            Profiler::Bpftrace => {
+                let Allocator { file, offset, .. } = allocator;
+                let at = |probe: &str| format!("{probe}:{file}:{offset:#x}");
+                let script =
+                    format!("{} {{ @calls = count(); }} {} {{ @returns = count(); }}", at("uprobe"), at("uretprobe"));
+                // It refuses addresses in files without symbols otherwise.
+                command.args(["bpftrace", "--unsafe", "-p", &pid, "-e", &script]);
+                return command;
+            }
+            Profiler::None | Profiler::InProcess | Profiler::LjTrace => {
+                command.arg(binary).args(["record", "--force", "--mode", "memprof", "--no-limit", "--pid", &pid]);
+                command.arg("--output").arg(scratch.join("memprof.bin"));
+                return command;
+            }
+        };
+        command.arg(bare_probes).args([&pid, probes]);
+        command
+    }
+
     fn print(self, figures: &[Figures]) {
         let (Options { rounds, scale, .. }, program) = (self.options, self.program);
         println!("{rounds} rounds of {scale} thousand tables on {program}, JIT off; median [quartiles]");
@@ -245,13 +278,13 @@ impl Subject<'_> {
     }
 }
 
-/// Reads until lj-trace says that it records from now on.
+/// Reads until lj-trace, or what puts in other probes, says that it records from now on.
 fn wait_until_attached(stderr: &mut BufReader<ChildStderr>) -> Result<()> {
     let mut said = String::new();
     loop {
         let before = said.len();
         if stderr.read_line(&mut said)? == 0 {
-            bail!("lj-trace ended before it had attached: {said}");
+            bail!("the profiler ended before it had attached: {said}");
         }
         if said[before..].contains("attached in") {
             return Ok(());
@@ -260,31 +293,6 @@ fn wait_until_attached(stderr: &mut BufReader<ChildStderr>) -> Result<()> {
 }
 
 impl Profiler {
-    /// What profiles the target from outside.
-    fn command(self, pid: u32, allocator: &Allocator, binary: &Path, scratch: &Path) -> Command {
-        let mut command = Command::new("taskset");
-        command.args(["-c", PROFILER_CORE]);
-        if self == Self::Bpftrace {
-            let Allocator { file, offset, .. } = allocator;
-            let at = |probe: &str| format!("{probe}:{file}:{offset:#x}");
-            let script =
-                format!("{} {{ @calls = count(); }} {} {{ @returns = count(); }}", at("uprobe"), at("uretprobe"));
-            // It refuses addresses in files without symbols otherwise.
-            command.args(["bpftrace", "--unsafe", "-p", &pid.to_string(), "-e", &script]);
-            return command;
-        }
-        command.arg(binary).args(["record", "--force", "--mode", "memprof", "--no-limit", "--pid", &pid.to_string()]);
-        command.arg("--output").arg(scratch.join("memprof.bin"));
-        let probes = match self {
-            Self::EmptyProbes => "empty",
-            Self::RecordingProbes => "recording",
-            Self::AttributingProbes => "attributing",
-            _ => return command,
-        };
-        command.args(["--benchmark-probes", probes]);
-        command
-    }
-
     fn name(self) -> &'static str {
         match self {
             Self::None => "no profiler",
@@ -312,7 +320,6 @@ impl Allocator {
     fn find(pid: u32, binary: &Path) -> Result<Self> {
         let mut command = Command::new(binary);
         command.args(["record", "--mode", "memprof", "--no-limit", "--verbose", "--duration", "1ms"]);
-        command.args(["--benchmark-probes", "empty"]);
         command.args(["--pid", &pid.to_string(), "--output", "bin:/dev/null"]);
         let output = command.output().context("cannot run lj-trace")?;
         let said = String::from_utf8_lossy(&output.stderr);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use lj_trace_engine::cpu::JitSamples;
-use lj_trace_engine::options::{BenchmarkProbes, DefaultStreams, Testing, UseWatchpoint};
+use lj_trace_engine::options::{DefaultStreams, Testing, UseWatchpoint};
 use lj_trace_engine::output::OutputFiles;
 use lj_trace_engine::output::pieces::now_in_names;
 use lj_trace_engine::{Kinds, Limits, Options};
@@ -121,7 +121,7 @@ pub struct RecordArgs {
     /// good for most programs. A program that allocates so little that all of it may be recorded for that is recorded in
     /// full. 5% is a good choice for production. Needs Linux 6.6.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
-    #[arg(conflicts_with_all = ["max_overhead", "no_limit", "alloc_stacks", "benchmark_probes"])]
+    #[arg(conflicts_with_all = ["max_overhead", "no_limit", "alloc_stacks"])]
     pub overhead: Option<f64>,
 
     /// What a memory profile may cost.
@@ -147,10 +147,6 @@ pub struct RecordArgs {
     /// Whether the ends of mark phases are noticed by a hardware watchpoint, or by polling: tests want either
     #[arg(long, hide = true, value_enum, default_value_t)]
     pub watchpoint: UseWatchpoint,
-
-    /// Put other probes on the allocator, which the benchmark compares with
-    #[arg(long, hide = true, value_enum)]
-    pub benchmark_probes: Option<BenchmarkProbes>,
 
     /// Say more about what is done: where the probes on the allocator are, and why there; -vv and -vvv log even more
     #[arg(short, long, action = clap::ArgAction::Count)]
@@ -295,7 +291,6 @@ impl RecordArgs {
                 events: self.events,
                 slow_down: self.slow_down,
                 watchpoint: self.watchpoint,
-                benchmark_probes: self.benchmark_probes,
             },
             verbose: self.verbose > 0,
             quiet: self.quiet,

@@ -26,7 +26,6 @@ use crate::allocations::{
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 use crate::error::EngineError;
-use crate::options::{BenchmarkProbes, Testing};
 use crate::resolve::{LayoutDecision, Resolved, TraceTable};
 use crate::target::RecordTarget;
 
@@ -107,15 +106,7 @@ impl MemoryPreparation {
     /// An allocator cannot be probed.
     pub fn attach(self, target: &RecordTarget, programs: &mut Programs) -> Result<MemoryRecording, EngineError> {
         let RecordTarget { options, process, maps, vms, only, .. } = target;
-        let handlers = match options.testing {
-            Testing { benchmark_probes: Some(probes), .. } => match probes {
-                BenchmarkProbes::Empty => Handlers::Empty,
-                BenchmarkProbes::Recording => Handlers::Recording,
-                BenchmarkProbes::Attributing => Handlers::Attributing,
-            },
-            Testing { no_uprobe_session: true, .. } => Handlers::RecordSeparately,
-            _ => Handlers::Record,
-        };
+        let handlers = if options.testing.no_uprobe_session { Handlers::RECORD_SEPARATELY } else { Handlers::RECORD };
         let polled = Polled::new(process);
         let (probes, bounded) = match options.overhead {
             None => (AllocationProbes::attach(programs, process, maps, vms, handlers)?, None),

@@ -1,6 +1,6 @@
-//! The least that probes which record can do, for the benchmark: note the call, read a word of the target, hand over a
-//! record; and the least that tells who caused it: four reads of which each but the last needs the one before. What
-//! lj-trace does beyond that makes functions and lines of what was read, and sees to it that no event is lost or false.
+//! The least that probes which record can do: note the call, read a word of the target, hand over a record; and the least
+//! that tells who caused it: four reads of which each but the last needs the one before. What lj-trace does beyond that
+//! makes functions and lines of what was read, and sees to it that no event is lost or false.
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
