@@ -25,10 +25,7 @@ impl SessionProgram {
     pub fn load(program: &str, maps: &[(String, OwnedFd)]) -> anyhow::Result<Self> {
         let mut object = Object::parse(object::object()?)?;
         let text = object.functions.keys().map(|&(section, _)| section).collect::<HashSet<_>>();
-        // Of the other programs nothing is loaded, and not all of their maps are here.
-        let own = object.programs.get(program).with_context(|| format!("no program {program}"))?.function_key();
-        let others: HashSet<_> = object.programs.values().map(|other| other.function_key()).collect();
-        object.functions.retain(|key, _| *key == own || !others.contains(key));
+        leave_only(&mut object, program)?;
         let described = object.maps.clone();
         let of = |(name, fd): &'_ (String, OwnedFd)| Some((described.get_key_value(name)?, fd.as_raw_fd()));
         let maps = maps.iter().filter_map(of).map(|((name, map), fd)| (name.as_str(), fd, map));
@@ -55,6 +52,16 @@ impl SessionProgram {
     }
 }
 
+/// Takes all other programs out: of these nothing is loaded, and not all of their maps are here.
+fn leave_only(object: &mut Object, program: &str) -> anyhow::Result<()> {
+    let own = object.programs.get(program).with_context(|| format!("no program {program}"))?.function_key();
+    let others: HashSet<_> = object.programs.values().map(|other| other.function_key()).collect();
+    object.functions.retain(|key, _| *key == own || !others.contains(key));
+    // Calls are sought for every program that is still there.
+    object.programs.retain(|name, _| name == program);
+    Ok(())
+}
+
 /// Whether the kernel has uprobe sessions.
 ///
 /// # Errors
@@ -69,5 +76,21 @@ pub fn try_session() -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_of_one_program_are_found_without_the_others() {
+        let Ok(bytes) = object::object() else { return };
+        let mut object = Object::parse(bytes).unwrap();
+        let text = object.functions.keys().map(|&(section, _)| section).collect();
+        leave_only(&mut object, "allocator_session").unwrap();
+        object.relocate_calls(&text).unwrap();
+        assert_eq!(object.programs.keys().collect::<Vec<_>>(), ["allocator_session"]);
+        assert!(leave_only(&mut object, "allocator_called").is_err());
     }
 }
