@@ -8,6 +8,7 @@ use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
 use lj_trace_process::privileges::{Operation, Refusal};
+use lj_trace_text::bytes;
 
 use super::{Area, Check, Mode, Verdict, read};
 
@@ -37,7 +38,7 @@ fn version() -> Check {
 fn btf() -> Check {
     const PATH: &str = "/sys/kernel/btf/vmlinux";
     match std::fs::metadata(PATH) {
-        Ok(file) if file.len() != 0 => check("BTF", Verdict::Ok, format!("{PATH}, {} KB", file.len() / 1024)),
+        Ok(file) if file.len() != 0 => check("BTF", Verdict::Ok, format!("{PATH}, {}", bytes(file.len()))),
         _ => check("BTF", Verdict::Problem, format!("no {PATH}: the kernel does not describe its own structures"))
             .fix("boot a kernel built with CONFIG_DEBUG_INFO_BTF=y, as all distributions' are; in a container, mount /sys")
             .affects(&BOTH),

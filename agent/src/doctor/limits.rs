@@ -1,5 +1,7 @@
 //! What a container or a service manager has limited.
 
+use lj_trace_text::bytes;
+
 use super::{Area, Check, Mode, Verdict, read, status_field};
 
 /// What lj-trace needs with its buffers: they count as its memory.
@@ -66,12 +68,12 @@ fn cgroup_memory_limit(cgroups: &str) -> Option<u64> {
 fn memory_limit(limit: Option<u64>) -> Check {
     match limit {
         Some(limit) if limit < ENOUGH_MEMORY => {
-            let found = format!("the cgroup has {} MB: too little for lj-trace and its buffers", limit >> 20);
+            let found = format!("the cgroup has {}: too little for lj-trace and its buffers", bytes(limit));
             check("memory limit", Verdict::Problem, found)
-                .fix(format!("give it {} MB (systemd: MemoryMax=, docker: --memory)", ENOUGH_MEMORY >> 20))
+                .fix(format!("give it {} (systemd: MemoryMax=, docker: --memory)", bytes(ENOUGH_MEMORY)))
                 .affects(&[Mode::Sysprof, Mode::Memprof])
         }
-        Some(limit) => check("memory limit", Verdict::Ok, format!("{} MB", limit >> 20)),
+        Some(limit) => check("memory limit", Verdict::Ok, bytes(limit)),
         None => check("memory limit", Verdict::Ok, "none"),
     }
 }
@@ -83,7 +85,7 @@ fn locked_memory() -> Check {
     let found = match limit.rlim_cur {
         _ if !known => "not known".to_owned(),
         libc::RLIM_INFINITY => "unlimited".to_owned(),
-        limit => format!("{} KB: does not matter, since Linux 5.11 BPF's memory counts in the cgroup", limit / 1024),
+        limit => format!("{}: does not matter, since Linux 5.11 BPF's memory counts in the cgroup", bytes(limit)),
     };
     check("RLIMIT_MEMLOCK", Verdict::Ok, found)
 }

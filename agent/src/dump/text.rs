@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
 use lj_trace_luajit::status::VmSummary;
-use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{bytes, counted};
 
 use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
 
@@ -26,7 +26,7 @@ const COLUMN: usize = 44;
 
 impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (threads, vms) = (counted(self.threads.len(), "thread"), counted(self.vms.len(), "VM"));
+        let (threads, vms) = (counted(self.threads.len() as u64, "thread"), counted(self.vms.len() as u64, "VM"));
         let (pid, command) = (self.pid, Untrusted(&self.command));
         writeln!(f, "process {pid} ({command}): {threads}, {vms}; read in {:.1} ms", self.milliseconds)?;
         for thread in &self.threads {
@@ -47,11 +47,11 @@ fn write_thread(f: &mut fmt::Formatter<'_>, thread: &ThreadDump) -> fmt::Result 
 
 fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
     writeln!(f, "\nVM {:#x}: {}", vm.summary.address, description(&vm.summary))?;
-    let coroutines = counted(vm.coroutines.len(), "coroutine");
+    let coroutines = counted(vm.coroutines.len() as u64, "coroutine");
     let more = if vm.complete { "" } else { " or more: its heap could not be looked through in time" };
     writeln!(f, "  state {}, heap {}, {coroutines}{more}", vm.state, bytes(vm.summary.heap))?;
     if vm.left_out != 0 {
-        let left_out = counted(vm.left_out, "more coroutine");
+        let left_out = counted(vm.left_out as u64, "more coroutine");
         writeln!(f, "  [{left_out}: to look at all of them would take too long, or too much memory]")?;
     }
     let Grouped { shown, stacks, coroutines } = grouped(&vm.coroutines);
@@ -60,7 +60,7 @@ fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmDump) -> fmt::Result {
         write_frames(f, group.frames())?;
     }
     if stacks != 0 {
-        let (stacks, coroutines) = (counted(stacks, "more stack"), counted(coroutines, "coroutine"));
+        let (stacks, coroutines) = (counted(stacks as u64, "more stack"), counted(coroutines as u64, "coroutine"));
         writeln!(f, "\n... {stacks} of {coroutines} (--json shows them)")?;
     }
     Ok(())
@@ -71,7 +71,7 @@ fn description(vm: &VmSummary) -> String {
     let version = vm.version.as_deref().map_or("", |version| version.strip_prefix("LuaJIT").unwrap_or(version));
     let gc64 = if vm.gc64 { "GC64" } else { "no GC64" };
     let jit = vm.jit.describe();
-    format!("{}{version}, {gc64}, JIT {jit} ({})", vm.fork, counted(vm.traces, "trace"))
+    format!("{}{version}, {gc64}, JIT {jit} ({})", vm.fork, counted(vm.traces as u64, "trace"))
 }
 
 /// Coroutines with the same status and frames.
@@ -128,7 +128,7 @@ impl Group<'_> {
         let mut text = match self.count {
             1 if first.main => "main coroutine".to_owned(),
             1 => "coroutine".to_owned(),
-            count => counted(count, "coroutine"),
+            count => counted(count as u64, "coroutine"),
         };
         // A `String` takes everything.
         for address in &self.addresses {
@@ -175,11 +175,6 @@ fn write_frame(f: &mut fmt::Formatter<'_>, frame: &FrameDump) -> fmt::Result {
 
 fn motion(in_motion: bool) -> &'static str {
     if in_motion { " [caught in motion: its frames may not belong together]" } else { "" }
-}
-
-/// `1 thread`, `2 threads`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -3,25 +3,37 @@
 use std::fmt;
 
 use lj_trace_luajit::status::VmSummary;
-use lj_trace_text::bytes;
+use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{Room, bytes};
 
 use super::{Activity, ListedProcess, ListedVm, Listing};
 
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
 
-const HEADER: [&str; 9] = ["PID", "COMMAND", "VM", "LUAJIT", "GC64", "JIT", "HEAP", "RSS", "DOING"];
+const COLUMNS: [Column; 8] = [
+    Column::right("PID", 0),
+    Column::left("COMMAND", 0),
+    Column::left("VM", 0),
+    Column::left("LUAJIT", 0),
+    Column::left("GC64", 0),
+    Column::left("JIT", 0),
+    Column::right("HEAP", 0),
+    Column::right("RSS", 0),
+];
 
 impl fmt::Display for Listing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rows: Vec<[String; 9]> = Vec::new();
+        let mut table = Table::new(COLUMNS).gap(2).end("DOING", Fit::Whole, Room::Unlimited);
         for process in &self.processes {
-            rows.extend(process.vms.iter().take(VMS).map(|vm| row(process, vm)));
+            for vm in process.vms.iter().take(VMS) {
+                let activity = vm.activity.as_ref().map_or_else(|| "idle".to_owned(), Activity::to_string);
+                table.row(cells(process, vm), activity);
+            }
         }
-        if !rows.is_empty() {
-            rows.insert(0, HEADER.map(str::to_owned));
-            table(f, &rows)?;
+        if !table.is_empty() {
+            write!(f, "{table}")?;
         }
         for process in self.processes.iter().filter(|process| process.vms.len() > VMS) {
             let more = process.vms.len() - VMS;
@@ -66,7 +78,7 @@ impl fmt::Display for Listing {
     }
 }
 
-fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
+fn cells(process: &ListedProcess, vm: &ListedVm) -> [String; 8] {
     let summary = &vm.summary;
     let jit = if summary.traces == 0 {
         summary.jit.describe().to_owned()
@@ -82,7 +94,6 @@ fn row(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
         jit,
         bytes(summary.heap),
         bytes(process.rss),
-        vm.activity.as_ref().map_or_else(|| "idle".to_owned(), Activity::to_string),
     ]
 }
 
@@ -106,24 +117,6 @@ impl fmt::Display for Activity {
         }
         Ok(())
     }
-}
-
-/// Writes rows with their columns aligned: numbers at the right, the last one as long as it is.
-fn table(f: &mut fmt::Formatter<'_>, rows: &[[String; 9]]) -> fmt::Result {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
-    for row in rows {
-        let cells = row.iter().enumerate().map(|(column, cell)| {
-            let width = if column + 1 == row.len() { 0 } else { widths[column] };
-            if ["PID", "HEAP", "RSS"].contains(&HEADER[column]) {
-                format!("{cell:>width$}")
-            } else {
-                format!("{cell:<width$}")
-            }
-        });
-        writeln!(f, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -172,13 +165,13 @@ mod tests {
         };
         let text = listing.to_string();
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "PID  COMMAND    VM        LUAJIT                 GC64  JIT       HEAP     RSS  DOING");
+        assert_eq!(lines[0], "PID  COMMAND    VM        LUAJIT                 GC64  JIT        HEAP      RSS  DOING");
         assert_eq!(
             lines[1],
-            " 42  tarantool  0x7f0000  Tarantool 2.1.0-beta3  no    on, 12  3.0 MB  2.0 GB  LFUNC in add@x.lua:3, line 4"
+            " 42  tarantool  0x7f0000  Tarantool 2.1.0-beta3  no    on, 12  3.0 MiB  2.0 GiB  LFUNC in add@x.lua:3, line 4"
         );
         assert!(lines[2].ends_with("  idle"), "{text}");
-        assert!(lines[3].starts_with("process 42 (tarantool) may have other VMs in its 2.0 GB"), "{text}");
+        assert!(lines[3].starts_with("process 42 (tarantool) may have other VMs in its 2.0 GiB"), "{text}");
         assert_eq!(lines[4], "1 process has a LuaJIT VM, of 9 looked at in 12 ms");
         assert!(lines[5].starts_with("not done with in time: 7, 8"), "{text}");
         assert!(lines[6].starts_with("3 more could not be looked at"), "{text}");

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use lj_trace_text::{bytes, signed_bytes};
+
 use super::exact::Exact;
 use super::{Figure, Line, Total};
 
@@ -59,7 +61,7 @@ impl Broken {
 
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = |bytes: f64| format!("{:.1} MiB", bytes / f64::from(1 << 20));
+        let bytes = |size: f64| if size < 0.0 { signed_bytes(size as i64) } else { bytes(size.round() as u64) };
         match *self {
             Self::Frees { net, gross } => write!(
                 f,

@@ -8,9 +8,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use lj_trace_text::bytes;
+use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{COLUMNS, fit};
+use lj_trace_text::{COLUMNS, Room, signed_bytes};
 use serde::Serialize;
 
 use super::object::Kind;
@@ -277,16 +277,10 @@ fn compare(before: &Objects, after: &Objects, found: &mut dyn FnMut(usize, Optio
     }
 }
 
-/// A number of bytes with its sign.
-fn signed(count: i64) -> String {
-    let sign = if count < 0 { '-' } else { '+' };
-    format!("{sign}{}", bytes(count.unsigned_abs()))
-}
-
 impl fmt::Display for Diff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (pid, command) = (self.pid, Untrusted(&self.command));
-        writeln!(f, "process {pid} ({command}): RSS {} in {} s", signed(self.rss), self.seconds)?;
+        writeln!(f, "process {pid} ({command}): RSS {} in {} s", signed_bytes(self.rss), self.seconds)?;
         for vm in &self.vms {
             vm.fmt(f)?;
         }
@@ -296,20 +290,21 @@ impl fmt::Display for Diff {
 
 impl fmt::Display for HeapDiff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nVM {}: gc.total {}", self.address, signed(self.total))?;
-        writeln!(f, "{:20} {:>12} {:>15}", "type", "objects", "bytes")?;
+        writeln!(f, "\nVM {}: gc.total {}", self.address, signed_bytes(self.total))?;
+        let columns = [Column::left("type", 20), Column::right("objects", 12), Column::right("bytes", 15)];
+        let mut table = Table::new(columns);
+        let mut row = |name: &str, count: &str, bytes: i64| {
+            table.row([name.to_owned(), count.to_owned(), format!("{bytes:+}")], "");
+        };
         let mut types = self.types.clone();
         types.sort_by_key(|row| std::cmp::Reverse(row.bytes.abs()));
-        for row in types {
-            writeln!(f, "{:20} {:>+12} {:>+15}", row.kind.name(), row.count, row.bytes)?;
-        }
-        let plain =
-            |f: &mut fmt::Formatter<'_>, name: &str, bytes: i64| writeln!(f, "{name:20} {:>12} {bytes:>+15}", "");
-        self.overhead.iter().try_for_each(|row| plain(f, &row.name, row.bytes))?;
+        types.iter().for_each(|of| row(of.kind.name(), &format!("{:+}", of.count), of.bytes));
+        self.overhead.iter().for_each(|of| row(&of.name, "", of.bytes));
         if self.unaccounted != 0 {
-            plain(f, "not accounted for", self.unaccounted)?;
+            row("not accounted for", "", self.unaccounted);
         }
-        plain(f, "gc.total", self.total)?;
+        row("gc.total", "", self.total);
+        write!(f, "{table}")?;
         self.write_paths(f)
     }
 }
@@ -331,12 +326,12 @@ impl HeapDiff {
                 "there are more\nthan eight million. What is reached on another path has grown there, and shrunk here."
             )?;
         }
-        writeln!(f, "{:>10} {:>11}  {:>10}  path", "own", "objects", "with all")?;
+        let columns = [Column::right("own", 10), Column::right("objects", 11), Column::right("with all", 11)];
+        let mut table = Table::new(columns).end("path", Fit::Middle, Room::Columns(COLUMNS));
         let own: Vec<&PathDiff> = self.paths.iter().filter(|diff| diff.own_bytes != 0 || diff.own_count != 0).collect();
         for diff in own.iter().take(SHOWN) {
-            let path = fit(&Untrusted(&diff.path).text(), COLUMNS - 37);
-            let (own, all) = (signed(diff.own_bytes), signed(diff.bytes));
-            writeln!(f, "{own:>10} {:>+11}  {all:>10}  {path}", diff.own_count)?;
+            let cells = [signed_bytes(diff.own_bytes), format!("{:+}", diff.own_count), signed_bytes(diff.bytes)];
+            table.row(cells, Untrusted(&diff.path).text());
         }
         let rest = own.iter().skip(SHOWN);
         let mut others = Change::default();
@@ -351,9 +346,10 @@ impl HeapDiff {
             (Change { count: 0, bytes: self.unaccounted_by_paths }, "(not accounted for)"),
         ];
         for (change, name) in rows.into_iter().filter(|(change, _)| *change != Change::default()) {
-            writeln!(f, "{:>10} {:>+11}  {:>10}  {name}", signed(change.bytes), change.count, "")?;
+            table.row([signed_bytes(change.bytes), format!("{:+}", change.count), String::new()], name);
         }
-        writeln!(f, "{:>10} {:>11}  {:>10}  gc.total", signed(self.total), "", "")
+        table.row([signed_bytes(self.total), String::new(), String::new()], "gc.total");
+        write!(f, "{table}")
     }
 }
 
@@ -394,7 +390,7 @@ mod tests {
         assert_eq!(diff.vms[0].paths[1].path, "globals.sessions");
         assert!(diff.vms[0].paths.iter().all(|diff| !diff.path.contains("config")));
         let text = diff.to_string();
-        assert!(text.contains("+7.8 KB") && text.contains("globals.sessions[*]"), "{text}");
+        assert!(text.contains("+7.8 KiB") && text.contains("globals.sessions[*]"), "{text}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use lj_trace_text::bytes;
+use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{COLUMNS, fit, percent};
+use lj_trace_text::{COLUMNS, Room, bytes, fit, percent};
 
 use super::object::Kind;
 use super::snapshot::{Asked, Big, Heap, Snapshot};
@@ -77,15 +77,15 @@ fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, snapshot: &Snapshot) -> f
     write_big(f, "Biggest strings", &heap.strings, heap.total_after)
 }
 
-fn row(f: &mut fmt::Formatter<'_>, name: &str, count: &str, size: u64, share: &str, garbage: &str) -> fmt::Result {
-    let line = format!("{name:20} {count:>12} {size:>15} {share:>8}  {garbage}");
-    writeln!(f, "{}", line.trim_end())
-}
-
 /// What adds up to `gc.total`.
 fn write_types(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
     let total = heap.total_after;
-    writeln!(f, "{:20} {:>12} {:>15} {:>8}  garbage in it", "type", "objects", "bytes", "%")?;
+    let columns =
+        [Column::left("type", 20), Column::right("objects", 12), Column::right("bytes", 15), Column::right("%", 8)];
+    let mut table = Table::new(columns).end("garbage in it", Fit::Whole, Room::Unlimited);
+    let mut row = |name: &str, count: &str, size: u64, share: &str, garbage: &str| {
+        table.row([name.to_owned(), count.to_owned(), size.to_string(), share.to_owned()], garbage);
+    };
     let mut types = heap.types.clone();
     types.sort_by_key(|row| std::cmp::Reverse(row.bytes));
     for it in &types {
@@ -93,30 +93,31 @@ fn write_types(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
             0 => String::new(),
             count => format!("{count}, {}", bytes(it.garbage_bytes)),
         };
-        row(f, it.kind.name(), &it.count.to_string(), it.bytes, &percent(it.bytes, total), &garbage)?;
+        row(it.kind.name(), &it.count.to_string(), it.bytes, &percent(it.bytes, total), &garbage);
     }
     let (objects, garbage) = (heap.objects(), heap.garbage());
     let garbage = format!("{}, {}", garbage.count, bytes(garbage.bytes));
-    row(f, "all objects", &objects.count.to_string(), objects.bytes, &percent(objects.bytes, total), &garbage)?;
+    row("all objects", &objects.count.to_string(), objects.bytes, &percent(objects.bytes, total), &garbage);
     for part in &heap.overhead {
-        row(f, &part.name, "", part.bytes, &percent(part.bytes, total), "")?;
+        row(&part.name, "", part.bytes, &percent(part.bytes, total), "");
     }
     match heap.unaccounted() {
         0 => {}
         more if more > 0 => {
             let more = more.unsigned_abs();
-            row(f, "not accounted for", "", more, &percent(more, total), "what parsers, recorders use at work")?;
+            row("not accounted for", "", more, &percent(more, total), "what parsers, recorders use at work");
         }
-        less => writeln!(f, "{:20} {:>12} {less:>15}            freed while it was read", "", "")?,
+        less => table.row(["", "", &less.to_string(), ""].map(str::to_owned), "freed while it was read"),
     }
-    row(f, "gc.total", "", total, "", "")
+    table.row(["gc.total", "", &total.to_string(), ""].map(str::to_owned), "");
+    write!(f, "{table}")
 }
 
 /// What has changed under the reading.
 fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fmt::Result {
     let torn = heap.torn;
     if heap.incomplete {
-        writeln!(f, "The heap is larger than can be looked through: what lies beyond 32 GB is not in here.")?;
+        writeln!(f, "The heap is larger than can be looked through: what lies beyond 32 GiB is not in here.")?;
     }
     if heap.stood_still() {
         return Ok(());
@@ -135,6 +136,12 @@ fn write_asked(f: &mut fmt::Formatter<'_>, asked: &Asked) -> fmt::Result {
     writeln!(f, "  {}", Untrusted(&asked.path))
 }
 
+/// Ways, and what is held through them.
+fn paths(title: &'static str) -> Table {
+    let columns = [Column::right(title, 10), Column::right("%", 8), Column::right("objects", 12)];
+    Table::new(columns).end("path", Fit::Middle, Room::Columns(COLUMNS))
+}
+
 fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
     let sums = heap.inclusive();
     let lines = tree::lines(heap, &sums, heap.objects().bytes / SMALLEST_PART);
@@ -142,31 +149,31 @@ fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
         return Ok(());
     }
     writeln!(f, "\nWhat keeps it alive: each retention path with all that is held through it")?;
-    writeln!(f, "{:>10} {:>8} {:>12}  path", "held", "%", "objects")?;
+    let mut table = paths("held");
     for line in lines.iter().take(MOST_LINES) {
         let indent = "  ".repeat(line.depth.min(12));
-        let text = fit(&format!("{indent}{}", line.text.trim_start()), COLUMNS - 34);
-        let share = percent(line.held.bytes, heap.total_after);
-        writeln!(f, "{:>10} {share:>8} {:>12}  {text}", bytes(line.held.bytes), line.held.count)?;
+        let cells = [bytes(line.held.bytes), percent(line.held.bytes, heap.total_after), line.held.count.to_string()];
+        table.row(cells, format!("{indent}{}", line.text.trim_start()));
     }
     if lines.len() > MOST_LINES {
-        writeln!(f, "{:>33}  ... {} more (--json shows them)", "", lines.len() - MOST_LINES)?;
+        table.more(format!("... {} more (--json shows them)", lines.len() - MOST_LINES));
     }
-    Ok(())
+    write!(f, "{table}")
 }
 
 fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[Big], total: u64) -> fmt::Result {
     if big.is_empty() {
         return Ok(());
     }
-    writeln!(f, "\n{title}")?;
+    let columns = [Column::right("", 10), Column::right("", 8), Column::left("", 0), Column::left("", 14)];
+    let mut table = Table::new(columns).headless().end("", Fit::Whole, Room::Columns(COLUMNS));
     for object in big {
-        let share = percent(object.bytes, total);
         let preview = fit(&Untrusted(&object.preview).text(), 36);
-        writeln!(f, "{:>10} {share:>8}  {:14}  {preview}", bytes(object.bytes), object.address)?;
-        writeln!(f, "{:21}{}", "", fit(&Untrusted(&object.path).text(), COLUMNS - 21))?;
+        let cells = [bytes(object.bytes), percent(object.bytes, total), String::new(), object.address.clone()];
+        table.row(cells, preview);
+        table.below(3, Untrusted(&object.path).text(), Fit::Middle);
     }
-    Ok(())
+    write!(f, "\n{title}\n{table}")
 }
 
 /// The paths that hold objects of one type, as a text for people.
@@ -184,22 +191,22 @@ impl fmt::Display for HeldOfType<'_> {
         let name = self.kind.name();
         for heap in &self.snapshot.vms {
             let texts = heap.path_texts();
-            let mut paths: Vec<(u64, u64, &str)> = Vec::new();
+            let mut held: Vec<(u64, u64, &str)> = Vec::new();
             for (row, text) in heap.paths.iter().zip(&texts) {
                 let of_type = row.held.iter().find(|(kind, ..)| *kind == self.kind);
-                paths.extend(of_type.map(|&(_, count, bytes)| (bytes, count, text.as_str())));
+                held.extend(of_type.map(|&(_, count, bytes)| (bytes, count, text.as_str())));
             }
-            paths.sort_by_key(|&(bytes, count, _)| std::cmp::Reverse((bytes, count)));
-            let all: u64 = paths.iter().map(|(bytes, ..)| *bytes).fold(0, u64::saturating_add);
+            held.sort_by_key(|&(bytes, count, _)| std::cmp::Reverse((bytes, count)));
+            let all: u64 = held.iter().map(|(bytes, ..)| *bytes).fold(0, u64::saturating_add);
             writeln!(f, "\nWhat keeps alive each {name} of VM {}", heap.address)?;
-            writeln!(f, "{:>10} {:>8} {:>12}  path", "bytes", "%", "objects")?;
-            for (size, count, path) in paths.iter().take(self.limit) {
-                let path = fit(&Untrusted(path).text(), COLUMNS - 34);
-                writeln!(f, "{:>10} {:>8} {count:>12}  {path}", bytes(*size), percent(*size, all))?;
+            let mut table = paths("bytes");
+            for (size, count, path) in held.iter().take(self.limit) {
+                table.row([bytes(*size), percent(*size, all), count.to_string()], Untrusted(path).text());
             }
-            if paths.len() > self.limit {
-                writeln!(f, "{:>33}  ... {} more paths (--top N shows more)", "", paths.len() - self.limit)?;
+            if held.len() > self.limit {
+                table.more(format!("... {} more paths (--top N shows more)", held.len() - self.limit));
             }
+            write!(f, "{table}")?;
         }
         Ok(())
     }

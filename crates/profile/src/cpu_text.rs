@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 
 use lj_trace_streams::VmState;
+use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, percent};
 
 use crate::{CpuProfile, Frame, Profile as _};
@@ -51,14 +52,15 @@ const STATES: [(&str, &[VmState], &str); 7] = [
 ];
 
 fn write_states(profile: &CpuProfile, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "VM state       samples       %  where the time goes")?;
+    let columns = [Column::left("VM state", 12), Column::right("samples", 9), Column::right("%", 7)];
+    let mut table = Table::new(columns).end("where the time goes", Fit::Whole, Room::Unlimited);
     for (name, states, meaning) in STATES {
-        let count = states.iter().map(|&state| profile.in_state(state)).sum();
+        let count: u64 = states.iter().map(|&state| profile.in_state(state)).sum();
         if count > 0 {
-            writeln!(out, "{name:<12} {count:>9} {:>7}  {meaning}", percent(count, profile.samples()))?;
+            table.row([name.to_owned(), count.to_string(), percent(count, profile.samples())], meaning);
         }
     }
-    Ok(())
+    write!(out, "{table}")
 }
 
 /// The Lua functions, each with the C code that it calls: whoever wrote them knows no other.
@@ -80,15 +82,16 @@ fn write_lua_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) ->
     let mut functions: Vec<_> = functions.into_iter().collect();
     functions.sort_unstable_by(|(a_name, a), (b_name, b)| b.cmp(a).then_with(|| a_name.cmp(b_name)));
     writeln!(out, "Lua functions, each with the C code that it calls")?;
-    writeln!(out, "{:>8}       %  compiled  function", profile.unit.name())?;
+    let columns = [Column::right(profile.unit.name(), 8), Column::right("%", 7), Column::right("compiled", 9)];
+    let mut table = Table::new(columns).end("function", Fit::Label(0), room);
     for (name, (all, compiled)) in functions.iter().take(TOP) {
         let (share, compiled) = (percent(*all, profile.samples()), percent(*compiled, *all));
-        writeln!(out, "{all:>8} {share:>7}   {compiled:>7}  {}", room.beside(28).label(name))?;
+        table.row([all.to_string(), share, compiled], name);
     }
     if functions.len() > TOP {
-        writeln!(out, "{:>28}{} more", "", functions.len() - TOP)?;
+        table.more(format!("{} more", functions.len() - TOP));
     }
-    writeln!(out)
+    writeln!(out, "{table}")
 }
 
 /// A function in the table: samples at whose leaf it is, and samples that have it anywhere.
@@ -104,12 +107,12 @@ fn write_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io:
         (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a_name.cmp(b_name))
     });
     let samples = profile.samples();
-    table((room, out), "Top functions by their own time", &functions, samples)?;
+    write_table((room, out), "Top functions by their own time", &functions, samples)?;
     functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
         (b.total, b.own).cmp(&(a.total, a.own)).then_with(|| a_name.cmp(b_name))
     });
     writeln!(out)?;
-    table((room, out), "Top functions by their time with all that they call", &functions, samples)
+    write_table((room, out), "Top functions by their time with all that they call", &functions, samples)
 }
 
 /// The cost of each function. JIT-compiled code counts for the Lua function that it executes.
@@ -154,39 +157,37 @@ fn write_lines(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Res
     let mut lines: Vec<_> = lines.into_iter().collect();
     lines.sort_unstable_by(|(a_line, a), (b_line, b)| b.cmp(a).then_with(|| a_line.cmp(b_line)));
     writeln!(out, "\nHottest lines, with all that they call that is not Lua")?;
-    writeln!(out, "{:>8}       %  line", profile.unit.name())?;
+    let columns = [Column::right(profile.unit.name(), 8), Column::right("%", 7)];
+    let mut table = Table::new(columns).end("line", Fit::End, room);
     for ((chunk, line), count) in lines.iter().take(TOP) {
         let columns = if matches!(room, Room::Columns(_)) { Room::Columns(PLACE_COLUMNS) } else { room };
         let place = columns.label(&format!("{chunk}:{line}"));
         let code = profile.sources.line(chunk, *line).map_or(String::new(), |code| format!("  {code}"));
-        let text =
-            room.beside(18).text(&format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 }));
-        writeln!(out, "{count:>8} {:>7}  {text}", percent(*count, profile.samples()))?;
+        let text = format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 });
+        table.row([count.to_string(), percent(*count, profile.samples())], text);
     }
     for (reason, files) in profile.sources.refused() {
-        writeln!(out, "{:>18}the code of {files} of these files is not shown: {reason}", "")?;
+        table.more(format!("the code of {files} of these files is not shown: {reason}"));
     }
-    Ok(())
+    write!(out, "{table}")
 }
 
-fn table(
+fn write_table(
     (room, out): (Room, &mut dyn Write),
     title: &str,
     functions: &[(String, Cost)],
     samples: u64,
 ) -> io::Result<()> {
     writeln!(out, "{title}")?;
-    writeln!(out, "     own       %    total       %  function")?;
+    let columns = [("own", 8), ("%", 7), ("total", 8), ("%", 7)].map(|(title, least)| Column::right(title, least));
+    let mut table = Table::new(columns).end("function", Fit::Label(0), room);
     for (name, Cost { own, total }) in functions.iter().take(TOP) {
-        let own_percent = percent(*own, samples);
-        let total_percent = percent(*total, samples);
-        let name = room.beside(36).label(name);
-        writeln!(out, "{own:>8} {own_percent:>7} {total:>8} {total_percent:>7}  {name}")?;
+        table.row([own.to_string(), percent(*own, samples), total.to_string(), percent(*total, samples)], name);
     }
     if functions.len() > TOP {
-        writeln!(out, "{:>36}{} more", "", functions.len() - TOP)?;
+        table.more(format!("{} more", functions.len() - TOP));
     }
-    Ok(())
+    write!(out, "{table}")
 }
 
 fn write_missing(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
@@ -203,9 +204,9 @@ fn write_missing(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::R
         if !counts.is_empty() {
             writeln!(out, "\n{title}")?;
         }
-        for (reason, count) in counts {
-            writeln!(out, "{count:>8}  {}", room.beside(10).text(reason))?;
-        }
+        let mut table = Table::new([Column::right("", 8)]).headless().end("", Fit::End, room);
+        counts.into_iter().for_each(|(reason, count)| table.row([count.to_string()], reason));
+        write!(out, "{table}")?;
     }
     Ok(())
 }

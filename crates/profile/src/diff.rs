@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 
 use inferno::flamegraph::Options;
+use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{COLUMNS, Room, fit, percent};
+use lj_trace_text::{COLUMNS, Room, bytes, fit, percent};
 
 use super::Profile;
 use super::chance::{self, Sampled};
 use super::formats::{Format, folded, picture};
-use super::memory::amount;
 use super::model::Unit;
 
 const TOP: usize = 20;
@@ -172,7 +172,7 @@ impl Diff {
 
     fn write_text(&self, look: Look, out: &mut impl Write) -> io::Result<()> {
         for (name, side) in [("old", &self.old), ("new", &self.new)] {
-            let total = if self.unit == Unit::Bytes { amount(side.total) } else { side.total.to_string() };
+            let total = if self.unit == Unit::Bytes { bytes(side.total) } else { side.total.to_string() };
             let unit = if self.unit == Unit::Bytes { "" } else { self.unit.name() };
             writeln!(out, "{name}  {}: {total} {unit}", look.room.beside(40).title(&side.title))?;
         }
@@ -217,27 +217,24 @@ impl Diff {
         if changes.is_empty() {
             return writeln!(out, "    nothing");
         }
-        writeln!(
-            out,
-            "        old         new      change{}  {}",
-            if self.is_by_share() { "        ±  " } else { "" },
-            if self.unit == Unit::Bytes { "place" } else { "function" }
-        )?;
-        let taken = if self.is_by_share() { 48 } else { 37 };
+        let mut columns = ["old", "new", "change"].map(|title| Column::right(title, 11)).to_vec();
+        if self.is_by_share() {
+            columns.extend([Column::right("±", 8), Column::left("", 1)]);
+        }
+        let what = if self.unit == Unit::Bytes { "place" } else { "function" };
+        let mut table = Table::new(columns).end(what, Fit::Label(0), look.room);
         for change in changes.iter().take(TOP) {
             let Change { name, error, by_chance, .. } = *change;
             let (old, new, figure) = self.columns(change.old, change.new, change.change);
-            let mark = if by_chance { '~' } else { ' ' };
-            let error =
-                error.map_or(String::new(), |error| format!(" {:>8} {mark}", format!("±{:.2}%", error * 100.0)));
-            let row = format!("{old:>11} {new:>11} {figure:>11}{error}  {}", look.room.beside(taken).label(name));
-            let grey = by_chance && look.colored;
-            if grey { writeln!(out, "\x1b[90m{row}\x1b[0m")? } else { writeln!(out, "{row}")? }
+            let mark = if by_chance { "~" } else { "" };
+            let mut cells = vec![old, new, figure];
+            cells.extend(error.into_iter().flat_map(|error| [format!("±{:.2}%", error * 100.0), mark.to_owned()]));
+            if by_chance && look.colored { table.grey_row(cells, name) } else { table.row(cells, name) }
         }
         if changes.len() > TOP {
-            writeln!(out, "{:>taken$}{} more", "", changes.len() - TOP)?;
+            table.more(format!("{} more", changes.len() - TOP));
         }
-        Ok(())
+        write!(out, "{table}")
     }
 
     fn columns(&self, old: u64, new: u64, change: f64) -> (String, String, String) {
@@ -247,7 +244,7 @@ impl Diff {
                 let points = format!("{sign}{:.2}%", change.abs() * 100.0);
                 (percent(old, self.old.total), percent(new, self.new.total), points)
             }
-            Unit::Bytes => (amount(old), amount(new), format!("{sign}{}", amount(old.abs_diff(new)))),
+            Unit::Bytes => (bytes(old), bytes(new), format!("{sign}{}", bytes(old.abs_diff(new)))),
             _ => (old.to_string(), new.to_string(), format!("{sign}{}", old.abs_diff(new))),
         }
     }

@@ -14,8 +14,9 @@ pub fn fit(name: &str, width: usize) -> String {
     if chars.len() <= width {
         return chars.into_iter().collect();
     }
-    let head = (width - 3) / 2;
-    let tail = width - 3 - head;
+    let kept = width.saturating_sub(3);
+    let head = kept / 2;
+    let tail = kept - head;
     chars[..head].iter().chain(&['.'; 3]).chain(&chars[chars.len() - tail..]).collect()
 }
 
@@ -24,7 +25,7 @@ pub fn fit_end(text: &str, width: usize) -> String {
     let mut chars = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     let mut fitted: String = chars.by_ref().take(width).collect();
     if chars.next().is_some() {
-        fitted = fitted.chars().take(width - 3).chain(['.'; 3]).collect();
+        fitted = fitted.chars().take(width.saturating_sub(3)).chain(['.'; 3]).collect();
     }
     fitted
 }

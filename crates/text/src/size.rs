@@ -1,18 +1,32 @@
-//! Numbers of bytes.
+//! Numbers of bytes, and of other things.
 
-/// A number of bytes for people.
+/// A number of bytes for people, in ten characters at most: `999 bytes`, `1.0 KiB`, `2.3 GiB`.
 pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 4] = ["KB", "MB", "GB", "TB"];
+    if count < 1000 {
+        return format!("{count} bytes");
+    }
     let mut size = count as f64 / 1024.0;
-    let mut unit = UNITS[0];
-    for next in &UNITS[1..] {
-        if size < 1000.0 {
+    let mut unit = "KiB";
+    for larger in ["MiB", "GiB", "TiB", "PiB", "EiB"] {
+        // What would be shown as 1000.0 is too long.
+        if size < 999.95 {
             break;
         }
         size /= 1024.0;
-        unit = next;
+        unit = larger;
     }
-    if size < 10.0 { format!("{size:.1} {unit}") } else { format!("{size:.0} {unit}") }
+    format!("{size:.1} {unit}")
+}
+
+/// How many bytes more or less: `+1.0 KiB`.
+pub fn signed_bytes(change: i64) -> String {
+    let sign = if change < 0 { '-' } else { '+' };
+    format!("{sign}{}", bytes(change.unsigned_abs()))
+}
+
+/// So many things: `1 sample`, `2 samples`.
+pub fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -21,7 +35,24 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        let shown = [0, 55 << 10, 3 << 20, 999 << 20, 2 << 30].map(bytes);
-        assert_eq!(shown, ["0.0 KB", "55 KB", "3.0 MB", "999 MB", "2.0 GB"]);
+        let shown = [0, 999, 1000, 55 << 10, 3 << 20, 999 << 20, 2 << 30].map(bytes);
+        assert_eq!(shown, ["0 bytes", "999 bytes", "1.0 KiB", "55.0 KiB", "3.0 MiB", "999.0 MiB", "2.0 GiB"]);
+        assert_eq!([-1024, 0, 7].map(signed_bytes), ["-1.0 KiB", "+0 bytes", "+7 bytes"]);
+    }
+
+    #[test]
+    fn no_number_is_longer_than_ten_characters() {
+        for shift in 0..64 {
+            for below in 0..2000 {
+                let shown = bytes((u64::MAX >> shift).wrapping_sub((u64::MAX >> shift) / 100_000 * below));
+                assert!(shown.chars().count() <= 10, "{shown}");
+            }
+        }
+        assert_eq!([(1000 << 10) - 1, 1000 << 10, u64::MAX].map(bytes), ["1.0 MiB", "1.0 MiB", "16.0 EiB"]);
+    }
+
+    #[test]
+    fn one_is_no_more_than_one() {
+        assert_eq!([0, 1, 2].map(|number| counted(number, "VM")), ["0 VMs", "1 VM", "2 VMs"]);
     }
 }

@@ -1,12 +1,13 @@
 //! The GC heap against the resident memory, over time.
 
+use lj_trace_text::bytes;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
 use ratatui::style::Color;
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LegendPosition};
 
-use super::{Palette, amount};
+use super::Palette;
 use crate::top::app::App;
 
 /// Draws the graph.
@@ -27,7 +28,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
     let chart = Chart::new(datasets)
         .block(Block::new())
         .x_axis(axis([oldest, 0.0], vec![format!("{seconds:.0} s"), "now".to_owned()]))
-        .y_axis(axis([0.0, highest], vec!["0".to_owned(), amount(highest)]))
+        .y_axis(axis([0.0, highest], vec!["0".to_owned(), bytes(highest.round() as u64)]))
         // Where the oldest points are, so that it hides the newest last.
         .legend_position(Some(LegendPosition::TopLeft))
         .hidden_legend_constraints((Constraint::Min(0), Constraint::Min(0)));

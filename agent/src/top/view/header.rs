@@ -2,13 +2,14 @@
 
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
+use lj_trace_text::bytes;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 
-use super::{Palette, amount, percent};
+use super::{Palette, percent};
 use crate::top::app::{App, Tab};
 use crate::top::window;
 use lj_trace_engine::cpu::describe_state;
@@ -37,8 +38,8 @@ fn numbers(app: &App, palette: Palette) -> Line<'static> {
         parts.push(format!("CPU {:.0}%", 100.0 * samples / f64::from(rate) / seconds));
     }
     if let Some(gauge) = app.gauges.last() {
-        parts.push(format!("GC heap {}", amount(gauge.heap as f64)));
-        parts.push(format!("RSS {}", amount(gauge.rss as f64)));
+        parts.push(format!("GC heap {}", bytes(gauge.heap)));
+        parts.push(format!("RSS {}", bytes(gauge.rss)));
         parts.push(format!("traces {}", gauge.traces));
         if gauge.vms > 1 {
             parts.push(format!("VMs {}", gauge.vms));

@@ -82,18 +82,6 @@ fn footer(app: &App) -> Line<'static> {
     ])
 }
 
-/// An amount of memory, in few letters.
-fn amount(bytes: f64) -> String {
-    let mut amount = bytes;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if amount < 1000.0 {
-            return if unit == "B" { format!("{amount:.0} B") } else { format!("{amount:.1} {unit}") };
-        }
-        amount /= 1024.0;
-    }
-    format!("{amount:.1} TiB")
-}
-
 fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { 100.0 * part as f64 / whole as f64 }
 }
@@ -194,11 +182,5 @@ mod tests {
         let seen = screen(&app, 80, 24);
         expect(&seen, &["filter: LAZY_", "lazy@a.lua:3"]);
         assert!(!seen.contains("busy"), "{seen}");
-    }
-
-    #[test]
-    fn amounts_are_short() {
-        assert_eq!([amount(0.0), amount(999.0), amount(1000.0)], ["0 B", "999 B", "1.0 KiB"]);
-        assert_eq!(amount(3.5 * 1024.0 * 1024.0 * 1024.0), "3.5 GiB");
     }
 }

@@ -1,6 +1,7 @@
 //! The table: functions, lines, allocations or traces.
 
 use lj_trace_profile::frame::FrameKind;
+use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Rect};
@@ -8,7 +9,7 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::Text;
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
-use super::{Palette, amount, percent};
+use super::{Palette, percent};
 use crate::top::app::{App, Sort, Tab};
 use crate::top::window::Span;
 use lj_trace_engine::resolve::SampledTrace;
@@ -47,7 +48,11 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
             let rows = app.allocation_rows().into_iter().map(|row| {
                 let count = format!("{:.0}", row.count as f64 / seconds);
                 let kind = if row.name.contains(".lua:") { FrameKind::Lua } else { FrameKind::C };
-                ([amount(row.bytes as f64 / seconds), count, amount(row.held as f64)], row.name.to_string(), kind)
+                (
+                    [bytes((row.bytes as f64 / seconds).round() as u64), count, bytes(row.held)],
+                    row.name.to_string(),
+                    kind,
+                )
             });
             table(frame, area, app, palette, columns, "allocated by", rows.collect());
         }

@@ -1,10 +1,10 @@
 //! What became of every call of the allocators, VM by VM.
 
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use lj_trace_common::allocation::tally::VmTally;
+use serde_json::{Map, Value, json};
 
 use crate::error::EngineError;
 use crate::output::OutputFile;
@@ -220,19 +220,14 @@ impl Ledger {
 
     /// The same as JSON: an object.
     pub fn json(&self) -> String {
-        let mut out =
-            format!("{{\"calls\":{},\"vms\":{},\"balances\":{},\"rows\":{{", self.seen, self.vms, self.balances());
-        for (index, (what, calls)) in self.rows().iter().enumerate() {
-            // Writing to a string cannot fail; the names need no escapes.
-            let _ = write!(out, "{}\"{what}\":{calls}", if index == 0 { "" } else { "," });
-        }
-        out.push_str("},\"unseen\":[");
-        for (index, Gap { vm, seconds, followed }) in self.gaps.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            let _ = write!(out, "{comma}{{\"vm\":{vm},\"seconds\":{seconds:.6},\"followed\":{followed}}}");
-        }
-        out.push_str("]}");
-        out
+        let rows: Map<String, Value> =
+            self.rows().iter().map(|(what, calls)| ((*what).to_owned(), json!(calls))).collect();
+        let unseen = self
+            .gaps
+            .iter()
+            .map(|Gap { vm, seconds, followed }| json!({ "vm": vm, "seconds": seconds, "followed": followed }));
+        let (calls, vms, balances, unseen) = (self.seen, self.vms, self.balances(), unseen.collect::<Vec<_>>());
+        json!({ "calls": calls, "vms": vms, "balances": balances, "rows": rows, "unseen": unseen }).to_string()
     }
 }
 
@@ -276,7 +271,7 @@ mod tests {
             lines[0].starts_with("calls of allocator 113 of 2 VMs: 100 recorded + 3 not recorded: for"),
             "{lines:?}"
         );
-        let json: serde_json::Value = serde_json::from_str(&ledger.json()).unwrap();
+        let json: Value = serde_json::from_str(&ledger.json()).unwrap();
         assert_eq!((&json["calls"], &json["rows"]["recorded"]), (&113.into(), &100.into()));
     }
 
@@ -301,7 +296,7 @@ mod tests {
         let mut ledger = ledger();
         ledger.note_gap(Gap { vm: 1, seconds: 0.0125, followed: true });
         assert!(ledger.lines()[1].starts_with("calls not seen     of VM 1 for 0.013 s"), "{:?}", ledger.lines());
-        let json: serde_json::Value = serde_json::from_str(&ledger.json()).unwrap();
+        let json: Value = serde_json::from_str(&ledger.json()).unwrap();
         assert_eq!(json["unseen"][0]["followed"], true);
     }
 }

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lj_trace_probes::cost::Cost;
-use lj_trace_text::Room;
+use lj_trace_text::{Room, counted};
 
 use super::estimation::Estimation;
 use super::events::MemoryTally;
 use super::ledger::Ledger;
-use crate::output::{counted, next_step};
+use crate::output::next_step;
 
 /// The numbers of a finished recording of allocations.
 #[derive(Clone, Debug)]

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
 use lj_trace_probes::cost::Cost;
+use lj_trace_text::counted;
 
-use crate::output::{counted, next_step};
+use crate::output::next_step;
 use crate::resolve::Tally;
 
 /// The numbers of a finished recording.

@@ -10,4 +10,4 @@ mod wording;
 pub use files::OutputFiles;
 pub use output_file::{OutputFile, allow_replacing};
 pub use report_file::ReportFile;
-pub use wording::{counted, next_step};
+pub use wording::next_step;

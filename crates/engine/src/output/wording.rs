@@ -2,11 +2,6 @@
 
 use std::path::Path;
 
-/// So many things: `1 sample`, `2 samples`.
-pub fn counted(number: u64, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
-}
-
 /// What to do with a file of this kind.
 pub fn next_step(file: &Path) -> String {
     match file.extension().and_then(|extension| extension.to_str()) {

@@ -2,9 +2,9 @@
 
 use lj_trace_estimate::{Estimate, Figure};
 use lj_trace_streams::Annotation;
+use lj_trace_text::bytes;
 
 use super::notes::{ESTIMATE, parse_figure, write_figure};
-use crate::memory::amount;
 
 /// What is known of all lines together, and what it is known from.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -158,9 +158,9 @@ impl About {
         let Some(gross) = self.gross else { return vec![self.made_from()] };
         let figure = |figure: Option<Figure>| {
             let Some(figure) = figure.filter(|_| self.has_bytes()) else { return "withheld".to_owned() };
-            let value = amount(figure.value.round() as u64);
+            let value = bytes(figure.value.round() as u64);
             match figure.error {
-                Some(error) => format!("{value} ±{} (estimate)", amount(error.round() as u64)),
+                Some(error) => format!("{value} ±{} (estimate)", bytes(error.round() as u64)),
                 None => format!("{value} (measured)"),
             }
         };

@@ -3,11 +3,10 @@
 use std::io::{self, Write};
 
 use lj_trace_estimate::life::rank;
-use lj_trace_text::Room;
+use lj_trace_text::{Room, bytes};
 
 use super::EstimatedProfile;
-use super::text::{aligned, with_error};
-use crate::memory::amount;
+use super::text::{figures, with_error};
 use crate::memory::text::name;
 use crate::model::Profile as _;
 
@@ -31,12 +30,12 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
         }
         return Ok(());
     }
-    let whole = |bytes: f64| amount(bytes.round() as u64);
+    let whole = |size: f64| bytes(size.round() as u64);
     writeln!(
         out,
         "\nTop lines by what stays of that ({followed} objects were followed to their death, or up to the end)"
     )?;
-    let mut rows = Vec::new();
+    let mut table = figures(["still alive", "dies in cycle", "survive 1 2 3"], room);
     for kept in rank(profile.lives.values(), &profile.lines).iter().take(top) {
         let (Some(life), Some(seen)) = (profile.lives.get(&kept.source), profile.seen.get(kept.source.0 as usize))
         else {
@@ -48,9 +47,9 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
         let survival: Vec<String> = life.survival.iter().take(CYCLES).map(|share| format!("{share:.2}")).collect();
         let stacks = profile.weighted();
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
-        rows.push(([alive, cycles, survival.join(" ")], name));
+        table.row([alive, cycles, survival.join(" ")], name);
     }
-    aligned(["still alive", "dies in cycle", "survive 1 2 3"], rows, "", room, out)?;
+    write!(out, "{table}")?;
     if profile.polled {
         writeln!(out, "  seen by polling, without a watchpoint: a few of the dead may count as having survived")?;
     }

@@ -18,13 +18,13 @@ use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::{Estimate, Figure, Line};
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Annotation, Symbol};
-use lj_trace_text::Room;
+use lj_trace_text::{Room, bytes};
 pub use notes::{is_sample, sample_mark};
 pub use verdict::Verdict;
 
 use super::Frame;
 use super::memory::sources::Sources;
-use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE, amount};
+use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE};
 use super::model::{Measure, Profile, StackId, Stacks};
 
 /// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
@@ -297,7 +297,7 @@ impl Profile for EstimatedProfile {
     }
 
     fn subtitle(&self) -> String {
-        let total = amount(self.total());
+        let total = bytes(self.total());
         let lost = match self.losses.values().sum::<u64>() {
             0 => String::new(),
             lost => format!(", {lost} lost"),

@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use lj_trace_text::Room;
+use lj_trace_text::table::{Column, Fit, Table};
+use lj_trace_text::{Room, bytes};
 
 use super::{EstimatedProfile, Figure, Line, Seen, lives};
-use crate::memory::amount;
 use crate::memory::text::name;
 use crate::model::Profile as _;
 
@@ -29,10 +29,9 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
     table(profile, TOP, room, out)?;
     lives::table(profile, TOP, room, out)?;
     if !profile.losses.is_empty() {
-        writeln!(out, "\nEvents that were lost")?;
-        for (reason, count) in &profile.losses {
-            writeln!(out, "{count:>10}  {reason}")?;
-        }
+        let mut lost = Table::new([Column::right("", 10)]).headless();
+        profile.losses.iter().for_each(|(reason, count)| lost.row([count.to_string()], reason));
+        write!(out, "\nEvents that were lost\n{lost}")?;
     }
     Ok(())
 }
@@ -49,43 +48,24 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
         let told = |figure: Figure, show: fn(f64) -> String| {
             if profile.about().has_bytes() { with_error(figure, show) } else { "-".to_owned() }
         };
-        let bytes = told(line.bytes, |bytes| amount(bytes.round() as u64));
+        let size = told(line.bytes, |size| bytes(size.round() as u64));
         let count = told(line.count, |count| format!("{count:.0}"));
         let name = stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row));
-        ([share, bytes, count], name)
+        ([share, size, count], name)
     };
-    let more = match shown.clone().count().saturating_sub(top) {
-        0 => String::new(),
-        more => format!("{more} more"),
-    };
-    aligned(["share", "bytes", "times"], shown.take(top).map(row).collect(), &more, room, out)
+    let mut table = figures(["share", "bytes", "times"], room);
+    shown.clone().take(top).map(row).for_each(|(figures, name)| table.row(figures, name));
+    let more = shown.count().saturating_sub(top);
+    if more != 0 {
+        table.more(format!("{more} more"));
+    }
+    write!(out, "{table}")
 }
 
-/// Writes figures and names in columns that are as wide as the figures need, so that names have the rest.
-pub fn aligned<const N: usize>(
-    head: [&str; N],
-    rows: Vec<([String; N], String)>,
-    more: &str,
-    room: Room,
-    out: &mut dyn Write,
-) -> io::Result<()> {
-    let widths = head.each_ref().map(|title| title.chars().count());
-    let widths = rows.iter().fold(widths, |mut widths, (figures, _)| {
-        widths.iter_mut().zip(figures).for_each(|(width, figure)| *width = (*width).max(figure.chars().count()));
-        widths
-    });
-    let taken = widths.iter().map(|width| width + 2).sum::<usize>() + 2;
-    let mut write = |figures: [&str; N], name: &str| {
-        for (figure, width) in figures.iter().zip(widths) {
-            write!(out, "  {figure:>width$}")?;
-        }
-        writeln!(out, "  {}", room.beside(taken).at_least(LEAST_NAME).label(name))
-    };
-    write(head, "line")?;
-    for (figures, name) in &rows {
-        write(figures.each_ref().map(String::as_str), name)?;
-    }
-    if more.is_empty() { Ok(()) } else { write([""; N], more) }
+/// A table of lines, whose columns are as wide as their figures need, so that names have the rest.
+pub fn figures<const N: usize>(titles: [&'static str; N], room: Room) -> Table {
+    let columns = titles.map(|title| Column::right(title, 0));
+    Table::new(columns).indent(2).gap(2).end("line", Fit::Label(LEAST_NAME), room)
 }
 
 /// A figure, and by how much it may be off.

@@ -34,20 +34,29 @@ impl FromStr for Output {
     type Err = OutputError;
 
     fn from_str(argument: &str) -> Result<Self, OutputError> {
-        let (format, file) = match argument.split_once(':') {
-            Some((name, file)) if let Some(format) = Format::of_name(name) => (Some(format), file),
-            // What stands before the colon of a path such as ./a:b is no format.
-            Some((name, _)) if is_word(name) && Format::of_ending(argument).is_none() => {
-                let error = OutputError::UnknownFormat { format: name.to_owned(), argument: argument.to_owned() };
-                return Err(error);
-            }
-            _ => (None, argument),
-        };
+        let (forced, file) = parts(argument);
+        // What stands before the colon of a path such as ./a:b is no format.
+        if forced.is_none()
+            && let Some((name, _)) = argument.split_once(':')
+            && is_word(name)
+            && Format::of_ending(argument).is_none()
+        {
+            return Err(OutputError::UnknownFormat { format: name.to_owned(), argument: argument.to_owned() });
+        }
+        let format = forced.and_then(Format::of_name);
         match file {
             "" => Err(OutputError::Empty),
             "-" => Ok(Self { format, file: None }),
             file => Ok(Self { format: format.or_else(|| Format::of_ending(file)), file: Some(file.into()) }),
         }
+    }
+}
+
+/// The name of the format that is forced, and the file.
+fn parts(argument: &str) -> (Option<&str>, &str) {
+    match argument.split_once(':') {
+        Some((name, file)) if Format::of_name(name).is_some() => (Some(name), file),
+        _ => (None, argument),
     }
 }
 

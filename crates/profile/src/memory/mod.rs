@@ -11,7 +11,7 @@ use std::ops::AddAssign;
 use growth::Growth;
 use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
-use lj_trace_text::Room;
+use lj_trace_text::{Room, bytes};
 use sources::Sources;
 
 use super::Frame;
@@ -317,9 +317,9 @@ impl Profile for MemoryProfile {
     fn subtitle(&self) -> String {
         let total = self.total();
         let measured = match self.weight {
-            Weight::Allocated => format!("{} allocated in {} events", amount(total), self.events),
+            Weight::Allocated => format!("{} allocated in {} events", bytes(total), self.events),
             Weight::Events => format!("{} allocations, reallocations and frees", self.events),
-            Weight::Held => format!("{} still held after {} events", amount(total), self.events),
+            Weight::Held => format!("{} still held after {} events", bytes(total), self.events),
         };
         let lost = match self.losses.values().sum::<u64>() {
             0 => String::new(),
@@ -347,20 +347,6 @@ impl Profile for MemoryProfile {
     fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
         text::write(self, text::Options::default(), room, out)
     }
-}
-
-/// An amount of memory, for people.
-pub(super) fn amount(bytes: u64) -> String {
-    let mut amount = bytes as f64;
-    let mut unit = "bytes";
-    for larger in ["KiB", "MiB", "GiB", "TiB"] {
-        if amount < 1024.0 {
-            break;
-        }
-        amount /= 1024.0;
-        unit = larger;
-    }
-    if unit == "bytes" { format!("{bytes} bytes") } else { format!("{amount:.1} {unit}") }
 }
 
 #[cfg(test)]
@@ -474,7 +460,6 @@ mod tests {
             "{}",
             profile.subtitle()
         );
-        assert_eq!([0, 1023, 1024].map(amount), ["0 bytes", "1023 bytes", "1.0 KiB"]);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{Room, percent};
+use lj_trace_text::{Room, bytes, percent, signed_bytes};
 
-use super::{Garbage, MemoryProfile, amount};
+use super::{Garbage, MemoryProfile};
 use crate::Frame;
 use crate::model::{Profile as _, Row, Stacks};
 
@@ -42,38 +43,28 @@ pub fn write(profile: &MemoryProfile, options: Options, room: Room, out: &mut dy
         writeln!(out, "{}", room.title(&profile.title))?;
     }
     let events = profile.events();
-    writeln!(out, "{events} events: {} allocated by {allocations} allocations and reallocations", amount(allocated))?;
+    writeln!(out, "{events} events: {} allocated by {allocations} allocations and reallocations", bytes(allocated))?;
     write_growth(profile, held, out)?;
     if !options.leak_only && allocations > 0 {
         let by_bytes: (Key, Key) = (|place| place.allocated, |place| place.allocations);
-        table(
-            &places,
-            "Top lines by the bytes that they allocate",
-            by_bytes,
-            write_allocator,
-            (ALLOCATORS, room),
-            out,
-        )?;
+        let title = "Top lines by the bytes that they allocate";
+        write_table(&places, title, by_bytes, allocator, allocators(room), out)?;
         let by_count: (Key, Key) = (|place| place.allocations, |place| place.allocated);
-        table(&places, "Top lines by how often they allocate", by_count, write_allocator, (ALLOCATORS, room), out)?;
+        write_table(&places, "Top lines by how often they allocate", by_count, allocator, allocators(room), out)?;
     }
     if profile.follows_blocks() {
         let by_held: (Key, Key) = (|place| place.held, |place| place.held_objects);
         let title = "Still held: allocated during the recording, and not freed by its end";
-        table(&places, title, by_held, |place, out| write_held(place, held, out), (HOLDERS, room), out)?;
+        write_table(&places, title, by_held, |place| holder(place, held), holders(room), out)?;
     }
     if profile.follows_blocks() && !options.leak_only {
         let by_garbage: (Key, Key) = (|place| place.garbage.bytes, |place| place.garbage.objects);
         let title = "Garbage: allocated and freed again; the shorter it lives, the easier it is done without";
-        table(&places, title, by_garbage, write_garbage, (GARBAGE, room), out)?;
+        write_table(&places, title, by_garbage, garbage, garbage_table(room), out)?;
     }
-    for (index, (reason, count)) in profile.losses().iter().enumerate() {
-        if index == 0 {
-            writeln!(out, "\nEvents lost")?;
-        }
-        writeln!(out, "{count:>10}  {}", room.beside(12).text(reason))?;
-    }
-    Ok(())
+    let mut lost = Table::new([Column::right("", 10)]).headless().end("", Fit::End, room);
+    profile.losses().iter().for_each(|(reason, count)| lost.row([count.to_string()], reason));
+    if lost.is_empty() { Ok(()) } else { write!(out, "\nEvents lost\n{lost}") }
 }
 
 /// A place for each stack: those that read the same are one.
@@ -141,53 +132,67 @@ fn plain(frame: &Frame) -> String {
 fn write_growth(profile: &MemoryProfile, held: u64, out: &mut dyn Write) -> io::Result<()> {
     let total = profile.growth().total();
     let change = if total < 0 { "shrank" } else { "grew" };
-    write!(out, "The heap {change} by {}", amount(total.unsigned_abs()))?;
+    write!(out, "The heap {change} by {}", bytes(total.unsigned_abs()))?;
     if profile.follows_blocks() {
-        write!(out, "; {} of what was allocated is still held", amount(held))?;
+        write!(out, "; {} of what was allocated is still held", bytes(held))?;
     }
     writeln!(out)?;
     let parts = profile.growth().parts(10);
     if parts.len() < 2 {
         return Ok(());
     }
-    let signed = |size: &i64| format!("{}{}", if *size < 0 { "-" } else { "+" }, amount(size.unsigned_abs()));
     writeln!(out, "\nSize of the heap against the beginning, after each tenth of the events")?;
     let largest = parts.iter().map(|size| size.unsigned_abs()).max().unwrap_or(1).max(1);
+    let mut table = Table::new([Column::right("", 10), Column::right("", 14)]).headless();
     for (tenth, size) in (1..).zip(&parts) {
         let bar = (u128::from(size.unsigned_abs()) * 50 / u128::from(largest)) as usize;
-        writeln!(out, "{:>9}% {:>14}  {}", tenth * 100 / parts.len(), signed(size), "#".repeat(bar))?;
+        table.row([format!("{}%", tenth * 100 / parts.len()), signed_bytes(*size)], "#".repeat(bar));
     }
-    Ok(())
+    write!(out, "{table}")
 }
 
 type Key = fn(&Place) -> u64;
 
-const ALLOCATORS: &str = "  allocated      times    average  line";
-const HOLDERS: &str = "       held     blocks       %  line";
-const GARBAGE: &str = "    garbage     blocks  lived for  line (lived for: what was allocated meanwhile)";
+/// Lines with three figures each.
+fn table(columns: [(&'static str, usize); 3], title: &str, room: Room) -> Table {
+    Table::new(columns.map(|(title, least)| Column::right(title, least))).end(title, Fit::Label(0), room)
+}
 
-fn write_allocator(place: &Place, out: &mut dyn Write) -> io::Result<()> {
+fn allocators(room: Room) -> Table {
+    table([("allocated", 11), ("times", 10), ("average", 10)], "line", room)
+}
+
+fn allocator(place: &Place) -> [String; 3] {
     let average = place.allocated.checked_div(place.allocations).unwrap_or(0);
-    write!(out, "{:>11} {:>10} {:>10}", amount(place.allocated), place.allocations, amount(average))
+    [bytes(place.allocated), place.allocations.to_string(), bytes(average)]
 }
 
-fn write_held(place: &Place, held: u64, out: &mut dyn Write) -> io::Result<()> {
-    write!(out, "{:>11} {:>10} {:>7}", amount(place.held), place.held_objects, percent(place.held, held))
+fn holders(room: Room) -> Table {
+    table([("held", 11), ("blocks", 10), ("%", 7)], "line", room)
 }
 
-fn write_garbage(place: &Place, out: &mut dyn Write) -> io::Result<()> {
-    let Garbage { objects, bytes, age } = place.garbage;
+fn holder(place: &Place, held: u64) -> [String; 3] {
+    [bytes(place.held), place.held_objects.to_string(), percent(place.held, held)]
+}
+
+fn garbage_table(room: Room) -> Table {
+    let title = "line (lived for: what was allocated meanwhile)";
+    table([("garbage", 11), ("blocks", 10), ("lived for", 10)], title, room)
+}
+
+fn garbage(place: &Place) -> [String; 3] {
+    let Garbage { objects, bytes: of_all, age } = place.garbage;
     let lived = age.checked_div(objects).unwrap_or(0).saturating_mul(1024);
-    write!(out, "{:>11} {objects:>10} {:>10}", amount(bytes), amount(lived))
+    [bytes(of_all), objects.to_string(), bytes(lived)]
 }
 
-/// The places with the largest keys that are not zero.
-fn table(
+/// Writes the places with the largest keys that are not zero into the table, and that into the output.
+fn write_table(
     places: &[Place],
     title: &str,
     (first, second): (Key, Key),
-    columns: impl Fn(&Place, &mut dyn Write) -> io::Result<()>,
-    (head, room): (&str, Room),
+    figures: impl Fn(&Place) -> [String; 3],
+    mut table: Table,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut shown: Vec<&Place> = places.iter().filter(|place| first(place) > 0).collect();
@@ -196,15 +201,11 @@ fn table(
     if shown.is_empty() {
         return writeln!(out, "    nothing");
     }
-    writeln!(out, "{head}")?;
-    for place in shown.iter().take(TOP) {
-        columns(place, out)?;
-        writeln!(out, "  {}", room.beside(36).label(&place.name))?;
-    }
+    shown.iter().take(TOP).for_each(|place| table.row(figures(place), &place.name));
     if shown.len() > TOP {
-        writeln!(out, "{:>36}{} more", "", shown.len() - TOP)?;
+        table.more(format!("{} more", shown.len() - TOP));
     }
-    Ok(())
+    write!(out, "{table}")
 }
 
 #[cfg(test)]
