@@ -1,12 +1,12 @@
 //! What a thread runs, in a word: for samples that only have to tell one activity of a program from another.
 
 use crate::allocation::caller;
-use crate::event::{FrameRecord, NO_VM, Registers};
+use crate::event::{FrameRecord, NO_VM, SampledRegisters};
 use crate::frame::{read_code, read_frame};
 use crate::layout::ABSENT;
 use crate::memo::Memo;
 use crate::memory::{Pod, ReadMemory, Unreadable};
-use crate::thread::Thread;
+use crate::thread::LuaThread;
 use crate::top;
 use crate::vm::VmConfig;
 
@@ -49,7 +49,7 @@ pub struct ActivityRoom {
 
 /// The coroutine of `vm` that runs on the thread whose stack pointer is `stack`; [`None`] if the VM does not run there.
 #[inline(always)]
-pub fn running(memory: &impl ReadMemory, vm: &VmConfig, stack: u64, room: &mut ActivityRoom) -> Option<Thread> {
+pub fn running(memory: &impl ReadMemory, vm: &VmConfig, stack: u64, room: &mut ActivityRoom) -> Option<LuaThread> {
     let layout = &vm.layout;
     if layout.g_cur_l == ABSENT {
         return None;
@@ -59,7 +59,7 @@ pub fn running(memory: &impl ReadMemory, vm: &VmConfig, stack: u64, room: &mut A
     if address == 0 {
         return None;
     }
-    let thread = Thread::read(memory, layout, address, &mut room.memo.head).ok()?;
+    let thread = LuaThread::read(memory, layout, address, &mut room.memo.head).ok()?;
     let is_here = thread.is_thread && thread.global == vm.global && thread.cframe.wrapping_sub(stack) < C_STACK;
     // Both point at each other.
     (is_here && memory.read_ref(gc64, thread.cframe.wrapping_add(u64::from(layout.cframe_l))) == Ok(address))
@@ -76,8 +76,8 @@ pub fn running(memory: &impl ReadMemory, vm: &VmConfig, stack: u64, room: &mut A
 pub fn function(
     memory: &impl ReadMemory,
     vm: &VmConfig,
-    registers: &Registers,
-    thread: &Thread,
+    registers: &SampledRegisters,
+    thread: &LuaThread,
     room: &mut ActivityRoom,
 ) -> Result<u64, Unreadable> {
     let layout = &vm.layout;

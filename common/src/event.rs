@@ -38,9 +38,9 @@ pub const NO_VM: u32 = u32::MAX;
 
 /// The general registers of an x86-64 thread, numbered as in DWARF (System V psABI, figure 3.36), the
 /// instruction pointer (return address column, 16) last.
-pub type Registers = [u64; 17];
+pub type SampledRegisters = [u64; 17];
 
-/// Indices into [`Registers`].
+/// Indices into [`SampledRegisters`].
 pub mod reg {
     /// `rax`.
     pub const RAX: usize = 0;
@@ -71,7 +71,7 @@ pub struct SampleHeader {
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
     /// User registers of the thread.
-    pub registers: Registers,
+    pub registers: SampledRegisters,
     /// `lua_State` of the innermost coroutine, 0 if there is none on this stack.
     pub thread: u64,
     /// Its `L->base` as it stood in memory.
@@ -114,7 +114,7 @@ pub struct SampleHeader {
     pub kernel_size: u32,
     /// How many records of the walk are not among them ([`crate::ends`]).
     pub left_out: u32,
-    /// How many of all records of the walk are [`FrameKind::CFrame`]s.
+    /// How many of all records of the walk are [`RecordKind::CFrame`]s.
     pub crossings: u32,
     /// For how many ticks of the clock it stands; 0 is as good as 1.
     pub weight: u32,
@@ -138,7 +138,7 @@ pub struct SampleHeader {
 /// What a [`FrameRecord`] stands for.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameKind {
+pub enum RecordKind {
     /// A Lua function: `code` is its prototype.
     Lua = 0,
     /// A C function registered with the VM: `code` is its address.
@@ -154,7 +154,7 @@ pub enum FrameKind {
     LeftOut = 5,
 }
 
-impl FrameKind {
+impl RecordKind {
     /// The kind with this number.
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
@@ -178,7 +178,7 @@ pub const NO_POSITION: u32 = u32::MAX;
 pub struct FrameRecord {
     /// Address of the frame's first slot (BASE).
     pub base: u64,
-    /// Address of the `GCfunc`; for a [`FrameKind::CFrame`] that of the `lua_State`.
+    /// Address of the `GCfunc`; for a [`RecordKind::CFrame`] that of the `lua_State`.
     pub function: u64,
     /// Address of the `GCproto`, of the C function, or of the C frame.
     pub code: u64,
@@ -191,7 +191,7 @@ pub struct FrameRecord {
     pub size_bc: u32,
     /// Index of the bytecode that is being executed, or [`NO_POSITION`].
     pub position: u32,
-    /// A [`FrameKind`].
+    /// A [`RecordKind`].
     pub kind: u8,
     /// Fast-function id: 0 Lua, 1 C, else a built-in (`FF_*`: `buildvm_lib.c` numbers them, in each build anew).
     pub ffid: u8,
@@ -216,7 +216,7 @@ impl FrameRecord {
 
     /// Stands in place of so many frames.
     pub const fn left_out(frames: u64) -> Self {
-        Self { function: frames, kind: FrameKind::LeftOut as u8, ..Self::EMPTY }
+        Self { function: frames, kind: RecordKind::LeftOut as u8, ..Self::EMPTY }
     }
 
     /// Says that the frame is one of `function`, which goes on at `pc`, and not looked at yet.
@@ -224,7 +224,7 @@ impl FrameRecord {
     pub const fn pass_by(&mut self, function: u64, pc: u64) {
         self.function = function;
         self.code = pc;
-        self.kind = FrameKind::Passed as u8;
+        self.kind = RecordKind::Passed as u8;
     }
 
     /// Says of no prototype that it is the frame's: word by word, as [`clear`](crate::memory::clear) does.

@@ -25,7 +25,7 @@
 //! [`GCHeader`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L63
 
 use crate::c_frame::C_FRAME_WORDS;
-use crate::event::{FrameKind, FrameRecord, NO_POSITION};
+use crate::event::{FrameRecord, NO_POSITION, RecordKind};
 use crate::head::Head;
 use crate::layout::{VmLayout, gct};
 use crate::memo::Memo;
@@ -112,7 +112,7 @@ impl From<Unreadable> for WalkEnd {
 
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum WalkStep {
     /// The record was filled.
     Emitted,
     /// An internal frame was passed over; the record is unchanged.
@@ -230,7 +230,7 @@ impl Walk {
         memory: &impl ReadMemory,
         layout: &VmLayout,
         out: (&mut FrameRecord, &mut Memo),
-    ) -> Result<Step, WalkEnd> {
+    ) -> Result<WalkStep, WalkEnd> {
         self.advance(memory, layout, out, true)
     }
 
@@ -246,7 +246,7 @@ impl Walk {
         layout: &VmLayout,
         (record, memo): (&mut FrameRecord, &mut Memo),
         look: bool,
-    ) -> Result<Step, WalkEnd> {
+    ) -> Result<WalkStep, WalkEnd> {
         if self.crossing != 0 || self.is_frameless() || self.base <= self.bottom {
             if self.cframe == 0 {
                 return Err(if self.crossing != 0 { WalkEnd::CFrameMissing } else { WalkEnd::Complete });
@@ -257,7 +257,7 @@ impl Walk {
         let emitted = if self.pseudo != 0 || function == self.thread {
             // The dummy frame holds the coroutine itself (lj_err_optype_call, lj_err.c).
             self.pseudo = 0;
-            Step::Skipped
+            WalkStep::Skipped
         } else {
             if look {
                 describe(memory, layout, function, self.pc, (record, memo))?;
@@ -269,7 +269,7 @@ impl Walk {
                 record.pass_by(function, self.pc);
             }
             record.base = self.base;
-            Step::Emitted
+            WalkStep::Emitted
         };
         self.follow(memory, layout, link, memo)?;
         Ok(emitted)
@@ -374,13 +374,13 @@ impl Walk {
         memory: &impl ReadMemory,
         layout: &VmLayout,
         (record, memo): (&mut FrameRecord, &mut Memo),
-    ) -> Result<Step, WalkEnd> {
+    ) -> Result<WalkStep, WalkEnd> {
         record.base = self.base;
         record.function = self.thread;
         record.code = self.cframe;
         record.forget_prototype();
         record.position = NO_POSITION;
-        record.kind = FrameKind::CFrame as u8;
+        record.kind = RecordKind::CFrame as u8;
         record.ffid = 0;
         self.crossing = 0;
         self.linked = 0;
@@ -394,7 +394,7 @@ impl Walk {
             // its PC in the C frame it runs in.
             self.pc = memo.head.reference(layout.is_gc64(), layout.cframe_pc)?;
         }
-        Ok(Step::Emitted)
+        Ok(WalkStep::Emitted)
     }
 
     /// Goes on with the C frame at `cframe`, whose head `memo` has then.
@@ -487,7 +487,7 @@ pub fn describe(
         read_function(memory, layout, function, (record, memo))?;
         memo.note(function, record);
     }
-    record.kind = Code::kind_of(record.ffid) as u8;
+    record.kind = FunctionCode::kind_of(record.ffid) as u8;
     if record.ffid == 0 {
         let bytecode = record.code.wrapping_add(u64::from(layout.sizeof_pt));
         record.position = position(memory, layout, bytecode, record.size_bc, pc);
@@ -511,7 +511,7 @@ pub fn is_frame(memory: &impl ReadMemory, layout: &VmLayout, record: &mut FrameR
 /// Fills in what a frame is that was passed by, if it is one. If that cannot be told, it says why not.
 #[inline(always)]
 pub fn look_at(memory: &impl ReadMemory, layout: &VmLayout, (record, memo): (&mut FrameRecord, &mut Memo)) {
-    if record.kind != FrameKind::Passed as u8 {
+    if record.kind != RecordKind::Passed as u8 {
         return;
     }
     let (function, pc) = (record.function, record.code);
@@ -528,7 +528,7 @@ fn read_function(
     function: u64,
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Result<(), WalkEnd> {
-    let Code { ffid, address } = read_code(memory, layout, function, &mut memo.head)?;
+    let FunctionCode { ffid, address } = read_code(memory, layout, function, &mut memo.head)?;
     record.code = address;
     record.ffid = ffid;
     record.forget_prototype();
@@ -543,21 +543,21 @@ fn read_function(
 }
 
 /// What a function runs (`GCfunc`, `lj_obj.h`).
-pub struct Code {
+pub struct FunctionCode {
     /// Its fast-function id: 0 Lua, 1 C, else a built-in.
     pub ffid: u8,
     /// Address of its `GCproto`, or of the C function.
     pub address: u64,
 }
 
-impl Code {
+impl FunctionCode {
     /// The kind of a function with this id.
     #[inline(always)]
-    pub const fn kind_of(ffid: u8) -> FrameKind {
+    pub const fn kind_of(ffid: u8) -> RecordKind {
         match ffid {
-            0 => FrameKind::Lua,
-            1 => FrameKind::C,
-            _ => FrameKind::Fast,
+            0 => RecordKind::Lua,
+            1 => RecordKind::C,
+            _ => RecordKind::Fast,
         }
     }
 }
@@ -567,7 +567,12 @@ impl Code {
 /// # Errors
 /// [`WalkEnd::NotAFunction`], [`WalkEnd::Unreadable`].
 #[inline(always)]
-pub fn read_code(memory: &impl ReadMemory, layout: &VmLayout, function: u64, head: &mut Head) -> Result<Code, WalkEnd> {
+pub fn read_code(
+    memory: &impl ReadMemory,
+    layout: &VmLayout,
+    function: u64,
+    head: &mut Head,
+) -> Result<FunctionCode, WalkEnd> {
     let gc64 = layout.is_gc64();
     head.read::<5, 3>(memory, gc64, function)?;
     if head.u8(gct_offset(gc64) as u16)? != gct::FUNC {
@@ -579,11 +584,11 @@ pub fn read_code(memory: &impl ReadMemory, layout: &VmLayout, function: u64, hea
     } else {
         memory.read::<u64>(function.wrapping_add(u64::from(layout.fn_c)))?
     };
-    Ok(Code { ffid, address })
+    Ok(FunctionCode { ffid, address })
 }
 
 /// What a prototype says of itself (`GCproto`, `lj_obj.h`).
-pub struct Prototype {
+pub struct PrototypeHead {
     /// Address of its first bytecode.
     pub bytecode: u64,
     /// Number of its bytecodes.
@@ -608,13 +613,13 @@ pub fn read_prototype(
     layout: &VmLayout,
     address: u64,
     head: &mut Head,
-) -> Result<Prototype, WalkEnd> {
+) -> Result<PrototypeHead, WalkEnd> {
     let gc64 = layout.is_gc64();
     head.read::<11, 7>(memory, gc64, address)?;
     if head.u8(gct_offset(gc64) as u16)? != gct::PROTO {
         return Err(WalkEnd::NotAPrototype);
     }
-    Ok(Prototype {
+    Ok(PrototypeHead {
         bytecode: address.wrapping_add(u64::from(layout.sizeof_pt)),
         size_bc: head.u32(layout.pt_sizebc)?,
         first_line: head.u32(layout.pt_firstline)?,

@@ -9,7 +9,7 @@ use crate::memory::{ReadMemory, Unreadable};
 
 /// What a `lua_State` says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Thread {
+pub struct LuaThread {
     /// The `global_State` of its VM.
     pub global: u64,
     /// Whether it is a coroutine at all: else nothing here means anything.
@@ -22,7 +22,7 @@ pub struct Thread {
     pub coroutine: Coroutine,
 }
 
-impl Thread {
+impl LuaThread {
     /// Reads the `lua_State` at `thread`; `head` is to work in.
     ///
     /// # Errors

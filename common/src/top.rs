@@ -18,8 +18,8 @@
 //! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
 
 use crate::event::{
-    FrameKind, FrameRecord, NO_POSITION, Registers, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER,
-    SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE, reg,
+    FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
+    SAMPLE_ON_TRACE, SampledRegisters, reg,
 };
 use crate::frame::{CONT_FFI_CALLBACK, Coroutine, is_frame, read_code, read_frame_with};
 use crate::layout::{ABSENT, VmLayout};
@@ -71,7 +71,7 @@ pub struct Top {
 pub fn find(
     memory: &impl ReadMemory,
     vm: &VmConfig,
-    registers: &Registers,
+    registers: &SampledRegisters,
     (coroutine, thread_base): (&Coroutine, u64),
     cframe: u64,
     scratch: (&mut FrameRecord, &mut Memo),
@@ -185,7 +185,7 @@ pub fn find(
 /// BASE of the C function that the interpreter is returning to: `rdx` minus what the link in `rbx` says, or what of
 /// that is in `rbx` already (`vm_return`). Each of its instructions leaves only one of these within the stack.
 #[inline(always)]
-fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers: &Registers) -> u64 {
+fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers: &SampledRegisters) -> u64 {
     let (base, rbx) = (registers[reg::RDX], registers[reg::RBX]);
     let (done, negative) = (narrow(rbx), narrow(rbx.wrapping_neg()));
     if coroutine.holds_bottom(done) {
@@ -250,7 +250,7 @@ fn from_registers(
         if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) {
             return Place::at(base, 0);
         }
-        is_native = record.kind != FrameKind::Lua as u8;
+        is_native = record.kind != RecordKind::Lua as u8;
         if let Some(place) = in_transition(memory, gc64, coroutine, (thread_base, is_native), (base, pc), link) {
             return Some(place);
         }

@@ -119,7 +119,7 @@ const _: () = {
 /// Where a VM has its traces.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traces {
+pub struct TracesPlace {
     /// Address of its `jit_State`; 0 while the VM's layout is not decided.
     pub jit_state: u64,
     /// The addresses of the traces, by number (`J->trace`).
@@ -133,9 +133,9 @@ pub struct Traces {
 }
 
 // SAFETY: integers without padding.
-unsafe impl Pod for Traces {}
+unsafe impl Pod for TracesPlace {}
 
-impl Traces {
+impl TracesPlace {
     /// Finds the traces of a VM.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ mod support;
 
 use lj_trace_common::allocation::event::NAMELESS;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
-use lj_trace_common::allocation::on_trace::{KnownTrace, NO_LINE, TracePlace};
-use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, Room, attribute};
+use lj_trace_common::allocation::on_trace::{NO_LINE, RememberedTrace, TracePlace};
+use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, AttributionRoom, attribute};
 use lj_trace_common::layout::{ABSENT, VmLayout, VmStates, gct};
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_common::trace::TraceIdentity;
@@ -34,7 +34,7 @@ const TARANTOOL_GC: i32 = !4;
 struct Remembered {
     functions: Vec<KnownFunction>,
     prototypes: Vec<KnownPrototype>,
-    traces: Vec<KnownTrace>,
+    traces: Vec<RememberedTrace>,
     /// The traces that were named, and the lines at which they start.
     traces_named: Vec<(TraceIdentity, u32)>,
     /// Their addresses and those of their chunknames.
@@ -48,7 +48,7 @@ impl Default for Remembered {
         Self {
             functions: vec![KnownFunction::default(); KNOWN_OBJECTS as usize],
             prototypes: vec![KnownPrototype::default(); KNOWN_OBJECTS as usize],
-            traces: vec![KnownTrace::default(); KNOWN_OBJECTS as usize],
+            traces: vec![RememberedTrace::default(); KNOWN_OBJECTS as usize],
             traces_named: Vec::new(),
             named: Vec::new(),
             is_heard: true,
@@ -72,7 +72,7 @@ impl KnownObjects for Remembered {
         self.prototypes.get_mut(slot(prototype) as usize)
     }
 
-    fn trace(&mut self, trace: u64) -> Option<&mut KnownTrace> {
+    fn trace(&mut self, trace: u64) -> Option<&mut RememberedTrace> {
         self.traces.get_mut(slot(trace) as usize)
     }
 
@@ -182,7 +182,7 @@ impl Scene {
     fn attribute_with(&self, objects: &mut Remembered) -> Attributed {
         let vm = VmConfig::new(GLOBAL, GLOBAL - 96, (0, 0), self.lab.layout);
         let mut event = AllocationEvent { place: 1, line: 1, source: 9, ..AllocationEvent::default() };
-        attribute(&self.lab.memory, &vm, objects, &mut { Room::EMPTY }, &mut event);
+        attribute(&self.lab.memory, &vm, objects, &mut { AttributionRoom::EMPTY }, &mut event);
         Attributed { event, first_line: objects.first_line(event.place) }
     }
 }
@@ -430,7 +430,7 @@ fn what_cannot_be_read_or_is_not_what_it_should_be_is_internal() {
         assert_eq!(damaged(scene.function + gct_at, &[gct::PROTO]), "internal");
         let nowhere = VmConfig::new(0x1000, 0x900, (0, 0), layout);
         let mut event = AllocationEvent { source: 9, ..AllocationEvent::default() };
-        attribute(&scene.lab.memory, &nowhere, &mut Remembered::default(), &mut { Room::EMPTY }, &mut event);
+        attribute(&scene.lab.memory, &nowhere, &mut Remembered::default(), &mut { AttributionRoom::EMPTY }, &mut event);
         assert_eq!(summary(&Attributed { event, first_line: 0 }), "internal");
     });
 }
@@ -445,7 +445,7 @@ fn a_vm_that_does_not_name_its_coroutine_is_told() {
         (scene.lab.layout.g_cur_l, scene.lab.layout.g_mem_l) = (ABSENT, ABSENT);
         assert_eq!(summary(&scene.attribute_now()), "internal");
         let vm = VmConfig::new(GLOBAL, GLOBAL - 96, (0, 0), scene.lab.layout);
-        let (mut objects, mut room) = (Remembered::default(), Room::EMPTY);
+        let (mut objects, mut room) = (Remembered::default(), AttributionRoom::EMPTY);
         for (thread, expected) in [(THREAD, named.as_str()), (GLOBAL, "internal"), (0, "internal")] {
             let mut event = AllocationEvent::default();
             room.note_thread(thread);

@@ -5,7 +5,7 @@ mod support;
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::ends::INNERMOST;
 use lj_trace_common::event::{
-    FrameKind, FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, reg,
+    FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_UNCERTAIN, reg,
 };
 use lj_trace_common::frame::{self, WalkEnd};
 use lj_trace_common::memo::Memo;
@@ -310,7 +310,7 @@ fn a_frame_that_cannot_be_looked_at_says_why() {
         let mut record = FrameRecord::EMPTY;
         record.pass_by(0x7777_7000, lab.pc(function, 2));
         frame::look_at(&lab.memory, &lab.layout, (&mut record, &mut Memo::default()));
-        assert_eq!((record.kind, record.position), (FrameKind::Passed as u8, WalkEnd::Unreadable as u32));
+        assert_eq!((record.kind, record.position), (RecordKind::Passed as u8, WalkEnd::Unreadable as u32));
     });
 }
 

@@ -26,7 +26,7 @@ pub const OF_JIT: [&str; 3] = ["LUAJIT_DISABLE_PROFILE", "LUAJIT_ENABLE_TABLE_BU
 
 /// What an option does to a layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Change {
+pub struct LayoutChange {
     /// Whether the fields that describe the JIT compiler are gone.
     pub without_jit: bool,
     /// By how much fields move: their index in [`VmLayout::FIELDS`], and bytes.
@@ -35,13 +35,13 @@ pub struct Change {
 
 /// An option's effect on some rows of the table: a line of `options.tsv`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Effect {
+pub struct OptionEffect {
     /// One of [`OPTIONS`].
     pub option: String,
     /// The rows' mode.
     pub mode: String,
     /// What moves.
-    pub change: Change,
+    pub change: LayoutChange,
     /// The rows, by their builds.
     pub rows: Vec<String>,
 }
@@ -51,7 +51,7 @@ pub fn is_of_jit(field: &str) -> bool {
     ["j_", "tr_", "snap_"].iter().any(|prefix| field.starts_with(prefix)) || ["g_to_j", "sizeof_snap"].contains(&field)
 }
 
-impl Change {
+impl LayoutChange {
     /// What leads from `base` to `changed`; `None` if that is more than moves and the loss of the JIT compiler.
     pub fn between(base: &VmLayout, changed: &VmLayout) -> Option<Self> {
         let mut change = Self { without_jit: base.g_to_j != ABSENT && changed.g_to_j == ABSENT, moves: Vec::new() };
@@ -106,7 +106,7 @@ impl Change {
 /// How a table says that the JIT compiler is left out.
 const WITHOUT_JIT: &str = "no-jit";
 
-impl std::fmt::Display for Change {
+impl std::fmt::Display for LayoutChange {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let moves = self.moves.iter().map(|(index, bytes)| format!("{}{bytes:+}", VmLayout::FIELDS[*index]));
         let words: Vec<String> = self.without_jit.then(|| WITHOUT_JIT.to_owned()).into_iter().chain(moves).collect();
@@ -121,28 +121,28 @@ pub const HEADER: &str = "option\tmode\tchange\trows";
 const BETWEEN_ROWS: &str = "; ";
 
 /// Parses the table of effects; `None` if it is malformed.
-pub fn parse(text: &str) -> Option<Vec<Effect>> {
+pub fn parse(text: &str) -> Option<Vec<OptionEffect>> {
     let mut lines = text.lines();
     (lines.next() == Some(HEADER)).then_some(())?;
     lines.map(parse_line).collect()
 }
 
-fn parse_line(line: &str) -> Option<Effect> {
+fn parse_line(line: &str) -> Option<OptionEffect> {
     let mut cells = line.split('\t');
     let (option, mode) = (cells.next()?.to_owned(), cells.next()?.to_owned());
     OPTIONS.contains(&option.as_str()).then_some(())?;
-    let change = Change::parse(cells.next()?)?;
+    let change = LayoutChange::parse(cells.next()?)?;
     let rows = cells.next()?.split(BETWEEN_ROWS).map(str::to_owned).collect();
-    cells.next().is_none().then_some(Effect { option, mode, change, rows })
+    cells.next().is_none().then_some(OptionEffect { option, mode, change, rows })
 }
 
 /// The line of an effect in the table.
-pub fn format_line(effect: &Effect) -> String {
+pub fn format_line(effect: &OptionEffect) -> String {
     format!("{}\t{}\t{}\t{}", effect.option, effect.mode, effect.change, effect.rows.join(BETWEEN_ROWS))
 }
 
 /// The layouts of `row` built with any options, beginning with none of them.
-pub fn variants(row: &KnownLayout, effects: &[Effect]) -> Vec<KnownLayout> {
+pub fn variants(row: &KnownLayout, effects: &[OptionEffect]) -> Vec<KnownLayout> {
     let mut variants = vec![row.clone()];
     let of_row = effects.iter().filter(|effect| effect.mode == row.mode && effect.rows.contains(&row.builds));
     for effect in of_row {
@@ -170,36 +170,36 @@ mod tests {
     fn a_change_is_what_it_was_made_of() {
         let base = VmLayout { g_to_j: 100, j_l: 8, g_to_dispatch: 400, g_to_bcff: 500, ..VmLayout::default() };
         let moved = VmLayout { g_to_dispatch: 384, j_l: 16, ..base };
-        let change = Change::between(&base, &moved).unwrap();
+        let change = LayoutChange::between(&base, &moved).unwrap();
         assert_eq!(change.to_string(), "g_to_dispatch-16 j_l+8");
-        assert_eq!(Change::parse(&change.to_string()).as_ref(), Some(&change));
+        assert_eq!(LayoutChange::parse(&change.to_string()).as_ref(), Some(&change));
         assert_eq!(change.apply(&base), Some(moved));
-        assert_eq!(Change::between(&base, &base), Some(Change::default()));
+        assert_eq!(LayoutChange::between(&base, &base), Some(LayoutChange::default()));
         assert!(change.apply(&VmLayout { g_to_dispatch: 8, ..base }).is_none(), "nothing lies before its start");
     }
 
     #[test]
     fn without_the_jit_compiler_its_fields_are_gone() {
         let base = VmLayout { g_to_j: 100, g_to_dispatch: 400, ..VmLayout::default() };
-        let change = Change { without_jit: true, moves: Vec::new() };
+        let change = LayoutChange { without_jit: true, moves: Vec::new() };
         let without = change.apply(&base).unwrap();
         assert_eq!(
             (without.g_to_j, without.j_trace, without.tr_ir, without.sizeof_snap),
             (ABSENT, ABSENT, ABSENT, ABSENT)
         );
         assert_eq!(without.g_to_dispatch, 400);
-        assert_eq!(Change::between(&base, &without), Some(change));
+        assert_eq!(LayoutChange::between(&base, &without), Some(change));
         let lost = VmLayout { g_cur_l: ABSENT, ..base };
-        assert_eq!(Change::between(&base, &lost), None, "no option takes anything else away");
+        assert_eq!(LayoutChange::between(&base, &lost), None, "no option takes anything else away");
     }
 
     #[test]
     fn options_combine_but_for_those_of_a_missing_jit_compiler() {
         let row = KnownLayout { builds: "b".into(), mode: "x64".into(), ..KnownLayout::default() };
-        let effect = |option: &str, change: &str| Effect {
+        let effect = |option: &str, change: &str| OptionEffect {
             option: option.into(),
             mode: "x64".into(),
-            change: Change::parse(change).unwrap(),
+            change: LayoutChange::parse(change).unwrap(),
             rows: vec!["a".into(), "b".into()],
         };
         let effects = [

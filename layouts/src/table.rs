@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use lj_trace_common::layout::{ABSENT, VmLayout};
 
-use super::options::{self, Effect};
+use super::options::{self, OptionEffect};
 
 #[cfg(target_arch = "aarch64")]
 const TABLE: &str = include_str!("../tables/arm64.tsv");
@@ -56,7 +56,7 @@ pub fn known_layouts() -> &'static [KnownLayout] {
 /// The known layouts, built with any options, of VMs with this width of references and this size of `lua_State`.
 pub fn candidates(gc64: bool, sizeof_l: u64) -> Vec<KnownLayout> {
     // As above: a test parses it.
-    static EFFECTS: LazyLock<Vec<Effect>> =
+    static EFFECTS: LazyLock<Vec<OptionEffect>> =
         LazyLock::new(|| options::parse(OPTIONS).expect("the embedded table is valid"));
     let possible = |row: &&KnownLayout| row.layout.is_gc64() == gc64 && u64::from(row.layout.sizeof_l) == sizeof_l;
     known_layouts().iter().filter(possible).flat_map(|row| options::variants(row, &EFFECTS)).collect()

@@ -5,7 +5,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
-use lj_trace_common::allocation::on_trace::KnownTrace;
+use lj_trace_common::allocation::on_trace::RememberedTrace;
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{
     COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
@@ -123,7 +123,7 @@ pub static PROTOTYPES: Array<KnownPrototype> = Array::with_max_entries(KNOWN_OBJ
 
 /// The same for their traces.
 #[map]
-pub static KNOWN_TRACES: Array<KnownTrace> = Array::with_max_entries(KNOWN_OBJECTS, 0);
+pub static KNOWN_TRACES: Array<RememberedTrace> = Array::with_max_entries(KNOWN_OBJECTS, 0);
 
 /// Allocations until the next one whose stack is taken.
 #[map]

@@ -20,12 +20,12 @@ use lj_trace_common::config::{
 };
 use lj_trace_common::ends::{self, INNERMOST, MAX_LEFT_OUT, OUTERMOST};
 use lj_trace_common::event::{
-    FrameKind, FrameRecord, NO_VM, Registers, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
-    reg,
+    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
+    SampledRegisters, reg,
 };
-use lj_trace_common::frame::{self, Step, WalkEnd};
+use lj_trace_common::frame::{self, WalkEnd, WalkStep};
 use lj_trace_common::memory::{ReadMemory as _, clear};
-use lj_trace_common::thread::Thread;
+use lj_trace_common::thread::LuaThread;
 use lj_trace_common::top;
 use lj_trace_common::vm::{self, VmConfig};
 
@@ -34,7 +34,7 @@ use crate::count::{add_of, count};
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
-use crate::scratch::{FRAME_SIZE, Machine, PAYLOAD, Scratch};
+use crate::scratch::{FRAME_SIZE, MachineState, PAYLOAD, Scratch};
 use crate::wakeup;
 use crate::{pending, stack_copy, traces};
 
@@ -307,7 +307,7 @@ fn scan_step(scratch: &mut Scratch) -> i64 {
 
 /// The coroutine that runs in the C frame at `cframe`, and the index of its VM, if there is one: both point at each other.
 #[inline(always)]
-fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u32, Thread)> {
+fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u32, LuaThread)> {
     let start = scratch.header.registers[reg::RSP];
     let offset = cframe.wrapping_sub(start) as usize;
     if offset > MAX_STACK as usize - C_FRAME_HEAD as usize || offset % 8 != 0 {
@@ -329,7 +329,7 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
         index = vm_of(scratch.header.process, thread + 8, false);
     }
     let vm = VMS.get(index)?;
-    let thread = Thread::read(&UserMemory, &vm.layout, thread, &mut scratch.machine.memo.head).ok()?;
+    let thread = LuaThread::read(&UserMemory, &vm.layout, thread, &mut scratch.machine.memo.head).ok()?;
     (thread.is_thread && thread.global == vm.global && thread.cframe == cframe).then_some((index, thread))
 }
 
@@ -364,7 +364,7 @@ fn vm_of(process: u32, glref: u64, gc64: bool) -> u32 {
 
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.
 #[inline(always)]
-fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread, cframe: u64) -> i64 {
+fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &LuaThread, cframe: u64) -> i64 {
     let layout = &vm.layout;
     scratch.machine.vm = index;
     let inner = scratch.header.vm == NO_VM;
@@ -378,8 +378,8 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
     let (base, pc) = if inner {
         scratch.header.lua_stack = coroutine.stack;
         scratch.header.lua_stack_end = coroutine.stack_end;
-        let registers: &Registers = &scratch.header.registers;
-        let Machine { memo, record, .. } = &mut scratch.machine;
+        let registers: &SampledRegisters = &scratch.header.registers;
+        let MachineState { memo, record, .. } = &mut scratch.machine;
         memo.look_at(coroutine);
         let Ok(top) = top::find(&UserMemory, vm, registers, (coroutine, thread.base), cframe, (record, memo)) else {
             return end_walk(scratch, WalkEnd::Unreadable);
@@ -402,7 +402,7 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &Thread,
         // An outer coroutine: it called C code (or resume), so its L->base is current.
         (thread.base, UserMemory.read_ref(layout.is_gc64(), cframe + u64::from(layout.cframe_pc)).unwrap_or(0))
     };
-    let Machine { walk, memo, .. } = &mut scratch.machine;
+    let MachineState { walk, memo, .. } = &mut scratch.machine;
     match walk.start(&UserMemory, layout, coroutine, cframe, (base, pc), memo) {
         Ok(()) => {
             if crosses {
@@ -428,18 +428,18 @@ fn walk_step(scratch: &mut Scratch) -> i64 {
     }
     // Only of the last ones it matters what they are, and it is not known yet which these are.
     let look = scratch.header.frame_count < INNERMOST;
-    let Machine { walk, memo, record, .. } = &mut scratch.machine;
+    let MachineState { walk, memo, record, .. } = &mut scratch.machine;
     match walk.advance(&UserMemory, &vm.layout, (record, memo), look) {
-        Ok(Step::Emitted) => {
+        Ok(WalkStep::Emitted) => {
             record.vm = index as u16;
-            if record.kind == FrameKind::CFrame as u8 {
+            if record.kind == RecordKind::CFrame as u8 {
                 // What runs this coroutine lies above all of its C frames.
                 scratch.machine.scan = (record.code & !15) + 16;
                 scratch.header.crossings += 1;
             }
             keep(scratch)
         }
-        Ok(Step::Skipped) => 0,
+        Ok(WalkStep::Skipped) => 0,
         Err(end) => end_walk(scratch, end),
     }
 }
@@ -458,7 +458,7 @@ fn pass_by(scratch: &mut Scratch, vm: &VmConfig, index: u32) -> bool {
         let Some(place) = record(scratch, ends::place(MAX_FRAMES, left_out)) else { return count != 0 };
         // SAFETY: an aligned place within the payload.
         let record = unsafe { &mut *place };
-        let Machine { walk, memo, .. } = &mut scratch.machine;
+        let MachineState { walk, memo, .. } = &mut scratch.machine;
         if left_out >= MAX_LEFT_OUT || !walk.pass(&vm.layout, (record, memo)) {
             return count != 0;
         }

@@ -3,12 +3,12 @@
 use aya_ebpf::bindings::pt_regs;
 use lj_trace_common::activity::ActivityRoom;
 use lj_trace_common::config::{MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_STACK};
-use lj_trace_common::event::{FrameRecord, Registers, SampleHeader};
+use lj_trace_common::event::{FrameRecord, SampleHeader, SampledRegisters};
 use lj_trace_common::frame::Walk;
 use lj_trace_common::memo::Memo;
-use lj_trace_common::thread::Thread;
+use lj_trace_common::thread::LuaThread;
 use lj_trace_common::top::Top;
-use lj_trace_common::trace::{TraceKey, Traces};
+use lj_trace_common::trace::{TraceKey, TracesPlace};
 
 use crate::clock::Timer;
 
@@ -23,13 +23,13 @@ pub const PAYLOAD: usize =
 pub struct Scratch {
     pub header: SampleHeader,
     pub payload: [u8; PAYLOAD],
-    pub traces: Traces,
-    pub machine: Machine,
+    pub traces: TracesPlace,
+    pub machine: MachineState,
 }
 
 /// What the machine that walks ([`crate::sample`]) is at.
 #[repr(C)]
-pub struct Machine {
+pub struct MachineState {
     pub walk: Walk,
     pub memo: Memo,
     /// The frame that the walk is at.
@@ -61,7 +61,7 @@ pub struct Machine {
 #[repr(C)]
 pub struct Scratchpad {
     pub kernel: pt_regs,
-    pub registers: Registers,
+    pub registers: SampledRegisters,
     pub room: ActivityRoom,
-    pub thread: Thread,
+    pub thread: LuaThread,
 }

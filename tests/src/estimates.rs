@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace_estimate::Figure;
-use lj_trace_profile::estimated::{About, LineFigures};
+use lj_trace_profile::estimated::{AboutEstimate, LineFigures};
 use lj_trace_profile::{EstimatedProfile, Frame, memprof};
 use lj_trace_streams::{Body, Stream};
 
@@ -34,7 +34,7 @@ pub struct Estimated {
 #[derive(Clone, Debug)]
 pub struct Estimates {
     /// Of all together.
-    pub about: About,
+    pub about: AboutEstimate,
     /// By place.
     pub places: BTreeMap<Place, Estimated>,
 }

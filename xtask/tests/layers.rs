@@ -1,44 +1,22 @@
 //! The plan of the house holds: no cycle between the crates, none between the folders of a crate, and libraries that others
 //! can use neither print nor take arguments. The graph is drawn with `cargo test -p xtask --test layers -- --nocapture`.
 
+mod workspace;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Attribute, Expr, ExprCall, Item, ItemMod, ItemUse, Macro, UseTree};
+use syn::{Expr, ExprCall, Item, ItemMod, ItemUse, Macro, UseTree};
+use workspace::{is_for_tests, packages, root, sources};
 
 /// The libraries that other tools can use.
 const PUBLIC: [&str; 8] = ["estimate", "heap", "luajit", "process", "profile", "streams", "text", "unwind"];
 
 /// Which module knows which, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
-/// The packages of the workspace that have a library or a program, by their folders.
-fn packages() -> Vec<PathBuf> {
-    let crates = fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
-    let others = ["agent", "common", "layouts", "probe-ebpf", "tests", "xtask"].map(|name| root().join(name));
-    let mut all: Vec<PathBuf> = crates.chain(others).collect();
-    all.sort();
-    all
-}
-
-/// All Rust files below a folder.
-fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            into.push(path);
-        }
-    }
-}
 
 /// The module that a file is, as its path below the crate.
 fn module_of(file: &Path, source: &Path) -> Vec<String> {
@@ -48,13 +26,6 @@ fn module_of(file: &Path, source: &Path) -> Vec<String> {
         module.pop();
     }
     module
-}
-
-fn is_for_tests(attributes: &[Attribute]) -> bool {
-    attributes.iter().any(|attribute| {
-        attribute.path().is_ident("cfg")
-            && attribute.meta.require_list().is_ok_and(|list| list.tokens.to_string() == "test")
-    })
 }
 
 /// What one file refers to.

@@ -4,7 +4,7 @@ use clap::Args;
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
 
-use crate::dump::{Dump, Options, take};
+use crate::dump::{Dump, DumpOptions, take};
 use crate::exit::CommandError;
 
 /// Options of `lj-trace dump`.
@@ -45,5 +45,5 @@ pub fn run(args: &DumpArgs) -> Result<(), CommandError> {
 fn dump(process: &Process, args: &DumpArgs) -> Result<Dump, CommandError> {
     let maps = process.maps()?;
     let vms = find_vms(process, &maps)?;
-    Ok(take(process, &vms, Options { locals: args.locals })?)
+    Ok(take(process, &vms, DumpOptions { locals: args.locals })?)
 }

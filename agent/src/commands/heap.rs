@@ -10,14 +10,14 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
-use super::heap_progress::Progress;
+use super::heap_progress::HeapProgress;
 use super::record::parse_duration;
 use crate::exit::{CommandError, ExitCode};
 use lj_trace_engine::output::{OutputFile, allow_replacing};
 use lj_trace_heap::diff::Diff;
 use lj_trace_heap::object::Kind;
 use lj_trace_heap::text::HeldOfType;
-use lj_trace_heap::{HeapError, Options, PauseError, Snapshot, Target, copy, file, picture, take};
+use lj_trace_heap::{HeapError, HeapOptions, PathTarget, PauseError, Snapshot, copy, file, picture, take};
 
 /// Options of `lj-trace heap`.
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ pub struct HeapArgs {
 
     /// Show what keeps alive the object at this address, or all objects of this type
     #[arg(long, value_name = "0xADDRESS|TYPE")]
-    pub path_to: Vec<Target>,
+    pub path_to: Vec<PathTarget>,
 
     /// Show what has changed since this saved snapshot
     #[arg(long, value_name = "FILE")]
@@ -111,10 +111,10 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-fn kinds(targets: &[Target]) -> Vec<Kind> {
-    let kind = |target: &Target| match target {
-        Target::Kind(kind) => Some(*kind),
-        Target::Address(_) => None,
+fn kinds(targets: &[PathTarget]) -> Vec<Kind> {
+    let kind = |target: &PathTarget| match target {
+        PathTarget::Kind(kind) => Some(*kind),
+        PathTarget::Address(_) => None,
     };
     targets.iter().filter_map(kind).collect()
 }
@@ -149,14 +149,14 @@ fn snapshot_of(process: &Process, args: &HeapArgs) -> Result<Snapshot, CommandEr
     let maps = process.maps()?;
     let vms = find_vms(process, &maps)?;
     let addresses = args.path_to.iter().filter_map(|target| match target {
-        Target::Address(address) => Some(*address),
-        Target::Kind(_) => None,
+        PathTarget::Address(address) => Some(*address),
+        PathTarget::Kind(_) => None,
     });
     let folders = copy::folders(args.output.first().map(PathBuf::as_path));
     let is_kept = args.output.iter().any(|output| format(output) == Some(Format::Snapshot));
     let objects = is_kept || args.diff.is_some();
-    let options = Options { pause: args.pause, top: args.top, addresses: addresses.collect(), objects, folders };
-    let mut progress = Progress::new();
+    let options = HeapOptions { pause: args.pause, top: args.top, addresses: addresses.collect(), objects, folders };
+    let mut progress = HeapProgress::new();
     Ok(take(process, &vms, &options, &mut |stage| progress.update(stage))?)
 }
 

@@ -15,12 +15,12 @@ const SHORT: Duration = Duration::from_secs(1);
 const LINE: Duration = Duration::from_secs(10);
 
 /// A line that changes on a terminal, and a plain one now and then elsewhere.
-pub struct Progress {
+pub struct HeapProgress {
     bar: ProgressBar,
     next_line: Instant,
 }
 
-impl Progress {
+impl HeapProgress {
     /// Nothing is said yet.
     pub fn new() -> Self {
         let bar = ProgressBar::new_spinner();
@@ -41,7 +41,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for HeapProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

@@ -7,8 +7,8 @@ use lj_trace_process::sandbox::{Asked, Question};
 
 use lj_trace_luajit::debug_layout;
 use lj_trace_unwind::frames::Found;
-use lj_trace_unwind::module::{Image, Shape};
-use lj_trace_unwind::symbols::elf::{SymbolTable, debug_links};
+use lj_trace_unwind::module::{Image, LoadShape};
+use lj_trace_unwind::symbols::elf::{ElfSymbols, debug_links};
 use lj_trace_unwind::table::{Context, UnwindTable};
 
 /// Unwind tables that are kept, beside the one that is asked for: bytes of their sections.
@@ -36,11 +36,11 @@ impl Tables {
         let is = |wanted: Question| question == wanted as u64;
         let image = Image::File(first);
         if is(Question::Shape) {
-            Shape::read(&image).put(out);
+            LoadShape::read(&image).put(out);
         } else if is(Question::Links) {
             debug_links(&image).put(out);
         } else if is(Question::Symbols) {
-            SymbolTable::read(&image, second.map(Image::File).as_ref()).put(out);
+            ElfSymbols::read(&image, second.map(Image::File).as_ref()).put(out);
         } else if is(Question::HasTable) {
             self.table(number, &image).is_some().put(out);
         } else if is(Question::Row) {

@@ -18,7 +18,7 @@ use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
 use crate::exit::CommandError;
 use crate::top::view::{self, Palette};
-use crate::top::{Action, App, Gauge, Target, action};
+use crate::top::{Action, App, Gauge, TopTarget, action};
 
 /// Options of `lj-trace top`.
 #[derive(Clone, Debug, Args)]
@@ -72,7 +72,7 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     let mut targets = targets(&options)?;
     // There is one for each process that is named.
     let target = &mut targets[0];
-    let mut app = App::new(Target {
+    let mut app = App::new(TopTarget {
         name: target.name(),
         vm: target.vms.first().map(|vm| vm.describe()).unwrap_or_default(),
         rate: (args.mode != Mode::Memprof).then_some(args.rate),

@@ -10,15 +10,15 @@ use lj_trace_probes::session;
 use lj_trace_process::privileges::{Operation, Refusal};
 use lj_trace_text::bytes;
 
-use super::{Area, Check, Mode, Verdict, read};
+use super::{Area, Check, Purpose, Verdict, read};
 
-const BOTH: [Mode; 2] = [Mode::Sysprof, Mode::Memprof];
+const BOTH: [Purpose; 2] = [Purpose::Sysprof, Purpose::Memprof];
 
 pub fn checks() -> Vec<Check> {
     let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), uprobe_session(), clock()];
     let nothing = Wanted::nothing();
-    checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Mode::Sysprof));
-    checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Mode::Memprof));
+    checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Purpose::Sysprof));
+    checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Purpose::Memprof));
     checks
 }
 
@@ -32,7 +32,7 @@ fn version() -> Check {
     if std::env::consts::ARCH == "x86_64" {
         return check("kernel", Verdict::Ok, found);
     }
-    check("kernel", Verdict::Problem, found).fix("run lj-trace on an x86-64 machine").affects(&Mode::ALL)
+    check("kernel", Verdict::Problem, found).fix("run lj-trace on an x86-64 machine").affects(&Purpose::ALL)
 }
 
 fn btf() -> Check {
@@ -88,7 +88,7 @@ fn classic_probes(name: &str, why: &str) -> Check {
         return check(name, Verdict::Ok, format!("{why}: the allocator is probed by perf events, which work"));
     };
     let found = format!("{why}, and the allocator cannot be probed by perf events: {error}");
-    let problem = check(name, Verdict::Problem, found).affects(&[Mode::Memprof]);
+    let problem = check(name, Verdict::Problem, found).affects(&[Purpose::Memprof]);
     match error.raw_os_error() {
         Some(libc::EACCES | libc::EPERM) => {
             Check { area: Area::Privileges, ..problem.fix("run as root, or give lj-trace CAP_SYS_ADMIN") }
@@ -121,7 +121,7 @@ fn clock() -> Check {
     const NAME: &str = "sampling clock";
     if let Err(error) = perf_event::try_open(Clock::CpuClock) {
         let found = format!("perf events cannot be opened: {error}");
-        let problem = check(NAME, Verdict::Problem, found).affects(&[Mode::Sysprof]);
+        let problem = check(NAME, Verdict::Problem, found).affects(&[Purpose::Sysprof]);
         if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
             let fix = Refusal::now().explain(Operation::PerfEvents);
             return Check { area: Area::Privileges, ..problem.fix(fix) };
@@ -151,7 +151,7 @@ fn clock() -> Check {
 }
 
 /// Has the kernel's verifier look at the very programs that a recording uses.
-fn programs(name: &str, wanted: Wanted, mode: Mode) -> Check {
+fn programs(name: &str, wanted: Wanted, mode: Purpose) -> Check {
     let error = match Programs::try_load(wanted) {
         Ok(()) => return check(name, Verdict::Ok, "the kernel accepts the programs"),
         Err(error) => error,

@@ -2,7 +2,7 @@
 
 use lj_trace_text::bytes;
 
-use super::{Area, Check, Mode, Verdict, read, status_field};
+use super::{Area, Check, Purpose, Verdict, read, status_field};
 
 /// What lj-trace needs with its buffers: they count as its memory.
 const ENOUGH_MEMORY: u64 = 96 << 20;
@@ -71,7 +71,7 @@ fn memory_limit(limit: Option<u64>) -> Check {
             let found = format!("the cgroup has {}: too little for lj-trace and its buffers", bytes(limit));
             check("memory limit", Verdict::Problem, found)
                 .fix(format!("give it {} (systemd: MemoryMax=, docker: --memory)", bytes(ENOUGH_MEMORY)))
-                .affects(&[Mode::Sysprof, Mode::Memprof])
+                .affects(&[Purpose::Sysprof, Purpose::Memprof])
         }
         Some(limit) => check("memory limit", Verdict::Ok, bytes(limit)),
         None => check("memory limit", Verdict::Ok, "none"),

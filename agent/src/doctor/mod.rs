@@ -40,7 +40,7 @@ pub struct Check {
     pub fix: Option<String>,
     /// The modes that a problem stops, or a note concerns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub affects: Vec<Mode>,
+    pub affects: Vec<Purpose>,
 }
 
 /// What a check is about.
@@ -72,7 +72,7 @@ pub enum Verdict {
 /// What lj-trace can do with a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum Purpose {
     /// `record --mode sysprof`: where CPU time goes.
     Sysprof,
     /// `record --mode memprof`: what allocates memory.
@@ -81,7 +81,7 @@ pub enum Mode {
     Dump,
 }
 
-impl Mode {
+impl Purpose {
     /// All modes.
     pub const ALL: [Self; 3] = [Self::Sysprof, Self::Memprof, Self::Dump];
 
@@ -98,7 +98,7 @@ impl Mode {
 #[derive(Clone, Debug, Serialize)]
 pub struct Ability {
     /// The mode.
-    pub mode: Mode,
+    pub mode: Purpose,
     /// Whether it works.
     pub works: bool,
     /// What it shows, or why it does not work.
@@ -114,7 +114,7 @@ impl Check {
         Self { fix: Some(fix.into()), ..self }
     }
 
-    fn affects(self, modes: &[Mode]) -> Self {
+    fn affects(self, modes: &[Purpose]) -> Self {
         Self { affects: modes.to_vec(), ..self }
     }
 }
@@ -131,7 +131,7 @@ pub fn diagnose(pid: Option<u32>) -> Result<Diagnosis, TargetError> {
         checks.extend(target::checks(pid)?);
     }
     checks.sort_by_key(|check| check.area);
-    let modes = Mode::ALL.into_iter().map(|mode| ability(mode, &checks, pid.is_some())).collect();
+    let modes = Purpose::ALL.into_iter().map(|mode| ability(mode, &checks, pid.is_some())).collect();
     let well = checks.iter().all(|check| check.verdict != Verdict::Problem);
     Ok(Diagnosis { well, modes, checks })
 }
@@ -145,7 +145,7 @@ impl Diagnosis {
 }
 
 /// What a mode can do, given what was found.
-fn ability(mode: Mode, checks: &[Check], has_target: bool) -> Ability {
+fn ability(mode: Purpose, checks: &[Check], has_target: bool) -> Ability {
     let concerning = |verdict| {
         let is_it = move |check: &&Check| check.verdict == verdict && check.affects.contains(&mode);
         checks.iter().filter(is_it).map(|check| check.name.as_str()).collect::<Vec<_>>()
@@ -155,9 +155,9 @@ fn ability(mode: Mode, checks: &[Check], has_target: bool) -> Ability {
         return Ability { mode, works: false, shows: format!("does not work: see {}", problems.join(", ")) };
     }
     let what = match mode {
-        Mode::Sysprof => "where CPU time goes: Lua and native stacks, by function and line",
-        Mode::Memprof => "every allocation, reallocation and free, by Lua line; stacks with --alloc-stacks",
-        Mode::Dump => "what every coroutine and thread executes right now",
+        Purpose::Sysprof => "where CPU time goes: Lua and native stacks, by function and line",
+        Purpose::Memprof => "every allocation, reallocation and free, by Lua line; stacks with --alloc-stacks",
+        Purpose::Dump => "what every coroutine and thread executes right now",
     };
     let notes = concerning(Verdict::Note);
     let limits = if notes.is_empty() { String::new() } else { format!(" (but see {})", notes.join(", ")) };
@@ -183,14 +183,14 @@ mod tests {
     fn problems_stop_the_modes_they_affect() {
         let check = |name, verdict| Check::new(Area::Kernel, name, verdict, "");
         let checks = [
-            check("a", Verdict::Ok).affects(&Mode::ALL),
-            check("b", Verdict::Problem).affects(&[Mode::Memprof]),
-            check("c", Verdict::Note).affects(&[Mode::Sysprof]),
+            check("a", Verdict::Ok).affects(&Purpose::ALL),
+            check("b", Verdict::Problem).affects(&[Purpose::Memprof]),
+            check("c", Verdict::Note).affects(&[Purpose::Sysprof]),
         ];
         let of = |mode| ability(mode, &checks, true);
-        assert_eq!((of(Mode::Memprof).works, of(Mode::Memprof).shows.as_str()), (false, "does not work: see b"));
-        assert!(of(Mode::Sysprof).works && of(Mode::Sysprof).shows.ends_with("(but see c)"));
-        assert!(of(Mode::Dump).works && !of(Mode::Dump).shows.contains("see"));
+        assert_eq!((of(Purpose::Memprof).works, of(Purpose::Memprof).shows.as_str()), (false, "does not work: see b"));
+        assert!(of(Purpose::Sysprof).works && of(Purpose::Sysprof).shows.ends_with("(but see c)"));
+        assert!(of(Purpose::Dump).works && !of(Purpose::Dump).shows.contains("see"));
     }
 
     #[test]

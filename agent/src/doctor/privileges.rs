@@ -2,13 +2,13 @@
 
 use lj_trace_process::privileges::{Capabilities, Capability, HOW_TO_GET};
 
-use super::{Area, Check, Mode, Verdict, read};
+use super::{Area, Check, Purpose, Verdict, read};
 
 /// Capabilities, what they are for, and the modes that need them.
-const CAPABILITIES: [(Capability, &str, &[Mode]); 3] = [
-    (Capability::SysPtrace, "reading other users' processes", &Mode::ALL),
-    (Capability::Bpf, "loading BPF programs", &[Mode::Sysprof, Mode::Memprof]),
-    (Capability::Perfmon, "sampling, and reading memory from BPF programs", &[Mode::Sysprof, Mode::Memprof]),
+const CAPABILITIES: [(Capability, &str, &[Purpose]); 3] = [
+    (Capability::SysPtrace, "reading other users' processes", &Purpose::ALL),
+    (Capability::Bpf, "loading BPF programs", &[Purpose::Sysprof, Purpose::Memprof]),
+    (Capability::Perfmon, "sampling, and reading memory from BPF programs", &[Purpose::Sysprof, Purpose::Memprof]),
 ];
 
 pub fn checks() -> Vec<Check> {
@@ -56,7 +56,7 @@ fn user_namespace(uid_map: &str) -> Check {
     let found = "not the initial one: capabilities count only inside of it, and neither BPF nor perf events do";
     check("user namespace", Verdict::Problem, found)
         .fix("run lj-trace outside of the rootless container, on the host")
-        .affects(&[Mode::Sysprof, Mode::Memprof])
+        .affects(&[Purpose::Sysprof, Purpose::Memprof])
 }
 
 fn sysctls(effective: Capabilities, read: impl Fn(&str) -> Option<String>) -> Vec<Check> {
@@ -67,7 +67,7 @@ fn sysctls(effective: Capabilities, read: impl Fn(&str) -> Option<String>) -> Ve
         checks.push(match scope {
             3.. => check(name, Verdict::Problem, "3: nobody may read another process, not even root")
                 .fix("reboot, and do not set it to 3 (it cannot be lowered while the system runs)")
-                .affects(&Mode::ALL),
+                .affects(&Purpose::ALL),
             1 | 2 if !effective.has(Capability::SysPtrace) => {
                 check(name, Verdict::Note, format!("{scope}: other processes can be read with CAP_SYS_PTRACE only"))
             }

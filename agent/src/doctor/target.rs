@@ -8,7 +8,7 @@ use lj_trace_unwind::Modules;
 use lj_trace_unwind::modules::Located;
 use lj_trace_unwind::symbols::{debug_file, elf};
 
-use super::{Area, Check, Mode, Verdict, read, status_field};
+use super::{Area, Check, Purpose, Verdict, read, status_field};
 
 pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
     let process = match Process::open(pid) {
@@ -16,7 +16,7 @@ pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
         // What else is known of this host is worth telling.
         Err(error @ TargetError::NotPermitted { .. }) => {
             let refused = Check { area: Area::Privileges, ..check("process", Verdict::Problem, error.to_string()) };
-            return Ok(vec![refused.fix("run as root: `sudo lj-trace doctor`").affects(&Mode::ALL)]);
+            return Ok(vec![refused.fix("run as root: `sudo lj-trace doctor`").affects(&Purpose::ALL)]);
         }
         Err(error) => return Err(error),
     };
@@ -32,7 +32,7 @@ pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
         }
         Err(error) => {
             let fix = "`sudo lj-trace list` shows the processes that have a VM";
-            checks.push(check("LuaJIT", Verdict::Problem, error.to_string()).fix(fix).affects(&Mode::ALL));
+            checks.push(check("LuaJIT", Verdict::Problem, error.to_string()).fix(fix).affects(&Purpose::ALL));
         }
     }
     Ok(checks)
@@ -56,7 +56,7 @@ fn others(pid: u32) -> Vec<Check> {
         checks.push(
             check("seccomp of the process", Verdict::Note, found)
                 .fix("run Linux 6.14 or later before recording with --mode memprof")
-                .affects(&[Mode::Memprof]),
+                .affects(&[Purpose::Memprof]),
         );
     }
     checks
@@ -101,7 +101,7 @@ fn layout(vm: &Vm) -> Vec<Check> {
             "its extent is not known, for want of unwind information: it is taken to end with the last bytecode";
         let fix = "build LuaJIT without LUAJIT_NO_UNWIND, if native stacks turn out to be incomplete";
         let check = check(&format!("{name}, interpreter"), Verdict::Note, found);
-        checks.push(check.fix(fix).affects(&[Mode::Sysprof, Mode::Dump]));
+        checks.push(check.fix(fix).affects(&[Purpose::Sysprof, Purpose::Dump]));
     }
     checks
 }
@@ -113,7 +113,7 @@ fn allocators(process: &Process, maps: &Maps, vms: &[Vm]) -> Vec<Check> {
         Err(error) => {
             let fix = "the message names the way on; `--mode sysprof` does not need the allocator";
             let problem = check("allocator", Verdict::Problem, error.to_string());
-            return vec![problem.fix(fix).affects(&[Mode::Memprof])];
+            return vec![problem.fix(fix).affects(&[Purpose::Memprof])];
         }
     };
     let described = |allocator: &Allocator| {
@@ -124,7 +124,7 @@ fn allocators(process: &Process, maps: &Maps, vms: &[Vm]) -> Vec<Check> {
             return check("allocator", Verdict::Ok, found);
         }
         let dear = "; the kernel single-steps them, which costs the process some ten times more for each event";
-        check("allocator", Verdict::Note, found + dear).affects(&[Mode::Memprof])
+        check("allocator", Verdict::Note, found + dear).affects(&[Purpose::Memprof])
     };
     allocators.iter().map(described).collect()
 }
@@ -162,7 +162,7 @@ fn modules(process: &Process, maps: &Maps, vms: &[Vm]) -> Vec<Check> {
         let found = format!("none in {}: native stacks end there, or go on at the next Lua frame", blind.join(", "));
         let fix = "build them with -fasynchronous-unwind-tables";
         let note = check("unwind tables", Verdict::Note, found).fix(fix);
-        checks.push(note.affects(&[Mode::Sysprof, Mode::Dump]));
+        checks.push(note.affects(&[Purpose::Sysprof, Purpose::Dump]));
     }
     let unread = sandbox::unread();
     if !unread.is_empty() {
@@ -194,6 +194,6 @@ mod tests {
     fn a_process_without_luajit_is_a_problem_for_all_modes() {
         let checks = checks(std::process::id()).unwrap();
         let problem = checks.iter().find(|check| check.verdict == Verdict::Problem).unwrap();
-        assert_eq!((problem.name.as_str(), &problem.affects[..]), ("LuaJIT", &Mode::ALL[..]));
+        assert_eq!((problem.name.as_str(), &problem.affects[..]), ("LuaJIT", &Purpose::ALL[..]));
     }
 }

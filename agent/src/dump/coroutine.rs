@@ -5,8 +5,8 @@
 //! [`LUA_YIELD`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L44
 //! [`coroutine.status`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_base.c#L567-L582
 
-use lj_trace_common::event::{FrameRecord, Registers, SAMPLE_ON_TRACE, reg};
-use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::event::{FrameRecord, SAMPLE_ON_TRACE, SampledRegisters, reg};
+use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk, WalkEnd, WalkStep};
 use lj_trace_common::layout::gct;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
@@ -16,7 +16,7 @@ use lj_trace_luajit::object::{field, type_of};
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_process::ProcessMemory;
 
-use super::view::{Copied, View};
+use super::view::{CopiedRange, View};
 use lj_trace_engine::stack::Innermost;
 
 /// `LUAI_MAXSTACK` (`luaconf.h`) is 65500 slots; some builds raise it.
@@ -24,7 +24,7 @@ const MAX_SLOTS: u64 = 1 << 20;
 
 /// A coroutine's `lua_State` and Lua stack, copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct CoroutineSnapshot {
     /// Where it is and where its stack lies.
     pub coroutine: Coroutine,
     /// `L->base`.
@@ -36,26 +36,26 @@ pub struct Snapshot {
     /// Its innermost C frame; 0 if it does not run.
     pub cframe: u64,
     /// The `lua_State`.
-    head: Copied,
+    head: CopiedRange,
     /// The Lua stack.
-    stack: Copied,
+    stack: CopiedRange,
 }
 
 /// `LUA_YIELD` (`lua.h`).
 const YIELD: u8 = 1;
 
-impl Snapshot {
+impl CoroutineSnapshot {
     /// Copies the coroutine `thread` of `vm`; [`None`] if it is not there, or its stack is just being moved.
     pub fn read(memory: &ProcessMemory, vm: &Vm, thread: u64) -> Option<Self> {
-        let head = Copied::read(memory, thread, usize::from(vm.layout.sizeof_l));
+        let head = CopiedRange::read(memory, thread, usize::from(vm.layout.sizeof_l));
         let mut snapshot = Self::of_head(memory, vm, thread, head)?;
         let (start, size) = snapshot.stack_place();
-        snapshot.set_stack(Copied::read(memory, start, size));
+        snapshot.set_stack(CopiedRange::read(memory, start, size));
         Some(snapshot)
     }
 
     /// The coroutine whose `lua_State` is copied, without its stack.
-    pub fn of_head(memory: &ProcessMemory, vm: &Vm, thread: u64, head: Copied) -> Option<Self> {
+    pub fn of_head(memory: &ProcessMemory, vm: &Vm, thread: u64, head: CopiedRange) -> Option<Self> {
         let layout = &vm.layout;
         let gc64 = layout.is_gc64();
         let nothing = PageCache::new(memory);
@@ -71,7 +71,7 @@ impl Snapshot {
         let top: u64 = view.read(field(thread, layout.l_top)).ok()?;
         let status = view.read(field(thread, layout.l_status)).ok()?;
         let cframe = view.read::<u64>(field(thread, layout.l_cframe)).ok()? & !CFRAME_FLAGS;
-        Some(Self { coroutine, base, top, status, cframe, head, stack: Copied::default() })
+        Some(Self { coroutine, base, top, status, cframe, head, stack: CopiedRange::default() })
     }
 
     /// Where its Lua stack lies, and its size in bytes.
@@ -81,12 +81,12 @@ impl Snapshot {
     }
 
     /// Gives it the copy of its Lua stack.
-    pub fn set_stack(&mut self, stack: Copied) {
+    pub fn set_stack(&mut self, stack: CopiedRange) {
         self.stack = stack;
     }
 
     /// The copies, for a [`View`].
-    pub fn copies(&self) -> [&Copied; 2] {
+    pub fn copies(&self) -> [&CopiedRange; 2] {
         [&self.head, &self.stack]
     }
 
@@ -170,7 +170,7 @@ impl LuaStack {
     }
 
     /// The stack of a coroutine that is not the one that runs in its VM.
-    pub fn of_waiting(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot) -> Self {
+    pub fn of_waiting(view: &View<'_>, vm: &Vm, index: usize, snapshot: &CoroutineSnapshot) -> Self {
         let layout = &vm.layout;
         // What a C frame saved is right only if the innermost frame is a Lua function's, which then has called the VM
         // for something; it is accepted only if it points into that function.
@@ -182,8 +182,14 @@ impl LuaStack {
     }
 
     /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
-    pub fn of_running(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (rip, rsp): (u64, u64)) -> Self {
-        let mut registers = Registers::default();
+    pub fn of_running(
+        view: &View<'_>,
+        vm: &Vm,
+        index: usize,
+        snapshot: &CoroutineSnapshot,
+        (rip, rsp): (u64, u64),
+    ) -> Self {
+        let mut registers = SampledRegisters::default();
         registers[reg::RIP] = rip;
         registers[reg::RSP] = rsp;
         let (mut record, mut memo) = (FrameRecord::EMPTY, Memo::default());
@@ -213,7 +219,7 @@ impl LuaStack {
         view: &View<'_>,
         vm: &Vm,
         index: usize,
-        snapshot: &Snapshot,
+        snapshot: &CoroutineSnapshot,
         (base, pc, crosses): (u64, u64, bool),
     ) {
         let layout = &vm.layout;
@@ -230,8 +236,8 @@ impl LuaStack {
         for _ in 0..2 * MAX_SLOTS {
             let mut record = FrameRecord { vm: index as u16, ..FrameRecord::EMPTY };
             match walk.step(view, layout, (&mut record, &mut memo)) {
-                Ok(Step::Emitted) => self.frames.push(record),
-                Ok(Step::Skipped) => {}
+                Ok(WalkStep::Emitted) => self.frames.push(record),
+                Ok(WalkStep::Skipped) => {}
                 // A suspended coroutine has left the C frame in which it was resumed.
                 Err(WalkEnd::CFrameMissing) if snapshot.cframe == 0 && walk.base <= bottom => {
                     self.end = WalkEnd::Complete;
@@ -255,8 +261,8 @@ mod tests {
     fn the_status_is_what_lua_calls_it() {
         // A stack at 0x1000: with GC64 the first frame begins two slots above.
         let coroutine = Coroutine { thread: 0x100, stack: 0x1000, stack_end: 0x2000 };
-        let nothing = Copied::default();
-        let fresh = Snapshot {
+        let nothing = CopiedRange::default();
+        let fresh = CoroutineSnapshot {
             coroutine,
             base: 0x1010,
             top: 0x1018,
@@ -265,7 +271,7 @@ mod tests {
             head: nothing.clone(),
             stack: nothing,
         };
-        let status = |change: fn(&mut Snapshot)| {
+        let status = |change: fn(&mut CoroutineSnapshot)| {
             let mut snapshot = fresh.clone();
             change(&mut snapshot);
             snapshot.status(true)
@@ -283,9 +289,9 @@ mod tests {
     #[test]
     fn slots_are_read_from_the_copy_alone() {
         let coroutine = Coroutine { thread: 0x100, stack: 0x1000, stack_end: 0x1010 };
-        let stack = Copied { start: 0x1000, bytes: (0..16).collect() };
-        let head = Copied::default();
-        let snapshot = Snapshot { coroutine, base: 0, top: 0, status: 0, cframe: 0, head, stack };
+        let stack = CopiedRange { start: 0x1000, bytes: (0..16).collect() };
+        let head = CopiedRange::default();
+        let snapshot = CoroutineSnapshot { coroutine, base: 0, top: 0, status: 0, cframe: 0, head, stack };
         assert_eq!(snapshot.slot(0x1008), Some(0x0f0e_0d0c_0b0a_0908));
         assert_eq!(snapshot.slot(0x100c), None);
         assert_eq!(snapshot.slot(0xff8), None);

@@ -4,16 +4,16 @@ use lj_trace_common::event::{SampleHeader, reg};
 use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
 use lj_trace_unwind::{NativeStack, StackCopy};
 
-use super::coroutine::{LuaStack, Snapshot};
-use super::stack::Target;
+use super::coroutine::{CoroutineSnapshot, LuaStack};
+use super::stack::DumpTarget;
 use lj_trace_engine::stack::Innermost;
 
 /// A thread that waits, and the coroutine that runs on it.
 pub struct Inlined<'a> {
-    pub target: &'a Target<'a>,
+    pub target: &'a DumpTarget<'a>,
     /// The index of the coroutine's VM.
     pub vm: usize,
-    pub snapshot: &'a Snapshot,
+    pub snapshot: &'a CoroutineSnapshot,
     /// The thread's native stack, unwound,
     pub native: &'a NativeStack,
     /// and as it was copied.

@@ -11,7 +11,7 @@ use super::coroutine::LuaStack;
 use lj_trace_engine::stack::Innermost;
 
 /// Frames with their names, shared by all that have the same.
-pub type Frames = Arc<[FrameDump]>;
+pub type SharedFrames = Arc<[FrameDump]>;
 
 /// What different stacks may take together, in bytes. A million coroutines have some hundred different ones, unless their
 /// local variables are asked for.
@@ -23,19 +23,19 @@ const MAX_WALKS: usize = 1 << 14;
 /// The stacks that were met.
 #[derive(Debug, Default)]
 pub struct KnownStacks {
-    stacks: HashSet<Frames>,
+    stacks: HashSet<SharedFrames>,
     bytes: usize,
-    by_walk: HashMap<Walked, Frames>,
+    by_walk: HashMap<WalkedStack, SharedFrames>,
 }
 
 /// A Lua stack without the addresses that differ between coroutines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Walked(Vec<Function>);
+pub struct WalkedStack(Vec<Function>);
 
 /// What a frame is named by.
 type Function = (u64, u64, [u32; 3], u8, u8, u16);
 
-impl Walked {
+impl WalkedStack {
     /// That of `stack`; [`None`] if more than its frames matters.
     pub fn of(stack: &LuaStack) -> Option<Self> {
         let function = |record: &FrameRecord| {
@@ -49,7 +49,7 @@ impl Walked {
 
 impl KnownStacks {
     /// The one copy of these frames; [`None`] if there is no room for more.
-    pub fn keep(&mut self, frames: Vec<FrameDump>) -> Option<Frames> {
+    pub fn keep(&mut self, frames: Vec<FrameDump>) -> Option<SharedFrames> {
         if let Some(known) = self.stacks.get(frames.as_slice()) {
             return Some(known.clone());
         }
@@ -58,18 +58,18 @@ impl KnownStacks {
             return None;
         }
         self.bytes += bytes;
-        let frames = Frames::from(frames);
+        let frames = SharedFrames::from(frames);
         self.stacks.insert(frames.clone());
         Some(frames)
     }
 
     /// The frames that a walk is known to lead to.
-    pub fn of_walk(&self, walked: &Walked) -> Option<Frames> {
+    pub fn of_walk(&self, walked: &WalkedStack) -> Option<SharedFrames> {
         self.by_walk.get(walked).cloned()
     }
 
     /// Notes what a walk leads to.
-    pub fn note(&mut self, walked: Walked, frames: &Frames) {
+    pub fn note(&mut self, walked: WalkedStack, frames: &SharedFrames) {
         if self.by_walk.len() < MAX_WALKS {
             self.by_walk.insert(walked, frames.clone());
         }
@@ -86,11 +86,11 @@ fn size(frame: &FrameDump) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dump::{FrameKind, Local};
+    use crate::dump::{DumpedKind, Local};
 
     fn frame(value: String) -> FrameDump {
         FrameDump {
-            kind: FrameKind::Lua,
+            kind: DumpedKind::Lua,
             function: "f@x.lua:1".to_owned(),
             source: Some("x.lua".to_owned()),
             line: Some(1),
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn equal_stacks_are_one() {
         let mut known = KnownStacks::default();
-        let stacks: Vec<Frames> =
+        let stacks: Vec<SharedFrames> =
             (0..1000).map(|index| known.keep(vec![frame((index % 7).to_string())]).unwrap()).collect();
         for (index, stack) in stacks.iter().enumerate() {
             assert!(Arc::ptr_eq(stack, &stacks[index % 7]));

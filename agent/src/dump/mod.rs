@@ -18,9 +18,9 @@ pub(crate) mod view;
 use serde::Serialize;
 
 pub use coroutine::Status;
-pub use known_stacks::Frames;
+pub use known_stacks::SharedFrames;
 pub use take::take;
-pub use threads::{Place, Thread};
+pub use threads::{OsThread, ThreadPlace};
 
 use lj_trace_luajit::status::{VmSummary, hexadecimal};
 
@@ -94,14 +94,14 @@ pub struct CoroutineDump {
     /// Its frames, innermost first: its Lua frames, and the native frames of a fiber. Of a coroutine that was not
     /// started, the function that it will run. Coroutines with the same frames share them.
     #[serde(serialize_with = "shared")]
-    pub frames: Frames,
+    pub frames: SharedFrames,
 }
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FrameDump {
     /// What it is.
-    pub kind: FrameKind,
+    pub kind: DumpedKind,
     /// Its name, as profiles show it: `name@file.lua:12`, `string.gsub`, `epoll_wait`.
     pub function: String,
     /// Of a Lua function: its chunk.
@@ -124,7 +124,7 @@ pub struct FrameDump {
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum FrameKind {
+pub enum DumpedKind {
     /// A Lua function.
     Lua,
     /// A function of LuaJIT's own library.
@@ -151,7 +151,7 @@ pub struct Local {
 
 /// What to look at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct DumpOptions {
     /// Read the local variables of Lua functions.
     pub locals: bool,
 }
@@ -160,6 +160,6 @@ fn hexadecimals<S: serde::Serializer>(addresses: &[u64], serializer: S) -> Resul
     serializer.collect_seq(addresses.iter().map(|address| format!("{address:#x}")))
 }
 
-fn shared<S: serde::Serializer>(frames: &Frames, serializer: S) -> Result<S::Ok, S::Error> {
+fn shared<S: serde::Serializer>(frames: &SharedFrames, serializer: S) -> Result<S::Ok, S::Error> {
     frames.as_ref().serialize(serializer)
 }

@@ -1,15 +1,15 @@
 //! Frames in the form that people read, with their local variables.
 
-use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_luajit::{LuaValue, PrototypeKey, Prototypes, Vm};
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame as Named;
 
-use super::coroutine::{LuaStack, Snapshot};
-use super::{FrameDump, FrameKind, Local, Options};
+use super::coroutine::{CoroutineSnapshot, LuaStack};
+use super::{DumpOptions, DumpedKind, FrameDump, Local};
 use lj_trace_engine::resolve::Namer;
-use lj_trace_engine::stack::{Frame, INLINED, Innermost, Unresolved};
+use lj_trace_engine::stack::{INLINED, Innermost, JoinedFrame, Unresolved};
 
 /// Names frames and reads their variables.
 pub struct Names<'a> {
@@ -17,11 +17,11 @@ pub struct Names<'a> {
     vms: &'a [Vm],
     namer: Namer,
     prototypes: Vec<Prototypes>,
-    options: Options,
+    options: DumpOptions,
 }
 
 impl<'a> Names<'a> {
-    pub fn new(process: &Process, vms: &'a [Vm], options: Options) -> Self {
+    pub fn new(process: &Process, vms: &'a [Vm], options: DumpOptions) -> Self {
         Self {
             memory: process.memory(),
             vms,
@@ -35,8 +35,8 @@ impl<'a> Names<'a> {
     /// the number of the trace that runs, if one does.
     pub fn frames(
         &mut self,
-        frames: &[Frame],
-        snapshots: &[&Snapshot],
+        frames: &[JoinedFrame],
+        snapshots: &[&CoroutineSnapshot],
         trace: Option<(usize, Option<u16>)>,
     ) -> Vec<FrameDump> {
         let mut named: Vec<FrameDump> = Vec::with_capacity(frames.len());
@@ -45,30 +45,32 @@ impl<'a> Names<'a> {
         for (index, frame) in frames.iter().enumerate() {
             let start = native_start.take();
             match frame {
-                Frame::Native { pc, is_return } => {
+                JoinedFrame::Native { pc, is_return } => {
                     let symbol = self.namer.native(*pc, *is_return);
                     native_start = Some(symbol.address);
                     let module = Some(symbol.module.to_string());
-                    named.push(FrameDump { module, ..frame_dump(FrameKind::Native, symbol.to_string()) });
+                    named.push(FrameDump { module, ..frame_dump(DumpedKind::Native, symbol.to_string()) });
                 }
-                Frame::Trace => named.push(self.trace(trace)),
-                Frame::Unresolved(reason) => named.push(unresolved(&reason.to_string())),
-                Frame::Inlined => named.push(unresolved(INLINED)),
+                JoinedFrame::Trace => named.push(self.trace(trace)),
+                JoinedFrame::Unresolved(reason) => named.push(unresolved(&reason.to_string())),
+                JoinedFrame::Inlined => named.push(unresolved(INLINED)),
                 // A dump leaves none out.
-                Frame::LeftOut(count) => named.push(unresolved(&format!("{count} Lua frames left out"))),
-                Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
+                JoinedFrame::LeftOut(count) => named.push(unresolved(&format!("{count} Lua frames left out"))),
+                JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match frames.get(index + 1) {
-                        Some(Frame::Lua(caller) | Frame::Compiled(caller)) if caller.kind == RecordKind::Lua as u8 => {
+                        Some(JoinedFrame::Lua(caller) | JoinedFrame::Compiled(caller))
+                            if caller.kind == RecordKind::Lua as u8 =>
+                        {
                             Some(caller)
                         }
                         _ => None,
                     };
                     // What a trace has inlined keeps its variables in registers.
-                    let in_memory = if matches!(frame, Frame::Compiled(_)) { &[] } else { snapshots };
+                    let in_memory = if matches!(frame, JoinedFrame::Compiled(_)) { &[] } else { snapshots };
                     let function = self.lua(record, caller, in_memory);
                     named.push(FrameDump { trace: number_of(frame, trace), ..function });
                 }
-                Frame::Lua(record) | Frame::Compiled(record) => {
+                JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) => {
                     // The native frame of the same function says no more.
                     if record.code != 0 && start == Some(record.code) {
                         named.pop();
@@ -85,7 +87,7 @@ impl<'a> Names<'a> {
     pub fn lua_frames(
         &mut self,
         stack: &LuaStack,
-        snapshot: &Snapshot,
+        snapshot: &CoroutineSnapshot,
         trace: Option<(usize, Option<u16>)>,
     ) -> Vec<FrameDump> {
         self.frames(&lua_frames(stack), &[snapshot], trace)
@@ -112,18 +114,23 @@ impl<'a> Names<'a> {
         }
     }
 
-    fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, snapshots: &[&Snapshot]) -> FrameDump {
+    fn lua(
+        &mut self,
+        record: &FrameRecord,
+        caller: Option<&FrameRecord>,
+        snapshots: &[&CoroutineSnapshot],
+    ) -> FrameDump {
         let function = self.namer.lua(record, caller, false);
         let (source, line) = match &*function {
             Named::Lua { chunk, line, .. } => (Some(chunk.to_string()), *line),
             _ => (None, None),
         };
-        let kind = if source.is_some() { FrameKind::Lua } else { FrameKind::Unresolved };
+        let kind = if source.is_some() { DumpedKind::Lua } else { DumpedKind::Unresolved };
         let locals = if self.options.locals { self.locals(record, snapshots) } else { None };
         FrameDump { source, line, locals, ..frame_dump(kind, function.to_string()) }
     }
 
-    fn locals(&mut self, record: &FrameRecord, snapshots: &[&Snapshot]) -> Option<Vec<Local>> {
+    fn locals(&mut self, record: &FrameRecord, snapshots: &[&CoroutineSnapshot]) -> Option<Vec<Local>> {
         let vm = self.vms.get(usize::from(record.vm))?;
         let snapshot = snapshots.iter().find(|snapshot| snapshot.coroutine.holds(record.base))?;
         if record.position == NO_POSITION {
@@ -153,47 +160,49 @@ impl<'a> Names<'a> {
         let library = self.namer.library(record).map(str::to_owned);
         if record.kind == RecordKind::Fast as u8 {
             let name = library.unwrap_or_else(|| format!("builtin#{}", record.ffid));
-            return frame_dump(FrameKind::Builtin, name);
+            return frame_dump(DumpedKind::Builtin, name);
         }
         let symbol = self.namer.native(record.code, false);
         let name = match (&symbol.name, library) {
             (None, Some(library)) => library,
             _ => symbol.to_string(),
         };
-        FrameDump { module: Some(symbol.module.to_string()), ..frame_dump(FrameKind::Native, name) }
+        FrameDump { module: Some(symbol.module.to_string()), ..frame_dump(DumpedKind::Native, name) }
     }
 
     fn trace(&mut self, trace: Option<(usize, Option<u16>)>) -> FrameDump {
         let number = trace.and_then(|(_, number)| number);
         let start = trace.zip(number).and_then(|((vm, _), number)| self.namer.trace_start(vm, number));
         let named = Named::Trace { number: number.map(u64::from), start };
-        frame_dump(FrameKind::Trace, named.to_string())
+        frame_dump(DumpedKind::Trace, named.to_string())
     }
 }
 
 /// The frames of a Lua stack, with marks where frames are missing or not certain.
-fn lua_frames(stack: &LuaStack) -> Vec<Frame> {
+fn lua_frames(stack: &LuaStack) -> Vec<JoinedFrame> {
     let lua = stack.frames.iter().filter(|record| record.kind != RecordKind::CFrame as u8).copied();
     let (mut frames, compiled) = match stack.innermost {
         Innermost::Known | Innermost::Interpreter => (Vec::new(), 0),
         Innermost::Compiled { frames, certain: true } => (Vec::new(), frames),
-        Innermost::Compiled { frames, certain: false } => (vec![Frame::Inlined], frames),
-        Innermost::Trace(None) => (vec![Frame::Trace], 0),
-        Innermost::Trace(Some(reason)) => (vec![Frame::Unresolved(Unresolved::Trace(reason)), Frame::Trace], 0),
+        Innermost::Compiled { frames, certain: false } => (vec![JoinedFrame::Inlined], frames),
+        Innermost::Trace(None) => (vec![JoinedFrame::Trace], 0),
+        Innermost::Trace(Some(reason)) => {
+            (vec![JoinedFrame::Unresolved(Unresolved::Trace(reason)), JoinedFrame::Trace], 0)
+        }
     };
     frames.extend(lua.enumerate().map(|(index, record)| match index < compiled {
-        true => Frame::Compiled(record),
-        false => Frame::Lua(record),
+        true => JoinedFrame::Compiled(record),
+        false => JoinedFrame::Lua(record),
     }));
     if !matches!(stack.end, WalkEnd::Complete | WalkEnd::NoLua) {
-        frames.push(Frame::Unresolved(Unresolved::Lua(stack.end)));
+        frames.push(JoinedFrame::Unresolved(Unresolved::Lua(stack.end)));
     }
     frames
 }
 
 /// The trace that a frame was compiled into.
-fn number_of(frame: &Frame, trace: Option<(usize, Option<u16>)>) -> Option<u16> {
-    if matches!(frame, Frame::Compiled(_)) { trace?.1 } else { None }
+fn number_of(frame: &JoinedFrame, trace: Option<(usize, Option<u16>)>) -> Option<u16> {
+    if matches!(frame, JoinedFrame::Compiled(_)) { trace?.1 } else { None }
 }
 
 /// The record of a C function or built-in function.
@@ -202,10 +211,10 @@ fn c_record(vm: u16, ffid: u8, code: u64) -> FrameRecord {
     FrameRecord { kind: kind as u8, ffid, code, vm, ..FrameRecord::EMPTY }
 }
 
-fn frame_dump(kind: FrameKind, function: String) -> FrameDump {
+fn frame_dump(kind: DumpedKind, function: String) -> FrameDump {
     FrameDump { kind, function, source: None, line: None, module: None, trace: None, locals: None }
 }
 
 fn unresolved(reason: &str) -> FrameDump {
-    frame_dump(FrameKind::Unresolved, Named::Unresolved { reason: reason.into() }.to_string())
+    frame_dump(DumpedKind::Unresolved, Named::Unresolved { reason: reason.into() }.to_string())
 }

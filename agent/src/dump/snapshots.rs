@@ -3,8 +3,8 @@
 use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;
 
-use super::coroutine::Snapshot;
-use super::view::Copied;
+use super::coroutine::CoroutineSnapshot;
+use super::view::CopiedRange;
 
 /// Coroutines that are copied together.
 pub const TOGETHER: usize = 512;
@@ -21,7 +21,7 @@ pub fn twice(
     memory: &ProcessMemory,
     vm: &Vm,
     threads: &[u64],
-    mut visit: impl FnMut(u64, Option<Snapshot>, Option<Snapshot>),
+    mut visit: impl FnMut(u64, Option<CoroutineSnapshot>, Option<CoroutineSnapshot>),
 ) {
     let sizes: Vec<usize> = heads(memory, vm, threads).iter().map(|head| head.as_ref().map_or(0, stack_size)).collect();
     let mut left = threads;
@@ -42,20 +42,20 @@ pub fn twice(
     }
 }
 
-fn stack_size(snapshot: &Snapshot) -> usize {
+fn stack_size(snapshot: &CoroutineSnapshot) -> usize {
     snapshot.stack_place().1
 }
 
-fn heads(memory: &ProcessMemory, vm: &Vm, threads: &[u64]) -> Vec<Option<Snapshot>> {
+fn heads(memory: &ProcessMemory, vm: &Vm, threads: &[u64]) -> Vec<Option<CoroutineSnapshot>> {
     let size = usize::from(vm.layout.sizeof_l);
     let places: Vec<(u64, usize)> = threads.iter().map(|&thread| (thread, size)).collect();
     let heads = copies(memory, &places).into_iter().zip(threads);
-    heads.map(|(head, &thread)| Snapshot::of_head(memory, vm, thread, head)).collect()
+    heads.map(|(head, &thread)| CoroutineSnapshot::of_head(memory, vm, thread, head)).collect()
 }
 
-fn once(memory: &ProcessMemory, vm: &Vm, threads: &[u64]) -> Vec<Option<Snapshot>> {
+fn once(memory: &ProcessMemory, vm: &Vm, threads: &[u64]) -> Vec<Option<CoroutineSnapshot>> {
     let mut all = heads(memory, vm, threads);
-    let places: Vec<(u64, usize)> = all.iter().flatten().map(Snapshot::stack_place).collect();
+    let places: Vec<(u64, usize)> = all.iter().flatten().map(CoroutineSnapshot::stack_place).collect();
     for (snapshot, stack) in all.iter_mut().flatten().zip(copies(memory, &places)) {
         snapshot.set_stack(stack);
     }
@@ -63,8 +63,8 @@ fn once(memory: &ProcessMemory, vm: &Vm, threads: &[u64]) -> Vec<Option<Snapshot
 }
 
 /// Copies of places, each shorter where its memory ends.
-fn copies(memory: &ProcessMemory, places: &[(u64, usize)]) -> Vec<Copied> {
-    let mut copies: Vec<Copied> = Vec::with_capacity(places.len());
+fn copies(memory: &ProcessMemory, places: &[(u64, usize)]) -> Vec<CopiedRange> {
+    let mut copies: Vec<CopiedRange> = Vec::with_capacity(places.len());
     while let left = &places[copies.len()..]
         && !left.is_empty()
     {
@@ -79,11 +79,11 @@ fn copies(memory: &ProcessMemory, places: &[(u64, usize)]) -> Vec<Copied> {
         for &(start, size) in group {
             let Some((own, others)) = rest.split_at_checked(size) else {
                 // What is not there as a whole ends what a call reads.
-                copies.push(Copied::read(memory, start, size));
+                copies.push(CopiedRange::read(memory, start, size));
                 break;
             };
             rest = others;
-            copies.push(Copied { start, bytes: own.to_vec() });
+            copies.push(CopiedRange { start, bytes: own.to_vec() });
         }
     }
     copies

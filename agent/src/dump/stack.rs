@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
+use lj_trace_common::event::{FrameRecord, RecordKind};
 use lj_trace_common::frame::{CFRAME_FLAGS, WalkEnd};
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
@@ -14,10 +14,10 @@ use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::{Maps, ProcessMemory};
 use lj_trace_unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
 
-use super::coroutine::{LuaStack, Snapshot};
+use super::coroutine::{CoroutineSnapshot, LuaStack};
 use super::inlined::Inlined;
-use super::view::{Copied, View};
-use lj_trace_engine::stack::{Frame, Innermost, Unresolved, merge};
+use super::view::{CopiedRange, View};
+use lj_trace_engine::stack::{Innermost, JoinedFrame, Unresolved, merge};
 
 /// More of a thread's stack is not copied.
 const MAX_THREAD_COPY: u64 = 256 << 10;
@@ -43,15 +43,15 @@ pub enum Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackSnapshot {
     entry: Entry,
-    native: Copied,
+    native: CopiedRange,
     /// The coroutines, innermost first: the index of their VM, and what they were.
-    pub coroutines: Vec<(usize, Snapshot)>,
+    pub coroutines: Vec<(usize, CoroutineSnapshot)>,
     /// The own state of their VMs, by index.
     statuses: BTreeMap<usize, VmStatus>,
 }
 
 /// What is known of the process, for reading its stacks.
-pub struct Target<'a> {
+pub struct DumpTarget<'a> {
     pub memory: &'a ProcessMemory,
     pub maps: &'a Maps,
     pub vms: &'a [Vm],
@@ -71,7 +71,7 @@ pub struct Readers {
 
 impl StackSnapshot {
     /// Copies the stack from `entry` on.
-    pub fn read(target: &Target<'_>, entry: Entry) -> Self {
+    pub fn read(target: &DumpTarget<'_>, entry: Entry) -> Self {
         let (start, most) = match entry {
             Entry::Registers { rsp, .. } => (rsp, MAX_THREAD_COPY),
             Entry::CFrame(address) => (address, MAX_FIBER_COPY),
@@ -79,7 +79,7 @@ impl StackSnapshot {
         let end = target.maps.find(start).map_or(start, |mapping| mapping.end).min(start.saturating_add(most));
         // Above the main thread's first frame lie only the arguments and the environment.
         let end = if (start..end).contains(&target.stack_start) { (target.stack_start + 8).min(end) } else { end };
-        let native = Copied::read(target.memory, start, (end - start) as usize);
+        let native = CopiedRange::read(target.memory, start, (end - start) as usize);
         let coroutines = coroutines_on(target, &native);
         let here: BTreeSet<usize> = coroutines.iter().map(|(index, _)| *index).collect();
         let status = |index: usize| Some((index, VmStatus::read(target.memory, target.vms.get(index)?).ok()?));
@@ -93,14 +93,14 @@ impl StackSnapshot {
     }
 
     /// Walks and unwinds it.
-    pub fn resolve(mut self, target: &Target<'_>, readers: &mut Readers) -> ResolvedStack {
+    pub fn resolve(mut self, target: &DumpTarget<'_>, readers: &mut Readers) -> ResolvedStack {
         let Readers { unwinder, traces } = readers;
         let mut walks = self.walk(target);
         let mut native = self.unwind(target, unwinder, &walks);
         if matches!(self.entry, Entry::CFrame(_)) {
             // In memory from one allocator, other fibers' stacks follow: they are no part of this one.
             let reached = native.frames.last().map_or(0, |frame| frame.sp);
-            let own = |(index, snapshot): &(usize, &Snapshot)| {
+            let own = |(index, snapshot): &(usize, &CoroutineSnapshot)| {
                 if native.end == UnwindEnd::Entry { snapshot.cframe <= reached } else { *index == 0 }
             };
             let known = self.coroutines.iter().map(|(_, snapshot)| snapshot).enumerate().filter(own).count();
@@ -130,9 +130,9 @@ impl StackSnapshot {
         let mut frames = merged.frames;
         if matches!(self.entry, Entry::CFrame(_)) {
             // What was tried below the C frame.
-            let is_start = |frame: &Frame| match frame {
-                Frame::Native { pc, .. } => *pc == 0,
-                Frame::Unresolved(Unresolved::Native(UnwindEnd::UnknownMapping { pc })) => *pc == 0,
+            let is_start = |frame: &JoinedFrame| match frame {
+                JoinedFrame::Native { pc, .. } => *pc == 0,
+                JoinedFrame::Unresolved(Unresolved::Native(UnwindEnd::UnknownMapping { pc })) => *pc == 0,
                 _ => false,
             };
             let start = frames.iter().position(|frame| !is_start(frame)).unwrap_or(frames.len());
@@ -142,10 +142,10 @@ impl StackSnapshot {
     }
 
     /// The Lua stacks of its coroutines.
-    fn walk(&self, target: &Target<'_>) -> Vec<LuaStack> {
+    fn walk(&self, target: &DumpTarget<'_>) -> Vec<LuaStack> {
         let live = PageCache::new(target.memory);
         let mut seen = vec![false; target.vms.len()];
-        let walk = |(index, snapshot): &(usize, Snapshot)| {
+        let walk = |(index, snapshot): &(usize, CoroutineSnapshot)| {
             let vm = &target.vms[*index];
             let mut view = View { live: &live, copies: snapshot.copies().to_vec() };
             view.copies.push(&self.native);
@@ -165,7 +165,7 @@ impl StackSnapshot {
         self.coroutines.iter().map(walk).collect()
     }
 
-    fn unwind(&self, target: &Target<'_>, unwinder: &mut Unwinder, walks: &[LuaStack]) -> NativeStack {
+    fn unwind(&self, target: &DumpTarget<'_>, unwinder: &mut Unwinder, walks: &[LuaStack]) -> NativeStack {
         let registers = match self.entry {
             Entry::Registers { rip, rsp } => Registers::only(rip, rsp),
             Entry::CFrame(address) => Registers::only(0, address),
@@ -185,11 +185,11 @@ impl StackSnapshot {
 /// A C stack with its frames.
 pub struct ResolvedStack {
     /// The coroutines on it, innermost first, with the index of their VM.
-    pub coroutines: Vec<(usize, Snapshot)>,
+    pub coroutines: Vec<(usize, CoroutineSnapshot)>,
     /// Their Lua stacks.
     pub walks: Vec<LuaStack>,
     /// Native and Lua frames together.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<JoinedFrame>,
     /// The VM whose trace runs, and the trace's number.
     pub trace: Option<(usize, Option<u16>)>,
 }
@@ -199,7 +199,7 @@ const LOWEST_ADDRESS: u64 = 4096;
 
 /// Finds the coroutines that run on a C stack: by the C frames that their VMs have left there, which point to them and
 /// they point to.
-fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)> {
+fn coroutines_on(target: &DumpTarget<'_>, native: &CopiedRange) -> Vec<(usize, CoroutineSnapshot)> {
     let live = PageCache::new(target.memory);
     let view = View { live: &live, copies: vec![native] };
     // A process may have a thousand VMs, but these are of few kinds.
@@ -207,7 +207,7 @@ fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)>
     let mut kinds: Vec<(bool, u16, u16)> = target.vms.iter().map(kind).collect();
     kinds.sort_unstable();
     kinds.dedup();
-    let mut found: Vec<(usize, Snapshot)> = Vec::new();
+    let mut found: Vec<(usize, CoroutineSnapshot)> = Vec::new();
     // The ABI has C frames aligned to 16 bytes.
     let first = native.start.next_multiple_of(16);
     let end = native.start + native.bytes.len() as u64;
@@ -225,7 +225,7 @@ fn coroutines_on(target: &Target<'_>, native: &Copied) -> Vec<(usize, Snapshot)>
                 && let (vm, config) = (&target.vms[index], &target.configs[index])
                 && kind(vm) == (gc64, cframe_l, l_glref)
                 && runs_at(&view, config, thread, cframe)
-                && let Some(snapshot) = Snapshot::read(target.memory, vm, thread)
+                && let Some(snapshot) = CoroutineSnapshot::read(target.memory, vm, thread)
                 && snapshot.cframe & !CFRAME_FLAGS == cframe
             {
                 found.push((index, snapshot));

@@ -10,14 +10,14 @@ use lj_trace_luajit::{Vm, VmStatus, heap};
 use lj_trace_process::{Process, ProcessMemory, TargetError};
 use lj_trace_unwind::Unwinder;
 
-use super::coroutine::{LuaStack, Snapshot, Status};
-use super::known_stacks::{Frames, KnownStacks, Walked};
+use super::coroutine::{CoroutineSnapshot, LuaStack, Status};
+use super::known_stacks::{KnownStacks, SharedFrames, WalkedStack};
 use super::names::Names;
 use super::snapshots;
-use super::stack::{Entry, Readers, StackSnapshot, Target};
-use super::threads::{Place, Thread};
+use super::stack::{DumpTarget, Entry, Readers, StackSnapshot};
+use super::threads::{OsThread, ThreadPlace};
 use super::view::View;
-use super::{CoroutineDump, Dump, FrameDump, FrameKind, Options, ThreadDump, VmDump};
+use super::{CoroutineDump, Dump, DumpOptions, DumpedKind, FrameDump, ThreadDump, VmDump};
 use lj_trace_engine::resolve::machine_code;
 
 /// How often something is read before it is said to be in motion.
@@ -32,12 +32,12 @@ const HEAP_LIMIT: Duration = Duration::from_secs(15);
 ///
 /// # Errors
 /// [`TargetError`] if the process is gone.
-pub fn take(process: &Process, vms: &[Vm], options: Options) -> Result<Dump, TargetError> {
+pub fn take(process: &Process, vms: &[Vm], options: DumpOptions) -> Result<Dump, TargetError> {
     let started = Instant::now();
     let maps = process.maps()?;
     let memory = process.memory();
     let mut taking = Taking {
-        target: Target {
+        target: DumpTarget {
             memory: &memory,
             maps: &maps,
             vms,
@@ -68,7 +68,7 @@ pub fn take(process: &Process, vms: &[Vm], options: Options) -> Result<Dump, Tar
 
 /// A dump that is being taken.
 struct Taking<'a> {
-    target: Target<'a>,
+    target: DumpTarget<'a>,
     pid: u32,
     readers: Readers,
     names: Names<'a>,
@@ -94,10 +94,10 @@ struct OnThread {
 impl Taking<'_> {
     /// All threads, with the stacks of those that wait.
     fn waiting_threads(&mut self, process: &Process) -> Vec<ThreadDump> {
-        Thread::all(process).into_iter().map(|thread| self.thread(&thread)).collect()
+        OsThread::all(process).into_iter().map(|thread| self.thread(&thread)).collect()
     }
 
-    fn thread(&mut self, thread: &Thread) -> ThreadDump {
+    fn thread(&mut self, thread: &OsThread) -> ThreadDump {
         let mut dump = ThreadDump {
             tid: thread.tid,
             name: thread.name.clone(),
@@ -109,9 +109,9 @@ impl Taking<'_> {
         };
         let mut place = thread.place;
         for attempt in 1..=ATTEMPTS {
-            let Place::Waiting { rip, rsp, .. } = place else {
+            let ThreadPlace::Waiting { rip, rsp, .. } = place else {
                 // It may just have been between two system calls.
-                place = Place::read(self.pid, thread.tid);
+                place = ThreadPlace::read(self.pid, thread.tid);
                 continue;
             };
             let entry = Entry::Registers { rip, rsp };
@@ -122,7 +122,7 @@ impl Taking<'_> {
                 // Some of what is read now is not in the snapshot: functions, traces.
                 self.resolve(again, &mut dump);
             }
-            let now = Place::read(self.pid, thread.tid);
+            let now = ThreadPlace::read(self.pid, thread.tid);
             dump.in_motion = is_torn || now != place;
             if !dump.in_motion || attempt == ATTEMPTS {
                 self.on_threads.values_mut().filter(|own| own.tid == Some(thread.tid)).for_each(|own| {
@@ -135,7 +135,7 @@ impl Taking<'_> {
         // What an attempt has seen is over.
         self.on_threads.retain(|_, own| own.tid != Some(thread.tid));
         (dump.frames, dump.coroutines) = Default::default();
-        if place == Place::Refused {
+        if place == ThreadPlace::Refused {
             dump.note =
                 Some("the kernel does not say where it is: run as root, or give lj-trace CAP_SYS_PTRACE".to_owned());
         } else {
@@ -147,7 +147,7 @@ impl Taking<'_> {
     /// Resolves a stack into the frames of `dump`, and keeps what it shows of coroutines.
     fn resolve(&mut self, snapshot: StackSnapshot, dump: &mut ThreadDump) {
         let stack = snapshot.resolve(&self.target, &mut self.readers);
-        let snapshots: Vec<&Snapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
+        let snapshots: Vec<&CoroutineSnapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
         // What an attempt before has seen there.
         self.on_threads.retain(|_, own| own.tid != Some(dump.tid));
         dump.frames = self.names.frames(&stack.frames, &snapshots, stack.trace);
@@ -182,7 +182,7 @@ impl Taking<'_> {
                 // The Lua stack is torn now and then, in calls and returns.
                 let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
                 self.resolve(stack, dump);
-                if !dump.frames.iter().any(|frame| frame.kind == FrameKind::Unresolved) {
+                if !dump.frames.iter().any(|frame| frame.kind == DumpedKind::Unresolved) {
                     break;
                 }
             }
@@ -198,7 +198,7 @@ impl Taking<'_> {
     }
 
     fn vm(&mut self, index: usize) -> VmDump {
-        let Target { memory, maps, vms, .. } = self.target;
+        let DumpTarget { memory, maps, vms, .. } = self.target;
         let vm = &vms[index];
         let status = VmStatus::read(memory, vm).ok();
         let limit = HEAP_LIMIT.min(self.ends.saturating_duration_since(Instant::now()));
@@ -208,7 +208,7 @@ impl Taking<'_> {
         threads.retain(|thread| listed.insert(*thread));
         // A heap that was too large to look through may lack some that run.
         let running = self.on_threads.keys().copied().filter(|thread| !listed.contains(thread));
-        threads.extend(running.filter(|&thread| Snapshot::read(memory, vm, thread).is_some()));
+        threads.extend(running.filter(|&thread| CoroutineSnapshot::read(memory, vm, thread).is_some()));
         drop(listed);
         let (mut coroutines, mut left_out) = (Vec::with_capacity(threads.len()), 0);
         for some in threads.chunks(snapshots::TOGETHER) {
@@ -240,7 +240,7 @@ impl Taking<'_> {
         &mut self,
         index: usize,
         thread: u64,
-        (mut before, mut now): (Option<Snapshot>, Option<Snapshot>),
+        (mut before, mut now): (Option<CoroutineSnapshot>, Option<CoroutineSnapshot>),
         live: &PageCache<'_, ProcessMemory>,
     ) -> Result<Option<CoroutineDump>, NoRoom> {
         let vm = &self.target.vms[index];
@@ -254,7 +254,7 @@ impl Taking<'_> {
                 break;
             }
             before = now;
-            now = Snapshot::read(self.target.memory, vm, thread);
+            now = CoroutineSnapshot::read(self.target.memory, vm, thread);
         }
         let in_motion = now != before;
         let Some(snapshot) = now else { return Ok(None) };
@@ -266,20 +266,22 @@ impl Taking<'_> {
     fn waiting(
         &mut self,
         index: usize,
-        snapshot: &Snapshot,
+        snapshot: &CoroutineSnapshot,
         live: &PageCache<'_, ProcessMemory>,
-    ) -> Result<(Status, Frames), NoRoom> {
+    ) -> Result<(Status, SharedFrames), NoRoom> {
         let vm = &self.target.vms[index];
         let status = snapshot.status(vm.layout.is_gc64());
         let frames = match status {
             Status::Running => {
                 let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
-                let is_own = |(_, first): &(usize, Snapshot)| first.coroutine.thread == snapshot.coroutine.thread;
+                let is_own =
+                    |(_, first): &(usize, CoroutineSnapshot)| first.coroutine.thread == snapshot.coroutine.thread;
                 if !stack.coroutines.first().is_some_and(is_own) {
                     return Ok((Status::Switched, self.lua_stack(index, snapshot, live)?));
                 }
                 let stack = stack.resolve(&self.target, &mut self.readers);
-                let snapshots: Vec<&Snapshot> = stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
+                let snapshots: Vec<&CoroutineSnapshot> =
+                    stack.coroutines.iter().map(|(_, snapshot)| snapshot).collect();
                 let frames = self.names.frames(&stack.frames, &snapshots, stack.trace);
                 return Ok((Status::Switched, self.known.keep(frames).ok_or(NoRoom)?));
             }
@@ -296,13 +298,13 @@ impl Taking<'_> {
     fn lua_stack(
         &mut self,
         index: usize,
-        snapshot: &Snapshot,
+        snapshot: &CoroutineSnapshot,
         live: &PageCache<'_, ProcessMemory>,
-    ) -> Result<Frames, NoRoom> {
+    ) -> Result<SharedFrames, NoRoom> {
         let vm = &self.target.vms[index];
         let view = View { live, copies: snapshot.copies().to_vec() };
         let walk = LuaStack::of_waiting(&view, vm, index, snapshot);
-        let walked = if self.shares_walks { Walked::of(&walk) } else { None };
+        let walked = if self.shares_walks { WalkedStack::of(&walk) } else { None };
         if let Some(known) = walked.as_ref().and_then(|walked| self.known.of_walk(walked)) {
             return Ok(known);
         }
@@ -318,7 +320,7 @@ impl Taking<'_> {
 struct NoRoom;
 
 /// The coroutine that a VM calls its current one; in LuaJIT 2.0, which does not say, its main thread.
-fn current(target: &Target<'_>, vm: &Vm) -> Option<Snapshot> {
+fn current(target: &DumpTarget<'_>, vm: &Vm) -> Option<CoroutineSnapshot> {
     let status = VmStatus::read(target.memory, vm).ok()?;
-    Snapshot::read(target.memory, vm, status.current.unwrap_or(vm.main_thread))
+    CoroutineSnapshot::read(target.memory, vm, status.current.unwrap_or(vm.main_thread))
 }

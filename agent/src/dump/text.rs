@@ -8,7 +8,7 @@ use lj_trace_luajit::status::VmSummary;
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{bytes, counted};
 
-use super::{CoroutineDump, Dump, FrameDump, FrameKind, ThreadDump, VmDump};
+use super::{CoroutineDump, Dump, DumpedKind, FrameDump, ThreadDump, VmDump};
 
 /// Of a longer stack, so many innermost frames are shown,
 const INNERMOST: usize = 100;
@@ -159,10 +159,10 @@ fn write_frames(f: &mut fmt::Formatter<'_>, frames: &[FrameDump]) -> fmt::Result
 
 fn write_frame(f: &mut fmt::Formatter<'_>, frame: &FrameDump) -> fmt::Result {
     let place = match (frame.kind, &frame.source, frame.line, &frame.module) {
-        (FrameKind::Lua, Some(source), Some(line), _) => format!("at {}:{line}", Untrusted(source)),
-        (FrameKind::Lua, ..) => "(line not known)".to_owned(),
-        (FrameKind::Builtin, ..) => "(LuaJIT's library)".to_owned(),
-        (FrameKind::Native, _, _, Some(module)) => format!("in {module}"),
+        (DumpedKind::Lua, Some(source), Some(line), _) => format!("at {}:{line}", Untrusted(source)),
+        (DumpedKind::Lua, ..) => "(line not known)".to_owned(),
+        (DumpedKind::Builtin, ..) => "(LuaJIT's library)".to_owned(),
+        (DumpedKind::Native, _, _, Some(module)) => format!("in {module}"),
         _ => String::new(),
     };
     let trace = frame.trace.map_or_else(String::new, |number| format!(" [in trace {number}]"));
@@ -180,11 +180,11 @@ fn motion(in_motion: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dump::{Frames, Status};
+    use crate::dump::{SharedFrames, Status};
 
     fn frame(function: &str) -> FrameDump {
         FrameDump {
-            kind: FrameKind::Lua,
+            kind: DumpedKind::Lua,
             function: function.to_owned(),
             source: Some("x.lua".to_owned()),
             line: Some(3),
@@ -194,17 +194,17 @@ mod tests {
         }
     }
 
-    fn coroutine(address: u64, status: Status, frames: &Frames) -> CoroutineDump {
+    fn coroutine(address: u64, status: Status, frames: &SharedFrames) -> CoroutineDump {
         CoroutineDump { address, main: false, status, tid: None, in_motion: false, frames: frames.clone() }
     }
 
     #[test]
     fn coroutines_that_do_the_same_are_shown_once() {
-        let [f, g, h] = ["f@x.lua:1", "g@x.lua:1", "h@x.lua:1"].map(|name| Frames::from([frame(name)]));
+        let [f, g, h] = ["f@x.lua:1", "g@x.lua:1", "h@x.lua:1"].map(|name| SharedFrames::from([frame(name)]));
         let mut all: Vec<_> = (1..=8).map(|n| coroutine(n, Status::Suspended, &f)).collect();
         all.push(coroutine(9, Status::Suspended, &g));
         all.push(CoroutineDump { tid: Some(7), ..coroutine(10, Status::Running, &h) });
-        all.push(CoroutineDump { main: true, ..coroutine(11, Status::Finished, &Frames::from([])) });
+        all.push(CoroutineDump { main: true, ..coroutine(11, Status::Finished, &SharedFrames::from([])) });
         let Grouped { shown, stacks, coroutines } = grouped(&all);
         let headings: Vec<_> = shown.iter().map(|group| (group.heading(), group.frames().len())).collect();
         let expected = [
@@ -220,8 +220,9 @@ mod tests {
     #[test]
     fn of_very_many_stacks_the_most_frequent_are_shown() {
         // Stack `n` is that of `n % 3 + 1` coroutines.
-        let stacks: Vec<Frames> = (0..3 * STACKS).map(|n| Frames::from([frame(&format!("f{n}@x.lua:1"))])).collect();
-        let mut all = vec![CoroutineDump { main: true, ..coroutine(1, Status::Finished, &Frames::from([])) }];
+        let stacks: Vec<SharedFrames> =
+            (0..3 * STACKS).map(|n| SharedFrames::from([frame(&format!("f{n}@x.lua:1"))])).collect();
+        let mut all = vec![CoroutineDump { main: true, ..coroutine(1, Status::Finished, &SharedFrames::from([])) }];
         for (n, stack) in stacks.iter().enumerate() {
             all.extend((0..=n % 3).map(|_| coroutine(n as u64, Status::Suspended, stack)));
         }

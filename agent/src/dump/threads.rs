@@ -8,7 +8,7 @@ use lj_trace_unwind::Registers;
 
 /// A thread of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Thread {
+pub struct OsThread {
     /// Its id.
     pub tid: u32,
     /// Its name.
@@ -16,12 +16,12 @@ pub struct Thread {
     /// What it does, as in `/proc/PID/task/TID/stat`: `R`, `S`, `D`, `T`, `t`, `Z`.
     pub state: char,
     /// Where it is.
-    pub place: Place,
+    pub place: ThreadPlace,
 }
 
 /// Where a thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ThreadPlace {
     /// It waits in the kernel, and user code goes on here.
     Waiting {
         /// Its instruction pointer.
@@ -38,7 +38,7 @@ pub enum Place {
     Refused,
 }
 
-impl Place {
+impl ThreadPlace {
     /// The registers that are known there.
     pub fn registers(&self) -> Option<Registers> {
         match *self {
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-impl Thread {
+impl OsThread {
     /// All threads of `process`, the first one first.
     pub fn all(process: &Process) -> Vec<Self> {
         let mut tids = process.threads().unwrap_or_default();
@@ -82,7 +82,7 @@ impl Thread {
         let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
         let stat = String::from_utf8_lossy(&stat);
         let (name, state) = name_and_state(&stat)?;
-        Some(Self { tid, name, state, place: Place::read(pid, tid) })
+        Some(Self { tid, name, state, place: ThreadPlace::read(pid, tid) })
     }
 
     /// What it does, in words.
@@ -112,15 +112,15 @@ mod tests {
 
     #[test]
     fn tells_where_a_thread_waits() {
-        let parse = |text| Place::parse(text, "12345 678 9");
+        let parse = |text| ThreadPlace::parse(text, "12345 678 9");
         let place = parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
-        let Place::Waiting { rip, rsp, mark } = place else { panic!("{place:?}") };
+        let ThreadPlace::Waiting { rip, rsp, mark } = place else { panic!("{place:?}") };
         assert_eq!((rip, rsp), (0x7f1234, 0x7ffc00));
         let other = parse("7 0x1 0x2 0x4 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
-        assert!(matches!(other, Place::Waiting { mark: other, .. } if other != mark));
-        let again = Place::parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n", "12399 678 10");
+        assert!(matches!(other, ThreadPlace::Waiting { mark: other, .. } if other != mark));
+        let again = ThreadPlace::parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n", "12399 678 10");
         assert_ne!(again, Some(place), "the same call again, after it has run");
-        assert!(matches!(parse("-1 0x7ffc00 0x7f1234"), Some(Place::Waiting { .. })));
+        assert!(matches!(parse("-1 0x7ffc00 0x7f1234"), Some(ThreadPlace::Waiting { .. })));
         assert_eq!(parse("running\n"), None);
         assert_eq!(parse(""), None);
     }
@@ -133,7 +133,10 @@ mod tests {
 
     #[test]
     fn finds_its_own_threads() {
-        let threads = Thread::all(&Process::open(std::process::id()).unwrap());
-        assert!(threads.iter().any(|thread| thread.state == 'R' && thread.place == Place::Running), "{threads:?}");
+        let threads = OsThread::all(&Process::open(std::process::id()).unwrap());
+        assert!(
+            threads.iter().any(|thread| thread.state == 'R' && thread.place == ThreadPlace::Running),
+            "{threads:?}"
+        );
     }
 }

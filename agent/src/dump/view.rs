@@ -9,14 +9,14 @@ use lj_trace_unwind::StackCopy;
 
 /// A copied range of memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
+pub struct CopiedRange {
     /// Address of the first byte.
     pub start: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
 }
 
-impl Copied {
+impl CopiedRange {
     /// Copies up to `length` bytes at `start`, fewer where the memory ends: with as few system calls as possible,
     /// so that it is nearly one moment that the copy shows.
     pub fn read(memory: &ProcessMemory, start: u64, length: usize) -> Self {
@@ -49,7 +49,7 @@ pub struct View<'a> {
     /// The live memory.
     pub live: &'a PageCache<'a, ProcessMemory>,
     /// The copies.
-    pub copies: Vec<&'a Copied>,
+    pub copies: Vec<&'a CopiedRange>,
 }
 
 impl ReadMemory for View<'_> {
@@ -70,7 +70,7 @@ mod tests {
         let mut value = [1_u64, 2];
         let address = value.as_ptr() as u64;
         let memory = ProcessMemory::new(std::process::id());
-        let copy = Copied::read(&memory, address, 8);
+        let copy = CopiedRange::read(&memory, address, 8);
         assert_eq!(copy.bytes, 1_u64.to_le_bytes());
         value = std::hint::black_box([3, 4]);
         let live = PageCache::new(&memory);

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::{Prototype, PrototypeKey, Vm, VmStatus, function_name};
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 
-use crate::dump::coroutine::{LuaStack, Snapshot};
+use crate::dump::coroutine::{CoroutineSnapshot, LuaStack};
 use crate::dump::view::View;
 
 /// What a VM executes.
@@ -28,12 +28,12 @@ pub struct Activity {
 pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Activity> {
     // LuaJIT 2.0 does not say which coroutine runs: its main thread shows at least whether any does.
     let thread = status.current.unwrap_or(vm.main_thread);
-    let snapshot = Snapshot::read(memory, vm, thread).filter(|snapshot| snapshot.cframe != 0)?;
+    let snapshot = CoroutineSnapshot::read(memory, vm, thread).filter(|snapshot| snapshot.cframe != 0)?;
     let live = PageCache::new(memory);
     let view = View { live: &live, copies: snapshot.copies().to_vec() };
     let stack = LuaStack::of_running(&view, vm, 0, &snapshot, (0, 0));
     let mut activity = Activity { state: status.state.to_string(), function: None, source: None, line: None };
-    let is_lua = |record: &FrameRecord| record.kind == FrameKind::Lua as u8;
+    let is_lua = |record: &FrameRecord| record.kind == RecordKind::Lua as u8;
     if let Some(index) = stack.frames.iter().position(is_lua)
         && let Ok(prototype) = Prototype::read(&live, &vm.layout, PrototypeKey::of(&stack.frames[index]))
     {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use lj_trace_profile::Frame;
 use lj_trace_profile::memory::sources::Sources;
-use lj_trace_profile::model::{StackId, Stacks};
+use lj_trace_profile::model::{StackId, StackTable};
 use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
 
-use super::window::{Span, Window};
+use super::window::{Span, TopWindow};
 use lj_trace_engine::allocations::AllocationListener;
 
 /// What one source has allocated.
@@ -48,8 +48,8 @@ const STACKS: usize = 8 << 20;
 pub struct Allocations {
     length: usize,
     sources: Vec<Sources>,
-    stacks: Stacks,
-    allocated: Window<StackId, Allocated>,
+    stacks: StackTable,
+    allocated: TopWindow<StackId, Allocated>,
     held: HashMap<StackId, u64>,
     blocks: HeapMap<(u64, StackId)>,
     events: u64,
@@ -61,8 +61,8 @@ impl Allocations {
         Self {
             length: window,
             sources: Vec::new(),
-            stacks: Stacks::default(),
-            allocated: Window::new(window),
+            stacks: StackTable::default(),
+            allocated: TopWindow::new(window),
             held: HashMap::new(),
             blocks: HeapMap::default(),
             events: 0,
@@ -124,7 +124,7 @@ impl Allocations {
 
     /// Forgets everything but what names mean, and what blocks there are: those that are held stay held.
     pub fn clear(&mut self) {
-        self.allocated = Window::new(self.length);
+        self.allocated = TopWindow::new(self.length);
         self.events = 0;
     }
 

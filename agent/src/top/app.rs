@@ -76,7 +76,7 @@ pub enum Sort {
 
 /// What is looked at.
 #[derive(Clone, Debug, Default)]
-pub struct Target {
+pub struct TopTarget {
     /// `luajit (pid 4242)`.
     pub name: String,
     /// What its first VM is.
@@ -93,7 +93,7 @@ pub struct Target {
 #[derive(Debug)]
 pub struct App {
     /// What is looked at.
-    pub target: Target,
+    pub target: TopTarget,
     /// The CPU profile.
     pub functions: Functions,
     /// The memory profile, which the recording fills.
@@ -126,7 +126,7 @@ pub struct App {
 
 impl App {
     /// Nothing was seen yet.
-    pub fn new(target: Target) -> Self {
+    pub fn new(target: TopTarget) -> Self {
         // What is not recorded is not shown first.
         let tab = if target.rate.is_some() { Tab::Functions } else { Tab::Allocations };
         Self {
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn app() -> App {
-        App::new(Target { rate: Some(99), interval: Duration::from_secs(1), ..Target::default() })
+        App::new(TopTarget { rate: Some(99), interval: Duration::from_secs(1), ..TopTarget::default() })
     }
 
     #[test]
@@ -308,6 +308,6 @@ mod tests {
     #[test]
     fn what_is_not_recorded_is_not_shown_first() {
         assert_eq!(app().tab, Tab::Functions);
-        assert_eq!(App::new(Target { memory: true, ..Target::default() }).tab, Tab::Allocations);
+        assert_eq!(App::new(TopTarget { memory: true, ..TopTarget::default() }).tab, Tab::Allocations);
     }
 }

@@ -8,7 +8,7 @@ use lj_trace_profile::Frame;
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;
 
-use super::window::{Span, Window};
+use super::window::{Span, TopWindow};
 use lj_trace_engine::resolve::Resolved;
 
 /// Samples of one function.
@@ -76,22 +76,22 @@ type FunctionKey = (Arc<str>, FrameKind);
 /// Everything that samples say.
 #[derive(Clone, Debug)]
 pub struct Functions {
-    functions: Window<FunctionKey, Counts>,
-    lines: Window<(Arc<str>, Arc<str>), u64>,
-    states: Window<VmState, u64>,
-    traces: Window<(usize, Arc<str>), u64>,
-    samples: Window<(), u64>,
+    functions: TopWindow<FunctionKey, Counts>,
+    lines: TopWindow<(Arc<str>, Arc<str>), u64>,
+    states: TopWindow<VmState, u64>,
+    traces: TopWindow<(usize, Arc<str>), u64>,
+    samples: TopWindow<(), u64>,
 }
 
 impl Functions {
     /// Nothing yet; `window` intervals are recent.
     pub fn new(window: usize) -> Self {
         Self {
-            functions: Window::folding(window, (RARE.into(), FrameKind::Unresolved)),
-            lines: Window::folding(window, (RARE.into(), "".into())),
-            states: Window::new(window),
-            traces: Window::folding(window, (0, RARE.into())),
-            samples: Window::new(window),
+            functions: TopWindow::folding(window, (RARE.into(), FrameKind::Unresolved)),
+            lines: TopWindow::folding(window, (RARE.into(), "".into())),
+            states: TopWindow::new(window),
+            traces: TopWindow::folding(window, (0, RARE.into())),
+            samples: TopWindow::new(window),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The live view: what a process does right now, as functions, lines, allocations and traces, in a terminal.
 //!
 //! A [`App`] takes in what a recording hands out (samples, allocation events) and what is read of the process between
-//! two pictures ([`Gauges`]), sums it up over the last seconds ([`Window`]), and changes with the keys that are
+//! two pictures ([`Gauges`]), sums it up over the last seconds ([`TopWindow`]), and changes with the keys that are
 //! pressed ([`Action`]). [`view`] draws it. Neither knows the terminal or the recording, so both are tested without.
 
 mod allocations;
@@ -13,8 +13,8 @@ pub mod view;
 mod window;
 
 pub use allocations::{AllocationRow, Allocations};
-pub use app::{App, Sort, Tab, Target};
+pub use app::{App, Sort, Tab, TopTarget};
 pub use functions::{FunctionRow, Functions, LineRow, TraceRow};
 pub use gauges::{Gauge, Gauges};
 pub use keys::{Action, action};
-pub use window::{Span, Window};
+pub use window::{Span, TopWindow};

@@ -18,7 +18,7 @@ pub enum Span {
 ///
 /// It keeps the keys of the last intervals, and 16,384 others. Those that there is no room for become one.
 #[derive(Clone, Debug)]
-pub struct Window<K, V> {
+pub struct TopWindow<K, V> {
     length: usize,
     current: HashMap<K, V>,
     past: VecDeque<HashMap<K, V>>,
@@ -30,7 +30,7 @@ pub struct Window<K, V> {
 /// Keys that are kept since the beginning: more than anybody looks through.
 const MAX_KEYS: usize = 1 << 14;
 
-impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> Window<K, V> {
+impl<K: Clone + Eq + Hash, V: AddAssign + Copy + Default> TopWindow<K, V> {
     /// An empty window over the running interval and so many more before it.
     pub fn new(length: usize) -> Self {
         Self { length, current: HashMap::new(), past: VecDeque::new(), all: HashMap::new(), rare: None }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn old_intervals_leave_the_recent_sums_alone() {
-        let mut window = Window::new(2);
+        let mut window = TopWindow::new(2);
         window.add(&'a', 1);
         window.roll();
         window.add(&'a', 10);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn there_is_an_end_to_keys() {
-        let mut window = Window::folding(1, u64::MAX);
+        let mut window = TopWindow::folding(1, u64::MAX);
         for key in 0..10 * MAX_KEYS as u64 {
             window.add(&key, 1);
             window.add(&7, 1);

@@ -15,7 +15,7 @@ use lj_trace_streams::{Body, Stream};
 use lj_trace_text::Room;
 use lj_trace_unwind::frames::Frames;
 use lj_trace_unwind::module::{Image, Module};
-use lj_trace_unwind::symbols::elf::{SymbolTable, debug_links};
+use lj_trace_unwind::symbols::elf::{ElfSymbols, debug_links};
 use lj_trace_unwind::table::Context;
 
 use crate::saved::Saved;
@@ -27,17 +27,17 @@ pub fn stream(bytes: &[u8]) {
     match opened.body {
         Body::Memprof(mut reader) => {
             let mut profile = MemoryProfile::new(Weight::Held, "fuzz");
-            let mut summary = reference::memprof::Summary::new(reader.version());
+            let mut summary = reference::memprof::ReferenceSummary::new(reader.version());
             let read = memprof::read(opened.symbols, &mut reader, |event| {
                 profile.add(0, &event);
                 summary.add(event);
             });
             if read.is_ok() {
-                let options = reference::memprof::Options { leak_only: false, human_readable: true };
+                let options = reference::memprof::ReferenceOptions { leak_only: false, human_readable: true };
                 written(summary.write(options, io::sink()));
                 written(memory::text::write(
                     &profile,
-                    memory::text::Options { leak_only: true },
+                    memory::text::MemoryTextOptions { leak_only: true },
                     Room::Columns(40),
                     &mut io::sink(),
                 ));
@@ -94,7 +94,7 @@ pub fn snapshot(bytes: &[u8]) {
 /// An ELF file: segments, symbols, unwind table, debug information.
 pub fn elf(bytes: &[u8]) {
     let image = Image::Memory(bytes.to_vec());
-    let symbols = SymbolTable::read(&image, None);
+    let symbols = ElfSymbols::read(&image, None);
     black_box(symbols.iter().map(|symbol| symbol.name.len()).sum::<usize>());
     black_box(debug_links(&image).is_some());
     if let Ok(file) = object::File::parse(bytes) {

@@ -12,7 +12,7 @@ use core::mem::MaybeUninit;
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, NoFunction, locate};
 use super::on_trace::{self, TraceRoom};
-use crate::event::FrameKind;
+use crate::event::RecordKind;
 use crate::frame::{CFRAME_FLAGS, gct_offset, read_frame};
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout, VmStates, gct};
@@ -22,7 +22,7 @@ use crate::vm::{VmConfig, VmState, WINDOW};
 /// Room to find out in who allocates: the stack of a BPF program is too small for it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct AttributionRoom {
     /// The coroutine that allocates; 0 if it is not known.
     thread: u64,
     /// Its `L->base`.
@@ -37,11 +37,11 @@ pub struct Room {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Pod for Room {}
+unsafe impl Pod for AttributionRoom {}
 
-const _: () = assert!(size_of::<Room>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
+const _: () = assert!(size_of::<AttributionRoom>() == 4 * 8 + size_of::<Head>() + size_of::<TraceRoom>());
 
-impl Room {
+impl AttributionRoom {
     /// Nothing in it.
     pub const EMPTY: Self =
         Self { thread: 0, base: 0, cframe: 0, vmstate: 0, head: Head::EMPTY, trace: TraceRoom::EMPTY };
@@ -58,7 +58,7 @@ impl Room {
 ///
 /// A function of its own in the kernel: a program's stack has no room for its window beside all else.
 #[inline(never)]
-fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> bool {
+fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut AttributionRoom) -> bool {
     let start = vm.layout.g_vmstate & !7;
     let mut window = MaybeUninit::uninit();
     let Ok(window) = memory.read_array::<WINDOW>(vm.global.wrapping_add(u64::from(start)), &mut window) else {
@@ -76,7 +76,7 @@ fn read_state(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> bool 
 /// Reads where the coroutine that allocates is, after a look whether it is one of the VM's. A function of its own as
 /// [`read_state`] is.
 #[inline(never)]
-fn read_thread(memory: &impl ReadMemory, vm: &VmConfig, room: &mut Room) -> bool {
+fn read_thread(memory: &impl ReadMemory, vm: &VmConfig, room: &mut AttributionRoom) -> bool {
     place_of(memory, vm, room.thread).map(|(base, cframe)| (room.base, room.cframe) = (base, cframe)).is_ok()
 }
 
@@ -103,7 +103,7 @@ pub fn attribute(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     objects: &mut impl KnownObjects,
-    room: &mut Room,
+    room: &mut AttributionRoom,
     event: &mut AllocationEvent,
 ) {
     event.source = AllocationSource::Internal as u8;
@@ -140,10 +140,10 @@ fn trace(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     objects: &mut impl KnownObjects,
-    room: &mut Room,
+    room: &mut AttributionRoom,
     event: &mut AllocationEvent,
 ) {
-    let Room { thread, vmstate, head, trace, .. } = room;
+    let AttributionRoom { thread, vmstate, head, trace, .. } = room;
     on_trace::note(memory, vm, objects, (trace, head), (*thread, *vmstate as u32), event);
 }
 
@@ -171,7 +171,7 @@ fn function(
     memory: &impl ReadMemory,
     vm: &VmConfig,
     objects: &mut impl KnownObjects,
-    room: &mut Room,
+    room: &mut AttributionRoom,
     event: &mut AllocationEvent,
 ) -> Result<AllocationSource, Nobody> {
     let layout = &vm.layout;
@@ -179,7 +179,7 @@ fn function(
     if room.thread == 0 || !read_thread(memory, vm, room) {
         return Err(Nobody);
     }
-    let Room { thread, base, cframe, ref mut head, .. } = *room;
+    let AttributionRoom { thread, base, cframe, ref mut head, .. } = *room;
     if cframe == 0 && layout.g_mem_l == ABSENT {
         // cur_L is left over: that coroutine has yielded, and what runs is not known.
         return Err(Nobody);
@@ -194,18 +194,18 @@ fn function(
     let (mut code, mut pc) = (known.code, 0);
     // The C function, if it is one.
     let mut native = 0;
-    if known.is(FrameKind::Lua) {
+    if known.is(RecordKind::Lua) {
         // Whatever allocates has its PC saved, since it may throw an error with a line in it.
         if cframe != 0 {
             pc = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).unwrap_or(0);
         }
     } else {
-        let is_fast = known.is(FrameKind::Fast);
+        let is_fast = known.is(RecordKind::Fast);
         native = code;
         if let Ok((function, at)) = caller(memory, layout, base, link)
             && let Some(known) = objects.function(function)
             && known.become_function(memory, layout, function, window, head).is_ok()
-            && known.is(FrameKind::Lua)
+            && known.is(RecordKind::Lua)
         {
             (code, pc) = (known.code, at);
             if is_fast {

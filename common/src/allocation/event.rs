@@ -5,7 +5,7 @@
 //! [`lua_Alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L67
 //! [`GG_State`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L269
 
-use super::attribute::Room;
+use super::attribute::AttributionRoom;
 use super::known::KnownPrototype;
 use crate::memory::Pod;
 use crate::trace::TraceIdentity;
@@ -214,7 +214,7 @@ pub struct PendingAllocation {
     /// What it has done, or will have done.
     pub event: AllocationEvent,
     /// Where that was found out.
-    pub room: Room,
+    pub room: AttributionRoom,
     /// Where its return address lies on the stack: the kernel has put the address of a trampoline there.
     pub return_slot: u64,
     /// The address that was there.
@@ -255,7 +255,7 @@ impl PendingAllocation {
     pub const EMPTY: Self = Self {
         owner: 0,
         event: AllocationEvent::EMPTY,
-        room: Room::EMPTY,
+        room: AttributionRoom::EMPTY,
         return_slot: 0,
         return_address: 0,
         user_data: 0,
@@ -276,5 +276,5 @@ const _: () = {
     assert!(crate::config::MAX_VMS <= 1 << u8::BITS);
     assert!(size_of::<PrototypeSeen>() == 32 + NAME_SIZE);
     assert!(size_of::<TraceSeen>() == 8 + size_of::<TraceIdentity>());
-    assert!(size_of::<PendingAllocation>() == 8 + 56 + size_of::<Room>() + 4 * 8 + 4 * 4);
+    assert!(size_of::<PendingAllocation>() == 8 + 56 + size_of::<AttributionRoom>() + 4 * 8 + 4 * 4);
 };

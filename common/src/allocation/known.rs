@@ -5,9 +5,9 @@
 //! [`memprof_write_lfunc`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_memprof.c#L57-L87
 
 use super::event::{AllocationEvent, NAMELESS};
-use super::on_trace::KnownTrace;
-use crate::event::{FrameKind, NO_POSITION};
-use crate::frame::{Code, WalkEnd, line, position, read_code, read_prototype};
+use super::on_trace::RememberedTrace;
+use crate::event::{NO_POSITION, RecordKind};
+use crate::frame::{FunctionCode, WalkEnd, line, position, read_code, read_prototype};
 use crate::head::Head;
 use crate::layout::VmLayout;
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
@@ -27,7 +27,7 @@ pub struct KnownFunction {
     pub function: u64,
     /// Address of its `GCproto`, or of the C function.
     pub code: u64,
-    /// A [`FrameKind`].
+    /// A [`RecordKind`].
     pub kind: u32,
     /// The window in which that was so.
     pub window: u32,
@@ -85,7 +85,7 @@ pub trait KnownObjects {
     fn prototype(&mut self, prototype: u64) -> Option<&mut KnownPrototype>;
 
     /// The same for `trace`.
-    fn trace(&mut self, trace: u64) -> Option<&mut KnownTrace>;
+    fn trace(&mut self, trace: u64) -> Option<&mut RememberedTrace>;
 
     /// Says which trace it is that events name by its number from now on, and the line at which it starts. Whether it
     /// could be said.
@@ -164,9 +164,9 @@ impl KnownFunction {
         }
         // What fails halfway is not known.
         self.function = 0;
-        let Code { ffid, address } = read_code(memory, layout, function, head)?;
+        let FunctionCode { ffid, address } = read_code(memory, layout, function, head)?;
         self.code = address;
-        self.kind = Code::kind_of(ffid) as u32;
+        self.kind = FunctionCode::kind_of(ffid) as u32;
         self.window = window;
         self.function = function;
         Ok(())
@@ -174,7 +174,7 @@ impl KnownFunction {
 
     /// Whether it is of a kind.
     #[inline(always)]
-    pub fn is(&self, kind: FrameKind) -> bool {
+    pub fn is(&self, kind: RecordKind) -> bool {
         self.kind == kind as u32
     }
 }

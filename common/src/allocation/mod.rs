@@ -7,5 +7,5 @@ pub mod on_trace;
 pub mod tally;
 
 pub(crate) use attribute::caller;
-pub use attribute::{Room, attribute};
+pub use attribute::{AttributionRoom, attribute};
 pub use event::{AllocationEvent, AllocationKind, AllocationSource, PendingAllocation, PrototypeSeen, TraceSeen};

@@ -12,7 +12,7 @@ use crate::frame::CFRAME_FLAGS;
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
-use crate::trace::{RunningTrace, TraceIdentity, Traces};
+use crate::trace::{RunningTrace, TraceIdentity, TracesPlace};
 use crate::vm::VmConfig;
 
 /// From the lowest byte of the C frame to the slot in which a trace's calls put their return address, less what the
@@ -22,7 +22,7 @@ const RETURN_SLOT: u64 = 24;
 /// A trace that is known: it stays what it is until it is freed, and frees are events.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KnownTrace {
+pub struct RememberedTrace {
     /// Address of its `GCtrace`; 0 if nothing is known.
     pub trace: u64,
     /// Address of its machine code.
@@ -38,13 +38,13 @@ pub struct KnownTrace {
 }
 
 // SAFETY: the fields are integers laid out without padding, as the assertion below proves.
-unsafe impl Pod for KnownTrace {}
+unsafe impl Pod for RememberedTrace {}
 
 /// Room to find out in which trace it is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TraceRoom {
-    traces: Traces,
+    traces: TracesPlace,
     running: RunningTrace,
 }
 
@@ -52,14 +52,14 @@ pub struct TraceRoom {
 unsafe impl Pod for TraceRoom {}
 
 const _: () = {
-    assert!(size_of::<KnownTrace>() == 2 * 8 + 4 * 4);
-    assert!(size_of::<TraceRoom>() == size_of::<Traces>() + size_of::<RunningTrace>());
+    assert!(size_of::<RememberedTrace>() == 2 * 8 + 4 * 4);
+    assert!(size_of::<TraceRoom>() == size_of::<TracesPlace>() + size_of::<RunningTrace>());
 };
 
 impl TraceRoom {
     /// Nothing in it.
     pub const EMPTY: Self = Self {
-        traces: Traces { jit_state: 0, array: 0, size: 0, area: 0, area_size: 0 },
+        traces: TracesPlace { jit_state: 0, array: 0, size: 0, area: 0, area_size: 0 },
         running: RunningTrace {
             identity: TraceIdentity {
                 address: 0,
@@ -150,7 +150,7 @@ fn is_named(
         return false;
     }
     if let Some(known) = objects.trace(trace) {
-        *known = KnownTrace { trace, mcode, size: szmcode, spadjust, number, window };
+        *known = RememberedTrace { trace, mcode, size: szmcode, spadjust, number, window };
     }
     true
 }
@@ -174,7 +174,7 @@ fn read_trace(
 fn locate(
     memory: &impl ReadMemory,
     layout: &VmLayout,
-    known: &KnownTrace,
+    known: &RememberedTrace,
     thread: u64,
     event: &mut AllocationEvent,
 ) -> Result<(), Unreadable> {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::ends::{self, INNERMOST};
-use lj_trace_common::event::{FrameKind, FrameRecord};
-use lj_trace_common::frame::{self, Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::event::{FrameRecord, RecordKind};
+use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd, WalkStep};
 use lj_trace_common::layout::{ABSENT, VmLayout, gct};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
@@ -248,8 +248,8 @@ impl Lab {
         loop {
             let mut record = FrameRecord::default();
             match walk.step(&self.memory, &self.layout, (&mut record, &mut memo)) {
-                Ok(Step::Emitted) => frames.push(record),
-                Ok(Step::Skipped) => {}
+                Ok(WalkStep::Emitted) => frames.push(record),
+                Ok(WalkStep::Skipped) => {}
                 Err(end) => return (frames, end),
             }
             assert!(frames.len() < 10_000, "the walk does not end");
@@ -271,8 +271,8 @@ impl Lab {
             let passed = kept == MAX_FRAMES && walk.pass(&self.layout, (&mut record, &memo));
             if !passed {
                 match walk.advance(&self.memory, &self.layout, (&mut record, &mut memo), look) {
-                    Ok(Step::Emitted) => {}
-                    Ok(Step::Skipped) => continue,
+                    Ok(WalkStep::Emitted) => {}
+                    Ok(WalkStep::Skipped) => continue,
                     Err(end) => break end,
                 }
             }
@@ -294,16 +294,16 @@ impl Lab {
 
 /// Frames in short: a Lua function `first_line:position`, a C function `c`, a fast function `f`, a crossing `|`.
 pub fn summary(frames: &[FrameRecord]) -> String {
-    let short = |record: &FrameRecord| match FrameKind::from_u8(record.kind) {
-        Some(FrameKind::Lua) => match record.position {
+    let short = |record: &FrameRecord| match RecordKind::from_u8(record.kind) {
+        Some(RecordKind::Lua) => match record.position {
             u32::MAX => format!("{}:?", record.first_line),
             position => format!("{}:{position}", record.first_line),
         },
-        Some(FrameKind::C) => "c".to_owned(),
-        Some(FrameKind::Fast) => "f".to_owned(),
-        Some(FrameKind::CFrame) => "|".to_owned(),
-        Some(FrameKind::Passed) => "passed".to_owned(),
-        Some(FrameKind::LeftOut) | None => "?".to_owned(),
+        Some(RecordKind::C) => "c".to_owned(),
+        Some(RecordKind::Fast) => "f".to_owned(),
+        Some(RecordKind::CFrame) => "|".to_owned(),
+        Some(RecordKind::Passed) => "passed".to_owned(),
+        Some(RecordKind::LeftOut) | None => "?".to_owned(),
     };
     frames.iter().map(short).collect::<Vec<_>>().join(" ")
 }

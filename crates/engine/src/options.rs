@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::programs::Wanted;
-use lj_trace_probes::sampler::Places;
+use lj_trace_probes::sampler::EventPlaces;
 use lj_trace_profile::{ProfileKind, Weight};
 
 use crate::cpu::JitSamples;
@@ -115,7 +115,7 @@ pub struct Testing {
     /// A perf event for each probe on the allocator, as older kernels need.
     pub no_uprobe_multi: bool,
     /// Where the sampler's events are.
-    pub events: Places,
+    pub events: EventPlaces,
     /// How long to sleep after each sample.
     pub slow_down: Option<Duration>,
     /// When watchpoints are used.

@@ -3,7 +3,7 @@
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::programs::Programs;
-use lj_trace_probes::sampler::Places;
+use lj_trace_probes::sampler::EventPlaces;
 use lj_trace_process::family::descendants;
 use lj_trace_process::{Maps, Process};
 
@@ -37,7 +37,7 @@ impl RecordTarget {
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let process = Process::open(options.pid)?;
         let wanted = options.wanted(1);
-        if wanted.may_share() && options.testing.events == Places::Auto {
+        if wanted.may_share() && options.testing.events == EventPlaces::Auto {
             Programs::load_ahead(wanted, &process, options.rate);
         }
         let maps = process.maps()?;

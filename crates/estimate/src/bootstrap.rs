@@ -4,7 +4,7 @@
 //! variances add up; and so do those of the variances, which tells how many degrees of freedom the sum has (Satterthwaite:
 //! *An approximate distribution of estimates of variance components*, 1946).
 
-use super::outcome::{Outcome, Weights};
+use super::outcome::{LevelWeights, Outcome};
 use super::random::Random;
 use super::strata::{Strata, Stratum};
 use super::sums::Sum;
@@ -149,7 +149,7 @@ impl Drawn {
         let widening = if units < 2 { 1.0 } else { units as f64 / (units - 1) as f64 } / REPLICATES as f64;
         lines.iter_mut().flatten().for_each(|square| *square *= widening);
         // All that it has may be more, or less.
-        let (_, doubt) = Weights::new(&stratum.drawn(every)).gross_and_doubt(stratum);
+        let (_, doubt) = LevelWeights::new(&stratum.drawn(every)).gross_and_doubt(stratum);
         for (i, squares) in lines.iter_mut().enumerate().filter(|_| doubt > 0.0) {
             let share = (own.bytes[i] - own.gross * middle.bytes[i] / all.max(1.0)) / all.max(1.0);
             for (square, whole) in squares.iter_mut().zip([own.bytes[i], own.count[i], share]) {

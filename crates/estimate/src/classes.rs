@@ -16,7 +16,7 @@ const PRESENT: f64 = 0.2;
 /// All slices so far, by class.
 #[derive(Clone, Debug, Default)]
 pub struct Classes {
-    by_key: BTreeMap<Key, usize>,
+    by_key: BTreeMap<ClassKey, usize>,
     list: Vec<Class>,
     /// Bytes of slices without samples.
     pub unsampled: f64,
@@ -28,7 +28,7 @@ pub struct Classes {
 
 /// What slices of a class have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct ClassKey {
     /// What ran most, in order.
     pub activities: Vec<ActivityId>,
     /// The logarithm of the rate at which was allocated, to the base 2, in steps of [`STEP`].
@@ -47,7 +47,7 @@ const STEP: i32 = 3;
 /// The slices of one class.
 #[derive(Clone, Debug, Default)]
 pub struct Class {
-    pub key: Key,
+    pub key: ClassKey,
     /// How long they are together, without windows.
     pub time: Nanos,
     /// What was allocated in them, without what was in windows.
@@ -62,7 +62,7 @@ pub struct Class {
     pub batches: Batches,
 }
 
-impl Key {
+impl ClassKey {
     fn of(slice: &Slice) -> Self {
         let samples: u32 = slice.activities.iter().map(|(_, count)| count).sum();
         let least = f64::from(samples) * PRESENT;
@@ -116,9 +116,9 @@ impl Classes {
     }
 
     fn class(&mut self, slice: &Slice) -> &mut Class {
-        let mut key = Key::of(slice);
+        let mut key = ClassKey::of(slice);
         if self.list.len() >= MOST && !self.by_key.contains_key(&key) {
-            key = Key::without_activities(slice);
+            key = ClassKey::without_activities(slice);
         }
         let next = self.list.len();
         let index = *self.by_key.entry(key.clone()).or_insert(next);
@@ -160,9 +160,9 @@ mod tests {
 
     #[test]
     fn what_seldom_ran_does_not_make_a_class() {
-        let key = Key::of(&slice(&[(7, 2), (3, 7), (5, 1)], 1e6));
+        let key = ClassKey::of(&slice(&[(7, 2), (3, 7), (5, 1)], 1e6));
         assert_eq!(key.activities, [ActivityId(3), ActivityId(7)]);
-        assert_eq!(Key::of(&slice(&[(7, 5), (3, 5)], 1e6)), key, "the numbers and their order do not matter");
+        assert_eq!(ClassKey::of(&slice(&[(7, 5), (3, 5)], 1e6)), key, "the numbers and their order do not matter");
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn similar_classes_share_activities_and_have_like_rates() {
-        let key = |ids: &[u32], rate| Key { activities: ids.iter().map(|&id| ActivityId(id)).collect(), rate };
+        let key = |ids: &[u32], rate| ClassKey { activities: ids.iter().map(|&id| ActivityId(id)).collect(), rate };
         let one = key(&[1, 2], 9);
         assert_eq!(one.similarity(&one), 1.0);
         assert!(one.similarity(&key(&[1, 2], 12)) > one.similarity(&key(&[1, 3], 9)));

@@ -45,7 +45,7 @@ use exact::Exact;
 pub use identities::Broken;
 use strata::Strata;
 pub use tables::Growers;
-use timeline::Timeline;
+use timeline::ObservedTimeline;
 pub use warnings::Warning;
 
 use observation::{CpuSample, Nanos, Reading, SourceId, Window};
@@ -65,7 +65,7 @@ const LONG_WINDOW: Nanos = 100_000_000;
 pub struct Estimator {
     first: Option<Reading>,
     last: Reading,
-    timeline: Timeline,
+    timeline: ObservedTimeline,
     classes: Classes,
     exact: Exact,
     growers: Growers,

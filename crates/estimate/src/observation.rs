@@ -120,7 +120,7 @@ pub struct Window {
     /// What of that is a sample of what goes on around the window.
     pub sample: WindowSample,
     /// Blocks, of those above, that may be string tables.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<TableBlock>,
 }
 
 /// What a window tells of what goes on around it. It opens at a random moment of the program's time, more often than not in
@@ -147,7 +147,7 @@ pub struct Part {
 
 /// A block that may be a string table.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Block {
+pub struct TableBlock {
     /// Who has allocated or freed it.
     pub source: SourceId,
     /// Its size, a power of two.

@@ -39,7 +39,7 @@ impl Outcome {
 
     /// Adds what was allocated in a stratum, if it is like these windows, each so many times.
     pub fn add(&mut self, stratum: &Stratum, windows: &[(&Sum, f64)]) {
-        let weights = Weights::new(windows);
+        let weights = LevelWeights::new(windows);
         let gross = weights.gross(stratum);
         self.gross += gross;
         for (sum, drawn) in windows {
@@ -56,7 +56,7 @@ impl Outcome {
 }
 
 /// How much windows of each level count.
-pub struct Weights {
+pub struct LevelWeights {
     levels: Vec<Windows>,
     rate: f64,
 }
@@ -72,7 +72,7 @@ struct Windows {
     made_net: f64,
 }
 
-impl Weights {
+impl LevelWeights {
     /// Of windows, each of them so many times.
     pub fn new(windows: &[(&Sum, f64)]) -> Self {
         let mut levels: Vec<Windows> = Vec::new();

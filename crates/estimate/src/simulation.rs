@@ -109,7 +109,7 @@ pub struct Truth {
 
 /// A recording.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct Simulated {
     pub estimate: Estimate,
     pub truth: Truth,
     /// Bytes by line, in all windows.
@@ -118,7 +118,7 @@ pub struct Recorded {
     pub slowdown: f64,
 }
 
-impl Recorded {
+impl Simulated {
     /// The share of a line, in truth, from 0 to 1.
     pub fn share(&self, line: u32) -> f64 {
         self.truth.lines[line as usize].0 / self.truth.gross
@@ -143,7 +143,7 @@ impl Recorded {
 }
 
 /// Runs a program and records it.
-pub fn record(program: Program, setup: &Setup, seed: u64) -> Recorded {
+pub fn record(program: Program, setup: &Setup, seed: u64) -> Simulated {
     Recording::new(setup, seed).run(program)
 }
 
@@ -205,7 +205,7 @@ impl<'a> Recording<'a> {
         }
     }
 
-    fn run(mut self, program: Program) -> Recorded {
+    fn run(mut self, program: Program) -> Simulated {
         while self.now < self.setup.time {
             let mut work = program.work(self.worked, &mut self.random);
             let size = 0.5 + self.random.unit();
@@ -219,7 +219,7 @@ impl<'a> Recording<'a> {
             self.estimator.window(window);
         }
         let slowdown = (self.now - self.paused) / self.worked;
-        Recorded { estimate: self.estimator.estimate(), truth: self.truth, pooled: self.pooled, slowdown }
+        Simulated { estimate: self.estimator.estimate(), truth: self.truth, pooled: self.pooled, slowdown }
     }
 
     /// Others work: for twice the time that the program has in turn, on average.

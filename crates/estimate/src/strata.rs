@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::classes::{Class, Classes, Key};
+use super::classes::{Class, ClassKey, Classes};
 use super::exact::Exact;
-use super::outcome::{Outcome, Weights};
+use super::outcome::{LevelWeights, Outcome};
 use super::ran::CpuTime;
 use super::sums::Sum;
 use super::tables::Share;
@@ -33,7 +33,7 @@ pub struct Strata {
 /// Classes that are taken together.
 #[derive(Clone, Debug)]
 pub struct Stratum {
-    pub key: Key,
+    pub key: ClassKey,
     /// What was allocated outside of windows.
     pub volume: Volume,
     /// For how much CPU time that was.
@@ -95,7 +95,7 @@ impl Strata {
     /// What was allocated outside of windows, by each stratum.
     fn outside(&self) -> Vec<f64> {
         let every = self.every();
-        let gross = |stratum: &Stratum| Weights::new(&stratum.drawn(&every)).gross(stratum);
+        let gross = |stratum: &Stratum| LevelWeights::new(&stratum.drawn(&every)).gross(stratum);
         self.all.iter().map(gross).collect()
     }
 
@@ -140,7 +140,7 @@ impl Strata {
         }
         let estimated = self.estimated();
         for (stratum, bytes) in self.all.iter().zip(&outside).filter(|(stratum, _)| !stratum.sums.is_empty()) {
-            let windows = Weights::new(&stratum.drawn(&[])).windows();
+            let windows = LevelWeights::new(&stratum.drawn(&[])).windows();
             let none = RULE_OF_THREE * (bytes / whole).powi(2) / windows * estimated;
             let mut seen = HashMap::<SourceId, u64>::new();
             for sum in &stratum.sums {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::exact::Exact;
 use super::outcome::Outcome;
-use crate::observation::{ActivityId, Block, CpuSample, Nanos, Reading, SourceId, Tables, Window};
+use crate::observation::{ActivityId, CpuSample, Nanos, Reading, SourceId, TableBlock, Tables, Window};
 
 /// For how long a table of so many bytes may be copied before its place in the VM's state changes, in nanoseconds: the
 /// program may not have a CPU for a while.
@@ -196,7 +196,7 @@ fn counted(reading: &Reading) -> u64 {
 }
 
 /// Whether a block is one that was made or freed in this change.
-fn is_of(block: &Block, change: &Tables) -> bool {
+fn is_of(block: &TableBlock, change: &Tables) -> bool {
     let made = match (change.growths, change.shrunk) {
         (1, 0) => block.size == change.grown,
         (0, shrunk) if shrunk * 2 == change.freed => block.size == shrunk,
@@ -207,7 +207,7 @@ fn is_of(block: &Block, change: &Tables) -> bool {
 }
 
 /// Takes a block out of what a window saw, if it is in there.
-fn take_from(window: &mut Window, block: &Block) -> bool {
+fn take_from(window: &mut Window, block: &TableBlock) -> bool {
     let Window { made, freed, sample, .. } = window;
     if !block.is_made {
         *freed = freed.saturating_sub(block.size);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn tables_are_no_part_of_what_a_window_shows() {
-        let block = |size, is_made| Block { source: SourceId(3), size, is_made, weight: 0.5 };
+        let block = |size, is_made| TableBlock { source: SourceId(3), size, is_made, weight: 0.5 };
         let mut window = Window {
             opened: 19 * MS,
             closed: 26 * MS,

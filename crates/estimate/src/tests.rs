@@ -1,19 +1,19 @@
 //! Estimates against what simulated programs have really allocated.
 
-use super::simulation::{Program, Recorded, Setup, record};
+use super::simulation::{Program, Setup, Simulated, record};
 use super::*;
 use crate::observation::{ActivityId, Made};
 
 const PROGRAMS: [Program; 4] = [Program::Steady, Program::Phases, Program::Bursts, Program::Leak];
 
 /// Recordings of all programs with different windows.
-fn recordings(setup: &Setup, runs: u64) -> Vec<(Program, Recorded)> {
+fn recordings(setup: &Setup, runs: u64) -> Vec<(Program, Simulated)> {
     let run = |program| (0..runs).map(move |seed| (program, record(program, setup, 100 + seed)));
     PROGRAMS.into_iter().flat_map(run).collect()
 }
 
 /// In how many of how many cases the error bars hold the truth: of shares, bytes, and calls.
-fn covered(recordings: &[(Program, Recorded)]) -> [(f64, f64); 3] {
+fn covered(recordings: &[(Program, Simulated)]) -> [(f64, f64); 3] {
     let mut result = [(0.0, 0.0); 3];
     for (_, recorded) in recordings {
         for line in &recorded.estimate.lines {

@@ -38,7 +38,7 @@ const MOST_SAMPLES: usize = 500_000;
 
 /// What is observed, until it is old enough to be cut into slices.
 #[derive(Clone, Debug, Default)]
-pub struct Timeline {
+pub struct ObservedTimeline {
     /// Those that wait, and before them some that have passed.
     readings: VecDeque<Reading>,
     /// How many have passed; the last of them begins the next interval.
@@ -133,7 +133,7 @@ impl Volume {
     }
 }
 
-impl Timeline {
+impl ObservedTimeline {
     /// Takes a reading; one out of order is left out, and `false`.
     pub fn reading(&mut self, reading: Reading) -> bool {
         if self.readings.back().is_some_and(|last| reading.at <= last.at || reading.net < last.net) {

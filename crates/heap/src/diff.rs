@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::object::Kind;
 use super::objects::{Object, Objects};
-use super::paths::Sum;
+use super::paths::HeldSum;
 use super::snapshot::{Heap, Snapshot};
 
 /// Two snapshots, compared.
@@ -146,7 +146,7 @@ fn heap_diff(old: Option<&Heap>, new: &Heap) -> HeapDiff {
     let Changes { mut garbage, paths } = Changes::between(old, new);
     let is_known = both(old, new).is_some();
     if !is_known {
-        let before = old.map_or_else(Sum::default, Heap::garbage);
+        let before = old.map_or_else(HeldSum::default, Heap::garbage);
         let after = new.garbage();
         garbage = Change { count: difference(before.count, after.count), bytes: difference(before.bytes, after.bytes) };
     }
@@ -208,7 +208,7 @@ impl Changes {
         } else {
             for (which, sign, heap) in [(0, -1, old), (1, 1, Some(new))] {
                 for (index, row) in heap.into_iter().flat_map(|heap| &heap.paths).enumerate() {
-                    let sum = row.held.iter().fold(Sum::default(), |sum, &(_, count, bytes)| sum.and(count, bytes));
+                    let sum = row.held.iter().fold(HeldSum::default(), |sum, &(_, count, bytes)| sum.and(count, bytes));
                     let signed = |number: u64| number.cast_signed().saturating_mul(sign);
                     own[which][index].add(signed(sum.count), signed(sum.bytes));
                 }

@@ -113,7 +113,7 @@ struct Weak {
 
 /// Finds the references in objects.
 #[derive(Debug)]
-pub struct Edges<'a, M> {
+pub struct ObjectEdges<'a, M> {
     blocks: &'a Blocks<M>,
     shape: Shape,
     /// The string `__mode`.
@@ -123,7 +123,7 @@ pub struct Edges<'a, M> {
     weak: RefCell<AddrMap<u64, Weak>>,
 }
 
-impl<'a, M: ReadSome> Edges<'a, M> {
+impl<'a, M: ReadSome> ObjectEdges<'a, M> {
     /// For the objects of the VM whose `global_State` is at `global`.
     pub fn new(blocks: &'a Blocks<M>, shape: Shape, global: u64) -> Self {
         let l = &shape.layout;

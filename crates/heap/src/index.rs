@@ -23,9 +23,9 @@ pub const UNREACHED: u32 = u32::MAX;
 
 /// An address that an object may have, as a number: its range, and the place within.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(pub u32);
+pub struct PlaceNumber(pub u32);
 
-impl Place {
+impl PlaceNumber {
     /// The number of the range that it is in: a block of the memory, since both have the same size.
     pub const fn range(self) -> u32 {
         self.0 >> PLACE_BITS
@@ -76,7 +76,7 @@ impl<'a> Index<'a> {
     }
 
     /// The number of an address; [`None`] if no object can be there.
-    pub fn place(&mut self, address: u64) -> Option<Place> {
+    pub fn place(&mut self, address: u64) -> Option<PlaceNumber> {
         let start = address & !(RANGE - 1);
         if self.last.0 != start {
             let known = self.numbers.get(&start).copied();
@@ -86,7 +86,7 @@ impl<'a> Index<'a> {
             return None;
         }
         let place = ((address - start) / STEP) as u32;
-        Some(Place((self.last.1 as u32) << PLACE_BITS | place))
+        Some(PlaceNumber((self.last.1 as u32) << PLACE_BITS | place))
     }
 
     fn add(&mut self, start: u64, address: u64) -> Option<usize> {
@@ -106,19 +106,19 @@ impl<'a> Index<'a> {
     }
 
     /// The address of a place.
-    pub fn address(&self, place: Place) -> u64 {
+    pub fn address(&self, place: PlaceNumber) -> u64 {
         let (range, within) = split(place);
         self.ranges.get(range).map_or(0, |range| range.start + within as u64 * STEP)
     }
 
     /// Whether an object was met.
-    pub fn is_met(&self, place: Place) -> bool {
+    pub fn is_met(&self, place: PlaceNumber) -> bool {
         let (range, within) = split(place);
         self.ranges.get(range).is_some_and(|range| range.met[within / 64] & 1 << (within % 64) != 0)
     }
 
     /// Notes that an object was met, through what, and on which path; whether it was not before.
-    pub fn meet(&mut self, place: Place, parent: u32, path: u32) -> bool {
+    pub fn meet(&mut self, place: PlaceNumber, parent: u32, path: u32) -> bool {
         let (range, within) = split(place);
         let Some(range) = self.ranges.get_mut(range) else { return false };
         let (word, bit) = (within / 64, 1 << (within % 64));
@@ -135,7 +135,7 @@ impl<'a> Index<'a> {
     }
 
     /// Notes that a list of objects leads there.
-    pub fn list(&mut self, place: Place) {
+    pub fn list(&mut self, place: PlaceNumber) {
         let (range, within) = split(place);
         if let Some(range) = self.ranges.get_mut(range) {
             range.listed[within / 64] |= 1 << (within % 64);
@@ -143,7 +143,7 @@ impl<'a> Index<'a> {
     }
 
     /// Through what an object was reached.
-    pub fn parent(&self, place: Place) -> Option<u32> {
+    pub fn parent(&self, place: PlaceNumber) -> Option<u32> {
         let (range, within) = split(place);
         let range = self.ranges.get(range)?;
         let at = range.places.iter().position(|&place| usize::from(place) == within)?;
@@ -164,14 +164,14 @@ impl<'a> Index<'a> {
     }
 
     /// Places that a list leads to, and that were not met.
-    pub fn listed_only(&self) -> Vec<Place> {
+    pub fn listed_only(&self) -> Vec<PlaceNumber> {
         let mut found = Vec::new();
         for (number, range) in self.ranges.iter().enumerate() {
             for (word, (listed, met)) in range.listed.iter().zip(&range.met).enumerate() {
                 let mut left = listed & !met;
                 while left != 0 {
                     let place = word * 64 + left.trailing_zeros() as usize;
-                    found.push(Place((number << PLACE_BITS | place) as u32));
+                    found.push(PlaceNumber((number << PLACE_BITS | place) as u32));
                     left &= left - 1;
                 }
             }
@@ -188,7 +188,7 @@ impl<'a> Index<'a> {
     }
 }
 
-fn split(place: Place) -> (usize, usize) {
+fn split(place: PlaceNumber) -> (usize, usize) {
     ((place.0 >> PLACE_BITS) as usize, (place.0 & ((1 << PLACE_BITS) - 1)) as usize)
 }
 
@@ -209,7 +209,7 @@ mod tests {
         index.each_met(&mut |address, path| met.push((address, path)));
         assert_eq!(met, [(0x10_0000, 1), (0x2f_fff8, 2)]);
         assert_eq!(index.parent(first), Some(7));
-        assert_eq!(index.parent(last).map(|parent| index.address(Place(parent))), Some(0x10_0000));
+        assert_eq!(index.parent(last).map(|parent| index.address(PlaceNumber(parent))), Some(0x10_0000));
         assert_eq!(index.address(last), 0x2f_fff8);
         // Not aligned; not writable; not mapped.
         assert_eq!([0x10_0004, 0x40_0000, 0x90_0000].map(|address| index.place(address)), [None; 3]);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk};
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memo::Memo;
@@ -32,7 +32,7 @@ pub type Locals = HashMap<u64, String>;
 
 /// Names steps.
 #[derive(Debug)]
-pub struct Labels<'a, M> {
+pub struct StepLabels<'a, M> {
     blocks: &'a Blocks<M>,
     layout: VmLayout,
     prototypes: RefCell<Prototypes>,
@@ -40,7 +40,7 @@ pub struct Labels<'a, M> {
     known: RefCell<AddrMap<(u32, u64, u32), PathId>>,
 }
 
-impl<'a, M: ReadSome> Labels<'a, M> {
+impl<'a, M: ReadSome> StepLabels<'a, M> {
     /// For the objects of a VM with this layout.
     pub fn new(blocks: &'a Blocks<M>, layout: VmLayout) -> Self {
         Self { blocks, layout, prototypes: RefCell::default(), known: RefCell::default() }
@@ -158,7 +158,7 @@ impl<'a, M: ReadSome> Labels<'a, M> {
             if walk.step(self.blocks, l, (&mut record, &mut memo)).is_err() {
                 break;
             }
-            if record.kind == FrameKind::Lua as u8 && record.position != NO_POSITION {
+            if record.kind == RecordKind::Lua as u8 && record.position != NO_POSITION {
                 let key = PrototypeKey::of(&record);
                 if let Ok(prototype) = self.prototypes.borrow_mut().get(self.blocks, l, key) {
                     for (slot, name) in prototype.locals_at(record.position) {

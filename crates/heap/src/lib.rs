@@ -44,22 +44,22 @@ use lj_trace_luajit::shape::Shape;
 use lj_trace_luajit::status::{VmStatus, VmSummary};
 use lj_trace_process::{Process, TargetError};
 pub use pause::PauseError;
-pub use retention::Target;
+pub use retention::PathTarget;
 pub use snapshot::{Heap, Snapshot};
 
 use self::blocks::Blocks;
-use self::copy::{Copied, Plan};
-use self::labels::Labels;
+use self::copy::{HeapCopy, Plan};
+use self::labels::StepLabels;
 use self::object::{Header, Kind, Scales};
 use self::objects::Objects;
 use self::retention::{NoPath, RetentionPaths};
-use self::snapshot::{Asked, Big, PathRow, TypeRow};
+use self::snapshot::{AskedObject, BigObject, PathRow, TypeRow};
 use self::walk::{Walked, Walker};
 use self::watchdog::Watchdog;
 
 /// What to look at, and how.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct HeapOptions {
     /// Stop the process, for this long at most.
     pub pause: Option<Duration>,
     /// Name so many of the largest strings and tables.
@@ -112,7 +112,7 @@ pub enum Stage {
 pub fn take(
     process: &Process,
     vms: &[Vm],
-    options: &Options,
+    options: &HeapOptions,
     progress: &mut dyn FnMut(Stage),
 ) -> Result<Snapshot, HeapError> {
     let start = Instant::now();
@@ -123,7 +123,7 @@ pub fn take(
         let before = totals();
         // Mapped memory changes until the process stands still.
         let maps = process.maps()?;
-        let copied = Copied::take(plan, maps, &mut |done, all| progress(Stage::Copying { done, all }))?;
+        let copied = HeapCopy::take(plan, maps, &mut |done, all| progress(Stage::Copying { done, all }))?;
         let after = totals();
         Ok::<_, HeapError>((copied, watchdog.map(Watchdog::release), before, after))
     })?;
@@ -158,11 +158,11 @@ fn milliseconds(duration: Duration) -> f64 {
 }
 
 fn heap(
-    copied: &Copied,
-    blocks: &Blocks<&Copied>,
+    copied: &HeapCopy,
+    blocks: &Blocks<&HeapCopy>,
     vm: &Vm,
     (before, after): (u64, u64),
-    options: &Options,
+    options: &HeapOptions,
     tick: &mut dyn FnMut(u64),
 ) -> Heap {
     let maps = copied.maps();
@@ -171,7 +171,7 @@ fn heap(
     let status = VmStatus::read(&copied, vm).ok();
     let summary = VmSummary::read(&copied, maps, vm, status.as_ref());
     let overhead = overhead::read(blocks, vm, &shape);
-    let labels = Labels::new(blocks, vm.layout);
+    let labels = StepLabels::new(blocks, vm.layout);
     let mut walked = Walker::new(blocks, maps, vm, &labels, (options.top, options.objects), tick).run();
     let retention = RetentionPaths::new(blocks, vm, &labels);
     let strings = biggest(&retention, &mut walked, true);
@@ -181,7 +181,7 @@ fn heap(
             .and_then(|object| Scales::new(blocks, shape, vm.global).measure(&object));
         let path = retention.to(&mut walked, address);
         let is_there = path != Err(NoPath::NoObject);
-        Asked {
+        AskedObject {
             address: format!("{address:#x}"),
             kind: measured.filter(|_| is_there).map(|measured| measured.kind),
             bytes: measured.filter(|_| is_there).map_or(0, |measured| measured.bytes),
@@ -220,9 +220,9 @@ fn in_words(path: Result<String, NoPath>) -> String {
     }
 }
 
-fn biggest(retention: &RetentionPaths<'_, &Copied>, walked: &mut Walked<'_>, strings: bool) -> Vec<Big> {
+fn biggest(retention: &RetentionPaths<'_, &HeapCopy>, walked: &mut Walked<'_>, strings: bool) -> Vec<BigObject> {
     let all = if strings { walked.biggest.strings() } else { walked.biggest.tables() };
-    let one = |big: biggest::Big| Big {
+    let one = |big: biggest::Big| BigObject {
         address: format!("{:#x}", big.address),
         bytes: big.bytes,
         preview: retention.preview(big.address),

@@ -8,7 +8,7 @@ use lj_trace_luajit::Vm;
 use lj_trace_luajit::shape::Shape;
 
 use super::blocks::{Blocks, ReadSome};
-use super::edges::Edges;
+use super::edges::ObjectEdges;
 use super::index::{GARBAGE, NO_PATH};
 use super::object::{Header, Kind, Scales};
 use super::walk::Walked;
@@ -88,7 +88,7 @@ impl Objects {
     pub fn of<M: ReadSome>(blocks: &Blocks<M>, vm: &Vm, walked: &Walked<'_>) -> Option<Self> {
         let shape = Shape::new(vm.layout);
         let scales = Scales::new(blocks, shape, vm.global);
-        let edges = Edges::new(blocks, shape, vm.global);
+        let edges = ObjectEdges::new(blocks, shape, vm.global);
         let mut objects = Self::default();
         let mut fits = true;
         walked.index.each_met(&mut |address, path| {
@@ -194,7 +194,7 @@ const fn has_mark(kind: Kind) -> bool {
 
 /// What does not change as long as an object is the same: a string's text, the prototype of a closure, the fields of a
 /// small table.
-fn mark<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, edges: &Edges<'_, M>, object: &Header) -> u16 {
+fn mark<M: ReadSome>(blocks: &Blocks<M>, shape: &Shape, edges: &ObjectEdges<'_, M>, object: &Header) -> u16 {
     /// Of a longer string, so much of both its ends tells.
     const END: u64 = 1 << 10;
     let l = &shape.layout;

@@ -25,14 +25,14 @@ const MAX_DEPTH: u16 = 60;
 
 /// Count and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sum {
+pub struct HeldSum {
     /// How many objects.
     pub count: u64,
     /// How many bytes they account for.
     pub bytes: u64,
 }
 
-impl Sum {
+impl HeldSum {
     /// Adds one object.
     pub fn add(&mut self, bytes: u64) {
         *self = self.and(1, bytes);
@@ -54,7 +54,7 @@ pub struct Node {
     depth: u16,
     children: u32,
     /// What is held through it, and through no step further: by [`Kind`].
-    pub held: [Sum; Kind::ALL.len()],
+    pub held: [HeldSum; Kind::ALL.len()],
 }
 
 /// All paths.
@@ -206,7 +206,7 @@ mod tests {
         let at = walk(&mut paths, root, &[".sessions", ELEMENT, ".user"]);
         assert_eq!(paths.text(at), "globals.sessions[*].user");
         let held = paths.nodes().find(|(id, ..)| *id == at).unwrap().1.held;
-        assert_eq!(held[Kind::String as usize], Sum { count: 3, bytes: 90 });
+        assert_eq!(held[Kind::String as usize], HeldSum { count: 3, bytes: 90 });
         assert_eq!(paths.nodes().count(), 4);
     }
 

@@ -7,14 +7,14 @@ use std::cmp::Ordering;
 
 use lj_trace_streams::hash::AddrMap;
 
-use super::index::Place;
+use super::index::PlaceNumber;
 use super::paths::{PathId, Paths};
 
 /// An object that was met, and is to be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pending {
     /// Where it is.
-    pub place: Place,
+    pub place: PlaceNumber,
     /// The place of the object through which it was met, or what stands for a root.
     pub parent: u32,
     /// The type that it must have in its upper eight bits, 0 if it may be any; below, the path to it.
@@ -23,7 +23,7 @@ pub struct Pending {
 
 impl Pending {
     /// An object of a type, 0 if it may be any, on a path.
-    pub fn new(place: Place, parent: u32, gct: u8, path: PathId) -> Self {
+    pub fn new(place: PlaceNumber, parent: u32, gct: u8, path: PathId) -> Self {
         Self { place, parent, bits: u32::from(gct) << 24 | path.0 & 0xff_ffff }
     }
 
@@ -40,7 +40,7 @@ impl Pending {
 
 /// The objects of a level.
 #[derive(Debug, Default)]
-pub struct Level {
+pub struct PendingLevel {
     pending: Vec<Pending>,
     /// Once there are so many, what is in there more than once is looked for.
     enough: usize,
@@ -56,9 +56,9 @@ const RECENT: usize = 1 << 12;
 /// So many take 12 MB.
 const MANY: usize = 1 << 20;
 
-impl Level {
+impl PendingLevel {
     /// Adds an object.
-    pub fn add(&mut self, pending: Pending, order: &mut Order, paths: &Paths) {
+    pub fn add(&mut self, pending: Pending, order: &mut PathOrder, paths: &Paths) {
         if self.recent.is_empty() {
             self.recent = vec![(u32::MAX, u32::MAX, u32::MAX); RECENT];
         }
@@ -86,14 +86,14 @@ impl Level {
     }
 
     /// All of them in the order of their places, each once.
-    pub fn take(&mut self, order: &mut Order, paths: &Paths) -> Vec<Pending> {
+    pub fn take(&mut self, order: &mut PathOrder, paths: &Paths) -> Vec<Pending> {
         self.unite(order, paths);
         self.number = self.number.wrapping_add(1);
         self.enough = 0;
         std::mem::take(&mut self.pending)
     }
 
-    fn unite(&mut self, order: &mut Order, paths: &Paths) {
+    fn unite(&mut self, order: &mut PathOrder, paths: &Paths) {
         self.pending.sort_unstable_by_key(|pending| (pending.place, pending.parent, pending.bits));
         self.pending.dedup_by(|other, kept| {
             let same = other.place == kept.place;
@@ -107,12 +107,12 @@ impl Level {
 
 /// Which path comes first: what was asked before is remembered.
 #[derive(Debug, Default)]
-pub struct Order(AddrMap<(u32, u32), bool>);
+pub struct PathOrder(AddrMap<(u32, u32), bool>);
 
 /// So many answers are.
 const MAX_KNOWN: usize = 1 << 16;
 
-impl Order {
+impl PathOrder {
     fn is_before(&mut self, paths: &Paths, one: PathId, other: PathId) -> bool {
         if one == other {
             return false;
@@ -131,14 +131,14 @@ mod tests {
 
     #[test]
     fn each_object_is_there_once_on_the_first_way() {
-        let (mut paths, mut order) = (Paths::default(), Order::default());
+        let (mut paths, mut order) = (Paths::default(), PathOrder::default());
         let root = paths.root("globals");
         let (last, first) = (paths.step(root, ".z"), paths.step(root, ".a"));
-        let mut level = Level::default();
+        let mut level = PendingLevel::default();
         for parent in 0..3 * MANY as u32 {
             // They are not added in vain, but none of them is there twice.
             let path = if parent % 2 == 0 { last } else { first };
-            level.add(Pending::new(Place(parent % 7), parent, 5, path), &mut order, &paths);
+            level.add(Pending::new(PlaceNumber(parent % 7), parent, 5, path), &mut order, &paths);
         }
         assert!(level.len() <= MANY);
         let all = level.take(&mut order, &paths);

@@ -4,9 +4,9 @@ use lj_trace_luajit::Vm;
 use lj_trace_luajit::shape::Shape;
 
 use super::blocks::{Blocks, ReadSome};
-use super::edges::{Edges, Step};
+use super::edges::{ObjectEdges, Step};
 use super::index::{NO_PLACE, UNREACHED};
-use super::labels::{Labels, Locals};
+use super::labels::{Locals, StepLabels};
 use super::object::{Header, Kind};
 use super::walk::Walked;
 
@@ -30,15 +30,15 @@ pub enum NoPath {
 pub struct RetentionPaths<'a, M> {
     blocks: &'a Blocks<M>,
     shape: Shape,
-    edges: Edges<'a, M>,
-    labels: &'a Labels<'a, M>,
+    edges: ObjectEdges<'a, M>,
+    labels: &'a StepLabels<'a, M>,
 }
 
 impl<'a, M: ReadSome> RetentionPaths<'a, M> {
     /// For the heap of `vm`.
-    pub fn new(blocks: &'a Blocks<M>, vm: &Vm, labels: &'a Labels<'a, M>) -> Self {
+    pub fn new(blocks: &'a Blocks<M>, vm: &Vm, labels: &'a StepLabels<'a, M>) -> Self {
         let shape = Shape::new(vm.layout);
-        Self { blocks, shape, edges: Edges::new(blocks, shape, vm.global), labels }
+        Self { blocks, shape, edges: ObjectEdges::new(blocks, shape, vm.global), labels }
     }
 
     /// What an object is, in a few words.
@@ -61,7 +61,7 @@ impl<'a, M: ReadSome> RetentionPaths<'a, M> {
                 }
                 _ if addresses.len() >= MAX_STEPS => break "...",
                 parent => {
-                    place = super::index::Place(parent);
+                    place = super::index::PlaceNumber(parent);
                     addresses.push(walked.index.address(place));
                 }
             }
@@ -99,14 +99,14 @@ impl<'a, M: ReadSome> RetentionPaths<'a, M> {
 
 /// The type that somebody has asked about, or the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum PathTarget {
     /// Every object of a type.
     Kind(Kind),
     /// The object at an address.
     Address(u64),
 }
 
-impl std::str::FromStr for Target {
+impl std::str::FromStr for PathTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

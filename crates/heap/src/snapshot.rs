@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::object::Kind;
 use super::objects::Objects;
 use super::overhead::Overhead;
-use super::paths::Sum;
+use super::paths::HeldSum;
 use super::walk::Torn;
 
 /// A process and its heaps.
@@ -55,11 +55,11 @@ pub struct Heap {
     /// Whether there were more objects than can be told apart.
     pub incomplete: bool,
     /// The largest strings, the largest first.
-    pub strings: Vec<Big>,
+    pub strings: Vec<BigObject>,
     /// The largest tables, the largest first.
-    pub tables: Vec<Big>,
+    pub tables: Vec<BigObject>,
     /// The objects that were asked about.
-    pub asked: Vec<Asked>,
+    pub asked: Vec<AskedObject>,
     /// Each object, if that was asked for and there are not too many.
     #[serde(skip)]
     pub objects: Option<Objects>,
@@ -85,7 +85,7 @@ pub struct TypeRow {
 
 /// A large object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Big {
+pub struct BigObject {
     /// Where it is.
     pub address: String,
     /// The bytes that it accounts for.
@@ -98,7 +98,7 @@ pub struct Big {
 
 /// An object that was asked about.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct AskedObject {
     /// Where it is.
     pub address: String,
     /// Its type, if there is an object.
@@ -133,15 +133,15 @@ impl Snapshot {
 
 impl Heap {
     /// All objects, garbage included.
-    pub fn objects(&self) -> Sum {
-        let sum = |sum: Sum, row: &TypeRow| sum.and(row.count, row.bytes);
-        self.types.iter().fold(Sum::default(), sum)
+    pub fn objects(&self) -> HeldSum {
+        let sum = |sum: HeldSum, row: &TypeRow| sum.and(row.count, row.bytes);
+        self.types.iter().fold(HeldSum::default(), sum)
     }
 
     /// Objects that nothing refers to.
-    pub fn garbage(&self) -> Sum {
-        let sum = |sum: Sum, row: &TypeRow| sum.and(row.garbage_count, row.garbage_bytes);
-        self.types.iter().fold(Sum::default(), sum)
+    pub fn garbage(&self) -> HeldSum {
+        let sum = |sum: HeldSum, row: &TypeRow| sum.and(row.garbage_count, row.garbage_bytes);
+        self.types.iter().fold(HeldSum::default(), sum)
     }
 
     /// The VM's own blocks together.
@@ -161,12 +161,12 @@ impl Heap {
     }
 
     /// What is held through each step and all further ones, by the index of the step.
-    pub fn inclusive(&self) -> Vec<Sum> {
+    pub fn inclusive(&self) -> Vec<HeldSum> {
         let own = |row: &PathRow| {
-            let add = |sum: Sum, &(_, count, bytes): &(Kind, u64, u64)| sum.and(count, bytes);
-            row.held.iter().fold(Sum::default(), add)
+            let add = |sum: HeldSum, &(_, count, bytes): &(Kind, u64, u64)| sum.and(count, bytes);
+            row.held.iter().fold(HeldSum::default(), add)
         };
-        let mut sums: Vec<Sum> = self.paths.iter().map(own).collect();
+        let mut sums: Vec<HeldSum> = self.paths.iter().map(own).collect();
         for index in (0..self.paths.len()).rev() {
             if let Some(parent) = self.paths[index].parent.filter(|&parent| parent < index) {
                 let sum = sums[index];

@@ -7,7 +7,7 @@ use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{COLUMNS, Room, bytes, fit, percent};
 
 use super::object::Kind;
-use super::snapshot::{Asked, Big, Heap, Snapshot};
+use super::snapshot::{AskedObject, BigObject, Heap, Snapshot};
 use super::tree;
 
 /// Lines of the tree of paths that hold less than one of so many parts of the heap are not shown,
@@ -67,7 +67,7 @@ fn write_heap(f: &mut fmt::Formatter<'_>, heap: &Heap, snapshot: &Snapshot) -> f
     write_types(f, heap)?;
     write_motion(f, heap, snapshot.paused.is_some() && !snapshot.went_on)?;
     // What another VM has is nothing to say about this one.
-    let elsewhere = |asked: &Asked| {
+    let elsewhere = |asked: &AskedObject| {
         let others = snapshot.vms.iter().flat_map(|heap| &heap.asked);
         asked.kind.is_none() && others.filter(|other| other.address == asked.address).any(|other| other.kind.is_some())
     };
@@ -130,7 +130,7 @@ fn write_motion(f: &mut fmt::Formatter<'_>, heap: &Heap, was_paused: bool) -> fm
     if was_paused { Ok(()) } else { writeln!(f, "With --pause it stands still.") }
 }
 
-fn write_asked(f: &mut fmt::Formatter<'_>, asked: &Asked) -> fmt::Result {
+fn write_asked(f: &mut fmt::Formatter<'_>, asked: &AskedObject) -> fmt::Result {
     let kind = asked.kind.map_or("object", Kind::name);
     writeln!(f, "\n{kind} {} ({}) {}", asked.address, bytes(asked.bytes), Untrusted(&asked.preview))?;
     writeln!(f, "  {}", Untrusted(&asked.path))
@@ -161,7 +161,7 @@ fn write_paths(f: &mut fmt::Formatter<'_>, heap: &Heap) -> fmt::Result {
     write!(f, "{table}")
 }
 
-fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[Big], total: u64) -> fmt::Result {
+fn write_big(f: &mut fmt::Formatter<'_>, title: &str, big: &[BigObject], total: u64) -> fmt::Result {
     if big.is_empty() {
         return Ok(());
     }
@@ -265,8 +265,12 @@ mod tests {
     fn lines_are_not_too_long() {
         let mut long = snapshot(1000);
         long.vms[0].paths[1].step = ".x".repeat(200);
-        long.vms[0].strings =
-            vec![Big { address: "0x7f0012345678".into(), bytes: 9, preview: "y".repeat(99), path: "z".repeat(300) }];
+        long.vms[0].strings = vec![BigObject {
+            address: "0x7f0012345678".into(),
+            bytes: 9,
+            preview: "y".repeat(99),
+            path: "z".repeat(300),
+        }];
         for line in long.to_string().lines() {
             assert!(line.chars().count() <= COLUMNS, "{line}");
         }

@@ -1,11 +1,11 @@
 //! The paths through which objects are held, as a tree of the ones that matter.
 
-use super::paths::Sum;
+use super::paths::HeldSum;
 use super::snapshot::Heap;
 
 /// A line of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct TreeLine {
     /// How many lines above it are on its path.
     pub depth: usize,
     /// The steps from the line above it that is on its path.
@@ -13,7 +13,7 @@ pub struct Line {
     /// The whole path.
     pub path: String,
     /// What is held through it.
-    pub held: Sum,
+    pub held: HeldSum,
 }
 
 /// A step with nearly all that the one before it has is shown in its place.
@@ -22,7 +22,7 @@ const NEARLY_ALL: f64 = 0.95;
 /// The lines of a heap that hold at least `least` bytes, the largest first at each fork.
 ///
 /// Where nearly all of what a step holds is held through one further step, the two are one line.
-pub fn lines(heap: &Heap, sums: &[Sum], least: u64) -> Vec<Line> {
+pub fn lines(heap: &Heap, sums: &[HeldSum], least: u64) -> Vec<TreeLine> {
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); heap.paths.len()];
     let mut roots = Vec::new();
     for (index, row) in heap.paths.iter().enumerate() {
@@ -53,7 +53,7 @@ pub fn lines(heap: &Heap, sums: &[Sum], least: u64) -> Vec<Line> {
         for &child in children[index].iter().rev() {
             pending.push((child, depth + 1, String::new(), path.clone()));
         }
-        lines.push(Line { depth, text, path, held });
+        lines.push(TreeLine { depth, text, path, held });
     }
     lines
 }

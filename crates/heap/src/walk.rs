@@ -20,12 +20,12 @@ use lj_trace_process::Maps;
 
 use super::biggest::Biggest;
 use super::blocks::{Blocks, ReadSome};
-use super::edges::{Edge, Edges, Step};
+use super::edges::{Edge, ObjectEdges, Step};
 use super::index::{GARBAGE, Index, NO_PATH, NO_PLACE, UNREACHED};
-use super::labels::{Labels, Locals};
+use super::labels::{Locals, StepLabels};
 use super::object::{Header, Kind, Scales};
-use super::paths::{PathId, Paths, Sum};
-use super::pending::{Level, Order, Pending};
+use super::paths::{HeldSum, PathId, Paths};
+use super::pending::{PathOrder, Pending, PendingLevel};
 
 /// Reading all of a block pays for so many objects in it.
 const WORTH_A_BLOCK: usize = 6;
@@ -60,9 +60,9 @@ pub struct Torn {
 #[derive(Debug)]
 pub struct Walked<'a> {
     /// What is kept alive, by [`Kind`].
-    pub live: [Sum; Kind::ALL.len()],
+    pub live: [HeldSum; Kind::ALL.len()],
     /// What nothing keeps alive: garbage that is not collected yet.
-    pub garbage: [Sum; Kind::ALL.len()],
+    pub garbage: [HeldSum; Kind::ALL.len()],
     /// The paths through which objects are held.
     pub paths: Paths,
     /// The largest strings and tables.
@@ -135,14 +135,14 @@ pub struct Walker<'a, M> {
     shape: Shape,
     blocks: &'a Blocks<M>,
     scales: Scales<'a, M>,
-    edges: Edges<'a, M>,
-    labels: &'a Labels<'a, M>,
+    edges: ObjectEdges<'a, M>,
+    labels: &'a StepLabels<'a, M>,
     state: State,
-    next: Level,
-    leaves: Level,
+    next: PendingLevel,
+    leaves: PendingLevel,
     /// What is on stacks, and what traces refer to.
-    later: [Level; 2],
-    order: Order,
+    later: [PendingLevel; 2],
+    order: PathOrder,
     found: Walked<'a>,
     tick: &'a mut dyn FnMut(u64),
     looked_at: u64,
@@ -155,7 +155,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
         blocks: &'a Blocks<M>,
         maps: &'a Maps,
         vm: &'a Vm,
-        labels: &'a Labels<'a, M>,
+        labels: &'a StepLabels<'a, M>,
         (top, keeps_paths): (usize, bool),
         tick: &'a mut dyn FnMut(u64),
     ) -> Self {
@@ -169,7 +169,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             index: Index::new(maps, keeps_paths),
             roots: Vec::new(),
         };
-        let (scales, edges) = (Scales::new(blocks, shape, vm.global), Edges::new(blocks, shape, vm.global));
+        let (scales, edges) = (Scales::new(blocks, shape, vm.global), ObjectEdges::new(blocks, shape, vm.global));
         Self {
             vm,
             shape,
@@ -178,10 +178,10 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             edges,
             labels,
             state: State::of(vm),
-            next: Level::default(),
-            leaves: Level::default(),
+            next: PendingLevel::default(),
+            leaves: PendingLevel::default(),
             later: Default::default(),
-            order: Order::default(),
+            order: PathOrder::default(),
             found,
             tick,
             looked_at: 0,
@@ -303,7 +303,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
     fn look_at(&mut self, pending: Pending, address: u64) {
         let Self { blocks, scales, edges, labels, found, next, leaves, later, order, state, shape, .. } = self;
         let Some((object, kind)) = found.take(blocks, scales, shape, pending, address) else { return };
-        if Edges::<M>::is_leaf(object.gct(shape).unwrap_or(0)) {
+        if ObjectEdges::<M>::is_leaf(object.gct(shape).unwrap_or(0)) {
             return;
         }
         found.list(edges.own_list(&object));
@@ -325,7 +325,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             let level = match edge.step {
                 Step::Slot { .. } => &mut *on_stacks,
                 Step::Trace => &mut *of_traces,
-                _ if Edges::<M>::is_leaf(edge.gct) => &mut *leaves,
+                _ if ObjectEdges::<M>::is_leaf(edge.gct) => &mut *leaves,
                 _ => &mut *next,
             };
             level.add(met, order, &found.paths);

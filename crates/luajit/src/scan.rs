@@ -43,7 +43,7 @@ const BLOCK: usize = 64;
 
 /// What a search has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct ScanResult {
     /// The candidates, in the order of their addresses.
     pub candidates: Vec<Candidate>,
     /// Whether there were more, be it that there were too many of them, or that they have no stack of their own
@@ -53,15 +53,15 @@ pub struct Found {
 
 /// The candidates in the pages of one kind in the target's private writable memory, its heap, `.bss` and anonymous memory;
 /// at most `limit`.
-pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, kind: PageKind, limit: usize) -> Found {
+pub fn candidates(pid: u32, memory: &ProcessMemory, maps: &Maps, kind: PageKind, limit: usize) -> ScanResult {
     let pages = PageMap::open(pid);
     let ranges: Vec<_> = object_mappings(maps).collect();
     in_runs(memory, maps, &pages.runs_in(kind, &ranges), limit)
 }
 
 /// The candidates in some runs of memory; at most `limit`.
-pub fn in_runs(memory: &ProcessMemory, maps: &Maps, runs: &[Range<u64>], limit: usize) -> Found {
-    let mut found = Found::default();
+pub fn in_runs(memory: &ProcessMemory, maps: &Maps, runs: &[Range<u64>], limit: usize) -> ScanResult {
+    let mut found = ScanResult::default();
     let mut seen = Vec::new();
     pieces::read(memory, runs, |start, bytes| {
         scan_bytes(start, bytes, &mut seen);

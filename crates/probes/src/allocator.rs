@@ -24,7 +24,7 @@ use super::ring::{Batch, Ring};
 use super::sample::plain;
 use super::session::{self, SessionProgram};
 use super::set::take_map;
-use super::windows::{Places, ProbedFunction, WindowOpener, WindowPrograms};
+use super::windows::{ProbedFunction, ProbedPlaces, WindowOpener, WindowPrograms};
 
 /// Why allocations cannot be recorded.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +108,7 @@ pub struct AllocationProbes {
     /// Addresses of the functions that are probed, and whether their plans leave the data unknown.
     functions: BTreeMap<u64, bool>,
     /// If they are probed in windows only.
-    places: Option<Places>,
+    places: Option<ProbedPlaces>,
 }
 
 /// Which programs see calls and returns.
@@ -234,7 +234,7 @@ impl AllocationProbes {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let (mut probes, allocators) = Self::prepare(programs, process, maps, vms, handlers)?;
         probes.gate.close().map_err(refused)?;
-        let places = Places::default();
+        let places = ProbedPlaces::default();
         probes.places = Some(places.clone());
         for allocator in allocators {
             probes.attach_to(programs, process, allocator)?;

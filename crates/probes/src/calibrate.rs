@@ -17,7 +17,7 @@ use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
 use super::trapped::survive;
-use super::uprobe_multi::{Instruction, Kind, load};
+use super::uprobe_multi::{BpfInstruction, UprobeKind, load};
 
 /// What one of each costs whoever runs into it, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -57,11 +57,11 @@ fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result
     let function = if is_cheap { Function::emulated() } else { Function::stepped() };
     let (offset, plain) = (function.file_offset()?, function.time());
     // A session that wants its return has both; where there are no sessions, two programs have.
-    let probed = |wants_return| match probe(mechanism, Kind::Session, offset, wants_return) {
+    let probed = |wants_return| match probe(mechanism, UprobeKind::Session, offset, wants_return) {
         Ok(link) => Ok(vec![link]),
         Err(_) => {
-            let returns = wants_return.then(|| probe(mechanism, Kind::Return, offset, true)).transpose()?;
-            Ok::<_, io::Error>(returns.into_iter().chain([probe(mechanism, Kind::Call, offset, true)?]).collect())
+            let returns = wants_return.then(|| probe(mechanism, UprobeKind::Return, offset, true)).transpose()?;
+            Ok::<_, io::Error>(returns.into_iter().chain([probe(mechanism, UprobeKind::Call, offset, true)?]).collect())
         }
     };
     let called = {
@@ -80,7 +80,7 @@ fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result
 /// # Errors
 /// What the kernel says.
 pub fn try_probe(mechanism: Mechanism) -> io::Result<()> {
-    probe(mechanism, Kind::Call, Function::emulated().file_offset()?, true).map(drop)
+    probe(mechanism, UprobeKind::Call, Function::emulated().file_offset()?, true).map(drop)
 }
 
 /// Measures a tick of the sampler, in seconds.
@@ -211,10 +211,10 @@ fn copy_by_string_instruction(source: &[u64; LINE], target: &mut [u64; LINE]) {
 }
 
 /// Puts an empty program on an instruction of our own file, for this process alone.
-fn probe(mechanism: Mechanism, kind: Kind, offset: u64, wants_return: bool) -> io::Result<Held> {
+fn probe(mechanism: Mechanism, kind: UprobeKind, offset: u64, wants_return: bool) -> io::Result<Held> {
     // `r0 = 0` or `r0 = 1`, which tells a session to leave the return out; `exit`.
     let answer = u8::from(!wants_return);
-    let program: [Instruction; 2] = [[0xb7, 0, 0, 0, answer, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    let program: [BpfInstruction; 2] = [[0xb7, 0, 0, 0, answer, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     let means = Means::of(mechanism, kind)?;
     let program = load("calibrate", &program, c"GPL", matches!(means, Means::Multi(_)).then_some(kind))?;
     guardian::attach(program.as_fd(), Path::new("/proc/self/exe"), &[(offset, 0)], std::process::id(), means)

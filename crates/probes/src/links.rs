@@ -12,7 +12,7 @@ use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::programs::{ProbeError, Programs};
 use super::session::SessionProgram;
-use super::uprobe_multi::Kind;
+use super::uprobe_multi::UprobeKind;
 
 /// What attaches programs: as long as it is there, they are.
 #[derive(Default)]
@@ -37,7 +37,7 @@ impl Links {
         let mechanism = programs.mechanism();
         let mut ebpf = programs.ebpf();
         let program = program(&mut ebpf, name).map_err(ProbeError::sort)?;
-        let kind = if matches!(program.kind(), ProbeKind::Return) { Kind::Return } else { Kind::Call };
+        let kind = if matches!(program.kind(), ProbeKind::Return) { UprobeKind::Return } else { UprobeKind::Call };
         let program = program.fd().map_err(ProbeError::sort)?.as_fd();
         let attached = Means::of(mechanism, kind).and_then(|means| guardian::attach(program, path, points, pid, means));
         self.0.push(attached.map_err(|error| refused(mechanism, error))?);

@@ -1,7 +1,7 @@
 //! A CPU sample as it comes out of the ring buffer, and what comes along with samples.
 
 use lj_trace_common::ends::{self, INNERMOST};
-use lj_trace_common::event::{FrameKind, FrameRecord, NO_VM, SampleHeader};
+use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SampleHeader};
 use lj_trace_common::memory::Pod;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
 
@@ -46,7 +46,7 @@ impl<'a> Record<'a> {
                 if sample.header.vm != NO_VM {
                     sample.header.vm = number(sample.header.vm)?;
                 }
-                for frame in sample.frames.iter_mut().filter(|frame| frame.kind != FrameKind::LeftOut as u8) {
+                for frame in sample.frames.iter_mut().filter(|frame| frame.kind != RecordKind::LeftOut as u8) {
                     frame.vm = u16::try_from(number(frame.vm.into())?).ok()?;
                 }
             }
@@ -90,7 +90,7 @@ impl<'a> Sample<'a> {
             if !ends::put_in_order(&mut frames, header.left_out) {
                 return None;
             }
-            let kept = frames.iter().filter(|record| record.kind == FrameKind::CFrame as u8).count();
+            let kept = frames.iter().filter(|record| record.kind == RecordKind::CFrame as u8).count();
             let crossings = header.crossings.saturating_sub(kept as u32);
             let left_out = header.left_out.saturating_sub(crossings);
             frames.insert(INNERMOST as usize, FrameRecord::left_out(u64::from(left_out)));
@@ -150,7 +150,7 @@ mod tests {
             let mut records = vec![FrameRecord::EMPTY; MAX_FRAMES as usize];
             let mut kept = 0;
             for number in 0..frame_count + left_out {
-                let kind = if is_cframe(number) { FrameKind::CFrame } else { FrameKind::Lua };
+                let kind = if is_cframe(number) { RecordKind::CFrame } else { RecordKind::Lua };
                 records[ends::place(kept, number - kept) as usize] =
                     FrameRecord { base: u64::from(number), kind: kind as u8, ..FrameRecord::EMPTY };
                 kept = (kept + 1).min(MAX_FRAMES);
@@ -169,7 +169,7 @@ mod tests {
         let (_, frames) = parse(MAX_FRAMES, left_out, all).unwrap();
         let mark = INNERMOST as usize;
         let counted = left_out - cframes(INNERMOST..INNERMOST + left_out);
-        assert_eq!((frames[mark].kind, frames[mark].function), (FrameKind::LeftOut as u8, u64::from(counted)));
+        assert_eq!((frames[mark].kind, frames[mark].function), (RecordKind::LeftOut as u8, u64::from(counted)));
         let numbers = |frames: &[FrameRecord]| frames.iter().map(|frame| frame.base as u32).collect::<Vec<_>>();
         assert_eq!(numbers(&frames[..mark]), (0..INNERMOST).collect::<Vec<_>>());
         assert_eq!(numbers(&frames[mark + 1..]), (INNERMOST + left_out..all).collect::<Vec<_>>());

@@ -42,7 +42,7 @@ enum Events {
 /// Where the events are to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-pub enum Places {
+pub enum EventPlaces {
     /// On CPUs if the kernel allows it.
     #[default]
     Auto,
@@ -63,7 +63,12 @@ impl Sampler {
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel, [`ProbeError::Thread`] if a living thread cannot be sampled,
     /// [`ProbeError::Target`] if the process is gone.
-    pub fn attach(programs: &mut Programs, process: &Process, rate: u32, places: Places) -> Result<Self, ProbeError> {
+    pub fn attach(
+        programs: &mut Programs,
+        process: &Process,
+        rate: u32,
+        places: EventPlaces,
+    ) -> Result<Self, ProbeError> {
         Self::attach_program(programs, process, rate, SAMPLE_CPU, places)
     }
 
@@ -72,7 +77,7 @@ impl Sampler {
     /// # Errors
     /// As [`Self::attach`].
     pub fn attach_light(programs: &mut Programs, process: &Process, rate: u32) -> Result<Self, ProbeError> {
-        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, Places::Threads)?;
+        let sampler = Self::attach_program(programs, process, rate, SAMPLE_ACTIVITY, EventPlaces::Threads)?;
         sampler.begin()?;
         Ok(sampler)
     }
@@ -82,7 +87,7 @@ impl Sampler {
         process: &Process,
         rate: u32,
         name: &'static str,
-        places: Places,
+        places: EventPlaces,
     ) -> Result<Self, ProbeError> {
         let refused = |error| ProbeError::sort(error);
         programs.change_config(|config| config.stack_start = process.stack_start()).map_err(refused)?;
@@ -106,7 +111,7 @@ impl Sampler {
         program(&mut ebpf, name).and_then(|program| Ok(program.load()?)).map_err(refused)?;
         drop(ebpf);
         sampler.why_threads = programs.why_alone().map(str::to_owned);
-        if places == Places::Auto && sampler.why_threads.is_none() {
+        if places == EventPlaces::Auto && sampler.why_threads.is_none() {
             let fd = program(&mut programs.ebpf(), name)
                 .and_then(|program| Ok(program.fd()?.try_clone()?))
                 .map_err(refused)?;

@@ -11,7 +11,7 @@ use aya_obj::Object;
 
 use super::guardian::{self, Held, Means};
 use super::object;
-use super::uprobe_multi::{Instruction, Kind, attach, load};
+use super::uprobe_multi::{BpfInstruction, UprobeKind, attach, load};
 
 /// The loaded program.
 #[derive(Debug)]
@@ -36,11 +36,11 @@ impl SessionProgram {
         // SAFETY: an instruction is 8 bytes without padding, of integers and bit fields only.
         let instructions = unsafe {
             std::slice::from_raw_parts(
-                function.instructions.as_ptr().cast::<Instruction>(),
+                function.instructions.as_ptr().cast::<BpfInstruction>(),
                 function.instructions.len(),
             )
         };
-        Ok(Self(load(program, instructions, &found.license, Some(Kind::Session))?))
+        Ok(Self(load(program, instructions, &found.license, Some(UprobeKind::Session))?))
     }
 
     /// Attaches the program to instructions of a file, each given by its offset there and its cookie, in one process.
@@ -48,7 +48,7 @@ impl SessionProgram {
     /// # Errors
     /// What bpf(2) says.
     pub fn attach(&self, path: &Path, points: &[(u64, u64)], pid: u32) -> io::Result<Held> {
-        guardian::attach(self.0.as_fd(), path, points, pid, Means::Multi(Kind::Session))
+        guardian::attach(self.0.as_fd(), path, points, pid, Means::Multi(UprobeKind::Session))
     }
 }
 
@@ -68,11 +68,11 @@ fn leave_only(object: &mut Object, program: &str) -> anyhow::Result<()> {
 /// What it said when they were tried: `EINVAL` if it has none.
 pub fn try_session() -> io::Result<()> {
     /// `r0 = 0; exit`
-    const NOTHING: [Instruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let program = load("nothing", &NOTHING, c"GPL", Some(Kind::Session))?;
+    const NOTHING: [BpfInstruction; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    let program = load("nothing", &NOTHING, c"GPL", Some(UprobeKind::Session))?;
     // Older kernels load it as an ordinary program and refuse to attach it; newer ones look for the file first, and
     // that is none.
-    match attach(program.as_fd(), c"/", &[0], &[0], 0, Kind::Session) {
+    match attach(program.as_fd(), c"/", &[0], &[0], 0, UprobeKind::Session) {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Ok(()),

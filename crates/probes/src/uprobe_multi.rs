@@ -8,11 +8,11 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use super::perf_event::owned;
 
 /// An instruction (`struct bpf_insn`).
-pub type Instruction = [u8; 8];
+pub type BpfInstruction = [u8; 8];
 
 /// What calls a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum UprobeKind {
     /// The instruction.
     Call,
     /// The return of the function that the instruction is the first of.
@@ -21,7 +21,7 @@ pub enum Kind {
     Session,
 }
 
-impl Kind {
+impl UprobeKind {
     /// `BPF_TRACE_UPROBE_MULTI` and `BPF_TRACE_UPROBE_SESSION` of linux/bpf.h.
     const fn attach_type(self) -> u32 {
         match self {
@@ -68,7 +68,12 @@ struct LoadAttr {
 ///
 /// # Errors
 /// What bpf(2) says, with the last lines of the verifier.
-pub fn load(name: &str, instructions: &[Instruction], license: &CStr, kind: Option<Kind>) -> io::Result<OwnedFd> {
+pub fn load(
+    name: &str,
+    instructions: &[BpfInstruction],
+    license: &CStr,
+    kind: Option<UprobeKind>,
+) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: libc::c_long = 5;
     const BPF_PROG_TYPE_KPROBE: u32 = 2;
     let mut attr = LoadAttr {
@@ -76,7 +81,7 @@ pub fn load(name: &str, instructions: &[Instruction], license: &CStr, kind: Opti
         instruction_count: instructions.len() as u32,
         instructions: instructions.as_ptr() as u64,
         license: license.as_ptr() as u64,
-        attach_type: kind.map_or(0, Kind::attach_type),
+        attach_type: kind.map_or(0, UprobeKind::attach_type),
         ..LoadAttr::default()
     };
     // The kernel keeps 15 characters, and a NUL behind them.
@@ -129,7 +134,7 @@ pub fn attach(
     offsets: &[u64],
     cookies: &[u64],
     pid: u32,
-    kind: Kind,
+    kind: UprobeKind,
 ) -> io::Result<OwnedFd> {
     const BPF_LINK_CREATE: libc::c_long = 28;
     let attr = LinkAttr {
@@ -142,7 +147,7 @@ pub fn attach(
         reference_counters: 0,
         cookies: cookies.as_ptr() as u64,
         count: offsets.len().min(cookies.len()) as u32,
-        multi_flags: u32::from(kind == Kind::Return),
+        multi_flags: u32::from(kind == UprobeKind::Return),
         pid,
         reserved: 0,
     };
@@ -151,4 +156,4 @@ pub fn attach(
 }
 
 const _: () = assert!(size_of::<LoadAttr>() == 72 && size_of::<LinkAttr>() == 64);
-const _: () = assert!(size_of::<Instruction>() == size_of::<aya_obj::generated::bpf_insn>());
+const _: () = assert!(size_of::<BpfInstruction>() == size_of::<aya_obj::generated::bpf_insn>());

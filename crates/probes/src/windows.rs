@@ -12,18 +12,18 @@ use super::gate::Gate;
 use super::guardian::{self, Held, Means};
 use super::plan::function::AllocatorFunction;
 use super::session::SessionProgram;
-use super::uprobe_multi::Kind;
+use super::uprobe_multi::UprobeKind;
 
 /// What opens windows.
 pub struct WindowOpener {
     pub(super) programs: WindowPrograms,
-    pub(super) places: Places,
+    pub(super) places: ProbedPlaces,
     pub(super) pid: u32,
     pub(super) gate: Gate,
 }
 
 /// The allocators that windows probe: more may come while there are windows.
-pub(super) type Places = Arc<Mutex<Vec<ProbedFunction>>>;
+pub(super) type ProbedPlaces = Arc<Mutex<Vec<ProbedFunction>>>;
 
 /// The programs that see calls and returns.
 pub(super) enum WindowPrograms {
@@ -83,9 +83,9 @@ impl WindowOpener {
                         Ok::<_, io::Error>(())
                     };
                     if !returns.is_empty() {
-                        put(on_return, returns, Kind::Return)?;
+                        put(on_return, returns, UprobeKind::Return)?;
                     }
-                    put(on_call, calls, Kind::Call)?;
+                    put(on_call, calls, UprobeKind::Call)?;
                 }
             }
         }

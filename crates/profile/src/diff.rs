@@ -16,7 +16,7 @@ use super::model::Unit;
 const TOP: usize = 20;
 
 /// An old and a new profile.
-pub struct Diff {
+pub struct ProfileDiff {
     old: Side,
     new: Side,
     unit: Unit,
@@ -24,14 +24,14 @@ pub struct Diff {
 
 /// How a text may look.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
+pub struct DiffLook {
     /// How much room there is.
     pub room: Room,
     /// Whether what could be chance is grey. It is marked in any case.
     pub colored: bool,
 }
 
-impl Look {
+impl DiffLook {
     /// That of a file.
     pub const PLAIN: Self = Self { room: Room::Unlimited, colored: false };
 }
@@ -78,7 +78,7 @@ impl Side {
     }
 }
 
-impl Diff {
+impl ProfileDiff {
     /// Compares two profiles of the same kind.
     pub fn new(old: &dyn Profile, new: &dyn Profile) -> Self {
         Self { old: Side::new(old), new: Side::new(new), unit: new.shown().unit }
@@ -94,7 +94,7 @@ impl Diff {
     ///
     /// # Errors
     /// The output cannot take the bytes, or the format has no differences.
-    pub fn write(&self, format: Format, look: Look, mut out: impl Write) -> io::Result<()> {
+    pub fn write(&self, format: Format, look: DiffLook, mut out: impl Write) -> io::Result<()> {
         match format {
             Format::Text => self.write_text(look, &mut out)?,
             Format::Folded => {
@@ -170,7 +170,7 @@ impl Diff {
         picture::draw(&mut options, &lines, &format!("no {}", self.unit.name()), out)
     }
 
-    fn write_text(&self, look: Look, out: &mut impl Write) -> io::Result<()> {
+    fn write_text(&self, look: DiffLook, out: &mut impl Write) -> io::Result<()> {
         for (name, side) in [("old", &self.old), ("new", &self.new)] {
             let total = if self.unit == Unit::Bytes { bytes(side.total) } else { side.total.to_string() };
             let unit = if self.unit == Unit::Bytes { "" } else { self.unit.name() };
@@ -189,7 +189,7 @@ impl Diff {
         Ok(())
     }
 
-    fn table(&self, with_callees: bool, title: &str, look: Look, out: &mut impl Write) -> io::Result<()> {
+    fn table(&self, with_callees: bool, title: &str, look: DiffLook, out: &mut impl Write) -> io::Result<()> {
         let (old, new) = (self.old.functions(with_callees), self.new.functions(with_callees));
         let names: BTreeSet<&str> = old.keys().chain(new.keys()).copied().collect();
         let weight = |functions: &BTreeMap<&str, u64>, name: &str| functions.get(name).copied().unwrap_or(0);
@@ -267,16 +267,16 @@ mod tests {
         profile
     }
 
-    fn written(diff: &Diff, format: Format) -> String {
+    fn written(diff: &ProfileDiff, format: Format) -> String {
         let mut out = Vec::new();
-        diff.write(format, Look::PLAIN, &mut out).unwrap();
+        diff.write(format, DiffLook::PLAIN, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
     fn time_is_compared_by_shares() {
         // The new recording is twice as long.
-        let diff = Diff::new(&cpu(&[(1, 6), (2, 4)]), &cpu(&[(1, 12), (3, 8)]));
+        let diff = ProfileDiff::new(&cpu(&[(1, 6), (2, 4)]), &cpu(&[(1, 12), (3, 8)]));
         let folded =
             "main chunk@a.lua:0;@a.lua:1 6 12\nmain chunk@a.lua:0;@a.lua:2 4 0\nmain chunk@a.lua:0;@a.lua:3 0 8\n";
         assert_eq!(written(&diff, Format::Folded), folded);
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_could_be_chance_is_marked_and_comes_last() {
-        let diff = Diff::new(&cpu(&[(1, 50), (2, 30), (3, 24)]), &cpu(&[(1, 60), (2, 18)]));
+        let diff = ProfileDiff::new(&cpu(&[(1, 50), (2, 30), (3, 24)]), &cpu(&[(1, 60), (2, 18)]));
         let text = written(&diff, Format::Text);
         let at = |row: &str| text.find(row).unwrap_or_else(|| panic!("no {row:?} in\n{text}"));
         // 48% to 77% is a change, and so is 23% to none; 29% to 23% may be none.
@@ -296,16 +296,16 @@ mod tests {
         let chance = at("     28.85%      23.08%      -5.77%   ±6.49% ~  @a.lua:2\n");
         assert!(certain < chance && at(" -23.08%   ±4.31%    @a.lua:3\n") < chance, "{text}");
         let mut out = Vec::new();
-        diff.write(Format::Text, Look { room: Room::Columns(COLUMNS), colored: true }, &mut out).unwrap();
+        diff.write(Format::Text, DiffLook { room: Room::Columns(COLUMNS), colored: true }, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         let grey = out.lines().filter(|line| line.starts_with("\x1b[90m")).count();
         assert_eq!(grey, text.matches(" ~  ").count());
-        assert!(diff.nothing().is_none() && Diff::new(&cpu(&[]), &cpu(&[(1, 1)])).nothing().is_some());
+        assert!(diff.nothing().is_none() && ProfileDiff::new(&cpu(&[]), &cpu(&[(1, 1)])).nothing().is_some());
     }
 
     #[test]
     fn the_picture_is_red_where_there_is_more_and_blue_where_there_is_less() {
-        let svg = written(&Diff::new(&cpu(&[(1, 5), (2, 15)]), &cpu(&[(1, 15), (2, 5)])), Format::Svg);
+        let svg = written(&ProfileDiff::new(&cpu(&[(1, 5), (2, 15)]), &cpu(&[(1, 15), (2, 5)])), Format::Svg);
         let color = |name: &str| {
             let (_, rest) = svg.split_once(&format!("<title>{name} (")).unwrap();
             let numbers = rest.split_once("fill=\"rgb(").unwrap().1.split_once(')').unwrap().0;
@@ -322,17 +322,17 @@ mod tests {
             profile.add(0, &Event::Alloc { source: Source::Internal, addr: 0x10, size });
             profile
         };
-        let text = written(&Diff::new(&memory(1024), &memory(4096)), Format::Text);
+        let text = written(&ProfileDiff::new(&memory(1024), &memory(4096)), Format::Text);
         assert!(text.contains("    1.0 KiB     4.0 KiB    +3.0 KiB  INTERNAL\n"), "{text}");
-        let same = written(&Diff::new(&memory(7), &memory(7)), Format::Text);
+        let same = written(&ProfileDiff::new(&memory(7), &memory(7)), Format::Text);
         assert!(same.contains("    nothing\n"), "{same}");
     }
 
     #[test]
     fn nothing_can_be_compared_too() {
         for format in [Format::Text, Format::Folded, Format::Svg] {
-            written(&Diff::new(&cpu(&[(1, 3)]), &cpu(&[])), format);
-            written(&Diff::new(&cpu(&[]), &cpu(&[])), format);
+            written(&ProfileDiff::new(&cpu(&[(1, 3)]), &cpu(&[])), format);
+            written(&ProfileDiff::new(&cpu(&[]), &cpu(&[])), format);
         }
     }
 }

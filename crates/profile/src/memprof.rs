@@ -1,5 +1,5 @@
 //! Reads memprof streams, ours or of Tarantool's in-process profiler, for whoever wants the events: a
-//! [`MemoryProfile`](super::MemoryProfile), the reference parser's [`Summary`](super::reference::memprof::Summary).
+//! [`MemoryProfile`](super::MemoryProfile), the reference parser's [`ReferenceSummary`](super::reference::memprof::Summary).
 
 use std::io::Read;
 
@@ -36,7 +36,7 @@ mod tests {
 
     use super::*;
     use crate::formats::{folded, svg};
-    use crate::reference::memprof::{Options, Summary};
+    use crate::reference::memprof::{ReferenceOptions, ReferenceSummary};
     use crate::{MemoryProfile, Profile, Weight};
 
     const GOLDEN: [(&str, &[u8]); 6] = [
@@ -61,9 +61,9 @@ mod tests {
         profile
     }
 
-    fn reference_text(stream: &[u8], options: Options) -> String {
+    fn reference_text(stream: &[u8], options: ReferenceOptions) -> String {
         let version = each(stream, |_| {});
-        let mut summary = Summary::new(version);
+        let mut summary = ReferenceSummary::new(version);
         each(stream, |event| summary.add(event));
         let mut text = Vec::new();
         summary.write(options, &mut text).unwrap();
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn totals_are_those_of_the_reference_parser() {
         for (name, stream) in GOLDEN {
-            let text = reference_text(stream, Options::default());
+            let text = reference_text(stream, ReferenceOptions::default());
             let allocated: u64 = text.lines().filter_map(|line| figure(line, "\t+")).sum();
             let is_source = |line: &&str| line.contains("\t+");
             let events: u64 = text.lines().filter(is_source).filter_map(|line| figure(line, ": ")).sum();
@@ -100,7 +100,7 @@ mod tests {
         for (name, stream) in GOLDEN {
             // The reference parser names a source by chunk and line, a stack by its leaf.
             let mut expected = BTreeMap::<String, u64>::new();
-            for line in reference_text(stream, Options::default()).lines() {
+            for line in reference_text(stream, ReferenceOptions::default()).lines() {
                 let (Some(allocated), Some((source, _))) = (figure(line, "\t+"), line.rsplit_once(": ")) else {
                     continue;
                 };
@@ -143,7 +143,7 @@ mod tests {
             // Blocks from before the recording, which the reference parser never adds, but subtracts when they are
             // reallocated again or freed.
             let mut adopted = 0;
-            let mut summary = Summary::new(each(stream, |_| {}));
+            let mut summary = ReferenceSummary::new(each(stream, |_| {}));
             each(stream, |event| {
                 match event {
                     Event::Alloc { addr, size, .. } => drop(live.insert(addr, size)),
@@ -185,13 +185,13 @@ mod tests {
                 });
             });
             let mut profile = MemoryProfile::new(Weight::Held, "");
-            let mut summary = Summary::new(each(stream, |_| {}));
+            let mut summary = ReferenceSummary::new(each(stream, |_| {}));
             for event in events {
                 profile.add(0, &event);
                 summary.add(event);
             }
             let mut text = Vec::new();
-            summary.write(Options { leak_only: true, human_readable: false }, &mut text).unwrap();
+            summary.write(ReferenceOptions { leak_only: true, human_readable: false }, &mut text).unwrap();
             let mut expected = BTreeMap::<String, u64>::new();
             for line in String::from_utf8(text).unwrap().lines() {
                 if let (Some(held), Some((source, _))) = (figure(line, " holds "), line.rsplit_once(" holds ")) {

@@ -9,7 +9,7 @@ use lj_trace_streams::VmState;
 use lj_trace_text::Room;
 
 use super::frame::FrameKind;
-use super::model::{FrameId, Labels, Measure, Modules, Point, Profile, Recorded, Stacks, Timeline, Unit};
+use super::model::{FrameId, Labels, Measure, NativeModules, Point, Profile, Recorded, StackTable, Timeline, Unit};
 use super::source_code::SourceCode;
 use super::{Frame, cpu_text};
 
@@ -17,7 +17,7 @@ use super::{Frame, cpu_text};
 /// stacks of samples of the allocations.
 #[derive(Debug, Default)]
 pub struct CpuProfile {
-    stacks: Stacks,
+    stacks: StackTable,
     states: [u64; VmState::ALL.len()],
     losses: BTreeMap<String, u64>,
     unresolved: BTreeMap<Arc<str>, u64>,
@@ -25,7 +25,7 @@ pub struct CpuProfile {
     scratch: Vec<FrameId>,
     timeline: Option<Timeline>,
     /// The files that native code is in, where they are known.
-    pub modules: Modules,
+    pub modules: NativeModules,
     /// What was measured, as a title: a command line, a pid, a file.
     pub title: String,
     /// The process, where it is known.
@@ -248,7 +248,7 @@ impl Profile for CpuProfile {
         self.recorded
     }
 
-    fn weighted(&self) -> &Stacks {
+    fn weighted(&self) -> &StackTable {
         &self.stacks
     }
 
@@ -296,7 +296,7 @@ impl Profile for CpuProfile {
         self.pid
     }
 
-    fn modules(&self) -> Option<&Modules> {
+    fn modules(&self) -> Option<&NativeModules> {
         Some(&self.modules)
     }
 

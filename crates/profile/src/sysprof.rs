@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
-use lj_trace_streams::sysprof::{Event, LuaFrame, Sample, TraceSample, fast_function_name};
+use lj_trace_streams::sysprof::{LuaFrame, StreamSample, SysprofEvent, TraceSample, fast_function_name};
 use lj_trace_streams::{Annotation, StreamError, Symbol, SymbolTable, SysprofReader, VmState, reserved};
 use lj_trace_text::chunk_name;
 
@@ -27,9 +27,9 @@ pub fn read<R: Read>(
     symbols.into_iter().for_each(|symbol| builder.symbol(symbol));
     loop {
         match reader.next_event() {
-            Ok(Some(Event::Sample(sample))) => builder.sample(&sample),
-            Ok(Some(Event::Trace(sample))) => builder.trace_sample(sample),
-            Ok(Some(Event::Symbol(symbol))) => builder.symbol(symbol),
+            Ok(Some(SysprofEvent::Sample(sample))) => builder.sample(&sample),
+            Ok(Some(SysprofEvent::Trace(sample))) => builder.trace_sample(sample),
+            Ok(Some(SysprofEvent::Symbol(symbol))) => builder.symbol(symbol),
             Ok(None) => return Ok((builder.profile, None)),
             Err(cut) if cut.is_truncation() => return Ok((builder.profile, Some(cut))),
             Err(error) => return Err(error),
@@ -124,7 +124,7 @@ impl Builder {
         }
     }
 
-    fn sample(&mut self, sample: &Sample<'_>) {
+    fn sample(&mut self, sample: &StreamSample<'_>) {
         let vmstate = self.state.take().unwrap_or(sample.vmstate);
         let mut merged = std::mem::take(&mut self.merged);
         if self.ours {

@@ -23,9 +23,9 @@ fn rewrite(input: &[u8]) -> (Vec<u8>, Option<StreamError>) {
                 SysprofWriter::with_symbols(Vec::new(), symtab_version, reader.version(), symbols).unwrap();
             let end = loop {
                 match reader.next_event() {
-                    Ok(Some(sysprof::Event::Sample(sample))) => writer.sample(&sample).unwrap(),
-                    Ok(Some(sysprof::Event::Trace(sample))) => writer.trace_sample(&sample).unwrap(),
-                    Ok(Some(sysprof::Event::Symbol(symbol))) => writer.symbol(symbol).unwrap(),
+                    Ok(Some(sysprof::SysprofEvent::Sample(sample))) => writer.sample(&sample).unwrap(),
+                    Ok(Some(sysprof::SysprofEvent::Trace(sample))) => writer.trace_sample(&sample).unwrap(),
+                    Ok(Some(sysprof::SysprofEvent::Symbol(symbol))) => writer.symbol(symbol).unwrap(),
                     Ok(None) => break None,
                     Err(error) => break Some(error),
                 }
@@ -172,7 +172,7 @@ fn a_recorder_defines_each_meaning_of_an_address_once() {
     let Body::Sysprof(mut reader) = stream.body else { panic!("not a sysprof stream") };
     let mut events = 0;
     while let Some(event) = reader.next_event().unwrap() {
-        let sysprof::Event::Symbol(symbol) = event else { panic!("no sample was written") };
+        let sysprof::SysprofEvent::Symbol(symbol) = event else { panic!("no sample was written") };
         table.insert(symbol);
         events += 1;
     }

@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use modules::Modules;
-use modules::{Located, Place};
+use modules::{CodePlace, Located};
 pub use registers::{Register, Registers};
 use row::{CfaRule, UnwindRow};
 pub use vm_frame::{CFrame, Region, VmCode};
@@ -157,7 +157,7 @@ impl UnwindEnd {
 
 /// What a native frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FrameKind {
+pub enum NativeKind {
     /// Compiled code.
     Native,
     /// The VM: here the Lua frames belong that run in its C frame.
@@ -187,7 +187,7 @@ pub struct NativeFrame {
     /// The stack pointer while the frame runs.
     pub sp: u64,
     /// What it is.
-    pub kind: FrameKind,
+    pub kind: NativeKind,
 }
 
 impl NativeFrame {
@@ -210,9 +210,9 @@ pub struct NativeStack {
 
 /// Whether a frame may belong to a C frame that is not known, between two that are. Of a trace it cannot be told: its
 /// C frame is the next one there is.
-fn leave_out(kind: &mut FrameKind, registers: &Registers, cframes: &[CFrame]) -> bool {
+fn leave_out(kind: &mut NativeKind, registers: &Registers, cframes: &[CFrame]) -> bool {
     let next = cframes.iter().find(|cframe| cframe.address >= registers.rsp());
-    let FrameKind::Vm { cframe, region, .. } = kind else { return false };
+    let NativeKind::Vm { cframe, region, .. } = kind else { return false };
     let is_open = next.is_some_and(|next| next.after_left_out) && (cframe.is_none() || *region == Region::Jit);
     if is_open {
         *cframe = None;
@@ -250,7 +250,7 @@ impl Unwinder {
 
     /// Whether `pc` is in the trampoline that the kernel makes probed functions return to.
     pub fn in_uprobe_trampoline(&mut self, pc: u64) -> bool {
-        matches!(self.modules.find(pc).0, Place::UprobeTrampoline)
+        matches!(self.modules.find(pc).0, CodePlace::UprobeTrampoline)
     }
 
     /// Unwinds one sample: its registers and stack, the VMs' code, and the C frames found on the stack,
@@ -326,7 +326,7 @@ impl Unwinder {
             return Err(end);
         }
         let done = |cframe: &CFrame| {
-            let is_it = |frame: &NativeFrame| matches!(frame.kind, FrameKind::Vm { cframe: Some(address), .. } if address == cframe.address);
+            let is_it = |frame: &NativeFrame| matches!(frame.kind, NativeKind::Vm { cframe: Some(address), .. } if address == cframe.address);
             cframe.address < registers.rsp() || frames.iter().any(is_it)
         };
         let next = cframes.iter().find(|cframe| !done(cframe)).copied().ok_or(end)?;
@@ -338,10 +338,10 @@ impl Unwinder {
             pc: registers.rip(),
             is_return: true,
             sp: registers.rsp(),
-            kind: FrameKind::Missing(end),
+            kind: NativeKind::Missing(end),
         });
         let (region, cframe) = (Region::Interpreter, Some(next.address));
-        let kind = FrameKind::Vm { cframe, vm: next.vm, registers: at_cframe, region };
+        let kind = NativeKind::Vm { cframe, vm: next.vm, registers: at_cframe, region };
         frames.push(NativeFrame { pc: 0, is_return: true, sp: next.address, kind });
         Ok(caller)
     }
@@ -365,13 +365,13 @@ impl Unwinder {
         stack: &StackCopy<'_>,
         vms: &[VmCode],
         cframes: &[CFrame],
-    ) -> (FrameKind, Result<Arc<UnwindRow>, UnwindEnd>) {
+    ) -> (NativeKind, Result<Arc<UnwindRow>, UnwindEnd>) {
         let pc = registers.rip();
         // A call that never returns may be the last instruction of its function.
         let lookup = if is_return { pc.wrapping_sub(1) } else { pc };
         let in_vm = |vm: &VmCode| vm.in_text(lookup) || vm.in_mcode(lookup);
         let Some(index) = vms.iter().position(in_vm) else {
-            return (FrameKind::Native, self.native_row(pc, is_return));
+            return (NativeKind::Native, self.native_row(pc, is_return));
         };
         let code = &vms[index];
         let text = self.text(code);
@@ -379,7 +379,7 @@ impl Unwinder {
             let own = cframes.iter().copied().filter(|cframe| cframe.vm == index);
             (Region::Jit, unwind_trace(text.shape(), code, registers, own))
         } else if self.is_ffi_call(pc, is_return, code) {
-            return (FrameKind::Native, self.native_row(pc, is_return));
+            return (NativeKind::Native, self.native_row(pc, is_return));
         } else if is_return && !text.may_return_to(pc) {
             (Region::Interpreter, Err(UnwindEnd::Thrown { pc }))
         } else {
@@ -387,7 +387,7 @@ impl Unwinder {
             let shared = cframes.iter().copied().filter(runs_here);
             (Region::Interpreter, unwind_interpreter(&text, code, (registers, is_return), stack, shared))
         };
-        let kind = |cframe: Option<CFrame>| FrameKind::Vm {
+        let kind = |cframe: Option<CFrame>| NativeKind::Vm {
             cframe: cframe.map(|cframe| cframe.address),
             vm: cframe.map_or(index, |cframe| cframe.vm),
             registers: *registers,
@@ -395,7 +395,7 @@ impl Unwinder {
         };
         match step {
             Ok(VmStep::Frame { cframe, row }) => (kind(cframe), Ok(Arc::new(row))),
-            Ok(VmStep::Helper { row }) => (FrameKind::Native, Ok(Arc::new(row))),
+            Ok(VmStep::Helper { row }) => (NativeKind::Native, Ok(Arc::new(row))),
             Err(end) => (kind(None), Err(end)),
         }
     }
@@ -426,9 +426,9 @@ impl Unwinder {
             self.rows.clear();
         }
         let row = match place {
-            Place::Module(located) => self.module_row(&located, pc, is_return).map(Arc::new),
-            Place::UprobeTrampoline => Err(UnwindEnd::UprobeTrampoline { pc }),
-            Place::NotElf | Place::Nowhere => Err(UnwindEnd::UnknownMapping { pc }),
+            CodePlace::Module(located) => self.module_row(&located, pc, is_return).map(Arc::new),
+            CodePlace::UprobeTrampoline => Err(UnwindEnd::UprobeTrampoline { pc }),
+            CodePlace::NotElf | CodePlace::Nowhere => Err(UnwindEnd::UnknownMapping { pc }),
         };
         self.rows.insert((pc, is_return), row.clone());
         row
@@ -656,7 +656,7 @@ mod tests {
         let copy = StackCopy { start: sample.start, bytes: &sample.stack };
         let stack = unwinder.unwind(&sample.registers, &copy, &[vm], &[]);
         let registers = stack.frames.iter().find_map(|frame| match frame.kind {
-            FrameKind::Vm { registers, .. } => Some(registers),
+            NativeKind::Vm { registers, .. } => Some(registers),
             _ => None,
         });
         let known = |register| registers.and_then(|registers| registers.get(register));
@@ -703,10 +703,10 @@ mod tests {
             matches!(
                 kinds[..],
                 [
-                    FrameKind::Native,
-                    FrameKind::Missing(_),
-                    FrameKind::Vm { cframe: Some(0x1000), .. },
-                    FrameKind::Native
+                    NativeKind::Native,
+                    NativeKind::Missing(_),
+                    NativeKind::Vm { cframe: Some(0x1000), .. },
+                    NativeKind::Native
                 ]
             ),
             "{kinds:?}"

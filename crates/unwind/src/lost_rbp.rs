@@ -18,7 +18,7 @@ use iced_x86::{
     Register as Iced,
 };
 
-use super::modules::Place;
+use super::modules::CodePlace;
 use super::registers::{Register, Registers};
 use super::row::{CfaRule, UnwindRow};
 use super::{CFrame, StackCopy, Unwinder, VmCode};
@@ -46,7 +46,7 @@ impl Unwinder {
         let CfaRule::Offset(Register::Rbp, frame_pointer) = row.cfa else { return None };
         let (pc, rsp) = (registers.rip(), registers.rsp());
         let lookup = pc.wrapping_sub(u64::from(is_return));
-        let (Place::Module(located), _) = self.modules.find(lookup) else { return None };
+        let (CodePlace::Module(located), _) = self.modules.find(lookup) else { return None };
         let table = located.module.table()?;
         let function = table.function(lookup.wrapping_sub(located.bias))?;
         let start = function.start.wrapping_add(located.bias);

@@ -30,7 +30,7 @@ pub struct Module {
     name: Arc<str>,
     path: PathBuf,
     image: Image,
-    shape: Shape,
+    shape: LoadShape,
     table: OnceLock<Option<Frames>>,
 }
 
@@ -47,7 +47,7 @@ pub enum Image {
 
 /// How a file is loaded.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct LoadShape {
     segments: Vec<Segment>,
     entry: u64,
 }
@@ -85,7 +85,7 @@ impl Module {
 
     /// A module of these bytes; none if they are no 64-bit ELF file.
     pub fn new(name: &str, path: &Path, image: Image) -> Option<Self> {
-        let shape = Shape::read(&image)?;
+        let shape = LoadShape::read(&image)?;
         Some(Self { name: name.into(), path: path.into(), image, shape, table: OnceLock::new() })
     }
 
@@ -143,7 +143,7 @@ pub trait WithReader {
     fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output>;
 }
 
-impl Shape {
+impl LoadShape {
     /// Reads it; none if the bytes are no 64-bit ELF file.
     pub fn read(image: &Image) -> Option<Self> {
         match image {
@@ -160,7 +160,7 @@ impl UnwindTable {
     }
 }
 
-impl Wire for Shape {
+impl Wire for LoadShape {
     fn put(&self, out: &mut Vec<u8>) {
         (self.segments.clone(), self.entry).put(out);
     }
@@ -233,7 +233,7 @@ type Header = FileHeader64<LittleEndian>;
 struct ReadShape;
 
 impl WithReader for ReadShape {
-    type Output = Shape;
+    type Output = LoadShape;
 
     fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output> {
         let header = Header::parse(data).ok()?;
@@ -245,7 +245,7 @@ impl WithReader for ReadShape {
             address: ph.p_vaddr(endian),
             exec: ph.p_flags(endian).0 & PF_X.0 != 0,
         });
-        Some(Shape { segments: segments.collect(), entry: header.e_entry(endian) })
+        Some(LoadShape { segments: segments.collect(), entry: header.e_entry(endian) })
     }
 }
 
@@ -294,7 +294,7 @@ mod tests {
 
     fn module(segments: Vec<Segment>) -> Module {
         let image = Image::Memory(Vec::new());
-        let shape = Shape { segments, entry: 0x2000 };
+        let shape = LoadShape { segments, entry: 0x2000 };
         Module { name: "m".into(), path: "m".into(), image, shape, table: OnceLock::new() }
     }
 

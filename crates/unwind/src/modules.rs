@@ -17,7 +17,7 @@ const MAX_FILES: usize = 256;
 
 /// What an address of the target belongs to.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum CodePlace {
     /// An ELF file (or the vDSO).
     Module(Located),
     /// Executable memory that is no ELF file: generated code, or a file of another format.
@@ -54,7 +54,7 @@ pub struct Modules {
 #[derive(Debug)]
 struct Mapped {
     mapping: Mapping,
-    place: OnceLock<Place>,
+    place: OnceLock<CodePlace>,
 }
 
 impl Modules {
@@ -70,9 +70,9 @@ impl Modules {
 
     /// What `address` belongs to. An address outside of all known mappings makes the maps be read again
     /// (a library may have been loaded since), though not at every turn. Second: whether they changed.
-    pub fn find(&mut self, address: u64) -> (Place, bool) {
+    pub fn find(&mut self, address: u64) -> (CodePlace, bool) {
         let changed = self.index(address).is_none() && self.refresh_if_due();
-        let place = self.index(address).map_or(Place::Nowhere, |index| self.place(index));
+        let place = self.index(address).map_or(CodePlace::Nowhere, |index| self.place(index));
         (place, changed)
     }
 
@@ -106,7 +106,7 @@ impl Modules {
         let places = (0..self.mappings.len()).map(|index| self.place(index)).collect::<Vec<_>>();
         let mut all: Vec<Located> = Vec::new();
         for place in places {
-            if let Place::Module(located) = place
+            if let CodePlace::Module(located) = place
                 && !all.iter().any(|other| other.bias == located.bias && Arc::ptr_eq(&other.module, &located.module))
             {
                 all.push(located);
@@ -126,8 +126,8 @@ impl Modules {
         due && self.refresh()
     }
 
-    fn place(&mut self, index: usize) -> Place {
-        let Some(mapped) = self.mappings.get(index) else { return Place::Nowhere };
+    fn place(&mut self, index: usize) -> CodePlace {
+        let Some(mapped) = self.mappings.get(index) else { return CodePlace::Nowhere };
         if let Some(place) = mapped.place.get() {
             return place.clone();
         }
@@ -136,9 +136,9 @@ impl Modules {
         self.mappings[index].place.get_or_init(|| place).clone()
     }
 
-    fn identify(&mut self, mapping: &Mapping) -> Place {
+    fn identify(&mut self, mapping: &Mapping) -> CodePlace {
         if mapping.path == "[uprobes]" {
-            return Place::UprobeTrampoline;
+            return CodePlace::UprobeTrampoline;
         }
         let module = if mapping.path == "[vdso]" {
             Module::from_memory("[vdso]", &self.process.memory(), mapping).map(Arc::new)
@@ -160,7 +160,7 @@ impl Modules {
             let bias = module.bias(mapping.start, mapping.offset)?;
             Some(Located { module, bias })
         });
-        located.map_or(Place::NotElf, Place::Module)
+        located.map_or(CodePlace::NotElf, CodePlace::Module)
     }
 }
 

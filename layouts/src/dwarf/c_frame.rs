@@ -11,7 +11,7 @@ use super::types::Types;
 
 /// Offsets from the lowest address of a C frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CFrame {
+pub struct CFrameLayout {
     /// `CFRAME_OFS_L`.
     pub l: u16,
     /// `CFRAME_OFS_PC`.
@@ -36,7 +36,7 @@ pub const CONSTANTS: [&str; 5] = [
 /// How much longer it is in a build with `LUAJIT_NO_UNWIND`, which saves two more registers.
 const NO_UNWIND: u16 = 16;
 
-impl CFrame {
+impl CFrameLayout {
     /// As a probe of the headers says.
     pub fn of_probe(types: &Types) -> Option<Self> {
         let mut values = [0; CONSTANTS.len()];

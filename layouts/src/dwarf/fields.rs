@@ -7,11 +7,11 @@
 use lj_trace_common::layout::{ABSENT, BytecodeSet, VmLayout, VmStates};
 
 use super::DwarfError;
-use super::c_frame::CFrame;
-use super::types::{Member, Types, Wanted};
+use super::c_frame::CFrameLayout;
+use super::types::{Member, Types, WantedFields};
 
 /// What a layout is made of.
-pub const WANTED: Wanted<'_> = Wanted {
+pub const WANTED: WantedFields<'_> = WantedFields {
     structs: &["lua_State", "global_State", "GG_State", "GCproto", "GCfuncL", "GCfuncC", "GCstr", "GCtab"],
     optional_structs: &["jit_State", "GCtrace", "SnapShot"],
     // Of the VM's states one that every build has, and one that only Tarantool's newer numbering has.
@@ -100,7 +100,7 @@ fn offset(value: u64) -> Result<u16, DwarfError> {
 ///
 /// # Errors
 /// [`DwarfError`] naming what is missing.
-pub fn layout(types: &Types, c_frame: &CFrame) -> Result<VmLayout, DwarfError> {
+pub fn layout(types: &Types, c_frame: &CFrameLayout) -> Result<VmLayout, DwarfError> {
     // A build without the JIT compiler has no `jit_State` between `global_State` and the dispatch table.
     let has_jit = Structs { types, has_jit: false }.optional("GG_State", "J")?.is_some();
     let s = Structs { types, has_jit };

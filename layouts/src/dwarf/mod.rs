@@ -8,8 +8,8 @@ mod types;
 use lj_trace_common::layout::VmLayout;
 use object::{Architecture, Object, ObjectKind};
 
-use c_frame::CFrame;
-use types::{Types, Wanted};
+use c_frame::CFrameLayout;
+use types::{Types, WantedFields};
 
 /// Why debug information gives no layout.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -55,15 +55,15 @@ pub fn read<'data>(file: &impl Object<'data>) -> Result<Vec<VmLayout>, DwarfErro
         return Err(DwarfError::NotLinked);
     }
     let enumerators: Vec<&str> = fields::WANTED.enumerators.iter().chain(&c_frame::CONSTANTS).copied().collect();
-    let wanted = Wanted { enumerators: &enumerators, ..fields::WANTED };
+    let wanted = WantedFields { enumerators: &enumerators, ..fields::WANTED };
     let types = Types::read(file, wanted, is_source_of_luajit)?;
-    if let Some(c_frame) = CFrame::of_probe(&types) {
+    if let Some(c_frame) = CFrameLayout::of_probe(&types) {
         return Ok(vec![fields::layout(&types, &c_frame)?]);
     }
     if file.architecture() != Architecture::X86_64 {
         return Err(DwarfError::OtherProcessor);
     }
-    let possible = CFrame::of_x64(fields::is_gc64(&types)?, fields::vm_states(&types));
+    let possible = CFrameLayout::of_x64(fields::is_gc64(&types)?, fields::vm_states(&types));
     let size = interpreter::c_frame_size(file);
     let matching = possible.iter().filter(|c_frame| size.is_none_or(|size| size == u64::from(c_frame.size)));
     matching.map(|c_frame| fields::layout(&types, c_frame)).collect()

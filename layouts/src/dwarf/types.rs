@@ -42,7 +42,7 @@ pub struct Types {
 
 /// What to look for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct WantedFields<'a> {
     /// Tags of structs.
     pub structs: &'a [&'a str],
     /// Tags of structs that there may be.
@@ -68,7 +68,7 @@ impl Types {
     /// [`DwarfError::NoDebugInformation`] if the file has none, [`DwarfError::Malformed`] if it makes no sense.
     pub fn read<'data>(
         file: &impl Object<'data>,
-        wanted: Wanted<'_>,
+        wanted: WantedFields<'_>,
         likely: impl Fn(&str) -> bool,
     ) -> Result<Self, DwarfError> {
         let section = |id: gimli::SectionId| {
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         if units.is_empty() { Err(DwarfError::NoDebugInformation) } else { Ok(Self { dwarf, units }) }
     }
 
-    fn types(&self, wanted: Wanted<'_>, likely: impl Fn(&str) -> bool) -> Result<Types, DwarfError> {
+    fn types(&self, wanted: WantedFields<'_>, likely: impl Fn(&str) -> bool) -> Result<Types, DwarfError> {
         let mut types = Types::default();
         for first in [true, false] {
             if !first && wanted.structs.iter().all(|name| types.structs.contains_key(*name)) {
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
         Ok(types)
     }
 
-    fn read_unit(&self, index: usize, wanted: Wanted<'_>, types: &mut Types) -> Result<(), DwarfError> {
+    fn read_unit(&self, index: usize, wanted: WantedFields<'_>, types: &mut Types) -> Result<(), DwarfError> {
         let mut entries = self.units[index].0.entries();
         while let Some(entry) = entries.next_dfs()? {
             match entry.tag() {
@@ -316,7 +316,7 @@ mod tests {
         std::fs::read(library).unwrap()
     }
 
-    const WANTED: Wanted<'_> = Wanted {
+    const WANTED: WantedFields<'_> = WantedFields {
         structs: &["Outer", "Declared", "Missing"],
         optional_structs: &[],
         enumerators: &["SECOND", "MINUS", "MISSING"],

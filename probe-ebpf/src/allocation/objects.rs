@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_user;
 use lj_trace_common::allocation::event::{NAME_SIZE, TRACE_SEEN};
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownObjects, KnownPrototype, slot};
-use lj_trace_common::allocation::on_trace::KnownTrace;
+use lj_trace_common::allocation::on_trace::RememberedTrace;
 use lj_trace_common::allocation::{PrototypeSeen, TraceSeen};
 use lj_trace_common::config::Counter;
 use lj_trace_common::layout::VmLayout;
@@ -38,7 +38,7 @@ impl KnownObjects for ObjectsOf {
     }
 
     #[inline(always)]
-    fn trace(&mut self, trace: u64) -> Option<&mut KnownTrace> {
+    fn trace(&mut self, trace: u64) -> Option<&mut RememberedTrace> {
         let place = KNOWN_TRACES.get_ptr_mut(self.vm * KNOWN_OBJECTS + slot(trace))?;
         // SAFETY: as above.
         Some(unsafe { &mut *place })

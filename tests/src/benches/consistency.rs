@@ -2,7 +2,7 @@
 //! truth is.
 
 use anyhow::Result;
-use lj_trace_profile::estimated::About;
+use lj_trace_profile::estimated::AboutEstimate;
 
 use crate::bounded_run::told_cost;
 
@@ -25,7 +25,7 @@ impl Told {
 }
 
 /// All that cannot be.
-pub fn contradictions(about: &About, told: &Told) -> Vec<String> {
+pub fn contradictions(about: &AboutEstimate, told: &Told) -> Vec<String> {
     let mut found = Vec::new();
     if let (true, Some(net), Some(gross)) = (about.has_bytes(), about.net, about.gross) {
         let error = net.error.unwrap_or(0.0) + gross.error.unwrap_or(0.0);

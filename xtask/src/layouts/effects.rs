@@ -3,11 +3,11 @@
 use anyhow::{Context as _, Result, ensure};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_layouts::KnownLayout;
-use lj_trace_layouts::options::{Change, DISABLE_JIT, Effect, OF_JIT, OPTIONS, format_line};
+use lj_trace_layouts::options::{DISABLE_JIT, LayoutChange, OF_JIT, OPTIONS, OptionEffect, format_line};
 
 /// All changes, each with the rows that it applies to.
 #[derive(Default)]
-pub struct Effects(Vec<(&'static str, String, Change, Vec<VmLayout>)>);
+pub struct Effects(Vec<(&'static str, String, LayoutChange, Vec<VmLayout>)>);
 
 impl Effects {
     /// Adds what the options do to `layout`, where `compile` gives the layout with some options.
@@ -15,7 +15,8 @@ impl Effects {
         let mut changes = Vec::new();
         for option in OPTIONS {
             let changed = compile(&[option])?;
-            let change = Change::between(layout, &changed).with_context(|| format!("{option} takes fields away"))?;
+            let change =
+                LayoutChange::between(layout, &changed).with_context(|| format!("{option} takes fields away"))?;
             if !change.is_nothing() {
                 self.insert(option, mode, &change, layout);
                 changes.push((option, change));
@@ -32,7 +33,7 @@ impl Effects {
         Ok(())
     }
 
-    fn insert(&mut self, option: &'static str, mode: &str, change: &Change, layout: &VmLayout) {
+    fn insert(&mut self, option: &'static str, mode: &str, change: &LayoutChange, layout: &VmLayout) {
         let known = self.0.iter_mut().find(|(other, of, with, _)| *other == option && of == mode && with == change);
         match known {
             Some((.., rows)) if rows.contains(layout) => {}
@@ -48,7 +49,12 @@ impl Effects {
             let lines = of_option.map(|(option, mode, change, layouts)| {
                 let affected = rows.iter().filter(|row| row.mode == *mode && layouts.contains(&row.layout));
                 let rows = affected.map(|row| row.builds.clone()).collect();
-                format_line(&Effect { option: (*option).to_owned(), mode: mode.clone(), change: change.clone(), rows })
+                format_line(&OptionEffect {
+                    option: (*option).to_owned(),
+                    mode: mode.clone(),
+                    change: change.clone(),
+                    rows,
+                })
             });
             lines.collect::<Vec<_>>()
         };

@@ -11,7 +11,7 @@ use lj_trace_engine::options::{DefaultStreams, Testing, UseWatchpoint};
 use lj_trace_engine::output::OutputFiles;
 use lj_trace_engine::output::pieces::now_in_names;
 use lj_trace_engine::{Kinds, Limits, Options};
-use lj_trace_probes::sampler::Places;
+use lj_trace_probes::sampler::EventPlaces;
 use lj_trace_profile::formats::insert_before_ending;
 use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
@@ -134,7 +134,7 @@ pub struct RecordArgs {
 
     /// Where the sampler's events are: tests and benchmarks want either
     #[arg(long, hide = true, value_enum, default_value_t)]
-    pub events: Places,
+    pub events: EventPlaces,
 
     /// Take so long for each sample that all of them cannot be worked off: tests do
     #[arg(long, hide = true, value_name = "TIME", value_parser = parse_duration)]

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
-use lj_trace_profile::diff::{Diff, Look};
+use lj_trace_profile::diff::{DiffLook, ProfileDiff};
 use lj_trace_profile::{Format, Output};
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
@@ -21,7 +21,7 @@ pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), Co
         return Err(CommandError::usage(message));
     }
     let format = |output: &Output| output.format.or(args.format).unwrap_or(Format::Text);
-    if outputs.iter().any(|output| !Diff::has_format(format(output))) {
+    if outputs.iter().any(|output| !ProfileDiff::has_format(format(output))) {
         let message = "differences can be shown as text, folded stacks (.folded) and flame graphs (.svg)";
         return Err(CommandError::usage(message));
     }
@@ -30,13 +30,13 @@ pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), Co
         return Err(CommandError::usage("a CPU profile cannot be compared with a memory profile"));
     }
     if let (Some(old), Some(new)) = (old.profile(), new.profile()) {
-        let diff = Diff::new(old, new);
+        let diff = ProfileDiff::new(old, new);
         if let Some(message) = diff.nothing() {
             return Err(CommandError::new(ExitCode::DATA, message));
         }
         for output in outputs {
             let colored = output.file.is_none() && format(output) == Format::Text && has_colors();
-            let look = Look { room: room_of(output), colored };
+            let look = DiffLook { room: room_of(output), colored };
             to(output, |out| match colored {
                 // Names have no escape sequences: frames and titles are written as untrusted text.
                 true => diff.write(format(output), look, out),

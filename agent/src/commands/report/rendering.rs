@@ -22,7 +22,7 @@ pub enum Rendering {
     /// A CPU profile.
     Cpu(Box<CpuProfile>),
     /// A memory profile, and what parse-memprof prints, as far as they are asked for.
-    Memory { summary: Option<Box<reference::memprof::Summary>>, profile: Option<Box<MemoryProfile>> },
+    Memory { summary: Option<Box<reference::memprof::ReferenceSummary>>, profile: Option<Box<MemoryProfile>> },
     /// A memory profile that was recorded in windows.
     Sample(Box<EstimatedProfile>),
 }
@@ -72,7 +72,8 @@ impl Rendering {
                     profile: formats.iter().any(|format| format.is_of_profile()),
                     blocks: formats.iter().any(|format| format.shows_all_measures()),
                 };
-                let mut summary = needs.summary.then(|| Box::new(reference::memprof::Summary::new(reader.version())));
+                let mut summary =
+                    needs.summary.then(|| Box::new(reference::memprof::ReferenceSummary::new(reader.version())));
                 let mut profile = needs.profile.then(|| {
                     let title = format!("Memory profile {}", file_name(file));
                     let mut profile = MemoryProfile::new(args.weight.unwrap_or_default(), title);
@@ -146,13 +147,20 @@ impl Rendering {
             Self::Cpu(profile) => formats::write(format, &**profile, formats::About::room(room), out),
             Self::Sample(profile) => formats::write(format, &**profile, formats::About::room(room), out),
             Self::Memory { summary: Some(summary), .. } if format == Format::Tarantool => {
-                let options =
-                    reference::memprof::Options { leak_only: args.leak_only, human_readable: args.human_readable };
+                let options = reference::memprof::ReferenceOptions {
+                    leak_only: args.leak_only,
+                    human_readable: args.human_readable,
+                };
                 summary.write(options, PlainWriter::new(out, Form::Text))
             }
             Self::Memory { profile: Some(profile), .. } if format == Format::Text => {
                 let mut out = PlainWriter::new(out, Form::Text);
-                memory::text::write(profile, memory::text::Options { leak_only: args.leak_only }, room, &mut out)?;
+                memory::text::write(
+                    profile,
+                    memory::text::MemoryTextOptions { leak_only: args.leak_only },
+                    room,
+                    &mut out,
+                )?;
                 out.flush()
             }
             Self::Memory { profile: Some(profile), .. } => {

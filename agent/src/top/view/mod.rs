@@ -97,13 +97,13 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
-    use crate::top::{Action, Gauge, Tab, Target};
+    use crate::top::{Action, Gauge, Tab, TopTarget};
     use lj_trace_engine::allocations::AllocationListener as _;
     use lj_trace_engine::cpu::SampleListener as _;
     use lj_trace_engine::resolve::{Code, Resolved, ResolvedFrame};
 
     fn app() -> App {
-        let target = Target {
+        let target = TopTarget {
             name: "luajit (pid 7)".to_owned(),
             vm: "LuaJIT 2.1".to_owned(),
             rate: Some(100),
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn nothing_and_no_room_are_no_reason_to_panic() {
         for (width, height) in [(1, 1), (10, 3), (30, 12), (80, 5), (300, 200)] {
-            screen(&App::new(Target::default()), width, height);
+            screen(&App::new(TopTarget::default()), width, height);
             screen(&app(), width, height);
         }
     }

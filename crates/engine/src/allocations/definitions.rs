@@ -7,7 +7,7 @@ use lj_trace_process::ProcessMemory;
 use lj_trace_streams::hash::AddrMap;
 
 use super::events::Meaning;
-use super::room::{ENTRY, Room};
+use super::room::{ENTRY, NameRoom};
 
 /// The names of a VM's functions, by the addresses of their prototypes.
 #[derive(Default)]
@@ -15,7 +15,7 @@ pub struct Definitions {
     names: AddrMap<u64, (Meaning, String)>,
     /// Prototypes read since the last batch began.
     read: u32,
-    room: Room,
+    room: NameRoom,
 }
 
 /// Prototypes that are read in a batch: a program that makes thousands of chunks would keep us from its events.
@@ -25,7 +25,7 @@ const MAX_NAMES: usize = 1 << 16;
 
 impl Definitions {
     /// None yet; they take of this room.
-    pub fn within(room: Room) -> Self {
+    pub fn within(room: NameRoom) -> Self {
         Self { names: AddrMap::default(), read: 0, room }
     }
 

@@ -28,7 +28,7 @@ use super::c_callers::{CCall, CCallers};
 use super::c_symbols::{CSymbols, symbols};
 use super::definitions::Definitions;
 use super::outputs::MemoryOutputs;
-use super::room::{ENTRY, Room};
+use super::room::{ENTRY, NameRoom};
 use super::stream_traces::{Start, StreamTraces};
 use super::trace_lines::{TraceLine, TraceLines};
 use crate::error::EngineError;
@@ -50,7 +50,7 @@ pub struct MemoryEvents {
     /// What the stream says that the addresses of prototypes mean.
     known: AddrMap<u64, Meaning>,
     /// What there is for names, of all VMs together.
-    room: Room,
+    room: NameRoom,
     /// Whether the stream knows what stands for functions without a name: of Lua, and of C.
     knows_nameless: [bool; 2],
     /// The names of C functions that were looked up, by address.
@@ -134,7 +134,7 @@ impl Meaning {
 impl MemoryEvents {
     /// Prepares to name the events of `vm`: reads its prototypes and traces. `number` is that of the VM in the outputs,
     /// `version` that of the streams. Names take of the `room` that all VMs have.
-    pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &Room) -> Self {
+    pub fn read(process: &Process, vm: &Vm, number: usize, version: u8, room: &NameRoom) -> Self {
         let functions = FunctionNames::read(&process.memory(), vm);
         let mut events = Self::new(process, vm, number, version, functions, room);
         events.read_symbols(process);
@@ -159,7 +159,7 @@ impl MemoryEvents {
         out.start(self.number, &std::mem::take(&mut self.first_symbols), all)
     }
 
-    fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &Room) -> Self {
+    fn new(process: &Process, vm: &Vm, number: usize, version: u8, functions: FunctionNames, room: &NameRoom) -> Self {
         // What it takes is given back with it.
         let room = room.of_another();
         Self {

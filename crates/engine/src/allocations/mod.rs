@@ -21,5 +21,5 @@ pub use events::{MemoryEvents, MemoryTally};
 pub use ledger::{Gap, Ledger, LedgerFile, OtherCalls, VmCalls};
 pub use listener::{AllocationListener, SharedListener};
 pub use outputs::{MemoryOutputOptions, MemoryOutputs};
-pub use room::Room;
+pub use room::NameRoom;
 pub use summary::{EstimateSummary, MemorySummary};

@@ -12,7 +12,7 @@ pub const ENTRY: usize = 256;
 
 /// The memory that is left for names.
 #[derive(Clone, Debug)]
-pub struct Room {
+pub struct NameRoom {
     left: Rc<Cell<usize>>,
     taken: Rc<Taken>,
 }
@@ -30,13 +30,13 @@ impl Drop for Taken {
     }
 }
 
-impl Default for Room {
+impl Default for NameRoom {
     fn default() -> Self {
         Self::of(BYTES)
     }
 }
 
-impl Room {
+impl NameRoom {
     /// So many bytes.
     pub fn of(bytes: usize) -> Self {
         Self::within(Rc::new(Cell::new(bytes)))
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_is_gone_for_all_until_it_is_given_back() {
-        let room = Room::of(100);
+        let room = NameRoom::of(100);
         let another = room.clone();
         assert!(room.take(60) && !another.take(41) && another.take(40) && !room.take(1));
         another.give(60);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn what_a_user_has_taken_is_given_back_when_it_is_gone() {
-        let room = Room::of(100);
+        let room = NameRoom::of(100);
         assert!(room.take(30));
         let other = room.of_another();
         assert!(other.clone().take(50) && other.take(20) && !room.take(1));

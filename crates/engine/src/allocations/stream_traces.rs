@@ -12,7 +12,7 @@ use lj_trace_streams::symtab::GENERATION;
 use lj_trace_streams::{Symbol, TraceSymbol, reserved};
 
 use super::events::Meaning;
-use super::room::{ENTRY, Room};
+use super::room::{ENTRY, NameRoom};
 
 /// Starts that a number may have had: whatever comes after them shares the last.
 const MAX_STARTS: usize = 4096;
@@ -77,7 +77,7 @@ impl StreamTraces {
     }
 
     /// Gives what the stream calls a trace that starts there, as long as there is `room` for another one.
-    pub fn name(&mut self, number: u64, start: Start, room: &Room) -> Named {
+    pub fn name(&mut self, number: u64, start: Start, room: &NameRoom) -> Named {
         // Numbers that LuaJIT does not give are one where there is no room for each.
         let is_new = !self.starts.contains_key(&number);
         let number = if number >= GENERATION && is_new && !room.take(ENTRY) { NO_NUMBER } else { number };
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_number_that_starts_elsewhere_is_another_one() {
-        let (mut traces, room) = (StreamTraces::default(), Room::default());
+        let (mut traces, room) = (StreamTraces::default(), NameRoom::default());
         let first = traces.name(7, at(0x1000, 3), &room);
         assert_eq!(first.number, 7);
         let symbol = |number, proto, line| Symbol::Trace(TraceSymbol { number, mcode: None, proto, line });
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_start_that_is_lost_says_so() {
-        let (mut traces, room) = (StreamTraces::default(), Room::default());
+        let (mut traces, room) = (StreamTraces::default(), NameRoom::default());
         let lost = traces.name(7, Start::Lost, &room);
         assert_eq!((lost.number, lost.symbols.len()), (7, 2));
         assert_eq!(traces.name(7, at(0x1000, 3), &room).number, 7 + GENERATION);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn there_is_an_end_to_generations() {
-        let (mut traces, room) = (StreamTraces::default(), Room::default());
+        let (mut traces, room) = (StreamTraces::default(), NameRoom::default());
         for line in 0..MAX_STARTS as u32 + 10 {
             let named = traces.name(7, at(0x1000, line), &room);
             assert_eq!(named.number, 7 + u64::from(line).min(MAX_STARTS as u64 - 1) * GENERATION);
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn without_room_a_number_keeps_its_last_start() {
-        let (mut traces, room) = (StreamTraces::default(), Room::of(3 * ENTRY));
+        let (mut traces, room) = (StreamTraces::default(), NameRoom::of(3 * ENTRY));
         let number = |line| 7 + u64::from(line) * GENERATION;
         for line in 0..4 {
             assert_eq!(traces.name(7, at(0x1000, line), &room).number, number(line));

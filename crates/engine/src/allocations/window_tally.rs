@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lj_trace_estimate::observation::{Block, Made, Nanos, Part, SourceId, Window, WindowSample};
+use lj_trace_estimate::observation::{Made, Nanos, Part, SourceId, TableBlock, Window, WindowSample};
 use lj_trace_streams::memprof::{Event, Source};
 
 /// A smaller block is not worth being told from others.
@@ -24,7 +24,7 @@ pub struct WindowTally {
     pub freed: u64,
     freed_weighed: f64,
     made: BTreeMap<SourceId, Sums>,
-    blocks: Vec<Block>,
+    blocks: Vec<TableBlock>,
     /// How many events count less.
     ramp: f64,
 }
@@ -78,7 +78,7 @@ impl WindowTally {
         }
         let size = made.unwrap_or(freed);
         if is_plain && size >= SMALLEST_TABLE && size.is_power_of_two() {
-            self.blocks.push(Block { source: number, size, is_made: made.is_some(), weight });
+            self.blocks.push(TableBlock { source: number, size, is_made: made.is_some(), weight });
         }
     }
 

@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 
 use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::Process;
-use lj_trace_profile::model::{Modules, NativeModule};
+use lj_trace_profile::model::{NativeModule, NativeModules};
 use lj_trace_profile::source_code::SourceCode;
 use lj_trace_unwind::symbols::elf::debug_links;
 
 /// The files with native code that are mapped now.
-pub fn native_modules(process: &Process) -> Modules {
-    let mut modules = Modules::new();
+pub fn native_modules(process: &Process) -> NativeModules {
+    let mut modules = NativeModules::new();
     let Ok(maps) = process.maps() else { return modules };
     for located in lj_trace_unwind::Modules::new(process.clone()).open_all() {
         let module = &located.module;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use lj_trace_process::Process;
-use lj_trace_profile::model::{Labels, labels::Thread};
+use lj_trace_profile::model::{Labels, labels::ThreadLabel};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _, ProfileKind};
 use lj_trace_streams::VmState;
@@ -138,7 +138,7 @@ pub(crate) const STACKS: usize = 16 << 20;
 
 /// What is known of a sample besides its frames.
 pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
-    let thread = Thread { tid: sample.tid, name: sample.thread_name.clone() };
+    let thread = ThreadLabel { tid: sample.tid, name: sample.thread_name.clone() };
     let trace = sample.trace.as_ref().map(|trace| u64::from(trace.number()));
     SampleInfo {
         // Code outside of any VM counts as C, in the streams' terms.

@@ -21,7 +21,8 @@ use super::lifetimes;
 use super::unknown_vms::{UnknownVmSampler, UnknownVms};
 use super::windows::WindowRecording;
 use crate::allocations::{
-    CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary, Room,
+    CSymbols, EstimateSummary, Gap, LedgerFile, MemoryEvents, MemoryOutputOptions, MemoryOutputs, MemorySummary,
+    NameRoom,
 };
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
@@ -55,7 +56,7 @@ pub struct MemoryPreparation {
     c_symbols: CSymbols,
     outputs: MemoryOutputs,
     ledger: Option<LedgerFile>,
-    room: Room,
+    room: NameRoom,
 }
 
 impl MemoryPreparation {
@@ -80,7 +81,7 @@ impl MemoryPreparation {
             windows: options.overhead.is_some(),
         })?;
         let ledger = options.ledger.as_deref().map(LedgerFile::open).transpose()?;
-        let room = Room::default();
+        let room = NameRoom::default();
         let read = |(index, vm)| {
             // The only one that is recorded has no number.
             let number = if only.is_some() { 0 } else { index };
@@ -173,7 +174,7 @@ pub struct MemoryRecording {
     /// Where it is written what became of every call.
     ledger: Option<LedgerFile>,
     /// What there is for names.
-    room: Room,
+    room: NameRoom,
     /// How many VMs there were so far.
     vms: usize,
     /// The index of the only VM that is recorded, if only one is.

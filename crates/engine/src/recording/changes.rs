@@ -27,17 +27,17 @@ pub struct Changes {
     looked: Instant,
     misses: HashMap<u32, u32>,
     /// The allocators that VMs had (`g->allocf` and `g->allocd`), and when they were seen to.
-    allocators: HashMap<u32, (Allocator, Instant)>,
+    allocators: HashMap<u32, (AllocatorPair, Instant)>,
 }
 
 /// `g->allocf` and `g->allocd`.
-pub type Allocator = (u64, u64);
+pub type AllocatorPair = (u64, u64);
 
 /// A VM has another allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct NewAllocator {
     /// What it has now.
-    pub now: Allocator,
+    pub now: AllocatorPair,
     /// When it still had the one before.
     pub seen: Instant,
 }

@@ -25,7 +25,7 @@ use lj_trace_probes::plan::ProbePlan;
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
-use lj_trace_probes::sampler::{Places, Sampler};
+use lj_trace_probes::sampler::{EventPlaces, Sampler};
 use lj_trace_process::{Process, breakpoints};
 use lj_trace_profile::{Frame, ProfileKind};
 
@@ -204,7 +204,7 @@ impl Recording {
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
         warn_of_breakpoints(target);
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
-        let mut programs = if wanted.may_share() && options.testing.events == Places::Auto {
+        let mut programs = if wanted.may_share() && options.testing.events == EventPlaces::Auto {
             Programs::join(wanted, process, options.rate, &configs)?
         } else {
             Programs::load(wanted, &configs)?

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord, NO_POSITION};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 
 use lj_trace_luajit::{
     FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name, trace_by_number,

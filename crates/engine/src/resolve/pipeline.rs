@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lj_trace_common::config::MAX_KERNEL_FRAMES;
 use lj_trace_common::event::{
-    FrameKind as RecordKind, FrameRecord, NO_VM, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
+    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::stack_end::StackEnd;
@@ -29,7 +29,7 @@ use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use super::vm_places::VmPlaces;
 use super::vm_work;
-use crate::stack::{Frame, INLINED, Innermost, MergedStack, Top, Unresolved, fix_innermost_frame, merge};
+use crate::stack::{INLINED, Innermost, JoinedFrame, MergedStack, SettledTop, Unresolved, fix_innermost_frame, merge};
 
 /// A sample with its frames in order and named.
 #[derive(Clone, Debug)]
@@ -293,11 +293,11 @@ impl Pipeline {
             let is_new = || native.frames.first().is_some_and(|frame| !self.known_code.contains(frame.pc));
             self.unknown_vms += u32::from(in_interpreter || is_new());
         }
-        let top = vm.map_or(Top::Certain, |vm| {
+        let top = vm.map_or(SettledTop::Certain, |vm| {
             let layout = &self.vms[vm].layout;
             fix_innermost_frame(&mut sample, &native, layout, &self.codes[vm], &mut self.unwinder, &self.memory)
         });
-        if top == Top::Rewalked {
+        if top == SettledTop::Rewalked {
             native = self.unwind(&sample);
         }
         self.stack_ends.note(&sample.header, &native);
@@ -306,7 +306,7 @@ impl Pipeline {
         let innermost = match &on_trace {
             Some(Ok(on_trace)) => Innermost::Compiled { frames: on_trace.frames.len(), certain: on_trace.certain },
             Some(Err(reason)) => Innermost::Trace(Some(*reason)),
-            None if top == Top::Uncertain => Innermost::Interpreter,
+            None if top == SettledTop::Uncertain => Innermost::Interpreter,
             None => Innermost::Known,
         };
         let end = walk_end(sample.header.walk_end, sample.header.outer_end);
@@ -462,25 +462,27 @@ impl Pipeline {
         }
         for (index, frame) in merged.frames.iter().enumerate() {
             match frame {
-                Frame::Native { pc, is_return } => frames.push(self.native(*pc, *is_return)),
-                Frame::Trace => frames.push(mark(self.trace(sample))),
-                Frame::Inlined => frames.push(mark(Named::Unresolved { reason: INLINED.into() })),
-                Frame::LeftOut(count) => frames.push(mark(Named::left_out(*count))),
-                Frame::Unresolved(reason) => frames.push(self.unresolved(*reason)),
-                Frame::Lua(record) | Frame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
+                JoinedFrame::Native { pc, is_return } => frames.push(self.native(*pc, *is_return)),
+                JoinedFrame::Trace => frames.push(mark(self.trace(sample))),
+                JoinedFrame::Inlined => frames.push(mark(Named::Unresolved { reason: INLINED.into() })),
+                JoinedFrame::LeftOut(count) => frames.push(mark(Named::left_out(*count))),
+                JoinedFrame::Unresolved(reason) => frames.push(self.unresolved(*reason)),
+                JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
                     let caller = match merged.frames.get(index + 1) {
-                        Some(Frame::Lua(caller) | Frame::Compiled(caller)) if caller.kind == RecordKind::Lua as u8 => {
+                        Some(JoinedFrame::Lua(caller) | JoinedFrame::Compiled(caller))
+                            if caller.kind == RecordKind::Lua as u8 =>
+                        {
                             Some(caller)
                         }
                         _ => None,
                     };
-                    let is_compiled = matches!(frame, Frame::Compiled(_));
+                    let is_compiled = matches!(frame, JoinedFrame::Compiled(_));
                     let named = self.namer.lua(record, caller, is_compiled);
                     self.was_late |= matches!(*named, Named::Unresolved { .. });
                     let code = Code::Lua { prototype: record.code, first_line: record.first_line };
                     frames.push(ResolvedFrame { named, code });
                 }
-                Frame::Lua(record) | Frame::Compiled(record) => self.c_function(record, &mut frames),
+                JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) => self.c_function(record, &mut frames),
             }
         }
         frames
@@ -542,15 +544,15 @@ fn mark(named: Named) -> ResolvedFrame {
 }
 
 /// How many frames are left out of a stack.
-fn left_out(frames: &[Frame]) -> u64 {
-    frames.iter().map(|frame| if let Frame::LeftOut(count) = frame { *count } else { 0 }).sum()
+fn left_out(frames: &[JoinedFrame]) -> u64 {
+    frames.iter().map(|frame| if let JoinedFrame::LeftOut(count) = frame { *count } else { 0 }).sum()
 }
 
 /// Why frames of a stack could not be resolved: each reason once, for what is counted is samples.
-fn unresolved(frames: &[Frame]) -> BTreeSet<String> {
-    let reason = |frame: &Frame| match frame {
-        Frame::Unresolved(reason) => Some(reason.to_string()),
-        Frame::Inlined => Some(INLINED.to_owned()),
+fn unresolved(frames: &[JoinedFrame]) -> BTreeSet<String> {
+    let reason = |frame: &JoinedFrame| match frame {
+        JoinedFrame::Unresolved(reason) => Some(reason.to_string()),
+        JoinedFrame::Inlined => Some(INLINED.to_owned()),
         _ => None,
     };
     frames.iter().filter_map(reason).collect()
@@ -621,11 +623,11 @@ mod tests {
     #[test]
     fn a_sample_has_each_reason_once() {
         let frames = [
-            Frame::Unresolved(Unresolved::Interpreter),
-            Frame::LeftOut(7),
-            Frame::Inlined,
-            Frame::Unresolved(Unresolved::Interpreter),
-            Frame::Inlined,
+            JoinedFrame::Unresolved(Unresolved::Interpreter),
+            JoinedFrame::LeftOut(7),
+            JoinedFrame::Inlined,
+            JoinedFrame::Unresolved(Unresolved::Interpreter),
+            JoinedFrame::Inlined,
         ];
         let expected = [INLINED.to_owned(), Unresolved::Interpreter.to_string()];
         assert_eq!(unresolved(&frames), expected.into());

@@ -77,7 +77,7 @@ fn end_of(header: &SampleHeader, native: &NativeStack) -> Option<StackEnd> {
 
 #[cfg(test)]
 mod tests {
-    use lj_trace_unwind::{FrameKind, NativeFrame};
+    use lj_trace_unwind::{NativeFrame, NativeKind};
 
     use super::*;
 
@@ -94,7 +94,7 @@ mod tests {
             pc: 0x40_0000 + index as u64,
             is_return: index != 0,
             sp,
-            kind: FrameKind::Native,
+            kind: NativeKind::Native,
         };
         NativeStack { frames: sps.iter().enumerate().map(frame).collect(), end, reach: 0x7000_2410 }
     }

@@ -6,8 +6,8 @@
 
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::event::{
-    FrameKind as RecordKind, FrameRecord, NO_POSITION, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER,
-    SAMPLE_BASE_UNCERTAIN, SAMPLE_ON_TRACE, reg,
+    FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
+    SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd};
 use lj_trace_common::layout::VmLayout;
@@ -16,11 +16,11 @@ use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
-use lj_trace_unwind::{BaseAfterCall, FrameKind, NativeFrame, NativeStack, Register, Registers, Unwinder, VmCode};
+use lj_trace_unwind::{BaseAfterCall, NativeFrame, NativeKind, NativeStack, Register, Registers, Unwinder, VmCode};
 
 /// What is known of the innermost Lua frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Top {
+pub enum SettledTop {
     /// It is what the kernel saw.
     Certain,
     /// It is certain, but the kernel had begun elsewhere: the coroutine was walked again, so there may be C
@@ -38,30 +38,30 @@ pub fn fix_innermost_frame(
     code: &VmCode,
     unwinder: &mut Unwinder,
     memory: &ProcessMemory,
-) -> Top {
+) -> SettledTop {
     let flags = sample.header.flags;
     if flags & (SAMPLE_BASE_IN_REGISTERS | SAMPLE_ON_TRACE) != 0 || sample.header.cframe == 0 {
-        return Top::Certain;
+        return SettledTop::Certain;
     }
     let uncertain = flags & SAMPLE_BASE_UNCERTAIN != 0;
-    let given_up = if uncertain { Top::Uncertain } else { Top::Certain };
+    let given_up = if uncertain { SettledTop::Uncertain } else { SettledTop::Certain };
     // If the interpreter itself was interrupted and its registers made no sense, then right after such a call,
     // before BASE was taken back.
     let Some((frame, registers)) = innermost_vm_frame(native).filter(|(frame, _)| frame.is_return || uncertain) else {
         return given_up;
     };
     // An FFI callback that is entered or left: the coroutine is as the C code left it, or will find it.
-    if uncertain && frame.is_return && matches!(frame.kind, FrameKind::Vm { cframe: None, .. }) {
-        return Top::Certain;
+    if uncertain && frame.is_return && matches!(frame.kind, NativeKind::Vm { cframe: None, .. }) {
+        return SettledTop::Certain;
     }
     // A C frame that is not linked yet, or not any more: the C code around it has set `L->base` for the coroutine that
     // runs in the next one, be that the one which resumes or is yielded to.
     if uncertain
         && !frame.is_return
-        && matches!(frame.kind, FrameKind::Vm { cframe: None, .. })
+        && matches!(frame.kind, NativeKind::Vm { cframe: None, .. })
         && unwinder.is_at_edge(code, frame.pc)
     {
-        return Top::Certain;
+        return SettledTop::Certain;
     }
     let value = |register| {
         let value = registers.get(register)?;
@@ -77,11 +77,11 @@ pub fn fix_innermost_frame(
         };
         match kept {
             Some(kept) => base = kept,
-            None => return Top::Uncertain,
+            None => return SettledTop::Uncertain,
         }
     }
     if base == sample.header.thread_base && flags & SAMPLE_BASE_OF_CALLER != 0 {
-        return Top::Certain;
+        return SettledTop::Certain;
     }
     if base == sample.header.thread_base {
         // The kernel began in the right place, but could not know PC.
@@ -89,7 +89,7 @@ pub fn fix_innermost_frame(
             let bytecode = top.code + u64::from(layout.sizeof_pt);
             top.position = frame::position(memory, layout, bytecode, top.size_bc, pc);
         }
-        return Top::Certain;
+        return SettledTop::Certain;
     }
     let (frames, end) = rewalk(memory, layout, sample, base, pc);
     let outer = sample.frames.split_off((sample.header.inner_frames as usize).min(sample.frames.len()));
@@ -97,13 +97,13 @@ pub fn fix_innermost_frame(
     sample.header.walk_end = end as u32;
     sample.frames = frames;
     sample.frames.extend(outer);
-    Top::Rewalked
+    SettledTop::Rewalked
 }
 
 fn innermost_vm_frame(native: &NativeStack) -> Option<(&NativeFrame, &Registers)> {
     native.frames.iter().find_map(|frame| match &frame.kind {
-        FrameKind::Vm { registers, .. } => Some((frame, registers)),
-        FrameKind::Native | FrameKind::Missing(_) => None,
+        NativeKind::Vm { registers, .. } => Some((frame, registers)),
+        NativeKind::Native | NativeKind::Missing(_) => None,
     })
 }
 
@@ -136,9 +136,9 @@ fn rewalk(
     for _ in 0..2 * MAX_FRAMES {
         let mut record = FrameRecord { vm: header.vm as u16, ..FrameRecord::default() };
         match walk.step(&memory, layout, (&mut record, &mut memo)) {
-            Ok(frame::Step::Emitted) if is_proven(&record, inner) => frames.push(record),
-            Ok(frame::Step::Emitted) => return (frames, WalkEnd::BadLink),
-            Ok(frame::Step::Skipped) => continue,
+            Ok(frame::WalkStep::Emitted) if is_proven(&record, inner) => frames.push(record),
+            Ok(frame::WalkStep::Emitted) => return (frames, WalkEnd::BadLink),
+            Ok(frame::WalkStep::Skipped) => continue,
             Err(end) => return (frames, end),
         }
         if let Some(index) = same_frame(inner, &frames) {

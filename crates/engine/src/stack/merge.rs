@@ -9,15 +9,15 @@
 //!
 //! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
 
-use lj_trace_common::event::{FrameKind as RecordKind, FrameRecord};
+use lj_trace_common::event::{FrameRecord, RecordKind};
 use lj_trace_common::frame::WalkEnd;
 
 use lj_trace_luajit::trace::NoTrace;
-use lj_trace_unwind::{FrameKind, NativeStack, UnwindEnd};
+use lj_trace_unwind::{NativeKind, NativeStack, UnwindEnd};
 
 /// One frame of the merged stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Frame {
+pub enum JoinedFrame {
     /// Native code.
     Native {
         /// The interrupted instruction, or the return address.
@@ -40,7 +40,7 @@ pub enum Frame {
     Unresolved(Unresolved),
 }
 
-/// What [`Frame::Inlined`] means, in a few words.
+/// What [`JoinedFrame::Inlined`] means, in a few words.
 pub const INLINED: &str = "inlined function not certain";
 
 /// Why frames are missing.
@@ -71,7 +71,7 @@ impl std::fmt::Display for Unresolved {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MergedStack {
     /// All frames, innermost first.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<JoinedFrame>,
     /// Whether the native stack was followed to the program's entry or the thread's start.
     pub native_complete: bool,
     /// Whether there are Lua frames, and all of them: down to the bottom of every coroutine.
@@ -87,12 +87,12 @@ pub struct MergedStack {
 pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, innermost: Innermost) -> MergedStack {
     let (mark, compiled, known) = match innermost {
         Innermost::Known => (None, 0, true),
-        Innermost::Interpreter => (Some(Frame::Unresolved(Unresolved::Interpreter)), 0, false),
-        Innermost::Compiled { frames, certain } => ((!certain).then_some(Frame::Inlined), frames, true),
-        Innermost::Trace(reason) => (Some(Frame::Trace), 0, reason.is_none()),
+        Innermost::Interpreter => (Some(JoinedFrame::Unresolved(Unresolved::Interpreter)), 0, false),
+        Innermost::Compiled { frames, certain } => ((!certain).then_some(JoinedFrame::Inlined), frames, true),
+        Innermost::Trace(reason) => (Some(JoinedFrame::Trace), 0, reason.is_none()),
     };
     let reason = match innermost {
-        Innermost::Trace(Some(reason)) => Some(Frame::Unresolved(Unresolved::Trace(reason))),
+        Innermost::Trace(Some(reason)) => Some(JoinedFrame::Unresolved(Unresolved::Trace(reason))),
         _ => None,
     };
     // Where BASE is not known, the walk began at a frame that may be gone: nothing of its C frame is certain.
@@ -105,15 +105,15 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
     for frame in &native.frames {
         match frame.kind {
             // They are between Lua frames that are left out: so are they, up to the next C frame that is known.
-            FrameKind::Missing(UnwindEnd::LeftOut) => segments.take_left_out(&mut frames),
-            FrameKind::Native => frames.push(Frame::Native { pc: frame.pc, is_return: frame.is_return }),
-            FrameKind::Missing(end) => {
+            NativeKind::Missing(UnwindEnd::LeftOut) => segments.take_left_out(&mut frames),
+            NativeKind::Native => frames.push(JoinedFrame::Native { pc: frame.pc, is_return: frame.is_return }),
+            NativeKind::Missing(end) => {
                 native_complete = false;
-                frames.push(Frame::Unresolved(Unresolved::Native(end)));
+                frames.push(JoinedFrame::Unresolved(Unresolved::Native(end)));
             }
             // Entering or leaving the VM: no Lua frame belongs to it.
-            FrameKind::Vm { cframe: None, .. } => {}
-            FrameKind::Vm { cframe: Some(cframe), .. } => {
+            NativeKind::Vm { cframe: None, .. } => {}
+            NativeKind::Vm { cframe: Some(cframe), .. } => {
                 // What marks the innermost Lua frame stands right before it.
                 let is_empty = innermost != Innermost::Interpreter && segments.begins_with(cframe);
                 if !is_empty && std::mem::take(&mut first_vm_frame) {
@@ -124,7 +124,7 @@ pub fn merge(native: &NativeStack, lua: &[FrameRecord], walk_end: WalkEnd, inner
         }
     }
     if native.end != UnwindEnd::Entry {
-        frames.push(Frame::Unresolved(Unresolved::Native(native.end)));
+        frames.push(JoinedFrame::Unresolved(Unresolved::Native(native.end)));
         if first_vm_frame && !segments.rest.is_empty() {
             frames.extend(reason.iter().chain(&mark));
         }
@@ -173,7 +173,7 @@ impl Segments<'_> {
 
     /// Places the frames up to the C frame at `cframe`. A C frame that the walk did not come by (it ended
     /// before, or began above) places nothing.
-    fn take_through(&mut self, cframe: u64, frames: &mut Vec<Frame>) {
+    fn take_through(&mut self, cframe: u64, frames: &mut Vec<JoinedFrame>) {
         let mark = |record: &FrameRecord| is_cframe(record) && record.code == cframe;
         match self.rest.iter().position(mark) {
             Some(index) => {
@@ -188,7 +188,7 @@ impl Segments<'_> {
     }
 
     /// Places the frames up to where some are left out, and the mark of these.
-    fn take_left_out(&mut self, frames: &mut Vec<Frame>) {
+    fn take_left_out(&mut self, frames: &mut Vec<JoinedFrame>) {
         let mark = |record: &FrameRecord| record.kind == RecordKind::LeftOut as u8;
         if let Some(index) = self.rest.iter().position(mark) {
             let (segment, rest) = self.rest.split_at(index + 1);
@@ -198,28 +198,28 @@ impl Segments<'_> {
     }
 
     /// Places all that is left, and says if the walk was cut off there.
-    fn take_rest(&mut self, frames: &mut Vec<Frame>) {
+    fn take_rest(&mut self, frames: &mut Vec<JoinedFrame>) {
         let rest = std::mem::take(&mut self.rest);
         self.place(rest, frames);
         if !matches!(self.walk_end, WalkEnd::Complete | WalkEnd::NoLua) {
-            frames.push(Frame::Unresolved(Unresolved::Lua(self.walk_end)));
+            frames.push(JoinedFrame::Unresolved(Unresolved::Lua(self.walk_end)));
             self.walk_end = WalkEnd::NoLua;
         }
     }
 }
 
 impl Segments<'_> {
-    fn place(&mut self, segment: &[FrameRecord], frames: &mut Vec<Frame>) {
+    fn place(&mut self, segment: &[FrameRecord], frames: &mut Vec<JoinedFrame>) {
         for record in segment {
             frames.push(match RecordKind::from_u8(record.kind) {
                 Some(RecordKind::CFrame) => continue,
-                Some(RecordKind::LeftOut) => Frame::LeftOut(record.function),
+                Some(RecordKind::LeftOut) => JoinedFrame::LeftOut(record.function),
                 Some(RecordKind::Passed) => {
                     let end = WalkEnd::from_u32(record.position).unwrap_or(WalkEnd::NotAFunction);
-                    Frame::Unresolved(Unresolved::Lua(end))
+                    JoinedFrame::Unresolved(Unresolved::Lua(end))
                 }
-                _ if self.compiled > 0 => Frame::Compiled(*record),
-                _ => Frame::Lua(*record),
+                _ if self.compiled > 0 => JoinedFrame::Compiled(*record),
+                _ => JoinedFrame::Lua(*record),
             });
             self.compiled = self.compiled.saturating_sub(1);
         }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     fn code(pc: u64) -> NativeFrame {
-        NativeFrame { pc, is_return: true, sp: 0, kind: FrameKind::Native }
+        NativeFrame { pc, is_return: true, sp: 0, kind: NativeKind::Native }
     }
 
     fn vm(cframe: Option<u64>) -> NativeFrame {
@@ -254,19 +254,19 @@ mod tests {
             pc: 0,
             is_return: true,
             sp: 0,
-            kind: FrameKind::Vm { cframe, vm: 0, registers, region: Region::Interpreter },
+            kind: NativeKind::Vm { cframe, vm: 0, registers, region: Region::Interpreter },
         }
     }
 
     fn names(stack: &MergedStack) -> Vec<String> {
-        let name = |frame: &Frame| match frame {
-            Frame::Native { pc, .. } => format!("n{pc}"),
-            Frame::Lua(record) => format!("l{}", record.function),
-            Frame::Compiled(record) => format!("j{}", record.function),
-            Frame::Trace => "trace".to_owned(),
-            Frame::Inlined => "inlined".to_owned(),
-            Frame::LeftOut(count) => format!("[{count} left out]"),
-            Frame::Unresolved(reason) => format!("[{reason}]"),
+        let name = |frame: &JoinedFrame| match frame {
+            JoinedFrame::Native { pc, .. } => format!("n{pc}"),
+            JoinedFrame::Lua(record) => format!("l{}", record.function),
+            JoinedFrame::Compiled(record) => format!("j{}", record.function),
+            JoinedFrame::Trace => "trace".to_owned(),
+            JoinedFrame::Inlined => "inlined".to_owned(),
+            JoinedFrame::LeftOut(count) => format!("[{count} left out]"),
+            JoinedFrame::Unresolved(reason) => format!("[{reason}]"),
         };
         stack.frames.iter().map(name).collect()
     }
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!(names(&stack), ["l1", "n1", "l2", "[7 left out]", "l3", "n2"]);
         assert!(stack.native_complete && !stack.lua_complete && stack.both_ends);
         // C frames among them: native unwinding goes on at the first one after them.
-        let missing = NativeFrame { pc: 0, is_return: true, sp: 0, kind: FrameKind::Missing(UnwindEnd::LeftOut) };
+        let missing = NativeFrame { pc: 0, is_return: true, sp: 0, kind: NativeKind::Missing(UnwindEnd::LeftOut) };
         let native = NativeStack {
             frames: vec![vm(Some(100)), code(1), vm(None), missing, vm(Some(200)), code(2)],
             end: UnwindEnd::Entry,

@@ -4,5 +4,5 @@
 mod base;
 mod merge;
 
-pub use base::{Top, fix_innermost_frame};
-pub use merge::{Frame, INLINED, Innermost, MergedStack, Unresolved, merge};
+pub use base::{SettledTop, fix_innermost_frame};
+pub use merge::{INLINED, Innermost, JoinedFrame, MergedStack, Unresolved, merge};

@@ -90,7 +90,7 @@ impl<'a> Plan<'a> {
 
 /// A copy of the memory of a process. What was not copied, such as files, is read from the process itself.
 #[derive(Debug)]
-pub struct Copied {
+pub struct HeapCopy {
     runs: Vec<Run>,
     store: Store,
     /// What was looked at: a page in there that is not in a run is one of zeros.
@@ -103,7 +103,7 @@ pub struct Copied {
     last: Cell<usize>,
 }
 
-impl Copied {
+impl HeapCopy {
     /// Copies what there is. `progress` is called after each piece, with the bytes that are copied and all that there
     /// are.
     ///
@@ -208,7 +208,7 @@ impl Copied {
     }
 }
 
-impl ReadSome for &Copied {
+impl ReadSome for &HeapCopy {
     fn read_some(&self, address: u64, buffer: &mut [u8]) -> usize {
         let done = self.read_copied(address, buffer);
         if done > 0 {
@@ -229,7 +229,7 @@ impl ReadSome for &Copied {
     }
 }
 
-impl ReadMemory for &Copied {
+impl ReadMemory for &HeapCopy {
     fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
         let mut bytes = vec![0; size_of::<T>()];
         let count = self.read_some(address, &mut bytes);

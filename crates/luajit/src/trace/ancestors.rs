@@ -8,9 +8,9 @@
 
 use lj_trace_common::memory::ReadMemory;
 
-use super::body::Body;
+use super::body::TraceBody;
 use super::functions::object_at;
-use super::ir::{BIAS, Code, Numbering, Op, irt};
+use super::ir::{BIAS, IrCode, IrOp, Numbering, irt};
 use crate::object::{Function, read_bytes, read_function};
 use crate::{Trace, Vm, trace_by_number};
 
@@ -21,7 +21,7 @@ const MAX_ANCESTORS: usize = 32;
 const PROTO: u8 = 7;
 
 /// The prototypes that the ancestors of a trace have among their constants, and those that they start in.
-pub fn prototypes_above<M: ReadMemory>(memory: &M, vm: &Vm, body: &Body, numbering: Numbering) -> Vec<u64> {
+pub fn prototypes_above<M: ReadMemory>(memory: &M, vm: &Vm, body: &TraceBody, numbering: Numbering) -> Vec<u64> {
     let mut prototypes = Vec::new();
     // `BASE` has the parent's number (`lj_record_setup`, `lj_record.c`).
     let mut parent = body.code.ins(BIAS).op1();
@@ -40,22 +40,22 @@ pub fn prototypes_above<M: ReadMemory>(memory: &M, vm: &Vm, body: &Body, numberi
 }
 
 /// The constants of a trace, and its `BASE`.
-fn constants<M: ReadMemory>(memory: &M, trace: &Trace) -> Option<Code> {
+fn constants<M: ReadMemory>(memory: &M, trace: &Trace) -> Option<IrCode> {
     let first = u16::try_from(trace.nk).ok().filter(|first| *first <= BIAS)?;
     let count = usize::from(BIAS - first) + 1;
     let words = read_bytes(memory, trace.ir.wrapping_add(8 * u64::from(first)), 8 * count).ok()?;
     let (words, _) = words.as_chunks();
-    Some(Code::new(first, words.iter().map(|word| u64::from_le_bytes(*word)).collect()))
+    Some(IrCode::new(first, words.iter().map(|word| u64::from_le_bytes(*word)).collect()))
 }
 
-fn in_constants<M: ReadMemory>(memory: &M, vm: &Vm, code: &Code, numbering: Numbering) -> Vec<u64> {
+fn in_constants<M: ReadMemory>(memory: &M, vm: &Vm, code: &IrCode, numbering: Numbering) -> Vec<u64> {
     let layout = &vm.layout;
     let mut prototypes = Vec::new();
     let mut at = code.references().start;
     while at < BIAS {
         let ins = code.ins(at);
         let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
-        if op == Some(Op::KGC) {
+        if op == Some(IrOp::KGC) {
             let address = object_at(layout, code, at);
             match ins.kind_of_result() {
                 irt::FUNC => {

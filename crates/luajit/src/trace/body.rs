@@ -7,13 +7,13 @@
 use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::ReadMemory;
 
-use super::ir::{BIAS, Code};
+use super::ir::{BIAS, IrCode};
 use crate::object::{field, read_bytes};
 use crate::{Trace, Vm, trace_at};
 
 /// A snapshot (`SnapShot`, `lj_jit.h`): how to leave the trace from a stretch of its code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct TraceSnapshot {
     /// Where its entries begin in the trace's map.
     pub map: u32,
     /// How many entries it has; its PC and links follow them.
@@ -26,13 +26,13 @@ pub struct Snapshot {
 
 /// A trace, with all that does not change while it lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Body {
+pub struct TraceBody {
     /// Its header.
     pub trace: Trace,
     /// Its intermediate code.
-    pub code: Code,
+    pub code: IrCode,
     /// Its snapshots, in order.
-    pub snapshots: Vec<Snapshot>,
+    pub snapshots: Vec<TraceSnapshot>,
     /// The entries of all snapshots.
     pub map: Vec<u32>,
     /// Its machine code as it was when it was read: exits are patched when side traces are compiled.
@@ -59,7 +59,7 @@ const MAX_MAP: u32 = 1 << 20;
 /// No trace has more machine code than one area of it holds.
 const MAX_MCODE: u64 = 1 << 24;
 
-impl Body {
+impl TraceBody {
     /// Reads everything of the trace that `trace` is the header of.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl Body {
         let map = words(trace.snapmap, 4 * map_length as usize)?;
         let (map, _) = map.as_chunks();
         let body = Self {
-            code: Code::new(first, code.iter().map(|word| u64::from_le_bytes(*word)).collect()),
+            code: IrCode::new(first, code.iter().map(|word| u64::from_le_bytes(*word)).collect()),
             snapshots: snapshots.ok_or(BodyError::Malformed)?,
             map: map.iter().map(|word| u32::from_le_bytes(*word)).collect(),
             mcode: words(trace.mcode.start, length as usize)?,
@@ -104,7 +104,7 @@ impl Body {
     /// The bytes that were read.
     pub fn size(&self) -> usize {
         let code = self.code.references();
-        8 * code.len() + size_of::<Snapshot>() * self.snapshots.len() + 4 * self.map.len() + self.mcode.len()
+        8 * code.len() + size_of::<TraceSnapshot>() * self.snapshots.len() + 4 * self.map.len() + self.mcode.len()
     }
 
     /// The words of a snapshot: its entries, and what follows them.
@@ -129,7 +129,7 @@ fn map_length<M: ReadMemory>(memory: &M, layout: &VmLayout, trace: &Trace) -> Re
 }
 
 /// `mapofs` and `ref` come first, in either width of `mapofs`; the rest is in the layout.
-fn snapshot(layout: &VmLayout, bytes: &[u8]) -> Option<Snapshot> {
+fn snapshot(layout: &VmLayout, bytes: &[u8]) -> Option<TraceSnapshot> {
     let half = |at: usize| bytes.get(at..)?.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
     let (map, at) = if layout.sizeof_snap == 8 {
         (u32::from(half(0)?), half(2)?)
@@ -137,5 +137,5 @@ fn snapshot(layout: &VmLayout, bytes: &[u8]) -> Option<Snapshot> {
         (u32::from_le_bytes(*bytes.first_chunk()?), half(4)?)
     };
     let mcode = if layout.snap_mcofs == ABSENT { None } else { Some(half(usize::from(layout.snap_mcofs))?) };
-    Some(Snapshot { map, at, mcode, entries: *bytes.get(usize::from(layout.snap_nent))? })
+    Some(TraceSnapshot { map, at, mcode, entries: *bytes.get(usize::from(layout.snap_nent))? })
 }

@@ -16,12 +16,12 @@ use lj_trace_process::Maps;
 
 use super::ancestors::prototypes_above;
 use super::attribution::{Attribution, Attributor, Chain, LowerFrames};
-use super::body::{Body, BodyError};
+use super::body::{BodyError, TraceBody};
 use super::effort::{Allowance, Effort};
 use super::exit_frames::ExitFrame;
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::functions::TraceFunctions;
-use super::ir::{FIRST, Numbering, Op};
+use super::ir::{FIRST, IrOp, Numbering};
 use super::live_vm::LiveVm;
 use super::machine::base_stores;
 use super::stacks::NOWHERE;
@@ -33,7 +33,7 @@ use crate::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_
 #[derive(Debug)]
 pub struct KnownTrace {
     /// Everything that was read of it.
-    pub body: Body,
+    pub body: TraceBody,
     /// Its functions.
     pub functions: TraceFunctions,
     /// What its machine code belongs to.
@@ -55,7 +55,7 @@ impl KnownTrace {
         vm: &Vm,
         prototypes: &mut Prototypes,
         names: Arc<FunctionNames>,
-        body: Body,
+        body: TraceBody,
         numbering: Numbering,
         effort: Effort,
     ) -> Self {
@@ -81,7 +81,7 @@ impl KnownTrace {
         let (attribution, is_finished) = attributor.attribute(effort);
         let unfinished = (!is_finished).then_some(effort);
         let is_loop =
-            |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == Op::LOOP);
+            |at: &u16| numbering.opcode(body.code.ins(*at).number()).is_some_and(|opcode| opcode.op == IrOp::LOOP);
         let loop_snapshot = (FIRST..body.code.end()).find(is_loop).map(|at| body.snapshot_of(at));
         let calls_in_tails = functions.calls_in_tails(crate::bytecode_set(&vm.layout));
         Self { body, functions, attribution, unfinished, lower_frames, calls_in_tails, numbering, loop_snapshot }
@@ -324,7 +324,7 @@ impl Traces {
         let Some(copy) = self.copies.get(identity).filter(|copy| copy.is_whole()).cloned() else { return Ok(None) };
         let memory = Copied { memory, trace: &copy };
         let trace = trace_at(&memory, vm, identity.address).ok_or(BodyError::Malformed)?;
-        let body = Body::read(&memory, vm, trace)?;
+        let body = TraceBody::read(&memory, vm, trace)?;
         let known = self.attribute(&memory, vm, body, None)?;
         self.copies.remove(identity);
         self.bytes = self.bytes.saturating_sub(copy.size());
@@ -339,7 +339,7 @@ impl Traces {
         {
             return known;
         }
-        let body = Body::read(memory, vm, trace)?;
+        let body = TraceBody::read(memory, vm, trace)?;
         self.attribute(memory, vm, body, None)
     }
 
@@ -365,7 +365,7 @@ impl Traces {
         &mut self,
         memory: &M,
         vm: &Vm,
-        body: Body,
+        body: TraceBody,
         effort: Option<Effort>,
     ) -> Result<Arc<KnownTrace>, BodyError> {
         let unfit = Numbering::ALL.into_iter().filter(|numbering| !numbering.fits(&body.code));

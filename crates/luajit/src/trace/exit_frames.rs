@@ -6,7 +6,7 @@
 //! [`lj_snap_restore`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_snap.c#L971-L1013
 //! [`TValue`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L174-L213
 
-use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 
 use super::functions::Callee;
 use super::stacks::NOWHERE;
@@ -66,9 +66,9 @@ fn fits(frames: &[ExitFrame], records: &[FrameRecord]) -> bool {
 /// Whether a frame on the stack is one of this function.
 fn is_of(callee: Callee, record: &FrameRecord) -> bool {
     match callee {
-        Callee::Lua { prototype, .. } => record.kind == FrameKind::Lua as u8 && record.code == prototype,
+        Callee::Lua { prototype, .. } => record.kind == RecordKind::Lua as u8 && record.code == prototype,
         Callee::Native { function, .. } => {
-            (record.kind == FrameKind::Fast as u8 || record.kind == FrameKind::C as u8) && record.function == function
+            (record.kind == RecordKind::Fast as u8 || record.kind == RecordKind::C as u8) && record.function == function
         }
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     }
 
     fn record(code: u64, position: u32, base: u64) -> FrameRecord {
-        FrameRecord { code, position, base, kind: FrameKind::Lua as u8, ..FrameRecord::EMPTY }
+        FrameRecord { code, position, base, kind: RecordKind::Lua as u8, ..FrameRecord::EMPTY }
     }
 
     #[test]

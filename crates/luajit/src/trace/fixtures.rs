@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
 
-use super::body::{Body, Snapshot};
+use super::body::{TraceBody, TraceSnapshot};
 use super::functions::{Callee, TraceFunctions};
-use super::ir::{BIAS, Code, Numbering};
+use super::ir::{BIAS, IrCode, Numbering};
 use crate::bytecode::{Op, opcodes};
 use crate::testing::{Saved, x64_layout};
 use crate::{Prototype, Trace, prototype};
@@ -80,7 +80,7 @@ pub fn constant(index: usize) -> u16 {
 }
 
 /// A trace of one snapshot, with these constants.
-pub fn body(constants: &[u64], entries: &[u32], tail: &[u32]) -> Body {
+pub fn body(constants: &[u64], entries: &[u32], tail: &[u32]) -> TraceBody {
     let words: Vec<u64> = constants.iter().rev().flat_map(|value| [0, *value]).collect();
     let trace = Trace {
         number: 1,
@@ -102,10 +102,10 @@ pub fn body(constants: &[u64], entries: &[u32], tail: &[u32]) -> Body {
         snap: 0,
         snapmap: 0,
     };
-    Body {
+    TraceBody {
         trace,
-        code: Code::new(BIAS - 2 * constants.len() as u16, words),
-        snapshots: vec![Snapshot { map: 0, entries: entries.len() as u8, at: BIAS, mcode: None }],
+        code: IrCode::new(BIAS - 2 * constants.len() as u16, words),
+        snapshots: vec![TraceSnapshot { map: 0, entries: entries.len() as u8, at: BIAS, mcode: None }],
         map: [entries, tail].concat(),
         mcode: Vec::new(),
     }

@@ -10,7 +10,7 @@
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
-use super::body::Body;
+use super::body::TraceBody;
 use super::functions::{Callee, TraceFunctions};
 use super::ir::BIAS;
 
@@ -47,7 +47,7 @@ const MAX_FRAMES: usize = 256;
 pub fn snapshot_frames<M: ReadMemory>(
     memory: &M,
     layout: &VmLayout,
-    body: &Body,
+    body: &TraceBody,
     functions: &TraceFunctions,
     index: usize,
 ) -> Result<Vec<SnapshotFrame>, BadLinks> {
@@ -58,7 +58,7 @@ pub fn snapshot_frames<M: ReadMemory>(
 
 /// The entries of one snapshot.
 struct Slots<'a> {
-    body: &'a Body,
+    body: &'a TraceBody,
     entries: &'a [u32],
 }
 
@@ -234,7 +234,7 @@ mod tests {
         read(false, &body(&vec![0; slots.len()], &entries, &tail), &callees)
     }
 
-    fn read(fr2: bool, body: &Body, callees: &[(u16, Callee)]) -> Result<Vec<Known>, BadLinks> {
+    fn read(fr2: bool, body: &TraceBody, callees: &[(u16, Callee)]) -> Result<Vec<Known>, BadLinks> {
         let functions = functions();
         let frames =
             snapshot_frames(&memory(&functions), &layout(fr2), body, &trace_functions(&functions, callees), 0)?;

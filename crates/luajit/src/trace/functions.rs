@@ -11,8 +11,8 @@ use std::sync::Arc;
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
 use lj_trace_common::memory::ReadMemory;
 
-use super::body::Body;
-use super::ir::{BIAS, Code, FIRST, Ins, Numbering, Op, irt, is_wide};
+use super::body::TraceBody;
+use super::ir::{BIAS, FIRST, Ins, IrCode, IrOp, Numbering, irt, is_wide};
 use crate::bytecode::{Instruction, Op as Bytecode};
 use crate::object::{Function, read_function, read_string};
 use crate::{FunctionNames, Prototype, Prototypes};
@@ -122,7 +122,7 @@ impl TraceFunctions {
         memory: &M,
         layout: &VmLayout,
         prototypes: &mut Prototypes,
-        body: &Body,
+        body: &TraceBody,
         numbering: Numbering,
         names: Arc<FunctionNames>,
         above: &[u64],
@@ -143,7 +143,7 @@ impl TraceFunctions {
         while at < BIAS {
             let ins = body.code.ins(at);
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
-            if op == Some(Op::KGC) {
+            if op == Some(IrOp::KGC) {
                 functions.add_constant(memory, layout, body, at, ins);
             }
             at += 1 + u16::from(is_wide(op, layout.is_gc64()));
@@ -159,7 +159,7 @@ impl TraceFunctions {
         functions
     }
 
-    fn add_constant<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &Body, at: u16, ins: Ins) {
+    fn add_constant<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &TraceBody, at: u16, ins: Ins) {
         /// `IRT_PROTO`.
         const PROTO: u8 = 7;
         let address = object(layout, body, at);
@@ -183,10 +183,10 @@ impl TraceFunctions {
 
     /// What `rec_call_specialize` (`lj_record.c`) has left: `EQ value function`, or, where a prototype has many
     /// closures, `EQ (FLOAD value func.pc) bytecode`.
-    fn read_guards<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &Body) {
+    fn read_guards<M: ReadMemory>(&mut self, memory: &M, layout: &VmLayout, body: &TraceBody) {
         let code = &body.code;
         let op = |at: u16| self.numbering.opcode(code.ins(at).number()).map(|opcode| opcode.op);
-        for at in (code.references().start..BIAS).filter(|&at| matches!(op(at), Some(Op::KPTR | Op::KKPTR))) {
+        for at in (code.references().start..BIAS).filter(|&at| matches!(op(at), Some(IrOp::KPTR | IrOp::KKPTR))) {
             let prototype = object(layout, body, at).wrapping_sub(self.sizeof_pt);
             if self.prototypes.contains_key(&prototype) {
                 self.bytecodes.insert(at, prototype);
@@ -195,10 +195,10 @@ impl TraceFunctions {
         for at in FIRST..code.end() {
             let ins = code.ins(at);
             match op(at) {
-                Some(Op::HSTORE | Op::ASTORE) => {
+                Some(IrOp::HSTORE | IrOp::ASTORE) => {
                     self.stores_functions |= code.ins(ins.op2()).kind_of_result() == irt::FUNC;
                 }
-                Some(Op::EQ) => {
+                Some(IrOp::EQ) => {
                     let Some(callee) = self.guard(ins.op1(), ins.op2()) else { continue };
                     let value = if ins.op1() >= BIAS { ins.op1() } else { ins.op2() };
                     let is_bytecode =
@@ -393,26 +393,26 @@ impl TraceFunctions {
 }
 
 /// The constant string by which a value was loaded from a table.
-fn key_of(numbering: Numbering, body: &Body, value: u16) -> Option<u16> {
+fn key_of(numbering: Numbering, body: &TraceBody, value: u16) -> Option<u16> {
     let op = |at: u16| numbering.opcode(body.code.ins(at).number()).map(|opcode| opcode.op);
-    if op(value) != Some(Op::HLOAD) {
+    if op(value) != Some(IrOp::HLOAD) {
         return None;
     }
     let reference = body.code.ins(value).op1();
-    if !matches!(op(reference), Some(Op::HREFK | Op::HREF)) {
+    if !matches!(op(reference), Some(IrOp::HREFK | IrOp::HREF)) {
         return None;
     }
     let key = body.code.ins(reference).op2();
-    let key = if op(key) == Some(Op::KSLOT) { body.code.ins(key).op1() } else { key };
-    (key < BIAS && op(key) == Some(Op::KGC) && body.code.ins(key).kind_of_result() == irt::STR).then_some(key)
+    let key = if op(key) == Some(IrOp::KSLOT) { body.code.ins(key).op1() } else { key };
+    (key < BIAS && op(key) == Some(IrOp::KGC) && body.code.ins(key).kind_of_result() == irt::STR).then_some(key)
 }
 
 /// The address of the object or the pointer that a constant is.
-pub fn object(layout: &VmLayout, body: &Body, at: u16) -> u64 {
+pub fn object(layout: &VmLayout, body: &TraceBody, at: u16) -> u64 {
     object_at(layout, &body.code, at)
 }
 
 /// The same, in the code of a trace of which no more was read.
-pub(super) fn object_at(layout: &VmLayout, code: &Code, at: u16) -> u64 {
+pub(super) fn object_at(layout: &VmLayout, code: &IrCode, at: u16) -> u64 {
     if layout.is_gc64() { code.word(at + 1) & ((1 << 47) - 1) } else { u64::from(code.ins(at).literal()) }
 }

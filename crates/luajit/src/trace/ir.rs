@@ -147,8 +147,8 @@ impl Numbering {
     pub const ALL: [Self; 5] = [Self::TmpRef, Self::Tarantool, Self::V21, Self::Alen, Self::V20];
 
     /// What the opcode of this number means.
-    pub fn opcode(self, number: u8) -> Option<&'static Opcode> {
-        static TABLES: LazyLock<Vec<Vec<&'static Opcode>>> = LazyLock::new(|| {
+    pub fn opcode(self, number: u8) -> Option<&'static IrOpcode> {
+        static TABLES: LazyLock<Vec<Vec<&'static IrOpcode>>> = LazyLock::new(|| {
             let table = |numbering: u8| OPCODES.iter().filter(|op| op.numberings >> numbering & 1 != 0).collect();
             (0..5).map(table).collect()
         });
@@ -156,7 +156,7 @@ impl Numbering {
     }
 
     /// Whether `code` can be of this numbering: every operand is one.
-    pub fn fits(self, code: &Code) -> bool {
+    pub fn fits(self, code: &IrCode) -> bool {
         code.references().filter(|&at| at >= FIRST).all(|at| {
             let ins = code.ins(at);
             let Some(opcode) = self.opcode(ins.number()) else { return false };
@@ -168,15 +168,15 @@ impl Numbering {
             };
             // Slots of a frame, and modes of few bits.
             let literals = match opcode.op {
-                Op::SLOAD => ins.op1() < 256 && ins.op2() < 0x80,
+                IrOp::SLOAD => ins.op1() < 256 && ins.op2() < 0x80,
                 // Of no object (`REF_NIL`): a field of the VM itself.
-                Op::FLOAD => ins.op2() < 64 || ins.op1() == NIL,
-                Op::FREF => ins.op2() < 64,
-                Op::XLOAD => ins.op2() < 8,
+                IrOp::FLOAD => ins.op2() < 64 || ins.op1() == NIL,
+                IrOp::FREF => ins.op2() < 64,
+                IrOp::XLOAD => ins.op2() < 8,
                 _ => true,
             };
             // What the assembler adds has operands of its own.
-            matches!(opcode.op, Op::RENAME | Op::NOP | Op::PHI | Op::LOOP | Op::ABC)
+            matches!(opcode.op, IrOp::RENAME | IrOp::NOP | IrOp::PHI | IrOp::LOOP | IrOp::ABC)
                 || literals && operand(opcode.operands.0, ins.op1()) && operand(opcode.operands.1, ins.op2())
         })
     }
@@ -184,12 +184,12 @@ impl Numbering {
 
 /// The intermediate code of one trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Code {
+pub struct IrCode {
     start: u16,
     words: Vec<u64>,
 }
 
-impl Code {
+impl IrCode {
     /// Code whose first word has the reference `start`.
     pub fn new(start: u16, words: Vec<u64>) -> Self {
         Self { start, words }
@@ -217,19 +217,19 @@ impl Code {
 }
 
 /// Whether a constant takes two words: its value stands in the second one.
-pub fn is_wide(op: Option<Op>, gc64: bool) -> bool {
+pub fn is_wide(op: Option<IrOp>, gc64: bool) -> bool {
     match op {
-        Some(Op::KNUM | Op::KINT64) => true,
-        Some(Op::KGC | Op::KPTR | Op::KKPTR) => gc64,
+        Some(IrOp::KNUM | IrOp::KINT64) => true,
+        Some(IrOp::KGC | IrOp::KPTR | IrOp::KKPTR) => gc64,
         _ => false,
     }
 }
 
 /// An opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opcode {
+pub struct IrOpcode {
     /// Which one.
-    pub op: Op,
+    pub op: IrOp,
     /// What it does to memory.
     pub effect: Effect,
     /// What its operands are.
@@ -249,13 +249,13 @@ macro_rules! opcodes {
         /// The opcodes of all builds, by their names in `lj_ir.h`.
         #[expect(missing_docs, reason = "LuaJIT's own names; `lj_ir.h` describes them")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        pub enum Op {
+        pub enum IrOp {
             $($op,)*
         }
 
-        const OPCODES: &[Opcode] = &[
-            $(Opcode {
-                op: Op::$op,
+        const OPCODES: &[IrOpcode] = &[
+            $(IrOpcode {
+                op: IrOp::$op,
                 effect: Effect::$effect,
                 operands: (Operand::$op1, Operand::$op2),
                 numberings: $numberings,
@@ -375,7 +375,7 @@ opcodes! {
 mod tests {
     use super::*;
 
-    fn number(numbering: Numbering, op: Op) -> Option<u8> {
+    fn number(numbering: Numbering, op: IrOp) -> Option<u8> {
         (0..=u8::MAX).find(|&number| numbering.opcode(number).is_some_and(|opcode| opcode.op == op))
     }
 
@@ -390,7 +390,7 @@ mod tests {
             (Numbering::Tarantool, [24, 70, 89, 98]),
         ];
         for (numbering, numbers) in counted {
-            let ops = [Op::KGC, Op::SLOAD, Op::CONV, Op::CARG];
+            let ops = [IrOp::KGC, IrOp::SLOAD, IrOp::CONV, IrOp::CARG];
             assert_eq!(ops.map(|op| number(numbering, op)), numbers.map(Some), "{numbering:?}");
         }
     }

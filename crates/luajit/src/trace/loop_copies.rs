@@ -14,16 +14,16 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::ir::{Code, Effect, FIRST, Ins, Numbering, Op, Operand};
+use super::ir::{Effect, FIRST, Ins, IrCode, IrOp, Numbering, Operand};
 
 /// For each instruction behind the `LOOP` at `loop_at`: the recorded ones that it may be the copy of. `slots` are the
 /// entries of the loop's snapshot, with what is in each slot when the loop begins anew.
-pub fn originals(code: &Code, numbering: Numbering, loop_at: u16, slots: &[u32]) -> HashMap<u16, Vec<u16>> {
+pub fn originals(code: &IrCode, numbering: Numbering, loop_at: u16, slots: &[u32]) -> HashMap<u16, Vec<u16>> {
     let mut copies = Copies { code, numbering, substitute: HashMap::new() };
-    let end = (loop_at + 1..code.end()).find(|&at| copies.op(at) == Some(Op::PHI)).unwrap_or(code.end());
+    let end = (loop_at + 1..code.end()).find(|&at| copies.op(at) == Some(IrOp::PHI)).unwrap_or(code.end());
     for at in FIRST..loop_at {
         // Forwarded from what the iteration before has left there.
-        let Some((Op::SLOAD, ins)) = copies.get(at) else { continue };
+        let Some((IrOp::SLOAD, ins)) = copies.get(at) else { continue };
         let left = slots.iter().find(|entry| *entry >> 24 == u32::from(ins.op1()));
         copies.substitute.insert(at, left.map_or(at, |entry| *entry as u16));
     }
@@ -45,7 +45,7 @@ const MAX_ROUNDS: usize = 8;
 const MAX_CELLS: usize = 1 << 18;
 
 struct Copies<'a> {
-    code: &'a Code,
+    code: &'a IrCode,
     numbering: Numbering,
     /// What recorded instructions became.
     substitute: HashMap<u16, u16>,
@@ -59,13 +59,13 @@ impl Copies<'_> {
         // Recorded instructions that may have made something since the last one of which all is known.
         let mut loose: Vec<u16> = Vec::new();
         // What memory holds that the trace has loaded or stored, by the reference to it.
-        let mut held: HashMap<(Op, u16), u16> = HashMap::new();
+        let mut held: HashMap<(IrOp, u16), u16> = HashMap::new();
         for at in FIRST..loop_at {
             self.hold(&mut held, at);
         }
         for at in FIRST..loop_at {
             let Some((op, ins)) = self.get(at) else { continue };
-            if matches!(op, Op::NOP | Op::SLOAD) {
+            if matches!(op, IrOp::NOP | IrOp::SLOAD) {
                 continue;
             }
             let operands = self.operands(at, ins);
@@ -99,7 +99,7 @@ impl Copies<'_> {
                     Some((memory, true)) => held.get(&(memory, first)).copied(),
                     Some((_, false)) => None,
                     None if self.effect(at) == Some(Effect::Normal)
-                        || matches!(op, Op::UREFO | Op::UREFC | Op::HREF) =>
+                        || matches!(op, IrOp::UREFO | IrOp::UREFC | IrOp::HREF) =>
                     {
                         (FIRST..next).find(|&before| self.is_copy(before, op, ins, (first, second)))
                     }
@@ -128,7 +128,7 @@ impl Copies<'_> {
     }
 
     /// Notes what memory holds after an instruction.
-    fn hold(&self, held: &mut HashMap<(Op, u16), u16>, now: u16) {
+    fn hold(&self, held: &mut HashMap<(IrOp, u16), u16>, now: u16) {
         let Some((op, ins)) = self.get(now) else { return };
         match memory_of(op) {
             Some((memory, true)) => drop(held.insert((memory, ins.op1()), now)),
@@ -139,7 +139,7 @@ impl Copies<'_> {
 
     /// Copies of which it is not known what they are of, between two that are: each is of one of `loose`, in order.
     fn close(&mut self, originals: &mut HashMap<u16, Vec<u16>>, gap: Range<u16>, loose: &[u16]) {
-        let copies: Vec<u16> = gap.filter(|&at| self.op(at) != Some(Op::NOP)).collect();
+        let copies: Vec<u16> = gap.filter(|&at| self.op(at) != Some(IrOp::NOP)).collect();
         if copies.is_empty() {
             return;
         }
@@ -177,18 +177,18 @@ impl Copies<'_> {
     }
 
     fn past_nops(&self, mut at: u16, end: u16) -> u16 {
-        while at < end && self.op(at) == Some(Op::NOP) {
+        while at < end && self.op(at) == Some(IrOp::NOP) {
             at += 1;
         }
         at
     }
 
-    fn get(&self, at: u16) -> Option<(Op, Ins)> {
+    fn get(&self, at: u16) -> Option<(IrOp, Ins)> {
         let ins = self.code.ins(at);
         Some((self.numbering.opcode(ins.number())?.op, ins))
     }
 
-    fn op(&self, at: u16) -> Option<Op> {
+    fn op(&self, at: u16) -> Option<IrOp> {
         self.get(at).map(|(op, _)| op)
     }
 
@@ -205,7 +205,7 @@ impl Copies<'_> {
         (operand(opcode.operands.0, ins.op1()), operand(opcode.operands.1, ins.op2()))
     }
 
-    fn is_copy(&self, copy: u16, op: Op, ins: Ins, (first, second): (u16, u16)) -> bool {
+    fn is_copy(&self, copy: u16, op: IrOp, ins: Ins, (first, second): (u16, u16)) -> bool {
         let Some((other, copied)) = self.get(copy) else { return false };
         let operands = (copied.op1(), copied.op2());
         let same = operands == (first, second) || operands == (second, first);
@@ -216,7 +216,7 @@ impl Copies<'_> {
     fn can_become(&self, at: u16, copy: u16) -> bool {
         let (Some((op, ins)), Some((other, copied))) = (self.get(at), self.get(copy)) else { return true };
         // Integers and numbers are made one of the other at the end.
-        if other == Op::CONV {
+        if other == IrOp::CONV {
             return true;
         }
         if op != other {
@@ -232,64 +232,72 @@ impl Copies<'_> {
 
 /// The kind of memory that an instruction works on, and whether it loads from it, or stores there: what was stored is
 /// not loaded again, but used as it is (`lj_opt_mem.c`).
-fn memory_of(op: Op) -> Option<(Op, bool)> {
+fn memory_of(op: IrOp) -> Option<(IrOp, bool)> {
     match op {
-        Op::ULOAD => Some((Op::ULOAD, true)),
-        Op::USTORE => Some((Op::ULOAD, false)),
-        Op::ALOAD => Some((Op::ALOAD, true)),
-        Op::ASTORE => Some((Op::ALOAD, false)),
-        Op::HLOAD => Some((Op::HLOAD, true)),
-        Op::HSTORE => Some((Op::HLOAD, false)),
+        IrOp::ULOAD => Some((IrOp::ULOAD, true)),
+        IrOp::USTORE => Some((IrOp::ULOAD, false)),
+        IrOp::ALOAD => Some((IrOp::ALOAD, true)),
+        IrOp::ASTORE => Some((IrOp::ALOAD, false)),
+        IrOp::HLOAD => Some((IrOp::HLOAD, true)),
+        IrOp::HSTORE => Some((IrOp::HLOAD, false)),
         _ => None,
     }
 }
 
 /// Opcodes that folding makes out of each other.
-fn family(op: Op) -> Option<u8> {
+fn family(op: IrOp) -> Option<u8> {
     match op {
-        Op::ADD
-        | Op::SUB
-        | Op::MUL
-        | Op::DIV
-        | Op::MOD
-        | Op::POW
-        | Op::NEG
-        | Op::ABS
-        | Op::LDEXP
-        | Op::MIN
-        | Op::MAX
-        | Op::FPMATH
-        | Op::ADDOV
-        | Op::SUBOV
-        | Op::MULOV
-        | Op::CONV
-        | Op::TOBIT
-        | Op::STRTO
-        | Op::BNOT
-        | Op::BSWAP
-        | Op::BAND
-        | Op::BOR
-        | Op::BXOR
-        | Op::BSHL
-        | Op::BSHR
-        | Op::BSAR
-        | Op::BROL
-        | Op::BROR => Some(0),
-        Op::LT | Op::GE | Op::LE | Op::GT | Op::ULT | Op::UGE | Op::ULE | Op::UGT | Op::EQ | Op::NE | Op::ABC => {
-            Some(1)
-        }
-        Op::HREF | Op::HREFK | Op::NEWREF => Some(2),
-        Op::BUFHDR
-        | Op::BUFPUT
-        | Op::BUFSTR
-        | Op::TOSTR
-        | Op::SNEW
-        | Op::XSNEW
-        | Op::CALLL
-        | Op::CALLN
-        | Op::CALLA
-        | Op::CARG => Some(3),
-        Op::FLOAD | Op::ALEN => Some(4),
+        IrOp::ADD
+        | IrOp::SUB
+        | IrOp::MUL
+        | IrOp::DIV
+        | IrOp::MOD
+        | IrOp::POW
+        | IrOp::NEG
+        | IrOp::ABS
+        | IrOp::LDEXP
+        | IrOp::MIN
+        | IrOp::MAX
+        | IrOp::FPMATH
+        | IrOp::ADDOV
+        | IrOp::SUBOV
+        | IrOp::MULOV
+        | IrOp::CONV
+        | IrOp::TOBIT
+        | IrOp::STRTO
+        | IrOp::BNOT
+        | IrOp::BSWAP
+        | IrOp::BAND
+        | IrOp::BOR
+        | IrOp::BXOR
+        | IrOp::BSHL
+        | IrOp::BSHR
+        | IrOp::BSAR
+        | IrOp::BROL
+        | IrOp::BROR => Some(0),
+        IrOp::LT
+        | IrOp::GE
+        | IrOp::LE
+        | IrOp::GT
+        | IrOp::ULT
+        | IrOp::UGE
+        | IrOp::ULE
+        | IrOp::UGT
+        | IrOp::EQ
+        | IrOp::NE
+        | IrOp::ABC => Some(1),
+        IrOp::HREF | IrOp::HREFK | IrOp::NEWREF => Some(2),
+        IrOp::BUFHDR
+        | IrOp::BUFPUT
+        | IrOp::BUFSTR
+        | IrOp::TOSTR
+        | IrOp::SNEW
+        | IrOp::XSNEW
+        | IrOp::CALLL
+        | IrOp::CALLN
+        | IrOp::CALLA
+        | IrOp::CARG => Some(3),
+        IrOp::FLOAD | IrOp::ALEN => Some(4),
         _ => None,
     }
 }
@@ -299,7 +307,7 @@ mod tests {
     use super::super::ir::BIAS;
     use super::*;
 
-    fn ins(op: Op, op1: u16, op2: u16) -> u64 {
+    fn ins(op: IrOp, op1: u16, op2: u16) -> u64 {
         let is_it = |number: &u8| Numbering::TmpRef.opcode(*number).is_some_and(|opcode| opcode.op == op);
         let number = (0..=u8::MAX).find(is_it).unwrap();
         u64::from(op1) | u64::from(op2) << 16 | u64::from(number) << 40
@@ -311,8 +319,8 @@ mod tests {
 
     /// The originals of a code that begins with `BASE`.
     fn found(code: &[u64], loop_at: u16, slots: &[u32]) -> Vec<(u16, Vec<u16>)> {
-        let words = [&[ins(Op::BASE, 0, 0)], code].concat();
-        let found = originals(&Code::new(BIAS, words), Numbering::TmpRef, at(loop_at), slots);
+        let words = [&[ins(IrOp::BASE, 0, 0)], code].concat();
+        let found = originals(&IrCode::new(BIAS, words), Numbering::TmpRef, at(loop_at), slots);
         let mut found: Vec<_> = found.into_iter().collect();
         found.sort();
         found
@@ -324,11 +332,11 @@ mod tests {
     #[test]
     fn what_a_slot_holds_takes_the_place_of_its_load() {
         let code = [
-            ins(Op::SLOAD, 1, 0),
-            ins(Op::ADD, at(1), K),
-            ins(Op::LOOP, 0, 0),
-            ins(Op::ADD, at(2), K),
-            ins(Op::PHI, at(2), at(4)),
+            ins(IrOp::SLOAD, 1, 0),
+            ins(IrOp::ADD, at(1), K),
+            ins(IrOp::LOOP, 0, 0),
+            ins(IrOp::ADD, at(2), K),
+            ins(IrOp::PHI, at(2), at(4)),
         ];
         // Slot 1 holds the sum when the loop begins anew.
         assert_eq!(found(&code, 3, &[1 << 24 | u32::from(at(2))]), [(at(4), vec![at(2)])]);
@@ -337,14 +345,14 @@ mod tests {
     #[test]
     fn what_does_not_change_has_no_copy_and_what_is_new_is_of_what_changes() {
         let code = [
-            ins(Op::SLOAD, 1, 0),
-            ins(Op::SLOAD, 2, 0),
-            ins(Op::MUL, at(2), at(2)),
-            ins(Op::ADD, at(1), at(3)),
-            ins(Op::LOOP, 0, 0),
-            ins(Op::ABS, at(4), K),
-            ins(Op::ADD, at(4), at(3)),
-            ins(Op::PHI, at(4), at(7)),
+            ins(IrOp::SLOAD, 1, 0),
+            ins(IrOp::SLOAD, 2, 0),
+            ins(IrOp::MUL, at(2), at(2)),
+            ins(IrOp::ADD, at(1), at(3)),
+            ins(IrOp::LOOP, 0, 0),
+            ins(IrOp::ABS, at(4), K),
+            ins(IrOp::ADD, at(4), at(3)),
+            ins(IrOp::PHI, at(4), at(7)),
         ];
         // Folding may have made both of the sum.
         let slots = [1 << 24 | u32::from(at(4))];
@@ -355,12 +363,12 @@ mod tests {
     fn operands_may_be_swapped_but_not_others() {
         let code = |first, second| {
             [
-                ins(Op::SLOAD, 1, 0),
-                ins(Op::SLOAD, 2, 0),
-                ins(Op::MUL, at(1), at(2)),
-                ins(Op::ADD, at(3), K),
-                ins(Op::LOOP, 0, 0),
-                ins(Op::MUL, first, second),
+                ins(IrOp::SLOAD, 1, 0),
+                ins(IrOp::SLOAD, 2, 0),
+                ins(IrOp::MUL, at(1), at(2)),
+                ins(IrOp::ADD, at(3), K),
+                ins(IrOp::LOOP, 0, 0),
+                ins(IrOp::MUL, first, second),
             ]
         };
         let slots = [1 << 24 | u32::from(at(4))];

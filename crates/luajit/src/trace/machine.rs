@@ -21,7 +21,7 @@ pub struct Machine {
     /// Its offset in the trace's code.
     pub offset: u32,
     /// What it does.
-    pub action: Action,
+    pub action: MachineAction,
     /// The register that it writes: 0 to 15, or 16 and more for `xmm0` and on.
     pub writes: Option<u8>,
     /// The kind of operation.
@@ -34,7 +34,7 @@ pub struct Machine {
 
 /// What a machine instruction does beside computing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum MachineAction {
     /// Nothing else.
     Compute,
     /// It leaves the trace, or goes on.
@@ -100,14 +100,14 @@ fn describe(factory: &mut InstructionInfoFactory, ins: &Instruction, range: &std
     let action = match ins.flow_control() {
         FlowControl::ConditionalBranch => {
             let target = ins.near_branch_target();
-            if range.contains(&target) { Action::Branch } else { Action::Guard { target } }
+            if range.contains(&target) { MachineAction::Branch } else { MachineAction::Guard { target } }
         }
-        FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => Action::Jump,
-        FlowControl::Call | FlowControl::IndirectCall => Action::Call,
-        _ if stores && !is_lea => Action::Store,
-        _ => Action::Compute,
+        FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => MachineAction::Jump,
+        FlowControl::Call | FlowControl::IndirectCall => MachineAction::Call,
+        _ if stores && !is_lea => MachineAction::Store,
+        _ => MachineAction::Compute,
     };
-    let writes = if matches!(action, Action::Compute) { written } else { None };
+    let writes = if matches!(action, MachineAction::Compute) { written } else { None };
     let second = if ins.op1_kind() == OpKind::Register { number(ins.op1_register()) } else { None };
     Machine {
         offset: (ins.ip() - range.start) as u32,

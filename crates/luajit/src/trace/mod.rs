@@ -1,6 +1,6 @@
 //! Traces from inside: which functions were compiled into a trace, and which one a machine instruction belongs to.
 //!
-//! [`Body`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`reading`] finds all ways through the
+//! [`TraceBody`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`reading`] finds all ways through the
 //! bytecode that can have been recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.
 
 mod ancestors;
@@ -23,8 +23,8 @@ pub mod resolve;
 pub mod stacks;
 pub mod trace_copy;
 
-pub use attribution::{Attribution, Attributor, Chain, Span};
-pub use body::{Body, BodyError, Snapshot};
+pub use attribution::{Attribution, Attributor, Chain, CodeSpan};
+pub use body::{BodyError, TraceBody, TraceSnapshot};
 pub use cache::{KnownTrace, Sought, Traces};
 pub use effort::Allowance;
 pub use functions::{Callee, TraceFunctions};

@@ -12,12 +12,12 @@
 
 use std::sync::Arc;
 
-use lj_trace_common::event::{FrameKind, FrameRecord, NO_POSITION, SAMPLE_ON_TRACE, SampleHeader, reg};
+use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind, SAMPLE_ON_TRACE, SampleHeader, reg};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_common::vm::VmState;
 use lj_trace_process::Maps;
-use lj_trace_unwind::{FrameKind as NativeKind, NativeFrame, NativeStack, Region, StackCopy};
+use lj_trace_unwind::{NativeFrame, NativeKind, NativeStack, Region, StackCopy};
 
 use super::attribution::Chain;
 use super::body::BodyError;
@@ -111,12 +111,12 @@ impl Hit<'_> {
     /// left (`trace_exit_cp`, `lj_trace.c`).
     pub fn bottom(&self) -> Option<usize> {
         let index = usize::from(self.is_being_restored());
-        self.frames.get(index).filter(|frame| frame.kind == FrameKind::Lua as u8).map(|_| index)
+        self.frames.get(index).filter(|frame| frame.kind == RecordKind::Lua as u8).map(|_| index)
     }
 
     /// Whether `trace_exit_cp` runs, which puts the frames of an exit onto the Lua stack.
     fn is_being_restored(&self) -> bool {
-        let is_cframe = |frame: &FrameRecord| frame.kind == FrameKind::CFrame as u8;
+        let is_cframe = |frame: &FrameRecord| frame.kind == RecordKind::CFrame as u8;
         self.header.flags & SAMPLE_ON_TRACE == 0 && self.frames.first().is_some_and(is_cframe)
     }
 }
@@ -315,7 +315,7 @@ fn record<M: ReadMemory>(
                 first_line: key.firstline,
                 size_bc: key.sizebc,
                 position,
-                kind: FrameKind::Lua as u8,
+                kind: RecordKind::Lua as u8,
                 ..FrameRecord::EMPTY
             }
         }
@@ -323,7 +323,7 @@ fn record<M: ReadMemory>(
             function,
             code: memory.read(field(function, layout.fn_c))?,
             position: NO_POSITION,
-            kind: if ffid == 1 { FrameKind::C } else { FrameKind::Fast } as u8,
+            kind: if ffid == 1 { RecordKind::C } else { RecordKind::Fast } as u8,
             ffid,
             ..FrameRecord::EMPTY
         },

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::functions::Callee;
 
 /// Number of a call stack.
-pub type StackId = u32;
+pub type StackIndex = u32;
 
 /// A position that is not known.
 pub const NOWHERE: u32 = u32::MAX;
@@ -14,7 +14,7 @@ pub const NOWHERE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activation {
     /// The caller; none for the frame in which the trace runs.
-    pub caller: Option<StackId>,
+    pub caller: Option<StackIndex>,
     /// The function.
     pub callee: Callee,
     /// The position of the call in the caller's bytecode; [`NOWHERE`] in a fast function.
@@ -25,19 +25,19 @@ pub struct Activation {
 #[derive(Clone, Debug, Default)]
 pub struct Stacks {
     activations: Vec<Activation>,
-    known: HashMap<(Option<StackId>, u64, u32), StackId>,
+    known: HashMap<(Option<StackIndex>, u64, u32), StackIndex>,
     /// How many are those of snapshots, and so are certain to occur.
     shown: usize,
 }
 
 impl Stacks {
     /// The number of a stack. Stacks are the same if they run the same code, called from the same places.
-    pub fn intern(&mut self, caller: Option<StackId>, callee: Callee, call: u32) -> StackId {
+    pub fn intern(&mut self, caller: Option<StackIndex>, callee: Callee, call: u32) -> StackIndex {
         let code = match callee {
             Callee::Lua { prototype, .. } => prototype,
             Callee::Native { function, .. } => function,
         };
-        let next = self.activations.len() as StackId;
+        let next = self.activations.len() as StackIndex;
         let id = *self.known.entry((caller, code, call)).or_insert(next);
         if id == next {
             self.activations.push(Activation { caller, callee, call });
@@ -53,7 +53,7 @@ impl Stacks {
     ///
     /// # Panics
     /// If the number is of other stacks.
-    pub fn get(&self, id: StackId) -> Activation {
+    pub fn get(&self, id: StackIndex) -> Activation {
         self.activations[id as usize]
     }
 
@@ -63,18 +63,18 @@ impl Stacks {
     }
 
     /// The stacks that `caller` calls from `call`, as snapshots show.
-    pub fn called_from(&self, caller: Option<StackId>, call: u32) -> impl Iterator<Item = (StackId, Callee)> {
+    pub fn called_from(&self, caller: Option<StackIndex>, call: u32) -> impl Iterator<Item = (StackIndex, Callee)> {
         let is_called =
             move |(_, activation): &(usize, &Activation)| activation.caller == caller && activation.call == call;
         self.activations[..self.shown]
             .iter()
             .enumerate()
             .filter(is_called)
-            .map(|(id, known)| (id as StackId, known.callee))
+            .map(|(id, known)| (id as StackIndex, known.callee))
     }
 
     /// The functions of a stack and the position in each, from the frame in which the trace runs inward.
-    pub fn frames(&self, id: StackId, position: u32) -> Vec<(Callee, u32)> {
+    pub fn frames(&self, id: StackIndex, position: u32) -> Vec<(Callee, u32)> {
         let mut frames = Vec::new();
         let (mut next, mut position) = (Some(id), position);
         while let Some(id) = next {

@@ -1,7 +1,7 @@
 //! Everything that is read of a VM, by the walkers and decoders that a recording uses.
 
-use lj_trace_common::event::{FrameKind, FrameRecord};
-use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Step, Walk, WalkEnd};
+use lj_trace_common::event::{FrameRecord, RecordKind};
+use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk, WalkEnd, WalkStep};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_luajit::object::field;
@@ -60,7 +60,7 @@ pub fn stack<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, thread: 
         }
         let mut record = FrameRecord::EMPTY;
         match walk.step(memory, layout, (&mut record, &mut memo)) {
-            Ok(Step::Emitted) if frames.len() < 1000 => frames.push(describe(memory, vm, names, &record)),
+            Ok(WalkStep::Emitted) if frames.len() < 1000 => frames.push(describe(memory, vm, names, &record)),
             Ok(_) => {}
             Err(reason) => end = Some(reason),
         }
@@ -69,13 +69,13 @@ pub fn stack<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, thread: 
 }
 
 fn describe<M: ReadMemory>(memory: &M, vm: &Vm, names: &FunctionNames, record: &FrameRecord) -> String {
-    if record.kind == FrameKind::CFrame as u8 {
+    if record.kind == RecordKind::CFrame as u8 {
         return "|".to_owned();
     }
-    if record.kind == FrameKind::Fast as u8 {
+    if record.kind == RecordKind::Fast as u8 {
         return names.builtin(record.ffid).unwrap_or("?").to_owned();
     }
-    if record.kind == FrameKind::C as u8 {
+    if record.kind == RecordKind::C as u8 {
         return "C".to_owned();
     }
     match Prototype::read(memory, &vm.layout, PrototypeKey::of(record)) {

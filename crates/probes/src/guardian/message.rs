@@ -7,7 +7,7 @@ use lj_trace_process::privileges::Capabilities;
 use lj_trace_process::sockets::{self, DESCRIPTORS, receive};
 
 use super::Means;
-use crate::uprobe_multi::Kind;
+use crate::uprobe_multi::UprobeKind;
 
 /// Probes that one order may be for: an allocator has some ten.
 pub const MAX_POINTS: usize = 512;
@@ -76,7 +76,7 @@ pub fn parse(words: &[u64]) -> Option<Received<'_>> {
             let count = usize::try_from(count).ok()?;
             let (offsets, cookies) = points.split_at_checked(count).filter(|(_, cookies)| cookies.len() == count)?;
             let means = match means {
-                0 => Means::Multi(Kind::of_number(detail)?),
+                0 => Means::Multi(UprobeKind::of_number(detail)?),
                 on_return => Means::Classic(u32::try_from(detail).ok()?, on_return == 2),
             };
             Some(Received::Attach(u32::try_from(pid).ok()?, means, offsets, cookies))
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn orders_arrive_as_they_were_given() {
-        for means in [Means::Multi(Kind::Call), Means::Multi(Kind::Session), Means::Classic(9, true)] {
+        for means in [Means::Multi(UprobeKind::Call), Means::Multi(UprobeKind::Session), Means::Classic(9, true)] {
             let words = Words::attach(&Order { pid: 7, means, points: &[(1, 2), (3, 4)] }).unwrap();
             let Some(Received::Attach(pid, found, offsets, cookies)) = parse(&words.0) else { panic!("no order") };
             assert_eq!((pid, found, offsets, cookies), (7, means, &[1, 3][..], &[2, 4][..]));

@@ -24,13 +24,13 @@ use lj_trace_process::sockets;
 use message::{Order, Words};
 
 use super::mechanism::Mechanism;
-use super::uprobe_multi::Kind;
+use super::uprobe_multi::UprobeKind;
 
 /// How probes are put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// By one `uprobe_multi` link.
-    Multi(Kind),
+    Multi(UprobeKind),
     /// By a perf event each, of this number among the kinds of perf events, on the return or not: what kernels without
     /// `uprobe_multi` links have.
     Classic(u32, bool),
@@ -41,11 +41,11 @@ impl Means {
     ///
     /// # Errors
     /// Perf events have no such probes.
-    pub fn of(mechanism: Mechanism, kind: Kind) -> io::Result<Self> {
+    pub fn of(mechanism: Mechanism, kind: UprobeKind) -> io::Result<Self> {
         match (mechanism, kind) {
             (Mechanism::Multi, kind) => Ok(Self::Multi(kind)),
-            (Mechanism::Classic, Kind::Session) => Err(io::ErrorKind::Unsupported.into()),
-            (Mechanism::Classic, kind) => Ok(Self::Classic(classic_number()?, kind == Kind::Return)),
+            (Mechanism::Classic, UprobeKind::Session) => Err(io::ErrorKind::Unsupported.into()),
+            (Mechanism::Classic, kind) => Ok(Self::Classic(classic_number()?, kind == UprobeKind::Return)),
         }
     }
 }
@@ -182,7 +182,7 @@ mod tests {
             Path::new("/proc/self/exe"),
             &[(0, 0)],
             std::process::id(),
-            Means::Multi(Kind::Call),
+            Means::Multi(UprobeKind::Call),
         );
         // It is no program.
         assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EINVAL));
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn probes_are_there_until_they_are_dropped() {
         let nothing = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-        let Ok(program) = load("nothing", &nothing, c"GPL", Some(Kind::Call)) else {
+        let Ok(program) = load("nothing", &nothing, c"GPL", Some(UprobeKind::Call)) else {
             println!("NOT RUN: BPF programs cannot be loaded here");
             return;
         };
@@ -207,7 +207,8 @@ mod tests {
         let offset = address - mapping.start + mapping.offset;
         let before = first();
         let exe = Path::new("/proc/self/exe");
-        let held = attach(program.as_fd(), exe, &[(offset, 0)], std::process::id(), Means::Multi(Kind::Call)).unwrap();
+        let held =
+            attach(program.as_fd(), exe, &[(offset, 0)], std::process::id(), Means::Multi(UprobeKind::Call)).unwrap();
         assert_eq!(first(), 0xcc);
         assert!(!held.is_lost());
         drop(held);

@@ -56,7 +56,7 @@ enum Value {
 
 /// Everything that is known right before an instruction, whichever way led there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct ArgumentState {
     /// The registers that hold each argument, as bits in DWARF's order.
     holders: [u32; Argument::COUNT],
     values: [Value; Argument::COUNT],
@@ -77,7 +77,7 @@ fn bit(register: Register) -> u32 {
     1 << register as u32
 }
 
-impl State {
+impl ArgumentState {
     /// At the function's first instruction.
     pub fn entry() -> Self {
         Self {
@@ -249,9 +249,11 @@ mod tests {
     use super::*;
 
     /// What is known after straight code.
-    fn run(code: &[u8]) -> State {
+    fn run(code: &[u8]) -> ArgumentState {
         let mut factory = InstructionInfoFactory::new();
-        Decoder::new(64, code, DecoderOptions::NONE).iter().fold(State::entry(), |s, i| s.after(&i, &mut factory))
+        Decoder::new(64, code, DecoderOptions::NONE)
+            .iter()
+            .fold(ArgumentState::entry(), |s, i| s.after(&i, &mut factory))
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::arguments::{Argument, ArgumentLocation, State};
+use super::arguments::{Argument, ArgumentLocation, ArgumentState};
 use super::emulated::is_emulated;
-use super::flow::{Flow, Node};
+use super::flow::{Flow, FlowNode};
 use super::{EventKind, Need};
 
 /// Sets of points that are kept for each instruction. Real allocators have a handful in all.
@@ -33,7 +33,7 @@ impl Set {
 }
 
 /// Which events pass a point.
-pub(super) fn kind(state: &State) -> EventKind {
+pub(super) fn kind(state: &ArgumentState) -> EventKind {
     if state.is_zero(Argument::NewSize) {
         EventKind::Free
     } else if !state.is_nonzero(Argument::NewSize) {
@@ -76,7 +76,7 @@ pub(super) fn choose(code: &[u8], flow: &Flow, need: Need) -> Option<Vec<usize>>
 }
 
 /// Whether a probe at an instruction is cheap and sees everything that an event is made of.
-fn is_candidate(code: &[u8], offset: usize, node: &Node, need: Need) -> bool {
+fn is_candidate(code: &[u8], offset: usize, node: &FlowNode, need: Need) -> bool {
     let Some(state) = &node.state else { return false };
     let bytes = code.get(offset..offset + node.instruction.len());
     let needed = Argument::ALL.into_iter().filter(|&argument| need.has(argument));
@@ -108,7 +108,7 @@ fn postorder(flow: &Flow) -> Vec<usize> {
             order.push(offset);
         } else if seen.insert(offset) {
             stack.push((offset, true));
-            let successors = flow.node(offset).into_iter().flat_map(Node::successors);
+            let successors = flow.node(offset).into_iter().flat_map(FlowNode::successors);
             stack.extend(successors.filter(|&next| flow.is_reached(next)).map(|next| (next, false)));
         }
     }

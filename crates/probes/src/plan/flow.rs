@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpKind, Register};
 
-use super::arguments::State;
+use super::arguments::ArgumentState;
 
 /// Why the ways through a function are not clear. Then only its first instruction is certain to be passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,16 +47,16 @@ pub enum Next {
 
 /// One instruction that control can reach.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct FlowNode {
     /// The instruction, decoded.
     pub instruction: Instruction,
     /// What is known right before it; `None` if control never comes here.
-    pub state: Option<State>,
+    pub state: Option<ArgumentState>,
     /// Where control goes from here.
     pub next: Next,
 }
 
-impl Node {
+impl FlowNode {
     /// Offsets that control goes to from here.
     pub fn successors(&self) -> impl Iterator<Item = usize> + use<> {
         let (first, second) = match self.next {
@@ -71,7 +71,7 @@ impl Node {
 /// A function as a graph of its instructions, by offset from its first byte.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    nodes: BTreeMap<usize, Node>,
+    nodes: BTreeMap<usize, FlowNode>,
 }
 
 impl Flow {
@@ -104,12 +104,12 @@ impl Flow {
     }
 
     /// All instructions that control can reach, with their offsets.
-    pub fn nodes(&self) -> impl Iterator<Item = (usize, &Node)> {
+    pub fn nodes(&self) -> impl Iterator<Item = (usize, &FlowNode)> {
         self.nodes.iter().map(|(&offset, node)| (offset, node))
     }
 
     /// The instruction at an offset.
-    pub fn node(&self, offset: usize) -> Option<&Node> {
+    pub fn node(&self, offset: usize) -> Option<&FlowNode> {
         self.nodes.get(&offset)
     }
 
@@ -151,7 +151,7 @@ impl Flow {
     /// Fills in what is known before each instruction: the least that holds on every way there.
     fn follow_arguments(&mut self) {
         let mut factory = InstructionInfoFactory::new();
-        let mut todo = vec![(0, State::entry())];
+        let mut todo = vec![(0, ArgumentState::entry())];
         // Ends: each time an instruction is visited again, less is known before it.
         while let Some((offset, state)) = todo.pop() {
             let Some(node) = self.nodes.get_mut(&offset) else { continue };
@@ -176,11 +176,11 @@ impl Flow {
     /// A jump that leaves the function is a tail call only if the stack is as at the entry. Anything else is a
     /// part of the function that the compiler has moved elsewhere.
     fn check_tail_calls(&self) -> Result<(), Unclear> {
-        let leaves = |node: &Node| {
+        let leaves = |node: &FlowNode| {
             let flow = node.instruction.flow_control();
             node.next == Next::Exit && matches!(flow, FlowControl::UnconditionalBranch | FlowControl::IndirectBranch)
         };
-        let no_tail_call = |(_, node): &(usize, &Node)| {
+        let no_tail_call = |(_, node): &(usize, &FlowNode)| {
             leaves(node) && node.state.as_ref().is_some_and(|state| !state.return_address_on_top())
         };
         self.nodes().find(no_tail_call).map_or(Ok(()), |(offset, _)| Err(Unclear::Outside(offset)))
@@ -188,7 +188,7 @@ impl Flow {
 }
 
 /// Decodes the instruction at `offset`. Addresses are offsets, so that branch targets are offsets as well.
-fn decode(code: &[u8], offset: usize) -> Result<Node, Unclear> {
+fn decode(code: &[u8], offset: usize) -> Result<FlowNode, Unclear> {
     let bytes = code.get(offset..).filter(|bytes| !bytes.is_empty()).ok_or(Unclear::Endless(offset))?;
     let instruction = Decoder::with_ip(64, bytes, offset as u64, DecoderOptions::NONE).decode();
     if instruction.is_invalid() {
@@ -214,7 +214,7 @@ fn decode(code: &[u8], offset: usize) -> Result<Node, Unclear> {
         FlowControl::Return | FlowControl::Exception => Next::Exit,
         _ => return Err(Unclear::Unusual(offset)),
     };
-    Ok(Node { instruction, state: None, next })
+    Ok(FlowNode { instruction, state: None, next })
 }
 
 #[cfg(test)]

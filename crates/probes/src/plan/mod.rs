@@ -22,7 +22,7 @@ pub use arguments::{Argument, ArgumentLocation};
 pub use emulated::is_emulated;
 pub use flow::Unclear;
 
-use arguments::State;
+use arguments::ArgumentState;
 use flow::Flow;
 
 use lj_trace_unwind::Register;
@@ -89,7 +89,7 @@ pub struct ProbePoint {
 }
 
 impl ProbePoint {
-    fn new(code: &[u8], offset: usize, state: &State) -> Self {
+    fn new(code: &[u8], offset: usize, state: &ArgumentState) -> Self {
         let rest = code.get(offset..).unwrap_or_default();
         // An undecodable instruction is shown as its first byte.
         let length = Decoder::new(64, rest, DecoderOptions::NONE).into_iter().next().map_or(0, |i| i.len().max(1));
@@ -195,7 +195,7 @@ pub fn plan(code: &[u8], start: u64, need: Need) -> ProbePlan {
         },
         Err(unclear) => (Vec::new(), Reason::Unclear(unclear)),
     };
-    let points = if points.is_empty() { vec![ProbePoint::new(code, 0, &State::entry())] } else { points };
+    let points = if points.is_empty() { vec![ProbePoint::new(code, 0, &ArgumentState::entry())] } else { points };
     ProbePlan { start, points, reason }
 }
 

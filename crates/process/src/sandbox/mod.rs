@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use reason::{FileId, Reason};
+use reason::{EndReason, FileId};
 pub use reason::{Unread, unread};
 pub use serve::{Asked, serve};
 use wire::Wire;
@@ -149,7 +149,7 @@ impl Distrusted {
             }
             wire::parse(&bytes).ok_or_else(|| {
                 state.reader = None;
-                Reason::Nonsense
+                EndReason::Nonsense
             })
         });
         answer.map_err(|reason| reason::note(self.id, &self.path, reason)).ok()
@@ -158,21 +158,21 @@ impl Distrusted {
 
 impl State {
     /// The answer, and whether more of the file would have had to be read than may be.
-    fn answer(&mut self, words: [u64; 3], file: &File, second: Option<&File>) -> Result<(Vec<u8>, bool), Reason> {
+    fn answer(&mut self, words: [u64; 3], file: &File, second: Option<&File>) -> Result<(Vec<u8>, bool), EndReason> {
         if self.lost >= LOST {
-            return Err(Reason::Spent);
+            return Err(EndReason::Spent);
         }
         // One that was killed while it had nothing to do, or that has worked for long, is no fault of this file.
         let is_usable = |reader: &mut Reader| reader.worked < SHIFT && matches!(reader.process.try_wait(), Ok(None));
         if !self.reader.as_mut().is_some_and(is_usable) {
-            self.reader = Some(Reader::start().map_err(|_| Reason::NotStarted)?);
+            self.reader = Some(Reader::start().map_err(|_| EndReason::NotStarted)?);
         }
-        let Some(reader) = &mut self.reader else { return Err(Reason::NotStarted) };
+        let Some(reader) = &mut self.reader else { return Err(EndReason::NotStarted) };
         let began = Instant::now();
         let answer = reader.exchange(words, file, second, began + LONGEST);
         reader.worked += began.elapsed();
         answer.map_err(|error| {
-            let reason = self.reader.take().map_or(Reason::NotStarted, |reader| reader.end(&error));
+            let reason = self.reader.take().map_or(EndReason::NotStarted, |reader| reader.end(&error));
             self.lost += began.elapsed();
             reason
         })
@@ -242,23 +242,23 @@ impl Reader {
     }
 
     /// Why there was no answer. The reader is ended if it has not ended by itself.
-    fn end(mut self, error: &io::Error) -> Reason {
+    fn end(mut self, error: &io::Error) -> EndReason {
         /// A process that has closed its socket is about to end.
         const GRACE: Duration = Duration::from_millis(200);
         match error.kind() {
-            io::ErrorKind::TimedOut => return Reason::Time,
-            io::ErrorKind::InvalidData => return Reason::Nonsense,
+            io::ErrorKind::TimedOut => return EndReason::Time,
+            io::ErrorKind::InvalidData => return EndReason::Nonsense,
             _ => {}
         }
         let began = Instant::now();
         while began.elapsed() < GRACE {
             match self.process.try_wait() {
-                Ok(Some(status)) => return Reason::of(status),
+                Ok(Some(status)) => return EndReason::of(status),
                 Ok(None) => std::thread::sleep(Duration::from_millis(1)),
                 Err(_) => break,
             }
         }
-        Reason::Nonsense
+        EndReason::Nonsense
     }
 }
 

@@ -11,7 +11,7 @@ pub type FileId = (u64, u64);
 
 /// What ended a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum EndReason {
     /// It wanted more memory than it may have.
     Memory,
     /// It took longer than it may.
@@ -37,7 +37,7 @@ pub enum Reason {
 /// What a reader exits with when it cannot give up its privileges.
 pub const NOT_CONFINED: u8 = 71;
 
-impl Reason {
+impl EndReason {
     /// By how the reader ended.
     pub fn of(status: ExitStatus) -> Self {
         match (status.signal(), status.code()) {
@@ -54,7 +54,7 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory => f.write_str("its reader was ended (memory limit)"),
@@ -81,7 +81,7 @@ pub struct Unread {
     /// Its path, as the target sees it.
     pub path: String,
     /// Why.
-    pub reason: Reason,
+    pub reason: EndReason,
 }
 
 impl fmt::Display for Unread {
@@ -103,7 +103,7 @@ pub(super) fn is_unread(file: FileId) -> bool {
 }
 
 /// Notes that a file is not read any more. The first reason stays.
-pub(super) fn note(file: FileId, path: &str, reason: Reason) {
+pub(super) fn note(file: FileId, path: &str, reason: EndReason) {
     let mut unread = UNREAD.lock().unwrap_or_else(PoisonError::into_inner);
     unread.entry(file).or_insert_with(|| Unread { path: path.to_owned(), reason });
 }
@@ -114,12 +114,12 @@ mod tests {
 
     #[test]
     fn ends_have_names() {
-        let by_signal = |signal| Reason::of(ExitStatus::from_raw(signal));
-        assert_eq!(by_signal(libc::SIGABRT), Reason::Memory);
-        assert_eq!(by_signal(libc::SIGSYS), Reason::SystemCall);
-        assert_eq!(by_signal(libc::SIGKILL), Reason::Killed);
-        assert_eq!(by_signal(libc::SIGSEGV), Reason::Crashed(libc::SIGSEGV));
-        assert_eq!(Reason::of(ExitStatus::from_raw(101 << 8)), Reason::Panicked);
-        assert_eq!(Reason::of(ExitStatus::from_raw(71 << 8)), Reason::NotConfined);
+        let by_signal = |signal| EndReason::of(ExitStatus::from_raw(signal));
+        assert_eq!(by_signal(libc::SIGABRT), EndReason::Memory);
+        assert_eq!(by_signal(libc::SIGSYS), EndReason::SystemCall);
+        assert_eq!(by_signal(libc::SIGKILL), EndReason::Killed);
+        assert_eq!(by_signal(libc::SIGSEGV), EndReason::Crashed(libc::SIGSEGV));
+        assert_eq!(EndReason::of(ExitStatus::from_raw(101 << 8)), EndReason::Panicked);
+        assert_eq!(EndReason::of(ExitStatus::from_raw(71 << 8)), EndReason::NotConfined);
     }
 }

@@ -8,7 +8,7 @@ use super::notes::{ESTIMATE, parse_figure, write_figure};
 
 /// What is known of all lines together, and what it is known from.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct About {
+pub struct AboutEstimate {
     /// Windows; 0 as long as nothing is known.
     pub windows: u64,
     /// Calls of the allocator in them.
@@ -35,7 +35,7 @@ pub struct About {
     pub warnings: Vec<String>,
 }
 
-impl About {
+impl AboutEstimate {
     /// That of an estimate.
     pub fn new(estimate: &Estimate) -> Self {
         let errors = estimate.lines.iter().filter_map(|line| line.share.error);

@@ -11,7 +11,7 @@ mod verdict;
 use std::collections::BTreeMap;
 use std::io;
 
-pub use about::About;
+pub use about::AboutEstimate;
 pub use figures::LineFigures;
 use lj_trace_estimate::life::Life;
 use lj_trace_estimate::observation::SourceId;
@@ -20,18 +20,18 @@ use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_streams::{Annotation, Symbol};
 use lj_trace_text::{Room, bytes};
 pub use notes::{is_sample, sample_mark};
-pub use verdict::Verdict;
+pub use verdict::EstimateVerdict;
 
 use super::Frame;
 use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE};
-use super::model::{Measure, Profile, StackId, Stacks};
+use super::model::{Measure, Profile, StackId, StackTable};
 
 /// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
 /// the estimate over these comes from a recording ([`Self::set`]), or from the notes of its stream, which are symbols.
 #[derive(Debug, Default)]
 pub struct EstimatedProfile {
-    stacks: Stacks,
+    stacks: StackTable,
     /// By VM.
     sources: Vec<Sources>,
     /// By the stack's number, which is the source's.
@@ -41,7 +41,7 @@ pub struct EstimatedProfile {
     lives: BTreeMap<SourceId, Life>,
     /// Whether these come from polling.
     polled: bool,
-    about: About,
+    about: AboutEstimate,
     losses: BTreeMap<String, u64>,
     /// Of which program, as a title.
     pub title: String,
@@ -162,7 +162,7 @@ impl EstimatedProfile {
 
     /// Sets what is estimated of the sources that it has numbered.
     pub fn set(&mut self, estimate: Estimate) {
-        self.about = About::new(&estimate);
+        self.about = AboutEstimate::new(&estimate);
         self.lines = estimate.lines;
         if !self.about.has_bytes() {
             self.scale_to_windows();
@@ -214,7 +214,7 @@ impl EstimatedProfile {
     }
 
     /// What it is made from.
-    pub fn about(&self) -> &About {
+    pub fn about(&self) -> &AboutEstimate {
         &self.about
     }
 
@@ -228,7 +228,7 @@ impl EstimatedProfile {
         }
         let shares: Vec<Figure> = self.rows().iter().map(|(_, line)| line.share).collect();
         let unseen = if self.about.is_exact() { 0.0 } else { self.about.unseen };
-        let verdict = Verdict::of(&shares, unseen, (self.about.windows, self.about.recorded));
+        let verdict = EstimateVerdict::of(&shares, unseen, (self.about.windows, self.about.recorded));
         Some(verdict.map_or_else(|| "nothing to rank: no line was seen".to_owned(), |verdict| verdict.to_string()))
     }
 
@@ -287,7 +287,7 @@ impl EstimatedProfile {
 }
 
 impl Profile for EstimatedProfile {
-    fn weighted(&self) -> &Stacks {
+    fn weighted(&self) -> &StackTable {
         &self.stacks
     }
 

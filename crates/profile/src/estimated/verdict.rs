@@ -21,7 +21,7 @@ const LONGEST: f64 = 3600.0;
 
 /// What an estimate is good for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Verdict {
+pub enum EstimateVerdict {
     /// The largest lines are the largest, in their order, or within 2 points of it.
     Ranked,
     /// Errors are so large that others may be the largest.
@@ -33,7 +33,7 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
+impl EstimateVerdict {
     /// That of shares, the largest first, which come from so many windows and seconds. A line that was not seen may have the share
     /// `unseen`. [`None`] if there is nothing to rank.
     ///
@@ -74,7 +74,7 @@ fn rounded_up(seconds: f64) -> f64 {
     (seconds / step).ceil() * step
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for EstimateVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Ranked => {
@@ -102,23 +102,27 @@ mod tests {
 
     #[test]
     fn what_is_far_apart_or_close_together_is_ranked() {
-        let of = |figures: &[(f64, f64)]| Verdict::of(&shares(figures), 0.01, (100, 20.0));
-        assert_eq!(of(&[(0.6, 0.05), (0.3, 0.04), (0.1, 0.02)]), Some(Verdict::Ranked));
-        assert_eq!(of(&[(0.5, 0.01), (0.495, 0.01)]), Some(Verdict::Ranked));
+        let of = |figures: &[(f64, f64)]| EstimateVerdict::of(&shares(figures), 0.01, (100, 20.0));
+        assert_eq!(of(&[(0.6, 0.05), (0.3, 0.04), (0.1, 0.02)]), Some(EstimateVerdict::Ranked));
+        assert_eq!(of(&[(0.5, 0.01), (0.495, 0.01)]), Some(EstimateVerdict::Ranked));
         assert_eq!(of(&[]), None);
-        assert_eq!(Verdict::of(&[Figure::measured(0.5), Figure::measured(0.5)], 0.0, (1, 1.0)), Some(Verdict::Ranked));
-        let few = Verdict::of(&shares(&[(1.0, 0.002)]), 0.0, (4, 1.0));
+        assert_eq!(
+            EstimateVerdict::of(&[Figure::measured(0.5), Figure::measured(0.5)], 0.0, (1, 1.0)),
+            Some(EstimateVerdict::Ranked)
+        );
+        let few = EstimateVerdict::of(&shares(&[(1.0, 0.002)]), 0.0, (4, 1.0));
         assert_eq!(
             few,
-            Some(Verdict::TooWide { more: Some(2.0), error: 0.002 }),
+            Some(EstimateVerdict::TooWide { more: Some(2.0), error: 0.002 }),
             "four windows tell nothing of errors"
         );
     }
 
     #[test]
     fn what_is_too_wide_says_for_how_long() {
-        let told =
-            |figures: &[(f64, f64)], unseen| Verdict::of(&shares(figures), unseen, (100, 20.0)).unwrap().to_string();
+        let told = |figures: &[(f64, f64)], unseen| {
+            EstimateVerdict::of(&shares(figures), unseen, (100, 20.0)).unwrap().to_string()
+        };
         // 4 times the windows make half the error.
         let told_of_two = told(&[(0.6, 0.3), (0.4, 0.2645)], 0.01);
         assert_eq!(told_of_two, "too wide to rank: record for 60 s more (errors of the largest lines: ±30.0 points)");
@@ -145,7 +149,7 @@ mod tests {
                 truth.iter().enumerate().map(|(line, share)| (share + deviation * normal(), line)).collect();
             told.sort_by(|a, b| b.0.total_cmp(&a.0));
             let figures: Vec<Figure> = told.iter().map(|told| Figure::estimated(told.0, 1.96 * deviation)).collect();
-            if Verdict::of(&figures, 0.0, (100, 10.0)) == Some(Verdict::Ranked) {
+            if EstimateVerdict::of(&figures, 0.0, (100, 10.0)) == Some(EstimateVerdict::Ranked) {
                 ranked += 1;
                 let is_wrong = told.windows(2).any(|pair| truth[pair[1].1] - truth[pair[0].1] > CLOSE);
                 wrong += u32::from(is_wrong);

@@ -15,7 +15,7 @@ use fxprof_processed_profile::{
 use lj_trace_streams::VmState;
 
 use crate::frame::FrameKind;
-use crate::model::labels::Thread;
+use crate::model::labels::ThreadLabel;
 use crate::model::{Profile, StackId, Unit};
 
 /// Time between samples where it is not known.
@@ -82,7 +82,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The samples of each thread, in order.
-    fn by_thread(&self) -> Vec<(Option<Thread>, Vec<Sample>)> {
+    fn by_thread(&self) -> Vec<(Option<ThreadLabel>, Vec<Sample>)> {
         let stacks = self.source.weighted();
         let measure = self.source.shown();
         let timeline = self.source.timeline();
@@ -90,8 +90,8 @@ impl<'a> Builder<'a> {
             // A time may be missing; what is shown must be all.
             measure.unit == Unit::Samples && points.len() as u64 == self.source.total()
         });
-        let mut threads: BTreeMap<Option<u32>, (Option<Thread>, Vec<Sample>)> = BTreeMap::new();
-        let mut add = |thread: &Option<Thread>, sample: Sample| {
+        let mut threads: BTreeMap<Option<u32>, (Option<ThreadLabel>, Vec<Sample>)> = BTreeMap::new();
+        let mut add = |thread: &Option<ThreadLabel>, sample: Sample| {
             let entry = threads.entry(thread.as_ref().map(|thread| thread.tid));
             entry.or_insert_with(|| (thread.clone(), Vec::new())).1.push(sample);
         };
@@ -139,7 +139,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn add_thread(&mut self, thread: Option<Thread>, samples: &[Sample]) {
+    fn add_thread(&mut self, thread: Option<ThreadLabel>, samples: &[Sample]) {
         let tid = thread.as_ref().map_or(0, |thread| thread.tid);
         let is_main = thread.is_none() || Some(tid) == self.source.process();
         let handle = self.target.add_thread(self.process, tid, at(0), is_main);
@@ -379,7 +379,7 @@ mod tests {
         profile.rate = Some(100);
         profile.keep_times();
         let mut add = |tid, time: u64, state| {
-            let labels = Labels { thread: Some(Thread { tid, name: Some("worker".into()) }), ..Labels::default() };
+            let labels = Labels { thread: Some(ThreadLabel { tid, name: Some("worker".into()) }), ..Labels::default() };
             let info = SampleInfo { labels, time: Some(time * 10_000_000), ..SampleInfo::new(state) };
             profile.add_sample(info, [Frame::lua(Some("f".into()), b"@a.lua", 3, None)]);
         };

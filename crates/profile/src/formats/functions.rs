@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 
-use crate::model::{FrameId, Stacks};
+use crate::model::{FrameId, StackTable};
 
 /// The functions of a profile.
-pub struct Functions<'a> {
-    functions: Vec<Function<'a>>,
+pub struct FunctionTable<'a> {
+    functions: Vec<NamedFunction<'a>>,
     of_frame: Vec<u32>,
 }
 
 /// A function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Function<'a> {
+pub struct NamedFunction<'a> {
     /// What it reads as.
     pub name: String,
     /// Its file, where it is known.
@@ -21,15 +21,15 @@ pub struct Function<'a> {
     pub first_line: Option<u32>,
 }
 
-impl<'a> Functions<'a> {
+impl<'a> FunctionTable<'a> {
     /// All functions of the frames.
-    pub fn new(stacks: &'a Stacks) -> Self {
-        let mut functions: Vec<Function<'a>> = Vec::new();
+    pub fn new(stacks: &'a StackTable) -> Self {
+        let mut functions: Vec<NamedFunction<'a>> = Vec::new();
         let mut known: HashMap<(String, Option<&str>), u32> = HashMap::new();
         let of_frame = stacks.frames().iter().map(|frame| {
             let (name, file) = (frame.to_string(), frame.file());
             *known.entry((name.clone(), file)).or_insert_with(|| {
-                functions.push(Function { name, file, first_line: frame.first_line() });
+                functions.push(NamedFunction { name, file, first_line: frame.first_line() });
                 functions.len() as u32 - 1
             })
         });
@@ -38,7 +38,7 @@ impl<'a> Functions<'a> {
     }
 
     /// All of them, in the order of their numbers.
-    pub fn all(&self) -> &[Function<'a>] {
+    pub fn all(&self) -> &[NamedFunction<'a>] {
         &self.functions
     }
 

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use serde::ser::{Serialize, Serializer};
 use serde_json::json;
 
-use super::functions::Functions;
-use crate::model::labels::Thread;
+use super::functions::FunctionTable;
+use crate::model::labels::ThreadLabel;
 use crate::model::{Measure, Profile, Row, Unit};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
@@ -20,7 +20,7 @@ const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 /// # Errors
 /// The output cannot take the bytes.
 pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
-    let functions = Functions::new(profile.weighted());
+    let functions = FunctionTable::new(profile.weighted());
     let shown = profile.shown();
     let mut parts = Vec::new();
     if shown.unit == Unit::Samples {
@@ -37,8 +37,8 @@ pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
         }
         for (thread, samples) in threads {
             let name = match thread {
-                Some(Thread { tid, name: Some(name) }) => format!("{name} (thread {tid})"),
-                Some(Thread { tid, name: None }) => format!("thread {tid}"),
+                Some(ThreadLabel { tid, name: Some(name) }) => format!("{name} (thread {tid})"),
+                Some(ThreadLabel { tid, name: None }) => format!("thread {tid}"),
                 None => "CPU time".to_owned(),
             };
             parts.push(Part { name, measure, functions: &functions, samples });
@@ -103,8 +103,8 @@ fn samples(profile: &dyn Profile) -> Samples<'_> {
 }
 
 /// The samples of each thread, that with the most first.
-fn by_thread<'a>(samples: &Samples<'a>) -> Vec<(Option<Thread>, Samples<'a>)> {
-    let mut threads: BTreeMap<Option<u32>, (Option<Thread>, Samples<'a>)> = BTreeMap::new();
+fn by_thread<'a>(samples: &Samples<'a>) -> Vec<(Option<ThreadLabel>, Samples<'a>)> {
+    let mut threads: BTreeMap<Option<u32>, (Option<ThreadLabel>, Samples<'a>)> = BTreeMap::new();
     for sample in samples {
         let thread = &sample.0.labels.thread;
         let entry = threads.entry(thread.as_ref().map(|thread| thread.tid));
@@ -136,7 +136,7 @@ struct Shared {
 struct Part<'a> {
     name: String,
     measure: Measure,
-    functions: &'a Functions<'a>,
+    functions: &'a FunctionTable<'a>,
     samples: Samples<'a>,
 }
 
@@ -178,7 +178,7 @@ impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for Sequence<F> {
 /// The numbers of a stack's functions, root first.
 struct Stack<'a> {
     row: Row<'a>,
-    functions: &'a Functions<'a>,
+    functions: &'a FunctionTable<'a>,
 }
 
 impl Serialize for Stack<'_> {
@@ -212,7 +212,7 @@ mod tests {
         profile.rate = Some(100);
         profile.keep_times();
         let mut add = |tid, time, line| {
-            let thread = Some(Thread { tid, name: None });
+            let thread = Some(ThreadLabel { tid, name: None });
             let labels = Labels { thread, ..Labels::default() };
             let info = SampleInfo { labels, time: Some(time), ..SampleInfo::new(VmState::Lfunc) };
             profile.add_sample(info, [lua(1, 1), lua(line, line + 1)]);

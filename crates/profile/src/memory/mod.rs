@@ -15,7 +15,7 @@ use lj_trace_text::{Room, bytes};
 use sources::Sources;
 
 use super::Frame;
-use super::model::{Measure, Profile, StackId, Stacks, Unit};
+use super::model::{Measure, Profile, StackId, StackTable, Unit};
 
 /// What a memory profile weighs its stacks by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -71,7 +71,7 @@ const EVENTS: Measure = Measure::new("events", Unit::Events, 4);
 #[derive(Debug, Default)]
 pub struct MemoryProfile {
     weight: Weight,
-    stacks: Stacks,
+    stacks: StackTable,
     /// By VM: each has its own addresses of prototypes and its own numbers of traces.
     sources: Vec<Sources>,
     /// What is allocated, if that is followed. The VMs of a process share its addresses.
@@ -302,7 +302,7 @@ impl MemoryProfile {
 }
 
 impl Profile for MemoryProfile {
-    fn weighted(&self) -> &Stacks {
+    fn weighted(&self) -> &StackTable {
         &self.stacks
     }
 
@@ -345,7 +345,7 @@ impl Profile for MemoryProfile {
     }
 
     fn write_text(&self, room: Room, out: &mut dyn io::Write) -> io::Result<()> {
-        text::write(self, text::Options::default(), room, out)
+        text::write(self, text::MemoryTextOptions::default(), room, out)
     }
 }
 

@@ -10,7 +10,7 @@ use lj_trace_text::chunk_name;
 use lj_trace_unwind::symbols::demangle::demangle;
 
 use crate::frame::Frame;
-use crate::model::{StackId, Stacks};
+use crate::model::{StackId, StackTable};
 
 /// What the sources of a VM's allocations mean at one point of time, and the stacks that they are.
 ///
@@ -114,7 +114,7 @@ impl Sources {
 
     /// The stack of a source at this point of time.
     #[inline]
-    pub fn stack(&mut self, source: Source, stacks: &mut Stacks) -> StackId {
+    pub fn stack(&mut self, source: Source, stacks: &mut StackTable) -> StackId {
         match self.stacks.get(&source) {
             Some(&stack) => stack,
             None => self.resolve(source, stacks),
@@ -122,7 +122,7 @@ impl Sources {
     }
 
     #[cold]
-    fn resolve(&mut self, source: Source, stacks: &mut Stacks) -> StackId {
+    fn resolve(&mut self, source: Source, stacks: &mut StackTable) -> StackId {
         match source {
             Source::Lua { proto, .. } => self.lua.entry(proto).or_default().push(source),
             Source::C { .. } => self.c.push(source),
@@ -214,12 +214,12 @@ mod tests {
 
     struct Names {
         sources: Sources,
-        stacks: Stacks,
+        stacks: StackTable,
     }
 
     impl Names {
         fn new() -> Self {
-            Self { sources: Sources::default(), stacks: Stacks::default() }
+            Self { sources: Sources::default(), stacks: StackTable::default() }
         }
 
         fn symbol(&mut self, symbol: Symbol) {

@@ -9,13 +9,13 @@ use lj_trace_text::{Room, bytes, percent, signed_bytes};
 
 use super::{Garbage, MemoryProfile};
 use crate::Frame;
-use crate::model::{Profile as _, Row, Stacks};
+use crate::model::{Profile as _, Row, StackTable};
 
 const TOP: usize = 20;
 
 /// What is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct MemoryTextOptions {
     /// Only what is still held.
     pub leak_only: bool,
 }
@@ -35,7 +35,7 @@ struct Place {
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &MemoryProfile, options: Options, room: Room, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let places = places(profile);
     let sum = |value: fn(&Place) -> u64| places.iter().map(value).fold(0, u64::saturating_add);
     let (allocations, allocated, held) = (sum(|p| p.allocations), sum(|p| p.allocated), sum(|p| p.held));
@@ -93,7 +93,7 @@ fn places(profile: &MemoryProfile) -> Vec<Place> {
 }
 
 /// What a stack of a memory profile is called: `a.lua:4 in work@a.lua:3`; with the VM, if there are several.
-pub fn name(stacks: &Stacks, row: &Row<'_>) -> String {
+pub fn name(stacks: &StackTable, row: &Row<'_>) -> String {
     let frames: Vec<&Frame> = row.frames.iter().filter_map(|&id| stacks.frame(id)).collect();
     let root = frames.first().filter(|frame| matches!(frame, Frame::Root { .. }));
     let mut name = root.map_or(String::new(), |root| format!("{root}: "));
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use crate::Weight;
 
-    fn text(options: Options) -> String {
+    fn text(options: MemoryTextOptions) -> String {
         let mut profile = MemoryProfile::new(Weight::Held, "test");
         profile.add(0, &Event::Symbol(Symbol::lua(0x1000, b"@a.lua", 3)));
         let source = |line| Source::Lua { proto: 0x1000, line };
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn it_says_who_allocates_who_holds_and_what_was_garbage() {
-        let text = text(Options::default());
+        let text = text(MemoryTextOptions::default());
         for expected in [
             "300 events: 203.9 KiB allocated by 200 allocations and reallocations",
             "The heap grew by 3.9 KiB; 3.9 KiB of what was allocated is still held",
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn leaks_alone() {
-        let text = text(Options { leak_only: true });
+        let text = text(MemoryTextOptions { leak_only: true });
         assert!(text.contains("a.lua:4 in @a.lua:3") && !text.contains("a.lua:5"), "{text}");
     }
 }

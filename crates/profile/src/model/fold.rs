@@ -6,11 +6,11 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::stacks::{FrameId, StackId, Stacks};
+use super::stacks::{FrameId, StackId, StackTable};
 use super::{Labels, Weights};
 use crate::Frame;
 
-impl Stacks {
+impl StackTable {
     /// Folds the rarest stacks, so that about `keep` bytes of memory are left. Gives the new number of each stack, by its old
     /// one. Frames have other numbers, too.
     pub fn fold_rare(&mut self, keep: usize) -> Vec<StackId> {
@@ -97,14 +97,14 @@ mod tests {
         Frame::C { symbol: symbol.into(), module: None }
     }
 
-    fn add(stacks: &mut Stacks, frames: &[&str], weight: u64) -> StackId {
+    fn add(stacks: &mut StackTable, frames: &[&str], weight: u64) -> StackId {
         let frames: Vec<_> = frames.iter().map(|symbol| stacks.intern(c(symbol))).collect();
         let id = stacks.stack(&frames);
         stacks.add(id, 0, weight);
         id
     }
 
-    fn shown(stacks: &Stacks) -> Vec<(String, u64)> {
+    fn shown(stacks: &StackTable) -> Vec<(String, u64)> {
         let text = |frames: &[FrameId]| {
             frames.iter().map(|id| stacks.frame(*id).unwrap().to_string()).collect::<Vec<_>>().join(";")
         };
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_rarest_keep_what_they_share_and_no_weight_is_lost() {
-        let mut stacks = Stacks::default();
+        let mut stacks = StackTable::default();
         let heavy = add(&mut stacks, &["main", "run", "hot"], 100);
         let rare: Vec<_> = (0..100).map(|i| add(&mut stacks, &["main", "run", &format!("handler {i}")], 1)).collect();
         let elsewhere = add(&mut stacks, &["thread", "once"], 1);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_folded_can_be_folded_again() {
-        let mut stacks = Stacks::default();
+        let mut stacks = StackTable::default();
         for round in 0..50 {
             add(&mut stacks, &["main", "hot"], 10);
             for i in 0..50 {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn nothing_is_folded_where_there_is_room() {
-        let mut stacks = Stacks::default();
+        let mut stacks = StackTable::default();
         add(&mut stacks, &["main", "a"], 1);
         add(&mut stacks, &["main", "b"], 2);
         let before = shown(&stacks);

@@ -8,7 +8,7 @@ use lj_trace_streams::VmState;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
     /// The thread.
-    pub thread: Option<Thread>,
+    pub thread: Option<ThreadLabel>,
     /// What the VM was doing.
     pub state: Option<VmState>,
     /// The number of the trace that was running.
@@ -17,7 +17,7 @@ pub struct Labels {
 
 /// A thread of the target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Thread {
+pub struct ThreadLabel {
     /// Its id.
     pub tid: u32,
     /// Its name, where it could be read.

@@ -15,9 +15,9 @@ use std::io;
 
 pub use labels::Labels;
 pub use measure::{Measure, Unit};
-pub use module::{Modules, NativeModule};
+pub use module::{NativeModule, NativeModules};
 pub use recorded::Recorded;
-pub use stacks::{FrameId, Row, StackId, Stacks, Weights};
+pub use stacks::{FrameId, Row, StackId, StackTable, Weights};
 pub use timeline::{CounterSeries, Point, Timeline};
 
 use lj_trace_text::Room;
@@ -25,7 +25,7 @@ use lj_trace_text::Room;
 /// A profile that can be written in every format.
 pub trait Profile {
     /// The stacks and their weights.
-    fn weighted(&self) -> &Stacks;
+    fn weighted(&self) -> &StackTable;
 
     /// What was measured, and of which program.
     fn title(&self) -> String;
@@ -55,7 +55,7 @@ pub trait Profile {
     }
 
     /// The files that native code is in, where they are known.
-    fn modules(&self) -> Option<&Modules> {
+    fn modules(&self) -> Option<&NativeModules> {
         None
     }
 

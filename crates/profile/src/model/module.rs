@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Files by their names without folders, as [`Frame::C`](crate::Frame::C) has them.
-pub type Modules = BTreeMap<Arc<str>, NativeModule>;
+pub type NativeModules = BTreeMap<Arc<str>, NativeModule>;
 
 /// A file with native code, as it is mapped into the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

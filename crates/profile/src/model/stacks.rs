@@ -6,21 +6,21 @@ use std::sync::Arc;
 use lj_trace_streams::hash::AddrMap;
 
 use super::Labels;
-use super::labels::Thread;
+use super::labels::ThreadLabel;
 use crate::Frame;
 
-/// A frame of a [`Stacks`], by number.
+/// A frame of a [`StackTable`], by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrameId(u32);
 
 impl FrameId {
-    /// Its place among [`Stacks::frames`].
+    /// Its place among [`StackTable::frames`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A stack of a [`Stacks`] with its labels, by number.
+/// A stack of a [`StackTable`] with its labels, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StackId(u32);
 
@@ -38,7 +38,7 @@ pub type Weights = [u64; 5];
 ///
 /// A stack may begin with a [`Frame::Root`]. While all of them begin with the same one it says nothing, and is not shown.
 #[derive(Clone, Debug, Default)]
-pub struct Stacks {
+pub struct StackTable {
     /// How many different [`Frame::Root`]s there are.
     roots: usize,
     frames: Vec<Frame>,
@@ -78,7 +78,7 @@ pub struct Row<'a> {
     pub weights: &'a Weights,
 }
 
-impl Stacks {
+impl StackTable {
     /// The number of a frame, which is a new one if the frame is.
     pub fn intern(&mut self, frame: Frame) -> FrameId {
         if let Some(&id) = self.frame_ids.get(&frame) {
@@ -204,7 +204,7 @@ impl Stacks {
     }
 
     /// Whether some stack is of this thread.
-    pub(super) fn knows_thread(&self, thread: &Thread) -> bool {
+    pub(super) fn knows_thread(&self, thread: &ThreadLabel) -> bool {
         self.labels.iter().any(|labels| labels.thread.as_ref() == Some(thread))
     }
 
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn equal_stacks_weigh_together_and_weightless_ones_are_not_shown() {
-        let mut stacks = Stacks::default();
+        let mut stacks = StackTable::default();
         let frames = ["a", "b"].map(|reason| stacks.intern(Frame::Unresolved { reason: reason.into() }));
         let [a, b] = frames.map(|frame| stacks.stack(&[frame]));
         assert_eq!(stacks.stack(&[frames[0]]), a);
@@ -238,9 +238,9 @@ mod tests {
 
     #[test]
     fn roots_are_shown_once_there_are_several() {
-        let mut stacks = Stacks::default();
+        let mut stacks = StackTable::default();
         let code = stacks.intern(Frame::Unresolved { reason: "x".into() });
-        let add = |stacks: &mut Stacks, index| {
+        let add = |stacks: &mut StackTable, index| {
             let root = stacks.intern(Frame::vm(index));
             let stack = stacks.stack(&[root, code]);
             stacks.add(stack, 1, 1);
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn labels_tell_stacks_apart() {
-        let mut stacks = Stacks::default();
+        let mut stacks = StackTable::default();
         let frame = stacks.intern(Frame::Internal);
         let plain = stacks.stack(&[frame]);
         let labels = Labels { trace: Some(7), ..Labels::default() };

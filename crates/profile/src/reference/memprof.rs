@@ -16,7 +16,7 @@ use super::sysprof::demangle;
 
 /// The parser's options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct ReferenceOptions {
     /// Only what is still held (`--leak-only`).
     pub leak_only: bool,
     /// KiB, MiB and GiB in place of bytes (`--human-readable`; for versions 1 and 2 too, whose parsers lack it).
@@ -25,7 +25,7 @@ pub struct Options {
 
 /// A memprof stream, read: events by source, and what became of the memory.
 #[derive(Debug)]
-pub struct Summary {
+pub struct ReferenceSummary {
     version: u8,
     locations: Locations,
     alloc: Events,
@@ -126,7 +126,7 @@ struct Held {
     frees: u64,
 }
 
-impl Summary {
+impl ReferenceSummary {
     /// A summary of no events yet, in the text for streams of this version.
     pub fn new(version: u8) -> Self {
         Self {
@@ -179,7 +179,7 @@ impl Summary {
     ///
     /// # Errors
     /// The output cannot take the bytes.
-    pub fn write(&self, options: Options, mut out: impl Write) -> io::Result<()> {
+    pub fn write(&self, options: ReferenceOptions, mut out: impl Write) -> io::Result<()> {
         if !options.leak_only {
             for (title, events) in
                 [("ALLOCATIONS", &self.alloc), ("REALLOCATIONS", &self.realloc), ("DEALLOCATIONS", &self.free)]
@@ -196,7 +196,7 @@ impl Summary {
         out.flush()
     }
 
-    fn write_events(&self, events: &Events, options: Options, out: &mut impl Write) -> io::Result<()> {
+    fn write_events(&self, events: &Events, options: ReferenceOptions, out: &mut impl Write) -> io::Result<()> {
         let mut order = self.visiting_order(&events.all, |events| events.location);
         sort(&mut order, |&a, &b| events.all[a].count > events.all[b].count);
         for events in order.into_iter().map(|at| &events.all[at]) {
@@ -220,7 +220,7 @@ impl Summary {
         Ok(())
     }
 
-    fn write_held(&self, options: Options, out: &mut impl Write) -> io::Result<()> {
+    fn write_held(&self, options: ReferenceOptions, out: &mut impl Write) -> io::Result<()> {
         let held = self.held();
         let hashes: Vec<u32> = held.iter().map(|&(name, _)| self.locations.name_hashes[name as usize]).collect();
         let mut order: Vec<usize> = pairs_order(&hashes).into_iter().filter(|&at| held[at].1.bytes > 0).collect();
@@ -309,7 +309,7 @@ impl Summary {
         pairs_order(&hashes)
     }
 
-    fn bytes(&self, bytes: u64, options: Options) -> String {
+    fn bytes(&self, bytes: u64, options: ReferenceOptions) -> String {
         match (options.human_readable, self.version) {
             (true, _) => human_readable(bytes),
             (false, 1 | 2) => format!("{bytes} bytes"),
@@ -455,10 +455,10 @@ mod tests {
     use super::*;
     use crate::memprof;
 
-    fn text(stream: &[u8], options: Options) -> String {
+    fn text(stream: &[u8], options: ReferenceOptions) -> String {
         let Stream { symbols, body, .. } = Stream::open(stream).unwrap();
         let Body::Memprof(mut reader) = body else { panic!("not a memprof stream") };
-        let mut summary = Summary::new(reader.version());
+        let mut summary = ReferenceSummary::new(reader.version());
         assert!(memprof::read(symbols, &mut reader, |event| summary.add(event)).unwrap().is_none());
         let mut out = Vec::new();
         summary.write(options, &mut out).unwrap();
@@ -485,7 +485,7 @@ mod tests {
             golden!("memprof-v2-jit"),
             golden!("memprof-v2-nojit"),
         ] {
-            assert_eq!(text(stream, Options::default()), expected, "{name}");
+            assert_eq!(text(stream, ReferenceOptions::default()), expected, "{name}");
         }
     }
 
@@ -493,8 +493,8 @@ mod tests {
     fn the_options_change_the_text_as_in_the_parser() {
         let jit = include_bytes!("../../../streams/tests/golden/memprof-jit.bin");
         let nojit = include_bytes!("../../../streams/tests/golden/memprof-nojit.bin");
-        let leak_only = Options { leak_only: true, human_readable: false };
-        let human_readable = Options { leak_only: false, human_readable: true };
+        let leak_only = ReferenceOptions { leak_only: true, human_readable: false };
+        let human_readable = ReferenceOptions { leak_only: false, human_readable: true };
         assert_eq!(text(jit, leak_only), include_str!("../../../streams/tests/golden/memprof-jit.leak.txt"));
         assert_eq!(text(nojit, leak_only), include_str!("../../../streams/tests/golden/memprof-nojit.leak.txt"));
         assert_eq!(text(jit, human_readable), include_str!("../../../streams/tests/golden/memprof-jit.human.txt"));
@@ -522,7 +522,7 @@ mod tests {
         let mut writer = MemprofWriter::new(Vec::new(), 3, symbols).unwrap();
         let source = Source::Lua { proto: 0x1000, line: 1 };
         writer.event(&Event::Alloc { source, addr: 0x10, size: 40 }).unwrap();
-        let leaks = text(&writer.finish().unwrap(), Options { leak_only: true, human_readable: false });
+        let leaks = text(&writer.finish().unwrap(), ReferenceOptions { leak_only: true, human_readable: false });
         assert_eq!(
             leaks,
             "HEAP SUMMARY:\nfunction_alias_1:1 holds 40B: 1 allocs, 0 frees\n\n\

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 
 use lj_trace_streams::hash::AddrMap;
 use lj_trace_streams::sysprof::merge::{self, Boundary, MergedFrame};
-use lj_trace_streams::sysprof::{Event, LuaFrame, fast_function_name};
+use lj_trace_streams::sysprof::{LuaFrame, SysprofEvent, fast_function_name};
 use lj_trace_streams::{StreamError, Symbol, SymbolTable, SysprofReader};
 
 /// Stacks as the parser prints them, and how often each was seen.
@@ -26,13 +26,13 @@ pub fn read<R: Read>(
     let mut stacks: AddrMap<Vec<u32>, u64> = AddrMap::default();
     let cut = loop {
         match reader.next_event() {
-            Ok(Some(Event::Sample(sample))) => {
+            Ok(Some(SysprofEvent::Sample(sample))) => {
                 merge::as_shown(&sample, |addr| names.boundary(addr), &mut merged);
                 stack.clear();
                 stack.extend(merged.iter().filter_map(|&frame| names.of(frame)));
             }
-            Ok(Some(Event::Trace(_))) => stack.clear(),
-            Ok(Some(Event::Symbol(symbol))) => {
+            Ok(Some(SysprofEvent::Trace(_))) => stack.clear(),
+            Ok(Some(SysprofEvent::Symbol(symbol))) => {
                 names.learn(symbol);
                 continue;
             }

@@ -4,7 +4,7 @@
 //! does it ([`as_shown`]), which is right for streams written for it, and as they belong together
 //! ([`as_called`]), for the streams of the in-process profiler, where the reference parser loses most Lua frames.
 
-use super::{LuaFrame, Sample, fast_function_name};
+use super::{LuaFrame, StreamSample, fast_function_name};
 use crate::SymbolTable;
 
 /// What the name of a host frame means to the reference parser.
@@ -51,7 +51,7 @@ pub enum MergedFrame {
 /// host frame that is a [`Boundary::Call`] come the Lua frames from the root up to the first `CFUNC`, and the
 /// frame where that stopped is taken out of the Lua stack, alone. So a second call shows the frames of the first
 /// one again.
-pub fn as_shown(sample: &Sample<'_>, boundary: impl Fn(u64) -> Boundary, merged: &mut Vec<MergedFrame>) {
+pub fn as_shown(sample: &StreamSample<'_>, boundary: impl Fn(u64) -> Boundary, merged: &mut Vec<MergedFrame>) {
     merged.clear();
     let mut lua: Vec<LuaFrame> = sample.lua.iter().rev().copied().collect();
     for &addr in sample.host.iter().rev() {
@@ -78,7 +78,7 @@ pub fn as_shown(sample: &Sample<'_>, boundary: impl Fn(u64) -> Boundary, merged:
 /// Each call from C into Lua (`lua_call`, `lua_pcall`, `lua_cpcall`, `lua_resume`) takes the Lua frames up to the
 /// function whose C part is next on the host stack. No Lua frame is lost: what cannot be placed follows the last
 /// call. A C function that both stacks have is shown once.
-pub fn as_called(sample: &Sample<'_>, symbols: &SymbolTable, merged: &mut Vec<MergedFrame>) {
+pub fn as_called(sample: &StreamSample<'_>, symbols: &SymbolTable, merged: &mut Vec<MergedFrame>) {
     merged.clear();
     let mut lua = sample.lua.iter().rev().copied().peekable();
     let host: Vec<u64> = sample.host.iter().rev().copied().collect();
@@ -156,7 +156,7 @@ mod tests {
         let lua = [lfunc(3), LuaFrame::Ffunc { ffid: table_sort }, lfunc(2), lfunc(1), LuaFrame::Cfunc { addr: PMAIN }];
         let host = [CALL, SORT, PCALL, PMAIN, CPCALL, MAIN];
         let mut merged = Vec::new();
-        as_called(&Sample { vmstate: VmState::Lfunc, lua: &lua, host: &host }, &symbols(), &mut merged);
+        as_called(&StreamSample { vmstate: VmState::Lfunc, lua: &lua, host: &host }, &symbols(), &mut merged);
         use MergedFrame::{Host, Lua};
         let sort = Lua(LuaFrame::Ffunc { ffid: table_sort });
         assert_eq!(
@@ -180,7 +180,7 @@ mod tests {
     fn the_reference_parser_loses_the_leaf_and_repeats_segments() {
         let lua = [lfunc(3), LuaFrame::Cfunc { addr: SORT }, lfunc(1)];
         let mut merged = Vec::new();
-        let sample = Sample { vmstate: VmState::Lfunc, lua: &lua, host: &[CALL, SORT, PCALL, CPCALL] };
+        let sample = StreamSample { vmstate: VmState::Lfunc, lua: &lua, host: &[CALL, SORT, PCALL, CPCALL] };
         as_shown(&sample, |addr| Boundary::of_addr(addr, &symbols()), &mut merged);
         use MergedFrame::{Host, Lua};
         assert_eq!(merged, [Host(CPCALL), Host(PCALL), Lua(lfunc(1)), Host(SORT), Host(CALL), Lua(lfunc(1))]);

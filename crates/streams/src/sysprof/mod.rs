@@ -56,7 +56,7 @@ pub enum LuaFrame {
 
 /// A sample with its stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample<'a> {
+pub struct StreamSample<'a> {
     /// The state of the VM; not [`VmState::Trace`], which is a [`TraceSample`] in the stream.
     pub vmstate: VmState,
     /// The Lua stack, leaf first; empty in states that have none in the stream ([`VmState::has_lua_stack`]).
@@ -78,9 +78,9 @@ pub struct TraceSample {
 
 /// What follows the prologue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum SysprofEvent<'a> {
     /// A sample with stacks.
-    Sample(Sample<'a>),
+    Sample(StreamSample<'a>),
     /// A sample in JIT-compiled code.
     Trace(TraceSample),
     /// A symbol that has appeared, or an address that has changed its meaning.

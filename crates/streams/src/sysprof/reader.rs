@@ -3,8 +3,8 @@
 use std::io::Read;
 
 use super::{
-    EPILOGUE, EVENT_C, EVENT_LUA, EVENT_TRACE, Event, FRAME_CFUNC, FRAME_FFUNC, FRAME_HOST_LAST, FRAME_LFUNC,
-    FRAME_LUA_LAST, LuaFrame, Sample, TraceSample, VERSION,
+    EPILOGUE, EVENT_C, EVENT_LUA, EVENT_TRACE, FRAME_CFUNC, FRAME_FFUNC, FRAME_HOST_LAST, FRAME_LFUNC, FRAME_LUA_LAST,
+    LuaFrame, StreamSample, SysprofEvent, TraceSample, VERSION,
 };
 use crate::bytes::ByteReader;
 use crate::{StreamError, VmState, symtab};
@@ -45,7 +45,7 @@ impl<R: Read> SysprofReader<R> {
     ///
     /// # Errors
     /// [`StreamError::Truncated`] where the stream ends without its epilogue: all that was read before is good.
-    pub fn next_event(&mut self) -> Result<Option<Event<'_>>, StreamError> {
+    pub fn next_event(&mut self) -> Result<Option<SysprofEvent<'_>>, StreamError> {
         if self.finished {
             return Ok(None);
         }
@@ -57,21 +57,25 @@ impl<R: Read> SysprofReader<R> {
                 self.finished = true;
                 Ok(None)
             }
-            EVENT_LUA if symbols_allowed => symtab::read_lua(&mut self.bytes).map(|symbol| Some(Event::Symbol(symbol))),
-            EVENT_C if symbols_allowed => symtab::read_c(&mut self.bytes).map(|symbol| Some(Event::Symbol(symbol))),
+            EVENT_LUA if symbols_allowed => {
+                symtab::read_lua(&mut self.bytes).map(|symbol| Some(SysprofEvent::Symbol(symbol)))
+            }
+            EVENT_C if symbols_allowed => {
+                symtab::read_c(&mut self.bytes).map(|symbol| Some(SysprofEvent::Symbol(symbol)))
+            }
             EVENT_TRACE if symbols_allowed => {
-                symtab::read_trace(&mut self.bytes, false).map(|symbol| Some(Event::Symbol(symbol)))
+                symtab::read_trace(&mut self.bytes, false).map(|symbol| Some(SysprofEvent::Symbol(symbol)))
             }
             _ => match VmState::from_number(header) {
                 None => Err(StreamError::invalid(start, "an unknown VM state")),
-                Some(VmState::Trace) => self.trace_sample().map(|sample| Some(Event::Trace(sample))),
+                Some(VmState::Trace) => self.trace_sample().map(|sample| Some(SysprofEvent::Trace(sample))),
                 Some(vmstate) => {
                     self.lua.clear();
                     if vmstate.has_lua_stack() {
                         self.read_lua_stack()?;
                     }
                     self.read_host_stack()?;
-                    Ok(Some(Event::Sample(Sample { vmstate, lua: &self.lua, host: &self.host })))
+                    Ok(Some(SysprofEvent::Sample(StreamSample { vmstate, lua: &self.lua, host: &self.host })))
                 }
             },
         }

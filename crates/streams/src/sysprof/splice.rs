@@ -26,7 +26,7 @@
 //!    shown everywhere else, behind an `@`.
 
 use super::merge::Boundary;
-use super::{LuaFrame, Sample};
+use super::{LuaFrame, StreamSample};
 use crate::{SymbolTable, VmState, reserved};
 
 /// A frame of a merged stack, as a recorder has it.
@@ -65,7 +65,7 @@ const DUMMY: LuaFrame = LuaFrame::Cfunc { addr: reserved::NO_STACK };
 
 impl Splicer {
     /// The sample for `self.frames`.
-    pub(super) fn splice(&mut self, vmstate: VmState, symbols: &SymbolTable) -> Sample<'_> {
+    pub(super) fn splice(&mut self, vmstate: VmState, symbols: &SymbolTable) -> StreamSample<'_> {
         self.lua.clear();
         self.host.clear();
         let is_lua = |frame: &LuaFrame| !matches!(frame, LuaFrame::Cfunc { .. });
@@ -106,10 +106,10 @@ impl Splicer {
         self.host.reverse();
 
         let vmstate = if vmstate.has_lua_stack() { vmstate } else { VmState::Lfunc };
-        Sample { vmstate, lua: &self.lua, host: &self.host }
+        StreamSample { vmstate, lua: &self.lua, host: &self.host }
     }
 
-    fn without_lua(&mut self, vmstate: VmState) -> Sample<'_> {
+    fn without_lua(&mut self, vmstate: VmState) -> StreamSample<'_> {
         self.host.extend(self.frames.iter().rev().filter_map(|frame| match *frame {
             LuaFrame::Cfunc { addr } => Some(addr),
             LuaFrame::Lfunc { .. } | LuaFrame::Ffunc { .. } => None,
@@ -118,7 +118,7 @@ impl Splicer {
             self.host.push(reserved::NO_STACK);
         }
         let vmstate = if vmstate == VmState::Trace { VmState::Lfunc } else { vmstate };
-        Sample { vmstate, lua: &self.lua, host: &self.host }
+        StreamSample { vmstate, lua: &self.lua, host: &self.host }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::splice::{Splicer, StackFrame};
 use super::{
     EVENT_C, EVENT_LUA, EVENT_TRACE, FRAME_CFUNC, FRAME_FFUNC, FRAME_HOST_LAST, FRAME_LFUNC, FRAME_LUA_LAST, LuaFrame,
-    MAGIC, Sample, TraceSample, VERSION,
+    MAGIC, StreamSample, TraceSample, VERSION,
 };
 use crate::bytes::{put_prologue, put_uleb};
 use crate::record::RecordWriter;
@@ -133,7 +133,7 @@ impl<W: Write> SysprofWriter<W> {
     /// # Errors
     /// Also of kind `InvalidInput`, with nothing written, for a sample that the format has no room for: the state
     /// `TRACE`, a Lua stack in a state that has none, an address 0.
-    pub fn sample(&mut self, sample: &Sample<'_>) -> Result<(), WriteError> {
+    pub fn sample(&mut self, sample: &StreamSample<'_>) -> Result<(), WriteError> {
         let problem = if sample.vmstate == VmState::Trace {
             Some("a sample in the state TRACE has no stacks in a sysprof stream")
         } else if !sample.vmstate.has_lua_stack() && !sample.lua.is_empty() {
@@ -373,7 +373,7 @@ impl<W: Write> SysprofWriter<W> {
     }
 }
 
-fn put_sample(out: &mut Vec<u8>, sample: &Sample<'_>) {
+fn put_sample(out: &mut Vec<u8>, sample: &StreamSample<'_>) {
     out.push(sample.vmstate as u8);
     if sample.vmstate.has_lua_stack() {
         for frame in sample.lua {

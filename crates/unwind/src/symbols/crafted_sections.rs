@@ -7,7 +7,7 @@ use std::fs::File;
 
 use lj_trace_process::sandbox::bounded::refused;
 
-use super::elf::{SymbolTable, debug_links};
+use super::elf::{ElfSymbols, debug_links};
 use crate::module::{Image, Module};
 
 /// The program that runs this test, with a section that says it is as large as this.
@@ -41,7 +41,7 @@ fn gigantic_sections_are_refused_at_once() {
     for section in [".dynstr", ".note.gnu.build-id", ".strtab"] {
         let image = Image::File(crafted(&[section], 12 << 30));
         let _ = debug_links(&image);
-        let table = SymbolTable::read(&image, None);
+        let table = ElfSymbols::read(&image, None);
         // What is in the others is there.
         let _ = table.iter().count();
     }

@@ -22,7 +22,7 @@ const MAX_UNPACKING: u64 = 96 << 20;
 
 /// A function symbol. Addresses are the file's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Symbol<'a> {
+pub struct ElfSymbol<'a> {
     /// The name as it is in the file, mangled.
     pub name: &'a str,
     /// First address.
@@ -33,7 +33,7 @@ pub struct Symbol<'a> {
 
 /// The function symbols of one file, sorted by address.
 #[derive(Debug, Default)]
-pub struct SymbolTable {
+pub struct ElfSymbols {
     entries: Vec<Entry>,
     names: String,
 }
@@ -66,7 +66,7 @@ pub struct DebugLinks {
     pub has_symtab: bool,
 }
 
-impl SymbolTable {
+impl ElfSymbols {
     /// Reads the symbols of a file and, if there is one, of its separate debug file.
     pub fn read(image: &Image, debug: Option<&Image>) -> Self {
         // If others can have written one of both, the reader takes both apart.
@@ -92,7 +92,7 @@ impl SymbolTable {
     }
 
     /// The function that covers `address`; never the nearest one that does not.
-    pub fn lookup(&self, address: u64) -> Option<Symbol<'_>> {
+    pub fn lookup(&self, address: u64) -> Option<ElfSymbol<'_>> {
         /// How many symbols may lie inside of another one (labels of hand-written code).
         const MAX_NESTED: usize = 32;
         let after = self.entries.partition_point(|entry| entry.address <= address);
@@ -102,13 +102,13 @@ impl SymbolTable {
     }
 
     /// All symbols, by address.
-    pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
+    pub fn iter(&self) -> impl Iterator<Item = ElfSymbol<'_>> {
         self.entries.iter().map(|entry| self.symbol(entry))
     }
 
-    fn symbol(&self, entry: &Entry) -> Symbol<'_> {
+    fn symbol(&self, entry: &Entry) -> ElfSymbol<'_> {
         let name = self.names.get(entry.name.0..entry.name.1).unwrap_or_default();
-        Symbol { name, address: entry.address, size: entry.size }
+        ElfSymbol { name, address: entry.address, size: entry.size }
     }
 
     fn push(&mut self, name: &str, address: u64, size: u64, rank: Rank) {
@@ -170,7 +170,7 @@ impl Wire for DebugLinks {
     }
 }
 
-impl Wire for SymbolTable {
+impl Wire for ElfSymbols {
     fn put(&self, out: &mut Vec<u8>) {
         put_bytes(self.names.as_bytes(), out);
         self.entries.put(out);
@@ -217,14 +217,14 @@ impl WithReader for ReadLinks {
 struct ReadSymbols;
 
 impl WithReader for ReadSymbols {
-    type Output = (SymbolTable, Vec<(u64, u64)>);
+    type Output = (ElfSymbols, Vec<(u64, u64)>);
 
     fn run<'data, R: ReadRef<'data>>(self, data: R) -> Option<Self::Output> {
         let file = ElfFile64::<LittleEndian, R>::parse(data).ok()?;
         let code = file.sections().filter(|section| section.kind() == SectionKind::Text);
         let code: Vec<_> =
             code.map(|section| (section.address(), section.address().saturating_add(section.size()))).collect();
-        let mut table = SymbolTable::default();
+        let mut table = ElfSymbols::default();
         add_all(&mut table, &file, &code);
         if let Some(unpacked) = mini_debuginfo(&file)
             && let Ok(mini) = ElfFile64::<LittleEndian, &[u8]>::parse(unpacked.as_slice())
@@ -238,7 +238,7 @@ impl WithReader for ReadSymbols {
 
 /// Adds all symbols of a file.
 fn add_all<'data, R: ReadRef<'data>>(
-    table: &mut SymbolTable,
+    table: &mut ElfSymbols,
     file: &ElfFile64<'data, LittleEndian, R>,
     code: &[(u64, u64)],
 ) {
@@ -271,7 +271,7 @@ impl<'data> Names<'data> {
 }
 
 fn add<'data, S: object::ObjectSymbol<'data>>(
-    table: &mut SymbolTable,
+    table: &mut ElfSymbols,
     symbol: &S,
     name: u32,
     names: &Names<'data>,
@@ -307,7 +307,7 @@ fn mini_debuginfo<'data, R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian
 
 /// Names the PLT's stubs `name@plt`: each jumps through a slot of the GOT, and the relocation of that slot
 /// names the function.
-fn add_plt<'data, R: ReadRef<'data>>(table: &mut SymbolTable, file: &ElfFile64<'data, LittleEndian, R>) {
+fn add_plt<'data, R: ReadRef<'data>>(table: &mut ElfSymbols, file: &ElfFile64<'data, LittleEndian, R>) {
     let mut slots = HashMap::new();
     let dynamic = file.elf_dynamic_symbol_table();
     let names = Names::of_section(file, dynamic.string_section());
@@ -354,8 +354,8 @@ mod tests {
 
     const GLOBAL: Rank = Rank { is_function: true, is_sized: true, is_exported: true, is_public_name: true };
 
-    fn table(symbols: &[(&str, u64, u64, Rank)]) -> SymbolTable {
-        let mut table = SymbolTable::default();
+    fn table(symbols: &[(&str, u64, u64, Rank)]) -> ElfSymbols {
+        let mut table = ElfSymbols::default();
         for &(name, address, size, rank) in symbols {
             table.push(name, address, size, rank);
         }
@@ -363,7 +363,7 @@ mod tests {
         table
     }
 
-    fn name(table: &SymbolTable, address: u64) -> Option<&str> {
+    fn name(table: &ElfSymbols, address: u64) -> Option<&str> {
         table.lookup(address).map(|symbol| symbol.name)
     }
 
@@ -409,14 +409,14 @@ mod tests {
         let sent = table(&[("a", 0x1000, 0x10, GLOBAL), ("bé", 0x1040, 0x10, GLOBAL)]);
         let mut bytes = Vec::new();
         sent.put(&mut bytes);
-        let received: SymbolTable = lj_trace_process::sandbox::wire::parse(&bytes).unwrap();
+        let received: ElfSymbols = lj_trace_process::sandbox::wire::parse(&bytes).unwrap();
         assert!(received.iter().eq(sent.iter()));
         // Names that are beyond the text, or cut a character, and addresses out of order.
         let entries = 8 + sent.names.len() + 8;
         for (at, value) in [(entries + 16, 9), (entries + 32 + 24, 3), (entries + 24, 200), (entries + 1, 0x11)] {
             let mut damaged = bytes.clone();
             damaged[at] = value;
-            assert!(lj_trace_process::sandbox::wire::parse::<SymbolTable>(&damaged).is_none(), "{value} at {at}");
+            assert!(lj_trace_process::sandbox::wire::parse::<ElfSymbols>(&damaged).is_none(), "{value} at {at}");
         }
     }
 
@@ -431,9 +431,9 @@ mod tests {
     #[test]
     fn reads_this_test_and_survives_garbage() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        let table = SymbolTable::read(&Image::File(file), None);
+        let table = ElfSymbols::read(&Image::File(file), None);
         assert!(table.iter().any(|symbol| symbol.name.contains("reads_this_test_and_survives_garbage")));
-        let garbage = SymbolTable::read(&Image::Memory(vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0]), None);
+        let garbage = ElfSymbols::read(&Image::Memory(vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0]), None);
         assert_eq!(garbage.iter().count(), 0);
     }
 }

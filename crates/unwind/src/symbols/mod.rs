@@ -12,9 +12,9 @@ use std::sync::Arc;
 use lj_trace_process::Process;
 
 use crate::module::Module;
-use crate::modules::{Located, Modules, Place};
+use crate::modules::{CodePlace, Located, Modules};
 use demangle::demangle;
-use elf::SymbolTable;
+use elf::ElfSymbols;
 pub use kernel::KernelSymbols;
 
 /// Symbols kept; a program rarely shows more than some thousand distinct addresses.
@@ -52,7 +52,7 @@ impl fmt::Display for NativeSymbol {
 #[derive(Clone, Debug)]
 pub struct FileSymbols {
     located: Located,
-    table: Arc<SymbolTable>,
+    table: Arc<ElfSymbols>,
 }
 
 impl FileSymbols {
@@ -78,7 +78,7 @@ impl FileSymbols {
 pub struct Symbolizer {
     modules: Modules,
     /// By the module's address in our memory: modules are opened once and kept by `modules`.
-    tables: HashMap<usize, (Arc<Module>, Arc<SymbolTable>)>,
+    tables: HashMap<usize, (Arc<Module>, Arc<ElfSymbols>)>,
     cache: HashMap<u64, NativeSymbol>,
 }
 
@@ -111,13 +111,13 @@ impl Symbolizer {
             self.cache.clear();
         }
         let (module, offset) = match place {
-            Place::Module(located) => {
+            CodePlace::Module(located) => {
                 let symbol = self.in_module(&located, address);
                 self.cache.insert(address, symbol.clone());
                 return symbol;
             }
-            Place::UprobeTrampoline => ("[uprobes]", 0),
-            Place::NotElf | Place::Nowhere => ("[unknown]", address),
+            CodePlace::UprobeTrampoline => ("[uprobes]", 0),
+            CodePlace::NotElf | CodePlace::Nowhere => ("[unknown]", address),
         };
         // Not cached: the next look at the maps may know better.
         NativeSymbol { name: None, module: module.into(), address, size: 0, offset_in_module: offset }
@@ -129,7 +129,7 @@ impl Symbolizer {
         if self.modules.refresh_if_due() {
             self.cache.clear();
         }
-        let is_module = |modules: &mut Modules| matches!(modules.find(address).0, Place::Module(_));
+        let is_module = |modules: &mut Modules| matches!(modules.find(address).0, CodePlace::Module(_));
         if is_module(&mut self.modules) {
             return true;
         }
@@ -164,12 +164,12 @@ impl Symbolizer {
         }
     }
 
-    fn table(&mut self, module: &Arc<Module>) -> Arc<SymbolTable> {
+    fn table(&mut self, module: &Arc<Module>) -> Arc<ElfSymbols> {
         let process = self.modules.process();
         let read = || {
             let links = elf::debug_links(module.image()).unwrap_or_default();
             let debug = if links.has_symtab { None } else { debug_file::find(process, module.path(), &links) };
-            (Arc::clone(module), Arc::new(SymbolTable::read(module.image(), debug.as_ref())))
+            (Arc::clone(module), Arc::new(ElfSymbols::read(module.image(), debug.as_ref())))
         };
         let key = Arc::as_ptr(module) as usize;
         if self.tables.len() >= MAX_TABLES {

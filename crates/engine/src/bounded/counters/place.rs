@@ -10,7 +10,7 @@ use lj_trace_luajit::shape::Shape;
 
 /// The part of the `global_State` with the counters (`GCState`, `lj_obj.h`), and where in it they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CountersPlace {
     /// Address of the first byte.
     pub start: u64,
     /// How many bytes.
@@ -43,7 +43,7 @@ pub struct Raw {
     pub table: u64,
 }
 
-impl Place {
+impl CountersPlace {
     /// Those of the VM whose `global_State` this is.
     pub fn new(global: u64, layout: &VmLayout) -> Self {
         let shape = Shape::new(*layout);
@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn counters_are_where_each_fork_has_them() {
         // Offsets from `gc.total`: 8 + 8 bytes, 8 of bytes and sweepstr, 7 references to `estimate`.
-        let wide = Place::new(0x4000, &x64_layout("Debian", "x64gc64"));
-        let Place { total, estimate, white, state, allocated, .. } = wide;
+        let wide = CountersPlace::new(0x4000, &x64_layout("Debian", "x64gc64"));
+        let CountersPlace { total, estimate, white, state, allocated, .. } = wide;
         assert_eq!((estimate - total, white - total, state - total, allocated), (24 + 7 * 8, 16, 17, None));
         let mut bytes = vec![0; wide.size];
         bytes[total] = 7;

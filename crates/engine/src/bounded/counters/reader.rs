@@ -14,7 +14,7 @@ use lj_trace_process::{Process, ProcessMemory};
 use super::collector::Collector;
 use super::cpu_time::CpuTime;
 use super::other_cpu::OtherCpu;
-use super::place::{Place, Raw};
+use super::place::{CountersPlace, Raw};
 use crate::bounded::lifetimes::polled::Polled;
 use crate::bounded::now;
 
@@ -111,7 +111,7 @@ impl Drop for Counters {
 /// A VM whose counters are read.
 struct Watched {
     vm: Vm,
-    place: Place,
+    place: CountersPlace,
     collector: Collector,
     is_gone: bool,
 }
@@ -119,7 +119,7 @@ struct Watched {
 impl Watched {
     fn new(vm: Vm) -> Self {
         let collector = Collector::new(vm.layout.is_gc64());
-        Self { place: Place::new(vm.global, &vm.layout), vm, collector, is_gone: false }
+        Self { place: CountersPlace::new(vm.global, &vm.layout), vm, collector, is_gone: false }
     }
 
     /// Looks whether it is still there; or there again: a VM that is closed leaves its place to the next one.

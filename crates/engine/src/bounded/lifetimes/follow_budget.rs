@@ -41,7 +41,7 @@ pub struct Spent {
 
 /// What follows from the cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum FollowVerdict {
     /// So many objects may be followed.
     AtMost(usize),
     /// Flips are too frequent to watch them at all.
@@ -68,20 +68,20 @@ impl FollowBudget {
     }
 
     /// Judges, where the target has used so many seconds of `cpu` time, and `followed` objects are followed.
-    pub fn judge(&mut self, now: Nanos, cpu: f64, spent: Spent, followed: usize) -> Verdict {
+    pub fn judge(&mut self, now: Nanos, cpu: f64, spent: Spent, followed: usize) -> FollowVerdict {
         let Some((_, cpu_before, before)) = self.last else {
             self.last = Some((now, cpu, spent));
-            return Verdict::AtMost(self.limit);
+            return FollowVerdict::AtMost(self.limit);
         };
         let used = cpu - cpu_before;
         if used < LEAST_CPU {
-            return Verdict::AtMost(self.limit);
+            return FollowVerdict::AtMost(self.limit);
         }
         self.last = Some((now, cpu, spent));
         let hits = spent.hits.saturating_sub(before.hits) as f64;
         if hits == 0.0 {
             self.limit = (self.limit * 2).min(MAX_FOLLOWED as usize);
-            return Verdict::AtMost(self.limit);
+            return FollowVerdict::AtMost(self.limit);
         }
         let time = spent.time.saturating_sub(before.time) as f64 * 1e-9 / hits;
         let each = ((time - BASE).max(0.0) / followed.max(1) as f64).max(LEAST_EACH);
@@ -91,7 +91,7 @@ impl FollowBudget {
         self.limit = affordable.clamp(FEWEST, (self.limit * 2).min(MAX_FOLLOWED as usize));
         let is_too_much = hits * (anyway + FEWEST as f64 * each) > used * TOO_MUCH;
         self.too_frequent = if is_too_much { self.too_frequent + 1 } else { 0 };
-        if self.too_frequent >= SURE { Verdict::TooFrequent } else { Verdict::AtMost(self.limit) }
+        if self.too_frequent >= SURE { FollowVerdict::TooFrequent } else { FollowVerdict::AtMost(self.limit) }
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
 
     /// What is judged after some seconds of `flips` a second, where looking at an object takes so many microseconds; and
     /// the share of time that it costs at last.
-    fn after(flips: f64, each: f64, budget: &mut FollowBudget) -> (Verdict, f64) {
+    fn after(flips: f64, each: f64, budget: &mut FollowBudget) -> (FollowVerdict, f64) {
         let (mut spent, mut limit, mut share) = (Spent::default(), MAX_FOLLOWED as usize, 0.0);
         let began = budget.last.map_or((0, 0.0), |(now, cpu, _)| (now, cpu));
         budget.last = budget.last.map(|(now, cpu, _)| (now, cpu, spent));
@@ -111,40 +111,40 @@ mod tests {
             spent.hits += (flips * 0.1) as u64;
             spent.time += (flips * 0.1 * (500.0 + 1000.0 * each * limit as f64)) as u64;
             match budget.judge(now, cpu, spent, limit) {
-                Verdict::AtMost(most) => limit = most,
-                Verdict::TooFrequent => return (Verdict::TooFrequent, share),
+                FollowVerdict::AtMost(most) => limit = most,
+                FollowVerdict::TooFrequent => return (FollowVerdict::TooFrequent, share),
             }
             share = flips * (ASSUMED.hit + BASE + each * 1e-6 * limit as f64);
         }
-        (Verdict::AtMost(limit), share)
+        (FollowVerdict::AtMost(limit), share)
     }
 
     #[test]
     fn few_flips_leave_room_for_all() {
-        assert_eq!(after(0.0, 0.2, &mut FollowBudget::new()).0, Verdict::AtMost(2048));
-        assert_eq!(after(10.0, 0.2, &mut FollowBudget::new()).0, Verdict::AtMost(2048));
+        assert_eq!(after(0.0, 0.2, &mut FollowBudget::new()).0, FollowVerdict::AtMost(2048));
+        assert_eq!(after(10.0, 0.2, &mut FollowBudget::new()).0, FollowVerdict::AtMost(2048));
     }
 
     #[test]
     fn more_flips_have_fewer_objects_looked_at() {
         for flips in [50.0, 100.0, 400.0] {
             let (verdict, share) = after(flips, 0.2, &mut FollowBudget::new());
-            assert!(matches!(verdict, Verdict::AtMost(33..1024)), "{flips}: {verdict:?}");
+            assert!(matches!(verdict, FollowVerdict::AtMost(33..1024)), "{flips}: {verdict:?}");
             assert!((0.0045..=0.0051).contains(&share), "{flips}: {share}");
         }
         let (verdict, share) = after(800.0, 0.2, &mut FollowBudget::new());
-        assert!(verdict == Verdict::AtMost(FEWEST) && share < TOO_MUCH, "{verdict:?} {share}");
+        assert!(verdict == FollowVerdict::AtMost(FEWEST) && share < TOO_MUCH, "{verdict:?} {share}");
     }
 
     #[test]
     fn what_costs_too_much_anyway_is_given_up() {
-        assert_eq!(after(3000.0, 0.2, &mut FollowBudget::new()).0, Verdict::TooFrequent);
+        assert_eq!(after(3000.0, 0.2, &mut FollowBudget::new()).0, FollowVerdict::TooFrequent);
     }
 
     #[test]
     fn the_limit_rises_again() {
         let mut budget = FollowBudget::new();
-        assert!(matches!(after(400.0, 0.2, &mut budget).0, Verdict::AtMost(..100)));
-        assert_eq!(after(5.0, 0.2, &mut budget).0, Verdict::AtMost(2048));
+        assert!(matches!(after(400.0, 0.2, &mut budget).0, FollowVerdict::AtMost(..100)));
+        assert_eq!(after(5.0, 0.2, &mut budget).0, FollowVerdict::AtMost(2048));
     }
 }

@@ -43,11 +43,11 @@ use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_streams::memprof::Event;
 
 use self::choice::{Block, Choice};
-use self::follow_budget::{FollowBudget, Verdict};
-use self::object::{Object, object_in};
+use self::follow_budget::{FollowBudget, FollowVerdict};
+use self::object::{FollowedObject, object_in};
 use self::observer::Observer;
-use self::part::{Part, RecentObjects, find_owners};
-use self::places::{Place, Places};
+use self::part::{RecentObjects, TablePart, find_owners};
+use self::places::{FollowedPlace, FollowedPlaces};
 use self::polled::Polled;
 use self::search::Search;
 use crate::bounded::now;
@@ -74,7 +74,7 @@ pub struct Lifetimes {
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
     fates: Fates,
-    places: Places,
+    places: FollowedPlaces,
     /// The flips of each VM at the last look.
     flips: Vec<u32>,
     pid: u32,
@@ -106,7 +106,7 @@ impl Lifetimes {
             search: Search::new(process),
             grown: Vec::new(),
             fates: Fates::default(),
-            places: Places::new(),
+            places: FollowedPlaces::new(),
             flips: Vec::new(),
             pid: process.pid(),
             budget: FollowBudget::new(),
@@ -211,7 +211,7 @@ impl Lifetimes {
     }
 
     /// Follows the object in a block, or that which it is part of; where.
-    fn add(&mut self, block: &Block, object: Object, part: Option<Part>) -> Option<usize> {
+    fn add(&mut self, block: &Block, object: FollowedObject, part: Option<TablePart>) -> Option<usize> {
         if self.places.taken() >= self.places.limit() {
             self.thin_out();
         }
@@ -220,7 +220,7 @@ impl Lifetimes {
             self.fates.lost(block.source, block.weight);
             return None;
         };
-        self.places.set(index, Place { source: block.source, weight: block.weight, vm: block.vm, object });
+        self.places.set(index, FollowedPlace { source: block.source, weight: block.weight, vm: block.vm, object });
         let followed = Followed {
             place: object.place,
             link: part.map_or(0, |part| part.link),
@@ -264,8 +264,8 @@ impl Lifetimes {
         let Some(spent) = self.observer.spent().filter(|_| self.budget.is_due(now())) else { return };
         let Some(cpu) = cpu_time(self.pid) else { return };
         match self.budget.judge(now(), cpu, spent, self.places.taken()) {
-            Verdict::AtMost(limit) => self.places.set_limit(limit),
-            Verdict::TooFrequent => {
+            FollowVerdict::AtMost(limit) => self.places.set_limit(limit),
+            FollowVerdict::TooFrequent => {
                 (0..self.shapes.len()).for_each(|vm| self.lose(vm));
                 self.observer.give_up_watchpoints(self.currentwhites.iter().copied());
                 self.places.set_limit(usize::MAX);
@@ -336,7 +336,7 @@ impl Lifetimes {
     }
 
     fn look_at(&mut self, index: usize) {
-        let Some(Place { source, weight, vm, .. }) = self.places.get(index) else { return };
+        let Some(FollowedPlace { source, weight, vm, .. }) = self.places.get(index) else { return };
         let followed = self.observer.followed(vm, index);
         if followed.state == State::Dead as u8 {
             self.fates.died(source, weight, followed.survived);
@@ -365,7 +365,7 @@ impl Lifetimes {
     /// How long the objects of each source live.
     pub fn lives(&mut self) -> Vec<Life> {
         self.look();
-        let living = |(index, &Place { source, weight, vm, .. }): (usize, &Place)| Living {
+        let living = |(index, &FollowedPlace { source, weight, vm, .. }): (usize, &FollowedPlace)| Living {
             source,
             weight,
             survived: self.observer.followed(vm, index).survived,

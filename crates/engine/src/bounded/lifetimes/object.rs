@@ -16,7 +16,7 @@ use lj_trace_heap::object::{CDATA, Header};
 
 /// An object that may be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct FollowedObject {
     /// Address of its `marked`.
     pub place: u64,
     /// Its type byte.
@@ -25,7 +25,7 @@ pub struct Object {
 
 /// The object that fills the block of this size; [`None`] if it is none. What is no object has the header of one by chance
 /// at most, and hardly ever one that says the same size, or, where it says none, that is in the chain of all objects.
-pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64) -> Option<Object> {
+pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64) -> Option<FollowedObject> {
     // An object of the FFI that is aligned more than usual, or of variable size, does not begin with its block: then it
     // is not found.
     let header = Header::read_directly(memory, address);
@@ -34,7 +34,7 @@ pub fn object_in(memory: &ProcessMemory, shape: &Shape, address: u64, size: u64)
         Some(own) => own == size,
         None => (kind == CDATA && size > shape.cdata || kind == gct::TRACE) && is_in_chain(memory, shape, &header),
     };
-    fits.then_some(Object { place: address.wrapping_add(marked_offset(shape.gc64())), gct: kind })
+    fits.then_some(FollowedObject { place: address.wrapping_add(marked_offset(shape.gc64())), gct: kind })
 }
 
 /// Whether another object follows in `gc.root`'s chain: what is new comes first in it, so there is one (`lj_cdata_new`,

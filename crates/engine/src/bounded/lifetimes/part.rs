@@ -15,14 +15,14 @@ use lj_trace_luajit::shape::{NODE, Shape, VALUE};
 use lj_trace_process::ProcessMemory;
 
 use super::choice::Block;
-use super::object::Object;
+use super::object::FollowedObject;
 use lj_trace_heap::object::Header;
 
 /// A block as part of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TablePart {
     /// What it is part of.
-    pub owner: Object,
+    pub owner: FollowedObject,
     /// Where that refers to it.
     pub link: u64,
     /// Where the block is.
@@ -59,19 +59,23 @@ fn parts_of<'a>(
     header: &'a Header,
     shape: &'a Shape,
     size_of: impl Fn(u64) -> Option<u64> + 'a,
-) -> impl Iterator<Item = Part> + 'a {
+) -> impl Iterator<Item = TablePart> + 'a {
     let kind = header.gct(shape);
     links(shape).into_iter().filter(move |link| kind == Some(link.gct)).filter_map(move |link| {
         let address = header.reference(shape, link.at.into())?;
         let entries = u64::from(header.u32(link.number.into())?) + link.more;
         let place = header.address.wrapping_add(marked_offset(shape.gc64()));
-        let part = Part { owner: Object { place, gct: link.gct }, link: header.address + u64::from(link.at), address };
+        let part = TablePart {
+            owner: FollowedObject { place, gct: link.gct },
+            link: header.address + u64::from(link.at),
+            address,
+        };
         (size_of(address)? == entries * link.entry).then_some(part)
     })
 }
 
 /// The object that refers to a block of this size from `link`.
-pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -> Option<Part> {
+pub fn owner_with(memory: &ProcessMemory, shape: &Shape, link: u64, size: u64) -> Option<TablePart> {
     links(shape).into_iter().find_map(|kind| {
         let header = Header::read_directly(memory, link.checked_sub(kind.at.into())?);
         parts_of(&header, shape, |_| Some(size)).find(|part| part.link == link)
@@ -117,7 +121,7 @@ pub fn find_owners(
     shape: &Shape,
     owners: impl Iterator<Item = u64>,
     blocks: &mut HashMap<u64, Block>,
-) -> Vec<(Block, Part)> {
+) -> Vec<(Block, TablePart)> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     for owner in owners.filter(|&owner| seen.insert(owner)) {
@@ -125,7 +129,7 @@ pub fn find_owners(
             break;
         }
         let header = Header::read_directly(memory, owner);
-        let parts: Vec<Part> =
+        let parts: Vec<TablePart> =
             parts_of(&header, shape, |address| blocks.get(&address).map(|block| block.size)).collect();
         found.extend(parts.into_iter().filter_map(|part| Some((blocks.remove(&part.address)?, part))));
     }
@@ -163,9 +167,9 @@ mod tests {
         let mut blocks: HashMap<u64, Block> = all.into_iter().map(|block| (block.address, block)).collect();
         let found = find_owners(&memory, &shape(), [8, address].into_iter(), &mut blocks);
         assert_eq!((found.len(), blocks.len()), (2, 1));
-        let owner = Object { place: address + 8, gct: gct::TAB };
+        let owner = FollowedObject { place: address + 8, gct: gct::TAB };
         let link = address + u64::from(shape().layout.tab_node);
-        let node = Part { owner, link, address: 0x6000 };
+        let node = TablePart { owner, link, address: 0x6000 };
         assert!(found.contains(&(all[1], node)), "{found:?}");
         assert_eq!(owner_with(&memory, &shape(), link, 96), Some(node));
         assert_eq!(owner_with(&memory, &shape(), link, 192), None, "another size");

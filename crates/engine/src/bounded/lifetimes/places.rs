@@ -6,11 +6,11 @@ use lj_trace_common::lifetime::MAX_FOLLOWED;
 use lj_trace_estimate::observation::SourceId;
 use lj_trace_estimate::random::Random;
 
-use super::object::Object;
+use super::object::FollowedObject;
 
 /// What is followed.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct FollowedPlace {
     /// Who has allocated it.
     pub source: SourceId,
     /// How many bytes it stands for.
@@ -18,18 +18,18 @@ pub struct Place {
     /// The number of its VM.
     pub vm: usize,
     /// The object, or the one that it is part of.
-    pub object: Object,
+    pub object: FollowedObject,
 }
 
 /// All places, by their numbers.
-pub struct Places {
-    places: Vec<Option<Place>>,
+pub struct FollowedPlaces {
+    places: Vec<Option<FollowedPlace>>,
     /// How many may be taken.
     limit: usize,
     random: Random,
 }
 
-impl Places {
+impl FollowedPlaces {
     /// None is taken, and all may be.
     pub fn new() -> Self {
         let places = vec![None; MAX_FOLLOWED as usize];
@@ -57,17 +57,17 @@ impl Places {
     }
 
     /// What is in a place.
-    pub fn get(&self, index: usize) -> Option<Place> {
+    pub fn get(&self, index: usize) -> Option<FollowedPlace> {
         self.places.get(index).copied().flatten()
     }
 
     /// Takes a place.
-    pub fn set(&mut self, index: usize, place: Place) {
+    pub fn set(&mut self, index: usize, place: FollowedPlace) {
         self.places[index] = Some(place);
     }
 
     /// Frees a place; what was in it.
-    pub fn free(&mut self, index: usize) -> Option<Place> {
+    pub fn free(&mut self, index: usize) -> Option<FollowedPlace> {
         self.places.get_mut(index)?.take()
     }
 
@@ -82,7 +82,7 @@ impl Places {
     }
 
     /// Those that are taken.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &Place)> {
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &FollowedPlace)> {
         self.places.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
     }
 
@@ -113,20 +113,21 @@ mod tests {
     const RARE: SourceId = SourceId(2);
 
     /// So many objects of a source, each of which stands for a byte.
-    fn add(places: &mut Places, source: SourceId, count: usize) {
+    fn add(places: &mut FollowedPlaces, source: SourceId, count: usize) {
         for _ in 0..count {
             let index = places.first_free().unwrap();
-            places.set(index, Place { source, weight: 1.0, vm: 0, object: Object { place: 0, gct: 0 } });
+            places
+                .set(index, FollowedPlace { source, weight: 1.0, vm: 0, object: FollowedObject { place: 0, gct: 0 } });
         }
     }
 
-    fn sum(places: &Places, of: SourceId) -> f64 {
+    fn sum(places: &FollowedPlaces, of: SourceId) -> f64 {
         places.iter().filter(|(_, place)| place.source == of).map(|(_, place)| place.weight).sum()
     }
 
     #[test]
     fn half_of_what_is_common_goes_and_the_rest_stands_for_it() {
-        let mut places = Places::new();
+        let mut places = FollowedPlaces::new();
         add(&mut places, COMMON, 1000);
         add(&mut places, RARE, 20);
         places.set_limit(1000);
@@ -141,7 +142,7 @@ mod tests {
 
     #[test]
     fn all_have_to_make_room_where_there_is_less_than_one_for_each() {
-        let mut places = Places::new();
+        let mut places = FollowedPlaces::new();
         (0..100).for_each(|source| add(&mut places, SourceId(source), 1));
         places.set_limit(32);
         let chosen = places.thin_out().len();

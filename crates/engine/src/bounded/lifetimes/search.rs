@@ -11,7 +11,7 @@ use lj_trace_luajit::shape::Shape;
 use lj_trace_process::{Process, ProcessMemory};
 
 use super::choice::Block;
-use super::part::{Part, may_be_part, owner_with};
+use super::part::{TablePart, may_be_part, owner_with};
 
 /// How much is read at a time.
 const PIECE: usize = 1 << 20;
@@ -27,7 +27,7 @@ pub struct Search {
     process: Process,
     memory: ProcessMemory,
     /// What is looked for, by its address.
-    wanted: HashMap<u64, Wanted>,
+    wanted: HashMap<u64, WantedBlock>,
     filter: Filter,
     /// What is left to be read, the last first.
     left: Vec<Range<u64>>,
@@ -37,7 +37,7 @@ pub struct Search {
 
 /// A block that is looked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct WantedBlock {
     /// The block.
     pub block: Block,
     /// It was allocated after that.
@@ -64,7 +64,7 @@ impl Search {
         let mut refused = Vec::new();
         for block in blocks {
             if is_free && self.wanted.len() < MOST && may_be_part(block.size) {
-                self.wanted.insert(block.address, Wanted { block, since });
+                self.wanted.insert(block.address, WantedBlock { block, since });
             } else {
                 refused.push(block);
             }
@@ -77,7 +77,7 @@ impl Search {
     }
 
     /// Goes on. What each block is part of, of those that are found or not to be found; `shapes` are those of the VMs.
-    pub fn go_on(&mut self, shapes: &[Shape]) -> Vec<(Wanted, Option<Part>)> {
+    pub fn go_on(&mut self, shapes: &[Shape]) -> Vec<(WantedBlock, Option<TablePart>)> {
         let began = Instant::now();
         if self.wanted.is_empty() || began < self.next {
             return Vec::new();

@@ -16,7 +16,7 @@ use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::privileges::priority::come_first;
 use lj_trace_process::privileges::{self, Capabilities};
 
-use super::policy::{MOST_EVENTS, Next, Past, Policy};
+use super::policy::{MOST_EVENTS, NextProbes, Past, Policy};
 use crate::bounded::now;
 
 /// How often a window that is open is looked at.
@@ -192,13 +192,13 @@ impl Driver {
             self.note_use();
             self.probes = (self.cost)().unwrap_or(ASSUMED);
             match self.policy.choose() {
-                Next::Window { pause, length } => {
+                NextProbes::Window { pause, length } => {
                     // It took a part of the pause to take the last probes out.
                     let over = self.closed + (pause * 1e9) as Nanos;
                     self.wait(Duration::from_nanos(over.saturating_sub(now())))?;
                     self.window(Duration::from_secs_f64(length))?;
                 }
-                Next::Stay => self.stay()?,
+                NextProbes::Stay => self.stay()?,
             }
         }
     }

@@ -69,7 +69,7 @@ pub struct Past {
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Next {
+pub enum NextProbes {
     /// A window of this length, after this pause, both in seconds.
     Window {
         /// Before its probes are put in.
@@ -158,15 +158,15 @@ impl Policy {
     }
 
     /// What to do now.
-    pub fn choose(&mut self) -> Next {
+    pub fn choose(&mut self) -> NextProbes {
         // Nobody knows yet what it will cost. If it is little, the profile is exact from the beginning.
         if std::mem::replace(&mut self.is_new, false) || self.is_cheap() {
             self.recent.clear();
-            return Next::Stay;
+            return NextProbes::Stay;
         }
         let length = self.length();
         let pause = (self.period(length) - length).max(0.0);
-        Next::Window { pause: 2.0 * pause * self.random.unit(), length }
+        NextProbes::Window { pause: 2.0 * pause * self.random.unit(), length }
     }
 
     /// Whether probes that stay would cost little enough.
@@ -231,7 +231,7 @@ mod tests {
         let (mut now, mut windows, mut lost) = (0.0, Vec::new(), 0.0);
         while now < seconds {
             match policy.choose() {
-                Next::Window { pause, length } => {
+                NextProbes::Window { pause, length } => {
                     now += pause;
                     let events = length / (1.0 / rate(now) + cost);
                     windows.push((now, length));
@@ -241,7 +241,7 @@ mod tests {
                     policy.used(pause + length, pause + length, (pause + length) * beside);
                     lost += (pause + length) * beside;
                 }
-                Next::Stay => {
+                NextProbes::Stay => {
                     while policy.may_stay() && now < seconds {
                         let events = 0.005 / (1.0 / rate(now) + cost);
                         policy.spend(events * cost);
@@ -277,7 +277,7 @@ mod tests {
     fn a_short_recording_of_a_program_that_sleeps_keeps_to_its_budget() {
         let (cores, time) = (0.05, 0.0005);
         let mut policy = Policy::new(0.05, 7, cores);
-        assert_eq!(policy.choose(), Next::Stay);
+        assert_eq!(policy.choose(), NextProbes::Stay);
         // While it works it does nothing but allocate: each look costs all of that.
         let (mut now, mut lost) = (0.0, 0.0);
         while policy.may_stay() && now < 1.0 {

@@ -13,12 +13,12 @@
 
 use iced_x86::Mnemonic;
 
-use crate::trace::ir::{Effect, Ins, Op as Ir, Opcode, irt};
-use crate::trace::machine::{Action, Machine};
+use crate::trace::ir::{Effect, Ins, IrOp as Ir, IrOpcode, irt};
+use crate::trace::machine::{Machine, MachineAction};
 
 /// Whether machine code was made from an instruction at all: others were dropped, sunk, or became an operand of
 /// what uses them.
-pub fn is_assembled(opcode: &Opcode, ins: Ins) -> bool {
+pub fn is_assembled(opcode: &IrOpcode, ins: Ins) -> bool {
     if ins.is_sunk() || matches!(opcode.op, Ir::NOP | Ir::USE | Ir::PHI | Ir::RENAME | Ir::PVAL | Ir::CARG) {
         return false;
     }
@@ -56,16 +56,18 @@ fn calls(ir: Ir) -> Option<bool> {
 }
 
 /// Whether a machine instruction can come from an instruction of the intermediate code.
-pub fn can_come_from(machine: &Machine, opcode: &Opcode, ins: Ins) -> bool {
+pub fn can_come_from(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
     let ir = opcode.op;
     match machine.action {
-        Action::Guard { .. } => ins.is_guard() || matches!(ir, Ir::GCSTEP | Ir::BASE | Ir::LOOP | Ir::RETF | Ir::HIOP),
-        Action::Call => calls(ir) != Some(false),
-        Action::Store => match ir {
+        MachineAction::Guard { .. } => {
+            ins.is_guard() || matches!(ir, Ir::GCSTEP | Ir::BASE | Ir::LOOP | Ir::RETF | Ir::HIOP)
+        }
+        MachineAction::Call => calls(ir) != Some(false),
+        MachineAction::Store => match ir {
             Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::XSTORE => true,
             _ => !is_value(ir),
         },
-        Action::Branch | Action::Jump | Action::Compute => match machine.mnemonic {
+        MachineAction::Branch | MachineAction::Jump | MachineAction::Compute => match machine.mnemonic {
             Mnemonic::Addsd => matches!(ir, Ir::ADD | Ir::TOBIT | Ir::CONV | Ir::LOOP),
             Mnemonic::Subsd => matches!(ir, Ir::SUB | Ir::CONV | Ir::TOBIT),
             Mnemonic::Mulsd => matches!(ir, Ir::MUL | Ir::POW),
@@ -125,7 +127,7 @@ fn is_value(ir: Ir) -> bool {
 }
 
 /// Whether an instruction must have left one of the machine instructions that [`is_its_own`] tells.
-pub fn is_visible(opcode: &Opcode, ins: Ins) -> bool {
+pub fn is_visible(opcode: &IrOpcode, ins: Ins) -> bool {
     let is_num = ins.kind_of_result() == irt::NUM;
     match opcode.op {
         Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV => is_num,
@@ -162,32 +164,35 @@ fn is_check(ir: Ir, ins: Ins) -> bool {
 }
 
 /// Whether a machine instruction is the one that an instruction is for.
-pub fn is_its_own(machine: &Machine, opcode: &Opcode, ins: Ins) -> bool {
+pub fn is_its_own(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
     match opcode.op {
         // The last one of a loop may jump back instead of leaving.
-        ir if is_check(ir, ins) => matches!(machine.action, Action::Guard { .. } | Action::Branch),
+        ir if is_check(ir, ins) => matches!(machine.action, MachineAction::Guard { .. } | MachineAction::Branch),
         Ir::ADD => machine.mnemonic == Mnemonic::Addsd,
         Ir::SUB => machine.mnemonic == Mnemonic::Subsd,
         Ir::MUL => machine.mnemonic == Mnemonic::Mulsd,
         Ir::DIV => machine.mnemonic == Mnemonic::Divsd,
-        Ir::ASTORE | Ir::HSTORE | Ir::USTORE => machine.action == Action::Store,
-        _ => machine.action == Action::Call,
+        Ir::ASTORE | Ir::HSTORE | Ir::USTORE => machine.action == MachineAction::Store,
+        _ => machine.action == MachineAction::Call,
     }
 }
 
 /// Whether an instruction is assembled to one of these only.
-pub fn is_single(opcode: &Opcode, ins: Ins) -> bool {
+pub fn is_single(opcode: &IrOpcode, ins: Ins) -> bool {
     ins.kind_of_result() == irt::NUM && matches!(opcode.op, Ir::ADD | Ir::SUB | Ir::MUL | Ir::DIV)
 }
 
 /// Whether two machine instructions in a row are of the same instruction: the second one works on the register that the
 /// first one has filled for it, or jumps by the flags that it has set.
 pub fn belong_together(first: &Machine, second: &Machine) -> bool {
-    if matches!(first.action, Action::Compute) && first.fills && first.writes.is_some() && first.writes == second.writes
+    if matches!(first.action, MachineAction::Compute)
+        && first.fills
+        && first.writes.is_some()
+        && first.writes == second.writes
     {
         return second.is_arithmetic() && second.second != first.writes;
     }
     let compares = matches!(first.mnemonic, Mnemonic::Cmp | Mnemonic::Ucomisd | Mnemonic::Test);
-    let jumps = |machine: &Machine| matches!(machine.action, Action::Guard { .. } | Action::Branch);
+    let jumps = |machine: &Machine| matches!(machine.action, MachineAction::Guard { .. } | MachineAction::Branch);
     (compares || jumps(first) && first.mnemonic == Mnemonic::Jp) && jumps(second)
 }

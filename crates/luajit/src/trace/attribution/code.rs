@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use lj_trace_common::memory::ReadMemory;
 
 use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, is_single, is_visible};
-use super::{Attribution, Attributor, Chain, Span};
-use crate::trace::ir::{BIAS, FIRST, Op as Ir};
-use crate::trace::machine::{self, Action, Machine};
-use crate::trace::reading::{Aim, Candidate, Candidates, VmQueries};
-use crate::trace::stacks::{NOWHERE, StackId, Stacks};
+use super::{Attribution, Attributor, Chain, CodeSpan};
+use crate::trace::ir::{BIAS, FIRST, IrOp as Ir};
+use crate::trace::machine::{self, Machine, MachineAction};
+use crate::trace::reading::{Aim, CandidateReading, Candidates, VmQueries};
+use crate::trace::stacks::{NOWHERE, StackIndex, Stacks};
 
 /// Stretches of more cells than this are not told apart.
 const MAX_CELLS: usize = 1 << 22;
@@ -21,35 +21,35 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         stacks: &Stacks,
         aims: &[Option<Aim>],
         candidates: &Candidates,
-        only: Option<StackId>,
+        only: Option<StackIndex>,
     ) -> Attribution {
         let code = machine::decode(self.body.trace.mcode.start, &self.body.mcode);
         let mut attribution = Attribution::default();
         // Else nobody knows which frame the code stands on.
         let Some(returns) = self.lower_frames.bounds() else { return attribution };
-        let mut merged: HashMap<Vec<Candidate>, (Chain, bool)> = HashMap::new();
-        let mut add = |offset: u32, mut possible: Vec<Candidate>| {
+        let mut merged: HashMap<Vec<CandidateReading>, (Chain, bool)> = HashMap::new();
+        let mut add = |offset: u32, mut possible: Vec<CandidateReading>| {
             possible.sort_unstable();
             possible.dedup();
             let (chain, certain) =
                 merged.entry(possible).or_insert_with_key(|possible| merge(stacks, possible)).clone();
-            let span = Span { offset, chain, certain };
-            let same = |last: &Span| last.chain == span.chain && last.certain == span.certain;
+            let span = CodeSpan { offset, chain, certain };
+            let same = |last: &CodeSpan| last.chain == span.chain && last.certain == span.certain;
             if !attribution.spans.last().is_some_and(same) {
                 attribution.spans.push(span);
             }
         };
         // Behind the last snapshot, the trace only leaves: from there.
-        let end: Option<Candidate> = aims.last().copied().flatten().map(|aim| (aim.stack, NOWHERE));
+        let end: Option<CandidateReading> = aims.last().copied().flatten().map(|aim| (aim.stack, NOWHERE));
         for (machine, refs) in self.segments(&code, &returns) {
             let assembled: Vec<u16> = refs.into_iter().filter(|&at| self.is_assembled(at)).collect();
             let possible = self.possible(machine, &assembled);
             let is_last = machine.last() == code.last();
             let is_first = machine.first().is_some_and(|first| first.offset == 0);
             for (index, instruction) in machine.iter().enumerate() {
-                let of: Option<Vec<&Vec<Candidate>>> =
+                let of: Option<Vec<&Vec<CandidateReading>>> =
                     possible[index].iter().map(|&place| candidates.get(&assembled[place])).collect();
-                let mut all: Vec<Candidate> = of.into_iter().flatten().flatten().copied().collect();
+                let mut all: Vec<CandidateReading> = of.into_iter().flatten().flatten().copied().collect();
                 if assembled.is_empty() {
                     all.extend(end.filter(|_| is_last));
                     // What a trace begins with may have come here, too, where nothing else was assembled.
@@ -179,7 +179,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
     fn can(&self, machine: &Machine, at: u16) -> bool {
         let ins = self.body.code.ins(at);
         let Some(opcode) = self.numbering.opcode(ins.number()) else { return true };
-        if let Action::Guard { target } = machine.action
+        if let MachineAction::Guard { target } = machine.action
             && let Some(exit) = (self.exit_at)(target)
             && at >= FIRST
             && self.body.snapshot_of(at) as u8 != exit
@@ -216,7 +216,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
 }
 
 /// What all candidates share.
-fn merge(stacks: &Stacks, candidates: &[Candidate]) -> (Chain, bool) {
+fn merge(stacks: &Stacks, candidates: &[CandidateReading]) -> (Chain, bool) {
     let mut chains = candidates.iter().map(|&(stack, position)| stacks.frames(stack, position));
     let Some(mut shared) = chains.next() else { return (Chain::new(), false) };
     let mut certain = true;

@@ -7,9 +7,9 @@
 
 use lj_trace_common::layout::VmLayout;
 
-use crate::trace::body::Body;
+use crate::trace::body::TraceBody;
 use crate::trace::functions::{Callee, TraceFunctions, object};
-use crate::trace::ir::{FIRST, Numbering, Op as Ir};
+use crate::trace::ir::{FIRST, IrOp as Ir, Numbering};
 
 /// The returns of a trace, in the order in which it makes them.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl LowerFrames {
     /// the intermediate code, and the end of the trace may (`asm_tail_link`, `lj_asm.c`).
     pub fn read(
         layout: &VmLayout,
-        body: &Body,
+        body: &TraceBody,
         functions: &TraceFunctions,
         numbering: Numbering,
         base_stores: Vec<u32>,

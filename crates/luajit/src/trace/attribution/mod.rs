@@ -20,14 +20,14 @@ use std::ops::Range;
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
-use super::body::Body;
+use super::body::TraceBody;
 use super::effort::Effort;
 use super::frames::{SnapshotFrame, snapshot_frames};
 use super::functions::{Callee, TraceFunctions};
-use super::ir::{BIAS, FIRST, Numbering, Op as Ir};
+use super::ir::{BIAS, FIRST, IrOp as Ir, Numbering};
 use super::loop_copies::originals;
-use super::reading::{Aim, Budget, Candidate, Candidates, Powers, Reader, VmQueries};
-use super::stacks::{NOWHERE, StackId, Stacks};
+use super::reading::{Aim, CandidateReading, Candidates, Powers, Reader, ReadingBudget, VmQueries};
+use super::stacks::{NOWHERE, StackIndex, Stacks};
 use crate::InterpreterText;
 
 pub(in crate::trace) use lower_frames::LowerFrames;
@@ -38,7 +38,7 @@ pub type Chain = Vec<(Callee, u32)>;
 
 /// What a stretch of machine code belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct CodeSpan {
     /// Offset of its first instruction.
     pub offset: u32,
     /// The frames.
@@ -50,22 +50,22 @@ pub struct Span {
 /// The stretches of a trace's machine code, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attribution {
-    spans: Vec<Span>,
+    spans: Vec<CodeSpan>,
 }
 
 impl Attribution {
     /// The stretch at an offset.
-    pub fn at(&self, offset: u32) -> Option<&Span> {
+    pub fn at(&self, offset: u32) -> Option<&CodeSpan> {
         self.spans[..self.spans.partition_point(|span| span.offset <= offset)].last()
     }
 
     /// How many bytes of memory it takes, about.
     pub fn size(&self) -> usize {
-        self.spans.iter().map(|span| size_of::<Span>() + size_of_val(&*span.chain)).sum()
+        self.spans.iter().map(|span| size_of::<CodeSpan>() + size_of_val(&*span.chain)).sum()
     }
 
     /// All stretches.
-    pub fn spans(&self) -> &[Span] {
+    pub fn spans(&self) -> &[CodeSpan] {
         &self.spans
     }
 }
@@ -77,7 +77,7 @@ pub struct Attributor<'a, M, S> {
     /// The VM's layout.
     pub layout: &'a VmLayout,
     /// The trace.
-    pub body: &'a Body,
+    pub body: &'a TraceBody,
     /// The numbering of its intermediate code.
     pub numbering: Numbering,
     /// Its functions.
@@ -97,12 +97,12 @@ pub struct Attributor<'a, M, S> {
 impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
     /// Attributes all code of the trace, with so much effort. Whether it was enough is the second result.
     pub fn attribute(&self, effort: Effort) -> (Attribution, bool) {
-        let mut budget = Budget::new(effort);
+        let mut budget = ReadingBudget::new(effort);
         let attribution = self.attribute_within(&mut budget);
         (attribution, !budget.was_short)
     }
 
-    fn attribute_within(&self, budget: &mut Budget) -> Attribution {
+    fn attribute_within(&self, budget: &mut ReadingBudget) -> Attribution {
         let mut stacks = Stacks::default();
         let frames: Vec<Option<Vec<SnapshotFrame>>> = (0..self.body.snapshots.len())
             .map(|index| snapshot_frames(self.memory, self.layout, self.body, self.functions, index).ok())
@@ -122,7 +122,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
 
     /// The one frame that the trace runs in, if it can have entered no other: it calls no Lua function but its own, which
     /// neither is a value in it nor was guarded as one.
-    fn only_function(&self, stacks: &Stacks, aims: &[Option<Aim>], floating: &HashSet<u64>) -> Option<StackId> {
+    fn only_function(&self, stacks: &Stacks, aims: &[Option<Aim>], floating: &HashSet<u64>) -> Option<StackIndex> {
         let first = aims.first().copied().flatten()?.stack;
         let own = stacks.get(first).callee;
         let is_own = |callee: &Callee| {
@@ -147,7 +147,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         stacks: &mut Stacks,
         frames: &[Option<Vec<SnapshotFrame>>],
         aims: &[Option<Aim>],
-        budget: &mut Budget,
+        budget: &mut ReadingBudget,
     ) -> (Candidates, HashSet<u64>) {
         let loop_at = self.loop_at();
         let snapshots = &self.body.snapshots;
@@ -186,7 +186,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
             let slots = self.body.snapshot_words(recorded.saturating_sub(1)).map_or(&[][..], |(slots, _)| slots);
             for (copy, of) in originals(&self.body.code, self.numbering, loop_at, slots) {
                 let known = of.iter().map(|at| candidates.get(at)).collect::<Option<Vec<_>>>();
-                let mut all: Vec<Candidate> = known.into_iter().flatten().flatten().copied().collect();
+                let mut all: Vec<CandidateReading> = known.into_iter().flatten().flatten().copied().collect();
                 all.sort_unstable();
                 all.dedup();
                 if !all.is_empty() {

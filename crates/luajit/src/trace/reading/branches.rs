@@ -6,14 +6,14 @@
 //! [`rec_for`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L567-L585
 
 use super::kinds::is_comparison;
-use super::{Place, Reader, Step, VmQueries};
+use super::{BytecodeStep, Place, Reader, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Where a bytecode that branches goes: if its comparison holds, and if not. A snapshot of its guard has the one
     /// that it does not go to (`rec_comp_fixup`, `rec_for`, `lj_record.c`).
-    pub(super) fn ways(&self, stacks: &Stacks, place: &Place, step: Step) -> Option<(u32, u32)> {
+    pub(super) fn ways(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> Option<(u32, u32)> {
         let after = step.position + 1;
         match step.op {
             Op::FORI | Op::JFORI => Some((jump(step.position, step.instruction.d()), after)),

@@ -9,10 +9,10 @@
 //! [`lj_record_ret`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1000-L1011
 //! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L809-L818
 
-use super::{Constant, Phase, Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Constant, Phase, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::{Metamethod, Op};
 use crate::trace::functions::Callee;
-use crate::trace::ir::{FIRST, Op as Ir, irt};
+use crate::trace::ir::{FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 
 /// Frames in a trace: more than the slots that a snapshot has room for.
@@ -24,13 +24,13 @@ pub(super) const MAX_RECURSION: usize = 5;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// The value that a call calls.
-    pub(super) fn called_value(&self, place: &Place, step: Step) -> Value {
+    pub(super) fn called_value(&self, place: &Place, step: BytecodeStep) -> SlotValue {
         let a = usize::from(step.instruction.a());
         place.slot(if step.op == Op::ITERC { a.wrapping_sub(3) } else { a })
     }
 
     /// What a call of a value may call.
-    pub(super) fn callees_of(&self, value: Value) -> Vec<Callee> {
+    pub(super) fn callees_of(&self, value: SlotValue) -> Vec<Callee> {
         let others = || {
             let mut callees = self.functions.callable();
             if self.powers.unnamed_natives {
@@ -39,8 +39,8 @@ impl<S: VmQueries> Reader<'_, S> {
             callees
         };
         match value {
-            Value::Function(callee) => vec![callee],
-            Value::Ref(at) => match self.body.code.ins(at).kind_of_result() {
+            SlotValue::Function(callee) => vec![callee],
+            SlotValue::Ref(at) => match self.body.code.ins(at).kind_of_result() {
                 irt::FUNC => {
                     let mut callees = self.functions.guarded(at);
                     if self.powers.unnamed_natives {
@@ -50,20 +50,20 @@ impl<S: VmQueries> Reader<'_, S> {
                 }
                 _ => self.called_objects(),
             },
-            Value::Number(_) | Value::Constant => self.called_objects(),
-            Value::Any | Value::Unloaded => others(),
-            Value::Field(_) | Value::Upvalue(..) => self.found_callees(value).unwrap_or_else(others),
+            SlotValue::Number(_) | SlotValue::Constant => self.called_objects(),
+            SlotValue::Any | SlotValue::Unloaded => others(),
+            SlotValue::Field(_) | SlotValue::Upvalue(..) => self.found_callees(value).unwrap_or_else(others),
         }
     }
 
     /// What a call of what was found in a field or an upvalue may call, which is looked for once. [`None`] if it is not known.
-    fn found_callees(&self, value: Value) -> Option<Vec<Callee>> {
+    fn found_callees(&self, value: SlotValue) -> Option<Vec<Callee>> {
         if let Some(known) = self.callees.borrow().get(&value) {
             return known.clone();
         }
         let found = match value {
-            Value::Field(string) => self.callees_by(string),
-            Value::Upvalue(prototype, index) => self.callees_in(prototype, index),
+            SlotValue::Field(string) => self.callees_by(string),
+            SlotValue::Upvalue(prototype, index) => self.callees_in(prototype, index),
             _ => None,
         };
         self.callees.borrow_mut().insert(value, found.clone());
@@ -84,7 +84,7 @@ impl<S: VmQueries> Reader<'_, S> {
         if is_dropped || self.powers.cdata {
             return None;
         }
-        let values = loads.map(Value::Ref).chain(stores.iter().map(|&at| self.value(code.ins(at).op2())));
+        let values = loads.map(SlotValue::Ref).chain(stores.iter().map(|&at| self.value(code.ins(at).op2())));
         // A constant that the table was made with.
         let mut callees = self.called_objects();
         for callee in values.flat_map(|value| self.callees_of(value)) {
@@ -127,12 +127,18 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The first slot of a call's arguments.
-    pub(super) fn arguments(&self, step: Step) -> usize {
+    pub(super) fn arguments(&self, step: BytecodeStep) -> usize {
         usize::from(step.instruction.a()) + if self.fr2 { 2 } else { 1 }
     }
 
     /// The places after a call was set up: at the function's beginning, or in a library function.
-    pub(super) fn enter_called(&self, stacks: &mut Stacks, place: &Place, step: Step, callee: Callee) -> Vec<Place> {
+    pub(super) fn enter_called(
+        &self,
+        stacks: &mut Stacks,
+        place: &Place,
+        step: BytecodeStep,
+        callee: Callee,
+    ) -> Vec<Place> {
         let is_tail = matches!(step.op, Op::CALLT | Op::CALLMT);
         let is_meta = matches!(place.phase, Phase::Meta(_));
         let mut base = place.clone();
@@ -161,12 +167,12 @@ impl<S: VmQueries> Reader<'_, S> {
                 let called = self.called_value(place, step);
                 // An object that is called is the first argument of its `__call` (`rec_call_setup`, `lj_record.c`).
                 let object = match called {
-                    Value::Function(_) => Some(None),
-                    Value::Ref(at) if self.body.code.ins(at).kind_of_result() == irt::FUNC => Some(None),
-                    Value::Ref(_) => Some(Some(called)),
+                    SlotValue::Function(_) => Some(None),
+                    SlotValue::Ref(at) if self.body.code.ins(at).kind_of_result() == irt::FUNC => Some(None),
+                    SlotValue::Ref(_) => Some(Some(called)),
                     _ => None,
                 };
-                let passed: Vec<Value> = match (step.op, object) {
+                let passed: Vec<SlotValue> = match (step.op, object) {
                     (Op::CALL | Op::CALLT, Some(object)) if !is_meta => {
                         let count = usize::from(step.instruction.c()).saturating_sub(1);
                         let count = if step.op == Op::CALLT {
@@ -185,7 +191,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let stack = stacks.intern(caller, callee, call);
                 base.push(stack);
                 for (slot, value) in passed.into_iter().enumerate() {
-                    base.set_slot(slot, if value == Value::Unloaded { Value::Any } else { value });
+                    base.set_slot(slot, if value == SlotValue::Unloaded { SlotValue::Any } else { value });
                 }
                 base.position = 0;
                 base.phase = Phase::Start;
@@ -195,7 +201,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The places after a return with `values`.
-    pub(super) fn leave(&self, stacks: &mut Stacks, place: &Place, values: &[Value]) -> Vec<Place> {
+    pub(super) fn leave(&self, stacks: &mut Stacks, place: &Place, values: &[SlotValue]) -> Vec<Place> {
         let mut next = place.with(Phase::Start);
         let Some(left) = next.frames.pop() else { return Vec::new() };
         let mut call = stacks.get(left.stack).call;
@@ -220,7 +226,7 @@ impl<S: VmQueries> Reader<'_, S> {
             if let Some(call) = call.filter(|call| matches!(call.op, Op::CALL | Op::CALLM | Op::ITERC)) {
                 // Of that frame, nothing but the results was loaded yet (`lj_record_ret`).
                 let a = usize::from(call.instruction.a());
-                (0..a).for_each(|slot| next.set_slot(slot, Value::Unloaded));
+                (0..a).for_each(|slot| next.set_slot(slot, SlotValue::Unloaded));
                 let wanted = usize::from(call.instruction.b()).saturating_sub(1);
                 if call.op == Op::CALL && !is_protected {
                     values.iter().enumerate().take(wanted).for_each(|(index, value)| next.set_slot(a + index, *value));
@@ -248,7 +254,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The places after a metamethod has returned to the operation that called it.
-    pub(super) fn back(&self, stacks: &mut Stacks, place: &Place, step: Step, value: Value) -> Vec<Place> {
+    pub(super) fn back(&self, stacks: &mut Stacks, place: &Place, step: BytecodeStep, value: SlotValue) -> Vec<Place> {
         match step.instruction.opcode(self.set).map(|opcode| opcode.metamethod) {
             Some(Metamethod::Named("__lt" | "__le" | "__eq")) => match self.ways(stacks, place, step) {
                 Some((taken, other)) => vec![place.go(other), place.go(taken)],
@@ -257,7 +263,7 @@ impl<S: VmQueries> Reader<'_, S> {
             Some(Metamethod::Named("__concat")) => {
                 // The rest may be concatenated by further metamethods.
                 let mut next = place.go(step.position + 1);
-                next.set_slot(usize::from(step.instruction.a()), Value::Any);
+                next.set_slot(usize::from(step.instruction.a()), SlotValue::Any);
                 vec![next, place.with(Phase::Start)]
             }
             Some(Metamethod::Named("__newindex")) => vec![place.go(step.position + 1)],

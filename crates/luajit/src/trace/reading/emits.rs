@@ -17,10 +17,10 @@
 //! [`lj_ir_ggfload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.c#L151-L159
 
 use super::kinds::compares_two;
-use super::{Phase, Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Phase, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::{Metamethod, Op};
 use crate::trace::functions::Callee;
-use crate::trace::ir::{Ins, NIL, Op as Ir, irt};
+use crate::trace::ir::{Ins, IrOp as Ir, NIL, irt};
 use crate::trace::stacks::Stacks;
 
 /// Instructions that no bytecode makes: they come from optimizations, or mark places.
@@ -101,7 +101,7 @@ const VARARGS: &[Ir] = &[Ir::VLOAD, Ir::SUB, Ir::ADD, Ir::AREF, Ir::BSHR, Ir::FL
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether the bytecode at a place can have made the instruction at `at`; it has made those from `begin` on.
-    pub(super) fn can_make(&self, stacks: &Stacks, place: &Place, step: Step, at: u16, begin: u16) -> bool {
+    pub(super) fn can_make(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, at: u16, begin: u16) -> bool {
         let ins = self.body.code.ins(at);
         let Some(op) = self.op(at) else { return false };
         if self.is_finished(place, step, begin..at, op) {
@@ -155,12 +155,12 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// The running function is told apart only where an upvalue of it is read (`rec_upvalue`), and if it was there when the
     /// trace began: the functions that it has called are known.
-    fn is_late_guard(&self, stacks: &Stacks, step: Step, guarded: Callee) -> bool {
+    fn is_late_guard(&self, stacks: &Stacks, step: BytecodeStep, guarded: Callee) -> bool {
         step.op == Op::UGET && self.begins_with(stacks, step.stack) && stacks.get(step.stack).callee.same_code(guarded)
     }
 
     /// A slot is loaded where it is read, and only of frames that the trace has not entered itself.
-    fn can_load(&self, stacks: &Stacks, place: &Place, step: Step, ins: Ins) -> bool {
+    fn can_load(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, ins: Ins) -> bool {
         if place.phase == Phase::Setup {
             return true;
         }
@@ -192,7 +192,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a frame was there when the trace began, or when it returned to it.
-    fn begins_with(&self, stacks: &Stacks, stack: super::StackId) -> bool {
+    fn begins_with(&self, stacks: &Stacks, stack: super::StackIndex) -> bool {
         if stacks.get(stack).caller.is_none() {
             return true;
         }
@@ -207,7 +207,16 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     #[expect(clippy::too_many_arguments, reason = "the instruction, and where it may come from")]
-    fn can_step_make(&self, stacks: &Stacks, place: &Place, step: Step, op: Ir, ins: Ins, at: u16, begin: u16) -> bool {
+    fn can_step_make(
+        &self,
+        stacks: &Stacks,
+        place: &Place,
+        step: BytecodeStep,
+        op: Ir,
+        ins: Ins,
+        at: u16,
+        begin: u16,
+    ) -> bool {
         // Operations of C data may make anything, and so may what looks for metamethods.
         let name = step.instruction.opcode(self.set).map(|opcode| opcode.metamethod);
         if let Some(Metamethod::Named(name)) = name {
@@ -316,7 +325,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether an operand of the instruction may be something else than a number.
-    fn operands_may_be_objects(&self, stacks: &Stacks, place: &Place, step: Step) -> bool {
+    fn operands_may_be_objects(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let slots: Vec<u8> = match step.op {
             Op::TGETV | Op::TGETS | Op::TGETB | Op::TGETR | Op::TSETV | Op::TSETS | Op::TSETB | Op::TSETR => {
@@ -324,9 +333,9 @@ impl<S: VmQueries> Reader<'_, S> {
             }
             _ => self.read_slots(stacks, place, step),
         };
-        let is_number = |value: Value| match value {
-            Value::Number(_) => true,
-            Value::Ref(at) => self.body.code.ins(at).kind_of_result() >= irt::NUM,
+        let is_number = |value: SlotValue| match value {
+            SlotValue::Number(_) => true,
+            SlotValue::Ref(at) => self.body.code.ins(at).kind_of_result() >= irt::NUM,
             _ => false,
         };
         slots.is_empty() || !slots.iter().all(|&slot| is_number(place.slot(usize::from(slot))))
@@ -340,7 +349,7 @@ fn is_compared(bytecode: Op, op: Ir, ins: Ins) -> bool {
 }
 
 /// Whether a bytecode reads a slot of its frame.
-fn reads_slot(step: Step, slot: usize) -> bool {
+fn reads_slot(step: BytecodeStep, slot: usize) -> bool {
     let ins = step.instruction;
     let (a, b, c, d) = (usize::from(ins.a()), usize::from(ins.b()), usize::from(ins.c()), usize::from(ins.d()));
     match step.op {

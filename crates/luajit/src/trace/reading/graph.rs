@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use foldhash::{HashMap, HashMapExt as _};
 
-use super::place::{Frame, Phase, Place};
+use super::place::{Phase, Place, RecorderFrame};
 
 /// One state of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,14 +56,14 @@ struct Key {
 
 /// The frames of all places, each kept once.
 struct Frames {
-    numbers: HashMap<Rc<Frame>, u32>,
+    numbers: HashMap<Rc<RecorderFrame>, u32>,
     /// The same by address: a frame that did not change since it was numbered has not to be looked at again.
-    addresses: HashMap<*const Frame, u32>,
+    addresses: HashMap<*const RecorderFrame, u32>,
 }
 
 impl Frames {
     /// The number of a frame, which becomes the one that is kept.
-    fn number(&mut self, frame: &mut Rc<Frame>) -> u32 {
+    fn number(&mut self, frame: &mut Rc<RecorderFrame>) -> u32 {
         if let Some(&number) = self.addresses.get(&Rc::as_ptr(frame)) {
             return number;
         }
@@ -131,9 +131,9 @@ impl Graph {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::reading::Value;
+    use crate::trace::reading::SlotValue;
 
-    fn place(slots: &[(usize, Value)]) -> Place {
+    fn place(slots: &[(usize, SlotValue)]) -> Place {
         let mut place = Place { frames: Vec::new(), position: 7, phase: Phase::Start, returns: 0 };
         [1, 2].into_iter().for_each(|stack| place.push(stack));
         slots.iter().for_each(|&(slot, value)| place.set_slot(slot, value));
@@ -143,14 +143,14 @@ mod tests {
     #[test]
     fn places_that_are_equal_are_one() {
         let mut graph = Graph::new();
-        let first = graph.place(place(&[(3, Value::Ref(9))]));
-        assert_eq!(graph.place(place(&[(3, Value::Ref(9))])), first, "made again");
+        let first = graph.place(place(&[(3, SlotValue::Ref(9))]));
+        assert_eq!(graph.place(place(&[(3, SlotValue::Ref(9))])), first, "made again");
         let mut changed = graph.places[first as usize].clone();
-        changed.set_slot(3, Value::Constant);
+        changed.set_slot(3, SlotValue::Constant);
         let other = graph.place(changed.clone());
         assert_ne!(other, first);
         assert!(Rc::ptr_eq(&graph.places[0].frames[0], &graph.places[1].frames[0]), "what did not change is shared");
-        changed.set_slot(3, Value::Ref(9));
+        changed.set_slot(3, SlotValue::Ref(9));
         assert_eq!(graph.place(changed), first, "changed back");
         assert_ne!(graph.place(place(&[]).go(8)), graph.place(place(&[])));
     }

@@ -1,7 +1,7 @@
 //! Kinds of bytecodes, and what those that compute leave.
 
 use crate::bytecode::Op;
-use crate::trace::ir::Op as Ir;
+use crate::trace::ir::IrOp as Ir;
 
 /// The operations that arithmetic ends with.
 pub(super) const RESULTS: [Ir; 8] = [Ir::ADD, Ir::SUB, Ir::MUL, Ir::DIV, Ir::NEG, Ir::ADDOV, Ir::SUBOV, Ir::MULOV];

@@ -40,19 +40,19 @@ use std::collections::{HashMap, HashSet};
 
 use lj_trace_common::layout::BytecodeSet;
 
-pub use self::place::{Phase, Place, Value};
+pub use self::place::{Phase, Place, SlotValue};
 pub use self::powers::Powers;
-pub use self::search::{Budget, Candidates};
-use super::body::Body;
+pub use self::search::{Candidates, ReadingBudget};
+use super::body::TraceBody;
 use super::frames::SnapshotFrame;
 use super::functions::{Callee, TraceFunctions};
-use super::ir::{FIRST, Numbering, Op as Ir};
-use super::stacks::StackId;
+use super::ir::{FIRST, IrOp as Ir, Numbering};
+use super::stacks::StackIndex;
 use crate::Prototype;
 use crate::bytecode::{Instruction, Op};
 
 /// What an instruction may belong to: a call stack, and a bytecode in its innermost function.
-pub type Candidate = (StackId, u32);
+pub type CandidateReading = (StackIndex, u32);
 
 /// What must be known of the VM beyond the trace.
 pub trait VmQueries {
@@ -81,9 +81,9 @@ pub enum Constant {
 
 /// One bytecode of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct BytecodeStep {
     /// The call stack that executes it.
-    pub stack: StackId,
+    pub stack: StackIndex,
     /// Its index in the innermost function.
     pub position: u32,
     /// What it is.
@@ -96,7 +96,7 @@ pub struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aim {
     /// Its call stack.
-    pub stack: StackId,
+    pub stack: StackIndex,
     /// The bytecode at which the trace would be left.
     pub position: u32,
 }
@@ -104,7 +104,7 @@ pub struct Aim {
 /// A trace that is read.
 pub struct Reader<'a, S> {
     /// The trace.
-    pub body: &'a Body,
+    pub body: &'a TraceBody,
     /// The numbering of its intermediate code.
     pub numbering: Numbering,
     /// The functions of the trace.
@@ -132,7 +132,7 @@ pub struct Reader<'a, S> {
     /// Prototypes of which a closure may run that is no constant ([`Self::find_unknown_closures`]).
     pub unknown_closures: HashSet<u64>,
     /// What fields and upvalues may hold that can be called, as far as it was asked for; [`None`] if it is not known.
-    pub callees: RefCell<HashMap<Value, Option<Vec<Callee>>>>,
+    pub callees: RefCell<HashMap<SlotValue, Option<Vec<Callee>>>>,
 }
 
 impl<S: VmQueries> Reader<'_, S> {

@@ -12,15 +12,15 @@ use std::ops::Range;
 
 use super::kinds::is_arithmetic;
 use super::tables::LENGTHS;
-use super::{Constant, Phase, Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Constant, Phase, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::functions::Callee;
-use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt, is_wide};
+use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt, is_wide};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bytecode may be left that has made these instructions.
-    pub(super) fn is_complete(&self, stacks: &Stacks, place: &Place, step: Step, made: Range<u16>) -> bool {
+    pub(super) fn is_complete(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, made: Range<u16>) -> bool {
         match place.phase {
             Phase::Calling(callee) => return self.may_be_called(self.called_value(place, step), callee, made.end),
             Phase::Native(native) if !self.is_beside_dropped(&made) => {
@@ -43,7 +43,7 @@ impl<S: VmQueries> Reader<'_, S> {
             return false;
         }
         // What a slot held when the trace began is loaded by what reads it first (`getslot`).
-        let is_unloaded = |slot: usize| place.slot(slot) == Value::Unloaded;
+        let is_unloaded = |slot: usize| place.slot(slot) == SlotValue::Unloaded;
         if self.loaded_slots(stacks, place, step).into_iter().any(is_unloaded) && !self.is_beside_dropped(&made) {
             return false;
         }
@@ -88,7 +88,7 @@ impl<S: VmQueries> Reader<'_, S> {
                     || had(REMAINDERS)
                     || self.powers.looks_for("__mod")
                     || self.powers.cdata
-                    || self.computed_values(stacks, place, step).iter().all(|value| !matches!(value, Value::Ref(_)))
+                    || self.computed_values(stacks, place, step).iter().all(|value| !matches!(value, SlotValue::Ref(_)))
             }
             // A frame below that of the trace is checked.
             Op::RET | Op::RETM | Op::RET0 | Op::RET1 if self.is_outermost(stacks, place) => has(&[Ir::RETF]),
@@ -105,8 +105,8 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::FORL | Op::IFORL | Op::JFORL => {
                 let counts = |at: &u16| matches!(self.op(*at), Some(Ir::ADD | Ir::ADDOV));
                 match place.slot(usize::from(step.instruction.a())) {
-                    Value::Number(_) => true,
-                    Value::Ref(index) => {
+                    SlotValue::Number(_) => true,
+                    SlotValue::Ref(index) => {
                         let adds = |at: u16| {
                             counts(&at) && [self.body.code.ins(at).op1(), self.body.code.ins(at).op2()].contains(&index)
                         };
@@ -126,7 +126,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The slots that recording a bytecode loads.
-    fn loaded_slots(&self, stacks: &Stacks, place: &Place, step: Step) -> Vec<usize> {
+    fn loaded_slots(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> Vec<usize> {
         let ins = step.instruction;
         let (a, b, c) = (usize::from(ins.a()), usize::from(ins.b()), usize::from(ins.c()));
         let d = usize::from(ins.d());
@@ -153,25 +153,25 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a comparison of numbers has left its guard, here or before.
-    fn is_compared_by_now(&self, stacks: &Stacks, place: &Place, step: Step, made: Range<u16>) -> bool {
+    fn is_compared_by_now(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, made: Range<u16>) -> bool {
         let compares = |at: &u16| {
             matches!(
                 self.op(*at),
                 Some(Ir::LT | Ir::GE | Ir::LE | Ir::GT | Ir::ULT | Ir::UGE | Ir::ULE | Ir::UGT | Ir::EQ | Ir::NE)
             )
         };
-        let mut values: Vec<Value> =
+        let mut values: Vec<SlotValue> =
             self.read_slots(stacks, place, step).iter().map(|&slot| place.slot(usize::from(slot))).collect();
         if matches!(step.op, Op::ISEQN | Op::ISNEN) {
             values.push(self.constant(stacks, place, step.instruction.d()));
         }
-        let is_number = |value: &Value| match value {
-            Value::Ref(at) => self.body.code.ins(*at).kind_of_result() == irt::NUM,
-            Value::Number(_) => true,
+        let is_number = |value: &SlotValue| match value {
+            SlotValue::Ref(at) => self.body.code.ins(*at).kind_of_result() == irt::NUM,
+            SlotValue::Number(_) => true,
             _ => false,
         };
         let computed: Vec<u16> =
-            values.iter().filter_map(|value| if let Value::Ref(at) = value { Some(*at) } else { None }).collect();
+            values.iter().filter_map(|value| if let SlotValue::Ref(at) = value { Some(*at) } else { None }).collect();
         if !values.iter().all(is_number) || computed.is_empty() || computed.len() == 2 && computed[0] == computed[1] {
             return true;
         }
@@ -179,8 +179,8 @@ impl<S: VmQueries> Reader<'_, S> {
             let ins = self.body.code.ins(at);
             compares(&at)
                 && computed.iter().all(|&value| {
-                    self.may_be(&[Value::Ref(value)], ins.op1(), made.end)
-                        || self.may_be(&[Value::Ref(value)], ins.op2(), made.end)
+                    self.may_be(&[SlotValue::Ref(value)], ins.op1(), made.end)
+                        || self.may_be(&[SlotValue::Ref(value)], ins.op2(), made.end)
                 })
         };
         made.clone().any(|at| compares(&at)) || (FIRST..made.end).any(is_same)
@@ -188,7 +188,7 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether a call of `value` may go to this function: what is no constant was guarded, before `until`
     /// (`rec_call_specialize`, `lj_record.c`).
-    pub(super) fn may_be_called(&self, value: Value, callee: Callee, until: u16) -> bool {
+    pub(super) fn may_be_called(&self, value: SlotValue, callee: Callee, until: u16) -> bool {
         let is_open = value.is_open();
         let needs_none = match callee {
             Callee::Lua { .. } => false,
@@ -208,10 +208,10 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether the constants of a bytecode are among those of the trace: recording it makes them such
     /// (`lj_record_ins`).
-    pub(super) fn has_constants(&self, stacks: &Stacks, place: &Place, step: Step) -> bool {
+    pub(super) fn has_constants(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let number = |index: u16| match self.constant(stacks, place, index) {
-            Value::Number(bits) => self.is_among_numbers(f64::from_bits(bits)),
+            SlotValue::Number(bits) => self.is_among_numbers(f64::from_bits(bits)),
             _ => true,
         };
         let string = |index: u16| {
@@ -237,7 +237,7 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::FORL | Op::IFORL | Op::JFORL => {
                 let a = usize::from(ins.a());
                 match (place.slot(a), place.slot(a + 2)) {
-                    (Value::Number(index), Value::Number(by)) => {
+                    (SlotValue::Number(index), SlotValue::Number(by)) => {
                         self.is_among_numbers(f64::from_bits(index) + f64::from_bits(by))
                     }
                     _ => true,
@@ -289,20 +289,20 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether arithmetic has left what it must: its operation, unless it was done before or changes nothing.
-    fn is_computed(&self, stacks: &Stacks, place: &Place, step: Step, made: Range<u16>) -> bool {
+    fn is_computed(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, made: Range<u16>) -> bool {
         let values = self.computed_values(stacks, place, step);
         let mut computed = false;
         for value in &values {
             match value {
-                Value::Ref(at) => {
+                SlotValue::Ref(at) => {
                     // Only what is a number for sure, and is no object with a metamethod.
                     if self.body.code.ins(*at).kind_of_result() != irt::NUM {
                         return true;
                     }
                     computed = true;
                 }
-                Value::Number(bits) if changes_nothing(step.op, f64::from_bits(*bits)) => return true,
-                Value::Number(_) => {}
+                SlotValue::Number(bits) if changes_nothing(step.op, f64::from_bits(*bits)) => return true,
+                SlotValue::Number(_) => {}
                 _ => return true,
             }
         }
@@ -313,8 +313,8 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The values that arithmetic computes with.
-    pub(super) fn computed_values(&self, stacks: &Stacks, place: &Place, step: Step) -> Vec<Value> {
-        let mut values: Vec<Value> =
+    pub(super) fn computed_values(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> Vec<SlotValue> {
+        let mut values: Vec<SlotValue> =
             self.read_slots(stacks, place, step).iter().map(|&slot| place.slot(usize::from(slot))).collect();
         if matches!(
             step.op,
@@ -326,12 +326,12 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// An earlier instruction that computes the same, which is made once only (CSE).
-    pub(super) fn same_as_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> Option<u16> {
+    pub(super) fn same_as_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> Option<u16> {
         let values = self.computed_values(stacks, place, step);
         let [first, second] = values[..] else { return None };
-        let is = |operand: u16, value: Value| match value {
-            Value::Ref(at) => operand == at,
-            Value::Number(bits) => {
+        let is = |operand: u16, value: SlotValue| match value {
+            SlotValue::Ref(at) => operand == at,
+            SlotValue::Number(bits) => {
                 operand < BIAS
                     && self
                         .number(operand)
@@ -348,18 +348,18 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether arithmetic may have left nothing, since what it computes is there already: the same, in any form that
     /// folding gives it (`lj_opt_fold.c`), or what was negated twice.
-    fn may_be_known(&self, values: &[Value], until: u16) -> bool {
+    fn may_be_known(&self, values: &[SlotValue], until: u16) -> bool {
         let code = &self.body.code;
         let mut known: Vec<u16> = Vec::new();
         for value in values {
-            let Value::Ref(mut at) = *value else { continue };
+            let SlotValue::Ref(mut at) = *value else { continue };
             known.push(at);
             while matches!(self.op(at), Some(Ir::NEG | Ir::CONV)) {
                 at = code.ins(at).op1();
                 known.push(at);
             }
         }
-        if known.len() > values.iter().filter(|value| matches!(value, Value::Ref(_))).count() {
+        if known.len() > values.iter().filter(|value| matches!(value, SlotValue::Ref(_))).count() {
             return true;
         }
         (FIRST..until).any(|at| {

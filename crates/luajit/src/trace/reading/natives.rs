@@ -11,10 +11,10 @@ use std::ops::Range;
 
 use super::calls::{MAX_DEPTH, MAX_RECURSION};
 use super::emits::{ARITHMETIC, BITS, CALLS, COMPARISONS, CONVERSIONS, any};
-use super::{Phase, Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Phase, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::functions::Callee;
-use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir, irt};
+use crate::trace::ir::{BIAS, FIRST, Ins, IrOp as Ir, irt};
 use crate::trace::stacks::{NOWHERE, Stacks};
 
 impl<S: VmQueries> Reader<'_, S> {
@@ -23,7 +23,7 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn can_native_make(
         &self,
         place: &Place,
-        step: Step,
+        step: BytecodeStep,
         native: Callee,
         ins: Ins,
         op: Ir,
@@ -54,7 +54,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether an operation with numbers works on what a library function was given, or has made itself.
-    pub(super) fn is_of_arguments(&self, place: &Place, step: Step, op: Ir, ins: Ins, begin: u16) -> bool {
+    pub(super) fn is_of_arguments(&self, place: &Place, step: BytecodeStep, op: Ir, ins: Ins, begin: u16) -> bool {
         let operands = match op {
             // Integers become numbers where a trace ends (`canonicalize_slots`).
             Ir::CONV if ins.kind_of_result() == irt::NUM => return true,
@@ -69,7 +69,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What a call of a library function passes to it; [`None`] if it is not known how many values.
-    pub(super) fn passed(&self, place: &Place, step: Step) -> Option<Vec<Value>> {
+    pub(super) fn passed(&self, place: &Place, step: BytecodeStep) -> Option<Vec<SlotValue>> {
         let first = self.arguments(step);
         let count = match step.op {
             Op::CALL => usize::from(step.instruction.c()).saturating_sub(1),
@@ -77,7 +77,7 @@ impl<S: VmQueries> Reader<'_, S> {
             // All results of the call before it follow: of one, if it is known.
             Op::CALLM => {
                 let fixed = usize::from(step.instruction.c());
-                matches!(place.slot(first + fixed), Value::Ref(_)).then_some(fixed + 1)?
+                matches!(place.slot(first + fixed), SlotValue::Ref(_)).then_some(fixed + 1)?
             }
             _ => return None,
         };
@@ -89,7 +89,7 @@ impl<S: VmQueries> Reader<'_, S> {
         &self,
         stacks: &mut Stacks,
         place: &Place,
-        step: Step,
+        step: BytecodeStep,
         native: Callee,
         made: Range<u16>,
     ) -> Vec<Place> {
@@ -161,14 +161,14 @@ impl<S: VmQueries> Reader<'_, S> {
             return places;
         }
         // It was called as a metamethod.
-        let value = if self.functions.is_c_library_index(native) { Value::Constant } else { Value::Any };
+        let value = if self.functions.is_c_library_index(native) { SlotValue::Constant } else { SlotValue::Any };
         places.extend(self.back(stacks, place, step, value));
         places
     }
 
     /// The result of a library function that ends with the operation that it is for.
-    pub(super) fn native_result(&self, native: Callee, made: Range<u16>) -> Value {
-        let Callee::Native { ffid, .. } = native else { return Value::Any };
+    pub(super) fn native_result(&self, native: Callee, made: Range<u16>) -> SlotValue {
+        let Callee::Native { ffid, .. } = native else { return SlotValue::Any };
         let ends_with =
             |ops: &[Ir]| made.clone().next_back().filter(|&at| self.op(at).is_some_and(|op| ops.contains(&op)));
         let result = match self.functions.library(ffid) {
@@ -176,24 +176,30 @@ impl<S: VmQueries> Reader<'_, S> {
             Some("math") => ends_with(&[Ir::FPMATH, Ir::ABS, Ir::MIN, Ir::MAX]),
             _ => None,
         };
-        result.map_or(Value::Any, Value::Ref)
+        result.map_or(SlotValue::Any, SlotValue::Ref)
     }
 
     /// Whether a bit operation has left what it must.
-    pub(super) fn has_left_its_operation(&self, place: &Place, step: Step, native: Callee, made: Range<u16>) -> bool {
+    pub(super) fn has_left_its_operation(
+        &self,
+        place: &Place,
+        step: BytecodeStep,
+        native: Callee,
+        made: Range<u16>,
+    ) -> bool {
         let Callee::Native { ffid, .. } = native else { return true };
         if self.functions.library(ffid) != Some("bit") || self.functions.is_named(ffid, "bit.tobit") {
             return true;
         }
         let Some(values) = self.passed(place, step) else { return true };
         // Zero, minus one, and shifts by nothing may leave the other operand.
-        let is_known = |value: &Value| match value {
-            Value::Ref(at) => self.body.code.ins(*at).kind_of_result() >= irt::NUM,
-            Value::Number(bits) => f64::from_bits(*bits) != -1.0 && f64::from_bits(*bits) as i64 % 32 != 0,
+        let is_known = |value: &SlotValue| match value {
+            SlotValue::Ref(at) => self.body.code.ins(*at).kind_of_result() >= irt::NUM,
+            SlotValue::Number(bits) => f64::from_bits(*bits) != -1.0 && f64::from_bits(*bits) as i64 % 32 != 0,
             _ => false,
         };
         let is_bit = |at: u16| self.op(at).is_some_and(|op| BITS.contains(&op));
-        if !values.iter().all(is_known) || !values.iter().any(|value| matches!(value, Value::Ref(_))) {
+        if !values.iter().all(is_known) || !values.iter().any(|value| matches!(value, SlotValue::Ref(_))) {
             return true;
         }
         let is_same = |at: u16| {

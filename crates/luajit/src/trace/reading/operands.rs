@@ -6,9 +6,9 @@
 //! [`narrow_conv_emit`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L357-L402
 
 use super::kinds::{is_arithmetic, is_comparison, is_lookup, is_store};
-use super::{Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::Op;
-use crate::trace::ir::{BIAS, Ins, Op as Ir, Operand, irt};
+use crate::trace::ir::{BIAS, Ins, IrOp as Ir, Operand, irt};
 use crate::trace::stacks::Stacks;
 
 /// How far operands are followed: what is further away may be anything.
@@ -21,7 +21,7 @@ impl<S: VmQueries> Reader<'_, S> {
         &self,
         stacks: &Stacks,
         place: &Place,
-        step: Step,
+        step: BytecodeStep,
         ins: Ins,
         at: u16,
         begin: u16,
@@ -77,7 +77,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 if kind < irt::NUM {
                     return false;
                 }
-                let values: Vec<Value> = slots.iter().map(|&slot| place.slot(usize::from(slot))).collect();
+                let values: Vec<SlotValue> = slots.iter().map(|&slot| place.slot(usize::from(slot))).collect();
                 let operands = if op == Ir::CONV { &[ins.op1()][..] } else { &[ins.op1(), ins.op2()][..] };
                 // Constants are converted, too; strings are compared by a call.
                 let fits = |operand: u16| {
@@ -101,7 +101,7 @@ impl<S: VmQueries> Reader<'_, S> {
             return !is_arithmetic(step.op)
                 && !matches!(step.op, Op::UNM | Op::FORL | Op::JFORL | Op::IFORL | Op::FORI | Op::JFORI);
         }
-        let values: Vec<Value> = match step.op {
+        let values: Vec<SlotValue> = match step.op {
             Op::ADDVN | Op::SUBVN | Op::MULVN | Op::DIVVN | Op::ADDNV | Op::SUBNV | Op::MULNV | Op::DIVNV => {
                 let number = self.constant(stacks, place, u16::from(step.instruction.c()));
                 vec![place.slot(usize::from(step.instruction.b())), number]
@@ -115,7 +115,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let a = usize::from(step.instruction.a());
                 let values = [place.slot(a), place.slot(a + 2)];
                 return match values {
-                    [Value::Number(_), Value::Number(_)] => false,
+                    [SlotValue::Number(_), SlotValue::Number(_)] => false,
                     [index, _] => [ins.op1(), ins.op2()]
                         .iter()
                         .any(|&operand| operand >= BIAS && self.may_be(&[index], operand, begin)),
@@ -136,7 +136,7 @@ impl<S: VmQueries> Reader<'_, S> {
             let constants = operands.iter().filter(|&&operand| operand < BIAS);
             let mut constants = constants.map(|&operand| self.number(operand));
             return match (constants.next(), values[1]) {
-                (Some(Some(found)), Value::Number(own)) => {
+                (Some(Some(found)), SlotValue::Number(own)) => {
                     is_made_of(found, f64::from_bits(own))
                         && operands.iter().filter(|&&at| at >= BIAS).all(|&at| self.may_be(&values[..1], at, begin))
                 }
@@ -148,7 +148,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a numeric loop may compare a value: its counter, its end, its step, or what it has loaded of them.
-    fn is_of_loop(&self, place: &Place, step: Step, operand: u16, begin: u16) -> bool {
+    fn is_of_loop(&self, place: &Place, step: BytecodeStep, operand: u16, begin: u16) -> bool {
         let a = usize::from(step.instruction.a());
         let values = [place.slot(a), place.slot(a + 1), place.slot(a + 2)];
         let ins = self.body.code.ins(operand);
@@ -164,32 +164,32 @@ impl<S: VmQueries> Reader<'_, S> {
             }
     }
 
-    pub(super) fn constant(&self, stacks: &Stacks, place: &Place, index: u16) -> Value {
+    pub(super) fn constant(&self, stacks: &Stacks, place: &Place, index: u16) -> SlotValue {
         let prototype = self.prototype(stacks, place);
         let number = prototype.and_then(|prototype| self.queries.number(prototype, index));
-        number.map_or(Value::Any, |number| Value::Number(number.to_bits()))
+        number.map_or(SlotValue::Any, |number| SlotValue::Number(number.to_bits()))
     }
 
     /// Whether an operand can be one of these values, or what is made of one.
-    pub(super) fn may_be(&self, values: &[Value], operand: u16, begin: u16) -> bool {
+    pub(super) fn may_be(&self, values: &[SlotValue], operand: u16, begin: u16) -> bool {
         if operand >= begin && operand >= BIAS {
             return true;
         }
         if operand < BIAS {
             let Some(number) = self.number(operand) else {
-                return values.iter().any(|value| !matches!(value, Value::Number(_) | Value::Ref(_)));
+                return values.iter().any(|value| !matches!(value, SlotValue::Number(_) | SlotValue::Ref(_)));
             };
             return values.iter().any(|value| match value {
-                Value::Any | Value::Unloaded | Value::Field(_) | Value::Upvalue(..) => true,
-                Value::Number(bits) => is_made_of(number, f64::from_bits(*bits)),
+                SlotValue::Any | SlotValue::Unloaded | SlotValue::Field(_) | SlotValue::Upvalue(..) => true,
+                SlotValue::Number(bits) => is_made_of(number, f64::from_bits(*bits)),
                 // Sums with constants are put together.
-                Value::Ref(at) => self.has_constant(*at),
-                Value::Constant | Value::Function(_) => false,
+                SlotValue::Ref(at) => self.has_constant(*at),
+                SlotValue::Constant | SlotValue::Function(_) => false,
             });
         }
         values.iter().any(|value| match value {
             value if value.is_open() => true,
-            Value::Ref(at) => self.is_made_from(operand, *at),
+            SlotValue::Ref(at) => self.is_made_from(operand, *at),
             _ => false,
         })
     }

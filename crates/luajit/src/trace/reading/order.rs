@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use super::emits::is_transparent;
 use super::kinds::{RESULTS, is_arithmetic, is_lookup, is_store};
-use super::{Phase, Place, Reader, Step, VmQueries};
+use super::{BytecodeStep, Phase, Place, Reader, VmQueries};
 use crate::bytecode::Op;
-use crate::trace::ir::{FIRST, Op as Ir, irt};
+use crate::trace::ir::{FIRST, IrOp as Ir, irt};
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bytecode that has made these instructions makes no more, but for `next`, if that may follow.
-    pub(super) fn is_finished(&self, place: &Place, step: Step, made: Range<u16>, next: Ir) -> bool {
+    pub(super) fn is_finished(&self, place: &Place, step: BytecodeStep, made: Range<u16>, next: Ir) -> bool {
         if !matches!(place.phase, Phase::Start | Phase::Forced(_)) || self.powers.cdata {
             return false;
         }
@@ -34,7 +34,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether what a bytecode has made may be all of it: what it has computed is used.
-    pub(super) fn ends_well(&self, step: Step, made: Range<u16>) -> bool {
+    pub(super) fn ends_well(&self, step: BytecodeStep, made: Range<u16>) -> bool {
         if self.powers.cdata || self.is_beside_dropped(&made) {
             return true;
         }

@@ -8,11 +8,11 @@ use std::rc::Rc;
 
 use super::Aim;
 use crate::trace::functions::Callee;
-use crate::trace::stacks::{StackId, Stacks};
+use crate::trace::stacks::{StackIndex, Stacks};
 
 /// What a slot of the recorder holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Value {
+pub enum SlotValue {
     /// Anything.
     #[default]
     Any,
@@ -33,7 +33,7 @@ pub enum Value {
     Upvalue(u64, u16),
 }
 
-impl Value {
+impl SlotValue {
     /// Whether it may be of any type and from anywhere.
     pub const fn is_open(self) -> bool {
         matches!(self, Self::Any | Self::Unloaded | Self::Field(_) | Self::Upvalue(..))
@@ -42,27 +42,27 @@ impl Value {
 
 /// A frame of the recorder.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
+pub struct RecorderFrame {
     /// The call stack of which it is the innermost frame.
-    pub stack: StackId,
+    pub stack: StackIndex,
     /// What is known of its slots.
-    pub slots: Vec<Value>,
+    pub slots: Vec<SlotValue>,
     /// What those hold that are not listed.
-    pub rest: Value,
+    pub rest: SlotValue,
 }
 
-impl Frame {
+impl RecorderFrame {
     /// A frame of which nothing is known.
-    pub fn new(stack: StackId) -> Self {
-        Self { stack, slots: Vec::new(), rest: Value::Any }
+    pub fn new(stack: StackIndex) -> Self {
+        Self { stack, slots: Vec::new(), rest: SlotValue::Any }
     }
 
     /// What a slot holds.
-    pub fn slot(&self, slot: usize) -> Value {
+    pub fn slot(&self, slot: usize) -> SlotValue {
         self.slots.get(slot).copied().unwrap_or(self.rest)
     }
 
-    fn set(&mut self, slot: usize, value: Value) {
+    fn set(&mut self, slot: usize, value: SlotValue) {
         if slot >= self.slots.len() {
             if value == self.rest || slot >= MAX_SLOTS {
                 return;
@@ -102,7 +102,7 @@ pub enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The frames, the innermost last. Most places share all but the innermost one with others.
-    pub frames: Vec<Rc<Frame>>,
+    pub frames: Vec<Rc<RecorderFrame>>,
     /// The bytecode that is recorded.
     pub position: u32,
     /// What of it.
@@ -120,7 +120,7 @@ impl Place {
         let mut frames = Vec::new();
         let mut next = Some(aim.stack);
         while let Some(stack) = next {
-            frames.push(Rc::new(Frame::new(stack)));
+            frames.push(Rc::new(RecorderFrame::new(stack)));
             next = stacks.get(stack).caller;
         }
         frames.reverse();
@@ -128,13 +128,13 @@ impl Place {
     }
 
     /// The call stack.
-    pub fn stack(&self) -> Option<StackId> {
+    pub fn stack(&self) -> Option<StackIndex> {
         self.frames.last().map(|frame| frame.stack)
     }
 
     /// Enters a frame of which nothing is known.
-    pub fn push(&mut self, stack: StackId) {
-        self.frames.push(Rc::new(Frame::new(stack)));
+    pub fn push(&mut self, stack: StackIndex) {
+        self.frames.push(Rc::new(RecorderFrame::new(stack)));
     }
 
     /// This place, at another bytecode of the same frame.
@@ -148,18 +148,18 @@ impl Place {
     }
 
     /// What a slot of the innermost frame holds.
-    pub fn slot(&self, slot: usize) -> Value {
+    pub fn slot(&self, slot: usize) -> SlotValue {
         self.frames.last().map(|frame| frame.slot(slot)).unwrap_or_default()
     }
 
     /// Notes what a slot of the innermost frame holds.
-    pub fn set_slot(&mut self, slot: usize, value: Value) {
+    pub fn set_slot(&mut self, slot: usize, value: SlotValue) {
         let depth = self.frames.len().wrapping_sub(1);
         self.set_slot_of(depth, slot, value);
     }
 
     /// Notes what a slot of the frame `depth` holds, counted from the outermost.
-    pub fn set_slot_of(&mut self, depth: usize, slot: usize, value: Value) {
+    pub fn set_slot_of(&mut self, depth: usize, slot: usize, value: SlotValue) {
         if let Some(frame) = self.frames.get_mut(depth).filter(|frame| frame.slot(slot) != value) {
             Rc::make_mut(frame).set(slot, value);
         }
@@ -168,12 +168,12 @@ impl Place {
     /// Forgets what the slots of the innermost frame hold, from one on.
     pub fn forget_from(&mut self, slot: usize) {
         if let Some(frame) = self.frames.last_mut().map(Rc::make_mut) {
-            if frame.rest == Value::Unloaded {
+            if frame.rest == SlotValue::Unloaded {
                 // What a call leaves there was not there when the trace began.
-                frame.slots.resize(slot.min(MAX_SLOTS), Value::Unloaded);
+                frame.slots.resize(slot.min(MAX_SLOTS), SlotValue::Unloaded);
             }
             frame.slots.truncate(slot);
-            frame.rest = Value::Any;
+            frame.rest = SlotValue::Any;
             frame.shorten();
         }
     }
@@ -182,7 +182,7 @@ impl Place {
     pub fn forget_all(&mut self) {
         for frame in self.frames.iter_mut().map(Rc::make_mut) {
             frame.slots.clear();
-            frame.rest = Value::Any;
+            frame.rest = SlotValue::Any;
         }
     }
 }

@@ -10,9 +10,9 @@
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 
-use crate::trace::body::Body;
+use crate::trace::body::TraceBody;
 use crate::trace::functions::{TraceFunctions, object};
-use crate::trace::ir::{BIAS, FIRST, Numbering, Op, irt, is_wide};
+use crate::trace::ir::{BIAS, FIRST, IrOp, Numbering, irt, is_wide};
 
 use crate::InterpreterText;
 use crate::object::read_string;
@@ -40,7 +40,7 @@ impl Powers {
     pub fn read<M: ReadMemory>(
         memory: &M,
         layout: &VmLayout,
-        body: &Body,
+        body: &TraceBody,
         functions: &TraceFunctions,
         numbering: Numbering,
         metatypes: bool,
@@ -54,11 +54,11 @@ impl Powers {
             let ins = code.ins(at);
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
             match op {
-                Some(Op::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), functions, text),
+                Some(IrOp::KNUM) if gc64 => powers.metamethods |= is_continuation(code.word(at + 1), functions, text),
                 // Without GC64, a continuation is its distance from the VM's first instruction (`contptr`, `lj_obj.h`).
-                Some(Op::KPTR | Op::KKPTR) if !gc64 => powers.metamethods |= (1..1 << 18).contains(&ins.literal()),
-                Some(Op::KGC) if ins.kind_of_result() == irt::CDATA => powers.cdata = true,
-                Some(Op::KGC) if ins.kind_of_result() == irt::STR => {
+                Some(IrOp::KPTR | IrOp::KKPTR) if !gc64 => powers.metamethods |= (1..1 << 18).contains(&ins.literal()),
+                Some(IrOp::KGC) if ins.kind_of_result() == irt::CDATA => powers.cdata = true,
+                Some(IrOp::KGC) if ins.kind_of_result() == irt::STR => {
                     if let Ok(name) = read_string(memory, layout, object(layout, body, at), MAX_NAME)
                         && name.starts_with(b"__")
                     {
@@ -72,8 +72,9 @@ impl Powers {
         for at in FIRST..code.end() {
             let ins = code.ins(at);
             let op = numbering.opcode(ins.number()).map(|opcode| opcode.op);
-            powers.cdata |= ins.kind_of_result() == irt::CDATA || matches!(op, Some(Op::CNEW | Op::CNEWI | Op::CALLXS));
-            let of_function = op == Some(Op::FLOAD) && code.ins(ins.op1()).kind_of_result() == irt::FUNC;
+            powers.cdata |=
+                ins.kind_of_result() == irt::CDATA || matches!(op, Some(IrOp::CNEW | IrOp::CNEWI | IrOp::CALLXS));
+            let of_function = op == Some(IrOp::FLOAD) && code.ins(ins.op1()).kind_of_result() == irt::FUNC;
             // Not `func.env`, nor `func.pc` (`IRFLDEF`, `lj_ir.h`).
             powers.unnamed_natives |= of_function && ins.op2() > 2;
         }

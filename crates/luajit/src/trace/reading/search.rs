@@ -19,19 +19,19 @@ use std::rc::Rc;
 use super::emits::is_transparent;
 use super::graph::{Arrival, Graph, State};
 use super::kinds::is_comparison;
-use super::{Aim, Candidate, Phase, Place, Reader, Value, VmQueries};
+use super::{Aim, CandidateReading, Phase, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::{Instruction, Op};
 use crate::trace::effort::Effort;
 use crate::trace::functions::Callee;
-use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
+use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::{Activation, NOWHERE, Stacks};
 
 /// What instructions may belong to, by reference; those that are missing may belong to anything.
-pub type Candidates = HashMap<u16, Vec<Candidate>>;
+pub type Candidates = HashMap<u16, Vec<CandidateReading>>;
 
 /// How much work may be spent: each unit is one place at one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct ReadingBudget {
     /// What is left.
     left: usize,
     /// What one stretch between two snapshots may take.
@@ -40,7 +40,7 @@ pub struct Budget {
     pub was_short: bool,
 }
 
-impl Budget {
+impl ReadingBudget {
     /// What may be spent on a trace.
     pub fn new(effort: Effort) -> Self {
         Self { left: effort.trace, stretch: effort.stretch, was_short: false }
@@ -49,7 +49,7 @@ impl Budget {
 
 impl<S: VmQueries> Reader<'_, S> {
     /// What each recorded instruction may belong to.
-    pub fn candidates(&self, stacks: &mut Stacks, budget: &mut Budget) -> Candidates {
+    pub fn candidates(&self, stacks: &mut Stacks, budget: &mut ReadingBudget) -> Candidates {
         let mut candidates = Candidates::new();
         let mut first = 0;
         while first < self.recorded {
@@ -72,7 +72,7 @@ impl<S: VmQueries> Reader<'_, S> {
         stacks: &mut Stacks,
         aim: Aim,
         snapshots: std::ops::RangeInclusive<usize>,
-        budget: &mut Budget,
+        budget: &mut ReadingBudget,
         candidates: &mut Candidates,
     ) -> usize {
         let (first, last) = snapshots.into_inner();
@@ -84,10 +84,10 @@ impl<S: VmQueries> Reader<'_, S> {
         let begin = Place::at(stacks, aim, self.returned_before(first));
         for mut place in self.starts(stacks, begin, aim, first) {
             if first == 0 {
-                place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = Value::Unloaded);
+                place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = SlotValue::Unloaded);
                 if let Some(counter) = self.counter(stacks) {
                     // The loop's own counter is there, too, as the variable of the loop (`FORL_EXT`).
-                    place.set_slot(counter + 3, Value::Any);
+                    place.set_slot(counter + 3, SlotValue::Any);
                 }
             }
             self.know(&mut place, first);
@@ -149,7 +149,7 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// What belongs to what is recorded at a place. A library function that is called in a tail call has taken the
     /// place of its caller; where that is the trace's own frame, both are possible.
-    fn belongs_to(&self, stacks: &mut Stacks, place: &Place) -> Vec<Candidate> {
+    fn belongs_to(&self, stacks: &mut Stacks, place: &Place) -> Vec<CandidateReading> {
         let Some(stack) = place.stack() else { return Vec::new() };
         let own = (stack, place.position);
         let step = self.step(stacks, place);
@@ -328,7 +328,7 @@ impl<S: VmQueries> Reader<'_, S> {
         if let Some((depth, slot)) = self.loaded(place, self.body.code.ins(at).op1()) {
             place.set_slot_of(depth, slot, self.loaded_value(at));
             if place.phase == Phase::Setup && self.counter(stacks) == Some(slot) {
-                place.set_slot_of(depth, slot + 3, Value::Ref(at));
+                place.set_slot_of(depth, slot + 3, SlotValue::Ref(at));
             }
         }
     }
@@ -366,21 +366,21 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// What a load has loaded: nil, false and true are constants from then on (`sload`, `lj_record_idx`, `rec_upvalue`,
     /// `lj_record.c`).
-    pub(super) fn loaded_value(&self, load: u16) -> Value {
-        if self.body.code.ins(load).kind_of_result() <= irt::TRUE { Value::Constant } else { Value::Ref(load) }
+    pub(super) fn loaded_value(&self, load: u16) -> SlotValue {
+        if self.body.code.ins(load).kind_of_result() <= irt::TRUE { SlotValue::Constant } else { SlotValue::Ref(load) }
     }
 
     /// What a reference stands for.
-    pub(super) fn value(&self, at: u16) -> Value {
+    pub(super) fn value(&self, at: u16) -> SlotValue {
         if at >= BIAS {
-            return Value::Ref(at);
+            return SlotValue::Ref(at);
         }
         match (self.functions.function(at), self.number(at)) {
             (Some(callee @ Callee::Lua { function: Some(_), .. } | callee @ Callee::Native { .. }), _) => {
-                Value::Function(callee)
+                SlotValue::Function(callee)
             }
-            (_, Some(number)) => Value::Number(number.to_bits()),
-            _ => Value::Constant,
+            (_, Some(number)) => SlotValue::Number(number.to_bits()),
+            _ => SlotValue::Constant,
         }
     }
 }

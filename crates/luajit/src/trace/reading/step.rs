@@ -8,11 +8,11 @@
 
 use super::branches::jump;
 use super::kinds::{RESULTS, is_arithmetic, is_comparison};
-use super::{Phase, Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Phase, Place, Reader, SlotValue, VmQueries};
 use crate::Prototype;
 use crate::bytecode::{Metamethod, Op, OperandA};
 use crate::trace::functions::Callee;
-use crate::trace::ir::{Op as Ir, irt};
+use crate::trace::ir::{IrOp as Ir, irt};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
@@ -22,7 +22,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The bytecode at a place.
-    pub(super) fn step(&self, stacks: &Stacks, place: &Place) -> Option<Step> {
+    pub(super) fn step(&self, stacks: &Stacks, place: &Place) -> Option<BytecodeStep> {
         let prototype = self.prototype(stacks, place)?;
         let mut instruction = prototype.instruction(place.position)?;
         let mut op = instruction.opcode(self.set)?.op;
@@ -35,7 +35,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 (instruction, op) = (original, original_op);
             }
         }
-        Some(Step { stack: place.stack()?, position: place.position, instruction, op })
+        Some(BytecodeStep { stack: place.stack()?, position: place.position, instruction, op })
     }
 
     /// The places after `step`, of which the instructions `made` were made.
@@ -43,7 +43,7 @@ impl<S: VmQueries> Reader<'_, S> {
         &self,
         stacks: &mut Stacks,
         place: &Place,
-        step: Step,
+        step: BytecodeStep,
         made: std::ops::Range<u16>,
     ) -> Vec<Place> {
         let a = usize::from(step.instruction.a());
@@ -93,7 +93,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 let at_loop = place.go(after);
                 let Some(body) = self.iterator_body(stacks, &at_loop, after) else { return Vec::new() };
                 let mut again = place.go(body);
-                again.set_slot(a.wrapping_sub(1), Value::Any);
+                again.set_slot(a.wrapping_sub(1), SlotValue::Any);
                 again.forget_from(a);
                 vec![again, place.go(after + 1)]
             }
@@ -119,11 +119,11 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a comparison of constants holds, in the order of [`Self::ways`].
-    fn holds(&self, place: &Place, step: Step) -> Option<bool> {
+    fn holds(&self, place: &Place, step: BytecodeStep) -> Option<bool> {
         let ins = step.instruction;
         let a = usize::from(ins.a());
         let number = |slot: usize| match place.slot(slot) {
-            Value::Number(bits) => Some(f64::from_bits(bits)),
+            SlotValue::Number(bits) => Some(f64::from_bits(bits)),
             _ => None,
         };
         match step.op {
@@ -144,19 +144,19 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What a loop's instruction leaves in its slots.
-    fn branched(&self, place: &Place, step: Step, made: std::ops::Range<u16>) -> Place {
+    fn branched(&self, place: &Place, step: BytecodeStep, made: std::ops::Range<u16>) -> Place {
         let mut next = place.clone();
         let a = usize::from(step.instruction.a());
         if matches!(step.op, Op::FORI | Op::JFORI | Op::FORL | Op::IFORL | Op::JFORL) {
             let added = made.rev().find(|&at| matches!(self.op(at), Some(Ir::ADD | Ir::ADDOV)));
             let is_end = matches!(step.op, Op::FORL | Op::IFORL | Op::JFORL);
             let counter = match (place.slot(a), place.slot(a + 2)) {
-                (Value::Number(index), Value::Number(by)) if is_end => {
-                    Value::Number((f64::from_bits(index) + f64::from_bits(by)).to_bits())
+                (SlotValue::Number(index), SlotValue::Number(by)) if is_end => {
+                    SlotValue::Number((f64::from_bits(index) + f64::from_bits(by)).to_bits())
                 }
-                (index @ Value::Number(_), _) if !is_end => index,
-                _ if is_end => added.map_or(Value::Any, Value::Ref),
-                _ => Value::Any,
+                (index @ SlotValue::Number(_), _) if !is_end => index,
+                _ if is_end => added.map_or(SlotValue::Any, SlotValue::Ref),
+                _ => SlotValue::Any,
             };
             next.set_slot(a, counter);
             next.set_slot(a + 3, counter);
@@ -165,7 +165,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// An instruction that goes on with the next one, unless a metamethod is called.
-    fn plain(&self, stacks: &mut Stacks, place: &Place, step: Step, made: std::ops::Range<u16>) -> Vec<Place> {
+    fn plain(&self, stacks: &mut Stacks, place: &Place, step: BytecodeStep, made: std::ops::Range<u16>) -> Vec<Place> {
         let ins = step.instruction;
         let a = usize::from(ins.a());
         let Some(opcode) = ins.opcode(self.set) else { return Vec::new() };
@@ -177,7 +177,7 @@ impl<S: VmQueries> Reader<'_, S> {
                 next.set_slot(a, value);
             }
             OperandA::Base if step.op == Op::KNIL => {
-                (a..=usize::from(ins.d())).for_each(|slot| next.set_slot(slot, Value::Constant));
+                (a..=usize::from(ins.d())).for_each(|slot| next.set_slot(slot, SlotValue::Constant));
             }
             OperandA::Base if step.op != Op::TSETM => next.forget_from(a),
             // The upvalue may be a slot of a frame of the trace (`rec_upvalue`, `lj_record.c`).
@@ -193,7 +193,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Places in the metamethods that the instruction may call.
-    pub(super) fn metamethods_called(&self, stacks: &mut Stacks, place: &Place, step: Step) -> Vec<Place> {
+    pub(super) fn metamethods_called(&self, stacks: &mut Stacks, place: &Place, step: BytecodeStep) -> Vec<Place> {
         let Some(Metamethod::Named(name)) = step.instruction.opcode(self.set).map(|opcode| opcode.metamethod) else {
             return Vec::new();
         };
@@ -220,7 +220,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether an operand of the instruction may have metamethods: numbers and strings have none of their own.
-    fn may_have_metamethods(&self, stacks: &Stacks, place: &Place, step: Step) -> bool {
+    fn may_have_metamethods(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let slots: &[u8] = match step.op {
             Op::GGET | Op::GSET => return true,
@@ -228,16 +228,16 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::CAT => return true,
             _ => &self.read_slots(stacks, place, step),
         };
-        let plain = |value: Value| match value {
-            Value::Number(_) => true,
-            Value::Ref(at) => self.body.code.ins(at).kind_of_result() >= irt::NUM,
+        let plain = |value: SlotValue| match value {
+            SlotValue::Number(_) => true,
+            SlotValue::Ref(at) => self.body.code.ins(at).kind_of_result() >= irt::NUM,
             _ => false,
         };
         slots.is_empty() || !slots.iter().all(|&slot| plain(place.slot(usize::from(slot))))
     }
 
     /// The slots that a plain instruction computes with.
-    pub(super) fn read_slots(&self, _: &Stacks, _: &Place, step: Step) -> Vec<u8> {
+    pub(super) fn read_slots(&self, _: &Stacks, _: &Place, step: BytecodeStep) -> Vec<u8> {
         let ins = step.instruction;
         match step.op {
             Op::ADDVN | Op::SUBVN | Op::MULVN | Op::DIVVN | Op::MODVN => vec![ins.b()],
@@ -252,28 +252,34 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What an instruction puts into its destination.
-    pub(super) fn result(&self, stacks: &Stacks, place: &Place, step: Step, made: std::ops::Range<u16>) -> Value {
+    pub(super) fn result(
+        &self,
+        stacks: &Stacks,
+        place: &Place,
+        step: BytecodeStep,
+        made: std::ops::Range<u16>,
+    ) -> SlotValue {
         let ins = step.instruction;
         let last = |of: &[Ir]| made.clone().rev().find(|&at| self.op(at).is_some_and(|op| of.contains(&op)));
         match step.op {
             Op::MOV => match (place.slot(usize::from(ins.d())), last(&[Ir::SLOAD])) {
-                (Value::Any | Value::Unloaded, Some(load)) => self.loaded_value(load),
-                (Value::Unloaded, None) => Value::Any,
+                (SlotValue::Any | SlotValue::Unloaded, Some(load)) => self.loaded_value(load),
+                (SlotValue::Unloaded, None) => SlotValue::Any,
                 (known, _) => known,
             },
-            Op::KSHORT => Value::Number(f64::from(ins.d() as i16).to_bits()),
+            Op::KSHORT => SlotValue::Number(f64::from(ins.d() as i16).to_bits()),
             Op::KNUM => {
                 let number =
                     self.prototype(stacks, place).and_then(|prototype| self.queries.number(prototype, ins.d()));
-                number.map_or(Value::Constant, |number| Value::Number(number.to_bits()))
+                number.map_or(SlotValue::Constant, |number| SlotValue::Number(number.to_bits()))
             }
-            Op::KSTR | Op::KPRI | Op::KCDATA | Op::NOT => Value::Constant,
+            Op::KSTR | Op::KPRI | Op::KCDATA | Op::NOT => SlotValue::Constant,
             Op::UGET => self.upvalue(stacks, step, last(&[Ir::ULOAD]), made.end),
             op if is_arithmetic(op) || op == Op::UNM => {
                 let is_arithmetic = |at: &u16| self.op(*at).is_some_and(|op| RESULTS.contains(&op));
                 let end = made.end;
                 let made = made.clone().next_back().filter(is_arithmetic);
-                made.or_else(|| self.same_as_before(stacks, place, step, end)).map_or(Value::Any, Value::Ref)
+                made.or_else(|| self.same_as_before(stacks, place, step, end)).map_or(SlotValue::Any, SlotValue::Ref)
             }
             Op::GGET | Op::TGETS | Op::TGETV | Op::TGETB | Op::TGETR => {
                 // Without `__index`, only the value itself is loaded. With it, what is no name of a metamethod nor nil
@@ -284,12 +290,12 @@ impl<S: VmQueries> Reader<'_, S> {
                 match found {
                     Some(load) => self.loaded_value(load),
                     // Operations of C data load elsewhere.
-                    None if looks && self.powers.cdata => Value::Any,
+                    None if looks && self.powers.cdata => SlotValue::Any,
                     None => self.loaded_before(stacks, place, step, made.end),
                 }
             }
-            Op::TNEW | Op::TDUP => last(&[Ir::TNEW, Ir::TDUP]).map_or(Value::Any, Value::Ref),
-            _ => Value::Any,
+            Op::TNEW | Op::TDUP => last(&[Ir::TNEW, Ir::TDUP]).map_or(SlotValue::Any, SlotValue::Ref),
+            _ => SlotValue::Any,
         }
     }
 

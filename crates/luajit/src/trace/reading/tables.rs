@@ -4,15 +4,15 @@
 //!
 //! [`fwd_ahload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L162-L242
 
-use super::{Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Place, Reader, SlotValue, VmQueries};
 use crate::bytecode::Op;
-use crate::trace::ir::{BIAS, FIRST, Op as Ir, irt};
+use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether an instruction that looks into a table may look into that of a bytecode, which has made the instructions
     /// from `begin` on. Metamethods may be looked for elsewhere.
-    pub(super) fn is_of_table(&self, place: &Place, step: Step, at: u16, begin: u16) -> bool {
+    pub(super) fn is_of_table(&self, place: &Place, step: BytecodeStep, at: u16, begin: u16) -> bool {
         let is_lookup = matches!(
             step.op,
             Op::TGETV | Op::TGETS | Op::TGETB | Op::TGETR | Op::TSETV | Op::TSETS | Op::TSETB | Op::TSETR
@@ -61,10 +61,10 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a table may be the one that a bytecode looks into.
-    pub(super) fn may_be_table(&self, place: &Place, step: Step, table: u16) -> bool {
+    pub(super) fn may_be_table(&self, place: &Place, step: BytecodeStep, table: u16) -> bool {
         match place.slot(usize::from(step.instruction.b())) {
-            Value::Ref(own) => own == table || [own, table].iter().any(|&at| self.op(at) == Some(Ir::NOP)),
-            Value::Constant => table < BIAS,
+            SlotValue::Ref(own) => own == table || [own, table].iter().any(|&at| self.op(at) == Some(Ir::NOP)),
+            SlotValue::Constant => table < BIAS,
             _ => true,
         }
     }
@@ -81,7 +81,14 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether a reference into a table may be by the key of a bytecode, or by the name of a metamethod. The bytecode has
     /// made the instructions from `begin` on.
-    pub(super) fn has_key(&self, stacks: &Stacks, place: &Place, step: Step, reference: u16, begin: u16) -> bool {
+    pub(super) fn has_key(
+        &self,
+        stacks: &Stacks,
+        place: &Place,
+        step: BytecodeStep,
+        reference: u16,
+        begin: u16,
+    ) -> bool {
         if !matches!(self.op(reference), Some(Ir::AREF | Ir::HREF | Ir::HREFK | Ir::NEWREF)) {
             return true;
         }
@@ -95,15 +102,15 @@ impl<S: VmQueries> Reader<'_, S> {
             Op::GGET | Op::GSET => step.instruction.d(),
             Op::TGETB | Op::TSETB => {
                 let own = f64::from(step.instruction.c());
-                return self.may_be(&[Value::Number(own.to_bits())], key, begin);
+                return self.may_be(&[SlotValue::Number(own.to_bits())], key, begin);
             }
             Op::TGETV | Op::TSETV | Op::TGETR | Op::TSETR => {
                 let own = place.slot(usize::from(step.instruction.c()));
                 return match (own, string) {
-                    (Value::Number(_) | Value::Function(_), Some(_)) => false,
+                    (SlotValue::Number(_) | SlotValue::Function(_), Some(_)) => false,
                     // What is no constant is no key of the kind that is.
-                    (Value::Ref(at), Some(_)) => at >= begin || self.op(at) == Some(Ir::NOP),
-                    (Value::Constant, _) => key < BIAS,
+                    (SlotValue::Ref(at), Some(_)) => at >= begin || self.op(at) == Some(Ir::NOP),
+                    (SlotValue::Constant, _) => key < BIAS,
                     _ => self.may_be(&[own], key, begin),
                 };
             }
@@ -119,14 +126,21 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a reference may lead to where a bytecode looks.
-    pub(super) fn is_same_place(&self, stacks: &Stacks, place: &Place, step: Step, reference: u16, until: u16) -> bool {
+    pub(super) fn is_same_place(
+        &self,
+        stacks: &Stacks,
+        place: &Place,
+        step: BytecodeStep,
+        reference: u16,
+        until: u16,
+    ) -> bool {
         let is_table = matches!(step.op, Op::GGET | Op::GSET)
             || self.table_of(reference).is_none_or(|table| self.may_be_table(place, step, table));
         is_table && self.has_key(stacks, place, step, reference, until)
     }
 
     /// Whether a store can have left nothing: the same value was stored there before.
-    pub(super) fn is_stored_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
+    pub(super) fn is_stored_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> bool {
         let value = place.slot(usize::from(step.instruction.a()));
         self.powers.looks_for("__newindex")
             || self.powers.cdata
@@ -140,7 +154,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether what a lookup finds may be known from an earlier access.
-    pub(super) fn is_accessed_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
+    pub(super) fn is_accessed_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> bool {
         let is_own = !self.powers.looks_for("__index") || self.is_known_table(place, step);
         !is_own
             || (FIRST..self.body.code.end()).any(|at| {
@@ -155,22 +169,22 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a length may be known already.
-    pub(super) fn is_measured_before(&self, place: &Place, step: Step, until: u16) -> bool {
+    pub(super) fn is_measured_before(&self, place: &Place, step: BytecodeStep, until: u16) -> bool {
         let value = place.slot(usize::from(step.instruction.d()));
         let measures = |at: u16| {
             let first = self.body.code.ins(at).op1();
             self.op(at).is_some_and(|op| LENGTHS.contains(&op))
                 && match value {
-                    Value::Ref(of) => first == of || self.op(first) == Some(Ir::CARG),
+                    SlotValue::Ref(of) => first == of || self.op(first) == Some(Ir::CARG),
                     _ => true,
                 }
         };
-        !matches!(value, Value::Ref(_)) || (FIRST..until).any(measures)
+        !matches!(value, SlotValue::Ref(_)) || (FIRST..until).any(measures)
     }
 
     /// Whether a reference may lead into the very table that a bytecode looks into, where a lookup always begins. What is
     /// no table has none.
-    fn may_be_in_own_table(&self, place: &Place, step: Step, reference: u16) -> bool {
+    fn may_be_in_own_table(&self, place: &Place, step: BytecodeStep, reference: u16) -> bool {
         if step.op != Op::TGETS {
             return true;
         }
@@ -180,14 +194,14 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether what a bytecode looks into is known to be a table: strings and numbers have none, but their metatables' may
     /// be looked into.
-    fn is_known_table(&self, place: &Place, step: Step) -> bool {
+    fn is_known_table(&self, place: &Place, step: BytecodeStep) -> bool {
         matches!(place.slot(usize::from(step.instruction.b())),
-            Value::Ref(own) if self.body.code.ins(own).kind_of_result() == irt::TAB)
+            SlotValue::Ref(own) if self.body.code.ins(own).kind_of_result() == irt::TAB)
     }
 
     /// Whether a lookup by a constant string can have left nothing: it was done before, finds nothing in an empty table
     /// (which is a constant pointer, to nil), or is one of an object's.
-    pub(super) fn is_looked_up_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> bool {
+    pub(super) fn is_looked_up_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> bool {
         let code = &self.body.code;
         let index = if step.op == Op::TGETS { u16::from(step.instruction.c()) } else { step.instruction.d() };
         let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
@@ -199,14 +213,14 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// What a lookup by a constant string found that has left nothing: the same as an earlier one, or nil, or a constant
     /// that the table was made with (`fwd_ahload`, `lj_opt_mem.c`).
-    pub(super) fn loaded_before(&self, stacks: &Stacks, place: &Place, step: Step, until: u16) -> Value {
+    pub(super) fn loaded_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> SlotValue {
         let index = match step.op {
             Op::TGETS => u16::from(step.instruction.c()),
             Op::GGET => step.instruction.d(),
-            _ => return Value::Any,
+            _ => return SlotValue::Any,
         };
         let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
-        let Some(own) = own else { return Value::Any };
+        let Some(own) = own else { return SlotValue::Any };
         let code = &self.body.code;
         // A store that was dropped had a later one to the same place.
         // With `__index`, it may be that of another table.
@@ -224,7 +238,7 @@ impl<S: VmQueries> Reader<'_, S> {
         let is_same = |load: u16| {
             let table = self.table_of(code.ins(load).op1());
             !(FIRST..until).any(|at| matches!(self.op(at), Some(Ir::TNEW | Ir::TDUP | Ir::NOP)))
-                || table.is_some_and(|table| place.slot(usize::from(step.instruction.b())) == Value::Ref(table))
+                || table.is_some_and(|table| place.slot(usize::from(step.instruction.b())) == SlotValue::Ref(table))
         };
         // Where another reference has no load, nothing is there.
         let is_only = |load: u16| {
@@ -235,7 +249,7 @@ impl<S: VmQueries> Reader<'_, S> {
             [load] if self.op(load) == Some(Ir::HLOAD) && is_only(load) && (step.op == Op::GGET || is_same(load)) => {
                 self.loaded_value(load)
             }
-            _ => Value::Field(own),
+            _ => SlotValue::Field(own),
         }
     }
 }

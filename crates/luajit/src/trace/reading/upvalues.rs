@@ -8,16 +8,24 @@
 
 use std::collections::HashSet;
 
-use super::{Constant, Place, Reader, Step, Value, VmQueries};
+use super::{BytecodeStep, Constant, Place, Reader, SlotValue, VmQueries};
 use crate::Prototype;
 use crate::bytecode::Op;
 use crate::trace::functions::Callee;
-use crate::trace::ir::{BIAS, FIRST, Ins, Op as Ir};
+use crate::trace::ir::{BIAS, FIRST, Ins, IrOp as Ir};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether an instruction has to do with the upvalue that a bytecode reads or writes.
-    pub(super) fn is_of_upvalue(&self, stacks: &Stacks, place: &Place, step: Step, op: Ir, ins: Ins, at: u16) -> bool {
+    pub(super) fn is_of_upvalue(
+        &self,
+        stacks: &Stacks,
+        place: &Place,
+        step: BytecodeStep,
+        op: Ir,
+        ins: Ins,
+        at: u16,
+    ) -> bool {
         let index = match step.op {
             Op::UGET => step.instruction.d(),
             _ => u16::from(step.instruction.a()),
@@ -64,20 +72,20 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What `UGET` puts into its slot (`rec_upvalue`, `lj_record.c`).
-    pub(super) fn upvalue(&self, stacks: &Stacks, step: Step, loaded: Option<u16>, until: u16) -> Value {
+    pub(super) fn upvalue(&self, stacks: &Stacks, step: BytecodeStep, loaded: Option<u16>, until: u16) -> SlotValue {
         // It may be another closure than the one that is a constant.
         if let Some(load) = loaded {
             return self.loaded_value(load);
         }
         if let Some(constant) = self.constant_upvalue(stacks, step) {
             return match constant {
-                Constant::Function(callee) => Value::Function(callee),
-                Constant::Number(bits) => Value::Number(bits),
-                Constant::Other => Value::Constant,
+                Constant::Function(callee) => SlotValue::Function(callee),
+                Constant::Number(bits) => SlotValue::Number(bits),
+                Constant::Other => SlotValue::Constant,
             };
         }
         match (self.upvalue_before(stacks, step, until), stacks.get(step.stack).callee.prototype()) {
-            (None | Some(Value::Any), Some(prototype)) => Value::Upvalue(prototype, step.instruction.d()),
+            (None | Some(SlotValue::Any), Some(prototype)) => SlotValue::Upvalue(prototype, step.instruction.d()),
             (before, _) => before.unwrap_or_default(),
         }
     }
@@ -108,18 +116,18 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What the upvalue that is read holds, if it never changes.
-    pub(super) fn constant_upvalue(&self, stacks: &Stacks, step: Step) -> Option<Constant> {
+    pub(super) fn constant_upvalue(&self, stacks: &Stacks, step: BytecodeStep) -> Option<Constant> {
         let prototype = stacks.get(step.stack).callee.prototype()?;
         self.queries.upvalue(self.only_closure(prototype)?, step.instruction.d())
     }
 
     /// What the upvalue that is read held before: the same load is made once only, and a stored value is not loaded
     /// (`lj_opt_fwd_uload`, `lj_opt_mem.c`). [`None`] if it was neither loaded nor stored.
-    pub(super) fn upvalue_before(&self, stacks: &Stacks, step: Step, until: u16) -> Option<Value> {
+    pub(super) fn upvalue_before(&self, stacks: &Stacks, step: BytecodeStep, until: u16) -> Option<SlotValue> {
         let code = &self.body.code;
         let own = stacks.get(step.stack).callee;
         let mut references: Vec<u16> = Vec::new();
-        let mut last: Option<(u16, Value)> = None;
+        let mut last: Option<(u16, SlotValue)> = None;
         let mut is_sure = true;
         for at in FIRST..code.end() {
             let ins = code.ins(at);
@@ -153,18 +161,18 @@ impl<S: VmQueries> Reader<'_, S> {
                 // A store that a later one has made superfluous was dropped, and may have come since.
                 is_sure &= !(before..until).any(|at| self.op(at) == Some(Ir::NOP));
             } else {
-                (last, is_sure) = (Some((until, Value::Any)), false);
+                (last, is_sure) = (Some((until, SlotValue::Any)), false);
             }
             if !references.contains(&reference) {
                 references.push(reference);
             }
         }
         let (_, value) = last?;
-        Some(if is_sure && references.len() == 1 { value } else { Value::Any })
+        Some(if is_sure && references.len() == 1 { value } else { SlotValue::Any })
     }
 
     /// Whether a value is the function of the frame that a bytecode is in, the outermost one, which the trace has not left.
-    pub(super) fn is_outermost_function(&self, stacks: &Stacks, step: Step, value: u16) -> bool {
+    pub(super) fn is_outermost_function(&self, stacks: &Stacks, step: BytecodeStep, value: u16) -> bool {
         let first = if self.fr2 { 2 } else { 1 };
         stacks.get(step.stack).caller.is_none()
             && self.returns.is_empty()

@@ -12,7 +12,7 @@ use lj_trace_text::untrusted::Untrusted;
 use prost::Message as _;
 
 use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType};
-use super::functions::Functions;
+use super::functions::FunctionTable;
 use crate::Frame;
 use crate::model::{Measure, NativeModule, Profile, Recorded, Row, Unit};
 
@@ -42,7 +42,7 @@ impl Builder {
         // The tools take the first one for the program, and programs are mapped below libraries.
         modules.sort_by_key(|(_, module)| module.start);
         let mapping_ids = modules.iter().map(|(name, _)| Arc::clone(name)).zip(1..).collect();
-        let functions = Functions::new(stacks);
+        let functions = FunctionTable::new(stacks);
         let shown = profile.shown();
         let cpu = measures.iter().find(|measure| measure.unit == Unit::Nanoseconds);
         // Of memory each byte counts, as the period of Go's heap profiles has it.
@@ -139,7 +139,7 @@ impl Builder {
     fn locations(
         &mut self,
         profile: &dyn Profile,
-        functions: &Functions<'_>,
+        functions: &FunctionTable<'_>,
         mapping_ids: &HashMap<Arc<str>, u64>,
     ) -> Vec<Location> {
         let stacks = profile.weighted();
@@ -155,8 +155,8 @@ impl Builder {
         stacks.frame_ids().zip(stacks.frames()).map(location).collect()
     }
 
-    fn functions(&mut self, functions: &Functions<'_>) -> Vec<Function> {
-        let function = |(id, function): (u64, &super::functions::Function<'_>)| Function {
+    fn functions(&mut self, functions: &FunctionTable<'_>) -> Vec<Function> {
+        let function = |(id, function): (u64, &super::functions::NamedFunction<'_>)| Function {
             id,
             name: self.string(&function.name),
             filename: self.string(function.file.unwrap_or_default()),
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
     use crate::model::Labels;
-    use crate::model::labels::Thread;
+    use crate::model::labels::ThreadLabel;
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, MemoryProfile, Weight};
 
@@ -198,7 +198,7 @@ mod tests {
         let module =
             NativeModule { path: "/lib/x.so".into(), build_id: Some("ab12".into()), ..NativeModule::default() };
         profile.modules.insert("x.so".into(), module);
-        let thread = Some(Thread { tid: 7, name: Some("worker".into()) });
+        let thread = Some(ThreadLabel { tid: 7, name: Some("worker".into()) });
         let labels = Labels { thread, trace: Some(3), ..Labels::default() };
         let info = SampleInfo { labels, ..SampleInfo::new(VmState::Cfunc) };
         let native = Frame::C { symbol: "memcpy".into(), module: Some("x.so".into()) };
