@@ -43,7 +43,7 @@ pub struct Watched {
 /// What is known of an object.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum LifeState {
     /// The entry is free.
     Free = 0,
     /// It was alive at the last flip, or there was none.
@@ -72,7 +72,7 @@ pub struct Followed {
     pub wide: u8,
     /// The object's type byte.
     pub gct: u8,
-    /// A [`State`].
+    /// A [`LifeState`].
     pub state: u8,
 }
 
@@ -101,12 +101,12 @@ impl Followed {
         match header {
             Some([marked, gct]) if gct == self.gct => {
                 if (marked & dead != 0 && marked & FIXED == 0) || !is_linked {
-                    self.state = State::Dead as u8;
+                    self.state = LifeState::Dead as u8;
                 } else {
                     self.survived += 1;
                 }
             }
-            _ => self.state = State::Gone as u8,
+            _ => self.state = LifeState::Gone as u8,
         }
     }
 }
@@ -131,20 +131,20 @@ mod tests {
 
     #[test]
     fn who_still_has_the_old_white_is_dead() {
-        let alive = Followed { gct: 11, state: State::Alive as u8, ..Followed::default() };
+        let alive = Followed { gct: 11, state: LifeState::Alive as u8, ..Followed::default() };
         let after = |header| {
             let mut followed = alive;
             followed.note(header, true, 1);
             (followed.state, followed.survived)
         };
-        assert_eq!(after(Some([4, 11])), (State::Alive as u8, 1), "black");
-        assert_eq!(after(Some([2, 11])), (State::Alive as u8, 1), "made since the flip");
-        assert_eq!(after(Some([1, 11])), (State::Dead as u8, 0));
-        assert_eq!(after(Some([0x21, 11])), (State::Alive as u8, 1), "fixed");
-        assert_eq!(after(Some([4, 4])), (State::Gone as u8, 0));
-        assert_eq!(after(None), (State::Gone as u8, 0));
+        assert_eq!(after(Some([4, 11])), (LifeState::Alive as u8, 1), "black");
+        assert_eq!(after(Some([2, 11])), (LifeState::Alive as u8, 1), "made since the flip");
+        assert_eq!(after(Some([1, 11])), (LifeState::Dead as u8, 0));
+        assert_eq!(after(Some([0x21, 11])), (LifeState::Alive as u8, 1), "fixed");
+        assert_eq!(after(Some([4, 4])), (LifeState::Gone as u8, 0));
+        assert_eq!(after(None), (LifeState::Gone as u8, 0));
         let mut replaced = alive;
         replaced.note(Some([4, 11]), false, 1);
-        assert_eq!(replaced.state, State::Dead as u8, "the table lives, but has other slots by now");
+        assert_eq!(replaced.state, LifeState::Dead as u8, "the table lives, but has other slots by now");
     }
 }

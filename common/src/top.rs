@@ -199,14 +199,14 @@ fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers:
 
 /// A frame that a walk may begin at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct WalkStart {
     base: u64,
     pc: u64,
     /// It belongs to the next C frame.
     crosses: bool,
 }
 
-impl Place {
+impl WalkStart {
     #[inline(always)]
     const fn at(base: u64, pc: u64) -> Option<Self> {
         Some(Self { base, pc, crosses: false })
@@ -223,7 +223,7 @@ fn from_registers(
     (thread_base, cframe): (u64, u64),
     (rip, base, pc): (u64, u64, u64),
     (record, memo): (&mut FrameRecord, &mut Memo),
-) -> Option<Place> {
+) -> Option<WalkStart> {
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
     if !coroutine.holds(base) {
@@ -236,19 +236,19 @@ fn from_registers(
     let (mut is_native, mut own_link) = (false, 0);
     if let Some((function, link)) = frame_at(memory, layout, (base, pc), (record, memo)) {
         if record.position != NO_POSITION {
-            return Place::at(base, pc);
+            return WalkStart::at(base, pc);
         }
         // BC_CALL* fetched the callee's PC, but has not moved it past the function's header yet.
         let header = memory.read_ref(gc64, function.wrapping_add(u64::from(layout.fn_pc))).ok()?;
         if pc == header {
-            return Place::at(base, pc.wrapping_add(4));
+            return WalkStart::at(base, pc.wrapping_add(4));
         }
         // BC_RET* or a fast function fetched the link, or BC_CALL* stored it but has not fetched the callee's PC
         // yet: the frame is whole, its position is not known.
         // On its way out of a protected call, `vm_return` has flipped a bit of it to test for C frames, and cleared its
         // type.
         if pc == link || pc == link ^ 1 || (pc == link & !7 && pc != 0) {
-            return Place::at(base, 0);
+            return WalkStart::at(base, 0);
         }
         is_native = record.kind != RecordKind::Lua as u8;
         if let Some(place) = in_transition(memory, gc64, coroutine, (thread_base, is_native), (base, pc), link) {
@@ -263,11 +263,11 @@ fn from_registers(
     }
     // A C function has returned, and left something else in the register.
     if frame_at(memory, layout, (thread_base, pc), (record, memo)).is_some() && record.position != NO_POSITION {
-        return Place::at(thread_base, pc);
+        return WalkStart::at(thread_base, pc);
     }
     // Some fast functions use the register for something else, but their frame is whole.
     if is_native && caller(memory, vm, coroutine, (base, own_link), (record, memo)).is_some() {
-        return Place::at(base, 0);
+        return WalkStart::at(base, 0);
     }
     let saved = memory.read_ref(gc64, cframe.wrapping_add(u64::from(layout.cframe_pc))).ok()?;
     caller(memory, vm, coroutine, (base, saved), (record, memo))
@@ -299,7 +299,7 @@ fn in_transition(
     (thread_base, is_native): (u64, bool),
     (base, pc): (u64, u64),
     link: u64,
-) -> Option<Place> {
+) -> Option<WalkStart> {
     let (delta, kind) = (pc & !7, pc & 7);
     let above = if delta < MAX_DELTA { base.wrapping_add(delta) } else { delta };
     if coroutine.holds(above) && above > base {
@@ -307,7 +307,7 @@ fn in_transition(
         let link_expected = above.wrapping_sub(base);
         // The upper half of a vararg function's frame was left.
         if kind == FRAME_VARG && link_above == pc {
-            return Place::at(base, 0);
+            return WalkStart::at(base, 0);
         }
         // A metamethod has returned, or is about to be called, since the interpreter has set L->base for that: where it
         // came from stands below its frame. (Of a fast function, which calls none, PC is the link of its own frame: a trace
@@ -316,12 +316,12 @@ fn in_transition(
         if (kind == 0 && link_above == link_expected | FRAME_CONT)
             || (kind == FRAME_CONT && base == thread_base && !is_native)
         {
-            return Place::at(base, continuation(memory, gc64, above).1);
+            return WalkStart::at(base, continuation(memory, gc64, above).1);
         }
     }
     // A callback of the FFI that was entered, whose function is not fetched yet.
     if base == thread_base && is_callback(memory, gc64, base, link) {
-        return Place::at(base, 0);
+        return WalkStart::at(base, 0);
     }
     None
 }
@@ -353,12 +353,12 @@ fn caller(
     coroutine: &Coroutine,
     (base, link): (u64, u64),
     (record, memo): (&mut FrameRecord, &mut Memo),
-) -> Option<Place> {
+) -> Option<WalkStart> {
     (record.base, record.code) = (base, link);
     if !is_called(memory, vm, coroutine, record) {
         return None;
     }
-    let place = Place { base: record.base, pc: record.code, crosses: link & 3 == FRAME_C };
+    let place = WalkStart { base: record.base, pc: record.code, crosses: link & 3 == FRAME_C };
     if !place.crosses {
         let (_, below) = frame_at(memory, &vm.layout, (place.base, place.pc), (record, memo))?;
         if link & 3 == 0 && record.position == NO_POSITION {

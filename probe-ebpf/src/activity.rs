@@ -77,7 +77,7 @@ fn look(pad: &mut Scratchpad, sample: &mut ActivitySample, vms: u32) {
     // SAFETY: entries are copied at once.
     let mut index = unsafe { RAN_LAST.get(&sample.tid) }.copied().unwrap_or(0);
     if !runs(pad, index, stack) {
-        let mut search = Search { stack, vms, vm: NO_VM };
+        let mut search = VmSearch { stack, vms, vm: NO_VM };
         // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
         unsafe { bpf_loop(MAX_VMS, try_next as *mut c_void, (&raw mut search).cast(), 0) };
         index = search.vm;
@@ -107,7 +107,7 @@ fn runs(pad: &mut Scratchpad, index: u32, stack: u64) -> bool {
 
 /// The search for the VM that runs on a thread.
 #[repr(C)]
-struct Search {
+struct VmSearch {
     /// The thread's stack pointer.
     stack: u64,
     /// How many VMs there were at first. Those that came later are behind them.
@@ -119,7 +119,7 @@ struct Search {
 /// Tries the VM of this number: 0 to go on, 1 to stop.
 extern "C" fn try_next(index: u64, search: *mut c_void) -> i64 {
     // SAFETY: `look` passes its own search, which it does not use meanwhile.
-    let search = unsafe { &mut *search.cast::<Search>() };
+    let search = unsafe { &mut *search.cast::<VmSearch>() };
     let index = index as u32;
     let Some(pad) = ACTIVITY_SCRATCH.get_ptr_mut(0) else { return 1 };
     // SAFETY: as in `sample_activity`, whose own reference is not used while this runs.

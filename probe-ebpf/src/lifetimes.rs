@@ -6,7 +6,7 @@ use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_loop};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
 use lj_trace_common::config::{Counter, LONGEST_SAMPLE};
-use lj_trace_common::lifetime::{MAX_FOLLOWED, MAX_WATCHED, State};
+use lj_trace_common::lifetime::{LifeState, MAX_FOLLOWED, MAX_WATCHED};
 use lj_trace_common::memory::ReadMemory as _;
 
 use crate::clock::Timer;
@@ -58,7 +58,7 @@ extern "C" fn look(index: u64, flip: *mut c_void) -> i64 {
     let Some(followed) = FOLLOWED.get_ptr_mut(index as u32) else { return 1 };
     // SAFETY: as above; the agent writes entries that are free, and frees others.
     let followed = unsafe { &mut *followed };
-    if followed.state == State::Alive as u8 && u32::from(followed.watched) == flip.watched {
+    if followed.state == LifeState::Alive as u8 && u32::from(followed.watched) == flip.watched {
         followed.look(&UserMemory, flip.dead as u8);
     }
     0

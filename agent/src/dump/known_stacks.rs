@@ -30,10 +30,10 @@ pub struct KnownStacks {
 
 /// A Lua stack without the addresses that differ between coroutines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct WalkedStack(Vec<Function>);
+pub struct WalkedStack(Vec<FrameIdentity>);
 
 /// What a frame is named by.
-type Function = (u64, u64, [u32; 3], u8, u8, u16);
+type FrameIdentity = (u64, u64, [u32; 3], u8, u8, u16);
 
 impl WalkedStack {
     /// That of `stack`; [`None`] if more than its frames matters.

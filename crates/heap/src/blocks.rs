@@ -44,12 +44,12 @@ impl ReadSome for ProcessMemory {
 #[derive(Debug)]
 pub struct Blocks<M> {
     memory: M,
-    state: RefCell<State>,
+    state: RefCell<KeptBlocks>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    kept: Vec<Block>,
+struct KeptBlocks {
+    kept: Vec<KeptBlock>,
     /// Where in `kept` the block of that number is.
     places: AddrMap<u64, usize>,
     /// How many reads there were in blocks that are not kept.
@@ -59,7 +59,7 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Block {
+struct KeptBlock {
     number: u64,
     used: bool,
     /// A bit for each page that could be read.
@@ -106,7 +106,7 @@ impl<M: ReadSome> Blocks<M> {
     }
 }
 
-impl State {
+impl KeptBlocks {
     /// Where the block is kept, if it is or is worth it.
     fn place<M: ReadSome>(&mut self, memory: &M, number: u64) -> Option<usize> {
         if let Some(&place) = self.places.get(&number) {
@@ -123,7 +123,7 @@ impl State {
         self.missed.remove(&number);
         let place = if self.kept.len() < MAX_BLOCKS {
             let bytes = vec![0; BLOCK as usize].into_boxed_slice();
-            self.kept.push(Block { number, used: true, pages: 0, bytes });
+            self.kept.push(KeptBlock { number, used: true, pages: 0, bytes });
             self.kept.len() - 1
         } else {
             // The clock's second chance: ends after one turn at the latest.
@@ -143,7 +143,7 @@ impl State {
     }
 }
 
-impl Block {
+impl KeptBlock {
     /// Reads all pages that can be read.
     fn fill<M: ReadSome>(&mut self, memory: &M) {
         let start = self.number * BLOCK;

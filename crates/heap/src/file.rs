@@ -64,7 +64,7 @@ pub enum FileError {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Line<'a> {
+enum FileLine<'a> {
     Process { version: u32, snapshot: std::borrow::Cow<'a, Snapshot> },
     Vm(Box<Heap>),
     Objects(std::borrow::Cow<'a, str>),
@@ -78,25 +78,25 @@ enum Line<'a> {
 pub fn write(snapshot: &Snapshot, out: impl Write) -> io::Result<()> {
     use std::borrow::Cow;
     let mut out = GzEncoder::new(BufWriter::new(out), Compression::default());
-    let mut line = |line: &Line<'_>| {
+    let mut line = |line: &FileLine<'_>| {
         serde_json::to_writer(&mut out, line)?;
         out.write_all(b"\n")
     };
     let process =
         Snapshot { vms: Vec::new(), command: snapshot.command.clone(), outside: snapshot.outside.clone(), ..*snapshot };
-    line(&Line::Process { version: VERSION, snapshot: Cow::Owned(process) })?;
+    line(&FileLine::Process { version: VERSION, snapshot: Cow::Owned(process) })?;
     for heap in &snapshot.vms {
         let alone = Heap { paths: Vec::new(), objects: None, ..heap.clone() };
-        line(&Line::Vm(Box::new(alone)))?;
+        line(&FileLine::Vm(Box::new(alone)))?;
         if let Some(objects) = &heap.objects {
             // One that has none is not one of which they are not known.
-            line(&Line::Objects(Cow::Borrowed("")))?;
+            line(&FileLine::Objects(Cow::Borrowed("")))?;
             for bytes in objects.bytes().chunks(OBJECTS) {
-                line(&Line::Objects(Cow::Owned(digits(bytes))))?;
+                line(&FileLine::Objects(Cow::Owned(digits(bytes))))?;
             }
         }
         for path in &heap.paths {
-            line(&Line::Path(Cow::Borrowed(path)))?;
+            line(&FileLine::Path(Cow::Borrowed(path)))?;
         }
     }
     out.finish()?.flush()
@@ -158,15 +158,15 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
         if others > MAX_BYTES {
             return Err(malformed("it is too long".to_owned()));
         }
-        let line: Line<'_> = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
+        let line: FileLine<'_> = serde_json::from_slice(&text).map_err(|error| malformed(error.to_string()))?;
         match (line, &mut snapshot) {
-            (Line::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
-            (Line::Process { snapshot: process, .. }, none @ None) => *none = Some(process.into_owned()),
-            (Line::Vm(heap), Some(snapshot)) if snapshot.vms.len() < MAX_VMS && heap.paths.is_empty() => {
+            (FileLine::Process { version, .. }, _) if version > VERSION => return Err(FileError::Version(version)),
+            (FileLine::Process { snapshot: process, .. }, none @ None) => *none = Some(process.into_owned()),
+            (FileLine::Vm(heap), Some(snapshot)) if snapshot.vms.len() < MAX_VMS && heap.paths.is_empty() => {
                 snapshot.vms.push(*heap);
                 lengths.clear();
             }
-            (Line::Objects(text), Some(Snapshot { vms, .. })) => {
+            (FileLine::Objects(text), Some(Snapshot { vms, .. })) => {
                 let heap = vms.last_mut().ok_or_else(|| malformed("objects before their VM".to_owned()))?;
                 let bytes = bytes_of(&text).ok_or_else(|| malformed("no digits".to_owned()))?;
                 of_objects += bytes.len();
@@ -175,7 +175,7 @@ pub fn read(file: impl io::Read) -> Result<Snapshot, FileError> {
                     return Err(malformed("more objects than are kept of any heap".to_owned()));
                 }
             }
-            (Line::Path(path), Some(Snapshot { vms, .. })) => {
+            (FileLine::Path(path), Some(Snapshot { vms, .. })) => {
                 let heap = vms.last_mut().ok_or_else(|| malformed("a path before its VM".to_owned()))?;
                 let path = path.into_owned();
                 if path.parent.is_some_and(|parent| parent >= heap.paths.len()) {

@@ -46,13 +46,13 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// A process whose threads stand still. They go on when this is dropped, or lj-trace ends.
 #[derive(Debug)]
 pub struct Paused {
-    threads: Vec<Thread>,
+    threads: Vec<TracedThread>,
     since: Instant,
 }
 
 /// A thread that is traced.
 #[derive(Clone, Copy, Debug)]
-struct Thread {
+struct TracedThread {
     tid: libc::pid_t,
     /// The signal that it was about to receive when it stopped; 0 if there was none. It receives it when it goes on.
     signal: libc::c_int,
@@ -83,7 +83,7 @@ impl Paused {
                     continue;
                 }
                 match ptrace(libc::PTRACE_SEIZE, tid, 0) {
-                    Ok(()) => paused.threads.push(Thread { tid, signal: 0 }),
+                    Ok(()) => paused.threads.push(TracedThread { tid, signal: 0 }),
                     // It has ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
                     Err(source) => return Err(PauseError::Refused { pid, source }),

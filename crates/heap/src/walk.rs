@@ -113,12 +113,12 @@ impl Walked<'_> {
 /// The block that a VM begins with (`GG_State`). Its parts are no objects of their own, such as the empty string and the
 /// trace that is being recorded, but for the main thread.
 #[derive(Clone, Debug)]
-struct State {
+struct VmBlock {
     main_thread: u64,
     end: u64,
 }
 
-impl State {
+impl VmBlock {
     fn of(vm: &Vm) -> Self {
         let size = vm.first_block_size().unwrap_or(u64::from(vm.layout.g_to_bcff));
         Self { main_thread: vm.main_thread, end: vm.main_thread.saturating_add(size) }
@@ -137,7 +137,7 @@ pub struct Walker<'a, M> {
     scales: Scales<'a, M>,
     edges: ObjectEdges<'a, M>,
     labels: &'a StepLabels<'a, M>,
-    state: State,
+    state: VmBlock,
     next: PendingLevel,
     leaves: PendingLevel,
     /// What is on stacks, and what traces refer to.
@@ -177,7 +177,7 @@ impl<'a, M: ReadSome> Walker<'a, M> {
             scales,
             edges,
             labels,
-            state: State::of(vm),
+            state: VmBlock::of(vm),
             next: PendingLevel::default(),
             leaves: PendingLevel::default(),
             later: Default::default(),

@@ -132,7 +132,7 @@ impl Prototype {
         }
         // A prototype is one block, with its bytecode, constants and debug information (`lj_parse.c`, `fs_finish`).
         let bytes = read_bytes(memory, key.address, size as usize).map_err(|_| PrototypeError::Unreadable)?;
-        let block = Block { layout, bytes: &bytes, start: key.address };
+        let block = PrototypeBlock { layout, bytes: &bytes, start: key.address };
         if block.key(memory)? != key {
             return Err(PrototypeError::Gone);
         }
@@ -159,7 +159,7 @@ impl Prototype {
     /// [`PrototypeError::Gone`] if there is none.
     pub fn key_at<M: ReadMemory>(memory: &M, layout: &VmLayout, address: u64) -> Result<PrototypeKey, PrototypeError> {
         let bytes = read_bytes(memory, address, usize::from(layout.sizeof_pt));
-        Block { layout, bytes: &bytes.map_err(|_| PrototypeError::Unreadable)?, start: address }.key(memory)
+        PrototypeBlock { layout, bytes: &bytes.map_err(|_| PrototypeError::Unreadable)?, start: address }.key(memory)
     }
 
     /// The source line of the instruction at `position`, as `lj_debug_line` finds it; `None` if the
@@ -225,13 +225,13 @@ fn text(bytes: Vec<u8>) -> String {
 }
 
 /// The block of memory that a prototype is.
-struct Block<'a> {
+struct PrototypeBlock<'a> {
     layout: &'a VmLayout,
     bytes: &'a [u8],
     start: u64,
 }
 
-impl Block<'_> {
+impl PrototypeBlock<'_> {
     fn field<T: lj_trace_common::memory::Pod>(&self, offset: u16) -> Result<T, PrototypeError> {
         plain_at(self.bytes, u64::from(offset)).ok_or(PrototypeError::Malformed)
     }
@@ -479,7 +479,7 @@ pub(crate) mod tests {
             bytes[usize::from(layout.pt_lineinfo)..][..8]
                 .copy_from_slice(&(0x1000 + u64::from(layout.sizeof_pt)).to_le_bytes());
             bytes.extend(lines);
-            let block = Block { layout: &layout, bytes: &bytes, start: 0x1000 };
+            let block = PrototypeBlock { layout: &layout, bytes: &bytes, start: 0x1000 };
             assert_eq!(block.lineinfo(3).unwrap(), expected);
             assert_eq!(block.lineinfo(300), Err(PrototypeError::Malformed));
         }

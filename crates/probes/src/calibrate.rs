@@ -54,7 +54,7 @@ pub fn allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<Pro
 }
 
 fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result<ProbeCost> {
-    let function = if is_cheap { Function::emulated() } else { Function::stepped() };
+    let function = if is_cheap { Callable::emulated() } else { Callable::stepped() };
     let (offset, plain) = (function.file_offset()?, function.time());
     // A session that wants its return has both; where there are no sessions, two programs have.
     let probed = |wants_return| match probe(mechanism, UprobeKind::Session, offset, wants_return) {
@@ -80,7 +80,7 @@ fn measure_allocation_probes(mechanism: Mechanism, is_cheap: bool) -> io::Result
 /// # Errors
 /// What the kernel says.
 pub fn try_probe(mechanism: Mechanism) -> io::Result<()> {
-    probe(mechanism, UprobeKind::Call, Function::emulated().file_offset()?, true).map(drop)
+    probe(mechanism, UprobeKind::Call, Callable::emulated().file_offset()?, true).map(drop)
 }
 
 /// Measures a tick of the sampler, in seconds.
@@ -221,9 +221,9 @@ fn probe(mechanism: Mechanism, kind: UprobeKind, offset: u64, wants_return: bool
 }
 
 /// Something to call.
-struct Function(extern "C" fn());
+struct Callable(extern "C" fn());
 
-impl Function {
+impl Callable {
     /// It begins with an instruction that the kernel emulates, as the places do that are chosen in an allocator.
     fn emulated() -> Self {
         Self(emulated)
@@ -288,10 +288,10 @@ mod tests {
 
     #[test]
     fn functions_are_in_our_own_file() {
-        let of = |function: Function| function.file_offset().unwrap();
+        let of = |function: Callable| function.file_offset().unwrap();
         let bytes = std::fs::read("/proc/self/exe").unwrap();
-        assert_eq!(bytes[of(Function::emulated()) as usize..][..2], [0x90, 0xc3]);
-        assert_eq!(bytes[of(Function::stepped()) as usize..][..4], [0x48, 0x85, 0xc9, 0xc3]);
+        assert_eq!(bytes[of(Callable::emulated()) as usize..][..2], [0x90, 0xc3]);
+        assert_eq!(bytes[of(Callable::stepped()) as usize..][..4], [0x48, 0x85, 0xc9, 0xc3]);
     }
 
     #[test]

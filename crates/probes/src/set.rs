@@ -76,16 +76,16 @@ const FOR_ALLOCATIONS: [&str; 12] = [
 const LEAST_LRU: u32 = 128;
 
 /// The rate of a set's events, and the namespace of the processes.
-pub(super) type Kind = (u32, PidNamespace);
+pub(super) type SetKind = (u32, PidNamespace);
 
 /// Why there are no events of a kind: where the kernel refuses them, the programs are not loaded again for each process.
-static REFUSED: Mutex<Vec<(Kind, String)>> = Mutex::new(Vec::new());
+static REFUSED: Mutex<Vec<(SetKind, String)>> = Mutex::new(Vec::new());
 
 /// A set that is being loaded before it is asked for.
 static AHEAD: Mutex<Option<(Kind, JoinHandle<anyhow::Result<Set>>)>> = Mutex::new(None);
 
 /// All that take one process more.
-static SHARED: Mutex<Vec<(Kind, Weak<Set>)>> = Mutex::new(Vec::new());
+static SHARED: Mutex<Vec<(SetKind, Weak<Set>)>> = Mutex::new(Vec::new());
 
 impl Set {
     /// Loads the set for one process with so many VMs.
@@ -101,7 +101,7 @@ impl Set {
     ///
     /// # Errors
     /// As [`Self::load`]; or the kernel refuses the events.
-    pub fn join(wanted: Wanted, kind: Kind, vms: u32) -> anyhow::Result<Arc<Self>> {
+    pub fn join(wanted: Wanted, kind: SetKind, vms: u32) -> anyhow::Result<Arc<Self>> {
         let mut shared = lock(&SHARED);
         shared.retain(|(_, set)| set.strong_count() != 0);
         let known = shared.iter().filter(|(known, _)| *known == kind).find_map(|(_, set)| set.upgrade());

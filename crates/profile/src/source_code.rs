@@ -15,13 +15,13 @@ use lj_trace_process::{Refused, TargetFiles, Tree};
 pub struct SourceCode {
     /// The working folder of the target.
     pub folder: Option<PathBuf>,
-    place: Place,
+    place: Opener,
     files: RefCell<HashMap<String, Result<Vec<String>, Refused>>>,
 }
 
 /// Who opens them.
 #[derive(Debug, Default)]
-enum Place {
+enum Opener {
     /// Nobody.
     #[default]
     Nowhere,
@@ -37,7 +37,7 @@ const MAX_SIZE: u64 = 8 << 20;
 impl SourceCode {
     /// The files of a target with this working folder, as that may read them.
     pub fn of_target(files: TargetFiles, folder: Option<PathBuf>) -> Self {
-        Self { folder, place: Place::Target(files), ..Self::default() }
+        Self { folder, place: Opener::Target(files), ..Self::default() }
     }
 
     /// Files are read beneath a folder, and nowhere else.
@@ -46,7 +46,7 @@ impl SourceCode {
     /// There is no such folder.
     pub fn read_beneath(&mut self, folder: &Path) -> std::io::Result<()> {
         let folder = folder.canonicalize()?;
-        self.place = Place::Folder(Tree::open(&folder)?, folder);
+        self.place = Opener::Folder(Tree::open(&folder)?, folder);
         Ok(())
     }
 
@@ -72,9 +72,9 @@ impl SourceCode {
     fn read(&self, chunk: &str) -> Result<Vec<String>, Refused> {
         let path = self.folder.as_deref().unwrap_or(Path::new("")).join(chunk);
         let text = match &self.place {
-            Place::Nowhere => Err(Refused::Missing),
-            Place::Target(files) => files.read(&path, MAX_SIZE),
-            Place::Folder(tree, folder) => match path.strip_prefix(folder) {
+            Opener::Nowhere => Err(Refused::Missing),
+            Opener::Target(files) => files.read(&path, MAX_SIZE),
+            Opener::Folder(tree, folder) => match path.strip_prefix(folder) {
                 Ok(beneath) => tree.read(beneath, MAX_SIZE),
                 // It may be another machine, or another place for the same files.
                 Err(_) => tree.read(Path::new(chunk), MAX_SIZE).or_else(|_| tree.read(&path, MAX_SIZE)),

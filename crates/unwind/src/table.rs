@@ -34,12 +34,12 @@ pub struct FunctionRange {
 #[derive(Debug)]
 pub struct UnwindTable {
     eh_frame: Section,
-    search: Search,
+    search: EntryIndex,
 }
 
 /// How a function's entry is found.
 #[derive(Debug)]
-enum Search {
+enum EntryIndex {
     /// In the sorted table that the linker made (`.eh_frame_hdr`).
     Header(Section),
     /// In our own: start addresses, sorted, with the offsets of their entries.
@@ -52,14 +52,14 @@ pub type Context = UnwindContext<usize>;
 impl UnwindTable {
     /// A table over `.eh_frame`, with the linker's search table if the file has one.
     pub fn new(eh_frame: Section, header: Option<Section>) -> Self {
-        let mut table = Self { eh_frame, search: Search::Index(Vec::new()) };
+        let mut table = Self { eh_frame, search: EntryIndex::Index(Vec::new()) };
         let usable = header.filter(|header| {
             let bases = table.bases().set_eh_frame_hdr(header.address);
             parse_header(header, &bases).is_some_and(|parsed| parsed.table().is_some())
         });
         table.search = match usable {
-            Some(header) => Search::Header(header),
-            None => Search::Index(table.index()),
+            Some(header) => EntryIndex::Header(header),
+            None => EntryIndex::Index(table.index()),
         };
         table
     }
@@ -67,8 +67,8 @@ impl UnwindTable {
     /// The bytes of its sections.
     pub fn size(&self) -> usize {
         let search = match &self.search {
-            Search::Header(header) => header.bytes.len(),
-            Search::Index(index) => size_of_val(index.as_slice()),
+            EntryIndex::Header(header) => header.bytes.len(),
+            EntryIndex::Index(index) => size_of_val(index.as_slice()),
         };
         self.eh_frame.bytes.len() + search
     }
@@ -102,13 +102,13 @@ impl UnwindTable {
         let frame = self.frame();
         let bases = self.bases();
         let offset = match &self.search {
-            Search::Header(header) => {
+            EntryIndex::Header(header) => {
                 let bases = bases.clone().set_eh_frame_hdr(header.address);
                 let parsed = parse_header(header, &bases)?;
                 let pointer = parsed.table()?.lookup(address, &bases).ok()?.pointer();
                 usize::try_from(pointer.checked_sub(self.eh_frame.address)?).ok()?
             }
-            Search::Index(index) => {
+            EntryIndex::Index(index) => {
                 let after = index.partition_point(|&(start, _)| start <= address);
                 index.get(after.checked_sub(1)?)?.1
             }

@@ -91,7 +91,7 @@ struct Reader<'a> {
 }
 
 /// A place in the debug information: a unit's number, and the offset in it.
-type Place = (usize, UnitOffset);
+type UnitPlace = (usize, UnitOffset);
 
 impl<'a> Reader<'a> {
     fn new(dwarf: &'a Dwarf<Bytes<'a>>) -> Result<Self, DwarfError> {
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
     /// Adds the members of the struct or union at `place`, which lies at `base` in the outermost struct.
     fn members(
         &self,
-        place: Place,
+        place: UnitPlace,
         prefix: &str,
         base: u64,
         nesting: usize,
@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The type of an entry, behind typedefs and qualifiers.
-    fn type_of(&self, unit: usize, entry: &Entry<'a>) -> Result<Option<Place>, DwarfError> {
+    fn type_of(&self, unit: usize, entry: &Entry<'a>) -> Result<Option<UnitPlace>, DwarfError> {
         let mut next = self.reference(unit, entry);
         for _ in 0..MAX_TYPEDEFS {
             let Some(place) = next else { return Ok(None) };
@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
         Ok(None)
     }
 
-    fn reference(&self, unit: usize, entry: &Entry<'a>) -> Option<Place> {
+    fn reference(&self, unit: usize, entry: &Entry<'a>) -> Option<UnitPlace> {
         match entry.attr_value(constants::DW_AT_type)? {
             AttributeValue::UnitRef(offset) => Some((unit, offset)),
             // As `dwz` leaves them: shared types are moved into units of their own.
@@ -229,16 +229,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn place(&self, offset: DebugInfoOffset) -> Option<Place> {
+    fn place(&self, offset: DebugInfoOffset) -> Option<UnitPlace> {
         self.units.iter().enumerate().find_map(|(index, (unit, _))| Some((index, offset.to_unit_offset(unit)?)))
     }
 
-    fn entry(&self, (unit, offset): Place) -> Result<Entry<'a>, DwarfError> {
+    fn entry(&self, (unit, offset): UnitPlace) -> Result<Entry<'a>, DwarfError> {
         Ok(self.units[unit].0.entry(offset)?)
     }
 
     /// The size of the type at `place`; 0 if it is not said.
-    fn size(&self, place: Place, nesting: usize) -> Result<u64, DwarfError> {
+    fn size(&self, place: UnitPlace, nesting: usize) -> Result<u64, DwarfError> {
         let entry = self.entry(place)?;
         if let Some(size) = number(&entry, constants::DW_AT_byte_size) {
             return Ok(size);

@@ -101,7 +101,7 @@ const PLACES: u32 = 1024;
 
 /// The search for a C frame on the native stack.
 #[repr(C)]
-struct Search {
+struct FrameSearch {
     /// The lowest place.
     lowest: u64,
     /// The coroutine that runs in the frame; 0 if none is found.
@@ -116,7 +116,7 @@ struct Search {
 pub fn calling_thread(context: &ProbeContext, vm: u32) -> u64 {
     // C frames lie 16-byte aligned: the VM calls C functions from there.
     let lowest = (stack_pointer(context) + 15) & !15;
-    let mut search = Search { lowest, thread: 0, vm };
+    let mut search = FrameSearch { lowest, thread: 0, vm };
     // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
     unsafe { bpf_loop(PLACES, look_at_place as *mut c_void, (&raw mut search).cast(), 0) };
     search.thread
@@ -125,7 +125,7 @@ pub fn calling_thread(context: &ProbeContext, vm: u32) -> u64 {
 /// Looks whether a C frame begins at a place: 0 to go on, 1 to stop.
 extern "C" fn look_at_place(index: u64, search: *mut c_void) -> i64 {
     // SAFETY: `calling_thread` passes its own search, which it does not use meanwhile.
-    let search = unsafe { &mut *search.cast::<Search>() };
+    let search = unsafe { &mut *search.cast::<FrameSearch>() };
     let Some(vm) = VMS.get(search.vm) else { return 1 };
     let cframe = search.lowest + index * 16;
     let Ok(thread) = UserMemory.read_ref(vm.layout.is_gc64(), cframe + u64::from(vm.layout.cframe_l)) else { return 0 };

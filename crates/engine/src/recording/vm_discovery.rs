@@ -20,7 +20,7 @@ const UNKNOWN: u32 = 3;
 
 /// What a search has found.
 #[derive(Default)]
-struct Search {
+struct FoundVms {
     vms: Vec<Vm>,
     took: Duration,
 }
@@ -29,7 +29,7 @@ struct Search {
 /// in an interpreter that runs none of the known VMs.
 pub struct VmDiscovery {
     /// The search that is under way, in a thread of its own: samples go on coming meanwhile.
-    search: Option<JoinHandle<Search>>,
+    search: Option<JoinHandle<FoundVms>>,
     /// How much CPU time the last search took.
     took: Duration,
     next_search: Instant,
@@ -87,7 +87,7 @@ impl VmDiscovery {
         let find = move || {
             let vms = process.maps().ok().and_then(|maps| find_vms(&process, &maps).ok()).unwrap_or_default();
             // The thread has done nothing else.
-            Search { vms, took: ClockId::THIS_THREAD.read().unwrap_or_default() }
+            FoundVms { vms, took: ClockId::THIS_THREAD.read().unwrap_or_default() }
         };
         self.search = thread::Builder::new().name("vm search".to_owned()).spawn(find).ok();
     }
@@ -95,7 +95,7 @@ impl VmDiscovery {
     /// All VMs that a search has found, once it is over.
     pub fn found(&mut self) -> Option<Vec<Vm>> {
         let search = self.search.take_if(|search| search.is_finished())?;
-        let Search { vms, took } = search.join().unwrap_or_default();
+        let FoundVms { vms, took } = search.join().unwrap_or_default();
         self.took = took;
         Some(vms)
     }

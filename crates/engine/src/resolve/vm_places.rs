@@ -3,24 +3,24 @@
 /// The places, by the indices that the probes know them by.
 #[derive(Clone, Debug, Default)]
 pub struct VmPlaces {
-    places: Vec<Place>,
+    places: Vec<VmPlace>,
     /// How many VMs there have been.
     numbers: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct VmPlace {
     /// Which VM it is of all that there have been, from 0 on: no two have the same.
     number: usize,
     /// When a sample was in it last, in nanoseconds of `CLOCK_MONOTONIC`.
     seen: u64,
     /// How often in a row it was not there.
     missed: u32,
-    state: State,
+    state: PlaceState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum PlaceState {
     /// The probes know the VM.
     Known,
     /// They do not any more, but samples of it may still come.
@@ -47,10 +47,10 @@ impl VmPlaces {
         }
     }
 
-    fn new_place(&mut self) -> Place {
+    fn new_place(&mut self) -> VmPlace {
         let number = self.numbers;
         self.numbers += 1;
-        Place { number, seen: 0, missed: 0, state: State::Known }
+        VmPlace { number, seen: 0, missed: 0, state: PlaceState::Known }
     }
 
     /// Which VM has a place.
@@ -65,7 +65,7 @@ impl VmPlaces {
 
     /// Whether the VM of a place is still recorded.
     pub fn is_known(&self, index: usize) -> bool {
-        self.places.get(index).is_some_and(|place| place.state == State::Known)
+        self.places.get(index).is_some_and(|place| place.state == PlaceState::Known)
     }
 
     /// A sample was in a VM.
@@ -77,7 +77,9 @@ impl VmPlaces {
 
     /// Somebody has looked whether a VM is there. True if it is to leave.
     pub fn look(&mut self, index: usize, is_there: bool) -> bool {
-        let Some(place) = self.places.get_mut(index).filter(|place| place.state == State::Known) else { return false };
+        let Some(place) = self.places.get_mut(index).filter(|place| place.state == PlaceState::Known) else {
+            return false;
+        };
         place.missed = if is_there { 0 } else { place.missed + 1 };
         place.missed >= MISSES
     }
@@ -85,16 +87,16 @@ impl VmPlaces {
     /// The VM of a place is not recorded any more.
     pub fn leave(&mut self, index: usize) {
         if let Some(place) = self.places.get_mut(index) {
-            place.state = State::Leaving;
+            place.state = PlaceState::Leaving;
         }
     }
 
     /// Everything that was recorded so far was worked off: gives the places that have become free.
     pub fn free(&mut self) -> Vec<usize> {
-        let leaving = (0..).zip(&mut self.places).filter(|(_, place)| place.state == State::Leaving);
+        let leaving = (0..).zip(&mut self.places).filter(|(_, place)| place.state == PlaceState::Leaving);
         leaving
             .map(|(index, place)| {
-                place.state = State::Free;
+                place.state = PlaceState::Free;
                 index
             })
             .collect()
@@ -102,23 +104,23 @@ impl VmPlaces {
 
     /// Whether a place is free.
     pub fn is_free(&self, index: usize) -> bool {
-        self.places.get(index).is_some_and(|place| place.state == State::Free)
+        self.places.get(index).is_some_and(|place| place.state == PlaceState::Free)
     }
 
     /// A place that is free.
     pub fn a_free_one(&self) -> Option<usize> {
-        self.places.iter().position(|place| place.state == State::Free)
+        self.places.iter().position(|place| place.state == PlaceState::Free)
     }
 
     /// The place whose VM was not seen for the longest time, of those that `may` be given away.
     pub fn the_quietest(&self, may: impl Fn(usize) -> bool) -> Option<usize> {
-        let known = (0..).zip(&self.places).filter(|(index, place)| place.state == State::Known && may(*index));
+        let known = (0..).zip(&self.places).filter(|(index, place)| place.state == PlaceState::Known && may(*index));
         known.min_by_key(|(_, place)| place.seen).map(|(index, _)| index)
     }
 
     /// Whether some VM is about to leave.
     pub fn is_one_leaving(&self) -> bool {
-        self.places.iter().any(|place| place.state == State::Leaving)
+        self.places.iter().any(|place| place.state == PlaceState::Leaving)
     }
 }
 

@@ -83,9 +83,9 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-static READER: Mutex<State> = Mutex::new(State { reader: None, lost: Duration::ZERO });
+static READER: Mutex<ReaderState> = Mutex::new(ReaderState { reader: None, lost: Duration::ZERO });
 
-struct State {
+struct ReaderState {
     reader: Option<Reader>,
     /// How long was waited for readers that have ended without an answer.
     lost: Duration,
@@ -156,7 +156,7 @@ impl Distrusted {
     }
 }
 
-impl State {
+impl ReaderState {
     /// The answer, and whether more of the file would have had to be read than may be.
     fn answer(&mut self, words: [u64; 3], file: &File, second: Option<&File>) -> Result<(Vec<u8>, bool), EndReason> {
         if self.lost >= LOST {

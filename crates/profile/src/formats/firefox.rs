@@ -38,7 +38,7 @@ pub fn write(profile: &dyn Profile, out: impl Write) -> io::Result<()> {
 
 /// A sample as it is written.
 #[derive(Clone, Copy)]
-struct Sample {
+struct WrittenSample {
     /// Nanoseconds since the beginning.
     time: u64,
     stack: StackId,
@@ -82,7 +82,7 @@ impl<'a> Builder<'a> {
     }
 
     /// The samples of each thread, in order.
-    fn by_thread(&self) -> Vec<(Option<ThreadLabel>, Vec<Sample>)> {
+    fn by_thread(&self) -> Vec<(Option<ThreadLabel>, Vec<WrittenSample>)> {
         let stacks = self.source.weighted();
         let measure = self.source.shown();
         let timeline = self.source.timeline();
@@ -90,8 +90,8 @@ impl<'a> Builder<'a> {
             // A time may be missing; what is shown must be all.
             measure.unit == Unit::Samples && points.len() as u64 == self.source.total()
         });
-        let mut threads: BTreeMap<Option<u32>, (Option<ThreadLabel>, Vec<Sample>)> = BTreeMap::new();
-        let mut add = |thread: &Option<ThreadLabel>, sample: Sample| {
+        let mut threads: BTreeMap<Option<u32>, (Option<ThreadLabel>, Vec<WrittenSample>)> = BTreeMap::new();
+        let mut add = |thread: &Option<ThreadLabel>, sample: WrittenSample| {
             let entry = threads.entry(thread.as_ref().map(|thread| thread.tid));
             entry.or_insert_with(|| (thread.clone(), Vec::new())).1.push(sample);
         };
@@ -101,14 +101,14 @@ impl<'a> Builder<'a> {
                 for point in points {
                     let Some(row) = stacks.row(point.stack) else { continue };
                     let time = point.time.saturating_sub(start);
-                    add(&row.labels.thread, Sample { time, stack: point.stack, weight: 1 });
+                    add(&row.labels.thread, WrittenSample { time, stack: point.stack, weight: 1 });
                 }
             }
             None => {
                 for (stack, row) in stacks.numbered() {
                     let weight = measure.value(row.weights);
                     if weight > 0 {
-                        add(&row.labels.thread, Sample { time: 0, stack, weight });
+                        add(&row.labels.thread, WrittenSample { time: 0, stack, weight });
                     }
                 }
             }
@@ -126,7 +126,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Gives samples without times a time each, as long as they are heavy.
-    fn spread(&self, samples: &mut [Sample]) {
+    fn spread(&self, samples: &mut [WrittenSample]) {
         let mut time: u64 = 0;
         // Bytes are many: a microsecond for each KiB.
         let length = |weight: u64| match self.source.shown().unit {
@@ -139,7 +139,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn add_thread(&mut self, thread: Option<ThreadLabel>, samples: &[Sample]) {
+    fn add_thread(&mut self, thread: Option<ThreadLabel>, samples: &[WrittenSample]) {
         let tid = thread.as_ref().map_or(0, |thread| thread.tid);
         let is_main = thread.is_none() || Some(tid) == self.source.process();
         let handle = self.target.add_thread(self.process, tid, at(0), is_main);
@@ -216,11 +216,11 @@ impl<'a> Builder<'a> {
     }
 
     /// A marker for each run of samples in the same VM state.
-    fn add_markers(&mut self, thread: ThreadHandle, samples: &[Sample]) {
+    fn add_markers(&mut self, thread: ThreadHandle, samples: &[WrittenSample]) {
         let stacks = self.source.weighted();
-        let state = |sample: &Sample| stacks.row(sample.stack).and_then(|row| row.labels.state);
+        let state = |sample: &WrittenSample| stacks.row(sample.stack).and_then(|row| row.labels.state);
         let (period, gap) = (self.period, self.period.saturating_mul(LONGEST_GAP));
-        let is_same = |a: &Sample, b: &Sample| {
+        let is_same = |a: &WrittenSample, b: &WrittenSample| {
             state(a) == state(b)
                 && b.time.saturating_sub(a.time.saturating_add((a.weight - 1).saturating_mul(period))) <= gap
         };

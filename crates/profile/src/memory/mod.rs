@@ -75,7 +75,7 @@ pub struct MemoryProfile {
     /// By VM: each has its own addresses of prototypes and its own numbers of traces.
     sources: Vec<Sources>,
     /// What is allocated, if that is followed. The VMs of a process share its addresses.
-    heap: HeapMap<Block>,
+    heap: HeapMap<HeldBlock>,
     follows_blocks: bool,
     /// By stack.
     garbage: Vec<Garbage>,
@@ -89,7 +89,7 @@ pub struct MemoryProfile {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Block {
+struct HeldBlock {
     size: u64,
     holder: StackId,
     /// How many KiB had been allocated before it.
@@ -136,7 +136,7 @@ impl MemoryProfile {
     pub fn next_growth(&self) -> u64 {
         let (used, room) = (self.heap.len(), self.heap.capacity());
         // A table that grows is twice as large, and is there beside the old one; 7 of 8 entries are in use at most.
-        let doubled = 2 * (room * 8 / 7) * (size_of::<(u64, Block)>() + 1);
+        let doubled = 2 * (room * 8 / 7) * (size_of::<(u64, HeldBlock)>() + 1);
         if used >= room / 2 { doubled as u64 } else { 0 }
     }
 
@@ -156,7 +156,7 @@ impl MemoryProfile {
                 self.allocate(stack, size);
                 self.growth.add(size, 0);
                 if self.follows_blocks {
-                    self.hold(addr, Block { size, holder: stack, birth: self.clock() });
+                    self.hold(addr, HeldBlock { size, holder: stack, birth: self.clock() });
                 }
             }
             Event::Realloc { old_addr, old_size, addr, size, .. } => {
@@ -167,7 +167,7 @@ impl MemoryProfile {
                     // It is the same block in the eyes of whoever has it: it keeps its age.
                     let birth = old.map_or_else(|| self.clock(), |old| old.birth);
                     let holder = old.filter(|old| size <= old.size).map_or(stack, |old| old.holder);
-                    self.hold(addr, Block { size, holder, birth });
+                    self.hold(addr, HeldBlock { size, holder, birth });
                 }
             }
             Event::Free { addr, size, .. } => {
@@ -244,7 +244,7 @@ impl MemoryProfile {
         u32::try_from(self.allocated >> 10).unwrap_or(u32::MAX)
     }
 
-    fn hold(&mut self, addr: u64, block: Block) {
+    fn hold(&mut self, addr: u64, block: HeldBlock) {
         self.stacks.add(block.holder, INUSE_OBJECTS.index, 1);
         self.stacks.add(block.holder, INUSE_SPACE.index, block.size);
         if let Some(old) = self.heap.insert(addr, block) {
@@ -253,18 +253,18 @@ impl MemoryProfile {
         }
     }
 
-    fn release(&mut self, addr: u64) -> Option<Block> {
+    fn release(&mut self, addr: u64) -> Option<HeldBlock> {
         let block = self.heap.remove(&addr)?;
         self.let_go(block);
         Some(block)
     }
 
-    fn let_go(&mut self, block: Block) {
+    fn let_go(&mut self, block: HeldBlock) {
         self.stacks.take(block.holder, INUSE_OBJECTS.index, 1);
         self.stacks.take(block.holder, INUSE_SPACE.index, block.size);
     }
 
-    fn bury(&mut self, block: Block) {
+    fn bury(&mut self, block: HeldBlock) {
         let index = block.holder.index();
         if self.garbage.len() <= index {
             self.garbage.resize_with(index + 1, Garbage::default);

@@ -22,7 +22,7 @@ pub struct MemoryTextOptions {
 
 /// What a place in the code does to the memory.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct LineTotals {
     name: String,
     allocations: u64,
     allocated: u64,
@@ -37,7 +37,7 @@ struct Place {
 /// The output cannot take the bytes.
 pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, out: &mut dyn Write) -> io::Result<()> {
     let places = places(profile);
-    let sum = |value: fn(&Place) -> u64| places.iter().map(value).fold(0, u64::saturating_add);
+    let sum = |value: fn(&LineTotals) -> u64| places.iter().map(value).fold(0, u64::saturating_add);
     let (allocations, allocated, held) = (sum(|p| p.allocations), sum(|p| p.allocated), sum(|p| p.held));
     if !profile.title.is_empty() {
         writeln!(out, "{}", room.title(&profile.title))?;
@@ -68,14 +68,14 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
 }
 
 /// A place for each stack: those that read the same are one.
-fn places(profile: &MemoryProfile) -> Vec<Place> {
+fn places(profile: &MemoryProfile) -> Vec<LineTotals> {
     let stacks = profile.weighted();
-    let mut places: Vec<Place> = Vec::new();
+    let mut places: Vec<LineTotals> = Vec::new();
     let mut indices: HashMap<String, usize> = HashMap::new();
     for (id, row) in stacks.numbered() {
         let name = name(stacks, &row);
         let index = *indices.entry(name.clone()).or_insert_with(|| {
-            places.push(Place { name, ..Place::default() });
+            places.push(LineTotals { name, ..LineTotals::default() });
             places.len() - 1
         });
         let place = &mut places[index];
@@ -151,7 +151,7 @@ fn write_growth(profile: &MemoryProfile, held: u64, out: &mut dyn Write) -> io::
     write!(out, "{table}")
 }
 
-type Key = fn(&Place) -> u64;
+type Key = fn(&LineTotals) -> u64;
 
 /// Lines with three figures each.
 fn table(columns: [(&'static str, usize); 3], title: &str, room: Room) -> Table {
@@ -162,7 +162,7 @@ fn allocators(room: Room) -> Table {
     table([("allocated", 11), ("times", 10), ("average", 10)], "line", room)
 }
 
-fn allocator(place: &Place) -> [String; 3] {
+fn allocator(place: &LineTotals) -> [String; 3] {
     let average = place.allocated.checked_div(place.allocations).unwrap_or(0);
     [bytes(place.allocated), place.allocations.to_string(), bytes(average)]
 }
@@ -171,7 +171,7 @@ fn holders(room: Room) -> Table {
     table([("held", 11), ("blocks", 10), ("%", 7)], "line", room)
 }
 
-fn holder(place: &Place, held: u64) -> [String; 3] {
+fn holder(place: &LineTotals, held: u64) -> [String; 3] {
     [bytes(place.held), place.held_objects.to_string(), percent(place.held, held)]
 }
 
@@ -180,7 +180,7 @@ fn garbage_table(room: Room) -> Table {
     table([("garbage", 11), ("blocks", 10), ("lived for", 10)], title, room)
 }
 
-fn garbage(place: &Place) -> [String; 3] {
+fn garbage(place: &LineTotals) -> [String; 3] {
     let Garbage { objects, bytes: of_all, age } = place.garbage;
     let lived = age.checked_div(objects).unwrap_or(0).saturating_mul(1024);
     [bytes(of_all), objects.to_string(), bytes(lived)]
@@ -188,14 +188,14 @@ fn garbage(place: &Place) -> [String; 3] {
 
 /// Writes the places with the largest keys that are not zero into the table, and that into the output.
 fn write_table(
-    places: &[Place],
+    places: &[LineTotals],
     title: &str,
     (first, second): (Key, Key),
-    figures: impl Fn(&Place) -> [String; 3],
+    figures: impl Fn(&LineTotals) -> [String; 3],
     mut table: Table,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let mut shown: Vec<&Place> = places.iter().filter(|place| first(place) > 0).collect();
+    let mut shown: Vec<&LineTotals> = places.iter().filter(|place| first(place) > 0).collect();
     shown.sort_by(|a, b| (first(b), second(b)).cmp(&(first(a), second(a))).then_with(|| a.name.cmp(&b.name)));
     writeln!(out, "\n{title}")?;
     if shown.is_empty() {

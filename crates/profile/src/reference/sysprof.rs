@@ -19,7 +19,7 @@ pub fn read<R: Read>(
     symbols: Vec<Symbol>,
     reader: &mut SysprofReader<R>,
 ) -> Result<(Lines, Option<StreamError>), StreamError> {
-    let mut names = Names { symbols: SymbolTable::with_aliases(), ..Names::default() };
+    let mut names = NumberedNames { symbols: SymbolTable::with_aliases(), ..NumberedNames::default() };
     names.symbols.extend(symbols);
     let mut merged = Vec::new();
     let mut stack: Vec<u32> = Vec::new();
@@ -71,7 +71,7 @@ pub fn write(lines: &Lines, mut out: impl Write) -> io::Result<()> {
 
 /// The names of frames, by number.
 #[derive(Default)]
-struct Names {
+struct NumberedNames {
     symbols: SymbolTable,
     names: Vec<Vec<u8>>,
     numbers: HashMap<Vec<u8>, u32>,
@@ -80,7 +80,7 @@ struct Names {
     boundaries: std::cell::RefCell<AddrMap<u64, Boundary>>,
 }
 
-impl Names {
+impl NumberedNames {
     fn learn(&mut self, symbol: Symbol) {
         if self.symbols.insert(symbol) {
             self.frames.clear();

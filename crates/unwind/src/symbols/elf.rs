@@ -247,7 +247,7 @@ fn add_all<'data, R: ReadRef<'data>>(
         (file.dynamic_symbols(), file.elf_dynamic_symbol_table().string_section()),
     ];
     for (symbols, strings) in both {
-        let names = Names::of_section(file, strings);
+        let names = NameTable::of_section(file, strings);
         for symbol in symbols {
             add(table, &symbol, symbol.elf_symbol().st_name.get(LittleEndian), &names, code);
         }
@@ -255,9 +255,9 @@ fn add_all<'data, R: ReadRef<'data>>(
 }
 
 /// A table of names, read in one piece: each name by itself would take two system calls, and there are thousands.
-struct Names<'data>(&'data [u8]);
+struct NameTable<'data>(&'data [u8]);
 
-impl<'data> Names<'data> {
+impl<'data> NameTable<'data> {
     fn of_section<R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian, R>, index: SectionIndex) -> Self {
         let section = file.section_by_index(index).ok();
         Self(section.and_then(|section| section.data().ok()).unwrap_or_default())
@@ -274,7 +274,7 @@ fn add<'data, S: object::ObjectSymbol<'data>>(
     table: &mut ElfSymbols,
     symbol: &S,
     name: u32,
-    names: &Names<'data>,
+    names: &NameTable<'data>,
     code: &[(u64, u64)],
 ) {
     let SymbolFlags::Elf { st_info, .. } = symbol.flags() else { return };
@@ -310,7 +310,7 @@ fn mini_debuginfo<'data, R: ReadRef<'data>>(file: &ElfFile64<'data, LittleEndian
 fn add_plt<'data, R: ReadRef<'data>>(table: &mut ElfSymbols, file: &ElfFile64<'data, LittleEndian, R>) {
     let mut slots = HashMap::new();
     let dynamic = file.elf_dynamic_symbol_table();
-    let names = Names::of_section(file, dynamic.string_section());
+    let names = NameTable::of_section(file, dynamic.string_section());
     for section in [".rela.plt", ".rela.dyn"] {
         let Some(data) = file.section_by_name(section).and_then(|section| section.data().ok()) else { continue };
         for rela in data.as_chunks::<24>().0 {

@@ -23,12 +23,12 @@ pub struct Choice {
 struct Reservoir {
     /// New blocks so far.
     blocks: u64,
-    chosen: Vec<Block>,
+    chosen: Vec<ChosenBlock>,
 }
 
 /// A block that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Block {
+pub struct ChosenBlock {
     /// Who has allocated it.
     pub source: SourceId,
     /// The number of the VM.
@@ -62,11 +62,11 @@ impl Choice {
             chosen.filter(|block| block.address == address).for_each(|block| block.freed = true);
         }
         if let Event::Alloc { addr: address, size, .. } | Event::Realloc { addr: address, size, .. } = *event {
-            self.new_block(Block { source, vm, address, size, weight: 0.0, freed: false, recent: *recent });
+            self.new_block(ChosenBlock { source, vm, address, size, weight: 0.0, freed: false, recent: *recent });
         }
     }
 
-    fn new_block(&mut self, block: Block) {
+    fn new_block(&mut self, block: ChosenBlock) {
         let reservoir = self.sources.entry(block.source).or_default();
         reservoir.blocks += 1;
         if reservoir.chosen.len() < self.each {
@@ -80,20 +80,22 @@ impl Choice {
     }
 
     /// Those that were chosen, each with its weight. Begins anew.
-    pub fn take(&mut self, each: usize) -> Vec<Block> {
+    pub fn take(&mut self, each: usize) -> Vec<ChosenBlock> {
         self.addresses.clear();
         self.each = each;
         let mut blocks = Vec::new();
         for reservoir in std::mem::take(&mut self.sources).into_values() {
             let times = reservoir.blocks as f64 / reservoir.chosen.len().max(1) as f64;
-            blocks.extend(reservoir.chosen.iter().map(|block| Block { weight: block.size as f64 * times, ..*block }));
+            blocks.extend(
+                reservoir.chosen.iter().map(|block| ChosenBlock { weight: block.size as f64 * times, ..*block }),
+            );
         }
         blocks
     }
 }
 
 #[cfg(test)]
-impl Block {
+impl ChosenBlock {
     /// One of which nothing else is known.
     pub fn at(address: u64, size: u64) -> Self {
         Self { source: SourceId(0), vm: 0, address, size, weight: 1.0, freed: false, recent: RecentObjects::default() }

@@ -30,7 +30,7 @@ pub mod search;
 use std::collections::{HashMap, VecDeque};
 
 use lj_trace_common::layout::gct;
-use lj_trace_common::lifetime::{Followed, State};
+use lj_trace_common::lifetime::{Followed, LifeState};
 use lj_trace_estimate::life::{Fates, Living};
 use lj_trace_estimate::observation::{Nanos, SourceId};
 use lj_trace_luajit::Vm;
@@ -42,14 +42,14 @@ use lj_trace_process::clocks::cpu_time;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_streams::memprof::Event;
 
-use self::choice::{Block, Choice};
+use self::choice::{Choice, ChosenBlock};
 use self::follow_budget::{FollowBudget, FollowVerdict};
 use self::object::{FollowedObject, object_in};
 use self::observer::Observer;
 use self::part::{RecentObjects, TablePart, find_owners};
 use self::places::{FollowedPlace, FollowedPlaces};
 use self::polled::Polled;
-use self::search::Search;
+use self::search::BlockSearch;
 use crate::bounded::now;
 pub use lj_trace_estimate::life::{Kept, Life, rank};
 
@@ -70,7 +70,7 @@ pub struct Lifetimes {
     choice: Choice,
     /// By VM.
     recent: Vec<RecentObjects>,
-    search: Search,
+    search: BlockSearch,
     /// What was found by searching, by VM: whatever has grown will grow again.
     grown: Vec<VecDeque<u64>>,
     fates: Fates,
@@ -103,7 +103,7 @@ impl Lifetimes {
             shapes: Vec::new(),
             choice: Choice::new(EACH),
             recent: Vec::new(),
-            search: Search::new(process),
+            search: BlockSearch::new(process),
             grown: Vec::new(),
             fates: Fates::default(),
             places: FollowedPlaces::new(),
@@ -158,7 +158,7 @@ impl Lifetimes {
         let (freed, blocks): (Vec<_>, Vec<_>) =
             blocks.into_iter().filter(|block| in_time_of[block.vm]).partition(|block| block.freed);
         let mut added = Vec::new();
-        let mut rest: Vec<HashMap<u64, Block>> = self.shapes.iter().map(|_| HashMap::new()).collect();
+        let mut rest: Vec<HashMap<u64, ChosenBlock>> = self.shapes.iter().map(|_| HashMap::new()).collect();
         for block in blocks {
             match object_in(&self.memory, &self.shapes[block.vm], block.address, block.size) {
                 Some(object) => added.extend(self.add(&block, object, None)),
@@ -211,7 +211,7 @@ impl Lifetimes {
     }
 
     /// Follows the object in a block, or that which it is part of; where.
-    fn add(&mut self, block: &Block, object: FollowedObject, part: Option<TablePart>) -> Option<usize> {
+    fn add(&mut self, block: &ChosenBlock, object: FollowedObject, part: Option<TablePart>) -> Option<usize> {
         if self.places.taken() >= self.places.limit() {
             self.thin_out();
         }
@@ -230,7 +230,7 @@ impl Lifetimes {
             watched: block.vm as u8,
             wide: u8::from(self.shapes[block.vm].gc64()),
             gct: object.gct,
-            state: State::Alive as u8,
+            state: LifeState::Alive as u8,
         };
         self.observer.follow(block.vm, index, followed);
         Some(index)
@@ -338,9 +338,9 @@ impl Lifetimes {
     fn look_at(&mut self, index: usize) {
         let Some(FollowedPlace { source, weight, vm, .. }) = self.places.get(index) else { return };
         let followed = self.observer.followed(vm, index);
-        if followed.state == State::Dead as u8 {
+        if followed.state == LifeState::Dead as u8 {
             self.fates.died(source, weight, followed.survived);
-        } else if followed.state == State::Gone as u8 {
+        } else if followed.state == LifeState::Gone as u8 {
             self.fates.lost(source, weight);
         } else {
             return;

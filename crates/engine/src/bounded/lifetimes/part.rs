@@ -14,7 +14,7 @@ use lj_trace_luajit::object::marked_offset;
 use lj_trace_luajit::shape::{NODE, Shape, VALUE};
 use lj_trace_process::ProcessMemory;
 
-use super::choice::Block;
+use super::choice::ChosenBlock;
 use super::object::FollowedObject;
 use lj_trace_heap::object::Header;
 
@@ -120,8 +120,8 @@ pub fn find_owners(
     memory: &ProcessMemory,
     shape: &Shape,
     owners: impl Iterator<Item = u64>,
-    blocks: &mut HashMap<u64, Block>,
-) -> Vec<(Block, TablePart)> {
+    blocks: &mut HashMap<u64, ChosenBlock>,
+) -> Vec<(ChosenBlock, TablePart)> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     for owner in owners.filter(|&owner| seen.insert(owner)) {
@@ -163,8 +163,8 @@ mod tests {
         let table = table(0x5000, 0x6000);
         let address = table.as_ptr() as u64;
         // The last one is too large for the table: it is something else by now.
-        let all = [Block::at(0x5000, 72), Block::at(0x6000, 96), Block::at(0x7000, 8)];
-        let mut blocks: HashMap<u64, Block> = all.into_iter().map(|block| (block.address, block)).collect();
+        let all = [ChosenBlock::at(0x5000, 72), ChosenBlock::at(0x6000, 96), ChosenBlock::at(0x7000, 8)];
+        let mut blocks: HashMap<u64, ChosenBlock> = all.into_iter().map(|block| (block.address, block)).collect();
         let found = find_owners(&memory, &shape(), [8, address].into_iter(), &mut blocks);
         assert_eq!((found.len(), blocks.len()), (2, 1));
         let owner = FollowedObject { place: address + 8, gct: gct::TAB };

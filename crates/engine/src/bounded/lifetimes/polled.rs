@@ -14,7 +14,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, State, WHITES, Watched};
+use lj_trace_common::lifetime::{Followed, LifeState, MAX_FOLLOWED, WHITES, Watched};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_process::{Process, ProcessMemory};
 
@@ -86,12 +86,12 @@ impl Polled {
         poll.watched.white = white;
         poll.watched.flips += 1;
         poll.just_flipped = true;
-        let alive = followed.iter_mut().filter(|followed| followed.state == State::Alive as u8);
+        let alive = followed.iter_mut().filter(|followed| followed.state == LifeState::Alive as u8);
         let mut own: Vec<&mut Followed> = alive.filter(|followed| usize::from(followed.watched) == vm).collect();
         own.chunks_mut(AT_ONCE).for_each(|some| look(&self.memory, some, dead));
-        for followed in own.into_iter().filter(|followed| followed.state == State::Gone as u8) {
+        for followed in own.into_iter().filter(|followed| followed.state == LifeState::Gone as u8) {
             // Nothing but the sweep frees an object, and what it frees is dead.
-            followed.state = State::Dead as u8;
+            followed.state = LifeState::Dead as u8;
         }
         // What is followed from here on was allocated later.
         poll.watched.flipped = now();
@@ -158,7 +158,7 @@ mod tests {
 
     /// A header with these marks and type, and how it is followed.
     fn object(header: &[u8; 2]) -> Followed {
-        let state = State::Alive as u8;
+        let state = LifeState::Alive as u8;
         Followed { place: header.as_ptr() as u64, watched: 1, gct: 11, state, ..Followed::default() }
     }
 
@@ -177,7 +177,7 @@ mod tests {
         polled.see(1, 0x22, Some(1));
         assert_eq!(polled.watched(1).flips, 1);
         let states: Vec<u8> = (0..3).map(|slot| polled.followed(slot).state).collect();
-        let (alive, dead) = (State::Alive as u8, State::Dead as u8);
+        let (alive, dead) = (LifeState::Alive as u8, LifeState::Dead as u8);
         assert_eq!(states, [dead, alive, dead], "the last one was freed by the sweep");
         polled.see(1, 0x22, Some(2));
         assert!(polled.is_complete(1), "the other counters come later");

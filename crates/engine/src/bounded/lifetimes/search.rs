@@ -10,7 +10,7 @@ use lj_trace_luajit::scan::object_memory;
 use lj_trace_luajit::shape::Shape;
 use lj_trace_process::{Process, ProcessMemory};
 
-use super::choice::Block;
+use super::choice::ChosenBlock;
 use super::part::{TablePart, may_be_part, owner_with};
 
 /// How much is read at a time.
@@ -23,7 +23,7 @@ const WAIT: u32 = 9;
 const MOST: usize = 64;
 
 /// A search, which may be under way.
-pub struct Search {
+pub struct BlockSearch {
     process: Process,
     memory: ProcessMemory,
     /// What is looked for, by its address.
@@ -39,12 +39,12 @@ pub struct Search {
 #[derive(Clone, Copy, Debug)]
 pub struct WantedBlock {
     /// The block.
-    pub block: Block,
+    pub block: ChosenBlock,
     /// It was allocated after that.
     pub since: Nanos,
 }
 
-impl Search {
+impl BlockSearch {
     /// None is under way.
     pub fn new(process: &Process) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Search {
     }
 
     /// Begins to look for some blocks, if none are looked for; those that are not.
-    pub fn start(&mut self, blocks: impl IntoIterator<Item = Block>, since: Nanos) -> Vec<Block> {
+    pub fn start(&mut self, blocks: impl IntoIterator<Item = ChosenBlock>, since: Nanos) -> Vec<ChosenBlock> {
         let is_free = self.wanted.is_empty() && Instant::now() >= self.next;
         let mut refused = Vec::new();
         for block in blocks {
@@ -186,17 +186,17 @@ mod tests {
         table[1] = u64::from(gct::TAB) << 8;
         table[usize::from(shapes[0].layout.tab_array) / 8] = slots.as_ptr() as u64;
         table[6] = 100;
-        let of_table = Block::at(slots.as_ptr() as u64, 800);
+        let of_table = ChosenBlock::at(slots.as_ptr() as u64, 800);
         // Nothing refers to that; the last one is no table's.
-        let strange = [Block::at(table.as_ptr() as u64 + 8, 64), Block::at(0x1000, 33)];
-        let mut search = Search::new(&Process::open(std::process::id()).unwrap());
+        let strange = [ChosenBlock::at(table.as_ptr() as u64 + 8, 64), ChosenBlock::at(0x1000, 33)];
+        let mut search = BlockSearch::new(&Process::open(std::process::id()).unwrap());
         assert_eq!(search.start([of_table].into_iter().chain(strange), 1), strange[1..]);
         assert_eq!(search.start([of_table], 1), [of_table], "one is under way");
         let mut found = Vec::new();
         while found.len() < 2 {
             found.extend(search.go_on(&shapes));
         }
-        let part = |wanted: Block| found.iter().find(|(found, _)| found.block == wanted).unwrap().1;
+        let part = |wanted: ChosenBlock| found.iter().find(|(found, _)| found.block == wanted).unwrap().1;
         assert_eq!(part(of_table).map(|part| part.owner.place), Some(table.as_ptr() as u64 + 8));
         assert_eq!(part(strange[0]), None);
     }

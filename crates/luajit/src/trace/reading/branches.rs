@@ -6,14 +6,14 @@
 //! [`rec_for`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L567-L585
 
 use super::kinds::is_comparison;
-use super::{BytecodeStep, Place, Reader, VmQueries};
+use super::{BytecodeStep, Reader, ReadingPlace, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Where a bytecode that branches goes: if its comparison holds, and if not. A snapshot of its guard has the one
     /// that it does not go to (`rec_comp_fixup`, `rec_for`, `lj_record.c`).
-    pub(super) fn ways(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> Option<(u32, u32)> {
+    pub(super) fn ways(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> Option<(u32, u32)> {
         let after = step.position + 1;
         match step.op {
             Op::FORI | Op::JFORI => Some((jump(step.position, step.instruction.d()), after)),
@@ -28,19 +28,19 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// First instruction of the numeric loop that ends at `place`. The loop's own jump may be replaced by a trace's
     /// number, but not that of its beginning, which leads behind it.
-    fn loop_body(&self, stacks: &Stacks, place: &Place) -> Option<u32> {
+    fn loop_body(&self, stacks: &Stacks, place: &ReadingPlace) -> Option<u32> {
         self.beginning(stacks, place, place.position + 1, &[Op::FORI, Op::JFORI])
     }
 
     /// First instruction of the generic loop that ends at `end` with an `ITERL`: its beginning jumps to the iterator's
     /// call, which is right before that.
-    pub(super) fn iterator_body(&self, stacks: &Stacks, place: &Place, end: u32) -> Option<u32> {
+    pub(super) fn iterator_body(&self, stacks: &Stacks, place: &ReadingPlace, end: u32) -> Option<u32> {
         self.beginning(stacks, place, end.wrapping_sub(1), &[Op::JMP, Op::ISNEXT])
     }
 
     /// The position after the first instruction that is one of `ops` and jumps to `target`: those in the loop's body that
     /// do, too, come after its beginning.
-    fn beginning(&self, stacks: &Stacks, place: &Place, target: u32, ops: &[Op]) -> Option<u32> {
+    fn beginning(&self, stacks: &Stacks, place: &ReadingPlace, target: u32, ops: &[Op]) -> Option<u32> {
         let prototype = self.prototype(stacks, place)?;
         let begins = |at: &u32| {
             let Some(ins) = prototype.instruction(*at) else { return false };

@@ -9,7 +9,7 @@
 //! [`lj_record_ret`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L1000-L1011
 //! [`rec_call_specialize`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_record.c#L809-L818
 
-use super::{BytecodeStep, Constant, Phase, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Constant, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::{Metamethod, Op};
 use crate::trace::functions::Callee;
 use crate::trace::ir::{FIRST, IrOp as Ir, irt};
@@ -24,7 +24,7 @@ pub(super) const MAX_RECURSION: usize = 5;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// The value that a call calls.
-    pub(super) fn called_value(&self, place: &Place, step: BytecodeStep) -> SlotValue {
+    pub(super) fn called_value(&self, place: &ReadingPlace, step: BytecodeStep) -> SlotValue {
         let a = usize::from(step.instruction.a());
         place.slot(if step.op == Op::ITERC { a.wrapping_sub(3) } else { a })
     }
@@ -135,10 +135,10 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn enter_called(
         &self,
         stacks: &mut Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         callee: Callee,
-    ) -> Vec<Place> {
+    ) -> Vec<ReadingPlace> {
         let is_tail = matches!(step.op, Op::CALLT | Op::CALLMT);
         let is_meta = matches!(place.phase, Phase::Meta(_));
         let mut base = place.clone();
@@ -201,7 +201,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The places after a return with `values`.
-    pub(super) fn leave(&self, stacks: &mut Stacks, place: &Place, values: &[SlotValue]) -> Vec<Place> {
+    pub(super) fn leave(&self, stacks: &mut Stacks, place: &ReadingPlace, values: &[SlotValue]) -> Vec<ReadingPlace> {
         let mut next = place.with(Phase::Start);
         let Some(left) = next.frames.pop() else { return Vec::new() };
         let mut call = stacks.get(left.stack).call;
@@ -254,7 +254,13 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The places after a metamethod has returned to the operation that called it.
-    pub(super) fn back(&self, stacks: &mut Stacks, place: &Place, step: BytecodeStep, value: SlotValue) -> Vec<Place> {
+    pub(super) fn back(
+        &self,
+        stacks: &mut Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        value: SlotValue,
+    ) -> Vec<ReadingPlace> {
         match step.instruction.opcode(self.set).map(|opcode| opcode.metamethod) {
             Some(Metamethod::Named("__lt" | "__le" | "__eq")) => match self.ways(stacks, place, step) {
                 Some((taken, other)) => vec![place.go(other), place.go(taken)],

@@ -17,7 +17,7 @@
 //! [`lj_ir_ggfload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ir.c#L151-L159
 
 use super::kinds::compares_two;
-use super::{BytecodeStep, Phase, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::{Metamethod, Op};
 use crate::trace::functions::Callee;
 use crate::trace::ir::{Ins, IrOp as Ir, NIL, irt};
@@ -101,7 +101,14 @@ const VARARGS: &[Ir] = &[Ir::VLOAD, Ir::SUB, Ir::ADD, Ir::AREF, Ir::BSHR, Ir::FL
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether the bytecode at a place can have made the instruction at `at`; it has made those from `begin` on.
-    pub(super) fn can_make(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, at: u16, begin: u16) -> bool {
+    pub(super) fn can_make(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        at: u16,
+        begin: u16,
+    ) -> bool {
         let ins = self.body.code.ins(at);
         let Some(op) = self.op(at) else { return false };
         if self.is_finished(place, step, begin..at, op) {
@@ -160,7 +167,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// A slot is loaded where it is read, and only of frames that the trace has not entered itself.
-    fn can_load(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, ins: Ins) -> bool {
+    fn can_load(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep, ins: Ins) -> bool {
         if place.phase == Phase::Setup {
             return true;
         }
@@ -179,7 +186,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The frame, counted from the outermost, and the slot in it that a load loads; none if that is no slot.
-    pub(super) fn loaded(&self, place: &Place, slot: u16) -> Option<(usize, usize)> {
+    pub(super) fn loaded(&self, place: &ReadingPlace, slot: u16) -> Option<(usize, usize)> {
         let slot = usize::from(slot);
         let first = if self.fr2 { 2 } else { 1 };
         // After a return, the frame that was returned to is the first one.
@@ -210,7 +217,7 @@ impl<S: VmQueries> Reader<'_, S> {
     fn can_step_make(
         &self,
         stacks: &Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         op: Ir,
         ins: Ins,
@@ -325,7 +332,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether an operand of the instruction may be something else than a number.
-    fn operands_may_be_objects(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> bool {
+    fn operands_may_be_objects(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let slots: Vec<u8> = match step.op {
             Op::TGETV | Op::TGETS | Op::TGETB | Op::TGETR | Op::TSETV | Op::TSETS | Op::TSETB | Op::TSETR => {

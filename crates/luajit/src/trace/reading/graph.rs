@@ -5,11 +5,11 @@ use std::rc::Rc;
 
 use foldhash::{HashMap, HashMapExt as _};
 
-use super::place::{Phase, Place, RecorderFrame};
+use super::place::{Phase, ReadingPlace, RecorderFrame};
 
 /// One state of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct State {
+pub(super) struct SearchState {
     /// The number of the place.
     pub place: u32,
     /// The instruction that comes next.
@@ -32,13 +32,13 @@ pub(super) struct Arrival {
 /// All states of a search.
 pub(super) struct Graph {
     /// The places, by number.
-    pub places: Vec<Place>,
+    pub places: Vec<ReadingPlace>,
     numbers: HashMap<Key, u32>,
     frames: Frames,
     /// The states, by number.
-    pub states: Vec<State>,
+    pub states: Vec<SearchState>,
     /// Their numbers.
-    pub known: HashMap<State, u32>,
+    pub known: HashMap<SearchState, u32>,
     /// How each was reached.
     pub arrivals: Vec<Vec<Arrival>>,
     /// Those that were not looked at yet, by the snapshot that comes next.
@@ -93,7 +93,7 @@ impl Graph {
     }
 
     /// The number of a place.
-    pub fn place(&mut self, mut place: Place) -> u32 {
+    pub fn place(&mut self, mut place: ReadingPlace) -> u32 {
         let frames = place.frames.iter_mut().map(|frame| self.frames.number(frame)).collect();
         let key = Key { frames, position: place.position, phase: place.phase, returns: place.returns };
         let next = self.places.len() as u32;
@@ -105,7 +105,7 @@ impl Graph {
     }
 
     /// Notes that a state can be reached.
-    pub fn reach(&mut self, state: State, arrival: Option<Arrival>) {
+    pub fn reach(&mut self, state: SearchState, arrival: Option<Arrival>) {
         let next = self.states.len() as u32;
         let number = *self.known.entry(state).or_insert(next);
         if number == next {
@@ -133,8 +133,8 @@ mod tests {
     use super::*;
     use crate::trace::reading::SlotValue;
 
-    fn place(slots: &[(usize, SlotValue)]) -> Place {
-        let mut place = Place { frames: Vec::new(), position: 7, phase: Phase::Start, returns: 0 };
+    fn place(slots: &[(usize, SlotValue)]) -> ReadingPlace {
+        let mut place = ReadingPlace { frames: Vec::new(), position: 7, phase: Phase::Start, returns: 0 };
         [1, 2].into_iter().for_each(|stack| place.push(stack));
         slots.iter().for_each(|&(slot, value)| place.set_slot(slot, value));
         place

@@ -40,7 +40,7 @@ use std::collections::{HashMap, HashSet};
 
 use lj_trace_common::layout::BytecodeSet;
 
-pub use self::place::{Phase, Place, SlotValue};
+pub use self::place::{Phase, ReadingPlace, SlotValue};
 pub use self::powers::Powers;
 pub use self::search::{Candidates, ReadingBudget};
 use super::body::TraceBody;

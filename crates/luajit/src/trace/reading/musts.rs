@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::kinds::is_arithmetic;
 use super::tables::LENGTHS;
-use super::{BytecodeStep, Constant, Phase, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Constant, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt, is_wide};
@@ -20,7 +20,13 @@ use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bytecode may be left that has made these instructions.
-    pub(super) fn is_complete(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, made: Range<u16>) -> bool {
+    pub(super) fn is_complete(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        made: Range<u16>,
+    ) -> bool {
         match place.phase {
             Phase::Calling(callee) => return self.may_be_called(self.called_value(place, step), callee, made.end),
             Phase::Native(native) if !self.is_beside_dropped(&made) => {
@@ -120,13 +126,13 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a return leaves the frame that the trace runs in.
-    fn is_outermost(&self, stacks: &Stacks, place: &Place) -> bool {
+    fn is_outermost(&self, stacks: &Stacks, place: &ReadingPlace) -> bool {
         let lower = place.frames.iter().rev().skip(1);
         lower.map(|frame| stacks.get(frame.stack).callee).all(|callee| callee.prototype().is_none())
     }
 
     /// The slots that recording a bytecode loads.
-    fn loaded_slots(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> Vec<usize> {
+    fn loaded_slots(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> Vec<usize> {
         let ins = step.instruction;
         let (a, b, c) = (usize::from(ins.a()), usize::from(ins.b()), usize::from(ins.c()));
         let d = usize::from(ins.d());
@@ -153,7 +159,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a comparison of numbers has left its guard, here or before.
-    fn is_compared_by_now(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, made: Range<u16>) -> bool {
+    fn is_compared_by_now(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep, made: Range<u16>) -> bool {
         let compares = |at: &u16| {
             matches!(
                 self.op(*at),
@@ -208,7 +214,7 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether the constants of a bytecode are among those of the trace: recording it makes them such
     /// (`lj_record_ins`).
-    pub(super) fn has_constants(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> bool {
+    pub(super) fn has_constants(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let number = |index: u16| match self.constant(stacks, place, index) {
             SlotValue::Number(bits) => self.is_among_numbers(f64::from_bits(bits)),
@@ -289,7 +295,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether arithmetic has left what it must: its operation, unless it was done before or changes nothing.
-    fn is_computed(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, made: Range<u16>) -> bool {
+    fn is_computed(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep, made: Range<u16>) -> bool {
         let values = self.computed_values(stacks, place, step);
         let mut computed = false;
         for value in &values {
@@ -313,7 +319,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The values that arithmetic computes with.
-    pub(super) fn computed_values(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> Vec<SlotValue> {
+    pub(super) fn computed_values(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> Vec<SlotValue> {
         let mut values: Vec<SlotValue> =
             self.read_slots(stacks, place, step).iter().map(|&slot| place.slot(usize::from(slot))).collect();
         if matches!(
@@ -326,7 +332,13 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// An earlier instruction that computes the same, which is made once only (CSE).
-    pub(super) fn same_as_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> Option<u16> {
+    pub(super) fn same_as_before(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        until: u16,
+    ) -> Option<u16> {
         let values = self.computed_values(stacks, place, step);
         let [first, second] = values[..] else { return None };
         let is = |operand: u16, value: SlotValue| match value {

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::calls::{MAX_DEPTH, MAX_RECURSION};
 use super::emits::{ARITHMETIC, BITS, CALLS, COMPARISONS, CONVERSIONS, any};
-use super::{BytecodeStep, Phase, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::functions::Callee;
 use crate::trace::ir::{BIAS, FIRST, Ins, IrOp as Ir, irt};
@@ -22,7 +22,7 @@ impl<S: VmQueries> Reader<'_, S> {
     #[expect(clippy::too_many_arguments, reason = "the instruction, and where it may come from")]
     pub(super) fn can_native_make(
         &self,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         native: Callee,
         ins: Ins,
@@ -54,7 +54,14 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether an operation with numbers works on what a library function was given, or has made itself.
-    pub(super) fn is_of_arguments(&self, place: &Place, step: BytecodeStep, op: Ir, ins: Ins, begin: u16) -> bool {
+    pub(super) fn is_of_arguments(
+        &self,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        op: Ir,
+        ins: Ins,
+        begin: u16,
+    ) -> bool {
         let operands = match op {
             // Integers become numbers where a trace ends (`canonicalize_slots`).
             Ir::CONV if ins.kind_of_result() == irt::NUM => return true,
@@ -69,7 +76,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What a call of a library function passes to it; [`None`] if it is not known how many values.
-    pub(super) fn passed(&self, place: &Place, step: BytecodeStep) -> Option<Vec<SlotValue>> {
+    pub(super) fn passed(&self, place: &ReadingPlace, step: BytecodeStep) -> Option<Vec<SlotValue>> {
         let first = self.arguments(step);
         let count = match step.op {
             Op::CALL => usize::from(step.instruction.c()).saturating_sub(1),
@@ -88,11 +95,11 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn leave_native(
         &self,
         stacks: &mut Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         native: Callee,
         made: Range<u16>,
-    ) -> Vec<Place> {
+    ) -> Vec<ReadingPlace> {
         let is_call = matches!(step.op, Op::CALL | Op::CALLM | Op::ITERC);
         let is_tail = matches!(step.op, Op::CALLT | Op::CALLMT);
         let mut places = Vec::new();
@@ -182,7 +189,7 @@ impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bit operation has left what it must.
     pub(super) fn has_left_its_operation(
         &self,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         native: Callee,
         made: Range<u16>,

@@ -6,7 +6,7 @@
 //! [`narrow_conv_emit`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_narrow.c#L357-L402
 
 use super::kinds::{is_arithmetic, is_comparison, is_lookup, is_store};
-use super::{BytecodeStep, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::ir::{BIAS, Ins, IrOp as Ir, Operand, irt};
 use crate::trace::stacks::Stacks;
@@ -20,7 +20,7 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn operands_fit(
         &self,
         stacks: &Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         ins: Ins,
         at: u16,
@@ -148,7 +148,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a numeric loop may compare a value: its counter, its end, its step, or what it has loaded of them.
-    fn is_of_loop(&self, place: &Place, step: BytecodeStep, operand: u16, begin: u16) -> bool {
+    fn is_of_loop(&self, place: &ReadingPlace, step: BytecodeStep, operand: u16, begin: u16) -> bool {
         let a = usize::from(step.instruction.a());
         let values = [place.slot(a), place.slot(a + 1), place.slot(a + 2)];
         let ins = self.body.code.ins(operand);
@@ -164,7 +164,7 @@ impl<S: VmQueries> Reader<'_, S> {
             }
     }
 
-    pub(super) fn constant(&self, stacks: &Stacks, place: &Place, index: u16) -> SlotValue {
+    pub(super) fn constant(&self, stacks: &Stacks, place: &ReadingPlace, index: u16) -> SlotValue {
         let prototype = self.prototype(stacks, place);
         let number = prototype.and_then(|prototype| self.queries.number(prototype, index));
         number.map_or(SlotValue::Any, |number| SlotValue::Number(number.to_bits()))

@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use super::emits::is_transparent;
 use super::kinds::{RESULTS, is_arithmetic, is_lookup, is_store};
-use super::{BytecodeStep, Phase, Place, Reader, VmQueries};
+use super::{BytecodeStep, Phase, Reader, ReadingPlace, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::ir::{FIRST, IrOp as Ir, irt};
 
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether a bytecode that has made these instructions makes no more, but for `next`, if that may follow.
-    pub(super) fn is_finished(&self, place: &Place, step: BytecodeStep, made: Range<u16>, next: Ir) -> bool {
+    pub(super) fn is_finished(&self, place: &ReadingPlace, step: BytecodeStep, made: Range<u16>, next: Ir) -> bool {
         if !matches!(place.phase, Phase::Start | Phase::Forced(_)) || self.powers.cdata {
             return false;
         }

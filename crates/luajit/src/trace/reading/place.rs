@@ -100,7 +100,7 @@ pub enum Phase {
 
 /// Where a reading is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct ReadingPlace {
     /// The frames, the innermost last. Most places share all but the innermost one with others.
     pub frames: Vec<Rc<RecorderFrame>>,
     /// The bytecode that is recorded.
@@ -114,7 +114,7 @@ pub struct Place {
 /// A frame has no more slots.
 const MAX_SLOTS: usize = 256;
 
-impl Place {
+impl ReadingPlace {
     /// The place at a snapshot.
     pub fn at(stacks: &Stacks, aim: Aim, returns: usize) -> Self {
         let mut frames = Vec::new();

@@ -17,9 +17,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::emits::is_transparent;
-use super::graph::{Arrival, Graph, State};
+use super::graph::{Arrival, Graph, SearchState};
 use super::kinds::is_comparison;
-use super::{Aim, CandidateReading, Phase, Place, Reader, SlotValue, VmQueries};
+use super::{Aim, CandidateReading, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::{Instruction, Op};
 use crate::trace::effort::Effort;
 use crate::trace::functions::Callee;
@@ -81,7 +81,7 @@ impl<S: VmQueries> Reader<'_, S> {
         }
         let mut graph = Graph::new();
         let start = self.past_transparent(self.body.snapshots[first].at.max(FIRST));
-        let begin = Place::at(stacks, aim, self.returned_before(first));
+        let begin = ReadingPlace::at(stacks, aim, self.returned_before(first));
         for mut place in self.starts(stacks, begin, aim, first) {
             if first == 0 {
                 place.frames.iter_mut().for_each(|frame| Rc::make_mut(frame).rest = SlotValue::Unloaded);
@@ -92,7 +92,7 @@ impl<S: VmQueries> Reader<'_, S> {
             }
             self.know(&mut place, first);
             let number = graph.place(place);
-            graph.reach(State { place: number, at: start, begin: start, snapshot: first as u16 + 1 }, None);
+            graph.reach(SearchState { place: number, at: start, begin: start, snapshot: first as u16 + 1 }, None);
         }
         let mut reached: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         let mut segment = 0;
@@ -149,7 +149,7 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// What belongs to what is recorded at a place. A library function that is called in a tail call has taken the
     /// place of its caller; where that is the trace's own frame, both are possible.
-    fn belongs_to(&self, stacks: &mut Stacks, place: &Place) -> Vec<CandidateReading> {
+    fn belongs_to(&self, stacks: &mut Stacks, place: &ReadingPlace) -> Vec<CandidateReading> {
         let Some(stack) = place.stack() else { return Vec::new() };
         let own = (stack, place.position);
         let step = self.step(stacks, place);
@@ -164,7 +164,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Where a reading may be at its first snapshot. That of a comparison says where it does not go.
-    fn starts(&self, stacks: &Stacks, begin: Place, aim: Aim, first: usize) -> Vec<Place> {
+    fn starts(&self, stacks: &Stacks, begin: ReadingPlace, aim: Aim, first: usize) -> Vec<ReadingPlace> {
         if first == 0 {
             // A side trace may form a loop of its own, which is set up like that of a root trace.
             return vec![begin.with(Phase::Setup)];
@@ -193,7 +193,7 @@ impl<S: VmQueries> Reader<'_, S> {
         stacks: &mut Stacks,
         graph: &mut Graph,
         number: u32,
-        state: State,
+        state: SearchState,
         reached: &mut BTreeMap<usize, Vec<u32>>,
     ) {
         let place = graph.places[state.place as usize].clone();
@@ -204,7 +204,7 @@ impl<S: VmQueries> Reader<'_, S> {
             for mut taken in self.taken(stacks, &place, aim, state.begin..state.at) {
                 self.know(&mut taken, index);
                 let taken = graph.place(taken);
-                let next = State { place: taken, snapshot: state.snapshot + 1, ..state };
+                let next = SearchState { place: taken, snapshot: state.snapshot + 1, ..state };
                 graph.reach(next, Some(Arrival { from: number, made: None }));
                 if let Some(&end) = graph.known.get(&next) {
                     let ends = reached.entry(index).or_default();
@@ -224,7 +224,7 @@ impl<S: VmQueries> Reader<'_, S> {
             self.note_load(stacks, &mut same, state.at);
             let same = if same == place { state.place } else { graph.place(same) };
             let begin = if self.forgets_what_it_made(&place) { at } else { state.begin };
-            let next = State { place: same, at, begin, ..state };
+            let next = SearchState { place: same, at, begin, ..state };
             graph.reach(next, Some(Arrival { from: number, made: Some(state.at) }));
         }
         let made = state.begin..state.at;
@@ -239,19 +239,19 @@ impl<S: VmQueries> Reader<'_, S> {
         for next in nexts {
             let next = graph.place(next);
             // What comes next has made nothing yet.
-            let next = State { place: next, begin: state.at, ..state };
+            let next = SearchState { place: next, begin: state.at, ..state };
             graph.reach(next, Some(Arrival { from: number, made: None }));
         }
     }
 
     /// Whether nothing depends on what was made at a place so far: then readings that differ in it only are one.
-    fn forgets_what_it_made(&self, place: &Place) -> bool {
+    fn forgets_what_it_made(&self, place: &ReadingPlace) -> bool {
         let Phase::Native(Callee::Native { ffid, .. }) = place.phase else { return false };
         !matches!(self.functions.library(ffid), Some("bit" | "math"))
     }
 
     /// The place after a snapshot was taken there, if it can have been.
-    fn taken(&self, stacks: &Stacks, place: &Place, aim: Aim, made: Range<u16>) -> Vec<Place> {
+    fn taken(&self, stacks: &Stacks, place: &ReadingPlace, aim: Aim, made: Range<u16>) -> Vec<ReadingPlace> {
         let is_begun = made.is_empty();
         let mut places = Vec::new();
         let is_tail_native = matches!(place.phase, Phase::Native(_));
@@ -321,7 +321,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Notes what a load of a slot says.
-    fn note_load(&self, stacks: &Stacks, place: &mut Place, at: u16) {
+    fn note_load(&self, stacks: &Stacks, place: &mut ReadingPlace, at: u16) {
         if self.op(at) != Some(Ir::SLOAD) {
             return;
         }
@@ -348,7 +348,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Notes what a snapshot says of slots.
-    fn know(&self, place: &mut Place, index: usize) {
+    fn know(&self, place: &mut ReadingPlace, index: usize) {
         let (Some(frames), Some((entries, _))) = (&self.frames[index], self.body.snapshot_words(index)) else { return };
         if frames.len() != place.frames.len() {
             return;

@@ -8,7 +8,7 @@
 
 use super::branches::jump;
 use super::kinds::{RESULTS, is_arithmetic, is_comparison};
-use super::{BytecodeStep, Phase, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Phase, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::Prototype;
 use crate::bytecode::{Metamethod, Op, OperandA};
 use crate::trace::functions::Callee;
@@ -16,13 +16,13 @@ use crate::trace::ir::{IrOp as Ir, irt};
 use crate::trace::stacks::Stacks;
 
 impl<S: VmQueries> Reader<'_, S> {
-    pub(super) fn prototype(&self, stacks: &Stacks, place: &Place) -> Option<&Prototype> {
+    pub(super) fn prototype(&self, stacks: &Stacks, place: &ReadingPlace) -> Option<&Prototype> {
         let callee = stacks.get(place.stack()?).callee;
         self.functions.prototype(callee.prototype()?).map(|prototype| &**prototype)
     }
 
     /// The bytecode at a place.
-    pub(super) fn step(&self, stacks: &Stacks, place: &Place) -> Option<BytecodeStep> {
+    pub(super) fn step(&self, stacks: &Stacks, place: &ReadingPlace) -> Option<BytecodeStep> {
         let prototype = self.prototype(stacks, place)?;
         let mut instruction = prototype.instruction(place.position)?;
         let mut op = instruction.opcode(self.set)?.op;
@@ -42,10 +42,10 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn next(
         &self,
         stacks: &mut Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         made: std::ops::Range<u16>,
-    ) -> Vec<Place> {
+    ) -> Vec<ReadingPlace> {
         let a = usize::from(step.instruction.a());
         let d = step.instruction.d();
         let after = step.position + 1;
@@ -119,7 +119,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a comparison of constants holds, in the order of [`Self::ways`].
-    fn holds(&self, place: &Place, step: BytecodeStep) -> Option<bool> {
+    fn holds(&self, place: &ReadingPlace, step: BytecodeStep) -> Option<bool> {
         let ins = step.instruction;
         let a = usize::from(ins.a());
         let number = |slot: usize| match place.slot(slot) {
@@ -144,7 +144,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// What a loop's instruction leaves in its slots.
-    fn branched(&self, place: &Place, step: BytecodeStep, made: std::ops::Range<u16>) -> Place {
+    fn branched(&self, place: &ReadingPlace, step: BytecodeStep, made: std::ops::Range<u16>) -> ReadingPlace {
         let mut next = place.clone();
         let a = usize::from(step.instruction.a());
         if matches!(step.op, Op::FORI | Op::JFORI | Op::FORL | Op::IFORL | Op::JFORL) {
@@ -165,7 +165,13 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// An instruction that goes on with the next one, unless a metamethod is called.
-    fn plain(&self, stacks: &mut Stacks, place: &Place, step: BytecodeStep, made: std::ops::Range<u16>) -> Vec<Place> {
+    fn plain(
+        &self,
+        stacks: &mut Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        made: std::ops::Range<u16>,
+    ) -> Vec<ReadingPlace> {
         let ins = step.instruction;
         let a = usize::from(ins.a());
         let Some(opcode) = ins.opcode(self.set) else { return Vec::new() };
@@ -193,7 +199,12 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Places in the metamethods that the instruction may call.
-    pub(super) fn metamethods_called(&self, stacks: &mut Stacks, place: &Place, step: BytecodeStep) -> Vec<Place> {
+    pub(super) fn metamethods_called(
+        &self,
+        stacks: &mut Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+    ) -> Vec<ReadingPlace> {
         let Some(Metamethod::Named(name)) = step.instruction.opcode(self.set).map(|opcode| opcode.metamethod) else {
             return Vec::new();
         };
@@ -220,7 +231,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether an operand of the instruction may have metamethods: numbers and strings have none of their own.
-    fn may_have_metamethods(&self, stacks: &Stacks, place: &Place, step: BytecodeStep) -> bool {
+    fn may_have_metamethods(&self, stacks: &Stacks, place: &ReadingPlace, step: BytecodeStep) -> bool {
         let ins = step.instruction;
         let slots: &[u8] = match step.op {
             Op::GGET | Op::GSET => return true,
@@ -237,7 +248,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// The slots that a plain instruction computes with.
-    pub(super) fn read_slots(&self, _: &Stacks, _: &Place, step: BytecodeStep) -> Vec<u8> {
+    pub(super) fn read_slots(&self, _: &Stacks, _: &ReadingPlace, step: BytecodeStep) -> Vec<u8> {
         let ins = step.instruction;
         match step.op {
             Op::ADDVN | Op::SUBVN | Op::MULVN | Op::DIVVN | Op::MODVN => vec![ins.b()],
@@ -255,7 +266,7 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn result(
         &self,
         stacks: &Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         made: std::ops::Range<u16>,
     ) -> SlotValue {

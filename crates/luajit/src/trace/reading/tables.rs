@@ -4,7 +4,7 @@
 //!
 //! [`fwd_ahload`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_opt_mem.c#L162-L242
 
-use super::{BytecodeStep, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::bytecode::Op;
 use crate::trace::ir::{BIAS, FIRST, IrOp as Ir, irt};
 use crate::trace::stacks::Stacks;
@@ -12,7 +12,7 @@ use crate::trace::stacks::Stacks;
 impl<S: VmQueries> Reader<'_, S> {
     /// Whether an instruction that looks into a table may look into that of a bytecode, which has made the instructions
     /// from `begin` on. Metamethods may be looked for elsewhere.
-    pub(super) fn is_of_table(&self, place: &Place, step: BytecodeStep, at: u16, begin: u16) -> bool {
+    pub(super) fn is_of_table(&self, place: &ReadingPlace, step: BytecodeStep, at: u16, begin: u16) -> bool {
         let is_lookup = matches!(
             step.op,
             Op::TGETV | Op::TGETS | Op::TGETB | Op::TGETR | Op::TSETV | Op::TSETS | Op::TSETB | Op::TSETR
@@ -61,7 +61,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a table may be the one that a bytecode looks into.
-    pub(super) fn may_be_table(&self, place: &Place, step: BytecodeStep, table: u16) -> bool {
+    pub(super) fn may_be_table(&self, place: &ReadingPlace, step: BytecodeStep, table: u16) -> bool {
         match place.slot(usize::from(step.instruction.b())) {
             SlotValue::Ref(own) => own == table || [own, table].iter().any(|&at| self.op(at) == Some(Ir::NOP)),
             SlotValue::Constant => table < BIAS,
@@ -84,7 +84,7 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn has_key(
         &self,
         stacks: &Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         reference: u16,
         begin: u16,
@@ -129,7 +129,7 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn is_same_place(
         &self,
         stacks: &Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         reference: u16,
         until: u16,
@@ -140,7 +140,13 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a store can have left nothing: the same value was stored there before.
-    pub(super) fn is_stored_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> bool {
+    pub(super) fn is_stored_before(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        until: u16,
+    ) -> bool {
         let value = place.slot(usize::from(step.instruction.a()));
         self.powers.looks_for("__newindex")
             || self.powers.cdata
@@ -154,7 +160,13 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether what a lookup finds may be known from an earlier access.
-    pub(super) fn is_accessed_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> bool {
+    pub(super) fn is_accessed_before(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        until: u16,
+    ) -> bool {
         let is_own = !self.powers.looks_for("__index") || self.is_known_table(place, step);
         !is_own
             || (FIRST..self.body.code.end()).any(|at| {
@@ -169,7 +181,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether a length may be known already.
-    pub(super) fn is_measured_before(&self, place: &Place, step: BytecodeStep, until: u16) -> bool {
+    pub(super) fn is_measured_before(&self, place: &ReadingPlace, step: BytecodeStep, until: u16) -> bool {
         let value = place.slot(usize::from(step.instruction.d()));
         let measures = |at: u16| {
             let first = self.body.code.ins(at).op1();
@@ -184,7 +196,7 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether a reference may lead into the very table that a bytecode looks into, where a lookup always begins. What is
     /// no table has none.
-    fn may_be_in_own_table(&self, place: &Place, step: BytecodeStep, reference: u16) -> bool {
+    fn may_be_in_own_table(&self, place: &ReadingPlace, step: BytecodeStep, reference: u16) -> bool {
         if step.op != Op::TGETS {
             return true;
         }
@@ -194,14 +206,20 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// Whether what a bytecode looks into is known to be a table: strings and numbers have none, but their metatables' may
     /// be looked into.
-    fn is_known_table(&self, place: &Place, step: BytecodeStep) -> bool {
+    fn is_known_table(&self, place: &ReadingPlace, step: BytecodeStep) -> bool {
         matches!(place.slot(usize::from(step.instruction.b())),
             SlotValue::Ref(own) if self.body.code.ins(own).kind_of_result() == irt::TAB)
     }
 
     /// Whether a lookup by a constant string can have left nothing: it was done before, finds nothing in an empty table
     /// (which is a constant pointer, to nil), or is one of an object's.
-    pub(super) fn is_looked_up_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> bool {
+    pub(super) fn is_looked_up_before(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        until: u16,
+    ) -> bool {
         let code = &self.body.code;
         let index = if step.op == Op::TGETS { u16::from(step.instruction.c()) } else { step.instruction.d() };
         let own = self.prototype(stacks, place).and_then(|prototype| self.queries.string(prototype, index));
@@ -213,7 +231,13 @@ impl<S: VmQueries> Reader<'_, S> {
 
     /// What a lookup by a constant string found that has left nothing: the same as an earlier one, or nil, or a constant
     /// that the table was made with (`fwd_ahload`, `lj_opt_mem.c`).
-    pub(super) fn loaded_before(&self, stacks: &Stacks, place: &Place, step: BytecodeStep, until: u16) -> SlotValue {
+    pub(super) fn loaded_before(
+        &self,
+        stacks: &Stacks,
+        place: &ReadingPlace,
+        step: BytecodeStep,
+        until: u16,
+    ) -> SlotValue {
         let index = match step.op {
             Op::TGETS => u16::from(step.instruction.c()),
             Op::GGET => step.instruction.d(),

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 
-use super::{BytecodeStep, Constant, Place, Reader, SlotValue, VmQueries};
+use super::{BytecodeStep, Constant, Reader, ReadingPlace, SlotValue, VmQueries};
 use crate::Prototype;
 use crate::bytecode::Op;
 use crate::trace::functions::Callee;
@@ -20,7 +20,7 @@ impl<S: VmQueries> Reader<'_, S> {
     pub(super) fn is_of_upvalue(
         &self,
         stacks: &Stacks,
-        place: &Place,
+        place: &ReadingPlace,
         step: BytecodeStep,
         op: Ir,
         ins: Ins,
@@ -188,7 +188,7 @@ impl<S: VmQueries> Reader<'_, S> {
     }
 
     /// Whether the function that runs was made by one of a frame of the trace, so that its upvalues may be slots there.
-    pub(super) fn is_inside(&self, stacks: &Stacks, place: &Place) -> bool {
+    pub(super) fn is_inside(&self, stacks: &Stacks, place: &ReadingPlace) -> bool {
         let own = place.stack().and_then(|stack| stacks.get(stack).callee.prototype());
         let makes = |prototype: &Prototype| {
             (0..prototype.key.sizebc).filter_map(|position| prototype.instruction(position)).any(|ins| {
