@@ -23,7 +23,7 @@ pub struct VmConfig {
     pub global_offset: u64,
     /// Which word of the `global_State`, counted from that of `vmstate`, has the coroutine that allocates: `mem_L`
     /// (Tarantool) or `cur_L`. [`NO_WORD`] if the build (LuaJIT 2.0) has neither, or too far away: then whoever
-    /// looks must find it out ([`crate::allocation::Room::note_thread`]).
+    /// looks must find it out ([`crate::allocation::AttributionRoom::note_thread`]).
     pub thread_word: u32,
     /// By how many bits that word must be shifted.
     pub thread_shift: u32,

@@ -63,7 +63,7 @@ pub struct Sample<'a> {
     /// The C stack from `rsp` upward.
     pub stack: &'a [u8],
     /// The Lua frames and the C frames between them, innermost first; where some are left out, a
-    /// [`LeftOut`](FrameKind::LeftOut) says how many. `header.inner_frames` counts these
+    /// [`LeftOut`](RecordKind::LeftOut) says how many. `header.inner_frames` counts these
     /// records.
     pub frames: Vec<FrameRecord>,
     /// The Lua stack from `header.lua_copy_start`, where it was needed.

@@ -1,5 +1,5 @@
 //! Reads memprof streams, ours or of Tarantool's in-process profiler, for whoever wants the events: a
-//! [`MemoryProfile`](super::MemoryProfile), the reference parser's [`ReferenceSummary`](super::reference::memprof::Summary).
+//! [`MemoryProfile`](super::MemoryProfile), the reference parser's [`ReferenceSummary`](super::reference::memprof::ReferenceSummary).
 
 use std::io::Read;
 

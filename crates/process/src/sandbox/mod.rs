@@ -5,7 +5,7 @@
 //! more. Any other one goes, as an open descriptor, to the reader: lj-trace's own program, started when the first such file
 //! is met, with little memory and time, as nobody, without capabilities, and with a filter that ends it at any system call
 //! but reading (`confine.rs`). It answers with plain tables ([`wire`]), whose lengths and order are checked here. Should it
-//! end, by a limit or whatever, then the file is noted with the [`reason`](reason::Reason), another reader serves the other
+//! end, by a limit or whatever, then the file is noted with the [`reason`](reason::EndReason), another reader serves the other
 //! files, and the recording goes on. Unwind tables stay with the reader: it is asked for a row when one is needed, which
 //! takes some 20 µs, once for each address.
 
