@@ -97,7 +97,7 @@ fn what_contradicts_itself_is_withheld() {
     for expected in [
         "total allocated    withheld",
         "less explicit frees withheld",
-        "WITHHELD: after all explicit frees more was left (2288.8 MiB) than was allocated (1621.2 MiB)",
+        "WITHHELD: after all explicit frees more was left (2.2 GiB) than was allocated (1.6 GiB)",
         "70.00% ±1.00%      -      -  a.lua:4 in @a.lua:3",
     ] {
         assert!(told.contains(expected), "no {expected:?} in\n{told}");
