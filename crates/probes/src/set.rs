@@ -82,7 +82,7 @@ pub(super) type SetKind = (u32, PidNamespace);
 static REFUSED: Mutex<Vec<(SetKind, String)>> = Mutex::new(Vec::new());
 
 /// A set that is being loaded before it is asked for.
-static AHEAD: Mutex<Option<(Kind, JoinHandle<anyhow::Result<Set>>)>> = Mutex::new(None);
+static AHEAD: Mutex<Option<(SetKind, JoinHandle<anyhow::Result<Set>>)>> = Mutex::new(None);
 
 /// All that take one process more.
 static SHARED: Mutex<Vec<(SetKind, Weak<Set>)>> = Mutex::new(Vec::new());
@@ -122,7 +122,7 @@ impl Set {
         Ok(set)
     }
 
-    fn load_shared(wanted: Wanted, kind: Kind, vms: u32) -> anyhow::Result<Self> {
+    fn load_shared(wanted: Wanted, kind: SetKind, vms: u32) -> anyhow::Result<Self> {
         let mut set = Self::load_as(wanted, vms, MAX_PROCESSES)?;
         {
             let mut ebpf = lock(&set.ebpf);
@@ -138,7 +138,7 @@ impl Set {
 
     /// Begins to load the set that is going to be asked for, in a thread of its own: the kernel takes 0.2 s to verify the
     /// sampler, in which the process can be searched for its VMs. If it cannot be loaded whoever asks is told why.
-    pub fn load_ahead(wanted: Wanted, kind: Kind) {
+    pub fn load_ahead(wanted: Wanted, kind: SetKind) {
         let mut ahead = lock(&AHEAD);
         if ahead.as_ref().is_some_and(|(known, _)| *known == kind) {
             return;
@@ -149,7 +149,7 @@ impl Set {
     }
 
     /// The set that was loaded ahead, if it is of this kind.
-    fn take_ahead(kind: Kind) -> Option<Self> {
+    fn take_ahead(kind: SetKind) -> Option<Self> {
         let (_, thread) = lock(&AHEAD).take_if(|(ahead, _)| *ahead == kind)?;
         thread.join().ok()?.ok()
     }
