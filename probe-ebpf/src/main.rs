@@ -6,6 +6,7 @@
 
 mod activity;
 mod allocation;
+mod arch;
 mod bench_baseline;
 mod chosen;
 mod clock;

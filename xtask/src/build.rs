@@ -56,6 +56,10 @@ pub fn build_bpf(log: bool) -> Result<PathBuf> {
     if log {
         cargo.args(["--features", "log"]);
     }
+    if std::env::consts::ARCH == "aarch64" {
+        // Their own target does not tell which machine they are for; aya's bindings want to know it, too.
+        cargo.args(["--features", "traced-aarch64"]).env("AYA_BPF_TARGET_ARCH", "aarch64");
+    }
     run(&mut cargo)?;
     Ok(bpf_object())
 }

@@ -182,10 +182,10 @@ impl LuaStack {
     }
 
     /// The stack of the coroutine that runs in its VM, on a thread with these registers: zeros if they are not known.
-    pub fn of_running(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (rip, rsp): (u64, u64)) -> Self {
+    pub fn of_running(view: &View<'_>, vm: &Vm, index: usize, snapshot: &Snapshot, (pc, sp): (u64, u64)) -> Self {
         let mut registers = Registers::default();
-        registers[reg::RIP] = rip;
-        registers[reg::RSP] = rsp;
+        registers[reg::PC] = pc;
+        registers[reg::SP] = sp;
         let (mut record, mut memo) = (FrameRecord::EMPTY, Memo::default());
         let mut stack = Self::unknown();
         match top::find(

@@ -1,4 +1,4 @@
-//! Which intermediate code a machine instruction can have been assembled from (`lj_asm.c`, `lj_asm_x86.h`).
+//! Which intermediate code a machine instruction can have been assembled from (`lj_asm.c`, `lj_asm_*.h`).
 //!
 //! The assembler goes through the intermediate code backwards and puts machine code in front of machine code, so both
 //! are in the same order. Between the code of two instructions stand loads and moves of registers that may be of either.
@@ -11,10 +11,8 @@
 //! [`asm_uref`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L1401-L1430
 //! [`asm_fuseequal`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L1765-L1774
 
-use iced_x86::Mnemonic;
-
+use crate::arch::{Action, Machine, Operation};
 use crate::trace::ir::{Effect, Ins, Op as Ir, Opcode, irt};
-use crate::trace::machine::{Action, Machine};
 
 /// Whether machine code was made from an instruction at all: others were dropped, sunk, or became an operand of
 /// what uses them.
@@ -65,16 +63,16 @@ pub fn can_come_from(machine: &Machine, opcode: &Opcode, ins: Ins) -> bool {
             Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::XSTORE => true,
             _ => !is_value(ir),
         },
-        Action::Branch | Action::Jump | Action::Compute => match machine.mnemonic {
-            Mnemonic::Addsd => matches!(ir, Ir::ADD | Ir::TOBIT | Ir::CONV | Ir::LOOP),
-            Mnemonic::Subsd => matches!(ir, Ir::SUB | Ir::CONV | Ir::TOBIT),
-            Mnemonic::Mulsd => matches!(ir, Ir::MUL | Ir::POW),
-            Mnemonic::Divsd => matches!(ir, Ir::DIV | Ir::POW),
-            Mnemonic::Sqrtsd => matches!(ir, Ir::FPMATH | Ir::POW),
-            Mnemonic::Roundsd => ir == Ir::FPMATH,
-            Mnemonic::Minsd => ir == Ir::MIN,
-            Mnemonic::Maxsd => ir == Ir::MAX,
-            Mnemonic::Bswap => ir == Ir::BSWAP,
+        Action::Branch | Action::Jump | Action::Compute => match machine.operation {
+            Operation::Add => matches!(ir, Ir::ADD | Ir::TOBIT | Ir::CONV | Ir::LOOP),
+            Operation::Subtract => matches!(ir, Ir::SUB | Ir::CONV | Ir::TOBIT),
+            Operation::Multiply => matches!(ir, Ir::MUL | Ir::POW),
+            Operation::Divide => matches!(ir, Ir::DIV | Ir::POW),
+            Operation::SquareRoot => matches!(ir, Ir::FPMATH | Ir::POW),
+            Operation::Round => ir == Ir::FPMATH,
+            Operation::Minimum => ir == Ir::MIN,
+            Operation::Maximum => ir == Ir::MAX,
+            Operation::SwapBytes => ir == Ir::BSWAP,
             _ => true,
         },
     }
@@ -166,10 +164,10 @@ pub fn is_its_own(machine: &Machine, opcode: &Opcode, ins: Ins) -> bool {
     match opcode.op {
         // The last one of a loop may jump back instead of leaving.
         ir if is_check(ir, ins) => matches!(machine.action, Action::Guard { .. } | Action::Branch),
-        Ir::ADD => machine.mnemonic == Mnemonic::Addsd,
-        Ir::SUB => machine.mnemonic == Mnemonic::Subsd,
-        Ir::MUL => machine.mnemonic == Mnemonic::Mulsd,
-        Ir::DIV => machine.mnemonic == Mnemonic::Divsd,
+        Ir::ADD => machine.operation == Operation::Add,
+        Ir::SUB => machine.operation == Operation::Subtract,
+        Ir::MUL => machine.operation == Operation::Multiply,
+        Ir::DIV => machine.operation == Operation::Divide,
         Ir::ASTORE | Ir::HSTORE | Ir::USTORE => machine.action == Action::Store,
         _ => machine.action == Action::Call,
     }
@@ -187,7 +185,7 @@ pub fn belong_together(first: &Machine, second: &Machine) -> bool {
     {
         return second.is_arithmetic() && second.second != first.writes;
     }
-    let compares = matches!(first.mnemonic, Mnemonic::Cmp | Mnemonic::Ucomisd | Mnemonic::Test);
+    let compares = first.operation == Operation::Compare;
     let jumps = |machine: &Machine| matches!(machine.action, Action::Guard { .. } | Action::Branch);
-    (compares || jumps(first) && first.mnemonic == Mnemonic::Jp) && jumps(second)
+    (compares || jumps(first) && first.operation == Operation::JumpIfUnordered) && jumps(second)
 }
