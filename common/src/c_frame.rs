@@ -3,6 +3,7 @@
 //!
 //! [`CFRAME_OFS_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L158-L180
 
+use crate::arch::ADDRESS_END;
 use crate::frame::CFRAME_FLAGS;
 use crate::layout::VmLayout;
 
@@ -47,7 +48,7 @@ impl CFrameShape {
     #[inline(always)]
     pub const fn allows(results: i32, previous: u64) -> bool {
         let previous = previous & !CFRAME_FLAGS;
-        previous & 15 == 0 && previous < 1 << 47 && results.unsigned_abs() < TOO_MANY
+        previous & 15 == 0 && previous < ADDRESS_END && results.unsigned_abs() < TOO_MANY
     }
 }
 

@@ -1,7 +1,7 @@
 //! The records that the BPF programs send to user space: fixed width, `repr(C)`, no padding.
 //!
 //! A CPU sample is one ring-buffer record: a [`SampleHeader`], then `stack_size` bytes of the C stack from
-//! `rsp` upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack,
+//! the stack pointer upward, then `frame_count` [`FrameRecord`]s, then `lua_stack_size` bytes of the Lua stack,
 //! then `kernel_size` bytes of the kernel's stack: addresses of its frames, innermost first. Pieces of traces
 //! ([`crate::trace::TraceCopy`]) come between them, those of a trace before the first sample that it is in.
 //!
@@ -9,6 +9,8 @@
 //!
 //! [`FF_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/host/buildvm_lib.c#L135-L136
 
+use crate::arch::REGISTERS;
+pub use crate::arch::reg;
 use crate::memory::Pod;
 use crate::trace::RunningTrace;
 
@@ -36,33 +38,8 @@ pub const SAMPLE_ALLOCATION: u32 = 1 << 5;
 /// No VM was found on the sampled stack.
 pub const NO_VM: u32 = u32::MAX;
 
-/// The general registers of an x86-64 thread, numbered as in DWARF (System V psABI, figure 3.36), the
-/// instruction pointer (return address column, 16) last.
-pub type SampledRegisters = [u64; 17];
-
-/// Indices into [`SampledRegisters`].
-pub mod reg {
-    /// `rax`.
-    pub const RAX: usize = 0;
-    /// `rdx`.
-    pub const RDX: usize = 1;
-    /// `rcx`.
-    pub const RCX: usize = 2;
-    /// `rbx`.
-    pub const RBX: usize = 3;
-    /// `rsi`.
-    pub const RSI: usize = 4;
-    /// `rdi`.
-    pub const RDI: usize = 5;
-    /// `rbp`.
-    pub const RBP: usize = 6;
-    /// `rsp`.
-    pub const RSP: usize = 7;
-    /// `r14`.
-    pub const R14: usize = 14;
-    /// `rip`.
-    pub const RIP: usize = 16;
-}
+/// The general registers of a thread, numbered as in DWARF, and its program counter. [`reg`] has them by role.
+pub type SampledRegisters = [u64; REGISTERS];
 
 /// The fixed part of a CPU sample.
 #[repr(C)]
@@ -243,6 +220,6 @@ unsafe impl Pod for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + 17 + 10) * 8 + 18 * 4 + size_of::<RunningTrace>());
+    assert!(size_of::<SampleHeader>() == (1 + REGISTERS + 10) * 8 + 18 * 4 + size_of::<RunningTrace>());
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -6,6 +6,7 @@
 
 pub mod activity;
 pub mod allocation;
+pub mod arch;
 pub mod c_frame;
 pub mod config;
 pub mod ends;

@@ -30,12 +30,12 @@ impl StackEnd {
         address >> 12 | (process as u64) << 48
     }
 
-    /// How many bytes of a stack there are from `rsp` up to this end, a multiple of 8; 0 if it is no end for a stack that
+    /// How many bytes of a stack there are from `sp` up to this end, a multiple of 8; 0 if it is no end for a stack that
     /// begins there.
     #[inline(always)]
-    pub const fn size_from(&self, rsp: u64) -> u32 {
-        let size = self.end.wrapping_sub(rsp).wrapping_add(7) & !7;
-        if rsp <= self.slot && self.slot < self.end && size <= MAX_STACK as u64 { size as u32 } else { 0 }
+    pub const fn size_from(&self, sp: u64) -> u32 {
+        let size = self.end.wrapping_sub(sp).wrapping_add(7) & !7;
+        if sp <= self.slot && self.slot < self.end && size <= MAX_STACK as u64 { size as u32 } else { 0 }
     }
 }
 

@@ -1,14 +1,11 @@
 //! Where the walk of the innermost coroutine starts: its BASE and its PC at a sample.
 //!
-//! In the interpreter they are in registers, and `L->base` is stale; in C code it is the other way round.
-//! `vm_x64.dasc` and `vm_x86.dasc` (LuaJIT 2.0 to 2.1 of August 2026, OpenResty, Tarantool) keep BASE in
-//! `rdx` and PC, the address of the next bytecode, in `rbx`.
+//! In the interpreter they are in registers ([`reg::BASE`] and [`reg::BYTECODE_PC`]), and `L->base` is stale; in C code it
+//! is the other way round. PC is the address of the next bytecode.
 //!
-//! LuaJIT's sources: [`BASE` and `PC`], [`BASE` and `PC` without GC64], [`vm_return`], [`LJ_TNUMX`],
-//! [`trace_exit_cp`], [`ffh_resume`], [`BC_LEN`], [`lj_tab_len`], [`FRAME_*`].
+//! LuaJIT's sources: [`vm_return`], [`LJ_TNUMX`], [`trace_exit_cp`], [`ffh_resume`], [`BC_LEN`], [`lj_tab_len`],
+//! [`FRAME_*`].
 //!
-//! [`BASE` and `PC`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L21-L31
-//! [`BASE` and `PC` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L28-L44
 //! [`vm_return`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L417-L448
 //! [`LJ_TNUMX`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L274
 //! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
@@ -17,11 +14,12 @@
 //! [`lj_tab_len`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_tab.c#L655-L671
 //! [`FRAME_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_frame.h#L14-L27
 
+use crate::arch::return_address_below;
 use crate::event::{
     FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
     SAMPLE_ON_TRACE, SampledRegisters, reg,
 };
-use crate::frame::{CONT_FFI_CALLBACK, Coroutine, is_frame, read_code, read_frame_with};
+use crate::frame::{CONT_FFI_CALLBACK, Coroutine, GC64_ADDRESS_MASK, is_frame, read_code, read_frame_with};
 use crate::layout::{ABSENT, VmLayout};
 use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
@@ -33,8 +31,8 @@ const FRAME_C: u64 = 1;
 /// Without GC64, a link from here on is the type of a value (`LJ_TNUMX`, `lj_obj.h`).
 const LOWEST_TYPE: u64 = 0xfffe_0000;
 
-/// No address is that high: a word from here on is a value.
-const LOWEST_NUMBER: u64 = 1 << 47;
+/// No object's address is that high: a word from here on is a value.
+const LOWEST_NUMBER: u64 = GC64_ADDRESS_MASK + 1;
 
 /// No frame is that far above another: a function has 250 slots, and a call as many arguments.
 const MAX_DELTA: u64 = 8 * 1024;
@@ -104,13 +102,13 @@ pub fn find(
             return Ok(top);
         }
     }
-    let rip = registers[reg::RIP];
-    let in_text = vm.text_start <= rip && rip < vm.text_end;
+    let at_pc = registers[reg::PC];
+    let in_text = vm.text_start <= at_pc && at_pc < vm.text_end;
     let narrow = |value: u64| if gc64 { value } else { value & 0xffff_ffff };
-    if in_text && registers[reg::RSP] == cframe {
-        let at = rip.wrapping_sub(vm.text_start) as u32;
+    if in_text && registers[reg::SP] == cframe {
+        let at = at_pc.wrapping_sub(vm.text_start) as u32;
         // The last instructions of entering are those of `pcall` and of metamethods, too, whose frames have other links.
-        let by_c = registers[reg::RBX] & 3 == FRAME_C;
+        let by_c = registers[reg::BYTECODE_PC] & 3 == FRAME_C;
         if (is_in(&vm.edges.entering, at) && by_c) || is_in(&vm.edges.leaving, at) {
             top.crosses = 1;
             return Ok(top);
@@ -122,12 +120,12 @@ pub fn find(
         }
         if is_in(&vm.edges.callback_left, at) {
             top.crosses = 1;
-            top.base = narrow(registers[reg::RDX]);
+            top.base = narrow(registers[reg::BASE]);
             return Ok(top);
         }
         if is_in(&vm.edges.continuing, at) {
-            let (id, pc) = continuation(memory, gc64, narrow(registers[reg::RBP]));
-            top.base = narrow(registers[reg::RDX]);
+            let (id, pc) = continuation(memory, gc64, narrow(registers[reg::CONTINUED]));
+            top.base = narrow(registers[reg::BASE]);
             // The C frame of a callback has no other Lua frame, and a callback no PC.
             top.crosses = u32::from(id == CONT_FFI_CALLBACK);
             top.pc = if id > CONT_FFI_CALLBACK { pc } else { 0 };
@@ -136,8 +134,7 @@ pub fn find(
         }
     }
     if !in_text && vm.edges.callback_calls[0] != NOWHERE {
-        // What the interpreter has called returns to right below its frame.
-        let return_address = memory.read::<u64>(cframe.wrapping_sub(8))?;
+        let return_address = return_address_below(memory, cframe)?;
         if vm.edges.callback_calls.contains(&(return_address.wrapping_sub(vm.text_start) as u32)) {
             // The C code of callbacks makes and drops their Lua frame and their C frame one after the other.
             let link = memory.read_ref(gc64, top.base.wrapping_sub(if gc64 { 8 } else { 4 }))?;
@@ -146,17 +143,17 @@ pub fn find(
         }
     }
     if state.is_interpreting() && in_text {
-        let at = rip.wrapping_sub(vm.text_start) as u32;
+        let at = at_pc.wrapping_sub(vm.text_start) as u32;
         let base = if is_in(&vm.edges.base_in_state, at) {
             thread_base
-        } else if is_in(&vm.edges.base_in_rbp, at) {
-            narrow(registers[reg::RBP])
+        } else if is_in(&vm.edges.base_kept, at) {
+            narrow(registers[reg::KEPT_BASE])
         } else {
-            narrow(registers[reg::RDX])
+            narrow(registers[reg::BASE])
         };
-        let pc = narrow(registers[reg::RBX]);
+        let pc = narrow(registers[reg::BYTECODE_PC]);
         if let Some(place) =
-            from_registers(memory, vm, coroutine, (top.thread_base, cframe), (rip, base, pc), (scratch.0, scratch.1))
+            from_registers(memory, vm, coroutine, (top.thread_base, cframe), (at_pc, base, pc), (scratch.0, scratch.1))
         {
             (top.base, top.pc, top.crosses) = (place.base, place.pc, u32::from(place.crosses));
             top.flags = SAMPLE_BASE_IN_REGISTERS;
@@ -182,18 +179,18 @@ pub fn find(
     Ok(top)
 }
 
-/// BASE of the C function that the interpreter is returning to: `rdx` minus what the link in `rbx` says, or what of
-/// that is in `rbx` already (`vm_return`). Each of its instructions leaves only one of these within the stack.
+/// BASE of the C function that the interpreter is returning to: its own minus what the link in PC's register says, or what of
+/// that is there already (`vm_return`). Each of its instructions leaves only one of these within the stack.
 #[inline(always)]
 fn base_of_caller(coroutine: &Coroutine, narrow: impl Fn(u64) -> u64, registers: &SampledRegisters) -> u64 {
-    let (base, rbx) = (registers[reg::RDX], registers[reg::RBX]);
-    let (done, negative) = (narrow(rbx), narrow(rbx.wrapping_neg()));
+    let (base, link) = (registers[reg::BASE], registers[reg::BYTECODE_PC]);
+    let (done, negative) = (narrow(link), narrow(link.wrapping_neg()));
     if coroutine.holds_bottom(done) {
         done
     } else if coroutine.holds_bottom(negative) {
         negative
     } else {
-        narrow(base.wrapping_sub(rbx & !7))
+        narrow(base.wrapping_sub(link & !7))
     }
 }
 
@@ -221,7 +218,7 @@ fn from_registers(
     vm: &VmConfig,
     coroutine: &Coroutine,
     (thread_base, cframe): (u64, u64),
-    (rip, base, pc): (u64, u64, u64),
+    (at_pc, base, pc): (u64, u64, u64),
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<WalkStart> {
     let layout = &vm.layout;
@@ -230,7 +227,7 @@ fn from_registers(
         return None;
     }
     // What would be found in the new frame's place is old.
-    if vm.edges.links.contains(&(rip.wrapping_sub(vm.text_start) as u32)) {
+    if vm.edges.links.contains(&(at_pc.wrapping_sub(vm.text_start) as u32)) {
         return caller(memory, vm, coroutine, (base, pc), (record, memo));
     }
     let (mut is_native, mut own_link) = (false, 0);

@@ -4,12 +4,10 @@
 //! from every other is read at the sample itself, and so is the trace: its header, intermediate code and snapshots
 //! are one block ([`lj_trace_alloc`], `lj_trace.c`, LuaJIT 2.1; [`trace_save_alloc`] in 2.0), its machine code another.
 //!
-//! LuaJIT's sources: [`asm_exitstub_gen`].
-//!
 //! [`lj_trace_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L123-L142
 //! [`trace_save_alloc`]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_trace.c#L121-L129
-//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
 
+use crate::arch::exit_stubs;
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
 use crate::memory::{Pod, ReadMemory, Unreadable};
@@ -78,10 +76,6 @@ pub const PIECES: usize = 3;
 
 /// No piece is larger: a trace of that size is read later.
 pub const MAX_PIECE: u64 = 256 << 10;
-
-/// Where exit stubs are: at the beginning of an area of machine code, before which nothing else is allocated than
-/// constants (`asm_exitstub_gen`, `lj_asm_x86.h`).
-const EXIT_STUBS: u64 = 4096;
 
 /// Marks a [`TraceCopy`] among samples: no sample is taken at that time.
 pub const TRACE_COPY: u64 = u64::MAX;
@@ -215,9 +209,10 @@ pub fn pieces(
     // Snapshots of 8 bytes have 16-bit offsets into the map.
     let entries = if layout.sizeof_snap == 8 { u32::from(memory.read::<u16>(at)?) } else { memory.read::<u32>(at)? };
     let end = identity.snapmap.wrapping_add(4 * u64::from(entries));
-    let stubs = if running.area_size < EXIT_STUBS { running.area_size } else { EXIT_STUBS };
+    let code = (identity.mcode, u64::from(identity.szmcode));
+    let (stubs, stubs_size) = exit_stubs((running.area, running.area_size), code);
     Ok([
-        Piece { address: running.area, size: stubs },
+        Piece { address: stubs, size: stubs_size },
         Piece { address: identity.mcode, size: u64::from(identity.szmcode) },
         Piece { address: identity.address, size: end.wrapping_sub(identity.address) },
     ])

@@ -59,16 +59,16 @@ pub struct VmEdges {
     /// An FFI callback has returned, and its C frame is not dropped yet: BASE is that of the Lua code that has called C.
     pub callback_left: [CodeRange; 1],
     /// A metamethod or an FFI callback has returned, and BASE is that of the Lua code around it already. Its own frame is at
-    /// `rbp`, below which stands how that code goes on (`cont_dispatch`, `vm_x64.dasc`).
+    /// [`reg::CONTINUED`](crate::arch::reg::CONTINUED), below which stands how that code goes on (`cont_dispatch`).
     pub continuing: [CodeRange; 1],
     /// Where the two calls return to that enter and leave an FFI callback, or [`NOWHERE`].
     pub callback_calls: [u32; 2],
     /// The instructions that store a new frame's link, whose BASE is in place already, or [`NOWHERE`].
     pub links: [u32; 8],
-    /// Around calls of C functions: `rdx` is an argument or a result, and `L->base` is BASE.
+    /// Around calls of C functions: BASE's register holds an argument or a result, and `L->base` is BASE.
     pub base_in_state: [CodeRange; 64],
-    /// The same, where `rbp` is BASE.
-    pub base_in_rbp: [CodeRange; 40],
+    /// The same, where [`reg::KEPT_BASE`](crate::arch::reg::KEPT_BASE) is BASE.
+    pub base_kept: [CodeRange; 40],
 }
 
 impl VmEdges {
@@ -84,7 +84,7 @@ impl VmEdges {
             callback_calls: [NOWHERE; 2],
             links: [NOWHERE; 8],
             base_in_state: [none; 64],
-            base_in_rbp: [none; 40],
+            base_kept: [none; 40],
         }
     };
 }

@@ -333,11 +333,11 @@ fn at_interpreter_in(lab: &Lab, (base, pc, above): (u64, u64, u64), thread_base:
     let mut vm = VmConfig { global, text_start: 0x1000, text_end: 0x2000, layout: lab.layout, ..VmConfig::default() };
     vm.edges.continuing = [CodeRange { start: 0x900, end: 0x910 }];
     let mut registers = [0; 17];
-    registers[reg::RIP] = if above == 0 { 0x1800 } else { 0x1908 };
-    registers[reg::RDX] = base;
-    registers[reg::RBX] = pc;
-    registers[reg::RBP] = above;
-    registers[reg::RSP] = cframe;
+    registers[reg::PC] = if above == 0 { 0x1800 } else { 0x1908 };
+    registers[reg::BASE] = base;
+    registers[reg::BYTECODE_PC] = pc;
+    registers[reg::KEPT_BASE] = above;
+    registers[reg::SP] = cframe;
     let (mut record, mut memo) = (FrameRecord::default(), Memo::default());
     top::find(&lab.memory, &vm, &registers, (&lab.coroutine, thread_base), cframe, (&mut record, &mut memo)).unwrap()
 }

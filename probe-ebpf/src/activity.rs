@@ -14,6 +14,7 @@ use lj_trace_common::activity::{self, ActivitySample};
 use lj_trace_common::config::{Counter, LONGEST_SAMPLE, MAX_VMS};
 use lj_trace_common::event::{NO_VM, reg};
 
+use crate::arch;
 use crate::clock::Timer;
 use crate::count::count;
 use crate::maps::{ACTIVITY, ACTIVITY_SCRATCH, CONFIG, RAN_LAST, VMS};
@@ -63,17 +64,14 @@ fn read_registers(pad: &mut Scratchpad) -> bool {
         bpf_probe_read_kernel((&raw mut pad.kernel).cast(), size_of::<pt_regs>() as u32, registers as *const c_void)
     };
     let r = &pad.kernel;
-    pad.registers = [
-        r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
-        r.rip,
-    ];
-    outcome == 0 && r.rsp != 0
+    pad.registers = arch::registers(r);
+    outcome == 0 && arch::stack_pointer(r) != 0
 }
 
 /// Finds the VM that runs on this thread, and what it executes.
 #[inline(always)]
 fn look(pad: &mut Scratchpad, sample: &mut ActivitySample, vms: u32) {
-    let stack = pad.registers[reg::RSP];
+    let stack = pad.registers[reg::SP];
     // SAFETY: entries are copied at once.
     let mut index = unsafe { RAN_LAST.get(&sample.tid) }.copied().unwrap_or(0);
     if !runs(pad, index, stack) {
@@ -82,7 +80,7 @@ fn look(pad: &mut Scratchpad, sample: &mut ActivitySample, vms: u32) {
         unsafe { bpf_loop(MAX_VMS, try_next as *mut c_void, (&raw mut search).cast(), 0) };
         index = search.vm;
         if index == NO_VM {
-            sample.function = pad.registers[reg::RIP];
+            sample.function = pad.registers[reg::PC];
             return;
         }
         let _ = RAN_LAST.insert(&sample.tid, &index, 0);

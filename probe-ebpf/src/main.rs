@@ -6,6 +6,7 @@
 
 mod activity;
 mod allocation;
+mod arch;
 #[cfg(feature = "bench")]
 mod bench;
 mod chosen;

@@ -14,6 +14,7 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::perf_event;
 use aya_ebpf::programs::PerfEventContext;
+use lj_trace_common::arch::CFRAME_L;
 use lj_trace_common::c_frame::{C_FRAME_HEAD, CFrameShape};
 use lj_trace_common::config::{
     Config, Counter, LATE_EVENT, MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_SAMPLED_VMS, MAX_STACK, VmKey,
@@ -23,7 +24,7 @@ use lj_trace_common::event::{
     FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
     SampledRegisters, reg,
 };
-use lj_trace_common::frame::{self, WalkEnd, WalkStep};
+use lj_trace_common::frame::{self, GC64_ADDRESS_MASK, WalkEnd, WalkStep};
 use lj_trace_common::memory::{ReadMemory as _, clear};
 use lj_trace_common::thread::LuaThread;
 use lj_trace_common::top;
@@ -36,7 +37,7 @@ use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::UserMemory;
 use crate::scratch::{FRAME_SIZE, MachineState, PAYLOAD, Scratch};
 use crate::wakeup;
-use crate::{pending, stack_copy, traces};
+use crate::{arch, pending, stack_copy, traces};
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
@@ -170,7 +171,7 @@ fn take(
 #[inline(always)]
 fn note_mode(scratch: &mut Scratch, program: *mut c_void) {
     // SAFETY: the context is valid for the whole program.
-    let in_kernel = unsafe { (*program.cast::<bpf_perf_event_data>()).regs.cs } & 3 == 0;
+    let in_kernel = arch::is_kernel(unsafe { &(*program.cast::<bpf_perf_event_data>()).regs });
     let flags = &raw mut scratch.header.flags;
     // SAFETY: a field. It is kept in memory alone.
     unsafe { flags.write_volatile(flags.read_volatile() | u32::from(in_kernel) * SAMPLE_IN_KERNEL) };
@@ -223,22 +224,19 @@ fn read_registers(scratch: &mut Scratch, (allocators, process): (u32, u32), flag
         header.return_slot = pending.return_slot;
         header.return_address = pending.return_address;
     }
-    if r.rsp == 0 {
+    if arch::stack_pointer(r) == 0 {
         return false;
     }
     header.flags = flags;
     header.allocation_size = allocation_size;
-    header.registers = [
-        r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
-        r.rip,
-    ];
+    header.registers = arch::registers(r);
     true
 }
 
 /// Sets the state machine to where the search for Lua stacks begins.
 #[inline(always)]
 fn prepare_walk(scratch: &mut Scratch, config: &Config) {
-    let start = scratch.header.registers[reg::RSP];
+    let start = scratch.header.registers[reg::SP];
     scratch.machine.memo.forget();
     scratch.machine.mode = Mode::Scan as u32;
     // C frames lie 16-byte aligned: the VM calls C functions from there.
@@ -273,7 +271,7 @@ const PASSED_OVER: u32 = 8;
 #[inline(always)]
 fn scan_step(scratch: &mut Scratch) -> i64 {
     let Some(config) = CONFIG.get(scratch.header.process) else { return 1 };
-    let (start, end) = (scratch.header.registers[reg::RSP], scratch.machine.stack_end);
+    let (start, end) = (scratch.header.registers[reg::SP], scratch.machine.stack_end);
     let first = scratch.machine.scan;
     let mut cframe = first;
     for _ in 0..PASSED_OVER {
@@ -308,7 +306,7 @@ fn scan_step(scratch: &mut Scratch) -> i64 {
 /// The coroutine that runs in the C frame at `cframe`, and the index of its VM, if there is one: both point at each other.
 #[inline(always)]
 fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u32, LuaThread)> {
-    let start = scratch.header.registers[reg::RSP];
+    let start = scratch.header.registers[reg::SP];
     let offset = cframe.wrapping_sub(start) as usize;
     if offset > MAX_STACK as usize - C_FRAME_HEAD as usize || offset % 8 != 0 {
         return None;
@@ -316,7 +314,7 @@ fn find_thread(scratch: &mut Scratch, config: &Config, cframe: u64) -> Option<(u
     // SAFETY: `offset + C_FRAME_HEAD` lies within the payload, and so do the words.
     let (head, wide, narrow) = unsafe {
         let head = scratch.payload.as_ptr().add(offset);
-        (head, head.add(16).cast::<u64>().read(), head.add(24).cast::<u32>().read())
+        (head, head.add(CFRAME_L[1]).cast::<u64>().read(), head.add(CFRAME_L[0]).cast::<u32>().read())
     };
     let mut thread = 0;
     let mut index = NO_VM;
@@ -348,7 +346,7 @@ fn may_begin(shape: &CFrameShape, head: *const u8) -> bool {
 /// below. Above may lie the VM's own memory, right behind the stack of a thread.
 #[inline(always)]
 fn plausible(word: u64, stack: u64, cframe: u64) -> bool {
-    word & 7 == 0 && word >= LOWEST_ADDRESS && word < 1 << 47 && !(word >= stack && word < cframe)
+    word & 7 == 0 && word >= LOWEST_ADDRESS && word <= GC64_ADDRESS_MASK && !(word >= stack && word < cframe)
 }
 
 /// The VM of this process whose address stands at `glref`.

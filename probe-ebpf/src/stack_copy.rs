@@ -33,7 +33,7 @@ const _: () = assert!((MAX_STACK + PAGE) as usize <= PAYLOAD);
 /// copied page by page.
 #[inline(always)]
 pub fn at_once(scratch: &mut Scratch, config: &Config) -> bool {
-    let start = scratch.header.registers[reg::RSP];
+    let start = scratch.header.registers[reg::SP];
     scratch.machine.stack_size = 0;
     scratch.machine.stack_end = start;
     let size = known_size(scratch, config, start);
@@ -77,14 +77,14 @@ fn known_size(scratch: &mut Scratch, config: &Config, start: u64) -> u32 {
     size
 }
 
-/// Copies the part of the C stack in the page of this number, counted from that of `rsp`: 0 to go on, 1 to stop.
+/// Copies the part of the C stack in the page of this number, counted from that of the stack pointer: 0 to go on, 1 to stop.
 pub extern "C" fn next_page(index: u64, area: *mut c_void) -> i64 {
     // SAFETY: the caller passes the number of its working area.
     let area = unsafe { *area.cast::<u32>() };
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 1 };
     // SAFETY: the caller has the area to itself, and no reference to it meanwhile.
     let scratch = unsafe { &mut *scratch };
-    let start = scratch.header.registers[reg::RSP];
+    let start = scratch.header.registers[reg::SP];
     let first = PAGE - (start as u32 & (PAGE - 8));
     let (offset, size) = if index == 0 { (0, first) } else { (first + (index as u32 - 1) * PAGE, PAGE) };
     let wanted = scratch.machine.wanted;
@@ -125,5 +125,5 @@ pub fn finish(scratch: &mut Scratch, config: &Config) {
 fn note_size(scratch: &mut Scratch) {
     let size = scratch.machine.stack_size;
     scratch.header.stack_size = size;
-    scratch.machine.stack_end = scratch.header.registers[reg::RSP] + u64::from(size);
+    scratch.machine.stack_end = scratch.header.registers[reg::SP] + u64::from(size);
 }

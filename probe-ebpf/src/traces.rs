@@ -4,6 +4,7 @@ use core::ffi::c_void;
 use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use lj_trace_common::arch::STATE_NAMES_TRACE;
 use lj_trace_common::config::Counter;
 use lj_trace_common::event::{SAMPLE_ON_TRACE, SampleHeader, reg};
 use lj_trace_common::layout::VmLayout;
@@ -32,7 +33,8 @@ pub fn note(area: u32) -> u32 {
     if header.flags & SAMPLE_ON_TRACE == 0 && header.trace_exit == 0 {
         return 0;
     }
-    let number = if header.vmstate > 0 { header.vmstate as u32 } else { header.trace_exit & 0xffff };
+    let number =
+        if STATE_NAMES_TRACE && header.vmstate > 0 { header.vmstate as u32 } else { header.trace_exit & 0xffff };
     let Some(vm) = VMS.get(header.vm) else { return 0 };
     clear(traces);
     // What could not be read stays zero.
@@ -53,7 +55,7 @@ pub fn note(area: u32) -> u32 {
 #[inline(always)]
 fn is_known(header: &SampleHeader) -> bool {
     let RunningTrace { identity, area, area_size } = &header.trace;
-    let within = |start: u64, size: u64| header.registers[reg::RIP].wrapping_sub(start) < size;
+    let within = |start: u64, size: u64| header.registers[reg::PC].wrapping_sub(start) < size;
     identity.address != 0 && (!within(*area, *area_size) || within(identity.mcode, u64::from(identity.szmcode)))
 }
 

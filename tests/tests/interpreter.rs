@@ -15,8 +15,8 @@ fn all_places_where_base_is_elsewhere_have_room() -> Result<()> {
         let process = Process::open(workload.pid())?;
         let vms = find_vms(&process, &process.maps()?)?;
         let text = &vms.first().context("no VM")?.text;
-        let places = [&text.edges.base_in_state, &text.edges.base_in_rbp];
-        let room = [VmEdges::NONE.base_in_state.len(), VmEdges::NONE.base_in_rbp.len()];
+        let places = [&text.edges.base_in_state, &text.edges.base_kept];
+        let room = [VmEdges::NONE.base_in_state.len(), VmEdges::NONE.base_kept.len()];
         println!("{name}: {} and {} ranges", places[0].len(), places[1].len());
         for (ranges, room) in places.into_iter().zip(room) {
             ensure!((3..=room).contains(&ranges.len()), "{name}: {} ranges, and room for {room}", ranges.len());

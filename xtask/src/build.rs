@@ -95,6 +95,10 @@ pub fn build_bpf(programs: BpfPrograms) -> Result<PathBuf> {
         BpfPrograms::Logging => _ = cargo.args(["--features", "log"]),
         BpfPrograms::Bench => _ = cargo.args(["--features", "bench"]),
     }
+    if std::env::consts::ARCH == "aarch64" {
+        // Their own target does not tell which machine they are for; aya's bindings want to know it, too.
+        cargo.args(["--features", "traced-aarch64"]).env("AYA_BPF_TARGET_ARCH", "aarch64");
+    }
     run(&mut cargo)?;
     Ok(programs.object())
 }

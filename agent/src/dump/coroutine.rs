@@ -187,11 +187,11 @@ impl LuaStack {
         vm: &Vm,
         index: usize,
         snapshot: &CoroutineSnapshot,
-        (rip, rsp): (u64, u64),
+        (pc, sp): (u64, u64),
     ) -> Self {
         let mut registers = SampledRegisters::default();
-        registers[reg::RIP] = rip;
-        registers[reg::RSP] = rsp;
+        registers[reg::PC] = pc;
+        registers[reg::SP] = sp;
         let (mut record, mut memo) = (FrameRecord::EMPTY, Memo::default());
         let mut stack = Self::unknown();
         match top::find(

@@ -26,7 +26,7 @@ impl Inlined<'_> {
     /// Puts the frames within the trace on top of the coroutine's Lua stack, in place of the frame that the trace
     /// runs in. Gives the number of the trace; none if it is not on one, or nothing is known of it.
     pub fn enter(&self, lua: &mut LuaStack, traces: &mut Traces) -> Option<u16> {
-        let Self { target, vm: index, snapshot, native, stack, registers: (rip, rsp) } = *self;
+        let Self { target, vm: index, snapshot, native, stack, registers: (pc, sp) } = *self;
         let vm = target.vms.get(index)?;
         let top = lua.top?;
         let mut header = SampleHeader {
@@ -40,8 +40,8 @@ impl Inlined<'_> {
             ..SampleHeader::default()
         };
         // No exit has this number: only registers that were really sampled can name one.
-        header.registers[reg::RAX] = u64::MAX;
-        (header.registers[reg::RIP], header.registers[reg::RSP]) = (rip, rsp);
+        header.registers[reg::EXIT_NUMBER] = u64::MAX;
+        (header.registers[reg::PC], header.registers[reg::SP]) = (pc, sp);
         if !is_on_trace(vm, &header, native) {
             lua.innermost = Innermost::Known;
             return None;

@@ -30,10 +30,10 @@ const MAX_FIBER_COPY: u64 = 64 << 10;
 pub enum Entry {
     /// By the registers of the thread that waits there.
     Registers {
-        /// Its instruction pointer.
-        rip: u64,
+        /// Its program counter.
+        pc: u64,
         /// Its stack pointer.
-        rsp: u64,
+        sp: u64,
     },
     /// By a coroutine's innermost C frame: what lies below it is not known.
     CFrame(u64),
@@ -73,7 +73,7 @@ impl StackSnapshot {
     /// Copies the stack from `entry` on.
     pub fn read(target: &DumpTarget<'_>, entry: Entry) -> Self {
         let (start, most) = match entry {
-            Entry::Registers { rsp, .. } => (rsp, MAX_THREAD_COPY),
+            Entry::Registers { sp, .. } => (sp, MAX_THREAD_COPY),
             Entry::CFrame(address) => (address, MAX_FIBER_COPY),
         };
         let end = target.maps.find(start).map_or(start, |mapping| mapping.end).min(start.saturating_add(most));
@@ -113,9 +113,9 @@ impl StackSnapshot {
         let mut trace = None;
         if let (Some(first), Some((vm, snapshot))) = (walks.first_mut(), self.coroutines.first()) {
             // Where a thread runs is not known, and so not where in a trace.
-            if let (Entry::Registers { rip, rsp }, Some(traces)) = (self.entry, traces.get_mut(*vm)) {
+            if let (Entry::Registers { pc, sp }, Some(traces)) = (self.entry, traces.get_mut(*vm)) {
                 let stack = self.native.as_stack();
-                let inlined = Inlined { target, vm: *vm, snapshot, native: &native, stack, registers: (rip, rsp) };
+                let inlined = Inlined { target, vm: *vm, snapshot, native: &native, stack, registers: (pc, sp) };
                 trace = inlined.enter(first, traces).map(|number| (*vm, Some(number)));
             }
             if first.innermost != Innermost::Known {
@@ -153,7 +153,7 @@ impl StackSnapshot {
             let current = self.status(*index).and_then(|status| status.current);
             let is_current = current == Some(snapshot.coroutine.thread) || vm.layout.g_cur_l == ABSENT;
             let registers = match self.entry {
-                Entry::Registers { rip, rsp } => (rip, rsp),
+                Entry::Registers { pc, sp } => (pc, sp),
                 Entry::CFrame(_) => (0, 0),
             };
             if innermost && is_current {
@@ -167,7 +167,7 @@ impl StackSnapshot {
 
     fn unwind(&self, target: &DumpTarget<'_>, unwinder: &mut Unwinder, walks: &[LuaStack]) -> NativeStack {
         let registers = match self.entry {
-            Entry::Registers { rip, rsp } => Registers::only(rip, rsp),
+            Entry::Registers { pc, sp } => Registers::only(pc, sp),
             Entry::CFrame(address) => Registers::only(0, address),
         };
         let mut cframes: Vec<CFrame> = Vec::new();

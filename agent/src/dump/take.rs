@@ -109,12 +109,12 @@ impl Taking<'_> {
         };
         let mut place = thread.place;
         for attempt in 1..=ATTEMPTS {
-            let ThreadPlace::Waiting { rip, rsp, .. } = place else {
+            let ThreadPlace::Waiting { pc, sp, .. } = place else {
                 // It may just have been between two system calls.
                 place = ThreadPlace::read(self.pid, thread.tid);
                 continue;
             };
-            let entry = Entry::Registers { rip, rsp };
+            let entry = Entry::Registers { pc, sp };
             let snapshot = StackSnapshot::read(&self.target, entry);
             let again = StackSnapshot::read(&self.target, entry);
             let is_torn = snapshot != again;

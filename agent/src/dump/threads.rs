@@ -24,10 +24,10 @@ pub struct OsThread {
 pub enum ThreadPlace {
     /// It waits in the kernel, and user code goes on here.
     Waiting {
-        /// Its instruction pointer.
-        rip: u64,
+        /// Its program counter.
+        pc: u64,
         /// Its stack pointer.
-        rsp: u64,
+        sp: u64,
         /// A mark of this very wait: it differs between system calls with other arguments, and once the thread has run
         /// in between.
         mark: u64,
@@ -42,7 +42,7 @@ impl ThreadPlace {
     /// The registers that are known there.
     pub fn registers(&self) -> Option<Registers> {
         match *self {
-            Self::Waiting { rip, rsp, .. } => Some(Registers::only(rip, rsp)),
+            Self::Waiting { pc, sp, .. } => Some(Registers::only(pc, sp)),
             Self::Running | Self::Refused => None,
         }
     }
@@ -62,11 +62,11 @@ impl ThreadPlace {
     fn parse(text: &str, runs: &str) -> Option<Self> {
         let mut words = text.split_whitespace().rev();
         let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-        let (rip, rsp) = (number()?, number()?);
+        let (pc, sp) = (number()?, number()?);
         let mark = words.chain([runs]).fold(0_u64, |mark, word| {
             word.bytes().fold(mark, |mark, byte| (mark.rotate_left(5) ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
         });
-        Some(Self::Waiting { rip, rsp, mark })
+        Some(Self::Waiting { pc, sp, mark })
     }
 }
 
@@ -114,8 +114,8 @@ mod tests {
     fn tells_where_a_thread_waits() {
         let parse = |text| ThreadPlace::parse(text, "12345 678 9");
         let place = parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
-        let ThreadPlace::Waiting { rip, rsp, mark } = place else { panic!("{place:?}") };
-        assert_eq!((rip, rsp), (0x7f1234, 0x7ffc00));
+        let ThreadPlace::Waiting { pc, sp, mark } = place else { panic!("{place:?}") };
+        assert_eq!((pc, sp), (0x7f1234, 0x7ffc00));
         let other = parse("7 0x1 0x2 0x4 0x0 0x0 0x0 0x7ffc00 0x7f1234\n").unwrap();
         assert!(matches!(other, ThreadPlace::Waiting { mark: other, .. } if other != mark));
         let again = ThreadPlace::parse("7 0x1 0x2 0x3 0x0 0x0 0x0 0x7ffc00 0x7f1234\n", "12399 678 10");

@@ -1,23 +1,14 @@
 //! Which trace allocates, and where in its machine code: its line in Lua can be told from that.
-//!
-//! LuaJIT's sources: [`BC_JLOOP`], [`BC_JLOOP` without GC64], [`spadjust`].
-//!
-//! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4749-L4781
-//! [`BC_JLOOP` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L5604-L5637
-//! [`spadjust`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L273
 
 use super::event::{AllocationEvent, AllocationSource};
 use super::known::{KnownObjects, line_at};
+use crate::arch::trace_return_slot;
 use crate::frame::CFRAME_FLAGS;
 use crate::head::Head;
 use crate::layout::{ABSENT, VmLayout};
 use crate::memory::{Pod, ReadMemory, Unreadable, clear};
 use crate::trace::{RunningTrace, TraceIdentity, TracesPlace};
 use crate::vm::VmConfig;
-
-/// From the lowest byte of the C frame to the slot in which a trace's calls put their return address, less what the
-/// trace has for itself (`spadjust`): two saved registers lie between (`BC_JLOOP`, `vm_x64.dasc` and `vm_x86.dasc`).
-const RETURN_SLOT: u64 = 24;
 
 /// A trace that is known: it stays what it is until it is freed, and frees are events.
 #[repr(C)]
@@ -182,7 +173,7 @@ fn locate(
         return Ok(());
     }
     let cframe = memory.read::<u64>(thread.wrapping_add(u64::from(layout.l_cframe)))? & !CFRAME_FLAGS;
-    let slot = cframe.wrapping_sub(RETURN_SLOT + u64::from(known.spadjust));
+    let slot = trace_return_slot(cframe, known.spadjust);
     let offset = memory.read::<u64>(slot)?.wrapping_sub(known.mcode);
     if offset != 0 && offset <= u64::from(known.size) {
         event.place |= known.mcode << 16;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::ran::CpuTime;
 use super::sums::Batches;
 use super::timeline::{Settled, Slice, Volume};
+use super::used_time::CpuTime;
 use crate::observation::{ActivityId, Nanos};
 
 /// At most so many classes: further slices are told by their rate alone.

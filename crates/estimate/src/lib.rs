@@ -25,7 +25,6 @@ mod identities;
 pub mod life;
 pub mod observation;
 mod outcome;
-mod ran;
 pub mod random;
 #[cfg(test)]
 mod simulation;
@@ -36,6 +35,7 @@ mod tables;
 mod tests;
 mod timeline;
 mod total;
+mod used_time;
 mod warnings;
 
 use std::time::Duration;

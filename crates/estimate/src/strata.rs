@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use super::classes::{Class, ClassKey, Classes};
 use super::exact::Exact;
 use super::outcome::{LevelWeights, Outcome};
-use super::ran::CpuTime;
 use super::sums::Sum;
 use super::tables::Share;
 use super::timeline::Volume;
+use super::used_time::CpuTime;
 use crate::observation::{Part, SourceId};
 
 /// A class with fewer windows is put together with one that is like it.

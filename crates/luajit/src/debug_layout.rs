@@ -10,6 +10,7 @@ use lj_trace_unwind::symbols::elf::debug_links;
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, ReadRef};
 
+use super::arch::MODE;
 use super::code_pointers::dispatch_table;
 use super::layouts::{KnownLayout, dwarf};
 use super::scan::Candidate;
@@ -27,7 +28,7 @@ pub fn read(process: &Process, maps: &Maps, candidate: Candidate) -> Vec<KnownLa
     let layouts = layouts(module.image()).or_else(in_debug_file).unwrap_or_default();
     let known = |layout| KnownLayout {
         builds: format!("what the debug information of {} tells", module.name()),
-        mode: if candidate.gc64 { "x64gc64" } else { "x64" }.to_owned(),
+        mode: MODE[usize::from(candidate.gc64)].to_owned(),
         options: Vec::new(),
         layout,
     };

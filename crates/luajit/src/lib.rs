@@ -6,6 +6,7 @@
 //! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
 
+pub mod arch;
 pub mod bytecode;
 mod code_pointers;
 pub mod debug_layout;

@@ -84,7 +84,7 @@ impl Vm {
         let text = (self.text.range.start, self.text.range.end);
         let mut config = VmConfig::new(self.global, self.main_thread, text, self.layout);
         let Edges { entering, returning, leaving, callback_left, continuing, callback_calls, .. } = &self.text.edges;
-        let Edges { links, base_in_state, base_in_rbp, .. } = &self.text.edges;
+        let Edges { links, base_in_state, base_kept, .. } = &self.text.edges;
         config.edges = VmEdges {
             entering: self.places(entering),
             returning: self.places(returning),
@@ -94,7 +94,7 @@ impl Vm {
             callback_calls: self.offsets(callback_calls),
             links: self.offsets(links),
             base_in_state: self.places(base_in_state),
-            base_in_rbp: self.places(base_in_rbp),
+            base_kept: self.places(base_kept),
         };
         config
     }

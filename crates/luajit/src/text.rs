@@ -15,8 +15,8 @@ use gimli::{BaseAddresses, CfaRule, EhFrame, EhFrameHdr, LittleEndian, UnwindCon
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::{Mapping, Maps};
-use lj_trace_unwind::vm_edges::{Edges, edges};
-use lj_trace_unwind::vm_text::frame_shape;
+use lj_trace_unwind::arch::{edges, frame_size};
+use lj_trace_unwind::vm_edges::Edges;
 use object::Endianness;
 use object::elf::{FileHeader64, PT_GNU_EH_FRAME, PT_LOAD};
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
@@ -56,7 +56,7 @@ pub fn interpreter_text<M: ReadMemory>(memory: &M, maps: &Maps, targets: &[u64])
     let exact = hole.is_some();
     let range = hole.unwrap_or(start..end.saturating_add(1));
     let code = read_some(memory, range.start, usize::try_from((range.end - range.start).min(MAX_TEXT)).unwrap_or(0));
-    let frame_size = frame_shape(&code).map(|shape| shape.size());
+    let frame_size = frame_size(&code);
     (InterpreterText { range, exact, edges: Edges::default() }, frame_size)
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lj_trace_common::allocation::event::{PROTOTYPE_SEEN, TRACE_SEEN};
 use lj_trace_common::allocation::{AllocationEvent, PrototypeSeen, TraceSeen};
+use lj_trace_common::arch::reg;
 use lj_trace_common::config::{ARGUMENT_LOST, ARGUMENT_ZERO, ARGUMENTS_ELSEWHERE, SHARED_USER_DATA, UNKNOWN_USER_DATA};
 use lj_trace_common::memory::{ReadMemory as _, Unreadable};
 use lj_trace_common::vm::{NO_WORD, VmConfig};
@@ -512,6 +513,9 @@ fn cookie(point: &ProbePoint) -> u64 {
         ArgumentLocation::Zero => ARGUMENT_ZERO,
         ArgumentLocation::Lost => ARGUMENT_LOST,
     });
-    // rdi, rsi, rdx, rcx in DWARF's numbering.
-    if codes == [5, 4, 1, 2] { 0 } else { ARGUMENTS_ELSEWHERE | u64::from(u32::from_le_bytes(codes)) }
+    if codes == reg::ARGUMENTS.map(|number| number as u8) {
+        0
+    } else {
+        ARGUMENTS_ELSEWHERE | u64::from(u32::from_le_bytes(codes))
+    }
 }

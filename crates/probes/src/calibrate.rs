@@ -13,6 +13,7 @@ use std::time::Duration;
 use lj_trace_process::Maps;
 use lj_trace_process::clocks::ClockId;
 
+use super::arch::{self, copy_in_bulk, count_down};
 use super::guardian::{self, Held, Means};
 use super::mechanism::Mechanism;
 use super::perf_event::{self, Clock};
@@ -109,20 +110,6 @@ pub fn tick(clock: Clock) -> io::Result<f64> {
     Ok(median(&mut costs).max(0.0))
 }
 
-/// Counts down to zero, in a register. A loop that has its counter in memory is slower for long after each tick on some
-/// processors (seen on an Intel Xeon: ticks of 18 us seemed to cost 20 to 100), and its loss is not that of programs.
-fn count_down(turns: u64) {
-    // SAFETY: it counts in a register, and ends.
-    unsafe {
-        std::arch::asm!(
-            "2: sub {turns}, 1",
-            "ja 2b",
-            turns = inout(reg) turns => _,
-            options(nomem, nostack),
-        );
-    }
-}
-
 /// Measures a hit of a watchpoint, in seconds.
 ///
 /// # Errors
@@ -169,7 +156,7 @@ fn measure_armed() -> io::Result<f64> {
     let mut copy = || {
         let began = thread_time();
         for _ in 0..COPIES {
-            copy_by_string_instruction(&source, &mut target.words);
+            copy_in_bulk(&source, &mut target.words);
         }
         thread_time().saturating_sub(began).as_secs_f64()
     };
@@ -196,20 +183,6 @@ struct OffTheStart {
     words: [u64; LINE],
 }
 
-/// Copies words as compilers do that are told to save space.
-fn copy_by_string_instruction(source: &[u64; LINE], target: &mut [u64; LINE]) {
-    // SAFETY: it reads and writes as many words as both have; the direction flag is clear as ABIs want it.
-    unsafe {
-        std::arch::asm!(
-            "rep movsq",
-            inout("rcx") source.len() => _,
-            inout("rsi") source.as_ptr() => _,
-            inout("rdi") target.as_mut_ptr() => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
 /// Puts an empty program on an instruction of our own file, for this process alone.
 fn probe(mechanism: Mechanism, kind: UprobeKind, offset: u64, wants_return: bool) -> io::Result<Held> {
     // `r0 = 0` or `r0 = 1`, which tells a session to leave the return out; `exit`.
@@ -226,12 +199,12 @@ struct Callable(extern "C" fn());
 impl Callable {
     /// It begins with an instruction that the kernel emulates, as the places do that are chosen in an allocator.
     fn emulated() -> Self {
-        Self(emulated)
+        Self(arch::emulated)
     }
 
     /// It begins with one that the kernel has to step through.
     fn stepped() -> Self {
-        Self(stepped)
+        Self(arch::stepped)
     }
 
     fn file_offset(&self) -> io::Result<u64> {
@@ -251,24 +224,6 @@ impl Callable {
         }
         median(&mut rounds)
     }
-}
-
-std::arch::global_asm!(
-    ".balign 16",
-    "lj_trace_calibrate_emulated:",
-    "nop",
-    "ret",
-    ".balign 16",
-    "lj_trace_calibrate_stepped:",
-    "test rcx, rcx",
-    "ret",
-);
-
-unsafe extern "C" {
-    #[link_name = "lj_trace_calibrate_emulated"]
-    safe fn emulated();
-    #[link_name = "lj_trace_calibrate_stepped"]
-    safe fn stepped();
 }
 
 /// The CPU time of this thread: others do not count.
@@ -297,7 +252,7 @@ mod tests {
     #[test]
     fn string_instructions_copy() {
         let mut target = [0; 8];
-        copy_by_string_instruction(&[1, 2, 3, 4, 5, 6, 7, 8], &mut target);
+        copy_in_bulk(&[1, 2, 3, 4, 5, 6, 7, 8], &mut target);
         assert_eq!(target, [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(OffTheStart::default().words.as_ptr() as usize % 64, 8);
         match armed() {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::sync::OnceLock;
 
+use super::arch::is_virtual;
 use super::calibrate;
 use super::trapped::is_mistaken;
 
@@ -64,23 +65,10 @@ impl fmt::Display for Harm {
     }
 }
 
-/// Whether processors say that a hypervisor runs them, in the words of `/proc/cpuinfo`.
-fn is_virtual(cpuinfo: &str) -> bool {
-    let flags = cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
-    flags.is_none_or(|(_, flags)| flags.split_whitespace().any(|flag| flag == "hypervisor"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::trapped::survive;
-
-    #[test]
-    fn virtual_machines_say_so() {
-        assert!(is_virtual("processor\t: 0\nflags\t\t: fpu rdrand hypervisor lahf_lm\nbugs\t: \n"));
-        assert!(!is_virtual("processor\t: 0\nflags\t\t: fpu rdrand lahf_lm\nbugs\t: hypervisors\n"));
-        assert!(is_virtual("processor\t: 0\n"), "in doubt");
-    }
 
     #[test]
     fn what_ours_does_tells() {

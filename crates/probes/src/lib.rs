@@ -2,6 +2,7 @@
 
 pub mod activity;
 pub mod allocator;
+pub mod arch;
 mod bpf_log;
 pub mod calibrate;
 pub mod cost;

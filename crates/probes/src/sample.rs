@@ -60,7 +60,7 @@ impl<'a> Record<'a> {
 pub struct Sample<'a> {
     /// The fixed part.
     pub header: SampleHeader,
-    /// The C stack from `rsp` upward.
+    /// The C stack from the stack pointer upward.
     pub stack: &'a [u8],
     /// The Lua frames and the C frames between them, innermost first; where some are left out, a
     /// [`LeftOut`](RecordKind::LeftOut) says how many. `header.inner_frames` counts these

@@ -8,6 +8,8 @@ use std::sync::Once;
 
 use lj_trace_process::Maps;
 
+use crate::arch::next_instruction;
+
 /// A SIGTRAP that has reached a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Trap {
@@ -84,7 +86,7 @@ extern "C" fn trapped(signal: libc::c_int, info: *const libc::siginfo_t, context
     }
     // SAFETY: the kernel passes both to handlers with `SA_SIGINFO`.
     let (info, context) = unsafe { (&*info, &*context.cast::<libc::ucontext_t>()) };
-    let next = context.uc_mcontext.gregs[libc::REG_RIP as usize].cast_unsigned();
+    let next = next_instruction(context);
     TRAPS.set(Some(Some(Trap { code: info.si_code, next })));
 }
 

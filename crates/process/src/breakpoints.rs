@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
+use lj_trace_common::arch::BREAKPOINT;
+
 use super::{Maps, Process};
 
 /// The breakpoints in the code of one file.
@@ -13,9 +15,6 @@ pub struct Breakpoints {
     /// Where they are in it, as offsets.
     pub offsets: Vec<u64>,
 }
-
-/// The instruction that the kernel puts there, `int3`.
-const BREAKPOINT: u8 = 0xcc;
 
 /// What is compared at once.
 const PART: usize = 1 << 16;
@@ -50,9 +49,10 @@ fn in_mapping(process: &Process, file: &File, start: u64, offset: u64, length: u
         // What is not there, at the end of the file, has no code.
         let Ok(mapped) = process.memory().read_some(start + done, &mut memory[..part]) else { break };
         let Ok(read @ 1..) = file.read_at(&mut original[..mapped], offset + done) else { break };
-        let both = memory[..read].iter().zip(&original[..read]).enumerate();
+        let size = BREAKPOINT.len();
+        let both = memory[..read].chunks(size).zip(original[..read].chunks(size)).enumerate();
         let changed = both.filter(|(_, (now, before))| **now == BREAKPOINT && now != before);
-        offsets.extend(changed.map(|(at, _)| offset + done + at as u64));
+        offsets.extend(changed.map(|(at, _)| offset + done + (size * at) as u64));
         done += read as u64;
     }
     offsets

@@ -8,7 +8,7 @@ use super::{StackCopy, UnwindEnd};
 /// The bytecode of an expression.
 pub type Expression = Box<[u8]>;
 
-/// How unwind expressions are encoded on x86-64.
+/// How unwind expressions are encoded where addresses have 64 bits.
 const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
 
 /// More than any real expression takes; a loop in a damaged one ends here.
@@ -25,7 +25,7 @@ pub fn evaluate(
     registers: &Registers,
     stack: &StackCopy<'_>,
 ) -> Result<u64, UnwindEnd> {
-    let bad = || UnwindEnd::BadUnwindInfo { pc: registers.rip() };
+    let bad = || UnwindEnd::BadUnwindInfo { pc: registers.pc() };
     let mut evaluation = gimli::Evaluation::new(EndianSlice::new(code, LittleEndian), ENCODING);
     evaluation.set_max_iterations(MAX_OPERATIONS);
     if let Some(value) = initial {
@@ -37,7 +37,7 @@ pub fn evaluate(
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresRegister { register, .. } => {
                 let value = Register::from_dwarf(register.0).and_then(|register| registers.get(register));
-                let value = value.ok_or(UnwindEnd::RegisterLost { pc: registers.rip() })?;
+                let value = value.ok_or(UnwindEnd::RegisterLost { pc: registers.pc() })?;
                 evaluation.resume_with_register(Value::Generic(value))
             }
             EvaluationResult::RequiresMemory { address, size, .. } => {

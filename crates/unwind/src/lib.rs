@@ -1,40 +1,38 @@
 //! Native unwinding of a sample: from the registers and the copied stack to the program's entry.
 //!
 //! Ordinary code is unwound with `.eh_frame`, keeping all callee-saved registers exact, since the VM keeps
-//! its state in them. The VM's own code has rules of its own ([`vm_frame`], [`vm_text`]). Only code and
+//! its state in them. The VM's own code has rules of its own ([`arch`]). Only code and
 //! unwind tables are read from the target, which runs on meanwhile; the stack is the sample's copy.
 //!
 //! LuaJIT's sources: [`vm_ffi_call`].
 //!
 //! [`vm_ffi_call`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4985-L4999
 
+pub mod arch;
 pub mod expression;
 pub mod frames;
-mod lost_rbp;
 pub mod module;
 pub mod modules;
+pub mod plt;
 pub mod registers;
 pub mod row;
 pub mod symbols;
 pub mod table;
-pub mod tail;
 pub mod vm_edges;
 pub mod vm_frame;
-pub mod vm_text;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
+use arch::{VmText, leave_cframe, unwind_interpreter, unwind_trace};
 pub use modules::Modules;
 use modules::{CodePlace, Located};
 pub use registers::{Register, Registers};
-use row::{CfaRule, UnwindRow};
-pub use vm_frame::{CFrame, Region, VmCode};
-use vm_frame::{VmStep, leave_cframe, unwind_interpreter, unwind_trace};
-pub use vm_text::BaseAfterCall;
-use vm_text::{FrameShape, Position, VmText, ffi_call_edge};
+use row::UnwindRow;
+use vm_frame::VmStep;
+pub use vm_frame::{BaseAfterCall, CFrame, Region, VmCode};
 
 use lj_trace_process::Process;
 
@@ -211,7 +209,7 @@ pub struct NativeStack {
 /// Whether a frame may belong to a C frame that is not known, between two that are. Of a trace it cannot be told: its
 /// C frame is the next one there is.
 fn leave_out(kind: &mut NativeKind, registers: &Registers, cframes: &[CFrame]) -> bool {
-    let next = cframes.iter().find(|cframe| cframe.address >= registers.rsp());
+    let next = cframes.iter().find(|cframe| cframe.address >= registers.sp());
     let NativeKind::Vm { cframe, region, .. } = kind else { return false };
     let is_open = next.is_some_and(|next| next.after_left_out) && (cframe.is_none() || *region == Region::Jit);
     if is_open {
@@ -274,7 +272,7 @@ impl Unwinder {
             if is_return && leave_out(&mut kind, &registers, cframes) {
                 step = Err(UnwindEnd::LeftOut);
             }
-            frames.push(NativeFrame { pc: registers.rip(), is_return, sp: registers.rsp(), kind });
+            frames.push(NativeFrame { pc: registers.pc(), is_return, sp: registers.sp(), kind });
             let caller = step.and_then(|row| {
                 let mut caller = row.apply(&registers, stack);
                 if caller == Err(UnwindEnd::Entry) {
@@ -283,21 +281,21 @@ impl Unwinder {
                 if let Err(UnwindEnd::RegisterLost { .. }) = caller
                     && let Some(value) = self.find_frame_pointer(&registers, is_return, &row, stack, (vms, cframes))
                 {
-                    registers.set(Register::Rbp, Some(value));
+                    registers.set(Register::FP, Some(value));
                     caller = row.apply(&registers, stack);
                 }
                 let caller = caller?;
                 // The VM calls no such function: before it goes on there, it has put the handler's frame in place of its
                 // caller's (`uw_install_context_1`).
-                let calls_it = |vm: &VmCode| vm.in_text(caller.rip()) || vm.in_mcode(caller.rip());
+                let calls_it = |vm: &VmCode| vm.in_text(caller.pc()) || vm.in_mcode(caller.pc());
                 if row.may_throw() && vms.iter().any(calls_it) {
-                    return Err(UnwindEnd::Thrown { pc: caller.rip() });
+                    return Err(UnwindEnd::Thrown { pc: caller.pc() });
                 }
                 // The stack of a signal handler may be another one, and a function's last instruction may
                 // have nothing left on it (libgcc, jumping to an exception's landing pad).
                 let increases =
-                    row.signal || caller.rsp() > registers.rsp() || (!is_return && caller.rsp() == registers.rsp());
-                let end = UnwindEnd::NotIncreasing { pc: registers.rip() };
+                    row.signal || caller.sp() > registers.sp() || (!is_return && caller.sp() == registers.sp());
+                let end = UnwindEnd::NotIncreasing { pc: registers.pc() };
                 if increases { Ok((row.signal, caller)) } else { Err(end) }
             });
             match caller.or_else(|end| Ok((false, self.resume(end, &mut frames, &registers, stack, vms, cframes)?))) {
@@ -327,17 +325,17 @@ impl Unwinder {
         }
         let done = |cframe: &CFrame| {
             let is_it = |frame: &NativeFrame| matches!(frame.kind, NativeKind::Vm { cframe: Some(address), .. } if address == cframe.address);
-            cframe.address < registers.rsp() || frames.iter().any(is_it)
+            cframe.address < registers.sp() || frames.iter().any(is_it)
         };
         let next = cframes.iter().find(|cframe| !done(cframe)).copied().ok_or(end)?;
         let vm = vms.get(next.vm).ok_or(end)?;
-        let row = leave_cframe(self.text(vm).shape());
+        let row = leave_cframe(&self.text(vm));
         let at_cframe = Registers::only(0, next.address);
         let caller = row.apply(&at_cframe, stack).map_err(|_| end)?;
         frames.push(NativeFrame {
-            pc: registers.rip(),
+            pc: registers.pc(),
             is_return: true,
-            sp: registers.rsp(),
+            sp: registers.sp(),
             kind: NativeKind::Missing(end),
         });
         let (region, cframe) = (Region::Interpreter, Some(next.address));
@@ -354,7 +352,7 @@ impl Unwinder {
 
     /// Whether the interpreter of `vm` is entering or leaving its native frame at `pc`, an interrupted instruction.
     pub fn is_at_edge(&mut self, vm: &VmCode, pc: u64) -> bool {
-        matches!(self.text(vm).position(pc, false), Position::Partial { .. } | Position::FrameAtRsp)
+        self.text(vm).is_at_edge(pc)
     }
 
     /// What the frame is, and how to get to its caller.
@@ -366,7 +364,7 @@ impl Unwinder {
         vms: &[VmCode],
         cframes: &[CFrame],
     ) -> (NativeKind, Result<Arc<UnwindRow>, UnwindEnd>) {
-        let pc = registers.rip();
+        let pc = registers.pc();
         // A call that never returns may be the last instruction of its function.
         let lookup = if is_return { pc.wrapping_sub(1) } else { pc };
         let in_vm = |vm: &VmCode| vm.in_text(lookup) || vm.in_mcode(lookup);
@@ -377,7 +375,7 @@ impl Unwinder {
         let text = self.text(code);
         let (region, step) = if code.in_mcode(lookup) {
             let own = cframes.iter().copied().filter(|cframe| cframe.vm == index);
-            (Region::Jit, unwind_trace(text.shape(), code, registers, own))
+            (Region::Jit, unwind_trace(&text, code, registers, own))
         } else if self.is_ffi_call(pc, is_return, code) {
             return (NativeKind::Native, self.native_row(pc, is_return));
         } else if is_return && !text.may_return_to(pc) {
@@ -406,11 +404,7 @@ impl Unwinder {
         // It is the last function, and no other is that near to the end.
         const LENGTH: u64 = 512;
         code.text.end.saturating_sub(pc) <= LENGTH
-            && self.native_row(pc, is_return).is_ok_and(|row| match &row.cfa {
-                CfaRule::Offset(Register::Rbp, _) => true,
-                CfaRule::Offset(Register::Rsp, offset) => *offset <= 16,
-                _ => false,
-            })
+            && self.native_row(pc, is_return).is_ok_and(|row| arch::is_ffi_call(&row))
     }
 
     /// The row of compiled code, from the cache or the module's table.
@@ -442,25 +436,18 @@ impl Unwinder {
         if let (Some(table), Some(function)) = (table, function) {
             let row = table.row(lookup, &mut self.context).ok_or(UnwindEnd::BadUnwindInfo { pc })?;
             // Only a hand-written entry uses a frame pointer from the first instruction on.
-            let by_rbp = |row: &UnwindRow| matches!(row.cfa, CfaRule::Offset(Register::Rbp, 16));
             if !is_return
-                && by_rbp(&row)
-                && table.row(function.start, &mut self.context).is_some_and(|row| by_rbp(&row))
+                && arch::is_by_frame_pointer(&row)
+                && table.row(function.start, &mut self.context).is_some_and(|row| arch::is_by_frame_pointer(&row))
             {
-                let edge = ffi_call_edge(own - function.start, &self.code_at::<4>(pc));
-                return Ok(edge.map_or(row, edge_row));
+                return Ok(arch::ffi_call_row(own - function.start, &self.code_at::<4>(pc)).unwrap_or(row));
             }
             return Ok(row);
         }
         if located.module.is_entry(lookup) {
             return Err(UnwindEnd::Entry);
         }
-        if !is_return && is_jump_stub(&self.code_at::<12>(pc)) {
-            return Ok(UnwindRow::simple(Register::Rsp, 8, &[]));
-        }
-        let by_code = signal_return(&self.code_at::<9>(pc));
-        let by_code = by_code.or_else(|| if is_return { None } else { tail::row(&self.code_at::<32>(pc)) });
-        by_code.ok_or(UnwindEnd::NoUnwindInfo { pc })
+        arch::row_by_code(&self.code_at(pc), is_return).ok_or(UnwindEnd::NoUnwindInfo { pc })
     }
 
     /// The first bytes of the instructions at `pc`; zeros where they cannot be read.
@@ -488,35 +475,6 @@ impl Unwinder {
         self.texts.insert(vm.text.clone(), Arc::clone(&text));
         text
     }
-}
-
-fn edge_row(pushed: usize) -> UnwindRow {
-    let saved = [(Register::Rbp, FrameShape::slot(0))];
-    UnwindRow::simple(Register::Rsp, 8 + 8 * pushed as i64, &saved[..pushed.min(1)])
-}
-
-/// Whether the code only jumps on through a table: a PLT entry without unwind information.
-fn is_jump_stub(code: &[u8]) -> bool {
-    let code = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
-    let code = code.strip_prefix(&[0xf2]).unwrap_or(code);
-    code.starts_with(&[0xff, 0x25])
-}
-
-/// The row of a signal frame whose return code has no unwind information (musl): `mov $15, %rax; syscall`
-/// calls `rt_sigreturn`, and `rsp` then points to the `ucontext` that the kernel has put there.
-fn signal_return(code: &[u8]) -> Option<UnwindRow> {
-    const RT_SIGRETURN: &[u8] = &[0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05];
-    /// `uc_mcontext` in `struct ucontext`, and its registers in order (Linux, asm/sigcontext.h).
-    const MCONTEXT: i64 = 40;
-    const ORDER: [Register; 17] = {
-        use Register::*;
-        [R8, R9, R10, R11, R12, R13, R14, R15, Rdi, Rsi, Rbp, Rbx, Rdx, Rax, Rcx, Rsp, Rip]
-    };
-    code.starts_with(RT_SIGRETURN).then(|| UnwindRow {
-        cfa: CfaRule::Offset(Register::Rsp, 0),
-        saved: ORDER.into_iter().zip((MCONTEXT..).step_by(8)).map(|(r, at)| (r, row::SavedRule::AtCfa(at))).collect(),
-        signal: true,
-    })
 }
 
 type AddressMap<K, V> = HashMap<K, V, BuildHasherDefault<AddressHasher>>;
@@ -574,10 +532,10 @@ mod tests {
         }
         let registers = Registers::all(values);
         let process = Process::open(std::process::id()).unwrap();
-        let end = process.maps().unwrap().find(registers.rsp()).unwrap().end;
-        let length = (end - registers.rsp()).min(65536) as usize;
-        let stack = process.memory().read_bytes(registers.rsp(), length).unwrap();
-        SAMPLE.set(Some(Sample { registers, start: registers.rsp(), stack }));
+        let end = process.maps().unwrap().find(registers.sp()).unwrap().end;
+        let length = (end - registers.sp()).min(65536) as usize;
+        let stack = process.memory().read_bytes(registers.sp(), length).unwrap();
+        SAMPLE.set(Some(Sample { registers, start: registers.sp(), stack }));
     }
 
     fn unwind(sample: &Sample) -> NativeStack {
@@ -711,16 +669,5 @@ mod tests {
             ),
             "{kinds:?}"
         );
-    }
-
-    #[test]
-    fn knows_code_without_unwind_information() {
-        assert!(is_jump_stub(&[0xff, 0x25, 0, 0, 0, 0]));
-        assert!(is_jump_stub(&[0xf3, 0x0f, 0x1e, 0xfa, 0xf2, 0xff, 0x25, 0, 0, 0, 0]));
-        assert!(!is_jump_stub(&[0xff, 0xe0]));
-        let row = signal_return(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]).unwrap();
-        // gregs[REG_RIP] is the last of 17 words from offset 40 on.
-        assert_eq!(row.saved.last(), Some(&(Register::Rip, row::SavedRule::AtCfa(40 + 16 * 8))));
-        assert!(signal_return(&[0x48, 0xc7, 0xc0, 0x10, 0, 0, 0, 0x0f, 0x05]).is_none());
     }
 }

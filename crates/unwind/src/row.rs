@@ -1,5 +1,6 @@
 //! One row of an unwind table: how to get from a frame to its caller at one instruction.
 
+use lj_trace_common::arch::reg;
 use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};
 
 use super::expression::{self, Expression};
@@ -19,7 +20,7 @@ pub enum CfaRule {
 /// Where the caller's value of a register is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SavedRule {
-    /// Nowhere. For `rip` this marks the outermost frame.
+    /// Nowhere. For the program counter this marks the outermost frame.
     Undefined,
     /// Still in the register.
     Same,
@@ -36,7 +37,7 @@ pub enum SavedRule {
 }
 
 /// How to unwind from one instruction. Registers without a rule follow the calling convention: the
-/// callee-saved ones are the same in the caller, `rsp` is the CFA, the others are lost.
+/// callee-saved ones are the same in the caller, the stack pointer is the CFA, the others are lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnwindRow {
     /// The canonical frame address.
@@ -53,7 +54,7 @@ impl UnwindRow {
         let saved = saved.iter().map(|&(register, at)| (register, SavedRule::AtCfa(at)));
         Self {
             cfa: CfaRule::Offset(register, offset),
-            saved: saved.chain([(Register::Rip, SavedRule::AtCfa(-8))]).collect(),
+            saved: saved.chain([(Register::PC, SavedRule::AtCfa(-8))]).collect(),
             signal: false,
         }
     }
@@ -61,7 +62,7 @@ impl UnwindRow {
     /// Whether this is a function that goes on in an error's handler (`__builtin_eh_return`): it alone keeps a register for its
     /// caller that calls need not preserve, which handlers get their arguments in.
     pub fn may_throw(&self) -> bool {
-        !self.signal && self.saved.iter().any(|(register, _)| *register == Register::Rax)
+        !self.signal && self.saved.iter().any(|(register, _)| *register == Register::HANDLER_DATA)
     }
 
     /// The canonical frame address, given the registers of the frame.
@@ -69,7 +70,7 @@ impl UnwindRow {
     /// # Errors
     /// Why it is not known.
     pub fn cfa(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<u64, UnwindEnd> {
-        let lost = UnwindEnd::RegisterLost { pc: registers.rip() };
+        let lost = UnwindEnd::RegisterLost { pc: registers.pc() };
         match &self.cfa {
             CfaRule::Offset(register, offset) => Ok(registers.get(*register).ok_or(lost)?.wrapping_add_signed(*offset)),
             CfaRule::Expression(expression) => expression::evaluate(expression, None, registers, stack),
@@ -82,7 +83,9 @@ impl UnwindRow {
     /// [`UnwindEnd::Entry`] if the row marks the outermost frame, else why there is no way on.
     pub fn apply(&self, registers: &Registers, stack: &StackCopy<'_>) -> Result<Registers, UnwindEnd> {
         let cfa = self.cfa(registers, stack)?;
-        let mut caller = registers.preserved_by_call(0, cfa);
+        // Where the table has no rule for it, the return address is still where the call has put it.
+        let link = reg::LINK.and_then(|link| registers.get(Register::ALL[link]));
+        let mut caller = registers.preserved_by_call(link.unwrap_or(0), cfa);
         for (register, rule) in &self.saved {
             let value = match rule {
                 SavedRule::Undefined => None,
@@ -91,10 +94,10 @@ impl UnwindRow {
                     let slot = cfa.wrapping_add_signed(*offset);
                     match stack.read(slot) {
                         Ok(value) => Some(value),
-                        Err(end) if matches!(register, Register::Rip | Register::Rsp) => return Err(end),
+                        Err(end) if matches!(*register, Register::PC | Register::SP) => return Err(end),
                         // Epilogues leave the rule in place after the pop: the slot is given up already,
                         // and the register has its value back.
-                        Err(_) if slot < registers.rsp() && register.is_callee_saved() => registers.get(*register),
+                        Err(_) if slot < registers.sp() && register.is_callee_saved() => registers.get(*register),
                         Err(_) => None,
                     }
                 }
@@ -108,22 +111,12 @@ impl UnwindRow {
             caller.set(*register, value);
         }
         // Undefined, or never given: the outermost frame. So is one that returns to nowhere.
-        if caller.rip() == 0 { Err(UnwindEnd::Entry) } else { Ok(caller) }
+        if caller.pc() == 0 { Err(UnwindEnd::Entry) } else { Ok(caller) }
     }
 }
 
 /// No expression of a real program is longer.
 const MAX_EXPRESSION: usize = 256;
-
-impl Wire for Register {
-    fn put(&self, out: &mut Vec<u8>) {
-        (*self as u8).put(out);
-    }
-
-    fn take(from: &mut Bytes<'_>) -> Option<Self> {
-        Self::from_dwarf(u8::take(from)?.into())
-    }
-}
 
 fn take_expression(from: &mut Bytes<'_>) -> Option<Expression> {
     let bytes = take_bytes(from)?;
@@ -190,7 +183,7 @@ impl Wire for UnwindRow {
 
     fn take(from: &mut Bytes<'_>) -> Option<Self> {
         let (cfa, (saved, signal)) = <(CfaRule, (Vec<(Register, SavedRule)>, bool))>::take(from)?;
-        (saved.len() <= Register::COUNT).then(|| Self { cfa, saved: saved.into(), signal })
+        (saved.len() <= Register::ALL.len()).then(|| Self { cfa, saved: saved.into(), signal })
     }
 }
 
@@ -210,7 +203,7 @@ mod tests {
         registers.set(Register::Rsp, Some(0x1008));
         let row = UnwindRow::simple(Register::Rsp, 24, &[(Register::Rbx, -24), (Register::Rbp, -16)]);
         let caller = row.apply(&registers, &copy).unwrap();
-        assert_eq!((caller.rip(), caller.rsp()), (0x401_000, 0x1020));
+        assert_eq!((caller.pc(), caller.sp()), (0x401_000, 0x1020));
         assert_eq!(caller.get(Register::Rbx), Some(0xb));
         assert_eq!(caller.get(Register::Rbp), Some(0xbb));
         assert_eq!(caller.get(Register::R12), Some(7));
@@ -224,7 +217,7 @@ mod tests {
         let mut registers = Registers::all([7; Register::COUNT]);
         registers.set(Register::Rsp, Some(0x1000));
         let caller = UnwindRow::simple(Register::Rsp, 8, &[(Register::Rbx, -16)]).apply(&registers, &copy).unwrap();
-        assert_eq!((caller.get(Register::Rbx), caller.rip()), (Some(7), 0x401_000));
+        assert_eq!((caller.get(Register::Rbx), caller.pc()), (Some(7), 0x401_000));
     }
 
     #[test]

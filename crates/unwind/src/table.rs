@@ -173,7 +173,7 @@ fn convert(
     };
     let mut saved = Vec::new();
     for (number, rule) in row.registers() {
-        let number = if *number == return_address { Register::Rip as u16 } else { number.0 };
+        let number = if *number == return_address { Register::PC as u16 } else { number.0 };
         // Vector registers are never needed to find a caller.
         let Some(register) = Register::from_dwarf(number) else { continue };
         let rule = match rule {

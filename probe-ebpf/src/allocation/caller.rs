@@ -14,7 +14,8 @@ use lj_trace_common::config::{NOBODY, UNKNOWN_USER_DATA, VmKey};
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::runs_at;
 
-use super::arguments::{registers, stack_pointer};
+use super::arguments::registers;
+use crate::arch;
 use crate::maps::{ALLOCATORS, CONFIG, GLOBALS, VMS};
 use crate::memory::UserMemory;
 
@@ -43,8 +44,7 @@ pub fn calling_vm(context: &ProbeContext, user_data: u64) -> u32 {
 /// The VM that registers tell of, or [`NOBODY`].
 #[inline(never)]
 fn vm_in_registers(context: &ProbeContext) -> u32 {
-    let registers = registers(context);
-    let kept = [registers.rbx, registers.rbp, registers.r12, registers.r13, registers.r14, registers.r15];
+    let kept = arch::kept(registers(context));
     for value in kept {
         let vm = vm_at(value);
         if vm != NOBODY {
@@ -115,7 +115,7 @@ struct FrameSearch {
 #[inline(always)]
 pub fn calling_thread(context: &ProbeContext, vm: u32) -> u64 {
     // C frames lie 16-byte aligned: the VM calls C functions from there.
-    let lowest = (stack_pointer(context) + 15) & !15;
+    let lowest = (arch::stack_pointer(registers(context)) + 15) & !15;
     let mut search = FrameSearch { lowest, thread: 0, vm };
     // SAFETY: the callback has the signature that the helper wants, and the context outlives the call.
     unsafe { bpf_loop(PLACES, look_at_place as *mut c_void, (&raw mut search).cast(), 0) };

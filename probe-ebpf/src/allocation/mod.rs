@@ -21,13 +21,14 @@ use lj_trace_common::config::{Config, Counter, NOBODY, SHARED_USER_DATA, UNKNOWN
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_common::vm::NO_WORD;
 
+use crate::arch;
 use crate::clock::Timer;
 use crate::count::count_exactly;
 use crate::maps::{ALLOCATORS, CONFIG, GATE, STACK_COUNTDOWN, VMS};
 use crate::memory::UserMemory;
 use crate::pending;
 use crate::sample::sample_allocation;
-use arguments::{arguments, stack_pointer};
+use arguments::{arguments, return_slot};
 use caller::{calling_thread, calling_vm};
 use objects::ObjectsOf;
 use send::{send, tally_of};
@@ -56,8 +57,8 @@ pub extern "C" fn allocator_session(context: *mut c_void) -> u32 {
     let probe = unsafe { bpf_get_func_ip(context.as_ptr()) };
     let cookie = arguments::cookie(&context);
     let registers = arguments::registers(&context);
-    if registers.rip != probe {
-        returned(registers.rax, cookie);
+    if arch::program_counter(registers) != probe {
+        returned(arch::result(registers), cookie);
         return 0;
     }
     u32::from(!called::<false>(&context, cookie))
@@ -159,7 +160,7 @@ fn take_call<const SEARCH: bool>(context: &ProbeContext, cookie: u64, settings: 
             return false;
         }
     }
-    pending.return_slot = stack_pointer(context);
+    pending.return_slot = return_slot(context);
     // Only stacks need it.
     pending.return_address =
         if settings.samples != 0 { UserMemory.read::<u64>(pending.return_slot).unwrap_or(0) } else { 0 };

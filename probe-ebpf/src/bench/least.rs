@@ -14,8 +14,9 @@ use lj_trace_common::head::Head;
 use lj_trace_common::memory::{ReadMemory as _, Unreadable, zeroed};
 use lj_trace_common::vm::{VmConfig, VmState, WINDOW};
 
-use crate::allocation::arguments::{registers, stack_pointer};
+use crate::allocation::arguments::{registers, return_slot};
 use crate::allocation::send::send;
+use crate::arch;
 use crate::maps::VMS;
 use crate::memory::UserMemory;
 use crate::pending;
@@ -26,7 +27,7 @@ use crate::pending;
 pub extern "C" fn recording_session(context: *mut c_void) -> u32 {
     session(&ProbeContext::new(context), |event, context| {
         // As a session that awaits its result has to know whose it is.
-        event.place = UserMemory.read::<u64>(stack_pointer(context))?;
+        event.place = UserMemory.read::<u64>(return_slot(context))?;
         Ok(())
     })
 }
@@ -47,13 +48,13 @@ fn session(
     let Some(pending) = pending::of_thread() else { return 1 };
     let event = &mut pending.event;
     // SAFETY: the context is valid for the whole program.
-    if registers(context).rip != unsafe { bpf_get_func_ip(context.as_ptr()) } {
-        event.result = registers(context).rax;
+    if arch::program_counter(registers(context)) != unsafe { bpf_get_func_ip(context.as_ptr()) } {
+        event.result = arch::result(registers(context));
         send(event);
         return 0;
     }
     // Where LuaJIT's own allocator has them at the probes.
-    let (pointer, old_size, size) = (registers(context).rsi, registers(context).rdx, registers(context).rcx);
+    let [_, pointer, old_size, size] = arch::arguments(registers(context));
     let kind = AllocationKind::of_call(pointer, size);
     (event.kind, event.pointer, event.old_size, event.size, event.result) = (kind as u8, pointer, old_size, size, 0);
     if read(event, context).is_err() {

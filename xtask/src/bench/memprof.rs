@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use lj_trace_common::arch::BREAKPOINT;
 
 use super::measure::{Series, Times, Usage, Workload, cpu_time_so_far, wait};
 use crate::run::{Guarded, is_root, signal};
@@ -344,14 +345,12 @@ impl Allocator {
 
 /// Waits until there is a breakpoint on an instruction of the target.
 fn wait_for_breakpoint(pid: u32, address: u64) -> Result<()> {
-    /// `int3`.
-    const BREAKPOINT: u8 = 0xcc;
     let memory = fs::File::open(format!("/proc/{pid}/mem"))?;
     let start = Instant::now();
-    let mut instruction = [0];
+    let mut instruction = BREAKPOINT.map(|_| 0);
     while start.elapsed() < BREAKPOINT_COMES_WITHIN {
         memory.read_exact_at(&mut instruction, address).context("cannot read the allocator's code")?;
-        if instruction[0] == BREAKPOINT {
+        if instruction == BREAKPOINT {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(20));

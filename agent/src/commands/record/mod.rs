@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use lj_trace_engine::output::allow_replacing;
-use lj_trace_engine::session::{Control, NewChildren, Stopping};
+use lj_trace_engine::session::{NewChildren, SessionControl, Stopping};
 use lj_trace_engine::target::targets;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::calibrate::try_probe;
@@ -123,7 +123,7 @@ fn listen(
     options: &Options,
     targets: &[RecordTarget],
     interrupts: &Interrupts,
-) -> Result<Control, CommandError> {
+) -> Result<SessionControl, CommandError> {
     let _runtime = runtime.enter();
     // A parent makes new children as long as it is there.
     let parent = options.children.then(|| Process::open(options.pid)).transpose()?;
@@ -133,5 +133,5 @@ fn listen(
     };
     let stopping = Stopping::new(interrupts.event()?, processes.into_iter())?;
     let interim = signal(SignalKind::user_defined1()).map_err(|error| CommandError::internal(&error))?;
-    Ok(Control { stopping, interim })
+    Ok(SessionControl { stopping, interim })
 }

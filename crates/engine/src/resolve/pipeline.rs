@@ -363,7 +363,7 @@ impl Pipeline {
             native,
             frames: &sample.frames,
             lua_stack: (sample.lua_stack, sample.header.lua_copy_start),
-            stack: StackCopy { start: sample.header.registers[reg::RSP], bytes: sample.stack },
+            stack: StackCopy { start: sample.header.registers[reg::SP], bytes: sample.stack },
         };
         let bottom = hit.bottom();
         let on_trace = trace::resolve(&mut self.traces[index], &self.memory, vm, hit, || self.process.maps().ok());
@@ -405,14 +405,14 @@ impl Pipeline {
 
     fn unwind(&mut self, sample: &Sample<'_>) -> NativeStack {
         let header = &sample.header;
-        let start = header.registers[reg::RSP];
+        let start = header.registers[reg::SP];
         let mut registers = Registers::all(header.registers);
         let mut bytes = Cow::Borrowed(sample.stack);
         if header.return_slot != 0 {
-            if self.unwinder.in_uprobe_trampoline(registers.rip()) {
+            if self.unwinder.in_uprobe_trampoline(registers.pc()) {
                 // The allocator has just returned into the trampoline: it counts as returned.
-                registers.set(Register::Rip, Some(header.return_address));
-                registers.set(Register::Rsp, Some(header.return_slot + 8));
+                registers.set(Register::PC, Some(header.return_address));
+                registers.set(Register::SP, Some(header.return_slot + 8));
             } else if let Some(slot) = slot_in(sample.stack, start, header.return_slot)
                 && let Some(word) = sample.stack[slot.clone()].first_chunk()
                 && self.unwinder.in_uprobe_trampoline(u64::from_le_bytes(*word))

@@ -33,13 +33,13 @@ pub struct StackEnds {
 impl StackEnds {
     /// Takes in what a sample shows.
     pub fn note(&mut self, header: &SampleHeader, native: &NativeStack) {
-        let rsp = header.registers[reg::RSP];
+        let sp = header.registers[reg::SP];
         if header.flags & SAMPLE_STACK_END_KNOWN != 0 {
             if matches!(native.end, UnwindEnd::StackNotCaptured { .. }) {
-                self.set(StackEnd::page(header.process, rsp), None);
+                self.set(StackEnd::page(header.process, sp), None);
             }
         } else if let Some(end) = end_of(header, native) {
-            for page in StackEnd::page(header.process, rsp)..=StackEnd::page(header.process, end.slot) {
+            for page in StackEnd::page(header.process, sp)..=StackEnd::page(header.process, end.slot) {
                 self.set(page, Some(end));
             }
         }
@@ -65,12 +65,12 @@ impl StackEnds {
 
 /// The end of the stack of a sample, if that is certain, and if much less is needed of it than was copied.
 fn end_of(header: &SampleHeader, native: &NativeStack) -> Option<StackEnd> {
-    let rsp = header.registers[reg::RSP];
-    let copied = rsp..rsp.saturating_add(header.stack_size.into());
+    let sp = header.registers[reg::SP];
+    let copied = sp..sp.saturating_add(header.stack_size.into());
     let outermost = native.frames.last().filter(|frame| native.end.is_entry() && frame.is_return && frame.pc != 0)?;
     // A signal handler may have a stack of its own.
-    let is_one = native.frames.iter().all(|frame| frame.sp >= rsp) && native.frames.is_sorted_by_key(|frame| frame.sp);
-    let slot = outermost.sp.checked_sub(8).filter(|slot| is_one && *slot >= rsp)?;
+    let is_one = native.frames.iter().all(|frame| frame.sp >= sp) && native.frames.is_sorted_by_key(|frame| frame.sp);
+    let slot = outermost.sp.checked_sub(8).filter(|slot| is_one && *slot >= sp)?;
     let end = native.reach.max(outermost.sp);
     (copied.contains(&end) && copied.end - end > LITTLE).then_some(StackEnd { slot, return_address: outermost.pc, end })
 }
@@ -81,11 +81,11 @@ mod tests {
 
     use super::*;
 
-    const RSP: u64 = 0x7000_1f00;
+    const SP: u64 = 0x7000_1f00;
 
     fn header(flags: u32, stack_size: u32) -> SampleHeader {
         let mut header = SampleHeader { flags, stack_size, ..SampleHeader::default() };
-        header.registers[reg::RSP] = RSP;
+        header.registers[reg::SP] = SP;
         header
     }
 
@@ -99,7 +99,7 @@ mod tests {
         NativeStack { frames: sps.iter().enumerate().map(frame).collect(), end, reach: 0x7000_2410 }
     }
 
-    const WHOLE: [u64; 3] = [RSP, 0x7000_2000, 0x7000_2400];
+    const WHOLE: [u64; 3] = [SP, 0x7000_2000, 0x7000_2400];
     const END: StackEnd = StackEnd { slot: 0x7000_23f8, return_address: 0x40_0002, end: 0x7000_2410 };
 
     #[test]
@@ -133,10 +133,10 @@ mod tests {
         assert_eq!(end_of(&header(0, 0x8000), &whole), Some(END));
         none(&header(0, 0x8000), &stack(&WHOLE, UnwindEnd::Limit));
         none(&header(0, 0x600), &whole);
-        none(&header(0, 0x8000), &stack(&[RSP], UnwindEnd::Entry));
+        none(&header(0, 0x8000), &stack(&[SP], UnwindEnd::Entry));
         // On a signal stack, above or below the thread's own.
-        none(&header(0, 0x8000), &stack(&[RSP, 0x7000_5000, 0x7000_2400], UnwindEnd::Entry));
-        none(&header(0, 0x8000), &stack(&[RSP, 0x6000_0000, 0x7000_2400], UnwindEnd::Entry));
-        none(&header(0, 0x8000), &stack(&[RSP, 0x7fff_0000_0000], UnwindEnd::Entry));
+        none(&header(0, 0x8000), &stack(&[SP, 0x7000_5000, 0x7000_2400], UnwindEnd::Entry));
+        none(&header(0, 0x8000), &stack(&[SP, 0x6000_0000, 0x7000_2400], UnwindEnd::Entry));
+        none(&header(0, 0x8000), &stack(&[SP, 0x7fff_0000_0000], UnwindEnd::Entry));
     }
 }

@@ -16,7 +16,7 @@ use lj_trace_process::sandbox::bounded;
 
 pub use children::NewChildren;
 pub use observer::Observer;
-pub use run::Control;
+pub use run::SessionControl;
 pub use stopping::Stopping;
 
 use crate::cpu::{CpuReports, SampleListener};

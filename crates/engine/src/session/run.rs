@@ -24,7 +24,7 @@ const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 const CPU_MEMORY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What is asked for while a session runs.
-pub struct Control {
+pub struct SessionControl {
     /// What ends it.
     pub stopping: Stopping,
     /// Somebody wants to see what there is so far.
@@ -38,7 +38,7 @@ impl Session<'_> {
     /// An output cannot be written any more.
     pub async fn run(
         &mut self,
-        Control { mut stopping, mut interim }: Control,
+        SessionControl { mut stopping, mut interim }: SessionControl,
         children: Option<&NewChildren>,
         observer: &dyn Observer,
     ) -> Result<Stop, EngineError> {

@@ -2,7 +2,7 @@
 //!
 //! The kernel takes BASE and PC from the registers only if the sampled instruction belongs to the interpreter.
 //! Where the interpreter had called a C function, they are known once that function is unwound: PC is in
-//! `rbx`, which calls preserve, and the code behind the call tells where BASE is kept.
+//! a register that calls preserve, and the code behind the call tells where BASE is kept.
 
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::event::{
@@ -67,7 +67,7 @@ pub fn fix_innermost_frame(
         let value = registers.get(register)?;
         Some(if layout.is_gc64() { value } else { value & 0xffff_ffff })
     };
-    let Some(pc) = value(Register::Rbx) else { return given_up };
+    let Some(pc) = value(Register::BYTECODE_PC) else { return given_up };
     let mut base = sample.header.thread_base;
     if uncertain {
         let kept = match unwinder.base_after_call(code, frame.pc, u64::from(layout.l_base)) {
@@ -120,7 +120,7 @@ fn rewalk(
     let memory = SampleMemory {
         live,
         copies: [
-            Copy { start: header.registers[reg::RSP], bytes: sample.stack },
+            Copy { start: header.registers[reg::SP], bytes: sample.stack },
             Copy { start: header.lua_copy_start, bytes: sample.lua_stack },
         ],
         lua_stack: header.lua_stack..header.lua_stack_end,

@@ -20,7 +20,7 @@ pub struct TraceSnapshot {
     pub entries: u8,
     /// The first instruction of the intermediate code that it belongs to.
     pub at: u16,
-    /// Offset of its first machine instruction; builds before March 2021 do not keep it.
+    /// Offset of its first machine instruction, in [`MCODE_UNIT`](crate::arch::MCODE_UNIT)s; builds before March 2021 do not keep it.
     pub mcode: Option<u16>,
 }
 

@@ -23,9 +23,9 @@ use super::frames::{SnapshotFrame, snapshot_frames};
 use super::functions::TraceFunctions;
 use super::ir::{FIRST, IrOp, Numbering};
 use super::live_vm::LiveVm;
-use super::machine::base_stores;
 use super::stacks::NOWHERE;
 use super::trace_copy::{Copied, CopiedTrace, identity};
+use crate::arch::base_stores;
 use crate::page_cache::PageCache;
 use crate::{FunctionNames, Prototype, Prototypes, Trace, Vm, read_traces, trace_at, trace_by_number};
 

@@ -1,9 +1,8 @@
 //! What the walk through a trace's bytecode asks of the live VM.
 //!
-//! LuaJIT's sources: [`asm_exitstub_gen`], [`CTState.miscmap`], [`ctype_state`], [`GCupval`],
+//! LuaJIT's sources: [`CTState.miscmap`], [`ctype_state`], [`GCupval`],
 //! [`rec_upvalue_constify`].
 //!
-//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
 //! [`CTState.miscmap`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_ctype.h#L180
 //! [`ctype_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L661-L662
 //! [`GCupval`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L433-L446
@@ -14,6 +13,7 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::functions::Callee;
 use super::reading::{Constant, VmQueries};
+use crate::arch::exit_byte_at;
 use crate::bytecode::{Instruction, Op};
 use crate::object::{Function, expect_type, field, marked_offset, read_function};
 use crate::value::{self, Value};
@@ -30,13 +30,9 @@ pub struct LiveVm<'a, M> {
 }
 
 impl<M: ReadMemory> LiveVm<'_, M> {
-    /// The lowest byte of the exit that the code at `address` leaves a trace by: exit stubs push it
-    /// (`asm_exitstub_gen`, `lj_asm_x86.h`).
+    /// The lowest byte of the exit that the code at `address` leaves a trace by.
     pub fn exit_at(&self, address: u64) -> Option<u8> {
-        /// `push imm8`.
-        const PUSH: u8 = 0x6a;
-        let [code, exit]: [u8; 2] = self.memory.read(address).ok()?;
-        (code == PUSH).then_some(exit)
+        exit_byte_at(self.memory, address)
     }
 
     /// Whether types of C data may have metatables: they are kept by negative keys, so in the hash part of a table

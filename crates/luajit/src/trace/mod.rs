@@ -9,7 +9,6 @@ pub mod body;
 pub mod cache;
 pub mod effort;
 mod exit_frames;
-mod exit_stub;
 #[cfg(test)]
 mod fixtures;
 pub mod frames;
@@ -17,7 +16,6 @@ pub mod functions;
 pub mod ir;
 pub mod live_vm;
 pub mod loop_copies;
-pub mod machine;
 pub mod reading;
 pub mod resolve;
 pub mod stacks;

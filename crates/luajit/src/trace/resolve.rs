@@ -1,14 +1,10 @@
 //! The Lua frames of a sample that hit a trace: those within the trace, on top of those that are on the Lua stack.
 //!
-//! LuaJIT's sources: [`trace_exit_cp`], [`BC_JLOOP`], [`vm_exit_interp`], [`asm_exitstub_gen`], [`vm_exit_handler`],
-//! [`vm_exit_handler` without GC64].
+//! LuaJIT's sources: [`trace_exit_cp`], [`BC_JLOOP`], [`vm_exit_interp`].
 //!
 //! [`trace_exit_cp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L835-L844
 //! [`BC_JLOOP`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L4749-L4756
 //! [`vm_exit_interp`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2499-L2528
-//! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
-//! [`vm_exit_handler`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2447-L2463
-//! [`vm_exit_handler` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L2850-L2874
 
 use std::sync::Arc;
 
@@ -23,10 +19,10 @@ use super::attribution::Chain;
 use super::body::BodyError;
 use super::cache::{KnownTrace, Sought, Traces};
 use super::exit_frames::{NotKnown, restored};
-use super::exit_stub::exit_at;
 use super::functions::{Callee, TraceFunctions};
 use super::stacks::NOWHERE;
 use crate::Vm;
+use crate::arch::{exit_at, exit_in_handler, has_left_its_frame};
 use crate::object::field;
 
 /// What is known of the frames within a trace.
@@ -217,28 +213,22 @@ fn locate<M: ReadMemory>(memory: &M, hit: &Hit<'_>) -> Result<(Sought, Spot), No
             }
             Ok((Sought::Address(pc, number), Spot::Code(pc)))
         }
-        // `vm_exit_interp`, which a trace ends in: its stack slots are gone already (`vm_x64.dasc`).
+        // `vm_exit_interp`, which a trace ends in: its stack slots are gone already.
         Region::Interpreter => match (number, header.cframe.checked_sub(frame.sp)) {
-            (Some(number), Some(0 | 16)) if !frame.is_return => Ok((Sought::Number(number), Spot::End)),
+            (Some(number), Some(distance)) if !frame.is_return && has_left_its_frame(distance) => {
+                Ok((Sought::Number(number), Spot::End))
+            }
             (Some(number), Some(_)) if !frame.is_return => Ok((Sought::Number(number), Spot::Handler)),
             _ => Err(NoTrace::Leaving),
         },
     }
 }
 
-/// The exit that a trace is being left by, from what its exit stub has pushed (`asm_exitstub_gen`,
-/// `lj_asm_x86.h`): the number's low byte, then its high byte, each sign-extended. The exit handler first keeps them
-/// there, then in `rax` (`vm_exit_handler`, `vm_x64.dasc`, `vm_x86.dasc`).
+/// The exit that a trace is being left by, while the exit handler runs.
 fn exit_number(hit: &Hit<'_>, trace: &KnownTrace) -> Option<u16> {
-    let slot = hit.header.cframe.checked_sub(24 + u64::from(trace.body.trace.spadjust))?;
-    let pushed = |slot: u64| {
-        let word = hit.stack.read(slot).ok()? as i64;
-        i8::try_from(word).ok().map(|byte| u16::from(byte as u8))
-    };
-    let exit = match (pushed(slot), pushed(slot - 8)) {
-        (Some(low), Some(high)) => low | high << 8,
-        _ => hit.header.registers[reg::RAX] as u16,
-    };
+    let word = |address: u64| hit.stack.read(address).ok();
+    let kept = hit.header.registers[reg::EXIT_NUMBER];
+    let exit = exit_in_handler((hit.header.cframe, trace.body.trace.spadjust), word, kept)?;
     (usize::from(exit) < trace.body.snapshots.len()).then_some(exit)
 }
 

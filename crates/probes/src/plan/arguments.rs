@@ -1,10 +1,10 @@
 //! Where the arguments of the allocator are while it runs, and what its branches have told about them.
 
-use iced_x86::{Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind};
+use lj_trace_common::arch::{Register, reg};
 
-use lj_trace_unwind::Register;
+use crate::arch::MachineInstruction;
 
-/// An argument of `lua_Alloc`, in the order of System V: `rdi`, `rsi`, `rdx`, `rcx` at the entry.
+/// An argument of `lua_Alloc`, in the order of its declaration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Argument {
     /// `ud`: what the VM was created with (`g->allocd`).
@@ -31,7 +31,7 @@ impl Argument {
 
     /// The register that passes it.
     pub fn register(self) -> Register {
-        [Register::Rdi, Register::Rsi, Register::Rdx, Register::Rcx][self as usize]
+        Register::ALL[reg::ARGUMENTS[self as usize]]
     }
 }
 
@@ -58,22 +58,22 @@ enum Value {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgumentState {
     /// The registers that hold each argument, as bits in DWARF's order.
-    holders: [u32; Argument::COUNT],
+    holders: [u64; Argument::COUNT],
     values: [Value; Argument::COUNT],
     /// The zero flag says whether this argument is 0.
     zero_flag: Option<Argument>,
-    /// How far `rsp` is from where it was at the entry, in bytes.
-    rsp: Option<i64>,
+    /// How far the stack pointer is from where it was at the entry, in bytes.
+    sp: Option<i64>,
     /// Another function may have been called: the event may be over.
     called: bool,
 }
 
-/// `rax`, `rcx`, `rdx`, `rsi`, `rdi`, `r8`..`r11`: lost in a call (System V psABI, 3.2.1).
-fn lost_in_call() -> u32 {
-    Register::ALL.into_iter().filter(|r| !r.is_callee_saved() && *r != Register::Rsp).fold(0, |bits, r| bits | bit(r))
+/// The registers that are lost in a call.
+fn lost_in_call() -> u64 {
+    Register::ALL.into_iter().filter(|r| !r.is_callee_saved() && *r != Register::SP).fold(0, |bits, r| bits | bit(r))
 }
 
-fn bit(register: Register) -> u32 {
+fn bit(register: Register) -> u64 {
     1 << register as u32
 }
 
@@ -84,7 +84,7 @@ impl ArgumentState {
             holders: Argument::ALL.map(|argument| bit(argument.register())),
             values: [Value::Any; Argument::COUNT],
             zero_flag: None,
-            rsp: Some(0),
+            sp: Some(0),
             called: false,
         }
     }
@@ -110,9 +110,9 @@ impl ArgumentState {
         self.values[argument as usize] == Value::NonZero
     }
 
-    /// Whether `[rsp]` is the return address, as at the entry.
+    /// Whether the stack is as at the entry, and the return address where it was.
     pub fn return_address_on_top(&self) -> bool {
-        self.rsp == Some(0)
+        self.sp == Some(0)
     }
 
     /// Whether no other function has been called yet, so that the event is still to come.
@@ -128,33 +128,33 @@ impl ArgumentState {
                 |i| if self.values[i] == other.values[i] { self.values[i] } else { Value::Any },
             ),
             zero_flag: self.zero_flag.filter(|_| self.zero_flag == other.zero_flag),
-            rsp: self.rsp.filter(|_| self.rsp == other.rsp),
+            sp: self.sp.filter(|_| self.sp == other.sp),
             called: self.called || other.called,
         }
     }
 
     /// After `instruction`, before its branch (if it is one) is decided.
-    pub fn after(&self, instruction: &Instruction, factory: &mut InstructionInfoFactory) -> Self {
+    pub fn after(&self, instruction: &MachineInstruction) -> Self {
         let mut next = self.clone();
-        let copied = copied_register(instruction).map(|source| self.holders.map(|holders| holders & bit(source) != 0));
-        let info = factory.info(instruction);
-        let written = info.used_registers().iter().filter(|used| writes(used.access()));
-        let mut lost = written.filter_map(|used| general(used.register())).fold(0, |bits, r| bits | bit(r));
-        if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
+        let effects = instruction.effects();
+        let mut lost = effects.written;
+        if effects.is_call {
             lost |= lost_in_call();
             next.called = true;
         }
-        for (argument, holders) in next.holders.iter_mut().enumerate() {
-            *holders &= !lost;
-            if copied.is_some_and(|copied| copied[argument]) {
-                *holders |= general(instruction.op0_register()).map_or(0, bit);
+        for (own, holders) in next.holders.iter_mut().zip(self.holders) {
+            *own &= !lost;
+            if let Some((to, from)) = effects.copies
+                && holders & bit(from) != 0
+            {
+                *own |= bit(to);
             }
         }
-        if lost & bit(Register::Rsp) != 0 {
-            next.rsp = self.rsp.zip(moves_rsp(instruction)).and_then(|(rsp, change)| rsp.checked_add(change));
+        if lost & bit(Register::SP) != 0 {
+            next.sp = self.sp.zip(effects.moves_stack).and_then(|(sp, change)| sp.checked_add(change));
         }
-        if instruction.rflags_modified() != 0 || next.called {
-            next.zero_flag = compares_with_zero(instruction).and_then(|register| {
+        if effects.changes_flags || next.called {
+            next.zero_flag = effects.tests.and_then(|register| {
                 Argument::ALL.into_iter().find(|&a| self.holders[a as usize] & bit(register) != 0)
             });
         }
@@ -162,13 +162,11 @@ impl ArgumentState {
     }
 
     /// On one side of a conditional branch; `None` if that side is never taken.
-    pub fn branch(&self, branch: &Instruction, taken: bool) -> Option<Self> {
-        let zero = match branch.condition_code() {
-            ConditionCode::e => taken,
-            ConditionCode::ne => !taken,
-            _ => return Some(self.clone()),
+    pub fn branch(&self, branch: &MachineInstruction, taken: bool) -> Option<Self> {
+        let (Some(if_zero), Some(argument)) = (branch.taken_if_zero(), self.zero_flag) else {
+            return Some(self.clone());
         };
-        let Some(argument) = self.zero_flag else { return Some(self.clone()) };
+        let zero = if_zero == taken;
         let (value, opposite) = if zero { (Value::Zero, Value::NonZero) } else { (Value::NonZero, Value::Zero) };
         let known = self.values[argument as usize];
         (known != opposite).then(|| {
@@ -179,81 +177,18 @@ impl ArgumentState {
     }
 }
 
-/// The source of a `mov` between two 64-bit registers.
-fn copied_register(instruction: &Instruction) -> Option<Register> {
-    let is_copy = matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64)
-        && instruction.op0_kind() == OpKind::Register
-        && instruction.op1_kind() == OpKind::Register;
-    is_copy.then(|| general(instruction.op1_register())).flatten()
-}
-
-/// The 64-bit register whose being 0 the zero flag tells afterwards.
-fn compares_with_zero(instruction: &Instruction) -> Option<Register> {
-    let operand = instruction.op0_register();
-    let zero = match instruction.mnemonic() {
-        Mnemonic::Test => instruction.op1_kind() == OpKind::Register && instruction.op1_register() == operand,
-        Mnemonic::Cmp => is_immediate(instruction) && instruction.immediate(1) == 0,
-        _ => false,
-    };
-    (zero && instruction.op0_kind() == OpKind::Register && operand.is_gpr64()).then(|| general(operand)).flatten()
-}
-
-/// By how many bytes the instruction moves `rsp`, if it says so itself.
-fn moves_rsp(instruction: &Instruction) -> Option<i64> {
-    use iced_x86::Register::RSP;
-    let on_rsp =
-        instruction.op_count() == 2 && instruction.op0_kind() == OpKind::Register && instruction.op0_register() == RSP;
-    match instruction.mnemonic() {
-        // A call's return address is gone again when the next instruction runs.
-        Mnemonic::Call => Some(0),
-        Mnemonic::Push => Some(i64::from(instruction.stack_pointer_increment())),
-        Mnemonic::Pop if instruction.op0_kind() == OpKind::Register && instruction.op0_register() != RSP => {
-            Some(i64::from(instruction.stack_pointer_increment()))
-        }
-        Mnemonic::Add if on_rsp && is_immediate(instruction) => Some(instruction.immediate(1) as i64),
-        Mnemonic::Sub if on_rsp && is_immediate(instruction) => (instruction.immediate(1) as i64).checked_neg(),
-        _ => None,
-    }
-}
-
-fn is_immediate(instruction: &Instruction) -> bool {
-    matches!(
-        instruction.op1_kind(),
-        OpKind::Immediate8 | OpKind::Immediate8to64 | OpKind::Immediate32to64 | OpKind::Immediate8to32
-    )
-}
-
-fn writes(access: OpAccess) -> bool {
-    matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
-}
-
-/// The general register that a register is part of.
-fn general(register: iced_x86::Register) -> Option<Register> {
-    /// DWARF's order of the registers that iced-x86 numbers in the order of their encoding.
-    const ENCODED: [Register; 8] = {
-        use Register::*;
-        [Rax, Rcx, Rdx, Rbx, Rsp, Rbp, Rsi, Rdi]
-    };
-    let full = register.full_register();
-    if !full.is_gpr64() {
-        return None;
-    }
-    let number = full.number();
-    ENCODED.get(number).copied().or_else(|| u16::try_from(number).ok().and_then(Register::from_dwarf))
-}
-
 #[cfg(test)]
 mod tests {
-    use iced_x86::{Decoder, DecoderOptions};
-
     use super::*;
 
     /// What is known after straight code.
     fn run(code: &[u8]) -> ArgumentState {
-        let mut factory = InstructionInfoFactory::new();
-        Decoder::new(64, code, DecoderOptions::NONE)
-            .iter()
-            .fold(ArgumentState::entry(), |s, i| s.after(&i, &mut factory))
+        let (mut state, mut rest) = (ArgumentState::entry(), code);
+        while let Some(instruction) = MachineInstruction::decode(rest, 0) {
+            state = state.after(&instruction);
+            rest = &rest[instruction.size()..];
+        }
+        state
     }
 
     #[test]
@@ -284,7 +219,7 @@ mod tests {
 
     #[test]
     fn learns_from_tests_of_whole_arguments_only() {
-        let je = Decoder::new(64, &[0x74, 0], DecoderOptions::NONE).decode();
+        let je = MachineInstruction::decode(&[0x74, 0], 0).unwrap();
         let whole = run(&[0x48, 0x85, 0xc9]); // test rcx, rcx
         assert!(whole.branch(&je, true).unwrap().is_zero(Argument::NewSize));
         assert!(whole.branch(&je, false).unwrap().is_nonzero(Argument::NewSize));

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::arguments::{Argument, ArgumentLocation, ArgumentState};
-use super::emulated::is_emulated;
 use super::flow::{Flow, FlowNode};
 use super::{EventKind, Need};
+use crate::arch::is_emulated;
 
 /// Sets of points that are kept for each instruction. Real allocators have a handful in all.
 const MAX_SETS: usize = 16;
@@ -78,7 +78,7 @@ pub(super) fn choose(code: &[u8], flow: &Flow, need: Need) -> Option<Vec<usize>>
 /// Whether a probe at an instruction is cheap and sees everything that an event is made of.
 fn is_candidate(code: &[u8], offset: usize, node: &FlowNode, need: Need) -> bool {
     let Some(state) = &node.state else { return false };
-    let bytes = code.get(offset..offset + node.instruction.len());
+    let bytes = code.get(offset..offset + node.instruction.size());
     let needed = Argument::ALL.into_iter().filter(|&argument| need.has(argument));
     bytes.is_some_and(is_emulated)
         && state.before_any_call()

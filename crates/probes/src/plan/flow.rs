@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpKind, Register};
-
 use super::arguments::ArgumentState;
+use crate::arch::{Control, MachineInstruction};
 
 /// Why the ways through a function are not clear. Then only its first instruction is certain to be passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +48,7 @@ pub enum Next {
 #[derive(Clone, Debug)]
 pub struct FlowNode {
     /// The instruction, decoded.
-    pub instruction: Instruction,
+    pub instruction: MachineInstruction,
     /// What is known right before it; `None` if control never comes here.
     pub state: Option<ArgumentState>,
     /// Where control goes from here.
@@ -95,7 +94,7 @@ impl Flow {
             if offset < end_of_previous {
                 return Err(Unclear::IntoMiddle(offset));
             }
-            end_of_previous = offset + node.instruction.len();
+            end_of_previous = offset + node.instruction.size();
         }
         let mut flow = Self { nodes };
         flow.follow_arguments();
@@ -150,7 +149,6 @@ impl Flow {
 
     /// Fills in what is known before each instruction: the least that holds on every way there.
     fn follow_arguments(&mut self) {
-        let mut factory = InstructionInfoFactory::new();
         let mut todo = vec![(0, ArgumentState::entry())];
         // Ends: each time an instruction is visited again, less is known before it.
         while let Some((offset, state)) = todo.pop() {
@@ -159,7 +157,7 @@ impl Flow {
             if node.state.as_ref() == Some(&joined) {
                 continue;
             }
-            let after = joined.after(&node.instruction, &mut factory);
+            let after = joined.after(&node.instruction);
             match node.next {
                 Next::One(next) => todo.push((next, after)),
                 Next::Branch { taken, not_taken } => {
@@ -177,8 +175,8 @@ impl Flow {
     /// part of the function that the compiler has moved elsewhere.
     fn check_tail_calls(&self) -> Result<(), Unclear> {
         let leaves = |node: &FlowNode| {
-            let flow = node.instruction.flow_control();
-            node.next == Next::Exit && matches!(flow, FlowControl::UnconditionalBranch | FlowControl::IndirectBranch)
+            let control = node.instruction.control();
+            node.next == Next::Exit && matches!(control, Control::Jump(_) | Control::TableJump | Control::ComputedJump)
         };
         let no_tail_call = |(_, node): &(usize, &FlowNode)| {
             leaves(node) && node.state.as_ref().is_some_and(|state| !state.return_address_on_top())
@@ -190,29 +188,24 @@ impl Flow {
 /// Decodes the instruction at `offset`. Addresses are offsets, so that branch targets are offsets as well.
 fn decode(code: &[u8], offset: usize) -> Result<FlowNode, Unclear> {
     let bytes = code.get(offset..).filter(|bytes| !bytes.is_empty()).ok_or(Unclear::Endless(offset))?;
-    let instruction = Decoder::with_ip(64, bytes, offset as u64, DecoderOptions::NONE).decode();
-    if instruction.is_invalid() {
-        return Err(Unclear::Undecodable(offset));
-    }
-    let following = offset + instruction.len();
-    let is_near = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
+    let instruction = MachineInstruction::decode(bytes, offset as u64).ok_or(Unclear::Undecodable(offset))?;
+    let following = offset + instruction.size();
     let inside = |target: u64| usize::try_from(target).ok().filter(|&target| target < code.len());
-    let target = is_near.then(|| inside(instruction.near_branch_target())).flatten();
-    let next = match instruction.flow_control() {
+    let next = match instruction.control() {
         // At the end of the function, compilers place calls that never come back (`abort`).
-        FlowControl::Call | FlowControl::IndirectCall if following >= code.len() => Next::Exit,
-        FlowControl::Call if target.is_some_and(|target| target != 0) => return Err(Unclear::IntoMiddle(offset)),
-        FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => Next::One(following),
-        FlowControl::UnconditionalBranch if is_near => target.map_or(Next::Exit, Next::One),
-        FlowControl::ConditionalBranch if is_near => match target {
+        Control::Call(_) if following >= code.len() => Next::Exit,
+        Control::Call(target) if target.and_then(inside).is_some_and(|target| target != 0) => {
+            return Err(Unclear::IntoMiddle(offset));
+        }
+        Control::Next | Control::Call(_) => Next::One(following),
+        Control::Jump(target) => inside(target).map_or(Next::Exit, Next::One),
+        Control::Branch(target) => match inside(target) {
             Some(taken) => Next::Branch { taken, not_taken: following },
             None => return Err(Unclear::Outside(offset)),
         },
-        // A fixed slot of the global offset table: another function, in position-independent code without PLT.
-        FlowControl::IndirectBranch if instruction.memory_base() == Register::RIP => Next::Exit,
-        FlowControl::IndirectBranch => return Err(Unclear::ComputedJump(offset)),
-        FlowControl::Return | FlowControl::Exception => Next::Exit,
-        _ => return Err(Unclear::Unusual(offset)),
+        Control::TableJump | Control::Return | Control::Nowhere => Next::Exit,
+        Control::ComputedJump => return Err(Unclear::ComputedJump(offset)),
+        Control::Unusual => return Err(Unclear::Unusual(offset)),
     };
     Ok(FlowNode { instruction, state: None, next })
 }

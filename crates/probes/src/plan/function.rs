@@ -6,10 +6,11 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, OpKind};
-
+use lj_trace_common::arch::BREAKPOINT;
 use lj_trace_luajit::text::described_function;
 use lj_trace_process::{Maps, Process};
+
+use crate::arch::{Control, MachineInstruction};
 
 /// Why an allocator cannot be probed. Each message names the cause and the way on.
 #[derive(Debug, thiserror::Error)]
@@ -134,45 +135,37 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> 
 /// Where a function without unwind information ends: after the first return or jump backward out of it that no
 /// conditional jump leads beyond. If that is not clear, only its first instruction is sure to belong to it.
 fn guess_length(code: &[u8]) -> usize {
-    let mut decoder = Decoder::with_ip(64, code, 0, DecoderOptions::NONE);
-    let mut furthest = 0;
-    let mut first = None;
-    while decoder.can_decode() {
-        let instruction = decoder.decode();
-        if instruction.is_invalid() {
-            break;
-        }
-        first.get_or_insert(instruction.len());
-        let is_near = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
-        let target = is_near.then(|| instruction.near_branch_target());
+    let (mut at, mut furthest, mut first) = (0, 0, None);
+    while let Some(instruction) = MachineInstruction::decode(&code[at as usize..], at) {
+        let next = at + instruction.size() as u64;
+        first.get_or_insert(instruction.size());
         // A target before the function wraps around.
-        let backward_out = target.is_some_and(|target| target > i64::MAX as u64);
-        let ends = match instruction.flow_control() {
-            FlowControl::Return => true,
-            FlowControl::UnconditionalBranch if backward_out => true,
-            FlowControl::ConditionalBranch if !backward_out => {
-                furthest = furthest.max(target.unwrap_or(0));
+        let is_before = |target: u64| target > i64::MAX as u64;
+        let ends = match instruction.control() {
+            Control::Return => true,
+            Control::Jump(target) if is_before(target) => true,
+            Control::Branch(target) if !is_before(target) => {
+                furthest = furthest.max(target);
                 false
             }
-            FlowControl::UnconditionalBranch => match target {
-                Some(target) if target <= furthest.max(instruction.ip()) => false,
-                // A jump forward: into the function's rest, or to another function?
-                _ => break,
-            },
-            FlowControl::IndirectBranch | FlowControl::ConditionalBranch => break,
-            _ => false,
+            Control::Jump(target) if target <= furthest.max(at) => false,
+            // A jump forward: into the function's rest, or to another function?
+            Control::Jump(_) | Control::Branch(_) | Control::TableJump | Control::ComputedJump => break,
+            Control::Next | Control::Call(_) | Control::Nowhere | Control::Unusual => false,
         };
-        if ends && instruction.next_ip() > furthest {
-            return instruction.next_ip() as usize;
+        if ends && next > furthest {
+            return next as usize;
         }
+        at = next;
     }
     first.unwrap_or(0)
 }
 
 /// Where memory differs from the file, breakpoints aside.
 fn first_difference(file: &[u8], memory: &[u8]) -> Option<usize> {
-    const INT3: u8 = 0xcc;
-    file.iter().zip(memory).position(|(file, memory)| file != memory && *memory != INT3)
+    let size = BREAKPOINT.len();
+    let changed = |(file, memory): (&[u8], &[u8])| file != memory && *memory != BREAKPOINT;
+    Some(size * file.chunks(size).zip(memory.chunks(size)).position(changed)?)
 }
 
 #[cfg(test)]

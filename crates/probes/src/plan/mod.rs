@@ -1,14 +1,13 @@
 //! Where the probes on a VM's allocator go, so that they are cheap and see every event exactly once.
 //!
 //! The kernel single-steps most probed instructions, which makes a probe some ten times dearer than on one of
-//! the few that it emulates (`emulated`). [`plan()`] disassembles the allocator, follows all ways through it
+//! the few that it emulates ([`is_emulated`]). [`plan()`] disassembles the allocator, follows all ways through it
 //! (`flow`) and where its arguments are on them (`arguments`), and chooses emulated instructions of which
 //! every call passes exactly one (`choose`). What it cannot prove it does not use: then the probe goes to the
 //! function's first instruction. [`function`] finds the allocator's code in a process.
 
 mod arguments;
 mod choose;
-mod emulated;
 mod flow;
 pub mod function;
 #[cfg(test)]
@@ -16,16 +15,15 @@ mod tests;
 
 use std::fmt;
 
-use iced_x86::{Decoder, DecoderOptions};
-
+pub use crate::arch::is_emulated;
 pub use arguments::{Argument, ArgumentLocation};
-pub use emulated::is_emulated;
 pub use flow::Unclear;
 
 use arguments::ArgumentState;
 use flow::Flow;
+use lj_trace_common::arch::Register;
 
-use lj_trace_unwind::Register;
+use crate::arch::MachineInstruction;
 
 /// Which arguments every probe must be able to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +82,7 @@ pub struct ProbePoint {
     pub arguments: [ArgumentLocation; Argument::COUNT],
     /// Which calls pass it.
     pub kind: EventKind,
-    /// Whether a return probe is to be put here too, for the result. Then the return address is at `[rsp]`.
+    /// Whether a return probe is to be put here too, for the result. Then the return address is where it was at the entry.
     pub return_probe: bool,
 }
 
@@ -92,7 +90,7 @@ impl ProbePoint {
     fn new(code: &[u8], offset: usize, state: &ArgumentState) -> Self {
         let rest = code.get(offset..).unwrap_or_default();
         // An undecodable instruction is shown as its first byte.
-        let length = Decoder::new(64, rest, DecoderOptions::NONE).into_iter().next().map_or(0, |i| i.len().max(1));
+        let length = MachineInstruction::decode(rest, 0).map_or(1, |instruction| instruction.size()).min(rest.len());
         let bytes = rest.get(..length).unwrap_or_default().to_vec();
         let kind = choose::kind(state);
         Self {
@@ -108,8 +106,8 @@ impl ProbePoint {
 
 impl fmt::Display for ProbePoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let instruction = Decoder::new(64, &self.bytes, DecoderOptions::NONE).into_iter().next();
-        let mnemonic = instruction.map_or_else(String::new, |i| format!("{:?}", i.mnemonic()).to_lowercase());
+        let mnemonic =
+            MachineInstruction::decode(&self.bytes, 0).map_or_else(|| "invalid".to_owned(), |found| found.name());
         let executed = if self.emulated { "emulated" } else { "single-stepped" };
         write!(f, "+{:#x} {mnemonic} ({executed}): {}", self.offset, self.kind)?;
         for argument in Argument::ALL {
@@ -175,7 +173,7 @@ impl fmt::Display for ProbePlan {
     }
 }
 
-/// Plans the probes for an allocator (`lua_Alloc`, x86-64 System V) that has the bytes `code` at `start`.
+/// Plans the probes for an allocator (`lua_Alloc`) that has the bytes `code` at `start`.
 ///
 /// `code` must be the whole function and nothing else: a point in another function would see its other callers,
 /// too. If it is cut short, the plan is the function's entry. Where both are possible, a plan with

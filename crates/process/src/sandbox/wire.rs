@@ -1,6 +1,8 @@
 //! What a reader answers, as bytes: numbers of fixed width, little-endian, and lists with their lengths before them. Whoever
 //! takes it apart believes none of it: what does not fit is nothing.
 
+use lj_trace_common::arch::Register;
+
 /// Bytes that a value is taken from.
 pub type Bytes<'a> = &'a [u8];
 
@@ -49,6 +51,16 @@ macro_rules! number {
 }
 
 number!(u8 u16 u32 u64 i64);
+
+impl Wire for Register {
+    fn put(&self, out: &mut Vec<u8>) {
+        (*self as u8).put(out);
+    }
+
+    fn take(from: &mut Bytes<'_>) -> Option<Self> {
+        Self::from_dwarf(u8::take(from)?.into())
+    }
+}
 
 impl Wire for bool {
     fn put(&self, out: &mut Vec<u8>) {

@@ -12,6 +12,7 @@ use object::{
     LittleEndian, Object as _, ObjectSection as _, ReadRef, SectionIndex, SectionKind, SymbolFlags, SymbolIndex,
 };
 
+use crate::arch::{PLT_SECTIONS, plt_stubs};
 use crate::module::{Image, WithReader};
 
 /// Mini-debuginfo of the largest programs is some megabytes; nothing may unpack to more than this.
@@ -325,27 +326,15 @@ fn add_plt<'data, R: ReadRef<'data>>(table: &mut ElfSymbols, file: &ElfFile64<'d
         }
     }
     let rank = Rank { is_function: true, is_sized: true, is_exported: false, is_public_name: false };
-    for (section, stride) in [(".plt", 16), (".plt.sec", 16), (".plt.got", 8)] {
-        let Some(section) = file.section_by_name(section) else { continue };
+    for name in PLT_SECTIONS {
+        let Some(section) = file.section_by_name(name) else { continue };
         let Ok(data) = section.data() else { continue };
-        // With indirect branch tracking an entry of `.plt.got` is as long as the others.
-        let stride = if stride == 8 && data.starts_with(&[0xf3, 0x0f, 0x1e, 0xfa]) { 16 } else { stride };
-        for (index, stub) in data.chunks_exact(stride).enumerate() {
-            let address = section.address().wrapping_add((index * stride) as u64);
-            if let Some(slot) = got_slot(address, stub)
-                && let Some(name) = slots.get(&slot)
-            {
-                table.push(&format!("{name}@plt"), address, stride as u64, rank);
+        for stub in plt_stubs(name, section.address(), data) {
+            if let Some(name) = slots.get(&stub.slot) {
+                table.push(&format!("{name}@plt"), stub.address, stub.size, rank);
             }
         }
     }
-}
-
-/// The address of the GOT slot through which a PLT stub jumps: `jmp *disp(%rip)`, perhaps behind `endbr64`.
-fn got_slot(address: u64, stub: &[u8]) -> Option<u64> {
-    let jump = stub.windows(2).position(|bytes| bytes == [0xff, 0x25])?;
-    let displacement = i32::from_le_bytes(*stub.get(jump + 2..)?.first_chunk()?);
-    Some(address.wrapping_add(jump as u64 + 6).wrapping_add_signed(i64::from(displacement)))
 }
 
 #[cfg(test)]
@@ -418,14 +407,6 @@ mod tests {
             damaged[at] = value;
             assert!(lj_trace_process::sandbox::wire::parse::<ElfSymbols>(&damaged).is_none(), "{value} at {at}");
         }
-    }
-
-    #[test]
-    fn reads_plt_stubs() {
-        // From Debian's /usr/bin/luajit: jmp *0x85fca(%rip); push $0; jmp
-        let stub = [0xff, 0x25, 0xca, 0x5f, 0x08, 0x00, 0x68, 0, 0, 0, 0, 0xe9, 0xe0, 0xff, 0xff, 0xff];
-        assert_eq!(got_slot(0x8030, &stub), Some(0x8_e000));
-        assert_eq!(got_slot(0x8030, &stub[6..]), None);
     }
 
     #[test]

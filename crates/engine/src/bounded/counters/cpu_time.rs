@@ -12,12 +12,12 @@ const TRIES: u32 = 8;
 
 /// That of a process.
 #[derive(Debug)]
-pub struct CpuTime {
+pub struct CpuTimeReader {
     clock: ClockId,
     slow: u32,
 }
 
-impl CpuTime {
+impl CpuTimeReader {
     /// Of the process with this number.
     pub fn of(pid: u32) -> Self {
         Self { clock: ClockId::of_process(pid), slow: 0 }
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn it_is_what_the_process_has_used() {
-        let mut own = CpuTime::of(std::process::id());
+        let mut own = CpuTimeReader::of(std::process::id());
         let before = own.read().unwrap();
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(20) {
@@ -49,6 +49,6 @@ mod tests {
         }
         own.slow = 0;
         assert!(own.read().unwrap() > before);
-        assert_eq!(CpuTime::of(u32::MAX >> 4).read(), None, "no such process");
+        assert_eq!(CpuTimeReader::of(u32::MAX >> 4).read(), None, "no such process");
     }
 }

@@ -12,7 +12,7 @@ use lj_trace_process::privileges;
 use lj_trace_process::{Process, ProcessMemory};
 
 use super::collector::Collector;
-use super::cpu_time::CpuTime;
+use super::cpu_time::CpuTimeReader;
 use super::other_cpu::OtherCpu;
 use super::place::{CountersPlace, Raw};
 use crate::bounded::lifetimes::polled::Polled;
@@ -54,7 +54,8 @@ impl Counters {
     /// # Errors
     /// The system has no more threads.
     pub fn start(process: &Process, vms: Vec<Vm>, polled: Polled) -> std::io::Result<Self> {
-        let (memory, other_cpu, cpu) = (process.memory(), OtherCpu::from(process.pid()), CpuTime::of(process.pid()));
+        let (memory, other_cpu, cpu) =
+            (process.memory(), OtherCpu::from(process.pid()), CpuTimeReader::of(process.pid()));
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, readings) = mpsc::channel();
         let (more, new) = mpsc::channel();
@@ -167,7 +168,7 @@ struct Reader {
     cycles: u64,
     bursts: bool,
     other_cpu: OtherCpu,
-    cpu: CpuTime,
+    cpu: CpuTimeReader,
     polled: Polled,
     /// Bursts that were left out, since they would have stopped the target.
     skipped: u32,

@@ -45,7 +45,7 @@ use lj_trace_streams::memprof::Event;
 use self::choice::{Choice, ChosenBlock};
 use self::follow_budget::{FollowBudget, FollowVerdict};
 use self::object::{FollowedObject, object_in};
-use self::observer::Observer;
+use self::observer::LifeObserver;
 use self::part::{RecentObjects, TablePart, find_owners};
 use self::places::{FollowedPlace, FollowedPlaces};
 use self::polled::Polled;
@@ -64,7 +64,7 @@ const GROWN: usize = 64;
 
 /// Follows objects.
 pub struct Lifetimes {
-    observer: Observer,
+    observer: LifeObserver,
     memory: ProcessMemory,
     shapes: Vec<Shape>,
     choice: Choice,
@@ -98,7 +98,7 @@ impl Lifetimes {
     /// The same with what there is: the VMs that no watchpoint is there for are those of `polled`.
     pub fn with(watchpoints: Option<Watchpoints>, polled: Polled, process: &Process, vms: &[Vm]) -> Self {
         let mut lifetimes = Self {
-            observer: Observer::new(watchpoints, polled),
+            observer: LifeObserver::new(watchpoints, polled),
             memory: process.memory(),
             shapes: Vec::new(),
             choice: Choice::new(EACH),

@@ -7,14 +7,14 @@ use super::follow_budget::Spent;
 use super::polled::Polled;
 
 /// Looks at the objects of each VM, in one way or the other.
-pub struct Observer {
+pub struct LifeObserver {
     /// Those of the first VMs.
     watchpoints: Option<Watchpoints>,
     /// Those of all others.
     polled: Polled,
 }
 
-impl Observer {
+impl LifeObserver {
     /// With watchpoints, if there are any.
     pub fn new(watchpoints: Option<Watchpoints>, polled: Polled) -> Self {
         Self { watchpoints, polled }

@@ -1,4 +1,4 @@
-//! Which intermediate code a machine instruction can have been assembled from (`lj_asm.c`, `lj_asm_x86.h`).
+//! Which intermediate code a machine instruction can have been assembled from (`lj_asm.c`, `lj_asm_*.h`).
 //!
 //! The assembler goes through the intermediate code backwards and puts machine code in front of machine code, so both
 //! are in the same order. Between the code of two instructions stand loads and moves of registers that may be of either.
@@ -11,10 +11,8 @@
 //! [`asm_uref`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L1401-L1430
 //! [`asm_fuseequal`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm.c#L1765-L1774
 
-use iced_x86::Mnemonic;
-
+use crate::arch::{Machine, MachineAction, MachineOperation};
 use crate::trace::ir::{Effect, Ins, IrOp as Ir, IrOpcode, irt};
-use crate::trace::machine::{Machine, MachineAction};
 
 /// Whether machine code was made from an instruction at all: others were dropped, sunk, or became an operand of
 /// what uses them.
@@ -67,16 +65,16 @@ pub fn can_come_from(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
             Ir::ASTORE | Ir::HSTORE | Ir::USTORE | Ir::FSTORE | Ir::XSTORE => true,
             _ => !is_value(ir),
         },
-        MachineAction::Branch | MachineAction::Jump | MachineAction::Compute => match machine.mnemonic {
-            Mnemonic::Addsd => matches!(ir, Ir::ADD | Ir::TOBIT | Ir::CONV | Ir::LOOP),
-            Mnemonic::Subsd => matches!(ir, Ir::SUB | Ir::CONV | Ir::TOBIT),
-            Mnemonic::Mulsd => matches!(ir, Ir::MUL | Ir::POW),
-            Mnemonic::Divsd => matches!(ir, Ir::DIV | Ir::POW),
-            Mnemonic::Sqrtsd => matches!(ir, Ir::FPMATH | Ir::POW),
-            Mnemonic::Roundsd => ir == Ir::FPMATH,
-            Mnemonic::Minsd => ir == Ir::MIN,
-            Mnemonic::Maxsd => ir == Ir::MAX,
-            Mnemonic::Bswap => ir == Ir::BSWAP,
+        MachineAction::Branch | MachineAction::Jump | MachineAction::Compute => match machine.operation {
+            MachineOperation::Add => matches!(ir, Ir::ADD | Ir::TOBIT | Ir::CONV | Ir::LOOP),
+            MachineOperation::Subtract => matches!(ir, Ir::SUB | Ir::CONV | Ir::TOBIT),
+            MachineOperation::Multiply => matches!(ir, Ir::MUL | Ir::POW),
+            MachineOperation::Divide => matches!(ir, Ir::DIV | Ir::POW),
+            MachineOperation::SquareRoot => matches!(ir, Ir::FPMATH | Ir::POW),
+            MachineOperation::Round => ir == Ir::FPMATH,
+            MachineOperation::Minimum => ir == Ir::MIN,
+            MachineOperation::Maximum => ir == Ir::MAX,
+            MachineOperation::SwapBytes => ir == Ir::BSWAP,
             _ => true,
         },
     }
@@ -168,10 +166,10 @@ pub fn is_its_own(machine: &Machine, opcode: &IrOpcode, ins: Ins) -> bool {
     match opcode.op {
         // The last one of a loop may jump back instead of leaving.
         ir if is_check(ir, ins) => matches!(machine.action, MachineAction::Guard { .. } | MachineAction::Branch),
-        Ir::ADD => machine.mnemonic == Mnemonic::Addsd,
-        Ir::SUB => machine.mnemonic == Mnemonic::Subsd,
-        Ir::MUL => machine.mnemonic == Mnemonic::Mulsd,
-        Ir::DIV => machine.mnemonic == Mnemonic::Divsd,
+        Ir::ADD => machine.operation == MachineOperation::Add,
+        Ir::SUB => machine.operation == MachineOperation::Subtract,
+        Ir::MUL => machine.operation == MachineOperation::Multiply,
+        Ir::DIV => machine.operation == MachineOperation::Divide,
         Ir::ASTORE | Ir::HSTORE | Ir::USTORE => machine.action == MachineAction::Store,
         _ => machine.action == MachineAction::Call,
     }
@@ -192,7 +190,7 @@ pub fn belong_together(first: &Machine, second: &Machine) -> bool {
     {
         return second.is_arithmetic() && second.second != first.writes;
     }
-    let compares = matches!(first.mnemonic, Mnemonic::Cmp | Mnemonic::Ucomisd | Mnemonic::Test);
+    let compares = first.operation == MachineOperation::Compare;
     let jumps = |machine: &Machine| matches!(machine.action, MachineAction::Guard { .. } | MachineAction::Branch);
-    (compares || jumps(first) && first.mnemonic == Mnemonic::Jp) && jumps(second)
+    (compares || jumps(first) && first.operation == MachineOperation::JumpIfUnordered) && jumps(second)
 }

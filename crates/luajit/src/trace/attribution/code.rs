@@ -6,8 +6,8 @@ use lj_trace_common::memory::ReadMemory;
 
 use super::assembly::{belong_together, can_come_from, is_assembled, is_its_own, is_single, is_visible};
 use super::{Attribution, Attributor, Chain, CodeSpan};
+use crate::arch::{self, MCODE_UNIT, Machine, MachineAction};
 use crate::trace::ir::{BIAS, FIRST, IrOp as Ir};
-use crate::trace::machine::{self, Machine, MachineAction};
 use crate::trace::reading::{Aim, CandidateReading, Candidates, VmQueries};
 use crate::trace::stacks::{NOWHERE, StackIndex, Stacks};
 
@@ -23,7 +23,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         candidates: &Candidates,
         only: Option<StackIndex>,
     ) -> Attribution {
-        let code = machine::decode(self.body.trace.mcode.start, &self.body.mcode);
+        let code = arch::decode(self.body.trace.mcode.start, &self.body.mcode);
         let mut attribution = Attribution::default();
         // Else nobody knows which frame the code stands on.
         let Some(returns) = self.lower_frames.bounds() else { return attribution };
@@ -196,7 +196,7 @@ impl<M: ReadMemory, S: VmQueries> Attributor<'_, M, S> {
         let end = self.body.code.end();
         let snapshots = self.body.snapshots.iter().skip(1);
         let by_snapshots: Option<Vec<_>> =
-            snapshots.map(|snapshot| Some((snapshot.at.max(FIRST), u32::from(snapshot.mcode?)))).collect();
+            snapshots.map(|snapshot| Some((snapshot.at.max(FIRST), u32::from(snapshot.mcode?) * MCODE_UNIT))).collect();
         let with_returns = |mut bounds: Vec<(u16, u32)>| {
             bounds.extend(returns);
             bounds.sort_unstable();

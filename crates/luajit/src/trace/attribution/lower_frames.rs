@@ -33,7 +33,7 @@ struct Return {
 
 impl LowerFrames {
     /// Those of a trace. `base_stores` are the offsets in its machine code behind what sets `jit_base`
-    /// ([`base_stores`](crate::trace::machine::base_stores)): each return does (`asm_retf`, `lj_asm_x86.h`), in the order of
+    /// ([`base_stores`](crate::arch::base_stores)): each return does (`asm_retf`, `lj_asm_x86.h`), in the order of
     /// the intermediate code, and the end of the trace may (`asm_tail_link`, `lj_asm.c`).
     pub fn read(
         layout: &VmLayout,

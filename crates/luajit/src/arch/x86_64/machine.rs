@@ -15,50 +15,7 @@ use iced_x86::{
 
 use lj_trace_common::layout::VmLayout;
 
-/// A machine instruction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
-    /// Its offset in the trace's code.
-    pub offset: u32,
-    /// What it does.
-    pub action: MachineAction,
-    /// The register that it writes: 0 to 15, or 16 and more for `xmm0` and on.
-    pub writes: Option<u8>,
-    /// The kind of operation.
-    pub mnemonic: Mnemonic,
-    /// The register that an operation of two registers reads as its second operand.
-    pub second: Option<u8>,
-    /// Whether it only fills a floating-point register: with another one, or with a constant.
-    pub fills: bool,
-}
-
-/// What a machine instruction does beside computing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MachineAction {
-    /// Nothing else.
-    Compute,
-    /// It leaves the trace, or goes on.
-    Guard {
-        /// Where it leaves to.
-        target: u64,
-    },
-    /// It jumps within the trace.
-    Branch,
-    /// It calls a function.
-    Call,
-    /// It writes memory other than the native stack.
-    Store,
-    /// It goes on elsewhere: the end of the trace or of its loop.
-    Jump,
-}
-
-impl Machine {
-    /// Whether it is the operation of an arithmetic instruction on numbers, which is assembled to one
-    /// (`asm_fparith`, `lj_asm_x86.h`).
-    pub fn is_arithmetic(&self) -> bool {
-        matches!(self.mnemonic, Mnemonic::Addsd | Mnemonic::Subsd | Mnemonic::Mulsd | Mnemonic::Divsd)
-    }
-}
+use crate::arch::instruction::{Machine, MachineAction, MachineOperation};
 
 /// Decodes the machine code of a trace that lies at `address`.
 pub fn decode(address: u64, code: &[u8]) -> Vec<Machine> {
@@ -113,13 +70,30 @@ fn describe(factory: &mut InstructionInfoFactory, ins: &Instruction, range: &std
         offset: (ins.ip() - range.start) as u32,
         action,
         writes,
-        mnemonic: ins.mnemonic(),
+        operation: operation(ins.mnemonic()),
         second,
         fills: is_filled && writes.is_some_and(|register| register >= 16),
     }
 }
 
-/// A register by LuaJIT's number (`lj_target_x86.h`).
+fn operation(mnemonic: Mnemonic) -> MachineOperation {
+    match mnemonic {
+        Mnemonic::Addsd => MachineOperation::Add,
+        Mnemonic::Subsd => MachineOperation::Subtract,
+        Mnemonic::Mulsd => MachineOperation::Multiply,
+        Mnemonic::Divsd => MachineOperation::Divide,
+        Mnemonic::Sqrtsd => MachineOperation::SquareRoot,
+        Mnemonic::Roundsd => MachineOperation::Round,
+        Mnemonic::Minsd => MachineOperation::Minimum,
+        Mnemonic::Maxsd => MachineOperation::Maximum,
+        Mnemonic::Bswap => MachineOperation::SwapBytes,
+        Mnemonic::Cmp | Mnemonic::Ucomisd | Mnemonic::Test => MachineOperation::Compare,
+        Mnemonic::Jp => MachineOperation::JumpIfUnordered,
+        _ => MachineOperation::Other,
+    }
+}
+
+/// A register by LuaJIT's number (`lj_target_x86.h`): 0 to 15, or 16 and more for `xmm0` and on.
 fn number(register: Register) -> Option<u8> {
     let full = register.full_register();
     if full.is_gpr64() {

@@ -1,8 +1,10 @@
 //! The few instructions through which a trace is left: exit stubs lie at the start of an area of machine code, in none
 //! of its traces. They push the number of the exit, low byte first, and jump to the VM's exit handler
-//! ([`asm_exitstub_gen`]).
+//! ([`asm_exitstub_gen`]), which is [`vm_exit_handler`] ([`vm_exit_handler` without GC64]).
 //!
 //! [`asm_exitstub_gen`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_asm_x86.h#L9-L48
+//! [`vm_exit_handler`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x64.dasc#L2447-L2463
+//! [`vm_exit_handler` without GC64]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/vm_x86.dasc#L2850-L2874
 
 use lj_trace_common::memory::ReadMemory;
 
@@ -30,6 +32,30 @@ pub fn exit_at<M: ReadMemory>(memory: &M, pc: u64, stack: [Option<u64>; 2]) -> O
         _ => return None,
     };
     Some(u16::from(low) | u16::from(high) << 8)
+}
+
+/// The lowest byte of the exit whose stub begins at `address`.
+pub fn exit_byte_at<M: ReadMemory>(memory: &M, address: u64) -> Option<u8> {
+    let [code, exit]: [u8; 2] = memory.read(address).ok()?;
+    (code == PUSH).then_some(exit)
+}
+
+/// The exit that the exit handler works on, of a trace that has `spadjust` bytes of the stack for itself, in the C frame at
+/// `cframe`. Its stub has pushed the low byte of the number, then the high byte, each sign-extended. The handler first keeps
+/// them there, then in the register whose value is `kept` (`vm_exit_handler`, `vm_x64.dasc`, `vm_x86.dasc`).
+pub fn exit_in_handler((cframe, spadjust): (u64, u16), stack: impl Fn(u64) -> Option<u64>, kept: u64) -> Option<u16> {
+    let slot = cframe.checked_sub(24 + u64::from(spadjust))?;
+    let byte = |slot: u64| pushed(stack(slot)?);
+    Some(match (byte(slot), byte(slot - 8)) {
+        (Some(low), Some(high)) => u16::from(low) | u16::from(high) << 8,
+        _ => kept as u16,
+    })
+}
+
+/// Whether a trace that ends has no part of the stack any more, the stack pointer being `distance` bytes below the C frame:
+/// two saved registers may be between.
+pub fn has_left_its_frame(distance: u64) -> bool {
+    matches!(distance, 0 | 16)
 }
 
 /// The byte that a word was made of by `push imm8`, which extends its sign.

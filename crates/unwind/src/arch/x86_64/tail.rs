@@ -3,9 +3,9 @@
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 
-use super::registers::Register;
-use super::row::{CfaRule, SavedRule, UnwindRow};
 use super::vm_text::general;
+use crate::registers::Register;
+use crate::row::{CfaRule, SavedRule, UnwindRow};
 
 /// More than a function has to restore.
 const MAX_INSTRUCTIONS: usize = 12;

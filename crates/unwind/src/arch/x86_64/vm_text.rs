@@ -23,7 +23,8 @@ use std::ops::Range;
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind};
 
-use super::registers::Register;
+use crate::registers::Register;
+use crate::vm_frame::BaseAfterCall;
 
 /// How the interpreter's frame is laid out: what `saveregs` pushes, and the space below.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,17 +76,6 @@ pub enum Position {
     },
     /// Anywhere else: `rsp` is the frame's lowest address.
     Body,
-}
-
-/// Where the interpreter keeps BASE while it calls a C function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BaseAfterCall {
-    /// In a callee-saved register, from which it is taken back after the call.
-    Register(Register),
-    /// In `L->base`, from which it is loaded again.
-    LuaState,
-    /// The code after the call does not tell.
-    Unknown,
 }
 
 /// A VM's machine code.
@@ -143,6 +133,11 @@ impl VmText {
             None if is_return => Position::Body,
             None => self.returns(pc).map_or(Position::Body, |size| Position::Helper { size }),
         }
+    }
+
+    /// Whether the frame is being made or left at `pc`, an interrupted instruction.
+    pub fn is_at_edge(&self, pc: u64) -> bool {
+        matches!(self.position(pc, false), Position::Partial { .. } | Position::FrameAtRsp)
     }
 
     /// Whether what was called from here can return to `address`: a call ends there, or that is not known.
@@ -324,6 +319,11 @@ impl VmText {
         }
         ranges
     }
+}
+
+/// The size of an interpreter's C frames, as its epilogue shows it.
+pub fn frame_size(code: &[u8]) -> Option<u64> {
+    frame_shape(code).map(|shape| shape.size())
 }
 
 /// Finds the epilogue (`add rsp, space; pop ...; ret`) and reads the frame's layout from it.

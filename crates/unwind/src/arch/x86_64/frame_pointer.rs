@@ -18,10 +18,10 @@ use iced_x86::{
     Register as Iced,
 };
 
-use super::modules::CodePlace;
-use super::registers::{Register, Registers};
-use super::row::{CfaRule, UnwindRow};
-use super::{CFrame, StackCopy, Unwinder, VmCode};
+use crate::modules::CodePlace;
+use crate::registers::{Register, Registers};
+use crate::row::{CfaRule, UnwindRow};
+use crate::{CFrame, StackCopy, Unwinder, VmCode};
 
 /// Functions longer than this are not looked through.
 const MAX_FUNCTION: u64 = 64 << 10;
@@ -35,7 +35,7 @@ const CALL_LENGTH: u64 = 5;
 
 impl Unwinder {
     /// The value of `rbp` in a frame with these registers, whose unwind `row` needs it; [`None`] if it is not certain.
-    pub(super) fn find_frame_pointer(
+    pub(crate) fn find_frame_pointer(
         &mut self,
         registers: &Registers,
         is_return: bool,
@@ -44,7 +44,7 @@ impl Unwinder {
         (vms, cframes): (&[VmCode], &[CFrame]),
     ) -> Option<u64> {
         let CfaRule::Offset(Register::Rbp, frame_pointer) = row.cfa else { return None };
-        let (pc, rsp) = (registers.rip(), registers.rsp());
+        let (pc, rsp) = (registers.pc(), registers.sp());
         let lookup = pc.wrapping_sub(u64::from(is_return));
         let (CodePlace::Module(located), _) = self.modules.find(lookup) else { return None };
         let table = located.module.table()?;

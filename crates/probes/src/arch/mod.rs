@@ -1,0 +1,30 @@
+//! What differs between processors in what can be probed, and in what that costs. The rest of this crate asks here.
+//!
+//! # What a processor's module supplies
+//!
+//! | item | what it is |
+//! |---|---|
+//! | `MachineInstruction` | a decoded instruction: `decode`, `size`, `name`, `control`, `effects`, `taken_if_zero` |
+//! | `is_emulated` | whether every kernel that is supported emulates an instruction under a probe, rather than stepping through it |
+//! | `emulated`, `stepped` | functions to measure probes on, which begin with an instruction of either kind |
+//! | `count_down`, `copy_in_bulk` | what ticks of a clock and watchpoints slow down, to be measured |
+//! | `next_instruction` | where a thread goes on that a signal has interrupted |
+//! | `is_virtual` | whether `/proc/cpuinfo` says that this is a virtual machine |
+//!
+//! Registers, the ones of arguments among them, and the kernel's breakpoint are in [`lj_trace_common::arch`].
+
+mod effects;
+
+pub use effects::{Control, Effects};
+
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64::*;
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "lj-trace-probes does not support this processor yet. crates/probes/src/arch has to supply for it: MachineInstruction (decode, \
+     size, name, control, effects, taken_if_zero), is_emulated, emulated, stepped, count_down, copy_in_bulk, \
+     next_instruction, is_virtual. See docs/architectures.md"
+);

@@ -1,0 +1,12 @@
+//! Stubs that a program calls functions of libraries by.
+
+/// A stub of the procedure linkage table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PltStub {
+    /// Where it is.
+    pub address: u64,
+    /// Its size.
+    pub size: u64,
+    /// The slot of the global offset table that it jumps through.
+    pub slot: u64,
+}
