@@ -1,11 +1,11 @@
 //! x86-64.
 
 use aya_ebpf::bindings::pt_regs;
-use lj_trace_common::event::Registers;
+use lj_trace_common::event::SampledRegisters;
 
 /// The registers of a sample.
 #[inline(always)]
-pub const fn registers(r: &pt_regs) -> Registers {
+pub const fn registers(r: &pt_regs) -> SampledRegisters {
     [
         r.rax, r.rdx, r.rcx, r.rbx, r.rsi, r.rdi, r.rbp, r.rsp, r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15,
         r.rip,
