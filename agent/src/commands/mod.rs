@@ -17,7 +17,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::exit::{self, CommandError};
 use crate::logging;
@@ -146,12 +146,13 @@ fn unless_nobody_reads(written: std::io::Result<()>) -> Result<(), CommandError>
     }
 }
 
-/// Puts `record` in where the first argument is an option of it: `lj-trace --pid 7`.
+/// Puts `record` in where the first argument is an option of it, or no command: `lj-trace --pid 7`, `lj-trace nginx`.
 fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
-    let is_option = |arg: &OsString| arg.to_str().is_some_and(|arg| arg.starts_with('-') && !own.contains(&arg));
-    if args.get(1).is_some_and(is_option) {
+    let is_command = |arg: &str| arg == "help" || Cli::command().find_subcommand(arg).is_some();
+    let is_of_record = |arg: &OsString| arg.to_str().is_some_and(|arg| !own.contains(&arg) && !is_command(arg));
+    if args.get(1).is_some_and(is_of_record) {
         args.insert(1, "record".into());
     }
     args
@@ -159,8 +160,6 @@ fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     fn expanded(args: &[&str]) -> Vec<OsString> {
@@ -179,5 +178,7 @@ mod tests {
         assert_eq!(expanded(&["lj-trace", "--help"]), ["lj-trace", "--help"]);
         assert_eq!(expanded(&["lj-trace", "report", "x"]), ["lj-trace", "report", "x"]);
         assert_eq!(expanded(&["lj-trace"]), ["lj-trace"]);
+        assert_eq!(expanded(&["lj-trace", "nginx", "-q"]), ["lj-trace", "record", "nginx", "-q"]);
+        assert_eq!(expanded(&["lj-trace", "help"]), ["lj-trace", "help"]);
     }
 }

@@ -43,7 +43,8 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
         return super::print_text(&unit::template(&program));
     }
     let record = parse(&args.record)?;
-    let name = format!("lj-trace-{}", record.pid);
+    let of = record.pid.map(|pid| pid.to_string()).or_else(|| record.whom().map(str::to_owned));
+    let name = format!("lj-trace-{}", of.unwrap_or_default());
     let limit = record.duration.map(|duration| duration.as_secs().saturating_add(SLACK));
     super::print_text(&unit::command(&program, &name, &args.record, limit, more(&record)))
 }
@@ -74,7 +75,7 @@ mod tests {
     #[test]
     fn options_are_those_of_a_recording() {
         let parse = |words: &str| parse(&words.split(' ').map(str::to_owned).collect::<Vec<_>>());
-        assert_eq!(parse("--pid 7 -d 5s").unwrap().pid, 7);
+        assert_eq!(parse("--pid 7 -d 5s").unwrap().pid, Some(7));
         for wrong in ["--duration 5s", "--pid 7 --nonsense"] {
             assert_eq!(parse(wrong).unwrap_err().code, ExitCode::USAGE, "{wrong}");
         }

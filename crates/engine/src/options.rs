@@ -16,10 +16,10 @@ use crate::output::files::numbered;
 /// ([`of_child`](Self::of_child)).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The process that is named.
+    /// The process that is named, or the first of several.
     pub pid: u32,
-    /// Whether the processes that it has started are recorded in its place.
-    pub children: bool,
+    /// Which processes are recorded.
+    pub scope: Scope,
     /// The address of the only VM that is recorded, if only one is.
     pub vm: Option<u64>,
     /// The kinds of profiles.
@@ -62,6 +62,22 @@ pub struct Options {
     pub verbose: bool,
     /// Whether nothing is said but warnings.
     pub quiet: bool,
+}
+
+/// Which processes are recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The one that is named.
+    One,
+    /// Those that it has started, in its place.
+    Children,
+    /// These, and those that they start.
+    These {
+        /// Their process ids.
+        pids: Vec<u32>,
+        /// What they have in common, for people: `processes called nginx`.
+        what: String,
+    },
 }
 
 /// Streams that are named after their process, and when lj-trace was started.
@@ -136,8 +152,21 @@ pub enum UseWatchpoint {
 }
 
 impl Options {
-    /// The same for one of the children: its files have its process id in their names, and reports of CPU time are of all
-    /// children together.
+    /// Whether several processes are recorded, or may be: each gets streams of its own.
+    pub fn is_of_several(&self) -> bool {
+        self.scope != Scope::One
+    }
+
+    /// The processes whose ends end the recording, and whose children are recorded, if there are several.
+    pub fn roots(&self) -> Vec<u32> {
+        match &self.scope {
+            Scope::One | Scope::Children => vec![self.pid],
+            Scope::These { pids, .. } => pids.clone(),
+        }
+    }
+
+    /// The same for one of several processes: its files have its process id in their names, and reports of CPU time are of all
+    /// of them together.
     pub fn of_child(&self, pid: u32) -> Self {
         let mut cpu_files = self.cpu_files.of_process(pid);
         cpu_files.reports.clear();

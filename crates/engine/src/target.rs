@@ -5,11 +5,12 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::programs::Programs;
 use lj_trace_probes::sampler::EventPlaces;
 use lj_trace_process::family::descendants;
+use lj_trace_process::select::Selector;
 use lj_trace_process::{Maps, Process};
 
 use crate::allocations::SharedListener;
 use crate::error::{EngineError, Failure};
-use crate::options::Options;
+use crate::options::{Options, Scope};
 
 /// A process that is recorded.
 pub struct RecordTarget {
@@ -78,8 +79,10 @@ fn choose(options: &Options, vms: &[Vm], address: u64) -> Result<usize, EngineEr
 /// # Errors
 /// None of them can be recorded.
 pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
-    if options.children {
-        return children(options);
+    match &options.scope {
+        Scope::One => {}
+        Scope::Children => return children(options),
+        Scope::These { pids, .. } => return Ok(with_vms(pids, options)),
     }
     // Those that are running may not be the one that was named.
     match RecordTarget::new(options.clone()) {
@@ -129,8 +132,22 @@ fn workers(pid: u32) -> Option<String> {
 pub fn children(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
     // If it is not there, that is what has to be said.
     let parent = Process::open(options.pid)?;
+    let targets = with_vms(&descendants(options.pid), options);
+    if targets.is_empty() {
+        let (command, pid) = (parent.command(), options.pid);
+        let message = format!(
+            "process {pid} ({command}) has started no process with a LuaJIT VM that runs now: leave out --children to \
+             record the process itself"
+        );
+        return Err(EngineError::new(Failure::NoLuajit, message));
+    }
+    Ok(targets)
+}
+
+/// Those of the processes that have a VM.
+fn with_vms(pids: &[u32], options: &Options) -> Vec<RecordTarget> {
     let mut targets = Vec::new();
-    for pid in descendants(options.pid) {
+    for &pid in pids {
         let Ok(process) = Process::open(pid) else { continue };
         let Ok(maps) = process.maps() else { continue };
         match find_first_vms(&process, &maps) {
@@ -143,13 +160,37 @@ pub fn children(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
             Err(error) => say(Priority::Warning, &format!("lj-trace: process {pid} is left out: {error}")),
         }
     }
-    if targets.is_empty() {
-        let (command, pid) = (parent.command(), options.pid);
-        let message = format!(
-            "process {pid} ({command}) has started no process with a LuaJIT VM that runs now: leave out --children to \
-             record the process itself"
-        );
-        return Err(EngineError::new(Failure::NoLuajit, message));
+    targets
+}
+
+/// The processes that `selector` chooses, and the options to record them with: one is recorded as if it had been named.
+///
+/// # Errors
+/// There are none, or none of them has a VM.
+pub fn selected(selector: &Selector, options: &Options) -> Result<(Options, Vec<RecordTarget>), EngineError> {
+    let pids = selector.processes();
+    let chosen = |pids: Vec<u32>| Options {
+        pid: pids[0],
+        scope: Scope::These { pids, what: selector.to_string() },
+        ..options.clone()
+    };
+    if pids.is_empty() {
+        let message = format!("there are no {selector}: `lj-trace list` shows the processes that have LuaJIT in them");
+        return Err(EngineError::new(Failure::NoProcess, message));
     }
-    Ok(targets)
+    let several = chosen(pids.clone());
+    let targets = targets(&several)?;
+    match targets.len() {
+        0 => {
+            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+            let message = format!("there are {selector}, but none has a LuaJIT VM that runs now: {}", pids.join(", "));
+            Err(EngineError::new(Failure::NoLuajit, message))
+        }
+        1 => {
+            let options = Options { pid: targets[0].process.pid(), scope: Scope::One, ..options.clone() };
+            let targets = self::targets(&options)?;
+            Ok((options, targets))
+        }
+        _ => Ok((several, targets)),
+    }
 }

@@ -21,6 +21,7 @@ pub mod privileges;
 pub mod proc_file;
 pub mod process;
 pub mod sandbox;
+pub mod select;
 pub mod sockets;
 pub mod switches;
 pub mod tree;

@@ -7,34 +7,56 @@ use std::time::Duration;
 
 use clap::Args;
 use lj_trace_engine::cpu::JitSamples;
-use lj_trace_engine::options::{DefaultStreams, Testing, UseWatchpoint};
+use lj_trace_engine::options::{DefaultStreams, Scope, Testing, UseWatchpoint};
 use lj_trace_engine::output::OutputFiles;
 use lj_trace_engine::output::pieces::now_in_names;
 use lj_trace_engine::{Kinds, Limits, Options};
 use lj_trace_probes::sampler::EventPlaces;
+use lj_trace_process::select::{LEAST_OF_ID, Selector};
 use lj_trace_profile::formats::insert_before_ending;
 use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
 use crate::exit::CommandError;
 
+/// What else chooses processes.
+const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
+
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct RecordArgs {
-    /// The process to profile
-    #[arg(short, long, value_name = "PID")]
-    pub pid: u32,
+    /// The process to profile, by its id
+    #[arg(short, long, value_name = "PID", required_unless_present_any = WHOM, conflicts_with_all = WHOM)]
+    pub pid: Option<u32>,
+
+    /// The processes to profile, by the name of their command or file: `lj-trace nginx`
+    ///
+    /// Several are recorded together, as with --children, and so are those that they start.
+    #[arg(value_name = "NAME")]
+    pub command: Option<String>,
+
+    /// The same as NAME, for a name that is a command of lj-trace's, too
+    #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
+    pub name: Option<String>,
+
+    /// The processes of a systemd unit, such as `tarantool@shop` or `nginx.service`
+    #[arg(long, conflicts_with_all = ["command", "container"])]
+    pub unit: Option<String>,
+
+    /// The processes of a container, by its id, or the first digits of it
+    #[arg(long, value_name = "ID", conflicts_with = "command", value_parser = parse_container)]
+    pub container: Option<String>,
 
     /// Profile the processes that this one has started and that have a VM, in its place: the workers of nginx's master
     ///
     /// Each gets streams (and reports of its memory) of its own, with its process id in their names; reports of CPU time
     /// hold all of them, each as a root of the stacks. Those that are started later are recorded from then on. It ends
     /// when the process and all of them have exited.
-    #[arg(long, conflicts_with = "vm")]
+    #[arg(long, conflicts_with_all = ["vm", "command", "name", "unit", "container"])]
     pub children: bool,
 
     /// Record only the VM with this address, which `lj-trace list` shows [default: all VMs]
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address, conflicts_with_all = WHOM)]
     pub vm: Option<u64>,
 
     /// If the process has no VM yet, wait until it has one, no longer than TIME if that is given; so for --children
@@ -160,6 +182,8 @@ pub struct RecordArgs {
 const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234-TIME.sysprof.bin
+  sudo lj-trace nginx -d 30s -o cpu.svg               all processes of that name, in one flame graph
+  sudo lj-trace --unit tarantool@shop -d 30s          those of a systemd unit; --container ID: of a container
   sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph
   sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
   sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
@@ -254,6 +278,18 @@ impl RecordArgs {
         <Record as clap::Parser>::try_parse_from(words.iter().map(|word| word.as_ref())).map(|record| record.args)
     }
 
+    /// The name, unit or container that chooses the processes, if that is no process id.
+    pub(in crate::commands) fn whom(&self) -> Option<&str> {
+        [&self.command, &self.name, &self.unit, &self.container].into_iter().find_map(|name| name.as_deref())
+    }
+
+    /// What chooses the processes, if that is no process id.
+    pub(super) fn selector(&self) -> Option<Selector> {
+        let name = self.command.as_ref().or(self.name.as_ref()).cloned().map(Selector::Name);
+        let unit = self.unit.clone().map(Selector::Unit);
+        name.or(unit).or_else(|| self.container.clone().map(Selector::Container))
+    }
+
     /// What is to be recorded.
     ///
     /// # Errors
@@ -265,8 +301,8 @@ impl RecordArgs {
         let kinds = self.mode.kinds();
         let files = |kind| if kinds.has(kind) { self.files(kind) } else { Ok(OutputFiles::default()) };
         Ok(Options {
-            pid: self.pid,
-            children: self.children,
+            pid: self.pid.unwrap_or(0),
+            scope: if self.children { Scope::Children } else { Scope::One },
             vm: self.vm,
             kinds,
             duration: self.duration,
@@ -494,6 +530,14 @@ fn parse_size(text: &str) -> Result<u64, String> {
         Some(size) => Ok(size),
         None => Err("the size is too large".to_owned()),
     }
+}
+
+/// Reads a container's id.
+fn parse_container(text: &str) -> Result<String, String> {
+    let is_id = text.len() >= LEAST_OF_ID && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_id.then(|| text.to_ascii_lowercase()).ok_or_else(|| {
+        format!("expected a container's id, or its first {LEAST_OF_ID} digits or more: `docker ps` shows it")
+    })
 }
 
 /// Reads an address as `lj-trace list` shows it.

@@ -8,10 +8,11 @@ mod wait;
 use std::path::Path;
 use std::time::Instant;
 
+use lj_trace_engine::options::Scope;
 use lj_trace_engine::output::allow_replacing;
 use lj_trace_engine::session::{NewChildren, SessionControl, Stopping};
-use lj_trace_engine::target::targets;
-use lj_trace_engine::{Options, RecordTarget, Recording, Session};
+use lj_trace_engine::target::selected;
+use lj_trace_engine::{Failure, Options, RecordTarget, Recording, Session};
 use lj_trace_probes::calibrate::try_probe;
 use lj_trace_probes::guardian;
 use lj_trace_probes::journal::{Priority, say};
@@ -45,11 +46,21 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
         start_guardian()?;
     }
     let progress = Progress::new(&options);
-    let targets = match args.wait {
-        Some(limit) => wait::targets(&options, limit, &interrupts, &progress)?,
-        None => Some(targets(&options)?),
+    let selector = args.selector();
+    let find = || match &selector {
+        Some(selector) => selected(selector, &options),
+        None => wait::find(&options, args.wait.is_some()).map(|targets| (options.clone(), targets)),
     };
-    let Some(targets) = targets else { return Ok(()) };
+    let found = match args.wait {
+        Some(limit) => {
+            // A process that is named is there from the beginning.
+            let may_come =
+                if selector.is_some() { &[Failure::NoLuajit, Failure::NoProcess][..] } else { &[Failure::NoLuajit] };
+            wait::until_found(find, may_come, limit, &interrupts, &progress)?
+        }
+        None => Some(find()?),
+    };
+    let Some((options, targets)) = found else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -58,11 +69,11 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let known = targets.iter().map(|target| target.process.clone()).collect();
     let mut session = Session::start(&options, targets, &progress, started)?;
     // Those that come later have to be attached to as well.
-    let attaches = if options.children { &privileges::TO_ATTACH[..] } else { &[] };
+    let attaches = if options.is_of_several() { &privileges::TO_ATTACH[..] } else { &[] };
     give_up_privileges(&options, attaches, || {
-        session.recordings().all(Recording::is_in_reach) && (!options.children || can_attach(&options))
+        session.recordings().all(Recording::is_in_reach) && (!options.is_of_several() || can_attach(&options))
     });
-    let children = options.children.then(|| NewChildren::watch(options.pid, known)).transpose()?;
+    let children = options.is_of_several().then(|| NewChildren::watch(options.roots(), known)).transpose()?;
     let stop = runtime.block_on(session.run(control, children.as_ref(), &progress));
     Ok(session.finish(stop, &progress)?)
 }
@@ -126,11 +137,14 @@ fn listen(
 ) -> Result<SessionControl, CommandError> {
     let _runtime = runtime.enter();
     // A parent makes new children as long as it is there.
-    let parent = options.children.then(|| Process::open(options.pid)).transpose()?;
-    let processes: Vec<&Process> = match &parent {
-        Some(parent) => vec![parent],
-        None => targets.iter().map(|target| &target.process).collect(),
+    let parents: Vec<Process> = match options.scope {
+        Scope::One => Vec::new(),
+        Scope::Children => vec![Process::open(options.pid)?],
+        // One that has ended since needs not be waited for.
+        Scope::These { .. } => options.roots().into_iter().filter_map(|pid| Process::open(pid).ok()).collect(),
     };
+    let processes: Vec<&Process> =
+        parents.iter().chain(targets.iter().filter(|_| parents.is_empty()).map(|target| &target.process)).collect();
     let stopping = Stopping::new(interrupts.event()?, processes.into_iter())?;
     let interim = signal(SignalKind::user_defined1()).map_err(|error| CommandError::internal(&error))?;
     Ok(SessionControl { stopping, interim })

@@ -26,6 +26,11 @@ impl Progress {
         Self { bar, rate: options.rate, quiet: options.quiet, notifier: Notifier::new() }
     }
 
+    /// Whether nothing is said but warnings.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// Says that it waits, and for people why, if that is news.
     pub fn waiting(&self, news: Option<&str>) {
         self.notifier.waiting("waiting for a VM");

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use lj_trace_engine::options::Scope;
+use lj_trace_engine::target::targets;
+use lj_trace_engine::{EngineError, Failure, Options, RecordTarget};
 use lj_trace_probes::journal::{Priority, say};
-
-use lj_trace_engine::target::children;
-use lj_trace_engine::{Failure, Options, RecordTarget};
 
 use super::interrupts::Interrupts;
 use super::progress::Progress;
@@ -18,27 +18,35 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// Looking takes no more than one part of this many of the time, so that waiting costs little.
 const SHARE: u32 = 20;
 
-/// Waits until there is something to record, and gives that; [`None`] if a signal ends the waiting.
+/// What `options` are about. If it `waits` for a VM, it is not asked which process may be meant instead.
+///
+/// # Errors
+/// There is nothing to be recorded.
+pub fn find(options: &Options, waits: bool) -> Result<Vec<RecordTarget>, EngineError> {
+    if waits && options.scope == Scope::One {
+        return RecordTarget::new(options.clone()).map(|target| vec![target]);
+    }
+    targets(options)
+}
+
+/// Waits until something to record is found, and gives that; [`None`] if a signal ends the waiting. What ends in `may_come` may
+/// be otherwise later.
 ///
 /// # Errors
 /// The process has exited, cannot be looked at, or the time that was given for waiting is over.
-pub fn targets(
-    options: &Options,
+pub fn until_found<T>(
+    find: impl Fn() -> Result<T, EngineError>,
+    may_come: &[Failure],
     limit: Option<Duration>,
     interrupts: &Interrupts,
     progress: &Progress,
-) -> Result<Option<Vec<RecordTarget>>, CommandError> {
+) -> Result<Option<T>, CommandError> {
     let began = Instant::now();
     let mut said = String::new();
     loop {
         let look = Instant::now();
-        let found = if options.children {
-            children(options)
-        } else {
-            RecordTarget::new(options.clone()).map(|target| vec![target])
-        };
-        let refusal = match found {
-            Err(error) if error.failure == Failure::NoLuajit => error.message,
+        let refusal = match find() {
+            Err(error) if may_come.contains(&error.failure) => error.message,
             found => return Ok(Some(found?)),
         };
         if let Some(limit) = limit.filter(|limit| began.elapsed() >= *limit) {
@@ -51,7 +59,7 @@ pub fn targets(
         let pause = (look.elapsed() * SHARE).clamp(SHORTEST, LONGEST);
         let left = limit.map_or(pause, |limit| limit.saturating_sub(began.elapsed()));
         if interrupts.heard_within(pause.min(left)) {
-            if !options.quiet {
+            if !progress.is_quiet() {
                 say(Priority::Info, "stopped by a signal while it waited: nothing was recorded");
             }
             return Ok(None);

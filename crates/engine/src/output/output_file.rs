@@ -68,9 +68,18 @@ impl OutputFile {
         Ok(Self { file, path: path.to_owned(), is_new: Cell::new(is_new), is_old, is_regular })
     }
 
-    /// Has it written anew, from its beginning: [`write`](Write::write) replaces what is in it.
-    pub fn begin_anew(&mut self) {
-        self.is_old = self.is_regular;
+    /// Empties it: it is written anew, from its beginning. It is there from now on, even if nothing is written.
+    ///
+    /// # Errors
+    /// It cannot be emptied.
+    pub fn begin_anew(&mut self) -> io::Result<()> {
+        self.is_new.set(false);
+        self.is_old = false;
+        if self.is_regular {
+            self.file.set_len(0)?;
+            self.file.rewind()?;
+        }
+        Ok(())
     }
 }
 
@@ -148,10 +157,16 @@ mod tests {
         file.write_all(b"new").unwrap();
         file.write_all(b"er").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"newer");
-        file.begin_anew();
+        file.begin_anew().unwrap();
         file.write_all(b"new").unwrap();
         drop(file);
         assert_eq!(fs::read(&path).unwrap(), b"new");
+        // A profile without samples is an empty file, not the one before.
+        OutputFile::replace(&path).unwrap().begin_anew().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        fs::remove_file(&path).unwrap();
+        OutputFile::replace(&path).unwrap().begin_anew().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"");
     }
 
     #[test]
@@ -187,7 +202,7 @@ mod tests {
     fn devices_are_written_as_they_are() {
         let mut null = OutputFile::open(Path::new("/dev/null")).unwrap();
         null.write_all(b"nothing").unwrap();
-        null.begin_anew();
+        null.begin_anew().unwrap();
         null.write_all(b"nothing").unwrap();
         drop(null);
         assert!(OutputFile::open(Path::new("/proc/self/nothing")).is_err());

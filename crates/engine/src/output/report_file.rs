@@ -73,8 +73,9 @@ impl ReportFile {
             }
             Some(file) => {
                 // What was written of it before is replaced: an interim result.
-                file.begin_anew();
-                formats::write(self.format, interval.profile, about(Room::Unlimited), BufWriter::new(file))
+                let about = about(Room::Unlimited);
+                file.begin_anew()
+                    .and_then(|()| formats::write(self.format, interval.profile, about, BufWriter::new(file)))
             }
         };
         written.map_err(|error| cannot_write(&self.current.path, &error))

@@ -41,16 +41,16 @@ struct Found {
 }
 
 impl NewChildren {
-    /// Begins to look for children of process `parent` beside those that are `known`.
+    /// Begins to look for children of the processes `roots` beside those that are `known`.
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn watch(parent: u32, known: Vec<Process>) -> Result<Self, EngineError> {
+    pub fn watch(roots: Vec<u32>, known: Vec<Process>) -> Result<Self, EngineError> {
         let (sender, found) = mpsc::channel();
         let is_wanted = Arc::new(AtomicBool::new(true));
         let goes_on = Arc::clone(&is_wanted);
         let watch = move || {
-            let mut watch = Watch::new(parent, known);
+            let mut watch = Watch::new(roots, known);
             while goes_on.load(Ordering::Relaxed) {
                 for found in watch.look(Instant::now()) {
                     if sender.send(found).is_err() {
@@ -86,7 +86,7 @@ impl Drop for NewChildren {
 }
 
 struct Watch {
-    parent: u32,
+    roots: Vec<u32>,
     /// Those that are recorded. Their children count, too, even if the parent is gone.
     recorded: Vec<Process>,
     /// The others: when to look next, and how long to wait then.
@@ -125,12 +125,12 @@ impl Family {
 }
 
 impl Watch {
-    fn new(parent: u32, recorded: Vec<Process>) -> Self {
-        Self { parent, recorded, seen: HashMap::new(), family: Family::default(), looked_at: None }
+    fn new(roots: Vec<u32>, recorded: Vec<Process>) -> Self {
+        Self { roots, recorded, seen: HashMap::new(), family: Family::default(), looked_at: None }
     }
 
     fn look(&mut self, now: Instant) -> Vec<Found> {
-        let roots: Vec<u32> = [self.parent].into_iter().chain(self.recorded.iter().map(Process::pid)).collect();
+        let roots: Vec<u32> = self.roots.iter().copied().chain(self.recorded.iter().map(Process::pid)).collect();
         self.family.look(&roots);
         let family = self.family.members.clone();
         if self.looked_at.is_none_or(|last| now.duration_since(last) >= ALIVE_INTERVAL) {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_process_is_looked_at_when_it_has_stayed_and_then_less_and_less_often() {
-        let mut watch = Watch::new(1, Vec::new());
+        let mut watch = Watch::new(vec![1], Vec::new());
         let start = Instant::now();
         let looked: Vec<u128> = (0..200)
             .map(|round| start + INTERVAL * round)
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn children_without_a_vm_are_none() {
         let mut child = std::process::Command::new("sleep").arg("9").spawn().unwrap();
-        let mut watch = Watch::new(std::process::id(), Vec::new());
+        let mut watch = Watch::new(vec![std::process::id()], Vec::new());
         let now = Instant::now();
         assert!(watch.look(now).is_empty() && watch.look(now + INTERVAL).is_empty());
         assert!(watch.seen.contains_key(&child.id()) && watch.recorded.is_empty());

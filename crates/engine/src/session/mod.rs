@@ -21,7 +21,7 @@ pub use stopping::Stopping;
 
 use crate::cpu::{CpuReports, SampleListener};
 use crate::error::{EngineError, Failure};
-use crate::options::Options;
+use crate::options::{Options, Scope};
 use crate::output::OutputFiles;
 use crate::output::pieces::now_in_names;
 use crate::recording::budget::{self, Budget};
@@ -286,7 +286,7 @@ impl<'a> Session<'a> {
         }
         if !self.options.quiet {
             for (name, stop, summaries) in &told {
-                if self.options.children {
+                if self.options.is_of_several() {
                     say(Priority::Info, &format!("{name}:"));
                 }
                 say_summary(&summaries.text(stop.describe()));
@@ -340,7 +340,7 @@ fn listener(common: &mut Option<CpuReports>) -> Option<&mut dyn SampleListener> 
 
 /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
 fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuReports>, EngineError> {
-    if !options.children {
+    if !options.is_of_several() {
         return Ok(None);
     }
     let [cpu, allocations] = [&options.cpu_files, &options.allocation_files];
@@ -354,6 +354,10 @@ fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuRe
     if !options.kinds.cpu {
         return Ok(None);
     }
-    let title = format!("children of process {}, CPU time at {} Hz", options.pid, options.rate);
+    let of = match &options.scope {
+        Scope::These { what, .. } => what.clone(),
+        Scope::One | Scope::Children => format!("children of process {}", options.pid),
+    };
+    let title = format!("{of}, CPU time at {} Hz", options.rate);
     CpuReports::open(&cpu.reports, &title, options.rate, piece).map(Some)
 }
