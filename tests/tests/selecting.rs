@@ -78,8 +78,8 @@ fn a_units_and_a_containers_processes_are_recorded() -> Result<()> {
         ("lj-selected.service".to_owned(), ["--unit", "lj-selected"]),
         (format!("docker-{id}.scope"), ["--container", "5e1ec7ed5e"]),
     ] {
-        let hierarchy = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"].map(Path::new).into_iter();
-        let hierarchy = hierarchy.filter(|path| path.join("cgroup.procs").exists()).next();
+        let mut hierarchies = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"].map(Path::new).into_iter();
+        let hierarchy = hierarchies.find(|path| path.join("cgroup.procs").exists());
         let group = Group(hierarchy.context("no control groups")?.join(group));
         fs::create_dir(&group.0)?;
         let mut workloads = Vec::new();
