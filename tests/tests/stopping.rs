@@ -89,7 +89,7 @@ fn by_the_death_of_the_target() -> Result<()> {
 
 #[test]
 fn not_by_sigusr1_which_writes_what_there_is_so_far() -> Result<()> {
-    let (_workload, recording) = start("60", &[])?;
+    let (_workload, mut recording) = start("60", &[])?;
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(std::fs::read_to_string(recording.folded())?, "", "folded stacks before they were asked for");
     recording.tracer.signal(libc::SIGUSR1)?;
@@ -102,6 +102,7 @@ fn not_by_sigusr1_which_writes_what_there_is_so_far() -> Result<()> {
         assert!(asked.elapsed() < lj_trace_tests::patience(5), "no interim result");
         std::thread::sleep(Duration::from_millis(10));
     };
+    recording.tracer.wait_until("SIGUSR1: wrote what there is so far: ")?;
     let stream = recording.stream();
     // The stream goes on, so it has no end yet; its report says so.
     run(["report", &stream.to_string_lossy()])?.expect(0, &["warning"]);

@@ -37,11 +37,12 @@ pub trait Sink {
     /// It cannot take another interval. The one that is under way goes on.
     fn prepare(&mut self, next: &str) -> Result<(), EngineError>;
 
-    /// Shows what there is so far of the interval that is under way: somebody has asked for it.
+    /// Shows what there is so far of the interval that is under way: somebody has asked for it. Returns the file that it is
+    /// in, as [`end`](Self::end).
     ///
     /// # Errors
     /// It cannot be shown.
-    fn show(&mut self, interval: &Interval<'_>) -> Result<(), EngineError>;
+    fn show(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError>;
 
     /// Takes an interval that is over; returns the file that it is in, if there is one that people know by a name.
     ///
@@ -57,6 +58,14 @@ pub trait Sink {
 pub(crate) fn end_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> Result<Vec<PathBuf>, EngineError> {
     let ended: Vec<_> = sinks.iter_mut().map(|sink| sink.end(interval)).collect();
     Ok(ended.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+}
+
+/// Has all of `sinks` show what there is so far; returns the files that it is in.
+///
+/// # Errors
+/// The first of them that cannot.
+pub(crate) fn show_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> Result<Vec<PathBuf>, EngineError> {
+    sinks.iter_mut().filter_map(|sink| sink.show(interval).transpose()).collect()
 }
 
 #[cfg(test)]
@@ -78,8 +87,8 @@ pub(crate) mod tests {
             Ok(())
         }
 
-        fn show(&mut self, _interval: &Interval<'_>) -> Result<(), EngineError> {
-            Ok(())
+        fn show(&mut self, _interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
+            Ok(None)
         }
 
         fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {

@@ -10,7 +10,7 @@ use crate::cpu::reports::{STACKS, info, rooted};
 use crate::error::EngineError;
 use crate::output::ReportFile;
 use crate::resolve::Resolved;
-use crate::sink::{Interval, Sink, end_all};
+use crate::sink::{Interval, Sink, end_all, show_all};
 
 /// The stacks of allocations, and where they are written to.
 pub struct AllocationStacks {
@@ -42,13 +42,12 @@ impl AllocationStacks {
         self.profile.keep_within(STACKS);
     }
 
-    /// Shows what there is so far.
+    /// Shows what there is so far; returns the paths of what was written.
     ///
     /// # Errors
     /// A sink cannot show it.
-    pub fn show(&mut self) -> Result<(), EngineError> {
-        let interval = Interval::until_now(ProfileKind::Allocations, &self.profile, self.began);
-        self.sinks.iter_mut().try_for_each(|sink| sink.show(&interval))
+    pub fn show(&mut self) -> Result<Vec<PathBuf>, EngineError> {
+        show_all(&mut self.sinks, &Interval::until_now(ProfileKind::Allocations, &self.profile, self.began))
     }
 
     /// Ends the interval; returns the paths of what was written.

@@ -19,7 +19,7 @@ use crate::error::EngineError;
 use crate::output::files::{OutputFiles, numbered, several_vms_on_standard_output};
 use crate::output::{ReportFile, stream_file};
 use crate::resolve::Resolved;
-use crate::sink::{Interval, Sink, end_all};
+use crate::sink::{Interval, Sink, end_all, show_all};
 
 /// What a recording of allocations is to become.
 #[derive(Clone)]
@@ -333,26 +333,28 @@ impl MemoryOutputs {
         self.files.iter_mut().try_for_each(|stream| stream.write(MemprofWriter::flush))
     }
 
-    /// Writes what there is so far: reports are rewritten at the end.
+    /// Writes what there is so far, and returns the paths: reports are rewritten at the end.
     ///
     /// # Errors
     /// An output cannot be written.
-    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+    pub fn write_interim(&mut self) -> Result<Vec<PathBuf>, EngineError> {
         self.flush()?;
         let began = self.began;
         let show = |sinks: &mut [Box<dyn Sink>], profile: &dyn Profile| {
-            let interval = Interval::until_now(ProfileKind::Allocations, profile, began);
-            sinks.iter_mut().try_for_each(|sink| sink.show(&interval))
+            show_all(sinks, &Interval::until_now(ProfileKind::Allocations, profile, began))
         };
-        match &mut self.reports {
+        let reports = match &mut self.reports {
             Reports::Sources { profile, sinks } => show(sinks, &**profile),
-            Reports::Estimated(sinks) => {
-                let Some(estimation) = &mut self.estimation else { return Ok(()) };
-                show(sinks, estimation.profile())
-            }
+            Reports::Estimated(sinks) => match &mut self.estimation {
+                Some(estimation) => show(sinks, estimation.profile()),
+                None => Ok(Vec::new()),
+            },
             Reports::Stacks(stacks) => stacks.show(),
-            Reports::None => Ok(()),
-        }
+            Reports::None => Ok(Vec::new()),
+        };
+        let mut paths: Vec<PathBuf> = self.files.iter().map(|stream| stream.path.clone()).collect();
+        paths.extend(reports?);
+        Ok(paths)
     }
 
     /// Ends all outputs; returns their paths. `lost` are numbers of events that never arrived, by reason.

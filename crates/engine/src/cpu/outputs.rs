@@ -103,13 +103,15 @@ impl Outputs {
         self.traces.as_ref()
     }
 
-    /// Writes what there is so far: reports are rewritten at the end.
+    /// Writes what there is so far, and returns the paths: reports are rewritten at the end.
     ///
     /// # Errors
     /// An output cannot be written.
-    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+    pub fn write_interim(&mut self) -> Result<Vec<PathBuf>, EngineError> {
         self.flush()?;
-        self.reports.show()
+        let mut paths = self.streams.open_files();
+        paths.extend(self.reports.show()?);
+        Ok(paths)
     }
 
     /// Writes streams out as far as they are.

@@ -13,7 +13,7 @@ use super::about_process;
 use crate::error::EngineError;
 use crate::output::ReportFile;
 use crate::resolve::Resolved;
-use crate::sink::{Interval, Sink, end_all};
+use crate::sink::{Interval, Sink, end_all, show_all};
 
 /// A CPU profile, and the sinks that take it when an interval ends.
 pub struct CpuReports {
@@ -113,13 +113,12 @@ impl CpuReports {
         self.folded + self.profile.folded()
     }
 
-    /// Shows what there is so far.
+    /// Shows what there is so far; returns the paths of what was written.
     ///
     /// # Errors
     /// A sink cannot show it.
-    pub fn show(&mut self) -> Result<(), EngineError> {
-        let interval = Interval::until_now(ProfileKind::Cpu, &self.profile, self.began);
-        self.sinks.iter_mut().try_for_each(|sink| sink.show(&interval))
+    pub fn show(&mut self) -> Result<Vec<PathBuf>, EngineError> {
+        show_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))
     }
 
     /// Ends the last interval; returns the paths of what was written. `lost` are numbers of samples that never arrived, by
@@ -184,7 +183,7 @@ mod tests {
         let mut reports = CpuReports::open(&files, "luajit (pid 7)", 99, Some("1")).unwrap();
         let frame = |name: &str| [Named::FastFunction { name: name.into() }];
         reports.profile.add(VmState::Cfunc, frame("first"));
-        reports.show().unwrap();
+        assert_eq!(reports.show().unwrap(), [named("1")]);
         assert_eq!(std::fs::read_to_string(named("1")).unwrap(), "first 1\n");
         reports.prepare("2").unwrap();
         assert_eq!(reports.end_interval(&[]).unwrap(), [named("1")]);

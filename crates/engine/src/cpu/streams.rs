@@ -145,6 +145,11 @@ impl SysprofStreams {
         Ok(())
     }
 
+    /// The files that are being written.
+    pub fn open_files(&self) -> Vec<PathBuf> {
+        self.begun.iter().map(|stream| stream.path.clone()).collect()
+    }
+
     /// The size of the largest so far, in bytes.
     pub fn largest(&self) -> u64 {
         self.begun.iter().map(|stream| stream_file::size(&stream.path)).max().unwrap_or(0)

@@ -88,9 +88,12 @@ impl Sink for ReportFile {
         Ok(())
     }
 
-    fn show(&mut self, interval: &Interval<'_>) -> Result<(), EngineError> {
-        // It would be written twice.
-        if self.current.file.is_none() { Ok(()) } else { self.write(interval) }
+    fn show(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
+        // Standard output would have it twice.
+        if self.current.file.is_none() {
+            return Ok(None);
+        }
+        self.write(interval).map(|()| Some(self.current.path.clone()))
     }
 
     fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {

@@ -589,7 +589,7 @@ impl MemoryRecording {
     ///
     /// # Errors
     /// An output cannot be written.
-    pub fn write_interim(&mut self) -> Result<(), EngineError> {
+    pub fn write_interim(&mut self) -> Result<Vec<PathBuf>, EngineError> {
         self.outputs.write_interim()
     }
 

@@ -620,18 +620,16 @@ impl Recording {
         samples.chain(self.memory.iter().flat_map(|memory| memory.lost(&self.programs))).collect()
     }
 
-    /// Writes what there is so far.
+    /// Writes what there is so far; returns the paths.
     ///
     /// # Errors
     /// An output cannot be written.
-    pub fn write_interim(&mut self) -> Result<(), EngineError> {
-        if let Some(cpu) = &mut self.cpu {
-            cpu.outputs.write_interim()?;
-        }
+    pub fn write_interim(&mut self) -> Result<Vec<PathBuf>, EngineError> {
+        let mut paths = self.cpu.as_mut().map_or_else(|| Ok(Vec::new()), |cpu| cpu.outputs.write_interim())?;
         if let Some(memory) = &mut self.memory {
-            memory.write_interim()?;
+            paths.extend(memory.write_interim()?);
         }
-        Ok(())
+        Ok(paths)
     }
 
     /// Writes streams out as far as they are.

@@ -217,8 +217,21 @@ impl<'a> Session<'a> {
     /// # Errors
     /// An output cannot be written.
     pub fn write_interim(&mut self) -> Result<(), EngineError> {
-        self.all(|recording, _| recording.write_interim())?;
-        self.common.as_mut().map_or(Ok(()), |common| common.show())
+        let mut paths = Vec::new();
+        self.all(|recording, _| recording.write_interim().map(|written| paths.extend(written)))?;
+        if let Some(common) = &mut self.common {
+            paths.extend(common.show()?);
+        }
+        let named = paths.iter().filter(|path| *path != Path::new("-")).map(|path| path.display().to_string());
+        let named: Vec<String> = named.collect();
+        if !self.options.quiet {
+            let text = match named.join(", ") {
+                none if none.is_empty() => "SIGUSR1: standard output has all that there is so far".to_owned(),
+                files => format!("SIGUSR1: wrote what there is so far: {files}"),
+            };
+            say(Priority::Info, &text);
+        }
+        Ok(())
     }
 
     /// Whether nothing records any more, since it cost too much.
