@@ -1,6 +1,7 @@
 //! The options of `lj-trace record`.
 
 use std::ffi::OsStr;
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -296,6 +297,7 @@ impl RecordArgs {
     /// A usage error: options contradict each other, or a format is unknown.
     pub(in crate::commands) fn options(&self) -> Result<Options, CommandError> {
         self.check_standard_output()?;
+        self.check_terminal(std::io::stdout().is_terminal())?;
         self.check_rotation()?;
         self.check_windows()?;
         let kinds = self.mode.kinds();
@@ -401,6 +403,18 @@ impl RecordArgs {
         Ok(())
     }
 
+    /// Refuses bytes that are no text if standard output is a terminal.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_terminal(&self, is_terminal: bool) -> Result<(), CommandError> {
+        let outputs = self.output.iter().filter_map(|output| output.parse::<Output>().ok());
+        let mut on_terminal = outputs.filter(|output| is_terminal && output.file.is_none());
+        let binary =
+            on_terminal.find_map(|output| Some(output.format.unwrap_or(Format::Stream)).filter(|it| it.is_binary()));
+        binary.map_or(Ok(()), |format| Err(no_text_for_terminal(format)))
+    }
+
     /// Refuses what windows cannot do.
     ///
     /// # Errors
@@ -454,6 +468,15 @@ fn parse_output(text: &str) -> Result<(Format, PathBuf), CommandError> {
         }
     };
     Ok((format, file.unwrap_or_else(|| "-".into())))
+}
+
+/// The error of a format that is no text, on a terminal.
+pub(in crate::commands) fn no_text_for_terminal(format: Format) -> CommandError {
+    let name = format.names().first().copied().unwrap_or_default();
+    CommandError::usage(format!(
+        "standard output is a terminal, and the format `{name}` is no text: name a file with --output FILE, or send it into \
+         another program"
+    ))
 }
 
 /// Where streams are if no files are named: in systemd's `StateDirectory=` (systemd.exec(5)) where there is one.
@@ -573,6 +596,20 @@ mod tests {
         assert_eq!(name(ProfileKind::Allocations), format!("lj-trace-42-{started}.memprof.bin"));
         let svg = of(&["--pid", "7", "--children", "-o", "a.svg"]);
         assert!(!svg.files(ProfileKind::Cpu).is_empty() && svg.of_child(42).files(ProfileKind::Cpu).is_empty());
+    }
+
+    #[test]
+    fn a_terminal_gets_text_alone() {
+        let check = |output, is_terminal| {
+            let args = RecordArgs::parse(&["--pid", "7", "-o", output]).unwrap();
+            args.check_terminal(is_terminal).map_err(|error| error.code)
+        };
+        for binary in ["-", "pprof:-", "firefox:-"] {
+            assert_eq!((check(binary, true), check(binary, false)), (Err(ExitCode::USAGE), Ok(())), "{binary}");
+        }
+        for text in ["folded:-", "text:-", "a.bin", "a.pb.gz"] {
+            assert_eq!(check(text, true), Ok(()), "{text}");
+        }
     }
 
     #[test]

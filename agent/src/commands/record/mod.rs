@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use args::{LimitArgs, Mode, RecordArgs};
-pub(super) use args::{parse_address, parse_duration};
+pub(super) use args::{no_text_for_terminal, parse_address, parse_duration};
 use interrupts::Interrupts;
 use progress::Progress;
 

@@ -1,6 +1,6 @@
 //! One reading of a stream, for all outputs.
 
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, IsTerminal as _, Read, Write};
 use std::path::Path;
 
 use lj_trace_profile::estimated::is_sample;
@@ -12,6 +12,7 @@ use lj_trace_text::Room;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::{ReportArgs, file_name};
+use crate::commands::record::no_text_for_terminal;
 use crate::exit::CommandError;
 use lj_trace_engine::output::OutputFile;
 
@@ -123,6 +124,9 @@ impl Rendering {
             Self::Sample(_) => output.format.or(args.format).unwrap_or(Format::Text),
             _ => format_of(output, args, self.is_memory()),
         };
+        if output.file.is_none() && format.is_binary() && io::stdout().is_terminal() {
+            return Err(no_text_for_terminal(format));
+        }
         to(output, |out| self.render(format, args, room_of(output), out))
     }
 

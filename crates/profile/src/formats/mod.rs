@@ -94,6 +94,11 @@ impl Format {
         }
     }
 
+    /// Whether it is no text: a terminal shows nothing of use.
+    pub const fn is_binary(self) -> bool {
+        matches!(self, Self::Stream | Self::Pprof | Self::Firefox)
+    }
+
     /// The format of this name, in whatever case.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.names().iter().any(|known| known.eq_ignore_ascii_case(name)))
