@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::parse_pid;
 use crate::doctor::diagnose;
 use crate::exit::{CommandError, ExitCode};
 
@@ -10,7 +11,7 @@ use crate::exit::{CommandError, ExitCode};
 #[command(after_help = EXAMPLES)]
 pub struct DoctorArgs {
     /// A process that is to be profiled
-    #[arg(short, long, value_name = "PID")]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pub pid: Option<u32>,
 
     /// Write JSON, for programs

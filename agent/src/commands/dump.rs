@@ -4,6 +4,7 @@ use clap::Args;
 use lj_trace_luajit::find_vms;
 use lj_trace_process::Process;
 
+use super::parse_pid;
 use crate::dump::{Dump, DumpOptions, take};
 use crate::exit::CommandError;
 
@@ -12,7 +13,7 @@ use crate::exit::CommandError;
 #[command(after_help = EXAMPLES)]
 pub struct DumpArgs {
     /// The process to look at
-    #[arg(short, long, value_name = "PID")]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pub pid: u32,
 
     /// Show the local variables of Lua functions, with their values

@@ -11,6 +11,7 @@ use lj_trace_process::Process;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::heap_progress::HeapProgress;
+use super::parse_pid;
 use super::record::parse_duration;
 use crate::exit::{CommandError, ExitCode};
 use lj_trace_engine::output::{OutputFile, allow_replacing};
@@ -24,7 +25,7 @@ use lj_trace_heap::{HeapError, HeapOptions, PathTarget, PauseError, Snapshot, co
 #[command(after_help = EXAMPLES)]
 pub struct HeapArgs {
     /// The process to look at
-    #[arg(short, long, value_name = "PID", required_unless_present = "file", conflicts_with = "file")]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid, required_unless_present = "file", conflicts_with = "file")]
     pub pid: Option<u32>,
 
     /// A saved snapshot to show instead (NAME.heap.gz)

@@ -113,6 +113,12 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Reads a process id.
+fn parse_pid(text: &str) -> Result<u32, String> {
+    let pid = text.parse().ok().filter(|pid| *pid != 0);
+    pid.ok_or_else(|| "not a process id: `lj-trace list` shows those of processes with LuaJIT".to_owned())
+}
+
 /// Prints a result on standard output, for people or as JSON.
 ///
 /// # Errors

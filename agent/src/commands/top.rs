@@ -14,6 +14,7 @@ use lj_trace_process::privileges::priority;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
+use super::parse_pid;
 use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
 use crate::exit::CommandError;
@@ -25,7 +26,7 @@ use crate::top::{Action, App, Gauge, TopTarget, action};
 #[command(after_help = EXAMPLES)]
 pub struct TopArgs {
     /// The process to look at
-    #[arg(short, long, value_name = "PID")]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pid: u32,
 
     /// Look only at the VM with this address, which `lj-trace list` shows [default: all VMs]

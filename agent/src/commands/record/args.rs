@@ -17,6 +17,7 @@ use lj_trace_process::select::{LEAST_OF_ID, Selector};
 use lj_trace_profile::formats::insert_before_ending;
 use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
+use crate::commands::parse_pid;
 use crate::exit::CommandError;
 
 /// What else chooses processes.
@@ -27,7 +28,7 @@ const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
 #[command(after_help = EXAMPLES)]
 pub struct RecordArgs {
     /// The process to profile, by its id
-    #[arg(short, long, value_name = "PID", required_unless_present_any = WHOM, conflicts_with_all = WHOM)]
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid, required_unless_present_any = WHOM, conflicts_with_all = WHOM)]
     pub pid: Option<u32>,
 
     /// The processes to profile, by the name of their command or file: `lj-trace nginx`
