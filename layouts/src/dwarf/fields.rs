@@ -165,6 +165,7 @@ pub fn layout(types: &Types, c_frame: &CFrame) -> Result<VmLayout, DwarfError> {
         j_trace: s.of_jit("jit_State", "trace")?,
         j_freetrace: s.of_jit("jit_State", "freetrace")?,
         j_sizetrace: s.of_jit("jit_State", "sizetrace")?,
+        j_penalty: s.of_jit("jit_State", "penalty")?,
         j_parent: s.of_jit("jit_State", "parent")?,
         j_exitno: s.of_jit("jit_State", "exitno")?,
         j_mcarea: s.of_jit("jit_State", "mcarea")?,
