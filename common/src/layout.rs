@@ -167,6 +167,8 @@ layout! {
     j_mcarea,
     /// `jit_State.szmcarea`, size.
     j_szmcarea,
+    /// `jit_State.errinfo`, TValue: what the last abort reason is about.
+    j_errinfo,
     /// `GCfunc.ffid`, u8.
     fn_ffid,
     /// `GCfunc.nupvalues`, u8.

@@ -170,6 +170,7 @@ pub fn layout(types: &Types, c_frame: &CFrame) -> Result<VmLayout, DwarfError> {
         j_exitno: s.of_jit("jit_State", "exitno")?,
         j_mcarea: s.of_jit("jit_State", "mcarea")?,
         j_szmcarea: s.of_jit("jit_State", "szmcarea")?,
+        j_errinfo: s.of_jit("jit_State", "errinfo")?,
         fn_ffid: s.field("GCfuncL", "ffid")?,
         fn_nupvalues: s.field("GCfuncL", "nupvalues")?,
         fn_pc: s.field("GCfuncL", "pc")?,
