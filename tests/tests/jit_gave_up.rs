@@ -229,6 +229,9 @@ fn watch(program: &Program, workload: &mut Workload, log: &Path, before: &Verbos
     }
     let found: BTreeMap<&str, usize> = found.iter().map(|(place, count)| (place.as_str(), *count)).collect();
     ensure!(found == expected && !expected.is_empty(), "{}: {watched:#} instead of {expected:?}", program.name);
+    // Nothing was recorded since, so that the last abort still tells which bytecode it was.
+    let about = list(watched, "aborts").iter().any(|aborted| aborted["about"] == "FNEW");
+    ensure!(about, "{}: {watched:#}", program.name);
     ensure!(watched["flushes"] == 0 && watched["readings"].as_u64() > Some(100), "{watched:#}");
     println!("{}: {expected:?} seen while watched, {} readings", program.name, watched["readings"]);
     Ok(())
@@ -282,6 +285,7 @@ fn flushes_are_seen_and_leave_the_blacklist() -> Result<()> {
         ensure!(after["blacklisted"] == before["blacklisted"], "{}: {after:#}", program.name);
         let places: Vec<String> = list(after, "penalties").iter().map(|aborted| place(&aborted["place"])).collect();
         ensure!(places == [format!("{SCRIPT}:{}", line_of(SCRIPT, "later"))], "{}: {after:#}", program.name);
+        ensure!(after["penalties"][0]["about"] == "FNEW", "{}: {after:#}", program.name);
         ensure!(list(after, "traces").is_empty(), "{}: {after:#}", program.name);
     }
     Ok(())

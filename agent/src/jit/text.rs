@@ -98,7 +98,9 @@ fn write_aborted(f: &mut fmt::Formatter<'_>, aborted: &Aborted) -> fmt::Result {
         Fate::Unknown => "",
     };
     writeln!(f, ": {}{fate}", counted(aborted.aborts as usize, "abort"))?;
-    writeln!(f, "      {}{}", if aborted.aborts > 1 { "the last one: " } else { "" }, aborted.reason.text())?;
+    let about = aborted.about.as_ref().map_or(String::new(), |about| format!(" {}", Untrusted(about)));
+    let last = if aborted.aborts > 1 { "the last one: " } else { "" };
+    writeln!(f, "      {last}{}{about}", aborted.reason.text())?;
     if !aborted.unrecordable.is_empty() {
         let one = |one: &lj_trace_luajit::jit::Unrecordable| match one.line {
             Some(line) => format!("{} in line {line}", one.bytecode),

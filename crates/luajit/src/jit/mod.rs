@@ -2,6 +2,7 @@
 //!
 //! [`JitReport::read`] shows one moment, [`Watch`] what is aborted meanwhile.
 
+mod about;
 mod areas;
 mod blacklist;
 mod explain;
@@ -22,13 +23,14 @@ pub use areas::{Area, Areas};
 pub use blacklist::{Blacklist, Blacklisted, Kind};
 pub use explain::{EXPLANATIONS, Explanation};
 pub use loops::Unrecordable;
-pub use penalties::{Penalties, PenaltiesError, Penalty};
+pub use penalties::{LastAbort, Penalties, PenaltiesError, Penalty};
 pub use places::{Place, Places};
 pub use reasons::{Reason, Reasons};
 pub use tree::{Exit, Link, TraceKind, TraceNode, Tree};
 pub use watch::{SeenAborts, Watch};
 
 use crate::Vm;
+use about::Subjects;
 use blacklist::Suspects;
 
 /// A place where recording was aborted.
@@ -46,6 +48,10 @@ pub struct Aborted {
     pub value: Option<u16>,
     /// Why the last of them was aborted.
     pub reason: Reason,
+    /// The bytecode or function that this reason is about: `VARG`, `string.dump`. Of the penalties that stand in memory
+    /// only that of the very last abort has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
     /// What became of the place.
     pub now: Fate,
     /// For a bytecode that cannot be recorded: those in the loop or function itself. Others may be in what it calls.
@@ -111,16 +117,23 @@ impl JitReport {
         let mut suspects = Suspects::default();
         let places = Places::collect(memory, vm, limit, |prototype| suspects.see(prototype));
         let blacklist = suspects.look(memory, &places, vm.bytecode_set());
-        let reader = Reader { vm, places: &places, reasons: Reasons::of(vm) };
+        let reader = Reader { memory, subjects: Subjects::default(), vm, places: &places, reasons: Reasons::of(vm) };
         let (mut penalties, penalties_unknown) = match Penalties::read(memory, vm) {
-            Ok(found) => (found.in_use().map(|penalty| reader.penalty(penalty)).collect(), None),
+            Ok(found) => {
+                let shown = found.in_use().map(|penalty| reader.penalty(penalty, found.about(penalty)));
+                (shown.collect(), None)
+            }
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         penalties.sort_by_key(|aborted: &Aborted| std::cmp::Reverse(aborted.aborts));
         let watched = watch.map(|watch| Watched {
             readings: watch.readings,
             flushes: watch.flushes,
-            aborts: watch.aborts().iter().map(|seen| reader.aborted(seen.pc, seen.reason, seen.count)).collect(),
+            aborts: watch
+                .aborts()
+                .iter()
+                .map(|seen| reader.aborted(seen.pc, seen.reason, seen.count, seen.about))
+                .collect(),
         });
         let tree = tree::read_tree(memory, maps, vm, &places);
         Self {
@@ -137,21 +150,33 @@ impl JitReport {
 }
 
 struct Reader<'a, M> {
+    memory: &'a M,
+    subjects: Subjects,
     vm: &'a Vm,
     places: &'a Places<'a, M>,
     reasons: Reasons,
 }
 
 impl<M: ReadMemory> Reader<'_, M> {
-    fn penalty(&self, penalty: &Penalty) -> Aborted {
-        Aborted { value: Some(penalty.value), ..self.aborted(penalty.pc, penalty.reason, penalty.aborts()) }
+    fn penalty(&self, penalty: &Penalty, about: Option<u64>) -> Aborted {
+        let aborted = self.aborted(penalty.pc, penalty.reason, penalty.aborts(), about);
+        Aborted { value: Some(penalty.value), ..aborted }
     }
 
-    fn aborted(&self, pc: u64, reason: u16, aborts: u32) -> Aborted {
+    fn aborted(&self, pc: u64, reason: u16, aborts: u32, about: Option<u64>) -> Aborted {
         use crate::bytecode::Op;
         let (set, reason) = (self.vm.bytecode_set(), self.reasons.get(reason));
-        let mut aborted =
-            Aborted { place: None, pc, aborts, value: None, reason, now: Fate::Unknown, unrecordable: Vec::new() };
+        let mut aborted = Aborted {
+            place: None,
+            pc,
+            aborts,
+            value: None,
+            reason,
+            about: None,
+            now: Fate::Unknown,
+            unrecordable: Vec::new(),
+        };
+        aborted.about = about.and_then(|about| self.subjects.name(self.memory, self.vm, reason, about));
         let Some((prototype, position)) = self.places.instruction(pc) else { return aborted };
         let op = prototype.instruction(position).and_then(|now| Some(now.opcode(set)?.op));
         aborted.place = Some(self.places.of(&prototype, position));

@@ -6,14 +6,20 @@
 //! places take slots in turns. A flush of all traces clears them. Only root traces are noted, not side traces or
 //! stitched ones.
 //!
+//! What a reason is about, the bytecode or function that cannot be recorded, is only kept of the very last abort
+//! (`J->errinfo`): it belongs to a penalty if the last recording began at its place, and was aborted ([`trace_abort`],
+//! `lj_trace.c`).
+//!
 //! [`HotPenalty`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L302-L312
 //! [`penalty_pc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L391-L414
+//! [`trace_abort`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L585-L679
 
-use lj_trace_common::layout::ABSENT;
+use lj_trace_common::layout::{ABSENT, VmLayout};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 
 use crate::Vm;
-use crate::object::{field, read_bytes};
+use crate::object::read_bytes;
+use crate::overlay::plain_at;
 
 /// `PENALTY_SLOTS`: the same in every build.
 const SLOTS: usize = 64;
@@ -21,6 +27,9 @@ const SLOTS: usize = 64;
 const LEAST: u16 = 72;
 /// `PENALTY_MAX`: the same in every build.
 const MOST: u16 = 60_000;
+
+/// How many aborts a slot can tell of.
+const MOST_ABORTS: u32 = 10;
 
 /// How many readings may differ before it is said that there is none.
 const READINGS: usize = 8;
@@ -51,6 +60,17 @@ pub struct Penalties {
     pub slots: Vec<Option<Penalty>>,
     /// The slot that the next new place gets.
     pub next: usize,
+    /// The recording that was the last one, if it was aborted.
+    pub last: Option<LastAbort>,
+}
+
+/// The last recording, which was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastAbort {
+    /// Address of the instruction at which it began.
+    pub pc: u64,
+    /// `J->errinfo`, a tagged value: what the reason is about, if it is one that is about something.
+    pub about: u64,
 }
 
 /// Why there are no penalties to be told of.
@@ -83,31 +103,66 @@ impl Penalties {
     /// [`PenaltiesError`] if there are none to be had.
     pub fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Result<Self, PenaltiesError> {
         let jit_state = vm.jit_state().filter(|_| vm.layout.j_penalty != ABSENT).ok_or(PenaltiesError::Undecided)?;
-        let gc64 = vm.layout.is_gc64();
-        let start = field(jit_state, vm.layout.j_penalty);
-        let length = SLOTS * width(gc64) + 4;
-        let mut before = read_bytes(memory, start, length)?;
+        let mut before = Self::read_once(memory, vm, jit_state)?;
         for _ in 0..READINGS {
-            let now = read_bytes(memory, start, length)?;
+            let now = Self::read_once(memory, vm, jit_state)?;
             if now == before {
-                return Self::parse(&now, gc64).ok_or(PenaltiesError::Malformed);
+                return now.ok_or(PenaltiesError::Malformed);
             }
             before = now;
         }
         Err(PenaltiesError::InMotion)
     }
 
+    /// [`None`] if there can be none.
+    fn read_once<M: ReadMemory>(memory: &M, vm: &Vm, jit_state: u64) -> Result<Option<Self>, Unreadable> {
+        let (layout, gc64) = (&vm.layout, vm.layout.is_gc64());
+        let start = usize::from(layout.j_penalty);
+        // All that matters is read at once. The state begins with the trace that is recorded, or was the last.
+        let of_slots = start + SLOTS * width(gc64) + 4;
+        let end = if layout.j_errinfo == ABSENT { of_slots } else { of_slots.max(usize::from(layout.j_errinfo) + 8) };
+        let state = read_bytes(memory, jit_state, end)?;
+        let slots = state.get(start..of_slots).and_then(|bytes| Self::parse(bytes, gc64));
+        Ok(slots.map(|slots| Self { last: last_abort(&state, layout), ..slots }))
+    }
+
     fn parse(bytes: &[u8], gc64: bool) -> Option<Self> {
         let (slots, next) = bytes.split_at_checked(SLOTS * width(gc64))?;
         let slots: Option<Vec<_>> = slots.chunks_exact(width(gc64)).map(|slot| parse_slot(slot, gc64)).collect();
         let next = u32::from_le_bytes(*next.first_chunk()?) as usize;
-        (next < SLOTS).then_some(Self { slots: slots?, next })
+        (next < SLOTS).then_some(Self { slots: slots?, next, last: None })
+    }
+
+    /// What the reason of a penalty is about, if that is known.
+    pub fn about(&self, penalty: &Penalty) -> Option<u64> {
+        // The next abort blacklists: it leaves no reason behind, but what it was about.
+        let may_be_of_another = penalty.aborts() >= MOST_ABORTS;
+        self.last.filter(|last| last.pc == penalty.pc && !may_be_of_another).map(|last| last.about)
     }
 
     /// Those that are in use.
     pub fn in_use(&self) -> impl Iterator<Item = &Penalty> {
         self.slots.iter().flatten()
     }
+}
+
+/// The last recording in a `jit_State`, if it was aborted and no other has begun.
+fn last_abort(state: &[u8], layout: &VmLayout) -> Option<LastAbort> {
+    /// `LJ_TRACE_IDLE`: the same in every build.
+    const IDLE: u32 = 0;
+    let fields = [layout.j_state, layout.j_errinfo, layout.tr_traceno, layout.tr_root, layout.tr_startpc];
+    if fields.contains(&ABSENT) || plain_at::<u32>(state, u64::from(layout.j_state))? != IDLE {
+        return None;
+    }
+    // An aborted trace loses its number.
+    let (number, root) =
+        (plain_at::<u16>(state, u64::from(layout.tr_traceno))?, plain_at(state, u64::from(layout.tr_root))?);
+    if (number, root) != (0, 0_u16) {
+        return None;
+    }
+    let at = u64::from(layout.tr_startpc);
+    let pc = if layout.is_gc64() { plain_at(state, at)? } else { u64::from(plain_at::<u32>(state, at)?) };
+    Some(LastAbort { pc, about: plain_at(state, u64::from(layout.j_errinfo))? })
 }
 
 /// `sizeof(HotPenalty)`.
@@ -132,6 +187,7 @@ fn parse_slot(slot: &[u8], gc64: bool) -> Option<Option<Penalty>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::x64_layout;
 
     fn table(slots: &[(u64, u16, u16)], next: u32, gc64: bool) -> Vec<u8> {
         let mut bytes = vec![0; SLOTS * width(gc64)];
@@ -164,6 +220,31 @@ mod tests {
         assert_eq!(Penalties::parse(&table(&[(0x4001, 72, 7)], 0, true), true), None, "no instruction");
         assert_eq!(Penalties::parse(&table(&[], 64, true), true), None, "no slot");
         assert_eq!(Penalties::parse(&[0; 8], true), None);
+    }
+
+    #[test]
+    fn only_an_aborted_recording_tells_what_it_was_about() {
+        for (mode, gc64) in [("x64", false), ("x64gc64", true)] {
+            let layout = x64_layout("2.1b3", mode);
+            let mut state = vec![0; usize::from(layout.j_errinfo) + 8];
+            let mut put = |at: u16, bytes: &[u8]| state[usize::from(at)..][..bytes.len()].copy_from_slice(bytes);
+            put(layout.tr_startpc, &0x4000_u32.to_le_bytes());
+            put(layout.j_errinfo, &51_f64.to_le_bytes());
+            let last = Some(LastAbort { pc: 0x4000, about: 51_f64.to_bits() });
+            assert_eq!(last_abort(&state, &layout), last);
+            let mut changed = state.clone();
+            changed[usize::from(layout.tr_traceno)] = 1;
+            assert_eq!(last_abort(&changed, &layout), None, "it was compiled");
+            changed.clone_from(&state);
+            changed[usize::from(layout.tr_root)] = 1;
+            assert_eq!(last_abort(&changed, &layout), None, "a side trace");
+            changed[usize::from(layout.j_state)] = 0x11;
+            assert_eq!(last_abort(&changed, &layout), None, "another one is recorded");
+            let penalties = Penalties { last, ..Penalties::parse(&table(&[], 0, gc64), gc64).unwrap() };
+            assert_eq!(penalties.about(&Penalty { pc: 0x4000, value: 72, reason: 7 }), Some(51_f64.to_bits()));
+            assert_eq!(penalties.about(&Penalty { pc: 0x4004, value: 72, reason: 7 }), None);
+            assert_eq!(penalties.about(&Penalty { pc: 0x4000, value: 36_900, reason: 7 }), None);
+        }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Aborts while they happen: what changes between two readings of the penalties.
 //!
 //! A hot loop uses up all ten tries within a millisecond, so readings miss the reasons in between, never the number of
-//! aborts, as long as no more than 64 new places come between two of them.
+//! aborts, as long as no more than 64 new places come between two of them. An abort that is seen before the next
+//! recording begins also tells the bytecode or function that it is about.
 
 use std::collections::HashMap;
 
@@ -17,6 +18,8 @@ pub struct SeenAborts {
     pub pc: u64,
     /// The reason's number: that of the last of the aborts between two readings.
     pub reason: u16,
+    /// What the reason is about, a tagged value, if that was seen.
+    pub about: Option<u64>,
     /// How many of them there were.
     pub count: u32,
 }
@@ -25,7 +28,7 @@ pub struct SeenAborts {
 #[derive(Clone, Debug)]
 pub struct Watch {
     last: Penalties,
-    seen: HashMap<(u64, u16), u32>,
+    seen: HashMap<(u64, u16, Option<u64>), u32>,
     /// How often all traces were flushed, at least.
     pub flushes: u32,
     /// How often it was looked.
@@ -74,7 +77,7 @@ impl Watch {
         };
         let aborts: Vec<(Penalty, u32)> = pairs().filter_map(new_aborts).collect();
         for (penalty, count) in aborts {
-            *self.seen.entry((penalty.pc, penalty.reason)).or_default() += count;
+            *self.seen.entry((penalty.pc, penalty.reason, now.about(&penalty))).or_default() += count;
         }
         self.last = now;
     }
@@ -82,8 +85,8 @@ impl Watch {
     /// All aborts since the beginning, the most frequent first.
     pub fn aborts(&self) -> Vec<SeenAborts> {
         let mut all: Vec<_> =
-            self.seen.iter().map(|(&(pc, reason), &count)| SeenAborts { pc, reason, count }).collect();
-        all.sort_by_key(|seen| (std::cmp::Reverse(seen.count), seen.pc, seen.reason));
+            self.seen.iter().map(|(&(pc, reason, about), &count)| SeenAborts { pc, reason, about, count }).collect();
+        all.sort_by_key(|seen| (std::cmp::Reverse(seen.count), seen.pc, seen.reason, seen.about));
         all
     }
 }
@@ -96,7 +99,7 @@ mod tests {
         let mut all: Vec<_> =
             slots.iter().map(|&(pc, value, reason)| (pc != 0).then_some(Penalty { pc, value, reason })).collect();
         all.resize(64, None);
-        Penalties { slots: all, next: slots.len() }
+        Penalties { slots: all, next: slots.len(), last: None }
     }
 
     fn watched(states: &[&[(u64, u16, u16)]]) -> Watch {
@@ -110,20 +113,20 @@ mod tests {
         let watch = watched(&[&[(4, 72, 7)], &[(4, 72, 7)], &[(4, 300, 7), (8, 72, 9)], &[(4, 610, 8), (8, 72, 9)]]);
         let found = watch.aborts();
         let expected = [(4, 7, 2), (4, 8, 1), (8, 9, 1)];
-        assert_eq!(found, expected.map(|(pc, reason, count)| SeenAborts { pc, reason, count }));
+        assert_eq!(found, expected.map(|(pc, reason, count)| SeenAborts { pc, reason, about: None, count }));
         assert_eq!(watch.flushes, 0);
     }
 
     #[test]
     fn a_place_that_takes_a_slot_is_counted_whole() {
         let watch = watched(&[&[(4, 600, 7)], &[(8, 150, 9)]]);
-        assert_eq!(watch.aborts(), [SeenAborts { pc: 8, reason: 9, count: 2 }]);
+        assert_eq!(watch.aborts(), [SeenAborts { pc: 8, reason: 9, about: None, count: 2 }]);
     }
 
     #[test]
     fn flushes_clear_the_slots() {
         let watch = watched(&[&[(4, 600, 7)], &[], &[(4, 72, 7)], &[(0, 0, 0)]]);
-        assert_eq!((watch.flushes, watch.aborts()), (2, vec![SeenAborts { pc: 4, reason: 7, count: 1 }]));
+        assert_eq!((watch.flushes, watch.aborts()), (2, vec![SeenAborts { pc: 4, reason: 7, about: None, count: 1 }]));
         assert_eq!(watched(&[&[(4, 600, 7)], &[(4, 72, 7)]]).flushes, 1, "and it was aborted again");
     }
 }
