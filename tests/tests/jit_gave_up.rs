@@ -6,7 +6,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lj_trace_tests::programs::{ALL, LUAJIT, Program};
+use lj_trace_tests::hosts::Host;
+use lj_trace_tests::programs::{ALL, LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::source::{definition_of, line_of};
 use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::workload::Workload;
@@ -258,6 +259,41 @@ fn the_text_names_places_reasons_and_remedies() -> Result<()> {
         "Machine code: 1 area".to_owned(),
     ] {
         ensure!(outcome.stdout.contains(&expected), "no {expected:?} in {}", outcome.stdout);
+    }
+    Ok(())
+}
+
+/// Versions number their reasons in other ways, and 2.0 has some that 2.1 has not.
+#[test]
+fn reasons_have_the_numbers_of_their_version() -> Result<()> {
+    const SCRIPT: &str = "jit_reasons.lua";
+    let of_20 = [("closures", "NYIBC"), ("dumps", "NYIFF"), ("left", "LLEAVE"), ("varargs", "NYIBC")];
+    let of_21 = [("closures", "NYIBC"), ("left", "LLEAVE"), ("varargs", "NYIBC")];
+    let hosts: [(Host, &[(&str, &str)]); 3] =
+        [(Host::Lupa("luajit20"), &of_20), (Host::Lupa("luajit21"), &of_21), (Host::Plain(TARANTOOL), &of_21)];
+    for (host, expected) in hosts {
+        let scratch = tempfile::tempdir()?;
+        let Some(mut workload) = host.start(scratch.path(), SCRIPT, &[])? else { continue };
+        let dump = jit(&workload, &[])?;
+        let found = compiler(&dump)?;
+        workload.go()?;
+        // `LINE NUMBER COUNT`
+        let told: BTreeSet<String> = workload.report()?.into_iter().collect();
+        let shown = |aborted: &Value| {
+            let (line, number) = (&aborted["place"]["line"], &aborted["reason"]["number"]);
+            format!("{line} {number} {}", aborted["aborts"])
+        };
+        let all: BTreeSet<String> = list(found, "penalties").iter().map(shown).collect();
+        ensure!(all == told && !told.is_empty(), "{host:?}: {all:?} instead of {told:?}: {found:#}");
+        for (mark, name) in expected {
+            let line = line_of(SCRIPT, mark);
+            let is_it = |aborted: &&Value| aborted["place"]["line"] == line;
+            let aborted = list(found, "penalties").iter().find(is_it).with_context(|| format!("no {mark}"))?;
+            ensure!(aborted["reason"]["name"] == *name, "{host:?}, {mark}: {aborted:#} instead of {name}");
+        }
+        let last = list(found, "penalties").iter().filter_map(|aborted| aborted["about"].as_str());
+        ensure!(last.eq(["VARG"]), "{host:?}: {found:#}");
+        println!("{host:?}: {told:?} agree");
     }
     Ok(())
 }
