@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod dump;
 pub mod exit;
 pub mod host;
+pub mod jit;
 mod logging;
 pub mod service;
 pub mod top;

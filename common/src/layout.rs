@@ -157,6 +157,8 @@ layout! {
     j_freetrace,
     /// `jit_State.sizetrace`, u32.
     j_sizetrace,
+    /// `jit_State.penalty`, 64 of `HotPenalty`; `penaltyslot` follows them in every build.
+    j_penalty,
     /// `jit_State.parent`, u32.
     j_parent,
     /// `jit_State.exitno`, u32.
@@ -165,6 +167,8 @@ layout! {
     j_mcarea,
     /// `jit_State.szmcarea`, size.
     j_szmcarea,
+    /// `jit_State.errinfo`, TValue: what the last abort reason is about.
+    j_errinfo,
     /// `GCfunc.ffid`, u8.
     fn_ffid,
     /// `GCfunc.nupvalues`, u8.

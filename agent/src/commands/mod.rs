@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod dump;
 pub mod heap;
 mod heap_progress;
+pub mod jit;
 pub mod list;
 pub mod man;
 mod reader;
@@ -45,6 +46,7 @@ Examples:
   sudo lj-trace list                                  which processes have LuaJIT in them
   sudo lj-trace dump --pid 1234                       what one of them executes right now
   sudo lj-trace heap --pid 1234                       what fills its Lua heap, and what keeps that alive
+  sudo lj-trace jit --pid 1234                        why its JIT compiler gave up
   sudo lj-trace doctor --pid 1234                     what can be seen of it, and what is missing for more";
 
 #[derive(Debug, Subcommand)]
@@ -59,6 +61,8 @@ enum Command {
     Dump(dump::DumpArgs),
     /// Show what is in a process' Lua heap, and what keeps it alive
     Heap(heap::HeapArgs),
+    /// Show why the JIT compiler gave up: blacklisted code, aborts with their reasons, traces
+    Jit(jit::JitArgs),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
     /// Check what works here and with a process, and say how to get what does not
@@ -98,6 +102,7 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::run(&args).map(|()| exit::ExitCode::OK),
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
         Command::Heap(args) => heap::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Jit(args) => jit::run(&args).map(|()| exit::ExitCode::OK),
         Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
         Command::Doctor(args) => doctor::run(&args),
         Command::Unit(args) => unit::run(&args).map(|()| exit::ExitCode::OK),

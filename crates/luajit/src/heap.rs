@@ -35,6 +35,36 @@ pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
     found
 }
 
+/// The prototypes of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllPrototypes {
+    /// Their addresses.
+    pub addresses: BTreeSet<u64>,
+    /// Whether these are all: a heap may have too many objects to look at, or change too fast.
+    pub complete: bool,
+}
+
+/// All prototypes of `vm`, as far as `limit` allows. A walk that the running program led astray is repeated.
+pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> AllPrototypes {
+    const WALKS: u32 = 3;
+    let began = Instant::now();
+    let mut found = AllPrototypes::default();
+    for _ in 0..WALKS {
+        walk(memory, vm, limit.saturating_sub(began.elapsed()), |object, kind| {
+            // The main thread is the VM's first object, so the last one on the list before userdata.
+            found.complete |= object == vm.main_thread;
+            if kind == gct::PROTO {
+                found.addresses.insert(object);
+            }
+            !found.complete
+        });
+        if found.complete || began.elapsed() >= limit {
+            break;
+        }
+    }
+    found
+}
+
 /// More functions are not told of.
 const MAX_FUNCTIONS: usize = 1 << 16;
 

@@ -4,7 +4,8 @@
 //! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables
 //! and stacks point to (`pointed`), and where LuaJIT's allocator puts VMs (`edges`). Everything else reads objects of a proven VM:
 //! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
-//! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler.
+//! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler, [`jit`] what that
+//! compiler gave up on and why.
 
 pub mod arch;
 pub mod bytecode;
@@ -15,6 +16,7 @@ pub mod fast_functions;
 pub mod find;
 pub mod function_name;
 pub mod heap;
+pub mod jit;
 pub mod lua_value;
 mod machine;
 pub mod object;

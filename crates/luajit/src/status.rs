@@ -1,11 +1,12 @@
 //! What a VM is doing, in numbers that its `global_State` keeps.
 //!
-//! LuaJIT's sources: [`DISPMODE_JIT`].
+//! LuaJIT's sources: [`DISPMODE_JIT`], [`DISPMODE_JIT` of 2.0].
 //!
 //! [`DISPMODE_JIT`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_dispatch.c#L101-L114
+//! [`DISPMODE_JIT` of 2.0]: https://github.com/LuaJIT/LuaJIT/blob/71797fa75ffa1ddbd9b41bbd55d6c2d4236164b0/src/lj_dispatch.c#L84-L97
 
 use lj_trace_common::frame::CFRAME_FLAGS;
-use lj_trace_common::layout::{ABSENT, gct};
+use lj_trace_common::layout::{ABSENT, BytecodeSet, gct};
 use lj_trace_common::memory::{ReadMemory, Unreadable};
 use lj_trace_common::vm::VmState;
 use lj_trace_process::Maps;
@@ -143,9 +144,9 @@ pub fn hexadecimal<S: serde::Serializer>(address: &u64, serializer: S) -> Result
 }
 
 fn jit(vm: &Vm, dispatchmode: u8) -> Jit {
-    /// `DISPMODE_JIT` (`lj_dispatch.c`): set from `JIT_F_ON` in every build.
-    const ON: u8 = 0x10;
-    if dispatchmode & ON != 0 {
+    // `DISPMODE_JIT` (`lj_dispatch.c`): set from `JIT_F_ON` in every build, and another bit in 2.0.
+    let on = if vm.bytecode_set() == BytecodeSet::V20 { 0x01 } else { 0x10 };
+    if dispatchmode & on != 0 {
         Jit::On
     } else if vm.jit_state().is_none() && !vm.undecided.contains(&"g_to_j") {
         Jit::Absent

@@ -20,6 +20,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("heap", USER_SPACE),
     ("hostile_files", USER_SPACE),
     ("jit", TICKS),
+    ("jit_gave_up", USER_SPACE),
     ("layouts", USER_SPACE),
     ("lifetimes::deaths_on_gc64", LOAD),
     ("lifetimes::deaths_on_tarantool", LOAD),

@@ -1,0 +1,151 @@
+//! The areas of machine code, and how full they are ([`mcode_allocarea`], `lj_mcode.c`).
+//!
+//! Each area begins with a link to the one before it ([`MCLink`], `lj_jit.h`). Traces fill the newest one from its end,
+//! exit stubs from its beginning; older ones have no room for the trace that came next, and get nothing more.
+//!
+//! [`mcode_allocarea`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_mcode.c#L357-L371
+//! [`MCLink`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_jit.h#L174-L177
+
+use lj_trace_common::layout::ABSENT;
+use lj_trace_common::memory::{ReadMemory, Unreadable};
+use serde::Serialize;
+
+use crate::object::field;
+use crate::{Trace, Vm};
+
+/// No VM has more: each has 64 KB, and `maxmcode` is a few MB.
+const MAX_AREAS: usize = 1 << 16;
+
+/// How many readings may differ.
+const READINGS: usize = 8;
+
+/// An area.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Area {
+    /// Where it begins.
+    #[serde(serialize_with = "crate::status::hexadecimal")]
+    pub start: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// How many traces are in it,
+    pub traces: usize,
+    /// and how many bytes they have.
+    pub code: u64,
+    /// What is left between traces and exit stubs; only the newest area keeps that.
+    pub free: Option<u64>,
+}
+
+/// All areas, the newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Areas {
+    /// Each.
+    pub areas: Vec<Area>,
+    /// The size of all of them.
+    pub size: u64,
+    /// Why they are not known, if they are not.
+    pub unknown: Option<&'static str>,
+}
+
+/// Reads the areas of `vm`, which has `traces`.
+pub fn read_areas<M: ReadMemory>(memory: &M, vm: &Vm, traces: &[Trace]) -> Areas {
+    let unknown = |reason| Areas { unknown: Some(reason), ..Areas::default() };
+    let layout = &vm.layout;
+    let Some(jit_state) = vm.jit_state().filter(|_| layout.j_mcarea != ABSENT && layout.j_szmcarea != ABSENT) else {
+        return unknown("where this VM keeps them is not known: it has compiled nothing yet, or has no JIT compiler");
+    };
+    for _ in 0..READINGS {
+        let Ok(state) = State::read(memory, field(jit_state, layout.j_mcarea), field(jit_state, layout.j_szmcarea))
+        else {
+            return unknown("the VM's memory is not readable any more");
+        };
+        if let Ok(Some(areas)) = state.areas(memory, traces)
+            && State::read(memory, field(jit_state, layout.j_mcarea), field(jit_state, layout.j_szmcarea)) == Ok(state)
+        {
+            return areas;
+        }
+    }
+    unknown("they changed each time that they were read")
+}
+
+/// `mcarea`, `mctop` and `mcbot` follow each other in every build, and so do `szmcarea` and `szallmcarea`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State {
+    area: u64,
+    top: u64,
+    bottom: u64,
+    size: u64,
+    size_of_all: u64,
+}
+
+impl State {
+    fn read<M: ReadMemory>(memory: &M, area: u64, size: u64) -> Result<Self, Unreadable> {
+        let words: [u64; 3] =
+            [memory.read(area)?, memory.read(area.wrapping_add(8))?, memory.read(area.wrapping_add(16))?];
+        let [area, top, bottom] = words;
+        Ok(Self { area, top, bottom, size: memory.read(size)?, size_of_all: memory.read(size.wrapping_add(8))? })
+    }
+
+    /// [`None`] if what was read cannot belong together.
+    fn areas<M: ReadMemory>(&self, memory: &M, traces: &[Trace]) -> Result<Option<Areas>, Unreadable> {
+        let mut areas: Vec<Area> = Vec::new();
+        let (mut next, mut sum) = (self.area, 0_u64);
+        while next != 0 {
+            let size: u64 = memory.read(next.wrapping_add(8))?;
+            let (end, all) = (next.checked_add(size), sum.checked_add(size));
+            let (Some(end), Some(all)) = (end, all.filter(|all| *all <= self.size_of_all)) else { return Ok(None) };
+            if size == 0 || areas.len() >= MAX_AREAS {
+                return Ok(None);
+            }
+            let within = traces.iter().filter(|trace| next <= trace.mcode.start && trace.mcode.end <= end);
+            let (count, code) =
+                within.fold((0, 0), |(count, code), trace| (count + 1, code + trace.mcode.end - trace.mcode.start));
+            areas.push(Area { start: next, size, traces: count, code, free: None });
+            sum = all;
+            next = memory.read(next)?;
+        }
+        if let Some(newest) = areas.first_mut() {
+            let is_within =
+                newest.start <= self.bottom && self.bottom <= self.top && self.top <= newest.start + newest.size;
+            if newest.size != self.size || !is_within {
+                return Ok(None);
+            }
+            newest.free = Some(self.top - self.bottom);
+        }
+        Ok((sum == self.size_of_all).then_some(Areas { areas, size: sum, unknown: None }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Saved;
+
+    fn memory(links: &[(u64, u64)]) -> Saved {
+        let mut bytes = vec![0; 0x3000];
+        for (index, (next, size)) in links.iter().enumerate() {
+            bytes[index * 0x1000..][..8].copy_from_slice(&next.to_le_bytes());
+            bytes[index * 0x1000 + 8..][..8].copy_from_slice(&size.to_le_bytes());
+        }
+        Saved::new(0x10000, bytes)
+    }
+
+    #[test]
+    fn walks_from_the_newest_to_the_oldest() {
+        let memory = memory(&[(0x11000, 0x1000), (0, 0x800)]);
+        let state = State { area: 0x10000, top: 0x10f00, bottom: 0x10010, size: 0x1000, size_of_all: 0x1800 };
+        let found = state.areas(&memory, &[]).unwrap().unwrap();
+        let sizes: Vec<_> = found.areas.iter().map(|area| (area.start, area.size, area.free)).collect();
+        assert_eq!(sizes, [(0x10000, 0x1000, Some(0xef0)), (0x11000, 0x800, None)]);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let state = State { area: 0x10000, top: 0x10f00, bottom: 0x10010, size: 0x1000, size_of_all: 0x1000 };
+        assert_eq!(state.areas(&memory(&[(0x10000, 0x1000)]), &[]), Ok(None), "a ring");
+        assert_eq!(state.areas(&memory(&[(0, 0x800)]), &[]), Ok(None), "another size");
+        assert_eq!(State { top: 0x20000, ..state }.areas(&memory(&[(0, 0x1000)]), &[]), Ok(None));
+        assert_eq!(state.areas(&memory(&[(0x90000, 0x800)]), &[]), Err(Unreadable));
+        let none = State { area: 0, top: 0, bottom: 0, size: 0, size_of_all: 0 };
+        assert_eq!(none.areas(&memory(&[]), &[]), Ok(Some(Areas::default())), "nothing compiled");
+    }
+}

@@ -1,0 +1,149 @@
+//! Loops and functions that are not compiled any more: their bytecode says so.
+//!
+//! After the eleventh abort at a place, [`blacklist_pc`] (`lj_trace.c`) turns its loop or function header into a variant
+//! that is not counted: `FORL` into `IFORL`, `ITERL` into `IITERL`, `LOOP` into `ILOOP`, `FUNCF` into `IFUNCF`. The same is
+//! done, lazily, where compiling was turned off (`PROTO_NOJIT`, [`PROTO_*`] of `lj_obj.h`).
+//!
+//! [`blacklist_pc`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_trace.c#L379-L389
+//! [`PROTO_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L398-L404
+
+use lj_trace_common::layout::BytecodeSet;
+use lj_trace_common::memory::ReadMemory;
+use serde::Serialize;
+
+use super::places::{Place, Places};
+use crate::bytecode::{Instruction, Op};
+use crate::prototype::{Prototype, PrototypeKey};
+
+/// `PROTO_NOJIT`: the same in every build.
+const NOJIT: u8 = 0x08;
+/// `PROTO_ILOOP`: the same in every build.
+const ILOOP: u8 = 0x10;
+
+/// What kind of code was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// A numeric `for` loop (`IFORL`).
+    NumericFor,
+    /// A `for` loop with an iterator (`IITERL`).
+    IteratorFor,
+    /// A `while` or `repeat` loop (`ILOOP`).
+    Loop,
+    /// A function (`IFUNCF`).
+    Function,
+}
+
+impl Kind {
+    fn of(op: Op) -> Option<Self> {
+        Some(match op {
+            Op::IFORL => Self::NumericFor,
+            Op::IITERL => Self::IteratorFor,
+            Op::ILOOP => Self::Loop,
+            Op::IFUNCF => Self::Function,
+            _ => return None,
+        })
+    }
+
+    /// In words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::NumericFor => "numeric for loop",
+            Self::IteratorFor => "for loop with an iterator",
+            Self::Loop => "while or repeat loop",
+            Self::Function => "function",
+        }
+    }
+
+    /// The bytecode that stands there.
+    pub const fn bytecode(self) -> &'static str {
+        match self {
+            Self::NumericFor => "IFORL",
+            Self::IteratorFor => "IITERL",
+            Self::Loop => "ILOOP",
+            Self::Function => "IFUNCF",
+        }
+    }
+}
+
+/// A loop or function that stays in the interpreter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Blacklisted {
+    /// What it is.
+    pub kind: Kind,
+    /// Its bytecode: `ILOOP`.
+    pub bytecode: &'static str,
+    /// Where.
+    pub place: Place,
+    /// Address of the instruction.
+    #[serde(serialize_with = "crate::status::hexadecimal")]
+    pub pc: u64,
+}
+
+/// What the bytecode of all functions says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Blacklist {
+    /// Given up after too many aborts.
+    pub blacklisted: Vec<Blacklisted>,
+    /// Functions that compiling was turned off for: `jit.off(f)`.
+    pub turned_off: Vec<Place>,
+}
+
+/// Prototypes whose flags say that there is something to be told of.
+#[derive(Default)]
+pub struct Suspects(Vec<PrototypeKey>);
+
+impl Suspects {
+    /// Notes `prototype` if it is one.
+    pub fn see(&mut self, prototype: &Prototype) {
+        if prototype.flags & (NOJIT | ILOOP) != 0 {
+            self.0.push(prototype.key);
+        }
+    }
+
+    /// Reads them again, and tells what stands there now: `jit.on(f)` takes it all back.
+    pub fn look<M: ReadMemory>(&self, memory: &M, places: &Places<'_, M>, set: BytecodeSet) -> Blacklist {
+        let mut found = Blacklist::default();
+        for key in &self.0 {
+            let Some((prototype, _)) = places.instruction(places.address(key, 0)) else { continue };
+            if prototype.flags & NOJIT != 0 {
+                found.turned_off.push(places.of(&prototype, 0));
+                continue;
+            }
+            for (position, kind) in given_up(&prototype, set) {
+                let pc = places.address(key, position);
+                // A byte that is written at once: what is still the same was no torn reading.
+                let now = memory.read(pc).ok().and_then(|word| Instruction(word).opcode(set));
+                if now.and_then(|now| Kind::of(now.op)) == Some(kind) {
+                    let place = places.of(&prototype, position);
+                    found.blacklisted.push(Blacklisted { kind, bytecode: kind.bytecode(), place, pc });
+                }
+            }
+        }
+        found
+    }
+}
+
+fn given_up(prototype: &Prototype, set: BytecodeSet) -> Vec<(u32, Kind)> {
+    let kind = |word: &u32| Kind::of(Instruction(*word).opcode(set)?.op);
+    let all = (0..).zip(&prototype.bytecode);
+    all.filter_map(|(position, word)| Some((position, kind(word)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bytecode::opcodes;
+    use crate::prototype::tests::prototype;
+
+    #[test]
+    fn finds_all_kinds_in_every_numbering() {
+        for set in [BytecodeSet::V20, BytecodeSet::V21, BytecodeSet::V21Jul2026] {
+            let number = |op: Op| opcodes(set).position(|opcode| opcode.op == op).unwrap() as u32;
+            let code = [Op::IFUNCF, Op::FORL, Op::IFORL, Op::IITERL, Op::JLOOP, Op::ILOOP, Op::IFUNCV].map(number);
+            let found = given_up(&prototype(code.to_vec(), &[], &[], &[]), set);
+            let kinds = [(0, Kind::Function), (2, Kind::NumericFor), (3, Kind::IteratorFor), (5, Kind::Loop)];
+            assert_eq!(found, kinds);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! What the JIT compiler of a VM has done, and what it gave up on: read from memory, without probes.
+//!
+//! [`JitReport::read`] shows one moment, [`Watch`] what is aborted meanwhile.
+
+mod about;
+mod areas;
+mod blacklist;
+mod explain;
+mod loops;
+mod penalties;
+mod places;
+mod reasons;
+mod tree;
+mod watch;
+
+use std::time::Duration;
+
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_process::Maps;
+use serde::Serialize;
+
+pub use areas::{Area, Areas};
+pub use blacklist::{Blacklist, Blacklisted, Kind};
+pub use explain::{EXPLANATIONS, Explanation};
+pub use loops::Unrecordable;
+pub use penalties::{LastAbort, Penalties, PenaltiesError, Penalty};
+pub use places::{Place, Places};
+pub use reasons::{Reason, Reasons};
+pub use tree::{Exit, Link, TraceKind, TraceNode, Tree};
+pub use watch::{SeenAborts, Watch};
+
+use crate::Vm;
+use about::Subjects;
+use blacklist::Suspects;
+
+/// A place where recording was aborted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Aborted {
+    /// Where recording began; [`None`] if that function was collected.
+    pub place: Option<Place>,
+    /// Address of the instruction.
+    #[serde(serialize_with = "crate::status::hexadecimal")]
+    pub pc: u64,
+    /// How many aborts.
+    pub aborts: u32,
+    /// Its penalty.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<u16>,
+    /// Why the last of them was aborted.
+    pub reason: Reason,
+    /// The bytecode or function that this reason is about: `VARG`, `string.dump`. Of the penalties that stand in memory
+    /// only that of the very last abort has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
+    /// What became of the place.
+    pub now: Fate,
+    /// For a bytecode that cannot be recorded: those in the loop or function itself. Others may be in what it calls.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unrecordable: Vec<Unrecordable>,
+}
+
+/// What became of a place where recording was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fate {
+    /// It will be tried again.
+    Interpreted,
+    /// It has been compiled since.
+    Compiled,
+    /// It was blacklisted.
+    Blacklisted,
+    /// A loop over `next()` that was made a general one: blacklisted, or called with another iterator.
+    Generalized,
+    /// The function is gone.
+    Unknown,
+}
+
+/// All that the memory of a VM says about its JIT compiler.
+#[derive(Clone, Debug, Serialize)]
+pub struct JitReport {
+    /// What stays in the interpreter.
+    #[serde(flatten)]
+    pub blacklist: Blacklist,
+    /// The last aborts, of up to 64 places.
+    pub penalties: Vec<Aborted>,
+    /// Why these are not known, if they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub penalties_unknown: Option<String>,
+    /// What was aborted while it was watched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub watched: Option<Watched>,
+    /// The traces, in the order of their numbers.
+    pub traces: Vec<TraceNode>,
+    /// How many traces were flushed or replaced while they were read, and left out.
+    pub traces_changed: usize,
+    /// The areas of machine code.
+    pub machine_code: Areas,
+    /// Whether all functions of the VM were looked at: a heap may be too large, or change too fast.
+    pub complete: bool,
+}
+
+/// What was seen over a time.
+#[derive(Clone, Debug, Serialize)]
+pub struct Watched {
+    /// How often it was looked.
+    pub readings: u64,
+    /// How often all traces were flushed, at least.
+    pub flushes: u32,
+    /// The aborts, by place and reason, the most frequent first.
+    pub aborts: Vec<Aborted>,
+}
+
+impl JitReport {
+    /// Reads it all. `maps` must be recent; `limit` is for looking through the heap for functions; `watch` is what was
+    /// seen before.
+    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, limit: Duration, watch: Option<&Watch>) -> Self {
+        let mut suspects = Suspects::default();
+        let places = Places::collect(memory, vm, limit, |prototype| suspects.see(prototype));
+        let blacklist = suspects.look(memory, &places, vm.bytecode_set());
+        let reader = Reader { memory, subjects: Subjects::default(), vm, places: &places, reasons: Reasons::of(vm) };
+        let (mut penalties, penalties_unknown) = match Penalties::read(memory, vm) {
+            Ok(found) => {
+                let shown = found.in_use().map(|penalty| reader.penalty(penalty, found.about(penalty)));
+                (shown.collect(), None)
+            }
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        penalties.sort_by_key(|aborted: &Aborted| std::cmp::Reverse(aborted.aborts));
+        let watched = watch.map(|watch| Watched {
+            readings: watch.readings,
+            flushes: watch.flushes,
+            aborts: watch
+                .aborts()
+                .iter()
+                .map(|seen| reader.aborted(seen.pc, seen.reason, seen.count, seen.about))
+                .collect(),
+        });
+        let tree = tree::read_tree(memory, maps, vm, &places);
+        Self {
+            blacklist,
+            penalties,
+            penalties_unknown,
+            watched,
+            machine_code: areas::read_areas(memory, vm, &tree.traces),
+            traces: tree.nodes,
+            traces_changed: tree.changed,
+            complete: places.complete,
+        }
+    }
+}
+
+struct Reader<'a, M> {
+    memory: &'a M,
+    subjects: Subjects,
+    vm: &'a Vm,
+    places: &'a Places<'a, M>,
+    reasons: Reasons,
+}
+
+impl<M: ReadMemory> Reader<'_, M> {
+    fn penalty(&self, penalty: &Penalty, about: Option<u64>) -> Aborted {
+        let aborted = self.aborted(penalty.pc, penalty.reason, penalty.aborts(), about);
+        Aborted { value: Some(penalty.value), ..aborted }
+    }
+
+    fn aborted(&self, pc: u64, reason: u16, aborts: u32, about: Option<u64>) -> Aborted {
+        use crate::bytecode::Op;
+        let (set, reason) = (self.vm.bytecode_set(), self.reasons.get(reason));
+        let mut aborted = Aborted {
+            place: None,
+            pc,
+            aborts,
+            value: None,
+            reason,
+            about: None,
+            now: Fate::Unknown,
+            unrecordable: Vec::new(),
+        };
+        aborted.about = about.and_then(|about| self.subjects.name(self.memory, self.vm, reason, about));
+        let Some((prototype, position)) = self.places.instruction(pc) else { return aborted };
+        let op = prototype.instruction(position).and_then(|now| Some(now.opcode(set)?.op));
+        aborted.place = Some(self.places.of(&prototype, position));
+        aborted.now = match op {
+            Some(Op::IFORL | Op::IITERL | Op::ILOOP | Op::IFUNCF) => Fate::Blacklisted,
+            Some(Op::JFORL | Op::JITERL | Op::JLOOP | Op::JFUNCF) => Fate::Compiled,
+            // Recording never begins there: when it did, it was another instruction.
+            Some(Op::ITERC) => Fate::Generalized,
+            _ => Fate::Interpreted,
+        };
+        if reason.name == Some("NYIBC") {
+            aborted.unrecordable = loops::unrecordable(&prototype, position, set);
+        }
+        aborted
+    }
+}

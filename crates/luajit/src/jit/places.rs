@@ -1,0 +1,105 @@
+//! Places in Lua code, by the addresses of their instructions.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_text::chunk_name;
+use lj_trace_text::untrusted::Untrusted;
+use serde::Serialize;
+
+use crate::object::field;
+use crate::prototype::{Prototype, PrototypeKey, Prototypes};
+use crate::prototype_batch::read_prototypes;
+use crate::{Vm, heap, used_names};
+
+/// A place in a Lua function. Its text is the target's, with all escaped that is no plain text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Place {
+    /// The function: `name@file.lua:LINE`, where it is defined; without the name if nothing tells it.
+    pub function: String,
+    /// The chunk as LuaJIT shows it: `file.lua`.
+    pub source: String,
+    /// The line; none if the function has no debug information.
+    pub line: Option<u32>,
+}
+
+/// All prototypes of a VM, to find the one that an instruction belongs to.
+pub struct Places<'a, M> {
+    memory: &'a M,
+    vm: &'a Vm,
+    /// By the address of its first instruction.
+    prototypes: BTreeMap<u64, PrototypeKey>,
+    names: HashMap<u64, String>,
+    read: RefCell<Prototypes>,
+    /// Whether these are all prototypes.
+    pub complete: bool,
+}
+
+impl<'a, M: ReadMemory> Places<'a, M> {
+    /// Reads all prototypes of `vm`, as far as `limit` allows, and shows each to `visit`.
+    pub fn collect(memory: &'a M, vm: &'a Vm, limit: Duration, mut visit: impl FnMut(&Prototype)) -> Self {
+        let found = heap::all_prototypes(memory, vm, limit);
+        let (layout, set) = (&vm.layout, vm.bytecode_set());
+        let (mut prototypes, mut names) = (BTreeMap::new(), HashMap::new());
+        read_prototypes(memory, layout, found.addresses, |prototype| {
+            prototypes.insert(field(prototype.key.address, layout.sizeof_pt), prototype.key);
+            names.extend(prototype.definitions(set));
+            visit(&prototype);
+            ControlFlow::Continue(())
+        });
+        for (prototype, name) in used_names(memory, vm) {
+            names.entry(prototype).or_insert(name);
+        }
+        Self { memory, vm, prototypes, names, read: RefCell::default(), complete: found.complete }
+    }
+
+    /// The function whose instruction is at `pc`, and the position of that instruction; [`None`] if there is none, or
+    /// it was collected meanwhile.
+    pub fn instruction(&self, pc: u64) -> Option<(Arc<Prototype>, u32)> {
+        let (first, key) = self.prototypes.range(..=pc).next_back()?;
+        let offset = pc - first;
+        if !offset.is_multiple_of(4) || offset / 4 >= u64::from(key.sizebc) {
+            return None;
+        }
+        let prototype = self.read.borrow_mut().get(self.memory, &self.vm.layout, *key).ok()?;
+        Some((prototype, (offset / 4) as u32))
+    }
+
+    /// The place of the instruction at `pc`.
+    pub fn at(&self, pc: u64) -> Option<Place> {
+        let (prototype, position) = self.instruction(pc)?;
+        Some(self.of(&prototype, position))
+    }
+
+    /// The place of an instruction of `prototype`.
+    pub fn of(&self, prototype: &Prototype, position: u32) -> Place {
+        let source = chunk_name(prototype.chunkname.as_bytes());
+        if prototype.is_builtin() {
+            return Place { function: format!("[Lua function of LuaJIT's library]@{source}"), source, line: None };
+        }
+        let name = match prototype.key.firstline {
+            0 => "main chunk",
+            _ => self.names.get(&prototype.key.address).map_or("", String::as_str),
+        };
+        let function = format!("{}@{source}:{}", Untrusted(name), prototype.key.firstline);
+        Place { function, source, line: prototype.line_at(position) }
+    }
+
+    /// The address of an instruction.
+    pub fn address(&self, key: &PrototypeKey, position: u32) -> u64 {
+        field(key.address, self.vm.layout.sizeof_pt).wrapping_add(4 * u64::from(position))
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.line {
+            Some(line) => write!(f, "{}:{line}", self.source),
+            None => write!(f, "{} (no line: stripped)", self.source),
+        }
+    }
+}
