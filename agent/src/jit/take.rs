@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lj_trace_luajit::jit::{JitReport, Watch};
+use lj_trace_luajit::jit::{AbortWatch, JitReport};
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::{Vm, VmStatus, prove_again};
 use lj_trace_process::{Process, TargetError};
@@ -51,9 +51,9 @@ pub fn take(process: &Process, mut vms: Vec<Vm>, duration: Option<Duration>) -> 
 }
 
 /// Watches all VMs that show their penalties, until the time is over or the process ends.
-fn watch(process: &Process, vms: &[Vm], duration: Duration) -> Vec<Option<Watch>> {
+fn watch(process: &Process, vms: &[Vm], duration: Duration) -> Vec<Option<AbortWatch>> {
     let (memory, began) = (process.memory(), Instant::now());
-    let mut watches: Vec<Option<Watch>> = vms.iter().map(|vm| Watch::start(&memory, vm).ok()).collect();
+    let mut watches: Vec<Option<AbortWatch>> = vms.iter().map(|vm| AbortWatch::start(&memory, vm).ok()).collect();
     while began.elapsed() < duration {
         sleep(BETWEEN_READINGS);
         let mut any = false;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use lj_trace_luajit::jit::{Aborted, Areas, Fate, JitReport, Reason};
+use lj_trace_luajit::jit::{AbortReason, Aborted, Areas, Fate, JitReport};
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 
@@ -116,8 +116,8 @@ fn write_aborted(f: &mut fmt::Formatter<'_>, aborted: &Aborted) -> fmt::Result {
 fn write_reasons(f: &mut fmt::Formatter<'_>, report: &JitReport) -> fmt::Result {
     let watched = report.watched.iter().flat_map(|watched| &watched.aborts);
     let all = report.penalties.iter().chain(watched).map(|aborted| aborted.reason);
-    let reasons: BTreeMap<u16, Reason> = all.map(|reason| (reason.number, reason)).collect();
-    let known: Vec<_> = reasons.values().filter_map(Reason::explanation).collect();
+    let reasons: BTreeMap<u16, AbortReason> = all.map(|reason| (reason.number, reason)).collect();
+    let known: Vec<_> = reasons.values().filter_map(AbortReason::explanation).collect();
     if known.is_empty() {
         return Ok(());
     }

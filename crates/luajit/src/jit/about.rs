@@ -11,7 +11,7 @@ use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_text::untrusted::Untrusted;
 
-use super::reasons::Reason;
+use super::reasons::AbortReason;
 use crate::bytecode::opcodes;
 use crate::object::{Function, read_function};
 use crate::value::{self, Value};
@@ -23,7 +23,7 @@ pub struct Subjects(OnceCell<FunctionNames>);
 
 impl Subjects {
     /// The name of `about`, the tagged value that was kept with `reason`.
-    pub fn name<M: ReadMemory>(&self, memory: &M, vm: &Vm, reason: Reason, about: u64) -> Option<String> {
+    pub fn name<M: ReadMemory>(&self, memory: &M, vm: &Vm, reason: AbortReason, about: u64) -> Option<String> {
         match reason.name? {
             "NYIBC" => bytecode(vm, about),
             "NYIFFU" | "NYIFF" | "NYICF" => self.function(memory, vm, about),

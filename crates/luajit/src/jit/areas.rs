@@ -21,7 +21,7 @@ const READINGS: usize = 8;
 
 /// An area.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Area {
+pub struct McodeArea {
     /// Where it begins.
     #[serde(serialize_with = "crate::status::hexadecimal")]
     pub start: u64,
@@ -39,7 +39,7 @@ pub struct Area {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Areas {
     /// Each.
-    pub areas: Vec<Area>,
+    pub areas: Vec<McodeArea>,
     /// The size of all of them.
     pub size: u64,
     /// Why they are not known, if they are not.
@@ -87,7 +87,7 @@ impl State {
 
     /// [`None`] if what was read cannot belong together.
     fn areas<M: ReadMemory>(&self, memory: &M, traces: &[Trace]) -> Result<Option<Areas>, Unreadable> {
-        let mut areas: Vec<Area> = Vec::new();
+        let mut areas: Vec<McodeArea> = Vec::new();
         let (mut next, mut sum) = (self.area, 0_u64);
         while next != 0 {
             let size: u64 = memory.read(next.wrapping_add(8))?;
@@ -99,7 +99,7 @@ impl State {
             let within = traces.iter().filter(|trace| next <= trace.mcode.start && trace.mcode.end <= end);
             let (count, code) =
                 within.fold((0, 0), |(count, code), trace| (count + 1, code + trace.mcode.end - trace.mcode.start));
-            areas.push(Area { start: next, size, traces: count, code, free: None });
+            areas.push(McodeArea { start: next, size, traces: count, code, free: None });
             sum = all;
             next = memory.read(next)?;
         }

@@ -11,7 +11,7 @@ use lj_trace_common::layout::BytecodeSet;
 use lj_trace_common::memory::ReadMemory;
 use serde::Serialize;
 
-use super::places::{Place, Places};
+use super::places::{CodePlaces, Place};
 use crate::bytecode::{Instruction, Op};
 use crate::prototype::{Prototype, PrototypeKey};
 
@@ -23,7 +23,7 @@ const ILOOP: u8 = 0x10;
 /// What kind of code was given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum BlacklistKind {
     /// A numeric `for` loop (`IFORL`).
     NumericFor,
     /// A `for` loop with an iterator (`IITERL`).
@@ -34,7 +34,7 @@ pub enum Kind {
     Function,
 }
 
-impl Kind {
+impl BlacklistKind {
     fn of(op: Op) -> Option<Self> {
         Some(match op {
             Op::IFORL => Self::NumericFor,
@@ -70,7 +70,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Blacklisted {
     /// What it is.
-    pub kind: Kind,
+    pub kind: BlacklistKind,
     /// Its bytecode: `ILOOP`.
     pub bytecode: &'static str,
     /// Where.
@@ -102,7 +102,7 @@ impl Suspects {
     }
 
     /// Reads them again, and tells what stands there now: `jit.on(f)` takes it all back.
-    pub fn look<M: ReadMemory>(&self, memory: &M, places: &Places<'_, M>, set: BytecodeSet) -> Blacklist {
+    pub fn look<M: ReadMemory>(&self, memory: &M, places: &CodePlaces<'_, M>, set: BytecodeSet) -> Blacklist {
         let mut found = Blacklist::default();
         for key in &self.0 {
             let Some((prototype, _)) = places.instruction(places.address(key, 0)) else { continue };
@@ -114,7 +114,7 @@ impl Suspects {
                 let pc = places.address(key, position);
                 // A byte that is written at once: what is still the same was no torn reading.
                 let now = memory.read(pc).ok().and_then(|word| Instruction(word).opcode(set));
-                if now.and_then(|now| Kind::of(now.op)) == Some(kind) {
+                if now.and_then(|now| BlacklistKind::of(now.op)) == Some(kind) {
                     let place = places.of(&prototype, position);
                     found.blacklisted.push(Blacklisted { kind, bytecode: kind.bytecode(), place, pc });
                 }
@@ -124,8 +124,8 @@ impl Suspects {
     }
 }
 
-fn given_up(prototype: &Prototype, set: BytecodeSet) -> Vec<(u32, Kind)> {
-    let kind = |word: &u32| Kind::of(Instruction(*word).opcode(set)?.op);
+fn given_up(prototype: &Prototype, set: BytecodeSet) -> Vec<(u32, BlacklistKind)> {
+    let kind = |word: &u32| BlacklistKind::of(Instruction(*word).opcode(set)?.op);
     let all = (0..).zip(&prototype.bytecode);
     all.filter_map(|(position, word)| Some((position, kind(word)?))).collect()
 }
@@ -142,7 +142,12 @@ mod tests {
             let number = |op: Op| opcodes(set).position(|opcode| opcode.op == op).unwrap() as u32;
             let code = [Op::IFUNCF, Op::FORL, Op::IFORL, Op::IITERL, Op::JLOOP, Op::ILOOP, Op::IFUNCV].map(number);
             let found = given_up(&prototype(code.to_vec(), &[], &[], &[]), set);
-            let kinds = [(0, Kind::Function), (2, Kind::NumericFor), (3, Kind::IteratorFor), (5, Kind::Loop)];
+            let kinds = [
+                (0, BlacklistKind::Function),
+                (2, BlacklistKind::NumericFor),
+                (3, BlacklistKind::IteratorFor),
+                (5, BlacklistKind::Loop),
+            ];
             assert_eq!(found, kinds);
         }
     }

@@ -1,6 +1,6 @@
 //! What the JIT compiler of a VM has done, and what it gave up on: read from memory, without probes.
 //!
-//! [`JitReport::read`] shows one moment, [`Watch`] what is aborted meanwhile.
+//! [`JitReport::read`] shows one moment, [`AbortWatch`] what is aborted meanwhile.
 
 mod about;
 mod areas;
@@ -19,15 +19,15 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::Maps;
 use serde::Serialize;
 
-pub use areas::{Area, Areas};
-pub use blacklist::{Blacklist, Blacklisted, Kind};
+pub use areas::{Areas, McodeArea};
+pub use blacklist::{Blacklist, BlacklistKind, Blacklisted};
 pub use explain::{EXPLANATIONS, Explanation};
 pub use loops::Unrecordable;
 pub use penalties::{LastAbort, Penalties, PenaltiesError, Penalty};
-pub use places::{Place, Places};
-pub use reasons::{Reason, Reasons};
-pub use tree::{Exit, Link, TraceKind, TraceNode, Tree};
-pub use watch::{SeenAborts, Watch};
+pub use places::{CodePlaces, Place};
+pub use reasons::{AbortReason, Reasons};
+pub use tree::{Exit, Link, TraceKind, TraceNode, TraceTree};
+pub use watch::{AbortWatch, SeenAborts};
 
 use crate::Vm;
 use about::Subjects;
@@ -47,7 +47,7 @@ pub struct Aborted {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<u16>,
     /// Why the last of them was aborted.
-    pub reason: Reason,
+    pub reason: AbortReason,
     /// The bytecode or function that this reason is about: `VARG`, `string.dump`. Of the penalties that stand in memory
     /// only that of the very last abort has one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub struct JitReport {
     pub penalties_unknown: Option<String>,
     /// What was aborted while it was watched.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub watched: Option<Watched>,
+    pub watched: Option<WatchedAborts>,
     /// The traces, in the order of their numbers.
     pub traces: Vec<TraceNode>,
     /// How many traces were flushed or replaced while they were read, and left out.
@@ -101,7 +101,7 @@ pub struct JitReport {
 
 /// What was seen over a time.
 #[derive(Clone, Debug, Serialize)]
-pub struct Watched {
+pub struct WatchedAborts {
     /// How often it was looked.
     pub readings: u64,
     /// How often all traces were flushed, at least.
@@ -113,9 +113,9 @@ pub struct Watched {
 impl JitReport {
     /// Reads it all. `maps` must be recent; `limit` is for looking through the heap for functions; `watch` is what was
     /// seen before.
-    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, limit: Duration, watch: Option<&Watch>) -> Self {
+    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, limit: Duration, watch: Option<&AbortWatch>) -> Self {
         let mut suspects = Suspects::default();
-        let places = Places::collect(memory, vm, limit, |prototype| suspects.see(prototype));
+        let places = CodePlaces::collect(memory, vm, limit, |prototype| suspects.see(prototype));
         let blacklist = suspects.look(memory, &places, vm.bytecode_set());
         let reader = Reader { memory, subjects: Subjects::default(), vm, places: &places, reasons: Reasons::of(vm) };
         let (mut penalties, penalties_unknown) = match Penalties::read(memory, vm) {
@@ -126,7 +126,7 @@ impl JitReport {
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         penalties.sort_by_key(|aborted: &Aborted| std::cmp::Reverse(aborted.aborts));
-        let watched = watch.map(|watch| Watched {
+        let watched = watch.map(|watch| WatchedAborts {
             readings: watch.readings,
             flushes: watch.flushes,
             aborts: watch
@@ -153,7 +153,7 @@ struct Reader<'a, M> {
     memory: &'a M,
     subjects: Subjects,
     vm: &'a Vm,
-    places: &'a Places<'a, M>,
+    places: &'a CodePlaces<'a, M>,
     reasons: Reasons,
 }
 

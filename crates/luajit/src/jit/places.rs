@@ -28,7 +28,7 @@ pub struct Place {
 }
 
 /// All prototypes of a VM, to find the one that an instruction belongs to.
-pub struct Places<'a, M> {
+pub struct CodePlaces<'a, M> {
     memory: &'a M,
     vm: &'a Vm,
     /// By the address of its first instruction.
@@ -39,7 +39,7 @@ pub struct Places<'a, M> {
     pub complete: bool,
 }
 
-impl<'a, M: ReadMemory> Places<'a, M> {
+impl<'a, M: ReadMemory> CodePlaces<'a, M> {
     /// Reads all prototypes of `vm`, as far as `limit` allows, and shows each to `visit`.
     pub fn collect(memory: &'a M, vm: &'a Vm, limit: Duration, mut visit: impl FnMut(&Prototype)) -> Self {
         let found = heap::all_prototypes(memory, vm, limit);

@@ -13,7 +13,7 @@ use crate::Vm;
 
 /// An abort reason, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Reason {
+pub struct AbortReason {
     /// Its number in this build.
     pub number: u16,
     /// Its name; [`None`] where builds that all fit disagree, or none has that number.
@@ -88,8 +88,8 @@ impl Reasons {
     }
 
     /// The reason of this number.
-    pub fn get(&self, number: u16) -> Reason {
-        Reason { number, name: self.0.get(usize::from(number)).copied().flatten() }
+    pub fn get(&self, number: u16) -> AbortReason {
+        AbortReason { number, name: self.0.get(usize::from(number)).copied().flatten() }
     }
 }
 
@@ -98,7 +98,7 @@ fn without_options(build: &str) -> &str {
     build.split(" with ").next().unwrap_or(build)
 }
 
-impl Reason {
+impl AbortReason {
     /// What it means.
     pub fn explanation(&self) -> Option<&'static Explanation> {
         explanation(self.name?)
@@ -115,7 +115,7 @@ impl Reason {
     }
 }
 
-impl Serialize for Reason {
+impl Serialize for AbortReason {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Shown {

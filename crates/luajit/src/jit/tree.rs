@@ -18,7 +18,7 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::Maps;
 use serde::Serialize;
 
-use super::places::{Place, Places};
+use super::places::{CodePlaces, Place};
 use crate::object::{read_bytes, read_some};
 use crate::{Trace, Vm, read_traces, trace_at};
 
@@ -138,7 +138,7 @@ pub struct TraceNode {
 
 /// All traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tree {
+pub struct TraceTree {
     /// In the order of their numbers.
     pub nodes: Vec<TraceNode>,
     /// Their headers.
@@ -148,10 +148,10 @@ pub struct Tree {
 }
 
 /// Reads all traces of `vm`. `maps` must be recent.
-pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &Places<'_, M>) -> Tree {
+pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &CodePlaces<'_, M>) -> TraceTree {
     let all = read_traces(memory, maps, vm);
     let count = all.len();
-    let mut tree = Tree::default();
+    let mut tree = TraceTree::default();
     for trace in all {
         let node = read_node(memory, vm, &trace, places);
         // What was read belongs together only if the trace is still the same one.
@@ -165,7 +165,7 @@ pub fn read_tree<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, places: &Place
     tree
 }
 
-fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &Places<'_, M>) -> TraceNode {
+fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> TraceNode {
     /// `REF_BASE`: the number of a trace's first instruction.
     const BASE: u64 = 0x8000;
     let base: Option<u64> = memory.read(trace.ir.wrapping_add(8 * BASE)).ok();
@@ -195,7 +195,7 @@ fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &Places<
     }
 }
 
-fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &Places<'_, M>) -> Option<Vec<Exit>> {
+fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> Option<Vec<Exit>> {
     let layout = &vm.layout;
     if layout.sizeof_snap == ABSENT || layout.snap_nent == ABSENT {
         return None;

@@ -26,7 +26,7 @@ pub struct SeenAborts {
 
 /// Sees aborts and flushes by reading again and again.
 #[derive(Clone, Debug)]
-pub struct Watch {
+pub struct AbortWatch {
     last: Penalties,
     seen: HashMap<(u64, u16, Option<u64>), u32>,
     /// How often all traces were flushed, at least.
@@ -35,7 +35,7 @@ pub struct Watch {
     pub readings: u64,
 }
 
-impl Watch {
+impl AbortWatch {
     /// Begins to watch `vm`.
     ///
     /// # Errors
@@ -102,8 +102,8 @@ mod tests {
         Penalties { slots: all, next: slots.len(), last: None }
     }
 
-    fn watched(states: &[&[(u64, u16, u16)]]) -> Watch {
-        let mut watch = Watch { last: penalties(states[0]), seen: HashMap::new(), flushes: 0, readings: 1 };
+    fn watched(states: &[&[(u64, u16, u16)]]) -> AbortWatch {
+        let mut watch = AbortWatch { last: penalties(states[0]), seen: HashMap::new(), flushes: 0, readings: 1 };
         states[1..].iter().for_each(|state| watch.compare(penalties(state)));
         watch
     }
