@@ -120,8 +120,7 @@ pub fn main() -> ExitCode {
 
 /// Reads a process id.
 fn parse_pid(text: &str) -> Result<u32, String> {
-    let pid = text.parse().ok().filter(|pid| *pid != 0);
-    pid.ok_or_else(|| "not a process id: `lj-trace list` shows those of processes with LuaJIT".to_owned())
+    text.parse().map_err(|_| "not a process id: `lj-trace list` shows those of processes with LuaJIT".to_owned())
 }
 
 /// Prints a result on standard output, for people or as JSON.
@@ -162,8 +161,11 @@ fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
     let is_command = |arg: &str| arg == "help" || Cli::command().find_subcommand(arg).is_some();
-    let is_of_record = |arg: &OsString| arg.to_str().is_some_and(|arg| !own.contains(&arg) && !is_command(arg));
-    if args.get(1).is_some_and(is_of_record) {
+    // A word beside a process id is no name, but a command that there is not.
+    let is_pid = |arg: &OsString| arg.to_str().is_some_and(|arg| arg == "-p" || arg.starts_with("--pid"));
+    let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && !args.iter().any(is_pid);
+    let is_option = |arg: &str| arg.starts_with('-') && !own.contains(&arg);
+    if args.get(1).and_then(|arg| arg.to_str()).is_some_and(|arg| is_option(arg) || is_name(arg)) {
         args.insert(1, "record".into());
     }
     args
@@ -191,5 +193,6 @@ mod tests {
         assert_eq!(expanded(&["lj-trace"]), ["lj-trace"]);
         assert_eq!(expanded(&["lj-trace", "nginx", "-q"]), ["lj-trace", "record", "nginx", "-q"]);
         assert_eq!(expanded(&["lj-trace", "help"]), ["lj-trace", "help"]);
+        assert_eq!(expanded(&["lj-trace", "reckord", "--pid", "7"]), ["lj-trace", "reckord", "--pid", "7"]);
     }
 }
