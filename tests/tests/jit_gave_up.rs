@@ -41,10 +41,10 @@ impl Verbose {
             if number == "---" {
                 let reason = rest.trim_start_matches("-- ");
                 let reason = reason.rsplit_once(" at ").map_or(reason, |(reason, _)| reason);
-                if parent.is_empty() {
+                if parent.is_empty() && is_of_script(place) {
                     verbose.aborts.entry(place.to_owned()).or_default().push(reason.to_owned());
                 }
-            } else {
+            } else if is_of_script(place) {
                 verbose.traces.insert(number.parse()?, (parent.to_owned(), place.to_owned(), rest.to_owned()));
             }
         }
@@ -55,6 +55,11 @@ impl Verbose {
     fn blacklisted(&self) -> BTreeSet<String> {
         self.aborts.iter().filter(|(_, all)| all.len() >= LAST).map(|(place, _)| place.clone()).collect()
     }
+}
+
+/// Whether a place is in the script. What a host runs of its own may have been compiled before `jit.v` was listening.
+fn is_of_script(place: &str) -> bool {
+    [SCRIPT, "snapshots"].into_iter().any(|source| place.strip_prefix(source).is_some_and(|line| line.starts_with(':')))
 }
 
 /// `file.lua:12`, as `jit.v` has it.
@@ -82,6 +87,7 @@ fn compiler(dump: &Value) -> Result<&Value> {
 fn check_aborts(found: &Value, verbose: &Verbose) -> Result<()> {
     let shown: BTreeMap<String, &Value> =
         list(found, "penalties").iter().map(|aborted| (place(&aborted["place"]), aborted)).collect();
+    let shown: BTreeMap<_, _> = shown.into_iter().filter(|(place, _)| is_of_script(place)).collect();
     let places: BTreeSet<_> = shown.keys().collect();
     ensure!(places == verbose.aborts.keys().collect(), "{places:?} instead of {:?}", verbose.aborts);
     for (place, reasons) in &verbose.aborts {
@@ -96,8 +102,11 @@ fn check_aborts(found: &Value, verbose: &Verbose) -> Result<()> {
         let is_blacklisted = aborted["now"] == "blacklisted";
         ensure!(is_blacklisted == (reasons.len() >= LAST), "{place}: {aborted:#}");
     }
-    let blacklisted: BTreeSet<String> =
-        list(found, "blacklisted").iter().map(|blacklisted| place(&blacklisted["place"])).collect();
+    let blacklisted: BTreeSet<String> = list(found, "blacklisted")
+        .iter()
+        .map(|blacklisted| place(&blacklisted["place"]))
+        .filter(|it| is_of_script(it))
+        .collect();
     ensure!(blacklisted == verbose.blacklisted(), "{blacklisted:?} instead of {:?}", verbose.blacklisted());
     Ok(())
 }
@@ -105,7 +114,8 @@ fn check_aborts(found: &Value, verbose: &Verbose) -> Result<()> {
 fn check_traces(found: &Value, verbose: &Verbose) -> Result<()> {
     let shown: BTreeMap<u64, &Value> =
         list(found, "traces").iter().filter_map(|trace| Some((trace["number"].as_u64()?, trace))).collect();
-    let numbers: BTreeSet<_> = shown.keys().collect();
+    let of_script = shown.iter().filter(|(_, trace)| is_of_script(&place(&trace["start"])));
+    let numbers: BTreeSet<_> = of_script.map(|(number, _)| number).collect();
     ensure!(numbers == verbose.traces.keys().collect(), "{numbers:?} instead of {:?}", verbose.traces);
     for (number, (parent, start, goes_on)) in &verbose.traces {
         let trace = shown[number];
@@ -233,6 +243,9 @@ fn watch(program: &Program, workload: &mut Workload, log: &Path, before: &Verbos
     }
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for aborted in list(watched, "aborts") {
+        if !is_of_script(&place(&aborted["place"])) {
+            continue;
+        }
         *found.entry(place(&aborted["place"])).or_default() += aborted["aborts"].as_u64().unwrap_or(0) as usize;
     }
     let found: BTreeMap<&str, usize> = found.iter().map(|(place, count)| (place.as_str(), *count)).collect();
