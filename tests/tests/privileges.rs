@@ -160,10 +160,11 @@ fn least() -> Result<Vec<Capability>> {
     Ok([&[BPF, PERFMON, SYS_PTRACE][..], if is_there { &[] } else { &[SYS_ADMIN] }].concat())
 }
 
-/// All threads but the one that opens the target's files, which has no capability at all.
+/// All threads but those that have no capability at all: the one that opens the target's files, and one for each of the two
+/// ring buffers, which it empties.
 fn those_with_any(threads: &[(u64, u64)]) -> Result<Vec<(u64, u64)>> {
     let (without, with): (Vec<_>, Vec<_>) = threads.iter().partition(|sets| **sets == (0, 0));
-    ensure!(without.len() == 1 && !with.is_empty(), "{threads:x?}");
+    ensure!(without.len() == 3 && !with.is_empty(), "{threads:x?}");
     Ok(with)
 }
 
