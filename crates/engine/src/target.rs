@@ -37,10 +37,6 @@ impl RecordTarget {
     /// It cannot be recorded.
     pub fn new(options: Options) -> Result<Self, EngineError> {
         let process = Process::open(options.pid)?;
-        let wanted = options.wanted(1);
-        if wanted.may_share() && options.testing.events == EventPlaces::Auto {
-            Programs::load_ahead(wanted, &process, options.rate);
-        }
         let maps = process.maps()?;
         let explain = |error| EngineError::from(error).unless_gone(&process);
         let mut found = find_first_vms(&process, &maps).map_err(explain)?;
@@ -84,6 +80,7 @@ pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
         Scope::Children => return children(options),
         Scope::These { pids, .. } => return Ok(with_vms(pids, options)),
     }
+    load_ahead(options);
     // Those that are running may not be the one that was named.
     match RecordTarget::new(options.clone()) {
         Ok(target) => {
@@ -106,6 +103,18 @@ pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
             None => Err(error),
         },
         Err(error) => Err(error),
+    }
+}
+
+/// Has the sampler loaded while the process is searched for its VMs. Whoever waits for a VM does without: what is loaded would
+/// be there for as long.
+fn load_ahead(options: &Options) {
+    let wanted = options.wanted(1);
+    if wanted.may_share()
+        && options.testing.events == EventPlaces::Auto
+        && let Ok(process) = Process::open(options.pid)
+    {
+        Programs::load_ahead(wanted, &process, options.rate);
     }
 }
 

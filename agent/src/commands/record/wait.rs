@@ -29,8 +29,8 @@ pub fn find(options: &Options, waits: bool) -> Result<Vec<RecordTarget>, EngineE
     targets(options)
 }
 
-/// Waits until something to record is found, and gives that; [`None`] if a signal ends the waiting. What ends in `may_come` may
-/// be otherwise later.
+/// Waits until something to record is found, and gives that; [`None`] if a signal ends the waiting. A failure
+/// in `may_come` is waited out.
 ///
 /// # Errors
 /// The process has exited, cannot be looked at, or the time that was given for waiting is over.
