@@ -31,6 +31,6 @@ pub use known_code::KnownCode;
 pub use maps::{Mapping, Maps};
 pub use memory::ProcessMemory;
 pub use page_map::{PageKind, PageMap};
-pub use process::{Halt, Process, TargetError};
+pub use process::{Exit, Halt, Process, TargetError};
 pub use switches::Switches;
 pub use tree::{Refused, Tree};

@@ -83,6 +83,17 @@ pub struct Process {
     maps: Arc<KeptMaps>,
 }
 
+/// How to learn that a process exits.
+#[derive(Debug)]
+pub enum Exit {
+    /// The descriptor becomes readable then.
+    Event(OwnedFd),
+    /// It has exited already.
+    Gone,
+    /// The kernel has no descriptor to give, or may not give it: [`Process::is_alive`] says it.
+    Untold,
+}
+
 /// What keeps a process from running, though it is alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halt {
@@ -187,13 +198,20 @@ impl Process {
         }
     }
 
-    /// A descriptor that becomes readable when the process exits; none where the kernel has none to give.
-    pub fn exit_event(&self) -> Option<OwnedFd> {
+    /// How to learn that the process exits.
+    pub fn exit(&self) -> Exit {
         // SAFETY: pidfd_open(2) takes two plain integers.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, self.pid, 0) };
-        let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-        // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
-        Some(unsafe { OwnedFd::from_raw_fd(fd) })
+        // The id may be another's by now, or nobody's: looked at only after the descriptor is there, which keeps the id from
+        // another.
+        if !self.is_alive() {
+            return Exit::Gone;
+        }
+        match i32::try_from(fd) {
+            // SAFETY: the kernel has just given us this descriptor, and nobody else knows it.
+            Ok(fd) if fd >= 0 => Exit::Event(unsafe { OwnedFd::from_raw_fd(fd) }),
+            _ => Exit::Untold,
+        }
     }
 
     /// Its command name (`/proc/PID/comm`) as it is shown, or an empty string if it is gone.

@@ -5,9 +5,9 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace_probes::perf_event;
-use lj_trace_process::Process;
+use lj_trace_process::{Exit, Process};
 
 use crate::tracer::Tracer;
 
@@ -23,7 +23,9 @@ impl Switched {
     /// # Errors
     /// If it has none, or the kernel does not hand them out.
     pub fn of(tracer: Tracer) -> Result<Self> {
-        let process = Process::open(tracer.pid())?.exit_event().context("the kernel has no descriptor of lj-trace")?;
+        let Exit::Event(process) = Process::open(tracer.pid())?.exit() else {
+            bail!("the kernel has no descriptor of lj-trace")
+        };
         let mut events = Vec::new();
         for entry in fs::read_dir(format!("/proc/{}/fd", tracer.pid()))? {
             let entry = entry?;

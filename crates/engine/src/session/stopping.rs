@@ -1,19 +1,57 @@
 //! What ends a recording.
 
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use lj_trace_process::Process;
+use lj_trace_process::{Exit, Process};
 use tokio::io::unix::AsyncFd;
 
 use crate::error::EngineError;
 use crate::recording::stop::Stop;
 
+/// How often it is looked whether a process is there whose exit the kernel does not tell.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The exit of one process.
+enum Exiting {
+    /// It becomes readable.
+    Told(AsyncFd<OwnedFd>),
+    /// It has to be looked for.
+    Untold(Process),
+    /// It has happened.
+    Gone,
+}
+
+impl Exiting {
+    fn of(process: &Process) -> Self {
+        match process.exit() {
+            Exit::Gone => Self::Gone,
+            Exit::Untold => Self::Untold(process.clone()),
+            Exit::Event(fd) => {
+                // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
+                unsafe { AsyncFd::register(fd) }.map_or_else(|_| Self::Untold(process.clone()), Self::Told)
+            }
+        }
+    }
+
+    async fn wait(&self) {
+        match self {
+            Self::Told(fd) => drop(fd.readable().await),
+            Self::Untold(process) => {
+                while process.is_alive() {
+                    tokio::time::sleep(INTERVAL).await;
+                }
+            }
+            Self::Gone => {}
+        }
+    }
+}
+
 /// Waits for whatever ends a recording.
 pub struct Stopping {
     interrupt: AsyncFd<OwnedFd>,
-    /// The exits of the processes; none where the kernel does not tell.
-    exits: Vec<Option<AsyncFd<OwnedFd>>>,
+    /// The exits of the processes; none where they do not end it.
+    exits: Option<Vec<Exiting>>,
 }
 
 impl Stopping {
@@ -27,26 +65,25 @@ impl Stopping {
         let interrupt = unsafe { AsyncFd::register(interrupt) }.map_err(std::io::Error::from);
         Ok(Self {
             interrupt: interrupt.map_err(|error| EngineError::internal(&error))?,
-            exits: processes
-                // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
-                .map(|process| process.exit_event().and_then(|fd| unsafe { AsyncFd::register(fd) }.ok()))
-                .collect(),
+            exits: Some(processes.map(Exiting::of).collect()),
         })
     }
 
     /// Exits do not end the recording any more.
     pub fn ignore_exits(&mut self) {
-        self.exits = vec![None];
+        self.exits = None;
     }
 
     /// Waits, no longer than until `deadline`.
     pub async fn next(&mut self, deadline: Option<Instant>) -> Stop {
         let exit = async {
-            for exit in &self.exits {
-                match exit {
-                    Some(fd) => drop(fd.readable().await),
-                    None => std::future::pending().await,
+            match &self.exits {
+                Some(exits) => {
+                    for exit in exits {
+                        exit.wait().await;
+                    }
                 }
+                None => std::future::pending().await,
             }
         };
         let deadline = async {
@@ -60,5 +97,59 @@ impl Stopping {
             () = exit => Stop::TargetExited,
             () = deadline => Stop::Duration,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    fn sleeping() -> (Child, Process) {
+        let child = Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Process::open(child.id()).unwrap();
+        (child, process)
+    }
+
+    fn end(child: &mut Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// What ends a recording of `processes` within 5 s, if these are ended once it runs.
+    fn outcome(processes: &[Process], later: &mut [Child]) -> Stop {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (interrupt, _other) = UnixStream::pair().unwrap();
+            let mut stopping = Stopping::new(interrupt.into(), processes.iter()).unwrap();
+            later.iter_mut().for_each(end);
+            stopping.next(Instant::now().checked_add(Duration::from_secs(5))).await
+        })
+    }
+
+    #[test]
+    fn an_exit_ends_it_whenever_it_happens() {
+        let ((mut early, first), (late, second)) = (sleeping(), sleeping());
+        end(&mut early);
+        assert_eq!(outcome(&[first.clone()], &mut []), Stop::TargetExited);
+        assert_eq!(outcome(&[first, second], &mut [late]), Stop::TargetExited);
+    }
+
+    #[test]
+    fn one_that_runs_does_not() {
+        let ((mut early, first), (mut late, second)) = (sleeping(), sleeping());
+        end(&mut early);
+        assert_eq!(outcome(&[first, second], &mut []), Stop::Duration);
+        end(&mut late);
+    }
+
+    #[tokio::test]
+    async fn an_exit_that_is_not_told_is_found() {
+        let (mut child, process) = sleeping();
+        let exiting = Exiting::Untold(process);
+        end(&mut child);
+        tokio::time::timeout(5 * INTERVAL, exiting.wait()).await.unwrap();
     }
 }
