@@ -21,6 +21,7 @@ mod skips;
 mod soak;
 mod story;
 mod test;
+mod test_binaries;
 mod toolchain;
 mod variants;
 

@@ -10,7 +10,7 @@ use crate::programs::Scope;
 use crate::run::{is_root, run};
 use crate::skips::Skips;
 use crate::toolchain::{BpfToolchain, host_cargo};
-use crate::{build, consumers, dist, kernel, programs, setup, variants};
+use crate::{build, consumers, dist, kernel, programs, setup, test_binaries, variants};
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -48,38 +48,43 @@ pub fn test(options: &Options) -> Result<()> {
     if options.filter.is_none() && options.package.is_none() {
         steps.check("packages", || dist::check(&binary));
     }
-    let wanted = |package: &&str| options.package.as_ref().is_none_or(|only| only == package);
-    let filter: Vec<&str> = options.filter.iter().map(String::as_str).collect();
-    let tested = packages::unit_tested()?;
-    let unit = tested.iter().map(String::as_str).filter(|package| wanted(package));
-    let unit: Vec<_> = unit.flat_map(|package| ["--package", package]).collect();
+    let mut packages = vec![END_TO_END.to_owned()];
+    if options.package.is_none() {
+        packages.extend(packages::unit_tested()?);
+    }
+    let prepare = |command: &mut Command| {
+        skips.told_to(command);
+        command.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
+        // Some of the end-to-end tests use the agent's library, with the programs.
+        command.env(build::BPF_OBJECT, build::bpf_object());
+        command.args(&options.filter);
+    };
+    let mut binaries = Vec::new();
+    steps.check("building the tests", || {
+        binaries = test_binaries::build(&packages, |cargo| _ = cargo.env(build::BPF_OBJECT, build::bpf_object()))?;
+        Ok(())
+    });
+    if binaries.is_empty() {
+        return steps.verdict();
+    }
+    let (end_to_end, unit): (Vec<_>, Vec<_>) = binaries.iter().partition(|binary| binary.is_end_to_end());
     if !unit.is_empty() {
-        steps.check("unit tests", || {
-            let mut cargo = host_cargo("test")?;
-            skips.told_to(&mut cargo);
-            cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
-            run(cargo.env(build::BPF_OBJECT, build::bpf_object()).arg("--no-fail-fast").args(&unit).args(&filter))
-        });
+        steps.check("unit tests", || test_binaries::run_all(&unit, &prepare));
     }
-    if wanted(&END_TO_END) {
-        steps.check("end-to-end tests", || {
-            if !is_root() {
-                bail!("they attach to other processes: run `cargo xtask test` as root");
-            }
-            variants::build_for(Scope::Tests)?;
-            let mut cargo = host_cargo("test")?;
-            cargo.args(["--package", END_TO_END, "--no-fail-fast"]).args(&filter);
-            // Some of them use the agent's library, with the programs.
-            cargo.env(build::BPF_OBJECT, build::bpf_object());
+    steps.check("end-to-end tests", || {
+        if !is_root() {
+            bail!("they attach to other processes: run `cargo xtask test` as root");
+        }
+        variants::build_for(Scope::Tests)?;
+        test_binaries::run_all(&end_to_end, &|command: &mut Command| {
+            prepare(command);
             // Their errors say what was expected; where in the tests' support it was noticed does not matter.
-            cargo.env("RUST_LIB_BACKTRACE", "0");
+            command.env("RUST_LIB_BACKTRACE", "0");
             // One at a time: they measure shares of CPU time.
-            cargo.args(["--", "--test-threads=1"]).env("LJ_TRACE_BIN", &binary);
-            skips.told_to(&mut cargo);
-            cargo.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
-            run(cargo.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(",")))
-        });
-    }
+            command.arg("--test-threads=1").env("LJ_TRACE_BIN", &binary);
+            command.env("LJ_TRACE_TEST_CONSUMERS", consumers::npm_folder());
+        })
+    });
     steps.check("skips", || skips.verdict());
     steps.verdict()
 }
