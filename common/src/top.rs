@@ -19,7 +19,7 @@ use crate::event::{
     FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
     SAMPLE_ON_TRACE, SampledRegisters, reg,
 };
-use crate::frame::{CONT_FFI_CALLBACK, Coroutine, GC64_ADDRESS_MASK, is_frame, read_code, read_frame_with};
+use crate::frame::{CONT_FFI_CALLBACK, Coroutine, GC64_ADDRESS_MASK, read_code, read_frame_with};
 use crate::layout::{ABSENT, VmLayout};
 use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
@@ -279,7 +279,7 @@ fn frame_at(
     (record, memo): (&mut FrameRecord, &mut Memo),
 ) -> Option<(u64, u64)> {
     (record.base, record.code) = (base, pc);
-    is_frame(memory, layout, record, memo).then_some((record.function, record.base))
+    memory.is_frame(layout, record, memo).then_some((record.function, record.base))
 }
 
 /// Types of links (`FRAME_*`, `lj_frame.h`).

@@ -1,9 +1,16 @@
 //! The target's memory, read from within the kernel.
 
+use core::hint::black_box;
 use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
+use lj_trace_common::event::FrameRecord;
+use lj_trace_common::frame;
+use lj_trace_common::layout::VmLayout;
+use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
+
+use crate::maps::{SCRATCH, VMS};
 
 /// The user memory of the process that the program interrupted. Pages that are not present are not brought in.
 #[derive(Clone, Copy)]
@@ -43,4 +50,59 @@ impl ReadMemory for UserMemory {
         };
         if outcome == 0 { Ok(()) } else { Err(Unreadable) }
     }
+}
+
+/// The same memory, read for the sample in the working area of this index.
+#[derive(Clone, Copy)]
+pub struct SampledMemory {
+    pub area: u32,
+}
+
+impl ReadMemory for SampledMemory {
+    #[inline(always)]
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
+        UserMemory.read(address)
+    }
+
+    #[inline(always)]
+    fn read_array<'m, const N: usize>(
+        &self,
+        address: u64,
+        into: &'m mut MaybeUninit<[u64; N]>,
+    ) -> Result<&'m mut [u64; N], Unreadable> {
+        UserMemory.read_array(address, into)
+    }
+
+    #[inline(always)]
+    fn read_over<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> Result<(), Unreadable> {
+        UserMemory.read_over(address, words)
+    }
+
+    #[inline(always)]
+    fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
+        UserMemory.read_words(address, words)
+    }
+
+    #[inline(always)]
+    fn is_frame(&self, _: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
+        // The function finds them by itself: the compiler has to take them for changed by it.
+        black_box((&raw mut *record, &raw mut *memo));
+        is_sampled_frame(self.area) != 0
+    }
+}
+
+/// [`frame::is_frame`] of the record, the memo and the VM of the sample in this working area.
+///
+/// A global function: the verifier takes it apart once, by itself, and not again for every state that a caller may be in, of which
+/// there are some forty. That more than halves what it has to follow, and so the time that attaching takes. Global functions may
+/// only have numbers as arguments on all kernels, so all else stands in the working area.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn is_sampled_frame(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: whoever samples has the area to itself. It has given away its references to these two fields for as long as this
+    // function runs (`SampledMemory::is_frame`).
+    let machine = unsafe { &mut (*scratch).machine };
+    let Some(vm) = VMS.get(machine.vm) else { return 0 };
+    u32::from(frame::is_frame(&UserMemory, &vm.layout, &mut machine.record, &mut machine.memo))
 }

@@ -34,7 +34,7 @@ use crate::clock::Timer;
 use crate::count::{add_of, count};
 use crate::kernel_stack;
 use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
-use crate::memory::UserMemory;
+use crate::memory::{SampledMemory, UserMemory};
 use crate::scratch::{FRAME_SIZE, MachineState, PAYLOAD, Scratch};
 use crate::wakeup;
 use crate::{arch, pending, stack_copy, traces};
@@ -261,7 +261,7 @@ extern "C" fn step(_index: u64, area: *mut c_void) -> i64 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 1 };
     // SAFETY: as in `take`, whose own reference is not used while this runs.
     let scratch = unsafe { &mut *scratch };
-    if scratch.machine.mode == Mode::Walk as u32 { walk_step(scratch) } else { scan_step(scratch) }
+    if scratch.machine.mode == Mode::Walk as u32 { walk_step(scratch) } else { scan_step(scratch, area) }
 }
 
 /// Candidates that are passed over in one step.
@@ -269,7 +269,7 @@ const PASSED_OVER: u32 = 8;
 
 /// Looks for a C frame from `scan` on, and starts to walk where one begins.
 #[inline(always)]
-fn scan_step(scratch: &mut Scratch) -> i64 {
+fn scan_step(scratch: &mut Scratch, area: u32) -> i64 {
     let Some(config) = CONFIG.get(scratch.header.process) else { return 1 };
     let (start, end) = (scratch.header.registers[reg::SP], scratch.machine.stack_end);
     let first = scratch.machine.scan;
@@ -300,7 +300,7 @@ fn scan_step(scratch: &mut Scratch) -> i64 {
     let Some((index, thread)) = find_thread(scratch, config, cframe) else { return 0 };
     scratch.machine.scan = cframe + 16;
     let Some(vm) = VMS.get(index) else { return 0 };
-    start_walk(scratch, vm, index, &thread, cframe)
+    start_walk(scratch, area, (vm, index), &thread, cframe)
 }
 
 /// The coroutine that runs in the C frame at `cframe`, and the index of its VM, if there is one: both point at each other.
@@ -362,7 +362,7 @@ fn vm_of(process: u32, glref: u64, gc64: bool) -> u32 {
 
 /// Begins to walk the coroutine that runs in the C frame at `cframe`.
 #[inline(always)]
-fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &LuaThread, cframe: u64) -> i64 {
+fn start_walk(scratch: &mut Scratch, area: u32, (vm, index): (&VmConfig, u32), thread: &LuaThread, cframe: u64) -> i64 {
     let layout = &vm.layout;
     scratch.machine.vm = index;
     let inner = scratch.header.vm == NO_VM;
@@ -379,7 +379,9 @@ fn start_walk(scratch: &mut Scratch, vm: &VmConfig, index: u32, thread: &LuaThre
         let registers: &SampledRegisters = &scratch.header.registers;
         let MachineState { memo, record, .. } = &mut scratch.machine;
         memo.look_at(coroutine);
-        let Ok(top) = top::find(&UserMemory, vm, registers, (coroutine, thread.base), cframe, (record, memo)) else {
+        let Ok(top) =
+            top::find(&SampledMemory { area }, vm, registers, (coroutine, thread.base), cframe, (record, memo))
+        else {
             return end_walk(scratch, WalkEnd::Unreadable);
         };
         // From all ways that `find` may have gone to one state, in the eyes of the verifier.
