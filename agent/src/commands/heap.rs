@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use lj_trace_luajit::find_vms;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::heap_progress::HeapProgress;
+use super::outputs::{check_distinct, check_writable};
 use super::parse_pid;
 use super::record::parse_duration;
 use crate::exit::{CommandError, ExitCode};
-use lj_trace_engine::output::{OutputFile, allow_replacing};
+use lj_trace_engine::output::{OutputFile, allow_replacing, cannot_write};
 use lj_trace_heap::diff::Diff;
 use lj_trace_heap::object::Kind;
 use lj_trace_heap::text::HeldOfType;
@@ -38,6 +40,7 @@ pub struct HeapArgs {
 
     /// Show so many of the biggest strings and tables
     #[arg(short, long, value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     pub top: usize,
 
     /// Show what keeps alive the object at this address, or all objects of this type
@@ -83,20 +86,27 @@ in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collecto
 /// A [`CommandError`] with the exit code that belongs to its cause.
 pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if let Some(output) = args.output.iter().find(|output| format(output).is_none()) {
-        let message = format!("{}: its ending says no format (.heap.gz, .svg, .folded, .json, .txt)", output.display());
+        let message = format!(
+            "cannot tell the format of the output {}: end its name in .heap.gz, .svg, .folded, .json or .txt",
+            output.display()
+        );
         return Err(CommandError::usage(message));
     }
+    check_distinct(args.output.iter().map(|output| Some(output.as_path())))?;
     if args.force {
         allow_replacing();
     }
+    // Before the process is looked at, and perhaps stopped.
+    check_writable(args.output.iter().map(PathBuf::as_path))?;
     let old = args.diff.as_deref().map(open).transpose()?;
     let snapshot = match (&args.file, args.pid) {
         (Some(file), _) => open(file)?,
         (None, Some(pid)) => snapshot(pid, args)?,
         (None, None) => return Err(CommandError::usage("give --pid or a saved snapshot")),
     };
+    check_asked(&snapshot, &args.path_to)?;
     for output in &args.output {
-        write(&snapshot, output).map_err(|error| CommandError::io(&format!("write {}", output.display()), &error))?;
+        write(&snapshot, output).map_err(|error| cannot_write(output, &error))?;
     }
     let shows_it = args.diff.is_none() && !args.json && (args.output.is_empty() || !args.path_to.is_empty());
     if args.pid.is_some() && !shows_it {
@@ -105,9 +115,29 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if let Some(old) = old {
         return super::print(&Diff::new(&old, &snapshot), args.json);
     }
-    let shown = Shown { snapshot: &snapshot, kinds: kinds(&args.path_to), limit: args.top.max(1) };
+    let shown = Shown { snapshot: &snapshot, kinds: kinds(&args.path_to), limit: args.top };
     if args.json || args.output.is_empty() || !shown.kinds.is_empty() {
         super::print(&shown, args.json)?;
+    }
+    Ok(())
+}
+
+/// Refuses addresses at which nothing lies.
+///
+/// # Errors
+/// Exit code 65.
+fn check_asked(snapshot: &Snapshot, targets: &[PathTarget]) -> Result<(), CommandError> {
+    let asked = || snapshot.vms.iter().flat_map(|heap| &heap.asked);
+    for target in targets {
+        let PathTarget::Address(address) = target else { continue };
+        let address = format!("{address:#x}");
+        if !asked().any(|object| object.address == address && object.kind.is_some()) {
+            let message = format!(
+                "there is no object at {address}: `lj-trace heap` shows addresses, which are those of other objects once the \
+                 program has freed them"
+            );
+            return Err(CommandError::new(ExitCode::DATA, message));
+        }
     }
     Ok(())
 }

@@ -8,16 +8,19 @@ mod heap_progress;
 pub mod jit;
 pub mod list;
 pub mod man;
+mod outputs;
 mod reader;
 pub mod record;
 pub mod report;
 pub mod top;
 pub mod unit;
+mod wrong;
 
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::exit::{self, CommandError};
@@ -84,13 +87,10 @@ pub fn main() -> ExitCode {
         return reader::serve();
     }
     sandbox::enable();
-    let cli = match Cli::try_parse_from(with_default_command(std::env::args_os())) {
+    let words = with_default_command(std::env::args_os());
+    let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing can be done about a closed terminal.
-            let _ = error.print();
-            return if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS };
-        }
+        Err(error) => return refuse(&error, &words),
     };
     logging::start(match &cli.command {
         Command::Record(args) => args.verbose,
@@ -118,9 +118,27 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Shows help where that is asked for, or what is wrong with the words of the command line.
+fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    let is_help = !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if is_help {
+        // Nothing can be done about a closed terminal.
+        let _ = error.print();
+    } else {
+        let command = words.get(1).and_then(|word| word.to_str()).filter(|word| is_command(word));
+        say(Priority::Error, &format!("lj-trace: {}", wrong::one_line(error, command)));
+    }
+    if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS }
+}
+
+/// Whether there is a command of this name.
+fn is_command(name: &str) -> bool {
+    name == "help" || Cli::command().find_subcommand(name).is_some()
+}
+
 /// Reads a process id.
 fn parse_pid(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "not a process id: `lj-trace list` shows those of processes with LuaJIT".to_owned())
+    text.parse().map_err(|_| format!("not a process id; {}", wrong::WHERE_PIDS_ARE))
 }
 
 /// Prints a result on standard output, for people or as JSON.
@@ -160,7 +178,6 @@ fn unless_nobody_reads(written: std::io::Result<()>) -> Result<(), CommandError>
 fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
-    let is_command = |arg: &str| arg == "help" || Cli::command().find_subcommand(arg).is_some();
     // A word beside a process id is no name, but a command that there is not.
     let is_pid = |arg: &OsString| arg.to_str().is_some_and(|arg| arg == "-p" || arg.starts_with("--pid"));
     let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && !args.iter().any(is_pid);

@@ -17,6 +17,7 @@ use lj_trace_process::select::{LEAST_OF_ID, Selector};
 use lj_trace_profile::formats::insert_before_ending;
 use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
+use crate::commands::outputs::check_distinct;
 use crate::commands::parse_pid;
 use crate::exit::CommandError;
 
@@ -297,6 +298,8 @@ impl RecordArgs {
     /// # Errors
     /// A usage error: options contradict each other, or a format is unknown.
     pub(in crate::commands) fn options(&self) -> Result<Options, CommandError> {
+        self.check_files()?;
+        self.check_memory_options()?;
         self.check_standard_output()?;
         self.check_terminal(std::io::stdout().is_terminal())?;
         self.check_rotation()?;
@@ -361,33 +364,61 @@ impl RecordArgs {
         let refused = |message: String| Err(CommandError::usage(message));
         if time < SHORTEST_PIECE {
             return refused(
-                "--rotate takes a second or more: names of files have the second in which they begin".into(),
+                "--rotate needs a second or more: names of files have the second in which they begin".into(),
             );
         }
         if self.mode != Mode::Sysprof {
             return refused(
-                "--rotate is for CPU profiles: what a memory profile says of a block needs the piece in which it was \
-                 allocated. Leave --rotate out, or --mode"
+                "--rotate is for CPU profiles: a free can only be told together with its allocation, which may be in another \
+                 piece. Leave out --rotate or --mode"
                     .into(),
             );
         }
         for output in &self.output {
             let Some(file) = output.parse::<Output>().ok().map(|output| output.file) else { continue };
             let Some(file) = file.filter(|file| file != Path::new("-")) else {
-                let message = "--rotate makes a new file for each piece, and standard output is one: name a file with \
-                               --output FILE, or leave --rotate out";
+                let message = "--rotate makes a new file for each piece, which standard output cannot be: name a file with \
+                               --output FILE, or leave out --rotate";
                 return refused(message.into());
             };
             if file.metadata().is_ok_and(|metadata| !metadata.is_file()) {
                 let message = format!(
-                    "--rotate makes a new file for each piece, beside {}, which is no file: name another one with --output \
-                     FILE, or leave --rotate out",
+                    "--rotate makes a new file for each piece, and {} is not a file: name one with --output FILE, or leave \
+                     out --rotate",
                     file.display()
                 );
                 return refused(message);
             }
         }
         Ok(())
+    }
+
+    /// Refuses a file that two outputs would write.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_files(&self) -> Result<(), CommandError> {
+        let outputs: Vec<Output> = self.output.iter().filter_map(|output| output.parse().ok()).collect();
+        let files = outputs.iter().map(|output| output.file.as_deref());
+        check_distinct(files.chain(self.ledger.as_deref().map(Some)))
+    }
+
+    /// Refuses options of memory profiles where none is recorded.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_memory_options(&self) -> Result<(), CommandError> {
+        let given = [
+            ("--weight", self.weight.is_some()),
+            ("--alloc-stacks", self.alloc_stacks.is_some()),
+            ("--ledger", self.ledger.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given && self.mode == Mode::Sysprof) {
+            Some((option, _)) => {
+                Err(CommandError::usage(format!("{option} is for memory profiles: add --mode memprof, or all")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Refuses two kinds of profiles on one standard output.
@@ -398,7 +429,7 @@ impl RecordArgs {
         let is_standard = |output: &String| output.parse::<Output>().is_ok_and(|output| output.file.is_none());
         if self.mode == Mode::All && self.output.iter().any(is_standard) {
             let message =
-                "--mode all makes two profiles, and standard output has room for one: name a file with --output";
+                "--mode all makes two profiles, and standard output holds one: name a file with --output FILE";
             return Err(CommandError::usage(message));
         }
         Ok(())
@@ -425,18 +456,17 @@ impl RecordArgs {
         match self {
             Self { overhead: None, .. } => Ok(()),
             Self { mode: Mode::Sysprof, .. } => refuse(
-                "--overhead is for memory profiles: add --mode memprof, or all (a CPU profile costs little: --rate says how much)",
+                "--overhead is for memory profiles: add --mode memprof, or all (what a CPU profile costs depends on --rate)",
             ),
             Self { overhead: Some(budget), .. } if *budget < 0.01 => refuse(
-                "--overhead of less than 1% leaves no room for windows: the samples beside them alone cost half of that",
+                "--overhead must be 1% or more: what runs all the time costs half of that, and windows need the rest",
             ),
             Self { weight: Some(Weight::Held | Weight::Events), .. } => refuse(
-                "--overhead sees a sample of what is allocated and next to nothing of what is freed, so it can be weighed by \
-             --weight allocated only; for what is held record in full (without --overhead), or look at the heap itself: \
-             `lj-trace heap`",
+                "--overhead samples allocations and sees few frees, so only --weight allocated is possible: for what is held \
+                 leave out --overhead, or look at the heap with `lj-trace heap`",
             ),
             Self { stream_version: 1 | 2, .. } => {
-                refuse("--overhead needs streams of version 3: older ones have no room to say that they are a sample")
+                refuse("--overhead needs --stream-version 3: older versions cannot mark a stream as a sample")
             }
             _ => Ok(()),
         }
@@ -518,7 +548,7 @@ pub(in crate::commands) fn parse_duration(text: &str) -> Result<Duration, String
             "d" => 86_400.0,
             // `1h30` may mean minutes or seconds.
             "" if number == text => 1.0,
-            "" => return Err(EXPECTED.to_owned()),
+            _ if unit.is_empty() || number.is_empty() => return Err(EXPECTED.to_owned()),
             _ => return Err(format!("unknown unit `{unit}`: use ms, s, m, h or d")),
         };
         let number: f64 = number.parse().map_err(|_| EXPECTED.to_owned())?;

@@ -15,6 +15,7 @@ use lj_trace_streams::{Stream, StreamError};
 use progress::WithProgress;
 use rendering::Rendering;
 
+use super::outputs::check_distinct;
 use crate::exit::CommandError;
 
 const EXAMPLES: &str = "\
@@ -89,6 +90,7 @@ pub struct ReportArgs {
 pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let standard_output = [Output { format: None, file: None }];
     let outputs = if args.output.is_empty() { &standard_output[..] } else { &args.output };
+    check_distinct(outputs.iter().map(|output| output.file.as_deref()))?;
     if let Some(old) = &args.diff {
         return differences::write(old, outputs, args);
     }
