@@ -178,9 +178,10 @@ fn unless_nobody_reads(written: std::io::Result<()>) -> Result<(), CommandError>
 fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
-    // A word beside a process id is no name, but a command that there is not.
+    // A word beside a process id, or before another word, is no name, but a command that there is not.
+    let is_alone = args.get(2).is_none_or(|next| next.to_str().is_some_and(|next| next.starts_with('-')));
     let is_pid = |arg: &OsString| arg.to_str().is_some_and(|arg| arg == "-p" || arg.starts_with("--pid"));
-    let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && !args.iter().any(is_pid);
+    let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && is_alone && !args.iter().any(is_pid);
     let is_option = |arg: &str| arg.starts_with('-') && !own.contains(&arg);
     if args.get(1).and_then(|arg| arg.to_str()).is_some_and(|arg| is_option(arg) || is_name(arg)) {
         args.insert(1, "record".into());
@@ -210,6 +211,7 @@ mod tests {
         assert_eq!(expanded(&["lj-trace"]), ["lj-trace"]);
         assert_eq!(expanded(&["lj-trace", "nginx", "-q"]), ["lj-trace", "record", "nginx", "-q"]);
         assert_eq!(expanded(&["lj-trace", "help"]), ["lj-trace", "help"]);
+        assert_eq!(expanded(&["lj-trace", "reprot", "cpu.bin"]), ["lj-trace", "reprot", "cpu.bin"]);
         assert_eq!(expanded(&["lj-trace", "reckord", "--pid", "7"]), ["lj-trace", "reckord", "--pid", "7"]);
     }
 }
