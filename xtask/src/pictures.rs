@@ -24,7 +24,7 @@ pub struct Options {
 /// Makes slow pages for ever.
 const SHOP: &str = "local shop = require('stories.shop') while true do shop.slow() end";
 /// Lines of the picture, and characters in each.
-const MOST: usize = 30;
+const MOST: usize = 34;
 const COLUMNS: usize = 110;
 /// The size of a character.
 const WIDTH: f64 = 7.25;
@@ -48,7 +48,9 @@ pub fn pictures(options: &Options) -> Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     let folder = tempfile::tempdir()?;
     let (pid, mut lines) = (shop.0.id().to_string(), Vec::new());
-    for command in [format!("--pid {pid} --duration {}s -o slow.bin", options.seconds), "report slow.bin".to_owned()] {
+    for command in
+        [format!("--pid {pid} --duration {}s --rate 499 -o slow.bin", options.seconds), "report slow.bin".to_owned()]
+    {
         let sudo = if command.starts_with("--pid") { "sudo " } else { "" };
         lines.push(format!("$ {sudo}lj-trace {command}"));
         let output = Command::new(&binary).args(command.split(' ')).current_dir(folder.path()).output()?;

@@ -2,6 +2,8 @@
 
 pub mod completions;
 pub mod doctor;
+#[cfg(test)]
+mod documented;
 pub mod dump;
 pub mod heap;
 mod heap_progress;
