@@ -38,7 +38,7 @@ pub struct HeapArgs {
     #[arg(default_missing_value = "10s", value_parser = parse_duration)]
     pub pause: Option<Duration>,
 
-    /// Show so many of the biggest strings and tables
+    /// How many of the biggest strings and tables to show
     #[arg(short, long, value_name = "N", default_value_t = 8)]
     #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     pub top: usize,
@@ -47,7 +47,7 @@ pub struct HeapArgs {
     #[arg(long, value_name = "0xADDRESS|TYPE")]
     pub path_to: Vec<PathTarget>,
 
-    /// Show what has changed since this saved snapshot
+    /// Show what has grown since this saved snapshot
     #[arg(long, value_name = "FILE")]
     pub diff: Option<PathBuf>,
 
@@ -56,7 +56,7 @@ pub struct HeapArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<PathBuf>,
 
-    /// Replace files that are there already
+    /// Replace existing files
     #[arg(long)]
     pub force: bool,
 
@@ -75,10 +75,10 @@ Examples:
   sudo lj-trace heap --pid 1234 --diff before.heap.gz     what has grown since
   sudo lj-trace heap --pid 1234 -o heap.svg               a flame graph of what holds how much
 
-Without --pause the process runs on while its heap is copied, and how much moved meanwhile is said. With it, all its
-threads are stopped by ptrace, and go on as soon as the heap is copied, or the given time (10s) is over, or lj-trace
-ends for whatever reason; only then is the copy looked at. What of it is more than 32 MB lies in a file without a name,
-in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
+Without --pause the process runs on while its heap is copied, and lj-trace reports how much changed meanwhile. With it,
+ptrace stops all threads until the heap is copied, the time (10s) is over, or lj-trace ends for whatever reason; the copy
+is analyzed after that. A copy beyond 32 MB lies in an unnamed file in $TMPDIR, beside the output, or in /var/tmp. Sizes
+are what the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.
 ///

@@ -32,7 +32,7 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::sandbox;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
-/// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
+/// Profile a running LuaJIT program from outside, without rebuild or restart
 ///
 /// `lj-trace --pid N` is short for `lj-trace record --pid N`; `lj-trace record --help` has its options.
 #[derive(Debug, Parser)]
@@ -62,21 +62,21 @@ enum Command {
     Report(report::ReportArgs),
     /// Watch a running process in the terminal
     Top(top::TopArgs),
-    /// Show what a process executes right now: every coroutine and thread
+    /// Show what every coroutine and thread of a process executes right now
     Dump(dump::DumpArgs),
-    /// Show what is in a process' Lua heap, and what keeps it alive
+    /// Show what is in the Lua heap of a process, and what keeps it alive
     Heap(heap::HeapArgs),
     /// Show why the JIT compiler gave up: blacklisted code, aborts with their reasons, traces
     Jit(jit::JitArgs),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
-    /// Check what works here and with a process, and say how to get what does not
+    /// Check what works on this host and with a process, and how to fix what does not
     Doctor(doctor::DoctorArgs),
-    /// Print how to run a recording as a job of systemd
+    /// Print the command that runs a recording as a systemd job
     Unit(unit::UnitArgs),
-    /// Print what a shell needs to complete this command line
+    /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
-    /// Write the manual, a page for each command
+    /// Write the manual pages, one for each command
     Man(man::ManArgs),
 }
 

@@ -40,7 +40,7 @@ pub struct ReportArgs {
     /// The stream; `-` is standard input
     pub file: PathBuf,
 
-    /// Compare with this older stream of the same kind: what has become more, and what less
+    /// Compare with this older stream of the same kind
     ///
     /// As text, as folded stacks with two numbers each (.folded), or as a flame graph (.svg), red where there is more
     /// than before, blue where there is less. Time is compared by shares, memory in bytes.
@@ -54,8 +54,8 @@ pub struct ReportArgs {
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<Output>,
 
-    /// The format for standard output and for files whose ending says nothing [default: text for a CPU profile,
-    /// tarantool for a memory profile]
+    /// The format for standard output and for files without a known ending [default: text for a CPU profile, tarantool
+    /// for a memory profile]
     #[arg(short, long, value_enum)]
     pub format: Option<Format>,
 
@@ -69,8 +69,8 @@ pub struct ReportArgs {
 
     /// CPU profiles, as text: show the code of the hottest lines, from files beneath this folder [default: none]
     ///
-    /// The names of the files are in the stream, and may be anybody's choice: no other files are opened. Give the folder
-    /// that the program ran in, or one that holds its files; `/` if they are where they were.
+    /// File names come from the stream, which anyone may have written, so no file outside of this folder is opened. Give
+    /// the folder that the program ran in, or one that holds its files; `/` if they have not moved.
     #[arg(long, value_name = "FOLDER")]
     pub source: Option<PathBuf>,
 
@@ -78,7 +78,7 @@ pub struct ReportArgs {
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Memory profiles: what pictures and stacks weigh by [default: allocated]
+    /// Memory profiles: what the widths in pictures and stacks mean [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
 }
