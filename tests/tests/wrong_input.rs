@@ -61,7 +61,7 @@ const WHOM: &[Case] = &[
     ("no-such-program", NO_PROCESS, &["no-such-program", LISTED]),
     ("--name no-such-program", NO_PROCESS, &["no-such-program", LISTED]),
     ("--pid LUAJIT --vm here", USAGE, &["here", "an address such as 0x"]),
-    ("--pid LUAJIT --vm 0x1234", NO_LUAJIT, &["no VM at 0x1234", "it has 0x"]),
+    ("--pid LUAJIT --vm 0x1234", NO_LUAJIT, &["no VM at 0x1234", "use --vm with 0x"]),
     ("--pid LUAJIT --vm 0x1234 --children", USAGE, &["--vm and --children"]),
     ("--name luajit --vm 0x1234", USAGE, &["--vm"]),
     ("--pid LUAJIT --wait=soon", USAGE, &["soon", "1h30m"]),

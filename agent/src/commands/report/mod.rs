@@ -120,7 +120,7 @@ fn open(file: &Path, quiet: bool) -> Result<(Stream<Box<dyn Read>>, String), Com
 /// Says that a stream is not complete.
 fn warn_of(cut: Option<StreamError>, name: &str) {
     if let Some(cut) = cut {
-        let text = format!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+        let text = format!("lj-trace: warning: {name}: {cut}; the report shows what came before");
         say(Priority::Warning, &text);
     }
 }
