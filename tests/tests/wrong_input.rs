@@ -1,5 +1,5 @@
 //! Every wrong input ends at once, with the exit code for it and one line that names the cause and what to do, and leaves
-//! no file. What `bad_input.rs` has of races, full disks and privileges is there.
+//! no file. `bad_input.rs` has processes that exit meanwhile, disks that become full, and damaged streams.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -316,6 +316,9 @@ fn each_has_one_line_with_cause_and_fix() -> Result<()> {
     let place = Place::new()?;
     let all = [COMMANDS, WHOM, RECORD, OUTPUTS, REPORT, OTHERS];
     ensure!(all.iter().map(|cases| cases.len()).sum::<usize>() >= 150);
+    // Who asks for nothing gets help.
+    let nothing = place.run(&[])?;
+    nothing.expect(USAGE, &["Usage: lj-trace", "--pid"]);
     // All that is wrong is told at once.
     let checked = all.iter().copied().flatten().map(|(line, code, says)| place.check(line, *code, says));
     let wrong: Vec<String> = checked.filter_map(Result::err).map(|error| format!("{error:#}")).collect();

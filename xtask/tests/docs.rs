@@ -193,7 +193,7 @@ fn every_message_is_explained() {
                 let (in_row, in_message) = (fixed_parts(row), fixed_parts(&message));
                 in_row.iter().any(|part| in_message.iter().any(|text| text.contains(part)))
             };
-            if !explained.iter().any(|row| is_explained(&row)) {
+            if !explained.iter().any(is_explained) {
                 missing.push(format!("{file}: {message}"));
             }
         }
