@@ -64,9 +64,9 @@ pub struct CommandError {
 }
 
 impl CommandError {
-    /// An error with this code and message.
+    /// An error with this code and message. The system's errors are told by their names alone, not by their numbers.
     pub fn new(code: ExitCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: without_error_numbers(&message.into()) }
     }
 
     /// A wrong command line.
@@ -96,6 +96,16 @@ impl CommandError {
     }
 }
 
+/// A message without what [`io::Error`] adds to the name of an error: ` (os error 2)`.
+fn without_error_numbers(message: &str) -> String {
+    let mut parts = message.split(" (os error ");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |message, part| {
+        let number = part.find(|c: char| !c.is_ascii_digit()).filter(|&end| end > 0 && part[end..].starts_with(')'));
+        number.map_or_else(|| format!("{message} (os error {part}"), |end| message.clone() + &part[end + 1..])
+    })
+}
+
 impl From<EngineError> for CommandError {
     fn from(EngineError { failure, message }: EngineError) -> Self {
         Self::new(failure.into(), message)
@@ -111,5 +121,22 @@ impl From<TargetError> for CommandError {
 impl From<FindError> for CommandError {
     fn from(error: FindError) -> Self {
         EngineError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_errors_are_left_out() {
+        for (message, said) in [
+            ("cannot open a: No such file (os error 2)", "cannot open a: No such file"),
+            ("a (os error 2), b (os error 13): c", "a, b: c"),
+            ("a (os error ), b (os error 2", "a (os error ), b (os error 2"),
+            ("", ""),
+        ] {
+            assert_eq!(without_error_numbers(message), said);
+        }
     }
 }

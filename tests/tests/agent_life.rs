@@ -153,7 +153,7 @@ fn the_reader_leaves() -> Result<()> {
         ensure!(seen.len() == 1000 && seen.starts_with(b"ljs"), "{} bytes", seen.len());
         let outcome = tracer.wait_with_output()?;
         let said = String::from_utf8_lossy(&outcome.stderr);
-        ensure!(outcome.status.success() && said.contains("nobody reads"), "{}: {said}", outcome.status);
+        ensure!(outcome.status.success() && said.contains("has gone"), "{}: {said}", outcome.status);
         expect_unharmed(workload.pid())?;
     }
     Ok(())

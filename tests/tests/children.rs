@@ -34,7 +34,7 @@ fn a_master_names_its_workers() -> Result<()> {
     let output = folder.path().join("x.folded");
     let pid = nginx.pid().to_string();
     let outcome = run(["--pid", &pid, "--duration", "200ms", "--output", &output.to_string_lossy()])?;
-    outcome.expect(0, &["does not run any Lua now", &format!("--pid {pid} --children")]);
+    outcome.expect(0, &["runs no Lua now", &format!("--pid {pid} --children")]);
     for worker in nginx.workers() {
         ensure!(outcome.stderr.contains(&worker.to_string()), "no {worker} in {}", outcome.stderr);
     }
@@ -218,7 +218,7 @@ fn it_ends_with_the_last_of_the_family() -> Result<()> {
 fn what_has_no_children_with_lua_is_refused() -> Result<()> {
     let Some(nginx) = Nginx::start(1)? else { return Ok(()) };
     let worker = nginx.workers()[0].to_string();
-    run(["--pid", &worker, "--children"])?.expect(exit_code::NO_LUAJIT, &["has started no process with a LuaJIT VM"]);
+    run(["--pid", &worker, "--children"])?.expect(exit_code::NO_LUAJIT, &["has no running child with a LuaJIT VM"]);
     run(["--pid", "4000000", "--children"])?.expect(exit_code::NO_PROCESS, &["no process 4000000"]);
     // This test itself has no Lua, but its child's children have.
     let own = std::process::id().to_string();

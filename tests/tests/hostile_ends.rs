@@ -108,7 +108,7 @@ fn a_stream_does_not_outgrow_what_it_may() -> Result<()> {
     let workload = start()?;
     let folder = tempfile::tempdir()?;
     let mut command = recorder(workload.pid(), folder.path());
-    Tracer::spawn(command.args(["--max-size", "2M"]))?.wait()?.expect(0, &["a stream has the size of --max-size"]);
+    Tracer::spawn(command.args(["--max-size", "2M"]))?.wait()?.expect(0, &["a stream has reached --max-size"]);
     expect_whole(folder.path())?;
     let size = fs::metadata(folder.path().join("run.bin"))?.len();
     // What was in the ring buffer by then is in it.

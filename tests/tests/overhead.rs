@@ -11,7 +11,7 @@ use lj_trace_tests::tracer::{Outcome, Tracer};
 use lj_trace_tests::workload::{PACE, STORM, Workload};
 
 /// What the summary begins with when it was too dear.
-const STOPPED: &str = "stopped since it cost the process too much";
+const STOPPED: &str = "stopped because it cost the process too much";
 
 /// A program at work, and lj-trace that records it.
 struct Recorded {

@@ -193,7 +193,7 @@ fn a_job_whose_memory_is_used_up_ends_with_complete_files() -> Result<()> {
     let used: u64 = show(&systemd, &unit, "MemoryCurrent")?.parse()?;
     systemd.run(&format!("systemctl set-property --runtime {unit} MemoryMax={}", 2 * used))?;
     let journal = journal(&systemd, &unit)?;
-    ensure!(journal.contains("stopped for want of memory") && journal.contains("MemoryMax"), "{journal}");
+    ensure!(journal.contains("stopped before memory ran out") && journal.contains("MemoryMax"), "{journal}");
     let folder = systemd.path("var/lib/lj-trace");
     ensure!(Allocations::read(&folder.join("held.bin"))?.events.len() > 1000);
     ensure!(std::fs::read_to_string(folder.join("held.svg"))?.contains("hoard.lua"));

@@ -48,7 +48,7 @@ fn it_is_stopped_and_goes_on() -> Result<()> {
     let mut profiling = Profiling::attached(workload.pid(), &RATE)?;
     profiling.tracer.wait_until("is stopped by a signal")?;
     signal(workload.pid(), libc::SIGCONT)?;
-    profiling.tracer.wait_until("goes on after")?;
+    profiling.tracer.wait_until("continues after")?;
     profiling.let_work(workload.pid())?;
     signal(workload.pid(), libc::SIGSTOP)?;
     profiling.tracer.wait_until("is stopped by a signal")?;
@@ -112,7 +112,7 @@ fn its_cgroup_is_frozen_and_thawed() -> Result<()> {
     profiling.tracer.wait_until("is in a frozen cgroup: nothing happens in it until `echo ")?;
     // As the message says.
     cgroup.freeze(false)?;
-    profiling.tracer.wait_until("goes on after")?;
+    profiling.tracer.wait_until("continues after")?;
     profiling.let_work(workload.pid())?;
     let profiles = profiling.stop()?;
     expect_said(&profiles, &["was stopped for", "stopped by a signal: recorded"]);
@@ -139,7 +139,7 @@ fn it_is_being_debugged() -> Result<()> {
     let mut profiling = Profiling::attached(workload.pid(), &RATE)?;
     profiling.tracer.wait_until("which debugs it")?;
     ptrace(libc::PTRACE_CONT, workload.pid())?;
-    profiling.tracer.wait_until("goes on after")?;
+    profiling.tracer.wait_until("continues after")?;
     profiling.let_work(workload.pid())?;
     let profiles = profiling.stop()?;
     expect_said(&profiles, &[&format!("(pid {}), which debugs it", std::process::id()), "was stopped for"]);
@@ -270,7 +270,7 @@ fn it_unloads_luajit_and_loads_it_again() -> Result<()> {
         sleep(Duration::from_millis(50));
     }
     let profiles = profiling.stop()?;
-    expect_said(&profiles, &["has none of its VMs left"]);
+    expect_said(&profiles, &["has no VM left"]);
     profiles.show_service()?;
     expect_unharmed(late.workload.pid())
 }

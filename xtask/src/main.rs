@@ -6,6 +6,7 @@ mod build;
 mod consumers;
 mod demo;
 mod dist;
+mod docs;
 mod fuzz;
 mod kernel;
 mod layouts;
@@ -14,6 +15,7 @@ mod matrix;
 mod oracle;
 mod packages;
 mod paths;
+mod pictures;
 mod programs;
 mod run;
 mod setup;
@@ -47,6 +49,10 @@ enum Task {
     Demo(demo::Options),
     /// Make target/dist/lj-trace_VERSION_amd64.deb and a tarball, which run on Debian 11, Ubuntu 20.04, and later
     Dist(dist::Options),
+    /// Build the documentation as a site, in target/book, and follow its links
+    Docs,
+    /// Draw the picture of the README anew, from what lj-trace says of a real program
+    Pictures(pictures::Options),
     /// Tell the stories of docs/guide.md, on real programs
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
@@ -73,6 +79,8 @@ fn main() -> ExitCode {
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
         Task::Dist(options) => dist::dist(&options),
+        Task::Docs => docs::docs(),
+        Task::Pictures(options) => pictures::pictures(&options),
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
         Task::Fuzz(options) => fuzz::fuzz(&options),

@@ -1,5 +1,7 @@
-//! What the documents point to is there: links between them, and files of the project that they name.
+//! What the documents point to is there: links between them, with the headings that these name, and files of the project;
+//! the site has every page; and the page of messages has every error that users can meet.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -66,4 +68,136 @@ fn files_that_are_named_are_there() {
         }
     }
     assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The anchor of a heading, as mdBook and GitHub make it.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+/// The lines of a page that are not within blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut is_code = false;
+    text.lines().filter(move |line| {
+        let is_fence = line.starts_with("```");
+        is_code ^= is_fence;
+        !is_code && !is_fence
+    })
+}
+
+#[test]
+fn headings_that_are_linked_to_are_there() {
+    let mut dead = Vec::new();
+    for (path, text) in all() {
+        for link in between(&text, "](", ")") {
+            let Some((target, wanted)) = link.split_once('#').filter(|(target, _)| !target.contains("://")) else {
+                continue;
+            };
+            let file = if target.is_empty() { path.clone() } else { path.parent().unwrap().join(target) };
+            let page =
+                if file.extension().is_some_and(|ending| ending == "md") { fs::read_to_string(file) } else { continue };
+            let is_there =
+                page.is_ok_and(|page| prose(&page).any(|line| line.starts_with('#') && anchor(line) == wanted));
+            if !is_there {
+                dead.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn the_site_has_every_page_once() {
+    let docs = root().join("docs");
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).unwrap();
+    let listed = between(&summary, "](", ")");
+    let pages: BTreeSet<String> = fs::read_dir(&docs)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.ends_with(".md") && name != "SUMMARY.md")
+        .collect();
+    assert_eq!(listed.iter().map(|page| (*page).to_owned()).collect::<BTreeSet<_>>(), pages);
+    assert_eq!(listed.len(), pages.len(), "a page is listed twice: {listed:?}");
+    for page in &pages {
+        let text = fs::read_to_string(docs.join(page)).unwrap();
+        assert!(text.starts_with("# "), "{page} has no title");
+    }
+    // From the README, the way to each page of the first chapters is one step.
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    for page in ["start.md", "guide.md", "flame-graphs.md", "leaks.md", "containers.md", "messages.md", "faq.md"] {
+        assert!(readme.contains(&format!("](docs/{page}")), "README.md does not lead to {page}");
+    }
+    assert!(readme.lines().count() <= 120, "README.md has {} lines", readme.lines().count());
+}
+
+/// Where errors are that users can meet.
+const ERRORS: [&str; 11] = [
+    "crates/process/src/process.rs",
+    "crates/luajit/src/find.rs",
+    "crates/profile/src/formats/output.rs",
+    "crates/probes/src/allocator.rs",
+    "crates/probes/src/plan/function.rs",
+    "crates/probes/src/error.rs",
+    "crates/probes/src/object.rs",
+    "crates/heap/src/file.rs",
+    "crates/heap/src/pause.rs",
+    "crates/heap/src/copy/store.rs",
+    "crates/streams/src/error.rs",
+];
+
+/// The texts of `#[error("...")]` in a file.
+fn messages(file: &Path) -> Vec<String> {
+    /// Collects them, wherever they are.
+    struct Texts(Vec<String>);
+
+    impl Texts {
+        fn of(&mut self, attributes: &[syn::Attribute]) {
+            for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("error")) {
+                let syn::Meta::List(list) = &attribute.meta else { continue };
+                if let Some(proc_macro2::TokenTree::Literal(literal)) = list.tokens.clone().into_iter().next() {
+                    self.0.push(syn::parse_str::<syn::LitStr>(&literal.to_string()).unwrap().value());
+                }
+            }
+        }
+    }
+
+    let parsed = syn::parse_file(&fs::read_to_string(file).unwrap()).unwrap();
+    let mut texts = Texts(Vec::new());
+    for item in &parsed.items {
+        match item {
+            syn::Item::Enum(item) => item.variants.iter().for_each(|variant| texts.of(&variant.attrs)),
+            syn::Item::Struct(item) => texts.of(&item.attrs),
+            _ => {}
+        }
+    }
+    texts.0
+}
+
+/// The parts of a message between what differs, without what stands around them.
+fn fixed_parts(message: &str) -> Vec<&str> {
+    message.split(['{', '}']).step_by(2).map(str::trim).filter(|part| part.len() >= 8).collect()
+}
+
+#[test]
+fn every_message_is_explained() {
+    let page = fs::read_to_string(root().join("docs/messages.md")).unwrap();
+    let explained: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next()).collect();
+    let (mut missing, mut count) = (Vec::new(), 0);
+    for file in ERRORS {
+        for message in messages(&root().join(file)) {
+            count += 1;
+            // One of the rows has a part of it, which is long enough to be of no other message.
+            let is_explained = |row: &&str| {
+                let (in_row, in_message) = (fixed_parts(row), fixed_parts(&message));
+                in_row.iter().any(|part| in_message.iter().any(|text| text.contains(part)))
+            };
+            if !explained.iter().any(is_explained) {
+                missing.push(format!("{file}: {message}"));
+            }
+        }
+    }
+    assert!(count > 30, "only {count} messages were found");
+    assert!(missing.is_empty(), "docs/messages.md lacks: {missing:#?}");
 }

@@ -10,7 +10,7 @@ use crate::exit::{CommandError, ExitCode};
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct DoctorArgs {
-    /// A process that is to be profiled
+    /// Check this process as well
     #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
     pub pid: Option<u32>,
 
@@ -25,8 +25,8 @@ Examples:
   sudo lj-trace doctor --pid 1234     and what can be seen of this process
   sudo lj-trace doctor --json | jq '.checks[] | select(.verdict == \"problem\")'
 
-Exit code: 0 if all is well, 77 if only privileges are missing, 69 if there is any other problem. Nothing is recorded, and
-the process is only read.";
+Exit code: 0 if all is well, 77 if only privileges are missing, 69 for any other problem. Nothing is recorded, and the
+process is only read.";
 
 /// Runs the command.
 ///

@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use lj_trace_luajit::find_vms;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::heap_progress::HeapProgress;
+use super::outputs::{check_distinct, check_writable};
 use super::parse_pid;
 use super::record::parse_duration;
 use crate::exit::{CommandError, ExitCode};
-use lj_trace_engine::output::{OutputFile, allow_replacing};
+use lj_trace_engine::output::{OutputFile, allow_replacing, cannot_write};
 use lj_trace_heap::diff::Diff;
 use lj_trace_heap::object::Kind;
 use lj_trace_heap::text::HeldOfType;
@@ -36,15 +38,16 @@ pub struct HeapArgs {
     #[arg(default_missing_value = "10s", value_parser = parse_duration)]
     pub pause: Option<Duration>,
 
-    /// Show so many of the biggest strings and tables
+    /// How many of the biggest strings and tables to show
     #[arg(short, long, value_name = "N", default_value_t = 8)]
+    #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
     pub top: usize,
 
     /// Show what keeps alive the object at this address, or all objects of this type
     #[arg(long, value_name = "0xADDRESS|TYPE")]
     pub path_to: Vec<PathTarget>,
 
-    /// Show what has changed since this saved snapshot
+    /// Show what has grown since this saved snapshot
     #[arg(long, value_name = "FILE")]
     pub diff: Option<PathBuf>,
 
@@ -53,7 +56,7 @@ pub struct HeapArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: Vec<PathBuf>,
 
-    /// Replace files that are there already
+    /// Replace existing files
     #[arg(long)]
     pub force: bool,
 
@@ -72,10 +75,10 @@ Examples:
   sudo lj-trace heap --pid 1234 --diff before.heap.gz     what has grown since
   sudo lj-trace heap --pid 1234 -o heap.svg               a flame graph of what holds how much
 
-Without --pause the process runs on while its heap is copied, and how much moved meanwhile is said. With it, all its
-threads are stopped by ptrace, and go on as soon as the heap is copied, or the given time (10s) is over, or lj-trace
-ends for whatever reason; only then is the copy looked at. What of it is more than 32 MB lies in a file without a name,
-in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collector counts: they add up to gc.total, collectgarbage(\"count\").";
+Without --pause the process runs on while its heap is copied, and lj-trace reports how much changed meanwhile. With it,
+ptrace stops all threads until the heap is copied, the time (10s) is over, or lj-trace ends for whatever reason; the copy
+is analyzed after that. A copy beyond 32 MB lies in an unnamed file in $TMPDIR, beside the output, or in /var/tmp. Sizes
+are what the collector counts: they add up to gc.total, collectgarbage(\"count\").";
 
 /// Runs the command.
 ///
@@ -83,20 +86,27 @@ in $TMPDIR, beside the output, or in /var/tmp. Sizes are those that the collecto
 /// A [`CommandError`] with the exit code that belongs to its cause.
 pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if let Some(output) = args.output.iter().find(|output| format(output).is_none()) {
-        let message = format!("{}: its ending says no format (.heap.gz, .svg, .folded, .json, .txt)", output.display());
+        let message = format!(
+            "cannot tell the format of the output {}: end its name in .heap.gz, .svg, .folded, .json or .txt",
+            output.display()
+        );
         return Err(CommandError::usage(message));
     }
+    check_distinct(args.output.iter().map(|output| Some(output.as_path())))?;
     if args.force {
         allow_replacing();
     }
+    // Before the process is looked at, and perhaps stopped.
+    check_writable(args.output.iter().map(PathBuf::as_path))?;
     let old = args.diff.as_deref().map(open).transpose()?;
     let snapshot = match (&args.file, args.pid) {
         (Some(file), _) => open(file)?,
         (None, Some(pid)) => snapshot(pid, args)?,
         (None, None) => return Err(CommandError::usage("give --pid or a saved snapshot")),
     };
+    check_asked(&snapshot, &args.path_to)?;
     for output in &args.output {
-        write(&snapshot, output).map_err(|error| CommandError::io(&format!("write {}", output.display()), &error))?;
+        write(&snapshot, output).map_err(|error| cannot_write(output, &error))?;
     }
     let shows_it = args.diff.is_none() && !args.json && (args.output.is_empty() || !args.path_to.is_empty());
     if args.pid.is_some() && !shows_it {
@@ -105,9 +115,29 @@ pub fn run(args: &HeapArgs) -> Result<(), CommandError> {
     if let Some(old) = old {
         return super::print(&Diff::new(&old, &snapshot), args.json);
     }
-    let shown = Shown { snapshot: &snapshot, kinds: kinds(&args.path_to), limit: args.top.max(1) };
+    let shown = Shown { snapshot: &snapshot, kinds: kinds(&args.path_to), limit: args.top };
     if args.json || args.output.is_empty() || !shown.kinds.is_empty() {
         super::print(&shown, args.json)?;
+    }
+    Ok(())
+}
+
+/// Refuses addresses at which nothing lies.
+///
+/// # Errors
+/// Exit code 65.
+fn check_asked(snapshot: &Snapshot, targets: &[PathTarget]) -> Result<(), CommandError> {
+    let asked = || snapshot.vms.iter().flat_map(|heap| &heap.asked);
+    for target in targets {
+        let PathTarget::Address(address) = target else { continue };
+        let address = format!("{address:#x}");
+        if !asked().any(|object| object.address == address && object.kind.is_some()) {
+            let message = format!(
+                "there is no object at {address}: `lj-trace heap` shows addresses, which are those of other objects once the \
+                 program has freed them"
+            );
+            return Err(CommandError::new(ExitCode::DATA, message));
+        }
     }
     Ok(())
 }

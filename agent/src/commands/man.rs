@@ -6,7 +6,7 @@ use clap::{Args, Command, CommandFactory as _};
 use clap_mangen::Man;
 
 use super::Cli;
-use crate::exit::CommandError;
+use crate::exit::{CommandError, ExitCode};
 
 /// Options of `lj-trace man`.
 #[derive(Clone, Debug, Args)]
@@ -26,6 +26,10 @@ Examples:
 /// # Errors
 /// Exit code 74 if one cannot be written.
 pub fn run(args: &ManArgs) -> Result<(), CommandError> {
+    if !args.folder.is_dir() {
+        let message = format!("{} is no folder: make it first (`mkdir -p`)", args.folder.display());
+        return Err(CommandError::new(ExitCode::IO, message));
+    }
     for (name, page) in pages()? {
         let path = args.folder.join(name);
         std::fs::write(&path, page).map_err(|error| CommandError::io(&format!("write {}", path.display()), &error))?;

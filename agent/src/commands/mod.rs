@@ -2,22 +2,27 @@
 
 pub mod completions;
 pub mod doctor;
+#[cfg(test)]
+mod documented;
 pub mod dump;
 pub mod heap;
 mod heap_progress;
 pub mod jit;
 pub mod list;
 pub mod man;
+mod outputs;
 mod reader;
 pub mod record;
 pub mod report;
 pub mod top;
 pub mod unit;
+mod wrong;
 
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::exit::{self, CommandError};
@@ -27,7 +32,7 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::sandbox;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
-/// Profile a running LuaJIT program from outside: no rebuild, no restart, nothing written into it
+/// Profile a running LuaJIT program from outside, without rebuild or restart
 ///
 /// `lj-trace --pid N` is short for `lj-trace record --pid N`; `lj-trace record --help` has its options.
 #[derive(Debug, Parser)]
@@ -57,21 +62,21 @@ enum Command {
     Report(report::ReportArgs),
     /// Watch a running process in the terminal
     Top(top::TopArgs),
-    /// Show what a process executes right now: every coroutine and thread
+    /// Show what every coroutine and thread of a process executes right now
     Dump(dump::DumpArgs),
-    /// Show what is in a process' Lua heap, and what keeps it alive
+    /// Show what is in the Lua heap of a process, and what keeps it alive
     Heap(heap::HeapArgs),
     /// Show why the JIT compiler gave up: blacklisted code, aborts with their reasons, traces
     Jit(jit::JitArgs),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
-    /// Check what works here and with a process, and say how to get what does not
+    /// Check what works on this host and with a process, and how to fix what does not
     Doctor(doctor::DoctorArgs),
-    /// Print how to run a recording as a job of systemd
+    /// Print the command that runs a recording as a systemd job
     Unit(unit::UnitArgs),
-    /// Print what a shell needs to complete this command line
+    /// Print a completion script for a shell
     Completions(completions::CompletionsArgs),
-    /// Write the manual, a page for each command
+    /// Write the manual pages, one for each command
     Man(man::ManArgs),
 }
 
@@ -84,13 +89,10 @@ pub fn main() -> ExitCode {
         return reader::serve();
     }
     sandbox::enable();
-    let cli = match Cli::try_parse_from(with_default_command(std::env::args_os())) {
+    let words = with_default_command(std::env::args_os());
+    let cli = match Cli::try_parse_from(&words) {
         Ok(cli) => cli,
-        Err(error) => {
-            // Nothing can be done about a closed terminal.
-            let _ = error.print();
-            return if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS };
-        }
+        Err(error) => return refuse(&error, &words),
     };
     logging::start(match &cli.command {
         Command::Record(args) => args.verbose,
@@ -118,9 +120,27 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Shows help where that is asked for, or what is wrong with the words of the command line.
+fn refuse(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    let is_help = !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if is_help {
+        // Nothing can be done about a closed terminal.
+        let _ = error.print();
+    } else {
+        let command = words.get(1).and_then(|word| word.to_str()).filter(|word| is_command(word));
+        say(Priority::Error, &format!("lj-trace: {}", wrong::one_line(error, command)));
+    }
+    if error.use_stderr() { exit::ExitCode::USAGE.into() } else { ExitCode::SUCCESS }
+}
+
+/// Whether there is a command of this name.
+fn is_command(name: &str) -> bool {
+    name == "help" || Cli::command().find_subcommand(name).is_some()
+}
+
 /// Reads a process id.
 fn parse_pid(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "not a process id: `lj-trace list` shows those of processes with LuaJIT".to_owned())
+    text.parse().map_err(|_| format!("not a process id; {}", wrong::WHERE_PIDS_ARE))
 }
 
 /// Prints a result on standard output, for people or as JSON.
@@ -160,10 +180,10 @@ fn unless_nobody_reads(written: std::io::Result<()>) -> Result<(), CommandError>
 fn with_default_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.collect();
     let own = ["-h", "--help", "-V", "--version"];
-    let is_command = |arg: &str| arg == "help" || Cli::command().find_subcommand(arg).is_some();
-    // A word beside a process id is no name, but a command that there is not.
+    // A word beside a process id, or before another word, is no name, but a command that there is not.
+    let is_alone = args.get(2).is_none_or(|next| next.to_str().is_some_and(|next| next.starts_with('-')));
     let is_pid = |arg: &OsString| arg.to_str().is_some_and(|arg| arg == "-p" || arg.starts_with("--pid"));
-    let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && !args.iter().any(is_pid);
+    let is_name = |arg: &str| !arg.starts_with('-') && !is_command(arg) && is_alone && !args.iter().any(is_pid);
     let is_option = |arg: &str| arg.starts_with('-') && !own.contains(&arg);
     if args.get(1).and_then(|arg| arg.to_str()).is_some_and(|arg| is_option(arg) || is_name(arg)) {
         args.insert(1, "record".into());
@@ -193,6 +213,7 @@ mod tests {
         assert_eq!(expanded(&["lj-trace"]), ["lj-trace"]);
         assert_eq!(expanded(&["lj-trace", "nginx", "-q"]), ["lj-trace", "record", "nginx", "-q"]);
         assert_eq!(expanded(&["lj-trace", "help"]), ["lj-trace", "help"]);
+        assert_eq!(expanded(&["lj-trace", "reprot", "cpu.bin"]), ["lj-trace", "reprot", "cpu.bin"]);
         assert_eq!(expanded(&["lj-trace", "reckord", "--pid", "7"]), ["lj-trace", "reckord", "--pid", "7"]);
     }
 }

@@ -18,7 +18,9 @@ const MAX_KEPT: usize = 16 << 20;
 pub fn serve() -> ExitCode {
     let mut tables = Tables::default();
     lj_trace_process::sandbox::serve(|asked, out| tables.answer(asked, out)).unwrap_or_else(|| {
-        eprintln!("lj-trace: lj-trace starts this itself, to read files that others can have written");
+        eprintln!(
+            "lj-trace: this command is internal: lj-trace starts it itself, to read files that others may have written"
+        );
         crate::exit::ExitCode::USAGE.into()
     })
 }

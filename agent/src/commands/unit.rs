@@ -5,6 +5,7 @@ use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_process::privileges::Refusal;
 
 use super::record::{Mode, RecordArgs};
+use super::wrong;
 use crate::exit::CommandError;
 use crate::service::unit;
 
@@ -21,7 +22,7 @@ pub struct UnitArgs {
 
     /// The options of `lj-trace record`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "RECORD OPTIONS")]
-    #[arg(required_unless_present = "template")]
+    #[arg(required_unless_present = "template", conflicts_with = "template")]
     record: Vec<String>,
 }
 
@@ -43,6 +44,7 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
         return super::print_text(&unit::template(&program));
     }
     let record = parse(&args.record)?;
+    record.options()?;
     let of = record.pid.map(|pid| pid.to_string()).or_else(|| record.whom().map(str::to_owned));
     let name = format!("lj-trace-{}", of.unwrap_or_default());
     let limit = record.duration.map(|duration| duration.as_secs().saturating_add(SLACK));
@@ -64,7 +66,7 @@ fn more(record: &RecordArgs) -> Option<&'static str> {
 
 /// The options as `record` takes them.
 fn parse(arguments: &[String]) -> Result<RecordArgs, CommandError> {
-    RecordArgs::parse(arguments).map_err(|error| CommandError::usage(error.to_string().trim_end()))
+    RecordArgs::parse(arguments).map_err(|error| CommandError::usage(wrong::one_line(&error, Some("record"))))
 }
 
 #[cfg(test)]

@@ -7,15 +7,26 @@ use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::perf_event::{self, Clock};
 use lj_trace_probes::programs::{ProbeError, Programs, Wanted};
 use lj_trace_probes::session;
-use lj_trace_process::privileges::{Operation, Refusal};
+use lj_trace_process::privileges::{Capabilities, Capability, Operation, Refusal};
 use lj_trace_text::bytes;
 
 use super::{Area, Check, Purpose, Verdict, read};
 
 const BOTH: [Purpose; 2] = [Purpose::Sysprof, Purpose::Memprof];
+/// What trying the kernel takes.
+const NEEDED: [Capability; 2] = [Capability::Bpf, Capability::Perfmon];
 
 pub fn checks() -> Vec<Check> {
-    let mut checks = vec![version(), btf(), lockdown(), bpf_loop(), uprobe_multi(), uprobe_session(), clock()];
+    let mut checks = vec![version(), btf(), lockdown()];
+    // Without these all that follows is refused, which is told once, together with them.
+    let effective = Capabilities::effective();
+    if !NEEDED.iter().all(|&capability| effective.has(capability)) {
+        let names = NEEDED.map(Capability::name).join(" and ");
+        let found = format!("not tried: BPF programs and perf events need {names}");
+        checks.push(check("BPF", Verdict::Note, found).affects(&BOTH));
+        return checks;
+    }
+    checks.extend([bpf_loop(), uprobe_multi(), uprobe_session(), clock()]);
     let nothing = Wanted::nothing();
     checks.push(programs("BPF sampler", Wanted { cpu: true, ..nothing }, Purpose::Sysprof));
     checks.push(programs("BPF allocation probes", Wanted { memory: true, ..nothing }, Purpose::Memprof));
@@ -112,7 +123,7 @@ fn uprobe_session() -> Check {
     }
 }
 
-/// What could not be tried: privileges are missing, which other checks say.
+/// What could not be tried, although the capabilities for it are there.
 fn untried(name: &str, error: &str) -> Check {
     check(name, Verdict::Note, format!("could not be tried: {error}")).fix("run as root: `sudo lj-trace doctor`")
 }
@@ -153,7 +164,7 @@ fn clock() -> Check {
 /// Has the kernel's verifier look at the very programs that a recording uses.
 fn programs(name: &str, wanted: Wanted, mode: Purpose) -> Check {
     let error = match Programs::try_load(wanted) {
-        Ok(()) => return check(name, Verdict::Ok, "the kernel accepts the programs"),
+        Ok(()) => return check(name, Verdict::Ok, "accepted by the kernel"),
         Err(error) => error,
     };
     let fix = match &error {

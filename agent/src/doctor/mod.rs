@@ -22,6 +22,9 @@ pub struct Diagnosis {
     pub modes: Vec<Ability>,
     /// All checks, area by area.
     pub checks: Vec<Check>,
+    /// Whether a process was looked at.
+    #[serde(skip)]
+    has_target: bool,
 }
 
 /// What was checked, and what came out.
@@ -131,9 +134,9 @@ pub fn diagnose(pid: Option<u32>) -> Result<Diagnosis, TargetError> {
         checks.extend(target::checks(pid)?);
     }
     checks.sort_by_key(|check| check.area);
-    let modes = Purpose::ALL.into_iter().map(|mode| ability(mode, &checks, pid.is_some())).collect();
+    let modes = Purpose::ALL.into_iter().map(|mode| ability(mode, &checks)).collect();
     let well = checks.iter().all(|check| check.verdict != Verdict::Problem);
-    Ok(Diagnosis { well, modes, checks })
+    Ok(Diagnosis { well, modes, checks, has_target: pid.is_some() })
 }
 
 impl Diagnosis {
@@ -145,14 +148,14 @@ impl Diagnosis {
 }
 
 /// What a mode can do, given what was found.
-fn ability(mode: Purpose, checks: &[Check], has_target: bool) -> Ability {
+fn ability(mode: Purpose, checks: &[Check]) -> Ability {
     let concerning = |verdict| {
         let is_it = move |check: &&Check| check.verdict == verdict && check.affects.contains(&mode);
         checks.iter().filter(is_it).map(|check| check.name.as_str()).collect::<Vec<_>>()
     };
     let problems = concerning(Verdict::Problem);
     if !problems.is_empty() {
-        return Ability { mode, works: false, shows: format!("does not work: see {}", problems.join(", ")) };
+        return Ability { mode, works: false, shows: format!("see {}", problems.join(", ")) };
     }
     let what = match mode {
         Purpose::Sysprof => "where CPU time goes: Lua and native stacks, by function and line",
@@ -161,8 +164,7 @@ fn ability(mode: Purpose, checks: &[Check], has_target: bool) -> Ability {
     };
     let notes = concerning(Verdict::Note);
     let limits = if notes.is_empty() { String::new() } else { format!(" (but see {})", notes.join(", ")) };
-    let of = if has_target { "" } else { "; --pid N checks a process" };
-    Ability { mode, works: true, shows: format!("{what}{limits}{of}") }
+    Ability { mode, works: true, shows: format!("{what}{limits}") }
 }
 
 /// A file's text without the line's end; [`None`] if it cannot be read.
@@ -187,8 +189,8 @@ mod tests {
             check("b", Verdict::Problem).affects(&[Purpose::Memprof]),
             check("c", Verdict::Note).affects(&[Purpose::Sysprof]),
         ];
-        let of = |mode| ability(mode, &checks, true);
-        assert_eq!((of(Purpose::Memprof).works, of(Purpose::Memprof).shows.as_str()), (false, "does not work: see b"));
+        let of = |mode| ability(mode, &checks);
+        assert_eq!((of(Purpose::Memprof).works, of(Purpose::Memprof).shows.as_str()), (false, "see b"));
         assert!(of(Purpose::Sysprof).works && of(Purpose::Sysprof).shows.ends_with("(but see c)"));
         assert!(of(Purpose::Dump).works && !of(Purpose::Dump).shows.contains("see"));
     }

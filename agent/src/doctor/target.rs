@@ -2,6 +2,7 @@
 
 use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_probes::allocator::Allocator;
+use lj_trace_process::privileges::{Capabilities, Capability, HOW_TO_GET};
 use lj_trace_process::sandbox;
 use lj_trace_process::{Maps, Process, TargetError, breakpoints};
 use lj_trace_unwind::Modules;
@@ -14,9 +15,17 @@ pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
     let process = match Process::open(pid) {
         Ok(process) => process,
         // What else is known of this host is worth telling.
-        Err(error @ TargetError::NotPermitted { .. }) => {
-            let refused = Check { area: Area::Privileges, ..check("process", Verdict::Problem, error.to_string()) };
-            return Ok(vec![refused.fix("run as root: `sudo lj-trace doctor`").affects(&Purpose::ALL)]);
+        Err(TargetError::NotPermitted { pid, path, why }) => {
+            let found = format!("not permitted to look at process {pid} ({path})");
+            let refused =
+                |found, fix| Check { area: Area::Privileges, ..check("process", Verdict::Problem, found).fix(fix) };
+            // Its own check says why, and what to do.
+            let refused = if Capabilities::effective().has(Capability::SysPtrace) {
+                refused(format!("{found}: {why}"), "run as root: `sudo lj-trace doctor`")
+            } else {
+                refused(found, HOW_TO_GET)
+            };
+            return Ok(vec![refused.affects(&Purpose::ALL)]);
         }
         Err(error) => return Err(error),
     };
@@ -31,8 +40,7 @@ pub fn checks(pid: u32) -> Result<Vec<Check>, TargetError> {
             checks.extend(modules(&process, &maps, &vms));
         }
         Err(error) => {
-            let fix = "`sudo lj-trace list` shows the processes that have a VM";
-            checks.push(check("LuaJIT", Verdict::Problem, error.to_string()).fix(fix).affects(&Purpose::ALL));
+            checks.push(check("LuaJIT", Verdict::Problem, error.to_string()).affects(&Purpose::ALL));
         }
     }
     Ok(checks)

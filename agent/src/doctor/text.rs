@@ -6,12 +6,18 @@ use super::{Area, Check, Diagnosis, Verdict};
 
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut area = None;
-        for check in &self.checks {
+        let (mut area, mut told) = (None, Vec::new());
+        for (index, check) in self.checks.iter().enumerate() {
             if area.replace(check.area) != Some(check.area) {
                 writeln!(f, "{}", heading(check.area))?;
             }
             write_check(f, check)?;
+            // What mends several checks is told below the last of those that stand together.
+            let next = self.checks.get(index + 1).and_then(|next| next.fix.as_ref());
+            if let Some(fix) = check.fix.as_ref().filter(|fix| next != Some(fix) && !told.contains(fix)) {
+                writeln!(f, "           fix: {fix}")?;
+                told.push(fix);
+            }
         }
         writeln!(f, "modes")?;
         for ability in &self.modes {
@@ -20,7 +26,8 @@ impl fmt::Display for Diagnosis {
         }
         let problems = self.checks.iter().filter(|check| check.verdict == Verdict::Problem).count();
         match problems {
-            0 => writeln!(f, "all is well"),
+            0 if self.has_target => writeln!(f, "all is well"),
+            0 => writeln!(f, "all is well; `lj-trace doctor --pid N` checks a process"),
             1 => writeln!(f, "1 problem"),
             count => writeln!(f, "{count} problems"),
         }
@@ -44,9 +51,5 @@ fn write_check(f: &mut fmt::Formatter<'_>, check: &Check) -> fmt::Result {
     };
     // Several lines belong under the first one.
     let found = check.found.replace('\n', "\n           ");
-    writeln!(f, "  {mark:7}  {}: {found}", check.name)?;
-    match &check.fix {
-        Some(fix) => writeln!(f, "           fix: {fix}"),
-        None => Ok(()),
-    }
+    writeln!(f, "  {mark:7}  {}: {found}", check.name)
 }

@@ -65,7 +65,7 @@ impl RecordTarget {
 fn choose(options: &Options, vms: &[Vm], address: u64) -> Result<usize, EngineError> {
     vms.iter().position(|vm| vm.global == address).ok_or_else(|| {
         let there: Vec<String> = vms.iter().map(|vm| format!("{:#x}", vm.global)).collect();
-        let message = format!("process {} has no VM at {address:#x}; it has {}", options.pid, there.join(", "));
+        let message = format!("process {} has no VM at {address:#x}: use --vm with {}", options.pid, there.join(", "));
         EngineError::new(Failure::NoLuajit, message)
     })
 }
@@ -88,16 +88,14 @@ pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
                 && let Some(workers) = workers(options.pid)
             {
                 let name = target.name();
-                let text = format!(
-                    "lj-trace: {name} does not run any Lua now, and looks like the master of others: {workers}"
-                );
+                let text = format!("lj-trace: {name} runs no Lua now, and looks like a master process: {workers}");
                 say(Priority::Warning, &text);
             }
             Ok(vec![target])
         }
         Err(error) if error.failure == Failure::NoLuajit => match workers(options.pid) {
             Some(workers) => {
-                let message = format!("{}. But it has started processes that have one: {workers}", error.message);
+                let message = format!("{}. But processes that it started have one: {workers}", error.message);
                 Err(EngineError::new(error.failure, message))
             }
             None => Err(error),
@@ -145,8 +143,8 @@ pub fn children(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
     if targets.is_empty() {
         let (command, pid) = (parent.command(), options.pid);
         let message = format!(
-            "process {pid} ({command}) has started no process with a LuaJIT VM that runs now: leave out --children to \
-             record the process itself"
+            "process {pid} ({command}) has no running child with a LuaJIT VM: leave out --children to record the process \
+             itself"
         );
         return Err(EngineError::new(Failure::NoLuajit, message));
     }
@@ -166,7 +164,7 @@ fn with_vms(pids: &[u32], options: &Options) -> Vec<RecordTarget> {
             }
             // A helper without Lua, or one that has just exited.
             Err(FindError::NoVm { .. } | FindError::Target(_)) => {}
-            Err(error) => say(Priority::Warning, &format!("lj-trace: process {pid} is left out: {error}")),
+            Err(error) => say(Priority::Warning, &format!("lj-trace: process {pid} is not recorded: {error}")),
         }
     }
     targets
@@ -184,7 +182,7 @@ pub fn selected(selector: &Selector, options: &Options) -> Result<(Options, Vec<
         ..options.clone()
     };
     if pids.is_empty() {
-        let message = format!("there are no {selector}: `lj-trace list` shows the processes that have LuaJIT in them");
+        let message = format!("there are no {selector}: `lj-trace list` shows the processes with LuaJIT");
         return Err(EngineError::new(Failure::NoProcess, message));
     }
     let several = chosen(pids.clone());
@@ -192,7 +190,7 @@ pub fn selected(selector: &Selector, options: &Options) -> Result<(Options, Vec<
     match targets.len() {
         0 => {
             let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-            let message = format!("there are {selector}, but none has a LuaJIT VM that runs now: {}", pids.join(", "));
+            let message = format!("there are {selector}, but none has a LuaJIT VM: {}", pids.join(", "));
             Err(EngineError::new(Failure::NoLuajit, message))
         }
         1 => {

@@ -23,8 +23,8 @@ use super::text::{interpreter_edges, interpreter_text};
 pub enum FindError {
     /// Nothing in the process looks like a VM.
     #[error(
-        "no LuaJIT VM in process {pid}: it is no LuaJIT program, or has not created its Lua state yet \
-         (start lj-trace again once it runs Lua code)"
+        "no LuaJIT VM in process {pid}: it is no LuaJIT program (`lj-trace list` shows those), or has not created its Lua \
+         state yet (`lj-trace record --wait` waits for that)"
     )]
     NoVm {
         /// The process.

@@ -109,7 +109,7 @@ impl Chosen {
         events.weight = events.weight.saturating_mul(2);
         for (cpu, event) in &events.events {
             if let Err(error) = event.set_weight(events.rate, events.weight) {
-                say(Priority::Warning, &format!("lj-trace: CPU {cpu} goes on with the rate that it had: {error}"));
+                say(Priority::Warning, &format!("lj-trace: CPU {cpu} keeps its sampling rate: {error}"));
             }
         }
     }

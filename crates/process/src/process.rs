@@ -22,7 +22,7 @@ use crate::privileges::{Operation, Refusal};
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
     /// There is no such process, or it has exited.
-    #[error("no process {0}: it does not exist or has exited (`ps` or `pgrep` shows running ones){hint}", hint = namespace::hint(*.0))]
+    #[error("no process {0}: it does not exist or has exited (`lj-trace list` shows the processes with LuaJIT){hint}", hint = namespace::hint(*.0))]
     NoSuchProcess(u32),
     /// Process ids in `/proc` are not those that system calls take.
     #[error(
@@ -42,10 +42,12 @@ pub enum TargetError {
         why: String,
     },
     /// A kernel thread: it has no user memory at all.
-    #[error("process {0} is a kernel thread: it runs no user code, so no LuaJIT either")]
+    #[error("process {0} is a kernel thread, which runs no user code: `lj-trace list` shows the processes with LuaJIT")]
     KernelThread(u32),
     /// The process has exited, but its parent has not waited for it yet.
-    #[error("process {0} is a zombie: it has exited, and only its parent has not taken notice yet")]
+    #[error(
+        "process {0} is a zombie: it has exited, and its parent has not waited for it yet; `lj-trace list` shows the processes with LuaJIT"
+    )]
     Zombie(u32),
     /// Any other failure to read the process.
     #[error("cannot read {path}: {source}")]

@@ -7,16 +7,15 @@ use std::io;
 pub enum StreamError {
     /// The input does not start with the magic of a symbol table.
     #[error(
-        "not a memprof or sysprof stream: it starts with {start:?} where a stream starts with \"ljs\"; give a .bin file that lj-trace, misc.memprof or misc.sysprof wrote"
+        "not a memprof or sysprof stream: it starts with {} where a stream starts with \"ljs\"; give a .bin file that \
+         lj-trace, misc.memprof or misc.sysprof wrote", in_words(.start)
     )]
     NotAStream {
         /// The first three bytes (fewer in a shorter input), as text.
         start: String,
     },
     /// The input is empty.
-    #[error(
-        "it is empty: whatever was to write it was ended before it had written anything, or has only just begun to"
-    )]
+    #[error("it is empty: the recording was ended before it wrote anything, or has only just begun; record again")]
     Empty,
     /// A part of the stream has a version this reader does not know.
     #[error("{part} has version {found}, but only versions up to {newest} are known; a newer lj-trace may read it")]
@@ -47,6 +46,12 @@ pub enum StreamError {
     /// The input cannot be read.
     #[error("cannot read the stream: {0}")]
     Io(#[from] io::Error),
+}
+
+/// The start of a file that is no stream: as it is, where that can be read.
+fn in_words(start: &str) -> String {
+    let is_text = start.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+    if is_text { format!("\"{start}\"") } else { "bytes that are no text".to_owned() }
 }
 
 impl StreamError {

@@ -17,6 +17,7 @@ use lj_trace_process::select::{LEAST_OF_ID, Selector};
 use lj_trace_profile::formats::insert_before_ending;
 use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
+use crate::commands::outputs::check_distinct;
 use crate::commands::parse_pid;
 use crate::exit::CommandError;
 
@@ -37,7 +38,7 @@ pub struct RecordArgs {
     #[arg(value_name = "NAME")]
     pub command: Option<String>,
 
-    /// The same as NAME, for a name that is a command of lj-trace's, too
+    /// Like NAME, for a process whose name is also a command of lj-trace
     #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
     pub name: Option<String>,
 
@@ -49,11 +50,11 @@ pub struct RecordArgs {
     #[arg(long, value_name = "ID", conflicts_with = "command", value_parser = parse_container)]
     pub container: Option<String>,
 
-    /// Profile the processes that this one has started and that have a VM, in its place: the workers of nginx's master
+    /// Profile the children of this process that have a VM, instead of it: the workers of nginx's master
     ///
-    /// Each gets streams (and reports of its memory) of its own, with its process id in their names; reports of CPU time
-    /// hold all of them, each as a root of the stacks. Those that are started later are recorded from then on. It ends
-    /// when the process and all of them have exited.
+    /// Each gets its own streams (and memory reports), with its process id in their names; reports of CPU time hold all
+    /// of them, each as a root of the stacks. Children that start later are recorded from then on. The recording ends
+    /// when the process and all children have exited.
     #[arg(long, conflicts_with_all = ["vm", "command", "name", "unit", "container"])]
     pub children: bool,
 
@@ -61,7 +62,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = parse_address, conflicts_with_all = WHOM)]
     pub vm: Option<u64>,
 
-    /// If the process has no VM yet, wait until it has one, no longer than TIME if that is given; so for --children
+    /// Wait until the process has a VM (with --children, until a child has one), for TIME at most if it is given
     ///
     /// For programs that load LuaJIT late. `--duration` counts from when recording begins.
     #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, conflicts_with = "vm")]
@@ -76,15 +77,15 @@ pub struct RecordArgs {
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
 
-    /// Stop once a stream has this size, such as 500M or 2G, and what was recorded in a tenth of a second more
+    /// Stop when a stream reaches this size, such as 500M or 2G; it may grow for a tenth of a second more
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub max_size: Option<u64>,
 
-    /// Begin new files each time that this time has passed, such as 10m: each piece is whole in itself, and has in its name when
-    /// it begins (`cpu.20261123T094500Z.bin`)
+    /// Start new files at this interval, such as 10m; each is complete, and has its start time in its name
+    /// (`cpu.20261123T094500Z.bin`)
     ///
-    /// For long CPU profiles. What is over can be read, moved or removed while recording goes on. With `--max-size`, a piece
-    /// whose stream has that size is over as well, in place of the recording.
+    /// For long CPU profiles. Finished files can be read, moved or removed during the recording. With `--max-size`, a file
+    /// whose stream reaches that size is finished early, and the recording goes on.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub rotate: Option<Duration>,
 
@@ -97,26 +98,26 @@ pub struct RecordArgs {
     ///
     /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text, `.pb.gz` for pprof,
     /// `.speedscope.json` for speedscope, `.json.gz` for the Firefox profiler, `.bin` a stream, from which
-    /// `lj-trace report` makes all of these later, without threads and times. `svg:FILE` forces one. A process with
-    /// several VMs gets a stream for each, numbered. Default: lj-trace-PID-TIME.sysprof.bin or .memprof.bin in
+    /// `lj-trace report` makes all of these later, without threads and times. `svg:FILE` forces a format. A process with
+    /// several VMs gets a numbered stream for each. Default: lj-trace-PID-TIME.sysprof.bin or .memprof.bin in
     /// $STATE_DIRECTORY or the current folder, with the time (UTC) when lj-trace was started. Only the owner may read
     /// what is written. SIGUSR1 writes what there is so far.
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<String>,
 
-    /// Replace files that are there already
+    /// Replace existing files
     #[arg(long)]
     pub force: bool,
 
-    /// Write what became of every call of the allocators to this file, as JSON
+    /// Write to this file, as JSON, how many allocator calls were recorded, left out or lost, and why
     #[arg(long, value_name = "FILE")]
     pub ledger: Option<PathBuf>,
 
-    /// What the stream says of samples in JIT-compiled code
+    /// What the stream holds for samples in JIT-compiled code
     #[arg(long, value_enum, default_value_t)]
     pub jit_samples: JitSamples,
 
-    /// Show what the kernel does for the process too, as frames such as `vfs_read_[k]`; otherwise all of it is one frame
+    /// Show the kernel's functions as frames such as `vfs_read_[k]`, instead of one frame for all of them
     #[arg(long)]
     pub kernel: bool,
 
@@ -125,7 +126,7 @@ pub struct RecordArgs {
     #[arg(long)]
     pub traces: bool,
 
-    /// What .folded and .svg of a memory profile weigh by [default: allocated]
+    /// What the widths in .folded and .svg of a memory profile mean [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
 
@@ -133,17 +134,17 @@ pub struct RecordArgs {
     #[arg(long, value_name = "1|2|3", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=3))]
     pub stream_version: u8,
 
-    /// With a memory profile: .folded and .svg show the whole Lua and native stack of every Nth allocation, in place of
-    /// the line alone of every event
+    /// Memory profile: .folded and .svg show whole Lua and native stacks, of every Nth allocation, instead of the lines
+    /// of all events
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub alloc_stacks: Option<u32>,
 
-    /// With a memory profile: record allocations in short windows at random times, so that it costs no more than this part
-    /// of the process's CPU time, and estimate the rest
+    /// Memory profile: record in short windows at random times, which cost at most this share of the process's CPU time,
+    /// and estimate the rest
     ///
-    /// Totals are measured, shares of lines are estimates with error bars, better the longer it records: half a minute is
-    /// good for most programs. A program that allocates so little that all of it may be recorded for that is recorded in
-    /// full. 5% is a good choice for production. Needs Linux 6.6.
+    /// Totals are measured; shares of lines are estimates with error bars, which shrink as it records: half a minute is
+    /// enough for most programs. Programs whose allocations fit the budget are recorded in full. 5% is a good choice for
+    /// production. Needs Linux 6.6.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     #[arg(conflicts_with_all = ["max_overhead", "no_limit", "alloc_stacks"])]
     pub overhead: Option<f64>,
@@ -172,7 +173,7 @@ pub struct RecordArgs {
     #[arg(long, hide = true, value_enum, default_value_t)]
     pub watchpoint: UseWatchpoint,
 
-    /// Say more about what is done: where the probes on the allocator are, and why there; -vv and -vvv log even more
+    /// Explain more: where the probes on the allocator are, and why there; -vv and -vvv log even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
@@ -206,14 +207,14 @@ Examples:
 /// How much a profile may cost.
 #[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
-    /// What a profile may cost at most, as a part of the process's CPU time [default: 30% for memory, 10% for CPU time]
+    /// The most that a profile may cost, as a share of the process's CPU time [default: 30% for memory, 10% for CPU time]
     ///
-    /// As measured over half a second or more. Beyond it, recording memory stops, and what was recorded is kept; of CPU time,
-    /// fewer samples are taken, each of which counts as several.
+    /// Measured over half a second or more. Beyond it, a memory profile stops and keeps what it has; a CPU profile takes
+    /// fewer samples, each of which counts as several.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub max_overhead: Option<f64>,
 
-    /// Record whatever it costs the process: memory, several times its CPU time where it does nothing but allocate
+    /// Set no limit: a memory profile can cost a program that only allocates several times its CPU time
     #[arg(long, conflicts_with = "max_overhead")]
     pub no_limit: bool,
 }
@@ -297,6 +298,8 @@ impl RecordArgs {
     /// # Errors
     /// A usage error: options contradict each other, or a format is unknown.
     pub(in crate::commands) fn options(&self) -> Result<Options, CommandError> {
+        self.check_files()?;
+        self.check_memory_options()?;
         self.check_standard_output()?;
         self.check_terminal(std::io::stdout().is_terminal())?;
         self.check_rotation()?;
@@ -361,33 +364,61 @@ impl RecordArgs {
         let refused = |message: String| Err(CommandError::usage(message));
         if time < SHORTEST_PIECE {
             return refused(
-                "--rotate takes a second or more: names of files have the second in which they begin".into(),
+                "--rotate needs a second or more: names of files have the second in which they begin".into(),
             );
         }
         if self.mode != Mode::Sysprof {
             return refused(
-                "--rotate is for CPU profiles: what a memory profile says of a block needs the piece in which it was \
-                 allocated. Leave --rotate out, or --mode"
+                "--rotate is for CPU profiles: a free can only be told together with its allocation, which may be in another \
+                 piece. Leave out --rotate or --mode"
                     .into(),
             );
         }
         for output in &self.output {
             let Some(file) = output.parse::<Output>().ok().map(|output| output.file) else { continue };
             let Some(file) = file.filter(|file| file != Path::new("-")) else {
-                let message = "--rotate makes a new file for each piece, and standard output is one: name a file with \
-                               --output FILE, or leave --rotate out";
+                let message = "--rotate makes a new file for each piece, which standard output cannot be: name a file with \
+                               --output FILE, or leave out --rotate";
                 return refused(message.into());
             };
             if file.metadata().is_ok_and(|metadata| !metadata.is_file()) {
                 let message = format!(
-                    "--rotate makes a new file for each piece, beside {}, which is no file: name another one with --output \
-                     FILE, or leave --rotate out",
+                    "--rotate makes a new file for each piece, and {} is not a file: name one with --output FILE, or leave \
+                     out --rotate",
                     file.display()
                 );
                 return refused(message);
             }
         }
         Ok(())
+    }
+
+    /// Refuses a file that two outputs would write.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_files(&self) -> Result<(), CommandError> {
+        let outputs: Vec<Output> = self.output.iter().filter_map(|output| output.parse().ok()).collect();
+        let files = outputs.iter().map(|output| output.file.as_deref());
+        check_distinct(files.chain(self.ledger.as_deref().map(Some)))
+    }
+
+    /// Refuses options of memory profiles where none is recorded.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_memory_options(&self) -> Result<(), CommandError> {
+        let given = [
+            ("--weight", self.weight.is_some()),
+            ("--alloc-stacks", self.alloc_stacks.is_some()),
+            ("--ledger", self.ledger.is_some()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given && self.mode == Mode::Sysprof) {
+            Some((option, _)) => {
+                Err(CommandError::usage(format!("{option} is for memory profiles: add --mode memprof, or all")))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Refuses two kinds of profiles on one standard output.
@@ -398,7 +429,7 @@ impl RecordArgs {
         let is_standard = |output: &String| output.parse::<Output>().is_ok_and(|output| output.file.is_none());
         if self.mode == Mode::All && self.output.iter().any(is_standard) {
             let message =
-                "--mode all makes two profiles, and standard output has room for one: name a file with --output";
+                "--mode all makes two profiles, and standard output holds one: name a file with --output FILE";
             return Err(CommandError::usage(message));
         }
         Ok(())
@@ -425,18 +456,17 @@ impl RecordArgs {
         match self {
             Self { overhead: None, .. } => Ok(()),
             Self { mode: Mode::Sysprof, .. } => refuse(
-                "--overhead is for memory profiles: add --mode memprof, or all (a CPU profile costs little: --rate says how much)",
+                "--overhead is for memory profiles: add --mode memprof, or all (what a CPU profile costs depends on --rate)",
             ),
             Self { overhead: Some(budget), .. } if *budget < 0.01 => refuse(
-                "--overhead of less than 1% leaves no room for windows: the samples beside them alone cost half of that",
+                "--overhead must be 1% or more: what runs all the time costs half of that, and windows need the rest",
             ),
             Self { weight: Some(Weight::Held | Weight::Events), .. } => refuse(
-                "--overhead sees a sample of what is allocated and next to nothing of what is freed, so it can be weighed by \
-             --weight allocated only; for what is held record in full (without --overhead), or look at the heap itself: \
-             `lj-trace heap`",
+                "--overhead samples allocations and sees few frees, so only --weight allocated is possible: for what is held \
+                 leave out --overhead, or look at the heap with `lj-trace heap`",
             ),
             Self { stream_version: 1 | 2, .. } => {
-                refuse("--overhead needs streams of version 3: older ones have no room to say that they are a sample")
+                refuse("--overhead needs --stream-version 3: older versions cannot mark a stream as a sample")
             }
             _ => Ok(()),
         }
@@ -518,7 +548,7 @@ pub(in crate::commands) fn parse_duration(text: &str) -> Result<Duration, String
             "d" => 86_400.0,
             // `1h30` may mean minutes or seconds.
             "" if number == text => 1.0,
-            "" => return Err(EXPECTED.to_owned()),
+            _ if unit.is_empty() || number.is_empty() => return Err(EXPECTED.to_owned()),
             _ => return Err(format!("unknown unit `{unit}`: use ms, s, m, h or d")),
         };
         let number: f64 = number.parse().map_err(|_| EXPECTED.to_owned())?;

@@ -106,7 +106,7 @@ pub(super) fn give_up_privileges(options: &Options, more: &[Capability], mut wor
     let files: &[Capability] =
         if options.folders().all(|folder| is_own(&folder)) { &[] } else { &[Capability::DacOverride] };
     if let Err(error) = privileges::drop_unneeded(&[more, symbols, later, files].concat(), works) {
-        say(Priority::Warning, &format!("lj-trace: goes on with all privileges, they cannot be given up: {error}"));
+        say(Priority::Warning, &format!("lj-trace: keeps all privileges, since they cannot be given up: {error}"));
     }
 }
 

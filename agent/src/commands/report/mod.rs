@@ -15,6 +15,7 @@ use lj_trace_streams::{Stream, StreamError};
 use progress::WithProgress;
 use rendering::Rendering;
 
+use super::outputs::check_distinct;
 use crate::exit::CommandError;
 
 const EXAMPLES: &str = "\
@@ -39,7 +40,7 @@ pub struct ReportArgs {
     /// The stream; `-` is standard input
     pub file: PathBuf,
 
-    /// Compare with this older stream of the same kind: what has become more, and what less
+    /// Compare with this older stream of the same kind
     ///
     /// As text, as folded stacks with two numbers each (.folded), or as a flame graph (.svg), red where there is more
     /// than before, blue where there is less. Time is compared by shares, memory in bytes.
@@ -53,8 +54,8 @@ pub struct ReportArgs {
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<Output>,
 
-    /// The format for standard output and for files whose ending says nothing [default: text for a CPU profile,
-    /// tarantool for a memory profile]
+    /// The format for standard output and for files without a known ending [default: text for a CPU profile, tarantool
+    /// for a memory profile]
     #[arg(short, long, value_enum)]
     pub format: Option<Format>,
 
@@ -68,8 +69,8 @@ pub struct ReportArgs {
 
     /// CPU profiles, as text: show the code of the hottest lines, from files beneath this folder [default: none]
     ///
-    /// The names of the files are in the stream, and may be anybody's choice: no other files are opened. Give the folder
-    /// that the program ran in, or one that holds its files; `/` if they are where they were.
+    /// File names come from the stream, which anyone may have written, so no file outside of this folder is opened. Give
+    /// the folder that the program ran in, or one that holds its files; `/` if they have not moved.
     #[arg(long, value_name = "FOLDER")]
     pub source: Option<PathBuf>,
 
@@ -77,7 +78,7 @@ pub struct ReportArgs {
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Memory profiles: what pictures and stacks weigh by [default: allocated]
+    /// Memory profiles: what the widths in pictures and stacks mean [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
 }
@@ -89,6 +90,7 @@ pub struct ReportArgs {
 pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let standard_output = [Output { format: None, file: None }];
     let outputs = if args.output.is_empty() { &standard_output[..] } else { &args.output };
+    check_distinct(outputs.iter().map(|output| output.file.as_deref()))?;
     if let Some(old) = &args.diff {
         return differences::write(old, outputs, args);
     }
@@ -118,7 +120,7 @@ fn open(file: &Path, quiet: bool) -> Result<(Stream<Box<dyn Read>>, String), Com
 /// Says that a stream is not complete.
 fn warn_of(cut: Option<StreamError>, name: &str) {
     if let Some(cut) = cut {
-        let text = format!("lj-trace: warning: {name}: {cut}; the report is of what was before");
+        let text = format!("lj-trace: warning: {name}: {cut}; the report shows what came before");
         say(Priority::Warning, &text);
     }
 }

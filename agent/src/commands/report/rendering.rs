@@ -53,7 +53,9 @@ impl Rendering {
         let is_memory = matches!(stream.body, Body::Memprof(_));
         let formats: Vec<Format> = outputs.iter().map(|output| format_of(output, args, is_memory)).collect();
         if formats.contains(&Format::Stream) {
-            return Err(CommandError::usage("a report cannot be a stream: that is what it is made from"));
+            return Err(CommandError::usage(
+                "a stream is what a report is made from, not a format of it: leave out --format, or name another output",
+            ));
         }
         let Stream { symbols, body, .. } = stream;
         match body {

@@ -7,7 +7,7 @@ mod report_file;
 pub mod stream_file;
 mod wording;
 
-pub use files::OutputFiles;
+pub use files::{OutputFiles, cannot_write};
 pub use output_file::{OutputFile, allow_replacing};
 pub use report_file::ReportFile;
 pub use wording::next_step;

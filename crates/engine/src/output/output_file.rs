@@ -53,15 +53,13 @@ impl OutputFile {
         let new = File::options().write(true).create_new(true).mode(0o600).open(path);
         let (file, is_new) = match new {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => (open_existing(path)?, false),
-            new => (new?, true),
+            Err(error) => return Err(with_cause(path, error)),
+            Ok(file) => (file, true),
         };
         let metadata = file.metadata()?;
         let is_regular = metadata.is_file();
         if !is_new && is_regular && metadata.len() > 0 && !may_replace {
-            return Err(io::Error::new(
-                io::ErrorKind::AlreadyExists,
-                "it is there already, and would be overwritten (--force does that)",
-            ));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is there already; --force replaces it"));
         }
         // There is nothing to be kept of a pipe or a device, and no beginning to go back to.
         let is_old = !is_new && is_regular;
@@ -81,6 +79,19 @@ impl OutputFile {
         }
         Ok(())
     }
+}
+
+/// An error of a file that cannot be made, which tells what is wrong with its folder if that is the cause.
+fn with_cause(path: &Path, error: io::Error) -> io::Error {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let cause = match fs::metadata(folder) {
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
+            format!("there is no folder {}", folder.display())
+        }
+        Ok(metadata) if !metadata.is_dir() => format!("{} is no folder", folder.display()),
+        _ => return error,
+    };
+    io::Error::new(error.kind(), cause)
 }
 
 /// Opens what is there for writing, if it is ours.

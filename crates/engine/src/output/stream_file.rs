@@ -35,7 +35,7 @@ pub fn size(path: &Path) -> u64 {
 pub fn failed(path: &Path, error: &WriteError) -> EngineError {
     if path == Path::new("-") && error.source.kind() == io::ErrorKind::BrokenPipe {
         // Who reads has seen enough: `lj-trace --pid N -o - | head`.
-        return EngineError::new(Failure::ReaderGone, "nobody reads standard output any more: recording has ended");
+        return EngineError::new(Failure::ReaderGone, "the reader of standard output has gone: recording has ended");
     }
     if end(path, error).is_ok() && error.complete > 0 {
         let source = limits::with_limit(&error.source);

@@ -124,7 +124,7 @@ impl MemoryPreparation {
         let only = only.and_then(|only| u32::try_from(only).ok());
         let unknown_vm_sampler = options.looks_out().then(|| UnknownVmSampler::start(programs, process)).transpose();
         if let Err(error) = &unknown_vm_sampler {
-            let text = format!("lj-trace: new VMs with new allocators will not be noticed: {error}");
+            let text = format!("lj-trace: new VMs that bring their own allocators will be missed: {error}");
             say(Priority::Info, &text);
         }
         Ok(MemoryRecording {
@@ -391,8 +391,8 @@ impl MemoryRecording {
         if was_seen && outcome.is_ok() {
             if let Some(other) = other {
                 let text = format!(
-                    "lj-trace: VM {} has got the allocator of VM {} (lua_setallocf): its calls of up to {:.0} ms before this are \
-                     counted as those of that one",
+                    "lj-trace: VM {} has got the allocator of VM {} (lua_setallocf): its calls of the last {:.0} ms count for that \
+                     VM",
                     number + 1,
                     self.events.get(other as usize).and_then(Option::as_ref).map_or(0, |other| other.number() + 1),
                     change.seen.elapsed().as_secs_f64() * 1000.0
@@ -405,7 +405,7 @@ impl MemoryRecording {
         self.accounts.note_gap(gap);
         let text = match &outcome {
             Ok(()) => format!(
-                "lj-trace: VM {} has got another allocator (lua_setallocf): its calls are recorded from now on, and were not seen for {:.0} ms at most",
+                "lj-trace: VM {} has got another allocator (lua_setallocf): its calls are recorded from now on, and were missed for {:.0} ms at most",
                 gap.vm,
                 gap.seconds * 1000.0
             ),
@@ -438,7 +438,7 @@ impl MemoryRecording {
     pub fn detach(&mut self) {
         if self.probes.are_lost() {
             let text = "lj-trace: LOST: the probes were gone before the recording ended, since the process that holds them \
-                        (lj-trace-guard) was killed: what was allocated from then on is missing";
+                        (lj-trace-guard) was killed: allocations from then on are missing";
             say(Priority::Warning, text);
         }
         if let Some(bounded) = &mut self.bounded {
@@ -519,7 +519,7 @@ impl MemoryRecording {
         }
         if let Err(error) = self.probes.add_vm(programs, process, &maps, vm, index) {
             self.left_out += 1;
-            let text = format!("lj-trace: a VM that came into being, {:#x}, is not recorded: {error}", vm.global);
+            let text = format!("lj-trace: the new VM at {:#x} is not recorded: {error}", vm.global);
             say(Priority::Warning, &text);
             return Ok(());
         }

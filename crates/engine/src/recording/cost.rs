@@ -239,7 +239,10 @@ fn hit() -> Option<f64> {
 /// Says why something could not be measured.
 fn told<T>(measured: io::Result<T>) -> Option<T> {
     let say_why = |error: &io::Error| {
-        say(Priority::Info, &format!("lj-trace: what a probe costs is assumed, it cannot be measured here: {error}"));
+        say(
+            Priority::Info,
+            &format!("lj-trace: the cost of a probe is assumed, since it cannot be measured here: {error}"),
+        );
     };
     measured.inspect_err(say_why).ok()
 }

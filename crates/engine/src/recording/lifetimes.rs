@@ -21,7 +21,7 @@ pub fn start(target: &RecordTarget, programs: &mut Programs, estimation: &mut Es
     let watchpoints = may_watch(options).then(|| Watchpoints::attach(programs, process, &vms));
     if let Some(Err(error)) = &watchpoints {
         let text = format!(
-            "lj-trace: how long objects live is told a little less exactly, from polling instead of watchpoints: {error}"
+            "lj-trace: lifetimes of objects are a little less exact, from polling instead of watchpoints: {error}"
         );
         say(Priority::Info, &text);
     }

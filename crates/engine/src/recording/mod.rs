@@ -472,7 +472,7 @@ impl Recording {
                 let (rate, weight) = (cpu.sampler.rate(), cpu.sampler.weight());
                 let text = format!(
                     "lj-trace: samples cost {} {:.0}% of its CPU time: from now on {rate:.0} are taken a second, each of \
-                     which counts as {weight} (--max-overhead allows more, --no-limit whatever it costs)",
+                     which counts as {weight} (--max-overhead allows more, --no-limit any cost)",
                     self.name,
                     share * 100.0
                 );
@@ -484,8 +484,8 @@ impl Recording {
             memory.stop();
             let text = format!(
                 "lj-trace: recording memory costs {} {:.0}% of its CPU time: stopped, what was recorded is kept \
-                 (--overhead 5% records it in windows that cost no more than that and estimates the rest; --max-overhead \
-                 allows more, --no-limit whatever it costs)",
+                 (--overhead 5% records in windows that cost no more than that and estimates the rest; --max-overhead \
+                 allows more, --no-limit any cost)",
                 self.name,
                 share * 100.0
             );

@@ -28,11 +28,11 @@ impl Stop {
             Self::Signal => "stopped by a signal",
             Self::Duration => "finished",
             Self::TargetExited => "the process has exited",
-            Self::OverBudget => "stopped since it cost the process too much",
-            Self::OutOfMemory => "stopped for want of memory",
+            Self::OverBudget => "stopped because it cost the process too much",
+            Self::OutOfMemory => "stopped before memory ran out",
             Self::TargetReplaced => "the process has executed another program",
-            Self::TooLarge => "a stream has the size of --max-size",
-            Self::ReaderGone => "nobody reads the output any more",
+            Self::TooLarge => "a stream has reached --max-size",
+            Self::ReaderGone => "the reader of the output has gone",
         }
     }
 }

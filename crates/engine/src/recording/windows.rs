@@ -44,8 +44,8 @@ fn warn_of_short(options: &Options, budget: f64) {
     let allowed = duration.as_secs_f64() * budget;
     if allowed < 2.0 * LEARNING {
         let text = format!(
-            "lj-trace: {:.0}% of {duration:?} are {:.0} ms of CPU time, and to find out what windows cost may take {:.0} ms: \
-             it may cost more than was asked for; record for {:.0} s or longer",
+            "lj-trace: {:.0}% of {duration:?} is {:.0} ms of CPU time, and measuring the cost of windows may take {:.0} ms: the \
+             budget may be exceeded; record for {:.0} s or longer",
             budget * 100.0,
             allowed * 1e3,
             LEARNING * 1e3,
@@ -120,14 +120,14 @@ impl WindowRecording {
         estimation.set_budget(self.budget);
         for event in self.windows.events() {
             if event == WindowEvent::Failed {
-                let text = "lj-trace: the kernel does not put in probes any more: what comes from now on is not seen";
+                let text = "lj-trace: the kernel no longer accepts probes: allocations from now on are missing";
                 say(Priority::Warning, text);
             }
             estimation.window(event);
         }
         if estimation.has_given_up_watchpoints() {
             let text = "lj-trace: the program has so many collection cycles that watching each would cost it more than 1% of \
-                        its time: how long objects live is told from polling, which may lose sight of them";
+                        its time: lifetimes of objects come from polling, which may lose track of some";
             say(Priority::Info, text);
         }
         self.counters.readings().for_each(|reading| estimation.reading(reading));

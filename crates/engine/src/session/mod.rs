@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
                 self.running.push(new);
             }
             Err(error) => {
-                let text = format!("lj-trace: process {pid} is left out: {}", error.message);
+                let text = format!("lj-trace: process {pid} is not recorded: {}", error.message);
                 say(Priority::Warning, &text);
             }
         }
@@ -288,10 +288,8 @@ impl<'a> Session<'a> {
         }
         let written: Vec<PathBuf> = written?;
         for file in bounded::refused() {
-            let text = format!(
-                "lj-trace: {file} says it is larger than lj-trace reads: names or unwinding of its code are \
-                                missing"
-            );
+            let text =
+                format!("lj-trace: {file} is larger than lj-trace reads: names or unwinding of its code are missing");
             say(Priority::Warning, &text);
         }
         for file in sandbox::unread() {

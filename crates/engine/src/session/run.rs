@@ -95,8 +95,8 @@ impl Session<'_> {
                 if let Some(memory) = MemoryLimit::of_this_process().filter(|limit| limit.is_near(self.next_growth())) {
                     let megabytes = memory.bytes() >> 20;
                     let text = format!(
-                        "lj-trace: nearly all of the {megabytes} MB that it may use (MemoryMax=, or the container's limit) \
-                     are in use: stopped, what was recorded is kept"
+                        "lj-trace: the memory limit of {megabytes} MB (MemoryMax=, or the container's) is nearly reached: \
+                     stopped, what was recorded is kept"
                     );
                     say(Priority::Warning, &text);
                     break Ok(Stop::OutOfMemory);

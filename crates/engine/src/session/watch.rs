@@ -65,7 +65,7 @@ impl Watch {
             (None, Some((_, since, looks))) => {
                 let lasted = now.saturating_duration_since(*since);
                 if *looks >= LASTING {
-                    self.say(&format!("goes on after {:.1} s", lasted.as_secs_f64()));
+                    self.say(&format!("continues after {:.1} s", lasted.as_secs_f64()));
                 }
                 self.total += lasted;
                 self.halted = None;
@@ -95,7 +95,7 @@ impl Watch {
             self.say(&format!("has closed its VM at {:#x}", vm.global));
         }
         if self.vms.is_empty() {
-            self.say("has none of its VMs left: those that it creates from now on are recorded");
+            self.say("has no VM left: those that it creates from now on are recorded");
         }
     }
 
@@ -104,7 +104,7 @@ impl Watch {
         let halted = self.halted.take().map_or(Duration::ZERO, |(_, since, _)| since.elapsed());
         let total = self.total + halted;
         if total >= INTERVAL {
-            self.say(&format!("was stopped for {:.1} s of the time that it was recorded", total.as_secs_f64()));
+            self.say(&format!("was stopped for {:.1} s of the recording", total.as_secs_f64()));
         }
     }
 
