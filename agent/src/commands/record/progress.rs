@@ -1,11 +1,14 @@
 //! What is shown while recording.
 
-use std::time::Duration;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lj_trace_engine::session::Observer;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
+use lj_trace_profile::answer::share_of;
+use lj_trace_text::{COLUMNS, Room};
 
 use crate::service::notify::Notifier;
 
@@ -15,6 +18,33 @@ pub struct Progress {
     rate: u32,
     quiet: bool,
     notifier: Notifier,
+    hottest: RefCell<Hottest>,
+}
+
+/// The hottest function, looked for now and then: all stacks that there are have to be gone through.
+#[derive(Default)]
+struct Hottest {
+    text: String,
+    /// When it is looked for again.
+    next: Option<Instant>,
+}
+
+/// How long at least from one look to the next one.
+const LOOKS: Duration = Duration::from_secs(1);
+
+/// And so many times as long as a look took: that is 1% of a CPU.
+const REST: u32 = 100;
+
+impl Hottest {
+    fn look(&mut self, session: &Session<'_>) {
+        let begin = Instant::now();
+        if self.next.is_some_and(|next| begin < next) {
+            return;
+        }
+        let hottest = session.hottest();
+        self.text = hottest.map_or_else(String::new, |(name, share)| format!("; {} in {name}", share_of(share)));
+        self.next = Some(Instant::now() + LOOKS.max(begin.elapsed() * REST));
+    }
 }
 
 impl Progress {
@@ -23,7 +53,7 @@ impl Progress {
         let bar = if options.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: options.rate, quiet: options.quiet, notifier: Notifier::new() }
+        Self { bar, rate: options.rate, quiet: options.quiet, notifier: Notifier::new(), hottest: RefCell::default() }
     }
 
     /// Whether nothing is said but warnings.
@@ -76,7 +106,11 @@ impl Observer for Progress {
     fn update(&self, session: &Session<'_>, elapsed: Duration) {
         self.notifier.progress(|| message(session.recordings(), self.rate, elapsed));
         if !self.bar.is_hidden() {
-            self.bar.set_message(message(session.recordings(), self.rate, elapsed));
+            let mut hottest = self.hottest.borrow_mut();
+            hottest.look(session);
+            let message = message(session.recordings(), self.rate, elapsed);
+            let room = Room::Columns(COLUMNS).beside(SPINNER + message.chars().count());
+            self.bar.set_message(format!("{message}{}", room.label(&hottest.text)));
             self.bar.tick();
         }
     }
@@ -89,6 +123,9 @@ impl Observer for Progress {
         self.bar.finish_and_clear();
     }
 }
+
+/// Columns of what stands before the message.
+const SPINNER: usize = 2;
 
 /// How far it is.
 fn message<'a>(recordings: impl Iterator<Item = &'a Recording> + Clone, rate: u32, elapsed: Duration) -> String {

@@ -15,12 +15,17 @@ pub use spent_on::SpentOn;
 
 /// A share for people: whole percent from ten on. It rounds nothing up to all, and nothing down to none.
 pub fn share(part: u64, whole: u64) -> String {
-    let percent = part as f64 * 100.0 / whole.max(1) as f64;
+    share_of(if part >= whole { 1.0 } else { part as f64 / whole as f64 })
+}
+
+/// The same of a number between 0 and 1.
+pub fn share_of(share: f64) -> String {
+    let percent = share * 100.0;
     match percent {
-        _ if part >= whole => "100%".to_owned(),
+        100.0.. => "100%".to_owned(),
         99.5.. => "more than 99%".to_owned(),
         9.95.. => format!("{percent:.0}%"),
-        _ if part == 0 => "0%".to_owned(),
+        ..=0.0 => "0%".to_owned(),
         ..0.05 => "less than 0.1%".to_owned(),
         _ => format!("{percent:.1}%"),
     }
