@@ -3,6 +3,7 @@
 mod args;
 pub(super) mod interrupts;
 mod progress;
+mod vm_looks;
 mod wait;
 
 use std::path::Path;

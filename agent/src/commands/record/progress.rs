@@ -7,9 +7,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lj_trace_engine::session::Observer;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
-use lj_trace_profile::answer::share_of;
+use lj_trace_profile::answer::{SeenAt, share_of};
 use lj_trace_text::{COLUMNS, Room};
 
+use super::vm_looks::VmLooks;
 use crate::service::notify::Notifier;
 
 /// A line that changes on a terminal, plain lines at the start, and what a service manager is told.
@@ -19,6 +20,7 @@ pub struct Progress {
     quiet: bool,
     notifier: Notifier,
     hottest: RefCell<Hottest>,
+    looks: RefCell<VmLooks>,
 }
 
 /// The hottest function, looked for now and then: all stacks that there are have to be gone through.
@@ -53,7 +55,14 @@ impl Progress {
         let bar = if options.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: options.rate, quiet: options.quiet, notifier: Notifier::new(), hottest: RefCell::default() }
+        Self {
+            bar,
+            rate: options.rate,
+            quiet: options.quiet,
+            notifier: Notifier::new(),
+            hottest: RefCell::default(),
+            looks: RefCell::default(),
+        }
     }
 
     /// Whether nothing is said but warnings.
@@ -105,6 +114,9 @@ impl Observer for Progress {
 
     fn update(&self, session: &Session<'_>, elapsed: Duration) {
         self.notifier.progress(|| message(session.recordings(), self.rate, elapsed));
+        if !self.quiet {
+            self.looks.borrow_mut().look(session);
+        }
         if !self.bar.is_hidden() {
             let mut hottest = self.hottest.borrow_mut();
             hottest.look(session);
@@ -113,6 +125,10 @@ impl Observer for Progress {
             self.bar.set_message(format!("{message}{}", room.label(&hottest.text)));
             self.bar.tick();
         }
+    }
+
+    fn seen(&self) -> Option<SeenAt> {
+        self.looks.borrow().most()
     }
 
     fn stopping(&self, why: &str) {

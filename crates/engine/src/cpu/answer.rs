@@ -3,20 +3,29 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use lj_trace_profile::answer::{CpuFacts, CpuUse, accuracy, cpu_sentence, facts_text, function_share, part_lines};
+use lj_trace_profile::answer::{
+    CpuFacts, CpuUse, SeenAt, accuracy, cpu_sentence, facts_text, function_share, part_lines,
+};
 use lj_trace_text::{Room, counted};
 
 use super::Summary;
 
 /// The answer to where the CPU time went, of one process, or of several together. `recordings` are their names and numbers.
-pub fn answer(facts: &CpuFacts, recordings: &[(&str, &Summary)], room: Room) -> String {
+/// `seen` is where looks at the VMs have found them.
+pub fn answer(facts: &CpuFacts, recordings: &[(&str, &Summary)], seen: Option<SeenAt>, room: Room) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = write(facts, recordings, room, &mut out);
+    let _ = write(facts, recordings, seen, room, &mut out);
     out
 }
 
-fn write(facts: &CpuFacts, recordings: &[(&str, &Summary)], room: Room, out: &mut String) -> std::fmt::Result {
+fn write(
+    facts: &CpuFacts,
+    recordings: &[(&str, &Summary)],
+    seen: Option<SeenAt>,
+    room: Room,
+    out: &mut String,
+) -> std::fmt::Result {
     let summaries = || recordings.iter().map(|(_, summary)| *summary);
     let weight = summaries().filter_map(|summary| Some(summary.lowered_to?.1)).max().unwrap_or(1);
     let rate = summaries().map(|summary| summary.rate).max().unwrap_or(1);
@@ -27,10 +36,12 @@ fn write(facts: &CpuFacts, recordings: &[(&str, &Summary)], room: Room, out: &mu
         weight,
         processes: recordings.len(),
         pid: summaries().next().filter(|_| recordings.len() == 1).map(|summary| summary.pid),
+        seen,
+        room: Some(room),
     };
     writeln!(out, "\n{}\n", cpu_sentence(facts, &about))?;
     if facts.samples > 0 {
-        writeln!(out, "{}", accuracy(facts, rate, weight))?;
+        writeln!(out, "{}", accuracy(facts, &about))?;
         out.push_str(&facts_text(facts, room));
     }
     match recordings {

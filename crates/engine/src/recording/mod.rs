@@ -612,6 +612,11 @@ impl Recording {
         &self.name
     }
 
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// The number of CPU samples so far, if they are recorded.
     pub fn samples(&self) -> Option<u64> {
         let (_, pipeline) = self.samples.as_ref().filter(|_| self.cpu.is_some())?;

@@ -324,7 +324,7 @@ impl<'a> Session<'a> {
                 told.iter().filter_map(|(name, _, summaries)| Some((name.as_str(), summaries.cpu()?))).collect();
             let facts = facts.as_ref().or_else(|| summaries.iter().find_map(|(_, summary)| summary.facts.as_ref()));
             if let Some(facts) = facts {
-                say_summary(&answer(facts, &summaries, Room::of(&std::io::stderr())));
+                say_summary(&answer(facts, &summaries, observer.seen(), Room::of(&std::io::stderr())));
             }
         }
         Ok(())
@@ -362,6 +362,7 @@ impl<'a> Session<'a> {
 fn say_summary(text: &str) {
     for line in text.lines() {
         let is_loss = line.starts_with("LOST") || line.starts_with("NOT ACCOUNTED FOR");
+        let line = if line.is_empty() { "\n" } else { line };
         say(if is_loss { Priority::Warning } else { Priority::Info }, line);
     }
 }

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use super::{CpuFacts, FunctionFacts, SpentOn, share};
 use crate::chance::{largest_error, leads};
 use lj_trace_streams::VmState;
+use lj_trace_text::Room;
 
 /// What is known of a recording besides its samples.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CpuUse {
     /// CPU time that the processes have used, in seconds, if that is known.
     pub used: Option<f64>,
@@ -25,12 +26,35 @@ pub struct CpuUse {
     pub processes: usize,
     /// The process, if there is one.
     pub pid: Option<u32>,
+    /// Where looks at its VMs have found it most often.
+    pub seen: Option<SeenAt>,
+    /// How much room lines have, if that is limited.
+    pub room: Option<Room>,
+}
+
+/// Where a VM was at most of the moments at which somebody looked, whether it ran or waited.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenAt {
+    /// The Lua function and line, as `work@a.lua:3, line 5`; [`None`] if its host did not call it.
+    pub place: Option<String>,
+    /// Looks that found it there.
+    pub hits: u64,
+    /// All looks.
+    pub looks: u64,
 }
 
 impl CpuUse {
     /// So many samples, as if they were independent.
     fn independent(&self, samples: u64) -> u64 {
         samples / u64::from(self.weight.max(1))
+    }
+
+    /// A name, cut to half a line if there is little room.
+    fn name(&self, name: &str) -> String {
+        match self.room {
+            Some(Room::Columns(columns)) => Room::Columns(columns / 2).label(name),
+            _ => Room::Unlimited.label(name),
+        }
     }
 
     fn leads(&self, first: u64, second: u64, compared: usize) -> bool {
@@ -43,7 +67,7 @@ impl CpuUse {
     }
 
     /// The CPU time as a part of one CPU.
-    fn load(&self, samples: u64) -> Option<f64> {
+    pub(super) fn load(&self, samples: u64) -> Option<f64> {
         let sampled = samples as f64 / f64::from(self.rate.max(1));
         (self.seconds > 0.0).then(|| self.used.unwrap_or(sampled) / self.seconds)
     }
@@ -63,12 +87,33 @@ const ROUGH: f64 = 0.15;
 
 /// Which place is the culprit, in one sentence; at times with a second one, for what it does not cover.
 pub fn cpu_sentence(facts: &CpuFacts, about: &CpuUse) -> String {
+    in_lines(&sentences(facts, about), about.room.unwrap_or(Room::Unlimited))
+}
+
+/// A text in lines with so much room.
+fn in_lines(text: &str, room: Room) -> String {
+    let Room::Columns(columns) = room else { return text.to_owned() };
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().map_or(0, |line| line.chars().count());
+        if line > 0 && line + 1 + word.chars().count() > columns {
+            lines.push(String::new());
+        }
+        if let Some(last) = lines.last_mut() {
+            last.push_str(if last.is_empty() { "" } else { " " });
+            last.push_str(word);
+        }
+    }
+    lines.join("\n")
+}
+
+fn sentences(facts: &CpuFacts, about: &CpuUse) -> String {
     let idle = about.load(facts.samples).filter(|load| *load < IDLE * about.processes.max(1) as f64);
     let who = if about.processes > 1 { "The processes wait" } else { "It waits" };
     match idle {
         Some(load) => {
             let used = format!("{who} most of the time: {} of one CPU is used", of_one_cpu(load));
-            let next = dump_hint(about);
+            let next = format!("{}{}", seen(about), dump_hint(about));
             match sentence_of_one(facts, about) {
                 Some(sentence) => format!("{used}. {sentence}{next}"),
                 None if facts.samples == 0 => format!("{used}, and no sample hit that.{next}"),
@@ -76,7 +121,7 @@ pub fn cpu_sentence(facts: &CpuFacts, about: &CpuUse) -> String {
             }
         }
         None if facts.samples == 0 => "No sample was taken: nothing can be said.".to_owned(),
-        None => sentence_of_one(facts, about).unwrap_or_else(|| too_few(facts)),
+        None => sentence_of_one(facts, about).unwrap_or_else(|| too_few(facts, about)),
     }
 }
 
@@ -91,14 +136,18 @@ pub fn sentence_of_one(facts: &CpuFacts, about: &CpuUse) -> Option<String> {
     if is_large(first.own, DOMINANT) && about.leads(first.own, others, compared) {
         let doing = doing(first, about);
         let rest = also(facts, about, Some(first));
-        return Some(format!("{} of the CPU time is in `{}`{doing}.{rest}", share(first.own, samples), first.name));
+        return Some(format!(
+            "{} of the CPU time is in `{}`{doing}.{rest}",
+            share(first.own, samples),
+            about.name(&first.name)
+        ));
     }
     if is_large(facts.outside, DOMINANT) && about.leads(facts.outside, first.own, compared) {
         let kernel = about.is_most(facts.outside_in_kernel, facts.outside);
         let kernel = if kernel { ", mostly in the kernel" } else { "" };
         let most = match first.own {
             0 => String::new(),
-            _ => format!(" Of Lua functions, `{}` has {}.", first.name, share(first.own, samples)),
+            _ => format!(" Of Lua functions, `{}` has {}.", about.name(&first.name), share(first.own, samples)),
         };
         let outside = share(facts.outside, samples);
         return Some(format!("{outside} of the CPU time is outside of Lua{kernel}.{most}"));
@@ -120,13 +169,14 @@ pub fn sentence_of_one(facts: &CpuFacts, about: &CpuUse) -> Option<String> {
     let of_second = share(second.own, samples);
     Some(format!(
         "The hottest Lua functions are too close to call: `{}` has {of_first} of the CPU time, `{}` has {of_second}.{rest}",
-        first.name, second.name
+        about.name(&first.name),
+        about.name(&second.name)
     ))
 }
 
-fn too_few(facts: &CpuFacts) -> String {
+fn too_few(facts: &CpuFacts, about: &CpuUse) -> String {
     let most = facts.functions.first().filter(|function| function.own > 0).map_or(String::new(), |function| {
-        format!(" `{}` has the most, {} of {}.", function.name, function.own, facts.samples)
+        format!(" `{}` has the most, {} of {}.", about.name(&function.name), function.own, facts.samples)
     });
     format!("Too few samples to tell: record for longer, or with a higher --rate.{most}")
 }
@@ -135,6 +185,17 @@ fn of_one_cpu(load: f64) -> String {
     match load * 100.0 {
         ..0.05 => "less than 0.1%".to_owned(),
         percent => format!("{percent:.1}%"),
+    }
+}
+
+/// Where it was at most of the looks, if at most it was at one place.
+fn seen(about: &CpuUse) -> String {
+    match &about.seen {
+        Some(SeenAt { place, hits, looks }) if leads(*hits, looks.saturating_sub(*hits), 1) => match place {
+            Some(place) => format!(" {hits} of {looks} looks at its VM found it in `{}`.", about.name(place)),
+            None => format!(" {hits} of {looks} looks at its VM found no Lua code being executed."),
+        },
+        _ => String::new(),
     }
 }
 
@@ -159,6 +220,7 @@ fn doing(function: &FunctionFacts, about: &CpuUse) -> String {
     let line = main_of(of_kind().map(|((_, line), count)| (*line, *count)), count, about).flatten();
     let at = line.map_or(String::new(), |line| format!(" at line {line}"));
     let calls = line.map_or(String::new(), |line| format!(", which line {line} calls"));
+    let callee = callee.map(|callee| about.name(callee));
     match (kind, callee) {
         (SpentOn::Compiled, _) => line.map_or(String::new(), |line| format!(", mostly at line {line}")),
         (SpentOn::Interpreter, _) => format!(", mostly interpreted rather than compiled{at}{}", jit_hint(about)),
@@ -196,7 +258,12 @@ fn also(facts: &CpuFacts, about: &CpuUse, told: Option<&FunctionFacts>) -> Strin
         });
         told.is_some_and(|told| about.is_most(of_function, told.own))
     };
-    let is_notable = |count: u64| count as f64 >= NOTABLE * facts.samples as f64;
+    // Not by chance either: the standard error of a count is its root.
+    let is_notable = |count: u64| {
+        let least = about.independent(count) as f64;
+        least - 2.0 * least.sqrt() >= NOTABLE * about.independent(facts.samples) as f64 / 2.0
+            && count as f64 >= NOTABLE * facts.samples as f64
+    };
     let mut said = String::new();
     let gc = of(&[VmState::Gc]);
     if is_notable(gc) && !spent(SpentOn::Gc) {
@@ -206,6 +273,15 @@ fn also(facts: &CpuFacts, about: &CpuUse, told: Option<&FunctionFacts>) -> Strin
     if is_notable(compiler) && !spent(SpentOn::JitCompiler) {
         let hint = jit_hint(about);
         said.push_str(&format!(" The JIT compiler itself takes {} in all{hint}.", share(compiler, facts.samples)));
+    }
+    if let Some(told) = told.filter(|_| !spent(SpentOn::Interpreter)) {
+        let own =
+            |kind: SpentOn| told.spent.iter().filter(|((spent, _), _)| *spent == kind).map(|(_, count)| *count).sum();
+        let (interpreted, compiled): (u64, u64) = (own(SpentOn::Interpreter), own(SpentOn::Compiled));
+        if interpreted as f64 >= NOTABLE * told.own as f64 && about.leads(interpreted, compiled, 1) {
+            said.push_str(&format!(" Its Lua code is mostly interpreted rather than compiled{}.", jit_hint(about)));
+        }
+        return said;
     }
     let interpreted = of(&[VmState::Interp, VmState::Lfunc]);
     if about.is_most(interpreted, facts.samples) && !spent(SpentOn::Interpreter) {
@@ -225,7 +301,16 @@ mod tests {
     }
 
     fn about() -> CpuUse {
-        CpuUse { used: Some(5.0), seconds: 5.0, rate: 99, weight: 1, processes: 1, pid: Some(7) }
+        CpuUse {
+            used: Some(5.0),
+            seconds: 5.0,
+            rate: 99,
+            weight: 1,
+            processes: 1,
+            pid: Some(7),
+            seen: None,
+            room: None,
+        }
     }
 
     /// What is said of so many samples of each kind: a state, and frames below a main chunk.
@@ -321,6 +406,12 @@ mod tests {
         let expected =
             "It waits most of the time: 2.0% of one CPU is used. 100% of the CPU time is in `a@shop.lua:20`, mostly";
         assert!(text.starts_with(expected), "{text}");
+        let seen = |place: Option<&str>, hits| SeenAt { place: place.map(str::to_owned), hits, looks: 12 };
+        let of = |seen| said(&CpuUse { seen: Some(seen), ..idle(0.05) }, &[]);
+        let text = of(seen(Some("nap@a.lua:3, line 5"), 11));
+        assert!(text.contains("hit that. 11 of 12 looks at its VM found it in `nap@a.lua:3, line 5`. `lj-"), "{text}");
+        assert!(of(seen(None, 12)).contains("12 of 12 looks at its VM found no Lua code being executed."));
+        assert!(!of(seen(Some("nap@a.lua:3, line 5"), 8)).contains("looks"));
     }
 
     #[test]
@@ -333,6 +424,19 @@ mod tests {
         assert!(text.contains(" The JIT compiler itself takes 50% in all"), "{text}");
         let text = said(&about(), &half(VmState::Interp).collect::<Vec<_>>());
         assert!(text.contains(" 100% is interpreted, not compiled"), "{text}");
+    }
+
+    #[test]
+    fn a_function_that_is_interpreted_between_collections_is_told() {
+        let render = [lua("render", 23)];
+        let text =
+            said(&about(), &[(50, VmState::Gc, &render), (45, VmState::Interp, &render), (5, VmState::Trace, &render)]);
+        assert!(
+            text.ends_with(
+                " in all. Its Lua code is mostly interpreted rather than compiled (`lj-trace jit --pid 7` shows why)."
+            ),
+            "{text}"
+        );
     }
 
     #[test]

@@ -6,7 +6,7 @@ use lj_trace_streams::VmState;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, counted};
 
-use super::{CpuFacts, FunctionFacts, LinePlace};
+use super::{CpuFacts, CpuUse, FunctionFacts, LinePlace};
 use crate::chance::largest_error;
 
 /// How many functions, and how many lines.
@@ -32,7 +32,7 @@ fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
         let columns = [Column::right("self", 6), Column::right("total", 6), Column::right("hottest line", 12)];
         let mut table =
             Table::new(columns).gap(2).end("Lua function, with the C code it calls", Fit::Label(LEAST_NAME), room);
-        for function in facts.functions.iter().take(TOP) {
+        for function in facts.functions.iter().take(TOP).filter(|function| function.own > 0) {
             let line = function
                 .hottest_line()
                 .map_or("unknown".to_owned(), |(line, count)| format!("{line} ({})", share(count)));
@@ -78,12 +78,13 @@ pub fn function_share(facts: &CpuFacts) -> String {
     }
 }
 
-/// What the shares are of, and by how much they may be off. A sample counts as `weight`.
-pub fn accuracy(facts: &CpuFacts, rate: u32, weight: u32) -> String {
-    let error = largest_error(facts.samples / u64::from(weight.max(1))) * 100.0;
-    let seconds = facts.samples as f64 / f64::from(rate.max(1));
+/// What the shares are of, and by how much they may be off.
+pub fn accuracy(facts: &CpuFacts, about: &CpuUse) -> String {
+    let error = largest_error(facts.samples / u64::from(about.weight.max(1))) * 100.0;
+    let seconds = facts.samples as f64 / f64::from(about.rate.max(1));
     let samples = counted(facts.samples, "sample");
-    format!("All shares are of {samples}, {seconds:.2} s of CPU time; they may be off by {error:.1} points.")
+    let load = about.load(facts.samples).map_or(String::new(), |load| format!(" ({:.1}% of one CPU)", load * 100.0));
+    format!("All shares are of {samples}, {seconds:.2} s of CPU time{load}; they may be off by {error:.1} points.")
 }
 
 /// States that mean the same to a reader.

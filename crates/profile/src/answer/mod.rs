@@ -9,7 +9,7 @@ mod facts_text;
 mod spent_on;
 
 pub use cpu_facts::{CpuFacts, FunctionFacts, LinePlace};
-pub use cpu_sentence::{CpuUse, cpu_sentence, sentence_of_one};
+pub use cpu_sentence::{CpuUse, SeenAt, cpu_sentence, sentence_of_one};
 pub use facts_text::{accuracy, facts_text, function_share, part_lines, vm_line};
 pub use spent_on::SpentOn;
 
