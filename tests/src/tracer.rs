@@ -141,18 +141,14 @@ impl Tracer {
         if records(command) {
             command.arg("--verbose");
         }
-        Self::spawn_as_it_is(command)
+        Self::spawn_short(command)
     }
 
-    /// Starts `lj-trace` as people do, who get the short answer.
+    /// Starts it as people do, who get the short answer.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start_short<A: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<Self> {
-        Self::spawn_as_it_is(Command::new(binary()).args(arguments))
-    }
-
-    fn spawn_as_it_is(command: &mut Command) -> Result<Self> {
+    pub fn spawn_short(command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut stdout = child.stdout.take().context("standard output is not piped")?;

@@ -12,8 +12,8 @@ use crate::host::doing::activity;
 /// How long at least from one look to the next one.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// And so many times as long as a look took: that is half a percent of a CPU.
-const REST: u32 = 200;
+/// And so many times as long as a look took, on a machine with too much to do as well: that is 2% of a CPU.
+const REST: u32 = 50;
 
 /// Of more VMs only so many are looked at.
 const VMS: usize = 4;
