@@ -60,7 +60,7 @@ fn culprit(answer: &str) -> Result<(f64, &str)> {
 }
 
 /// A function that works for its share of each turn, and what makes it special.
-struct Kind {
+struct Culprit {
     name: &'static str,
     /// A statement that takes some hundred microseconds.
     work: &'static str,
@@ -70,26 +70,26 @@ struct Kind {
     said: [&'static str; 2],
 }
 
-const KINDS: [Kind; 4] = [
-    Kind {
+const KINDS: [Culprit; 4] = [
+    Culprit {
         name: "compute",
         work: "for i = 1, 50000 do sum = (sum * 31 + i) % 1000003 end",
         after: "",
         said: ["% of the CPU time", "% of the CPU time"],
     },
-    Kind {
+    Culprit {
         name: "garbage",
         work: "for i = 1, 2000 do kept = { i, tostring(i) } end",
         after: "",
         said: ["collecting garbage", "Garbage collection takes"],
     },
-    Kind {
+    Culprit {
         name: "interpreted",
         work: "for i = 1, 5000 do sum = (sum * 31 + i) % 1000003 end",
         after: "jit.off(NAME)",
         said: ["interpreted rather than compiled", "interpreted rather than compiled"],
     },
-    Kind {
+    Culprit {
         name: "fallback",
         // LuaJIT does not compile what makes a closure.
         work: "for i = 1, 2000 do kept = function() return i end; sum = sum + kept() end",
@@ -99,7 +99,7 @@ const KINDS: [Kind; 4] = [
 ];
 
 /// A program of so many functions, one of which works for `share` of the time.
-fn program_of(names: &[String], culprit: usize, kind: &Kind, share: f64) -> String {
+fn program_of(names: &[String], culprit: usize, kind: &Culprit, share: f64) -> String {
     let mut source = "local sum, kept, clock = 1, nil, os.clock\n".to_owned();
     for (index, name) in names.iter().enumerate() {
         let is_culprit = index == culprit;

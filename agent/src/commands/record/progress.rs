@@ -10,6 +10,7 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_profile::answer::{SeenAt, share_of};
 use lj_trace_text::{COLUMNS, Room};
 
+use super::cpu_queue::CpuQueue;
 use super::vm_looks::VmLooks;
 use crate::service::notify::Notifier;
 
@@ -21,6 +22,7 @@ pub struct Progress {
     notifier: Notifier,
     hottest: RefCell<Hottest>,
     looks: RefCell<VmLooks>,
+    queue: RefCell<CpuQueue>,
 }
 
 /// The hottest function, looked for now and then: all stacks that there are have to be gone through.
@@ -62,6 +64,7 @@ impl Progress {
             notifier: Notifier::new(),
             hottest: RefCell::default(),
             looks: RefCell::default(),
+            queue: RefCell::default(),
         }
     }
 
@@ -116,6 +119,7 @@ impl Observer for Progress {
         self.notifier.progress(|| message(session.recordings(), self.rate, elapsed));
         if !self.quiet {
             self.looks.borrow_mut().look(session);
+            self.queue.borrow_mut().look(session);
         }
         if !self.bar.is_hidden() {
             let mut hottest = self.hottest.borrow_mut();
@@ -129,6 +133,10 @@ impl Observer for Progress {
 
     fn seen(&self) -> Option<SeenAt> {
         self.looks.borrow().most()
+    }
+
+    fn queued(&self) -> Option<f64> {
+        self.queue.borrow().seconds()
     }
 
     fn stopping(&self, why: &str) {

@@ -10,19 +10,27 @@ use lj_trace_text::{Room, counted};
 
 use super::Summary;
 
+/// What was seen of the processes from outside while they were recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Looks {
+    /// Where their VMs were.
+    pub seen: Option<SeenAt>,
+    /// For how many seconds all threads were ready to run and had no CPU.
+    pub queued: Option<f64>,
+}
+
 /// The answer to where the CPU time went, of one process, or of several together. `recordings` are their names and numbers.
-/// `seen` is where looks at the VMs have found them.
-pub fn answer(facts: &CpuFacts, recordings: &[(&str, &Summary)], seen: Option<SeenAt>, room: Room) -> String {
+pub fn answer(facts: &CpuFacts, recordings: &[(&str, &Summary)], looks: Looks, room: Room) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
-    let _ = write(facts, recordings, seen, room, &mut out);
+    let _ = write(facts, recordings, looks, room, &mut out);
     out
 }
 
 fn write(
     facts: &CpuFacts,
     recordings: &[(&str, &Summary)],
-    seen: Option<SeenAt>,
+    looks: Looks,
     room: Room,
     out: &mut String,
 ) -> std::fmt::Result {
@@ -36,7 +44,8 @@ fn write(
         weight,
         processes: recordings.len(),
         pid: summaries().next().filter(|_| recordings.len() == 1).map(|summary| summary.pid),
-        seen,
+        seen: looks.seen,
+        queued: looks.queued,
         room: Some(room),
     };
     writeln!(out, "\n{}\n", cpu_sentence(facts, &about))?;

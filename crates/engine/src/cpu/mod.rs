@@ -8,7 +8,7 @@ pub(crate) mod reports;
 mod streams;
 mod summary;
 
-pub use answer::answer;
+pub use answer::{Looks, answer};
 pub use listener::SampleListener;
 pub use outputs::Outputs;
 pub use reports::CpuReports;

@@ -20,7 +20,7 @@ pub use observer::Observer;
 pub use run::SessionControl;
 pub use stopping::Stopping;
 
-use crate::cpu::{CpuReports, SampleListener, Verbosity, answer};
+use crate::cpu::{CpuReports, Looks, SampleListener, Verbosity, answer};
 use crate::error::{EngineError, Failure};
 use crate::options::{Options, Scope};
 use crate::output::pieces::now_in_names;
@@ -324,7 +324,8 @@ impl<'a> Session<'a> {
                 told.iter().filter_map(|(name, _, summaries)| Some((name.as_str(), summaries.cpu()?))).collect();
             let facts = facts.as_ref().or_else(|| summaries.iter().find_map(|(_, summary)| summary.facts.as_ref()));
             if let Some(facts) = facts {
-                say_summary(&answer(facts, &summaries, observer.seen(), Room::of(&std::io::stderr())));
+                let looks = Looks { seen: observer.seen(), queued: observer.queued() };
+                say_summary(&answer(facts, &summaries, looks, Room::of(&std::io::stderr())));
             }
         }
         Ok(())

@@ -25,6 +25,11 @@ pub trait Observer {
         None
     }
 
+    /// For how many seconds all threads together were ready to run and had no CPU, if it knows.
+    fn queued(&self) -> Option<f64> {
+        None
+    }
+
     /// It is ending, and why.
     fn stopping(&self, why: &str);
 

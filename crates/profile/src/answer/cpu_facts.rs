@@ -69,12 +69,12 @@ pub enum LinePlace {
 impl CpuFacts {
     /// Those of a whole profile, and of its parts if it has several.
     pub fn of(profile: &CpuProfile) -> Self {
-        let mut parts: Vec<(Option<FrameId>, Counting<'_>)> = Vec::new();
-        let (names, shown) = (Names::of(profile), profile.shown().index);
+        let mut parts: Vec<(Option<FrameId>, FactsCounter<'_>)> = Vec::new();
+        let (names, shown) = (LuaNames::of(profile), profile.shown().index);
         for row in profile.weighted().rows() {
             let count = row.weights[shown];
             let at = parts.iter().position(|(root, _)| *root == row.root).unwrap_or_else(|| {
-                parts.push((row.root, Counting::new(&names)));
+                parts.push((row.root, FactsCounter::new(&names)));
                 parts.len() - 1
             });
             let is_root = |id: &FrameId| Some(*id) == row.root;
@@ -173,14 +173,14 @@ impl FunctionFacts {
 }
 
 /// What is the same for all samples of a profile: the names of its Lua functions, each of which may have many frames.
-struct Names<'a> {
+struct LuaNames<'a> {
     profile: &'a CpuProfile,
     /// By the number of the frame: that of the name, if it is a Lua function's.
     of_frames: Vec<Option<usize>>,
     names: Vec<String>,
 }
 
-impl<'a> Names<'a> {
+impl<'a> LuaNames<'a> {
     fn of(profile: &'a CpuProfile) -> Self {
         let (mut names, mut numbers) = (Vec::new(), HashMap::new());
         let mut number = |frame: &Frame| {
@@ -210,8 +210,8 @@ fn plain_name(frame: &Frame) -> String {
 }
 
 /// The facts of one part, while they are counted.
-struct Counting<'a> {
-    names: &'a Names<'a>,
+struct FactsCounter<'a> {
+    names: &'a LuaNames<'a>,
     facts: CpuFacts,
     functions: HashMap<usize, FunctionFacts>,
     lines: HashMap<LinePlace, u64>,
@@ -220,8 +220,8 @@ struct Counting<'a> {
     seen: HashSet<usize>,
 }
 
-impl<'a> Counting<'a> {
-    fn new(names: &'a Names<'a>) -> Self {
+impl<'a> FactsCounter<'a> {
+    fn new(names: &'a LuaNames<'a>) -> Self {
         let (functions, lines, callers) = Default::default();
         Self { names, facts: CpuFacts::default(), functions, lines, callers, seen: HashSet::new() }
     }

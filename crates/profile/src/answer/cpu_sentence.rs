@@ -16,6 +16,8 @@ use lj_trace_text::Room;
 pub struct CpuUse {
     /// CPU time that the processes have used, in seconds, if that is known.
     pub used: Option<f64>,
+    /// For how many seconds their threads were ready to run and had no CPU, if that is known.
+    pub queued: Option<f64>,
     /// For how many seconds they were recorded.
     pub seconds: f64,
     /// Samples a second of CPU time.
@@ -73,7 +75,7 @@ impl CpuUse {
     }
 }
 
-/// Less than this share of one CPU for each process is waiting.
+/// Less than this share of one CPU for each process is little.
 const IDLE: f64 = 0.05;
 
 /// A function with less than this share is not what the CPU time goes into.
@@ -109,11 +111,20 @@ fn in_lines(text: &str, room: Room) -> String {
 
 fn sentences(facts: &CpuFacts, about: &CpuUse) -> String {
     let idle = about.load(facts.samples).filter(|load| *load < IDLE * about.processes.max(1) as f64);
-    let who = if about.processes > 1 { "The processes wait" } else { "It waits" };
+    let (it, waits) = if about.processes > 1 { ("The processes", "wait") } else { ("It", "waits") };
     match idle {
         Some(load) => {
-            let used = format!("{who} most of the time: {} of one CPU is used", of_one_cpu(load));
-            let next = format!("{}{}", seen(about), dump_hint(about));
+            let queued = about.queued.map(|queued| queued / about.seconds);
+            let is_starved = queued.is_some_and(|queued| queued > IDLE);
+            let of_cpu = of_one_cpu(load);
+            let used = match queued {
+                Some(queued) if is_starved => {
+                    format!("{it} got little CPU time: {of_cpu} of one CPU, and queued for {} more", of_one_cpu(queued))
+                }
+                Some(_) => format!("{it} {waits} most of the time: {of_cpu} of one CPU is used"),
+                None => format!("Little CPU time is used: {of_cpu} of one CPU"),
+            };
+            let next = if is_starved { String::new() } else { format!("{}{}", seen(about), dump_hint(about)) };
             match sentence_of_one(facts, about) {
                 Some(sentence) => format!("{used}. {sentence}{next}"),
                 None if facts.samples == 0 => format!("{used}, and no sample hit that.{next}"),
@@ -303,6 +314,7 @@ mod tests {
     fn about() -> CpuUse {
         CpuUse {
             used: Some(5.0),
+            queued: Some(0.0),
             seconds: 5.0,
             rate: 99,
             weight: 1,
@@ -406,6 +418,12 @@ mod tests {
         let expected =
             "It waits most of the time: 2.0% of one CPU is used. 100% of the CPU time is in `a@shop.lua:20`, mostly";
         assert!(text.starts_with(expected), "{text}");
+        let starved = CpuUse { queued: Some(3.0), ..idle(0.1) };
+        let text = said(&starved, &[(10, VmState::Trace, &[lua("a", 1).compiled()])]);
+        let expected = "It got little CPU time: 2.0% of one CPU, and queued for 60.0% more. 100% of the CPU time is in";
+        assert!(text.starts_with(expected) && !text.contains("wait"), "{text}");
+        let unknown = said(&CpuUse { queued: None, ..idle(0.1) }, &[]);
+        assert!(unknown.starts_with("Little CPU time is used: 2.0% of one CPU, and no sample hit that."), "{unknown}");
         let seen = |place: Option<&str>, hits| SeenAt { place: place.map(str::to_owned), hits, looks: 12 };
         let of = |seen| said(&CpuUse { seen: Some(seen), ..idle(0.05) }, &[]);
         let text = of(seen(Some("nap@a.lua:3, line 5"), 11));
