@@ -115,7 +115,8 @@ fn sentences(facts: &CpuFacts, about: &CpuUse) -> String {
     match idle {
         Some(load) => {
             let queued = about.queued.map(|queued| queued / about.seconds);
-            let is_starved = queued.is_some_and(|queued| queued > IDLE);
+            // What neither runs nor is ready to for half of the time waits for most of it.
+            let is_starved = queued.is_some_and(|queued| load + queued >= 0.5 * about.processes.max(1) as f64);
             let of_cpu = of_one_cpu(load);
             let used = match queued {
                 Some(queued) if is_starved => {
