@@ -133,11 +133,22 @@ impl Tracer {
         Self::spawn(&mut command)
     }
 
-    /// Starts what a command runs: lj-trace, in whatever surroundings.
+    /// Starts what a command runs: lj-trace, in whatever surroundings. A recording tells all its numbers.
     ///
     /// # Errors
     /// If it cannot be started.
     pub fn spawn(command: &mut Command) -> Result<Self> {
+        if records(command) {
+            command.arg("--verbose");
+        }
+        Self::spawn_short(command)
+    }
+
+    /// Starts it as people do, who get the short answer.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn spawn_short(command: &mut Command) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
         let mut stdout = child.stdout.take().context("standard output is not piped")?;
@@ -245,6 +256,16 @@ impl Drop for Tracer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether the last words of a command make lj-trace record.
+fn records(command: &Command) -> bool {
+    let words = || command.get_args().filter_map(|word| word.to_str());
+    let is_shell = words().any(|word| word == "-c");
+    let is_other = ["report", "top", "dump", "heap", "jit", "list", "doctor", "unit", "completions", "man"];
+    let is_other = words().any(|word| is_other.contains(&word));
+    let is_record = words().any(|word| word == "record" || word.starts_with("--pid") || word == "--name");
+    is_record && !is_other && !is_shell
 }
 
 /// Runs `lj-trace` with arguments to its end.

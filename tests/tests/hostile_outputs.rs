@@ -89,10 +89,11 @@ fn names_that_were_not_chosen_say_when() -> Result<()> {
     let names: Vec<String> = names.collect::<Result<_>>()?;
     for kind in ["sysprof", "memprof"] {
         let is_of_kind = |name: &String| {
-            let time = name.strip_prefix(&format!("lj-trace-{pid}-"))?.strip_suffix(&format!(".{kind}.bin"))?;
+            let time = name.strip_prefix(&format!("lj-trace-{pid}-"))?;
+            let time = [".bin", ".svg"].iter().find_map(|end| time.strip_suffix(&format!(".{kind}{end}")))?;
             Some(time.len() == 16 && time.starts_with("20") && time.ends_with('Z'))
         };
-        ensure!(names.iter().filter_map(is_of_kind).any(|is| is), "no {kind} in {names:?}");
+        ensure!(names.iter().filter_map(is_of_kind).filter(|is| *is).count() == 2, "no {kind} in {names:?}");
     }
     Ok(())
 }

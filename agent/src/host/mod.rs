@@ -4,7 +4,7 @@
 //! LuaJIT's code in them at all, which `code` tells for certain, and once for each file.
 
 mod code;
-mod doing;
+pub mod doing;
 pub mod text;
 
 use std::collections::BTreeSet;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::programs::Wanted;
 use lj_trace_probes::sampler::EventPlaces;
-use lj_trace_profile::{ProfileKind, Weight};
+use lj_trace_profile::{Format, ProfileKind, Weight};
 
 use crate::cpu::JitSamples;
 use crate::output::OutputFiles;
@@ -36,7 +36,7 @@ pub struct Options {
     pub cpu_files: OutputFiles,
     /// The same for the profile of allocations.
     pub allocation_files: OutputFiles,
-    /// If none are named: a stream for each process. Without both, nothing is written.
+    /// If none are named: a stream for each process, and a flame graph. Without both, nothing is written.
     pub default_streams: Option<DefaultStreams>,
     /// Where it is written what became of every call of the allocators.
     pub ledger: Option<PathBuf>,
@@ -92,6 +92,11 @@ pub struct DefaultStreams {
 impl DefaultStreams {
     fn path(&self, pid: u32, kind: ProfileKind) -> PathBuf {
         self.folder.join(format!("lj-trace-{pid}-{}.{}.bin", self.started, kind.stream()))
+    }
+
+    /// The flame graph beside a stream.
+    fn picture(&self, pid: u32, kind: ProfileKind) -> (Format, PathBuf) {
+        (Format::Svg, self.path(pid, kind).with_extension("svg"))
     }
 }
 
@@ -186,8 +191,21 @@ impl Options {
             ProfileKind::Allocations => &self.allocation_files,
         };
         match &self.default_streams {
-            Some(default) => OutputFiles { streams: vec![default.path(self.pid, kind)], reports: Vec::new() },
+            Some(default) => {
+                // Several processes have one of CPU time together.
+                let has_picture = kind != ProfileKind::Cpu || !self.is_of_several();
+                let picture = has_picture.then(|| default.picture(self.pid, kind));
+                OutputFiles { streams: vec![default.path(self.pid, kind)], reports: picture.into_iter().collect() }
+            }
             None => named.clone(),
+        }
+    }
+
+    /// The reports of CPU time that hold all of several processes.
+    pub fn common_reports(&self) -> Vec<(Format, PathBuf)> {
+        match &self.default_streams {
+            Some(default) => vec![default.picture(self.pid, ProfileKind::Cpu)],
+            None => self.cpu_files.reports.clone(),
         }
     }
 

@@ -40,9 +40,88 @@ pub fn limit(compared: usize) -> f64 {
         / (1.0 + 1.432_788 * t + 0.189_269 * t * t + 0.001_308 * t * t * t)
 }
 
+/// Whether the first of so many counts is really larger than the second, by the sign test: if both had the same share, each
+/// sample of either would be a toss of a coin. The chance of as many heads or more has Bonferroni's correction, as in
+/// [`limit`], since any of them could have come first.
+pub fn leads(first: u64, second: u64, compared: usize) -> bool {
+    let (first, second) = (first as f64, second as f64);
+    let tosses = first + second;
+    if first <= second {
+        return false;
+    }
+    let tail = 0.05 / 2.0 / compared.max(1) as f64;
+    /// From here on the normal distribution is close enough, with the correction of half a toss.
+    const MANY: f64 = 200.0;
+    if tosses >= MANY {
+        return (first - second - 1.0) / tosses.sqrt() > limit(compared);
+    }
+    // The largest chances first: C(n, k) / 2^n.
+    let (mut chance, mut sum, mut heads) = (0.5_f64.powf(tosses), 0.0, tosses);
+    while heads >= first {
+        sum += chance;
+        chance *= heads / (tosses - heads + 1.0);
+        heads -= 1.0;
+    }
+    sum < tail
+}
+
+/// By how much a share of so many samples may be off at most, in 19 of 20 cases: that of one half is the least certain.
+pub fn largest_error(samples: u64) -> f64 {
+    let half = Sampled { hits: samples / 2, all: samples };
+    (limit(1) * half.variance().sqrt()).min(1.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_leads_by_chance_does_not_lead() {
+        for (first, second, compared, expected) in [
+            (5, 0, 1, false),
+            (6, 0, 1, true),
+            (6, 0, 10, false),
+            (9, 0, 10, true),
+            (3, 3, 1, false),
+            (60, 40, 1, false),
+            (62, 38, 1, true),
+            (600, 500, 2, true),
+            (540, 500, 2, false),
+            (0, 0, 1, false),
+            (u64::MAX, 1, 100, true),
+        ] {
+            assert_eq!(leads(first, second, compared), expected, "{first} and {second} of {compared}");
+        }
+    }
+
+    #[test]
+    fn errors_fall_with_the_number_of_samples() {
+        assert!((largest_error(10_000) - 0.0098).abs() < 0.0002, "{}", largest_error(10_000));
+        assert!((largest_error(495) - 0.044).abs() < 0.001, "{}", largest_error(495));
+        assert!(largest_error(0) > 0.5 && largest_error(0) <= 1.0);
+    }
+
+    /// Functions that all have the same share: one is said to lead in at most one of 20 recordings.
+    #[test]
+    fn equals_rarely_lead() {
+        let mut state = 7_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize
+        };
+        for (functions, samples) in [(2, 40), (2, 500), (10, 60), (30, 1000)] {
+            const RUNS: usize = 400;
+            let mut wrong = 0;
+            for _ in 0..RUNS {
+                let mut hits = vec![0_u64; functions];
+                (0..samples).for_each(|_| hits[random() % functions] += 1);
+                hits.sort_unstable();
+                wrong += usize::from(leads(hits[functions - 1], hits[functions - 2], functions));
+            }
+            // As above.
+            assert!(wrong <= 33, "{wrong} of {RUNS} with {functions} functions and {samples} samples");
+        }
+    }
 
     #[test]
     fn limits_are_those_of_the_tables() {

@@ -7,6 +7,8 @@ use lj_trace_streams::VmState;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, percent};
 
+use crate::answer::{CpuFacts, CpuUse, LinePlace, cpu_sentence};
+use crate::model::Unit;
 use crate::{CpuProfile, Frame, Profile as _};
 
 const TOP: usize = 20;
@@ -25,12 +27,20 @@ pub fn write(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Resul
     let rate = profile.rate.map_or(String::new(), |rate| format!(" at {rate} Hz"));
     writeln!(out, "{samples} {}{rate}, {} different stacks", profile.unit.name(), profile.stacks().count())?;
     if samples > 0 {
+        let facts = CpuFacts::of(profile);
+        if profile.unit == Unit::Samples {
+            // How much of the time it ran is not known here.
+            let about =
+                CpuUse { room: Some(room), rate: profile.rate.unwrap_or(0), pid: profile.pid, ..CpuUse::default() };
+            writeln!(out, "{}", cpu_sentence(&facts, &about))?;
+        }
+        writeln!(out)?;
+        write_lua_functions(profile, room, out)?;
+        write_lines(profile, &facts, room, out)?;
         writeln!(out)?;
         write_states(profile, out)?;
         writeln!(out)?;
-        write_lua_functions(profile, room, out)?;
         write_functions(profile, room, out)?;
-        write_lines(profile, room, out)?;
     }
     write_missing(profile, room, out)?;
     Ok(())
@@ -99,10 +109,19 @@ fn write_lua_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) ->
 struct Cost {
     own: u64,
     total: u64,
+    /// Samples that have it before their first Lua function.
+    leading: u64,
+}
+
+impl Cost {
+    /// Whether it mostly leads to Lua.
+    fn is_leading(self) -> bool {
+        self.leading > self.total / 2
+    }
 }
 
 fn write_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
-    let mut functions: Vec<(String, Cost)> = costs(profile).into_iter().collect();
+    let mut functions = with_prologue_as_one(profile, costs(profile));
     functions.sort_unstable_by(|(a_name, a), (b_name, b)| {
         (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a_name.cmp(b_name))
     });
@@ -115,6 +134,41 @@ fn write_functions(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io:
     write_table((room, out), "Top functions by their time with all that they call", &functions, samples)
 }
 
+/// Makes one of the native functions that lead to Lua: `_start`, `main`, `lua_pcall` are in every stack and tell nothing.
+fn with_prologue_as_one(profile: &CpuProfile, costs: HashMap<String, Cost>) -> Vec<(String, Cost)> {
+    let (leading, mut functions): (Vec<_>, Vec<_>) = costs.into_iter().partition(|(_, cost)| cost.is_leading());
+    if leading.len() < 2 {
+        functions.extend(leading);
+        return functions;
+    }
+    let names: HashSet<&str> = leading.iter().map(|(name, _)| name.as_str()).collect();
+    let is_leading: HashSet<_> = profile
+        .frame_ids()
+        .zip(profile.frames())
+        .filter(|(_, frame)| names.contains(frame.to_string().as_str()))
+        .map(|(id, _)| id)
+        .collect();
+    let mut all = Cost { own: leading.iter().map(|(_, cost)| cost.own).sum(), ..Cost::default() };
+    // The ends of the prologue that most samples have.
+    let (mut most, mut ends) = (0, None);
+    for (stack, count) in profile.stacks() {
+        let mut shown = stack.iter().filter(|id| is_leading.contains(id));
+        let Some(first) = shown.next() else { continue };
+        all.total += count;
+        if count > most {
+            (most, ends) = (count, Some((*first, shown.next_back().copied())));
+        }
+    }
+    let name = |id| profile.frame(id).map_or_else(String::new, Frame::to_string);
+    let ends = match ends {
+        Some((first, Some(last))) => format!(": {} ... {}", name(first), name(last)),
+        Some((first, None)) => format!(": {}", name(first)),
+        None => String::new(),
+    };
+    functions.push((format!("[{} native functions that lead to Lua{ends}]", leading.len()), all));
+    functions
+}
+
 /// The cost of each function. JIT-compiled code counts for the Lua function that it executes.
 fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
     let names: Vec<String> = profile.frames().iter().map(Frame::to_string).collect();
@@ -123,9 +177,12 @@ fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
     for (stack, count) in profile.stacks() {
         let mut seen = HashSet::new();
         let frames: Vec<_> = stack.iter().filter_map(|id| ids.get(id)).collect();
-        for (_, name) in &frames {
+        let first_lua = frames.iter().position(|(frame, _)| matches!(frame, Frame::Lua { .. })).unwrap_or(0);
+        for (at, (frame, name)) in frames.iter().enumerate() {
             if seen.insert(name.as_str()) {
-                costs.entry((*name).clone()).or_default().total += count;
+                let cost = costs.entry((*name).clone()).or_default();
+                cost.total += count;
+                cost.leading += if at < first_lua && matches!(frame, Frame::C { .. }) { count } else { 0 };
             }
         }
         // A trace and the native frames of its code are no functions of their own.
@@ -138,33 +195,29 @@ fn costs(profile: &CpuProfile) -> HashMap<String, Cost> {
     costs
 }
 
-/// The hottest lines: each sample counts for the line that its innermost Lua function was at.
-fn write_lines(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Result<()> {
-    let mut lines: HashMap<(&str, u32), u64> = HashMap::new();
-    for (stack, count) in profile.stacks() {
-        let innermost = stack.iter().rev().filter_map(|&id| profile.frame(id));
-        let place = innermost.into_iter().find_map(|frame| match frame {
-            Frame::Lua { chunk, line, .. } => Some(line.map(|line| (&**chunk, line))),
-            _ => None,
-        });
-        if let Some(Some(place)) = place {
-            *lines.entry(place).or_default() += count;
-        }
-    }
-    if lines.is_empty() {
+/// The hottest lines: each sample counts for the line that its innermost Lua function was at, or is told to have none.
+fn write_lines(profile: &CpuProfile, facts: &CpuFacts, room: Room, out: &mut dyn Write) -> io::Result<()> {
+    let is_line = |place: &LinePlace| matches!(place, LinePlace::Line { .. });
+    if !facts.lines.iter().any(|(place, _)| is_line(place)) {
         return Ok(());
     }
-    let mut lines: Vec<_> = lines.into_iter().collect();
-    lines.sort_unstable_by(|(a_line, a), (b_line, b)| b.cmp(a).then_with(|| a_line.cmp(b_line)));
-    writeln!(out, "\nHottest lines, with all that they call that is not Lua")?;
+    writeln!(out, "Hottest lines, with all that they call that is not Lua")?;
     let columns = [Column::right(profile.unit.name(), 8), Column::right("%", 7)];
     let mut table = Table::new(columns).end("line", Fit::End, room);
-    for ((chunk, line), count) in lines.iter().take(TOP) {
+    for (place, count) in facts.lines.iter().take(TOP) {
         let columns = if matches!(room, Room::Columns(_)) { Room::Columns(PLACE_COLUMNS) } else { room };
-        let place = columns.label(&format!("{chunk}:{line}"));
-        let code = profile.sources.line(chunk, *line).map_or(String::new(), |code| format!("  {code}"));
+        let code = match place {
+            LinePlace::Line { chunk, line } => profile.sources.line(chunk, *line),
+            _ => None,
+        };
+        let code = code.map_or(String::new(), |code| format!("  {code}"));
+        let place = columns.label(&place.to_string());
         let text = format!("{place:<width$}{code}", width = if code.is_empty() { 0 } else { 24 });
         table.row([count.to_string(), percent(*count, profile.samples())], text);
+    }
+    if facts.lines.len() > TOP {
+        let rest: u64 = facts.lines.iter().skip(TOP).map(|(_, count)| count).sum();
+        table.row([rest.to_string(), percent(rest, profile.samples())], format!("{} more", facts.lines.len() - TOP));
     }
     for (reason, files) in profile.sources.refused() {
         table.more(format!("the code of {files} of these files is not shown: {reason}"));
@@ -181,7 +234,7 @@ fn write_table(
     writeln!(out, "{title}")?;
     let columns = [("own", 8), ("%", 7), ("total", 8), ("%", 7)].map(|(title, least)| Column::right(title, least));
     let mut table = Table::new(columns).end("function", Fit::Label(0), room);
-    for (name, Cost { own, total }) in functions.iter().take(TOP) {
+    for (name, Cost { own, total, .. }) in functions.iter().take(TOP) {
         table.row([own.to_string(), percent(*own, samples), total.to_string(), percent(*total, samples)], name);
     }
     if functions.len() > TOP {
@@ -271,6 +324,52 @@ mod tests {
         let out = String::from_utf8(out).unwrap();
         assert!(out.contains("       2  66.67%  a.lua:3                   for i = 1, 10 do end\n"), "{out}");
         assert!(out.contains("       1  33.33%  a.lua:9\n"), "{out}");
+    }
+
+    #[test]
+    fn lines_are_of_all_samples() {
+        let mut profile = CpuProfile::new("");
+        for line in 1..=30 {
+            profile.add(VmState::Lfunc, [Frame::lua(None, b"@a.lua", 1, Some(line))]);
+        }
+        (0..9).for_each(|_| profile.add(VmState::Trace, [lua("f", 7)]));
+        (0..7).for_each(|_| profile.add(VmState::Cfunc, [Frame::C { symbol: "poll".into(), module: None }]));
+        let mut out = Vec::new();
+        write(&profile, Room::Columns(COLUMNS), &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let (_, lines) = out.split_once("Hottest lines").unwrap();
+        let (lines, _) = lines.split_once("\n\n").unwrap();
+        let sum: u64 =
+            lines.lines().skip(2).map(|row| row.split_whitespace().next().unwrap().parse::<u64>().unwrap()).sum();
+        assert_eq!(sum, 46, "{out}");
+        for row in ["       9  19.57%  f@a.lua:7, line unknown\n", "       7  15.22%  [outside of Lua]\n", "12 more"] {
+            assert!(lines.contains(row), "{row} is not in\n{out}");
+        }
+    }
+
+    #[test]
+    fn native_code_that_leads_to_lua_is_one_line() {
+        let c = |symbol: &str| Frame::C { symbol: symbol.into(), module: None };
+        let mut profile = CpuProfile::new("");
+        for _ in 0..8 {
+            profile.add(VmState::Lfunc, [c("_start"), c("main"), c("lua_pcall"), lua("hot", 5)]);
+        }
+        // Calls back into Lua: it is no prologue.
+        let back = [c("_start"), c("main"), c("lua_pcall"), lua("sort", 1), c("lua_call"), lua("less", 5), c("memcmp")];
+        profile.add(VmState::Cfunc, back);
+        profile.add(VmState::Cfunc, [c("_start"), c("main"), c("poll")]);
+        let mut out = Vec::new();
+        write(&profile, Room::Unlimited, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let row = "       0   0.00%       10 100.00%  [3 native functions that lead to Lua: _start ... lua_pcall]\n";
+        assert_eq!(out.matches(row).count(), 2, "{out}");
+        for gone in ["  main\n", "  _start\n", "  lua_pcall\n"] {
+            assert!(!out.contains(gone), "{out}");
+        }
+        for kept in ["  poll\n", "  lua_call\n", "  memcmp\n"] {
+            assert!(out.contains(kept), "{kept} is not in\n{out}");
+        }
+        assert!(out.find("hot@a.lua:5") < out.find("_start"), "{out}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! [`memprof`]). Both are [`Profile`]s, from which [`formats`] are written. [`mod@reference`] prints what the parsers
 //! of tarantool/luajit print.
 
+pub mod answer;
 pub mod chance;
 mod cpu_text;
 pub mod diff;

@@ -93,6 +93,19 @@ impl CpuProfile {
         }
     }
 
+    /// Takes in the samples of another profile, without their threads, traces and times.
+    pub fn absorb(&mut self, other: &Self) {
+        for row in other.stacks.rows() {
+            // The only root of a profile is not shown.
+            let hidden = row.root.filter(|root| row.frames.first() != Some(root));
+            let frames = hidden.iter().chain(row.frames).filter_map(|id| other.frame(*id).cloned());
+            let state = row.labels.state.unwrap_or(VmState::Cfunc);
+            let [first, second, ..] = *row.weights;
+            self.add_sample(SampleInfo { weights: [first, second], ..SampleInfo::new(state) }, frames);
+        }
+        other.losses.iter().for_each(|(reason, samples)| self.lose(reason, *samples));
+    }
+
     /// What the stacks weigh that were folded since they were rare: samples, or bytes.
     pub fn folded(&self) -> u64 {
         self.stacks.folded()[self.shown().index]
@@ -392,6 +405,24 @@ mod tests {
         assert_eq!((profile.samples(), profile.stacks().count(), profile.losses().len()), (0, 0, 0));
         assert_eq!((profile.title.as_str(), profile.rate), ("test", Some(99)));
         assert_eq!(profile.timeline().and_then(Timeline::points), Some(&[][..]));
+    }
+
+    #[test]
+    fn what_is_absorbed_is_added() {
+        let mut whole = CpuProfile::new("");
+        for root in [None, Some(Frame::vm(0)), Some(Frame::vm(1))] {
+            let mut piece = CpuProfile::new("");
+            for state in [VmState::Gc, VmState::Trace] {
+                piece.add(state, root.clone().into_iter().chain([c("main"), lua(1)]));
+                piece.add(state, [c("main"), lua(1)]);
+            }
+            piece.lose("some", 1);
+            whole.absorb(&piece);
+        }
+        assert_eq!((whole.samples(), whole.in_state(VmState::Gc), whole.losses()["some"]), (12, 6, 3));
+        let shown = names(&whole);
+        assert!(shown.contains(&vec!["VM 2".into(), "main".into(), "@a.lua:1".into(), "[GC]".into()]), "{shown:?}");
+        assert_eq!(shown.len(), 6);
     }
 
     #[test]

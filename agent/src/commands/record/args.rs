@@ -99,9 +99,9 @@ pub struct RecordArgs {
     /// The ending picks the format: `.svg` a flame graph, `.folded` folded stacks, `.txt` text, `.pb.gz` for pprof,
     /// `.speedscope.json` for speedscope, `.json.gz` for the Firefox profiler, `.bin` a stream, from which
     /// `lj-trace report` makes all of these later, without threads and times. `svg:FILE` forces a format. A process with
-    /// several VMs gets a numbered stream for each. Default: lj-trace-PID-TIME.sysprof.bin or .memprof.bin in
-    /// $STATE_DIRECTORY or the current folder, with the time (UTC) when lj-trace was started. Only the owner may read
-    /// what is written. SIGUSR1 writes what there is so far.
+    /// several VMs gets a numbered stream for each. Default: lj-trace-PID-TIME.sysprof.bin or .memprof.bin, and a flame
+    /// graph, .svg, beside it, in $STATE_DIRECTORY or the current folder, with the time (UTC) when lj-trace was started.
+    /// Only the owner may read what is written. SIGUSR1 writes what there is so far.
     #[arg(short, long, value_name = "[FORMAT:]FILE")]
     pub output: Vec<String>,
 
@@ -173,7 +173,8 @@ pub struct RecordArgs {
     #[arg(long, hide = true, value_enum, default_value_t)]
     pub watchpoint: UseWatchpoint,
 
-    /// Explain more: where the probes on the allocator are, and why there; -vv and -vvv log even more
+    /// Explain more: all numbers of the summary, where the probes on the allocator are, and why there; -vv and -vvv log
+    /// even more
     #[arg(short, long, action = clap::ArgAction::Count)]
     pub verbose: u8,
 
@@ -184,7 +185,7 @@ pub struct RecordArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234-TIME.sysprof.bin
+  sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234-TIME.sysprof.bin and .svg
   sudo lj-trace nginx -d 30s -o cpu.svg               all processes of that name, in one flame graph
   sudo lj-trace --unit tarantool@shop -d 30s          those of a systemd unit; --container ID: of a container
   sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph

@@ -1,8 +1,10 @@
 //! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
 
 mod args;
+mod cpu_queue;
 pub(super) mod interrupts;
 mod progress;
+mod vm_looks;
 mod wait;
 
 use std::path::Path;

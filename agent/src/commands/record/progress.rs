@@ -1,12 +1,17 @@
 //! What is shown while recording.
 
-use std::time::Duration;
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use lj_trace_engine::session::Observer;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
+use lj_trace_profile::answer::{SeenAt, share_of};
+use lj_trace_text::{COLUMNS, Room};
 
+use super::cpu_queue::CpuQueue;
+use super::vm_looks::VmLooks;
 use crate::service::notify::Notifier;
 
 /// A line that changes on a terminal, plain lines at the start, and what a service manager is told.
@@ -15,6 +20,35 @@ pub struct Progress {
     rate: u32,
     quiet: bool,
     notifier: Notifier,
+    hottest: RefCell<Hottest>,
+    looks: RefCell<VmLooks>,
+    queue: RefCell<CpuQueue>,
+}
+
+/// The hottest function, looked for now and then: all stacks that there are have to be gone through.
+#[derive(Default)]
+struct Hottest {
+    text: String,
+    /// When it is looked for again.
+    next: Option<Instant>,
+}
+
+/// How long at least from one look to the next one.
+const LOOKS: Duration = Duration::from_secs(1);
+
+/// And so many times as long as a look took: that is 1% of a CPU.
+const REST: u32 = 100;
+
+impl Hottest {
+    fn look(&mut self, session: &Session<'_>) {
+        let begin = Instant::now();
+        if self.next.is_some_and(|next| begin < next) {
+            return;
+        }
+        let hottest = session.hottest();
+        self.text = hottest.map_or_else(String::new, |(name, share)| format!("; {} in {name}", share_of(share)));
+        self.next = Some(Instant::now() + LOOKS.max(begin.elapsed() * REST));
+    }
 }
 
 impl Progress {
@@ -23,7 +57,15 @@ impl Progress {
         let bar = if options.quiet { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         let style = ProgressStyle::with_template("{spinner} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        Self { bar, rate: options.rate, quiet: options.quiet, notifier: Notifier::new() }
+        Self {
+            bar,
+            rate: options.rate,
+            quiet: options.quiet,
+            notifier: Notifier::new(),
+            hottest: RefCell::default(),
+            looks: RefCell::default(),
+            queue: RefCell::default(),
+        }
     }
 
     /// Whether nothing is said but warnings.
@@ -75,10 +117,26 @@ impl Observer for Progress {
 
     fn update(&self, session: &Session<'_>, elapsed: Duration) {
         self.notifier.progress(|| message(session.recordings(), self.rate, elapsed));
+        if !self.quiet {
+            self.looks.borrow_mut().look(session);
+            self.queue.borrow_mut().look(session);
+        }
         if !self.bar.is_hidden() {
-            self.bar.set_message(message(session.recordings(), self.rate, elapsed));
+            let mut hottest = self.hottest.borrow_mut();
+            hottest.look(session);
+            let message = message(session.recordings(), self.rate, elapsed);
+            let room = Room::Columns(COLUMNS).beside(SPINNER + message.chars().count());
+            self.bar.set_message(format!("{message}{}", room.label(&hottest.text)));
             self.bar.tick();
         }
+    }
+
+    fn seen(&self) -> Option<SeenAt> {
+        self.looks.borrow().most()
+    }
+
+    fn queued(&self) -> Option<f64> {
+        self.queue.borrow().seconds()
     }
 
     fn stopping(&self, why: &str) {
@@ -89,6 +147,9 @@ impl Observer for Progress {
         self.bar.finish_and_clear();
     }
 }
+
+/// Columns of what stands before the message.
+const SPINNER: usize = 2;
 
 /// How far it is.
 fn message<'a>(recordings: impl Iterator<Item = &'a Recording> + Clone, rate: u32, elapsed: Duration) -> String {

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use lj_trace_profile::estimated::sample_mark;
+use lj_trace_profile::memory::text::sentences;
 use lj_trace_profile::{MemoryProfile, Profile, ProfileKind, Weight};
 use lj_trace_streams::memprof::{Event, MemprofWriter, Source};
 use lj_trace_streams::{Annotation, Symbol, WriteError};
+use lj_trace_text::Room;
 
 use super::allocation_stacks::AllocationStacks;
 use super::c_symbols::{CSymbols, symbols};
@@ -322,6 +324,15 @@ impl MemoryOutputs {
     pub fn add_stack(&mut self, stack: &Resolved, size: u64) {
         if let Reports::Stacks(stacks) = &mut self.reports {
             stacks.add(stack, size);
+        }
+    }
+
+    /// The answer: who allocates, and who holds, in a sentence each, if a report or an estimate is made.
+    pub fn answer(&mut self, room: Room) -> Vec<String> {
+        match (&self.reports, &mut self.estimation) {
+            (_, Some(estimation)) => estimation.profile().sentences(room),
+            (Reports::Sources { profile, .. }, None) => sentences(profile, room),
+            _ => Vec::new(),
         }
     }
 

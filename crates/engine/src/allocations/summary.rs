@@ -31,6 +31,8 @@ pub struct MemorySummary {
     pub traces: Option<String>,
     /// If the events are of windows: what is estimated from them.
     pub estimate: Option<EstimateSummary>,
+    /// Who allocates, and who holds, in a sentence each; none if no report is made.
+    pub answer: Vec<String>,
 }
 
 /// What a recording in windows says at its end.
@@ -119,6 +121,9 @@ impl MemorySummary {
         out.push_str(self.traces.as_deref().unwrap_or_default());
         for file in files {
             writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
+        }
+        if !self.answer.is_empty() {
+            writeln!(out, "\n{}", self.answer.join("\n"))?;
         }
         Ok(())
     }

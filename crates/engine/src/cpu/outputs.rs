@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use lj_trace_process::Process;
 use lj_trace_profile::Frame as Named;
+use lj_trace_profile::answer::CpuFacts;
 use lj_trace_profile::model::Recorded;
 use lj_trace_streams::{Annotation, VmState};
 
@@ -91,6 +92,21 @@ impl Outputs {
     pub fn describe(&mut self, process: &Process) {
         self.folder = about_process::folder(process);
         self.reports.describe(process);
+    }
+
+    /// Keeps what [`facts`](Self::facts) needs.
+    pub fn keep_answer(&mut self) {
+        self.reports.keep_answer();
+    }
+
+    /// What the samples say, if that was to be kept.
+    pub fn facts(&mut self) -> Option<CpuFacts> {
+        self.reports.facts()
+    }
+
+    /// As [`CpuReports::hottest`].
+    pub fn hottest(&self) -> Option<(String, f64)> {
+        self.reports.hottest()
     }
 
     /// Counts the samples of each trace from now on.

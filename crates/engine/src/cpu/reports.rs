@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use lj_trace_process::Process;
+use lj_trace_profile::answer::CpuFacts;
 use lj_trace_profile::model::{Labels, labels::ThreadLabel};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _, ProfileKind};
@@ -22,6 +23,10 @@ pub struct CpuReports {
     began: SystemTime,
     /// Samples of stacks that were too rare to have room for each, in the intervals that are over.
     folded: u64,
+    /// Whether somebody will ask what it all says.
+    has_answer: bool,
+    /// For them: the intervals that are over.
+    over: Option<CpuProfile>,
 }
 
 impl CpuReports {
@@ -42,7 +47,28 @@ impl CpuReports {
     fn new(title: &str, rate: u32) -> Self {
         let mut profile = CpuProfile::new(title);
         profile.rate = Some(rate);
-        Self { profile, sinks: Vec::new(), began: SystemTime::now(), folded: 0 }
+        Self { profile, sinks: Vec::new(), began: SystemTime::now(), folded: 0, has_answer: false, over: None }
+    }
+
+    /// Keeps a profile for [`facts`](Self::facts), even if no sink takes it.
+    pub fn keep_answer(&mut self) {
+        self.has_answer = true;
+    }
+
+    /// What all intervals say, if that was to be kept.
+    pub fn facts(&mut self) -> Option<CpuFacts> {
+        let Self { profile, over, has_answer, .. } = self;
+        let over = over.as_mut().map(|over| {
+            over.absorb(profile);
+            &*over
+        });
+        has_answer.then(|| CpuFacts::of(over.unwrap_or(profile)))
+    }
+
+    /// The hottest Lua function of the interval that is under way, and its share of the samples, if a profile is kept.
+    pub fn hottest(&self) -> Option<(String, f64)> {
+        let (name, samples) = CpuFacts::hottest(&self.profile)?;
+        Some((name, samples as f64 / self.profile.samples().max(1) as f64))
     }
 
     /// Makes ready for the interval that begins at `next`, as [`Sink::prepare`].
@@ -61,6 +87,11 @@ impl CpuReports {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
         let written = end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))?;
         self.folded += self.profile.folded();
+        if self.has_answer {
+            let over = self.over.get_or_insert_default();
+            over.absorb(&self.profile);
+            over.keep_within(ANSWER_STACKS);
+        }
         self.profile.begin_anew();
         self.began = SystemTime::now();
         Ok(written)
@@ -101,11 +132,11 @@ impl CpuReports {
 
     /// Adds a sample. `root` is what it belongs to, where there may be several of that.
     pub fn add(&mut self, sample: &Resolved, root: Option<Named>) {
-        if self.sinks.is_empty() {
+        if self.sinks.is_empty() && !self.has_answer {
             return;
         }
         self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
-        self.profile.keep_within(STACKS);
+        self.profile.keep_within(if self.sinks.is_empty() { ANSWER_STACKS } else { STACKS });
     }
 
     /// Samples of stacks that were too rare to have room for each.
@@ -134,6 +165,9 @@ impl CpuReports {
 
 /// Bytes of memory for stacks: for some thirty thousand that are thirty frames deep.
 pub(crate) const STACKS: usize = 16 << 20;
+
+/// The same for stacks of which only the answer at the end is made: the hottest functions are among the heaviest.
+const ANSWER_STACKS: usize = 4 << 20;
 
 /// What is known of a sample besides its frames.
 pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {

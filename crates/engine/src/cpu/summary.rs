@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lj_trace_common::vm::VmState;
 use lj_trace_probes::cost::Cost;
+use lj_trace_profile::answer::CpuFacts;
 use lj_trace_text::counted;
 
 use crate::output::next_step;
@@ -40,18 +41,29 @@ pub struct Summary {
     pub why_threads: Option<String>,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
+    /// What the samples say, if somebody wants to know, and not of several processes together.
+    pub facts: Option<CpuFacts>,
+}
+
+/// How much is said of a recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verbosity {
+    /// How it ended, and the files: the [answer](super::answer()) has the rest in short.
+    Brief,
+    /// All numbers.
+    Full,
 }
 
 impl Summary {
     /// The summary for people: losses first, where there are any.
-    pub fn text(&self, end: &str, files: &[PathBuf]) -> String {
+    pub fn text(&self, end: &str, files: &[PathBuf], verbosity: Verbosity) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
-        let _ = self.write(&mut out, end, files);
+        let _ = self.write(&mut out, end, files, verbosity);
         out
     }
 
-    fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
+    fn write(&self, out: &mut String, end: &str, files: &[PathBuf], verbosity: Verbosity) -> std::fmt::Result {
         let Tally { samples, with_lua, lua_complete, both_ends, left_out, .. } = &self.tally;
         let Tally { native_complete, in_kernel, states, unresolved, .. } = &self.tally;
         for (reason, count) in &self.lost {
@@ -73,7 +85,7 @@ impl Summary {
                 )?,
                 None => writeln!(out, "The process used no CPU time while it was recorded.")?,
             }
-        } else {
+        } else if verbosity == Verbosity::Full {
             let lost: u64 = self.lost.iter().map(|(_, count)| count).sum();
             writeln!(out, "  lost               {lost}")?;
             writeln!(out, "  cost to it         {}", self.cost)?;
@@ -181,12 +193,13 @@ mod tests {
             lowered_to: None,
             why_threads: None,
             traces: None,
+            facts: None,
         }
     }
 
     #[test]
     fn numbers_are_shares_of_what_they_belong_to() {
-        let text = summary().text("stopped", &["a.svg".into()]);
+        let text = summary().text("stopped", &["a.svg".into()], Verbosity::Full);
         for line in [
             "stopped: recorded 2.0 s, 200 samples, 2.00 s of CPU time",
             "  cost to it         0.001 s, 0.05% of its CPU time (5.00 us a sample)",
@@ -206,7 +219,7 @@ mod tests {
     #[test]
     fn what_used_cpu_time_and_was_not_hit_is_told() {
         let none = Tally::default();
-        let of = |used| Summary { tally: none.clone(), used, ..summary() }.text("stopped", &[]);
+        let of = |used| Summary { tally: none.clone(), used, ..summary() }.text("stopped", &[], Verbosity::Full);
         for (used, said) in [
             (Some(0.03), "No sample hit it: it used 0.030 s of CPU time, in which 3.0 are taken on average at 100 Hz."),
             (Some(0.0), "The process used no CPU time"),
@@ -219,14 +232,15 @@ mod tests {
     #[test]
     fn one_is_no_plural() {
         let tally = Tally { samples: 1, ..summary().tally };
-        let text = Summary { tally, duration: Duration::from_millis(300), ..summary() }.text("finished", &[]);
+        let text =
+            Summary { tally, duration: Duration::from_millis(300), ..summary() }.text("finished", &[], Verbosity::Full);
         assert!(text.starts_with("finished: recorded 0.3 s, 1 sample, 0.01 s of CPU time\n"), "{text}");
     }
 
     #[test]
     fn losses_come_first() {
         let summary = Summary { lost: vec![("samples lost: the ring buffer was full", 3)], ..summary() };
-        let text = summary.text("stopped", &[]);
+        let text = summary.text("stopped", &[], Verbosity::Full);
         assert!(text.starts_with("LOST: 3 samples lost: the ring buffer was full\n"), "{text}");
     }
 }

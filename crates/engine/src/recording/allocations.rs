@@ -13,6 +13,7 @@ use lj_trace_probes::perf_event::Clock;
 use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
 use lj_trace_profile::{ProfileKind, Weight};
+use lj_trace_text::Room;
 
 use super::accounts::Accounts;
 use super::budget::Budget;
@@ -664,6 +665,7 @@ impl MemoryRecording {
                 .filter(|(_, count)| *count > 0),
         );
         let summary = MemorySummary {
+            answer: self.outputs.answer(Room::of(&std::io::stderr())),
             estimate,
             duration: self.stopped.unwrap_or(duration),
             tally,

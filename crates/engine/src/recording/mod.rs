@@ -30,7 +30,7 @@ use lj_trace_process::{Process, breakpoints};
 use lj_trace_profile::{Frame, ProfileKind};
 
 use crate::allocations::MemorySummary;
-use crate::cpu::{Outputs, SampleListener, Summary, about_process};
+use crate::cpu::{Outputs, SampleListener, Summary, Verbosity, about_process};
 use crate::error::EngineError;
 use crate::options::Options;
 use crate::resolve::Pipeline;
@@ -128,11 +128,16 @@ pub struct Summaries {
 
 impl Summaries {
     /// For people. `end` says why it ended.
-    pub fn text(&self, end: &str) -> String {
-        let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files));
+    pub fn text(&self, end: &str, verbosity: Verbosity) -> String {
+        let cpu = self.cpu.iter().map(|(summary, files)| summary.text(end, files, verbosity));
         let memory_end = if self.over_budget { Stop::OverBudget.describe() } else { end };
         let memory = self.memory.iter().map(|(summary, files)| summary.text(memory_end, files));
         cpu.chain(memory).collect()
+    }
+
+    /// The numbers of CPU time.
+    pub fn cpu(&self) -> Option<&Summary> {
+        self.cpu.as_ref().map(|(summary, _)| summary)
     }
 
     /// CPU samples that never arrived, by reason.
@@ -198,6 +203,10 @@ impl Recording {
         if let Some(outputs) = &mut outputs {
             if options.traces {
                 outputs.group_by_trace();
+            }
+            // Of several processes there is one answer.
+            if !options.quiet && !options.is_of_several() {
+                outputs.keep_answer();
             }
             outputs.describe(process);
         }
@@ -603,10 +612,20 @@ impl Recording {
         &self.name
     }
 
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// The number of CPU samples so far, if they are recorded.
     pub fn samples(&self) -> Option<u64> {
         let (_, pipeline) = self.samples.as_ref().filter(|_| self.cpu.is_some())?;
         Some(pipeline.tally().samples)
+    }
+
+    /// The hottest Lua function so far, and its share of the samples, if reports or an answer are made of them.
+    pub fn hottest(&self) -> Option<(String, f64)> {
+        self.cpu.as_ref()?.outputs.hottest()
     }
 
     /// The VMs that are recorded by now; none if there are only allocation events.
@@ -666,7 +685,7 @@ impl Recording {
         let lost_samples = lost_samples(&programs, samples.as_ref());
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
-        let cpu = cpu.map(|CpuRecording { sampler, outputs }| {
+        let cpu = cpu.map(|CpuRecording { sampler, mut outputs }| {
             let mut lost = lost_samples;
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
             let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
@@ -689,6 +708,7 @@ impl Recording {
                 lowered_to: (sampler.weight() > 1).then(|| (sampler.rate(), sampler.weight())),
                 why_threads: sampler.why_threads().map(str::to_owned),
                 traces,
+                facts: outputs.facts(),
             };
             let files = outputs.finish(&summary)?;
             Ok::<_, EngineError>((summary, files))

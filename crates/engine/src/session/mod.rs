@@ -13,17 +13,18 @@ use std::time::{Duration, Instant};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::sandbox;
 use lj_trace_process::sandbox::bounded;
+use lj_trace_text::Room;
 
 pub use children::NewChildren;
 pub use observer::Observer;
 pub use run::SessionControl;
 pub use stopping::Stopping;
 
-use crate::cpu::{CpuReports, SampleListener};
+use crate::cpu::{CpuReports, Looks, SampleListener, Verbosity, answer};
 use crate::error::{EngineError, Failure};
 use crate::options::{Options, Scope};
-use crate::output::OutputFiles;
 use crate::output::pieces::now_in_names;
+use crate::output::{OutputFiles, next_step};
 use crate::recording::budget::{self, Budget};
 use crate::recording::stop::Stop;
 use crate::recording::{Recording, Summaries, poll_interval};
@@ -140,6 +141,14 @@ impl<'a> Session<'a> {
     /// What is being recorded.
     pub fn recordings(&self) -> impl Iterator<Item = &Recording> + Clone {
         self.running.iter().map(|own| &own.recording)
+    }
+
+    /// The hottest Lua function so far, and its share of the samples.
+    pub fn hottest(&self) -> Option<(String, f64)> {
+        match &self.common {
+            Some(common) => common.hottest(),
+            None => self.recordings().find_map(Recording::hottest),
+        }
     }
 
     /// How many bytes the tables of all are going to need at once.
@@ -277,7 +286,11 @@ impl<'a> Session<'a> {
         observer.finish();
         let summaries = || self.finished.iter().flat_map(|finished| &finished.outcome);
         let lost: Vec<_> = summaries().flat_map(Summaries::lost_samples).copied().collect();
-        let written = self.common.take().map_or(Ok(Vec::new()), |common| common.finish(&lost));
+        let mut facts = None;
+        let written = self.common.take().map_or(Ok(Vec::new()), |mut common| {
+            facts = common.facts();
+            common.finish(&lost)
+        });
         stop?;
         let mut told = Vec::new();
         for Finished { name, stop, outcome } in self.finished {
@@ -296,14 +309,22 @@ impl<'a> Session<'a> {
             say(Priority::Warning, &format!("lj-trace: {file}"));
         }
         if !self.options.quiet {
+            let verbosity = if self.options.verbose { Verbosity::Full } else { Verbosity::Brief };
             for (name, stop, summaries) in &told {
                 if self.options.is_of_several() {
                     say(Priority::Info, &format!("{name}:"));
                 }
-                say_summary(&summaries.text(stop.describe()));
+                say_summary(&summaries.text(stop.describe(), verbosity));
             }
             let written = written.iter().filter(|path| *path != Path::new("-"));
-            written.for_each(|path| say(Priority::Info, &format!("wrote {}", path.display())));
+            written.for_each(|path| say(Priority::Info, &format!("wrote {}{}", path.display(), next_step(path))));
+            let summaries: Vec<_> =
+                told.iter().filter_map(|(name, _, summaries)| Some((name.as_str(), summaries.cpu()?))).collect();
+            let facts = facts.as_ref().or_else(|| summaries.iter().find_map(|(_, summary)| summary.facts.as_ref()));
+            if let Some(facts) = facts {
+                let looks = Looks { seen: observer.seen(), queued: observer.queued() };
+                say_summary(&answer(facts, &summaries, looks, Room::of(&std::io::stderr())));
+            }
         }
         Ok(())
     }
@@ -340,6 +361,7 @@ impl<'a> Session<'a> {
 fn say_summary(text: &str) {
     for line in text.lines() {
         let is_loss = line.starts_with("LOST") || line.starts_with("NOT ACCOUNTED FOR");
+        let line = if line.is_empty() { "\n" } else { line };
         say(if is_loss { Priority::Warning } else { Priority::Info }, line);
     }
 }
@@ -370,5 +392,9 @@ fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuRe
         Scope::One | Scope::Children => format!("children of process {}", options.pid),
     };
     let title = format!("{of}, CPU time at {} Hz", options.rate);
-    CpuReports::open(&cpu.reports, &title, options.rate, piece).map(Some)
+    let mut reports = CpuReports::open(&options.common_reports(), &title, options.rate, piece)?;
+    if !options.quiet {
+        reports.keep_answer();
+    }
+    Ok(Some(reports))
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use lj_trace_profile::answer::SeenAt;
+
 use super::Session;
 use crate::options::Options;
 use crate::recording::Recording;
@@ -17,6 +19,16 @@ pub trait Observer {
 
     /// It goes on, and has for so long. Comes several times a second.
     fn update(&self, session: &Session<'_>, elapsed: Duration);
+
+    /// Where the VMs of a process were when it looked at them, if it did.
+    fn seen(&self) -> Option<SeenAt> {
+        None
+    }
+
+    /// For how many seconds all threads together were ready to run and had no CPU, if it knows.
+    fn queued(&self) -> Option<f64> {
+        None
+    }
 
     /// It is ending, and why.
     fn stopping(&self, why: &str);

@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use lj_trace_estimate::life::rank;
 use lj_trace_text::{Room, bytes};
 
-use super::EstimatedProfile;
 use super::text::{figures, with_error};
+use super::{EstimatedProfile, Figure, Seen};
 use crate::memory::text::name;
 use crate::model::Profile as _;
 
@@ -62,6 +62,17 @@ pub fn table(profile: &EstimatedProfile, top: usize, room: Room, out: &mut dyn W
         )?;
     }
     Ok(())
+}
+
+/// What stays of each source's bytes, if objects were followed. It may be off by as much as what is alive.
+pub fn staying(profile: &EstimatedProfile) -> Vec<(&Seen, Figure)> {
+    let ranked = rank(profile.lives.values(), &profile.lines);
+    ranked
+        .iter()
+        .filter_map(|kept| {
+            Some((profile.seen.get(kept.source.0 as usize)?, Figure { value: kept.stays, ..kept.alive }))
+        })
+        .collect()
 }
 
 /// The share of what all lines have allocated that was not followed: lost sight of, or not known to be part of any object.

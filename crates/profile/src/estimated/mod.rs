@@ -277,6 +277,11 @@ impl EstimatedProfile {
         }
     }
 
+    /// The answer, a sentence each: who holds most of what stays, and who allocates most.
+    pub fn sentences(&self, room: Room) -> Vec<String> {
+        text::sentences(self, room)
+    }
+
     /// The largest lines, as text for people.
     pub fn top(&self, lines: usize, room: Room) -> String {
         let mut out = Vec::new();

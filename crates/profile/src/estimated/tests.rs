@@ -64,6 +64,7 @@ fn figures_are_labelled_as_estimates() {
         "976.6 KiB ±19.5 KiB (estimate)",
         "878.9 KiB (measured)",
         "70.00% ±1.00%",
+        "70% ±1 points of the bytes allocated (683.6 KiB) is allocated at `a.lua:4 in @a.lua:3`.",
         "a.lua:4 in @a.lua:3",
     ] {
         assert!(text.contains(expected), "no {expected:?} in\n{text}");

@@ -6,6 +6,7 @@ use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, bytes};
 
 use super::{EstimatedProfile, Figure, Line, Seen, lives};
+use crate::answer::{MemoryQuestion, memory_sentence};
 use crate::memory::text::name;
 use crate::model::Profile as _;
 
@@ -22,7 +23,8 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
     if !profile.title.is_empty() {
         writeln!(out, "{}", room.title(&profile.title))?;
     }
-    for line in profile.summary() {
+    let lines = profile.verdict().into_iter().chain(sentences(profile, room)).chain(profile.about().lines());
+    for line in lines {
         writeln!(out, "{line}")?;
     }
     writeln!(out, "\nTop lines by the bytes that they allocate")?;
@@ -34,6 +36,26 @@ pub fn write(profile: &EstimatedProfile, room: Room, out: &mut dyn Write) -> io:
         write!(out, "\nEvents that were lost\n{lost}")?;
     }
     Ok(())
+}
+
+/// The answer: who holds most of what stays, if objects were followed, and who allocates most. Nothing if it is withheld.
+pub fn sentences(profile: &EstimatedProfile, room: Room) -> Vec<String> {
+    if !profile.about().is_known() || !profile.about().has_bytes() || profile.about().no_shares {
+        return Vec::new();
+    }
+    let name = |seen: &Seen| {
+        let stacks = profile.weighted();
+        stacks.row(seen.stack).map_or_else(String::new, |row| name(stacks, &row))
+    };
+    let sentence = |question, mut lines: Vec<(String, Figure)>| {
+        lines.sort_by(|(_, a), (_, b)| b.value.total_cmp(&a.value));
+        let all = lines.iter().map(|(_, bytes)| bytes.value).sum();
+        memory_sentence(question, &lines, all, room)
+    };
+    let allocated = profile.rows().iter().map(|(seen, line)| (name(seen), line.bytes)).collect();
+    let staying = lives::staying(profile).into_iter().map(|(seen, bytes)| (name(seen), bytes)).collect();
+    let held = sentence(MemoryQuestion::Stays, staying);
+    held.into_iter().chain(sentence(MemoryQuestion::Allocated, allocated)).collect()
 }
 
 /// The largest lines.

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use lj_trace_estimate::Figure;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{Room, bytes, percent, signed_bytes};
 
 use super::{Garbage, MemoryProfile};
 use crate::Frame;
+use crate::answer::{MemoryQuestion, memory_sentence};
 use crate::model::{Profile as _, Row, StackTable};
 
 const TOP: usize = 20;
@@ -42,6 +44,7 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
     if !profile.title.is_empty() {
         writeln!(out, "{}", room.title(&profile.title))?;
     }
+    said(profile, &places, options, room).iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
     let events = profile.events();
     writeln!(out, "{events} events: {} allocated by {allocations} allocations and reallocations", bytes(allocated))?;
     write_growth(profile, held, out)?;
@@ -65,6 +68,24 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
     let mut lost = Table::new([Column::right("", 10)]).headless().end("", Fit::End, room);
     profile.losses().iter().for_each(|(reason, count)| lost.row([count.to_string()], reason));
     if lost.is_empty() { Ok(()) } else { write!(out, "\nEvents lost\n{lost}") }
+}
+
+/// The answer: who holds most of what is there at the end, if that is known, and who allocates most.
+pub fn sentences(profile: &MemoryProfile, room: Room) -> Vec<String> {
+    said(profile, &places(profile), MemoryTextOptions::default(), room)
+}
+
+fn said(profile: &MemoryProfile, places: &[LineTotals], options: MemoryTextOptions, room: Room) -> Vec<String> {
+    let sentence = |question, value: Key| {
+        let mut lines: Vec<_> =
+            places.iter().map(|place| (place.name.clone(), Figure::measured(value(place) as f64))).collect();
+        lines.sort_by(|(a_name, a), (b_name, b)| b.value.total_cmp(&a.value).then_with(|| a_name.cmp(b_name)));
+        let all = lines.iter().map(|(_, bytes)| bytes.value).sum();
+        memory_sentence(question, &lines, all, room)
+    };
+    let held = profile.follows_blocks().then(|| sentence(MemoryQuestion::Held, |place| place.held));
+    let allocated = (!options.leak_only).then(|| sentence(MemoryQuestion::Allocated, |place| place.allocated));
+    held.into_iter().chain(allocated).flatten().collect()
 }
 
 /// A place for each stack: those that read the same are one.
@@ -238,6 +259,8 @@ mod tests {
     fn it_says_who_allocates_who_holds_and_what_was_garbage() {
         let text = text(MemoryTextOptions::default());
         for expected in [
+            "100% of what is held at the end (3.9 KiB) is allocated at `a.lua:4 in @a.lua:3`.",
+            "98% of the bytes allocated (200.0 KiB) is allocated at `a.lua:5 in @a.lua:3`.",
             "300 events: 203.9 KiB allocated by 200 allocations and reallocations",
             "The heap grew by 3.9 KiB; 3.9 KiB of what was allocated is still held",
             "  200.0 KiB        100    2.0 KiB  a.lua:5 in @a.lua:3",

@@ -1,0 +1,89 @@
+//! Looks at what the VMs of a process execute, now and then: a process that waits is hit by no sample.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use lj_trace_engine::{Recording, Session};
+use lj_trace_luajit::VmStatus;
+use lj_trace_profile::answer::SeenAt;
+
+use crate::host::doing::activity;
+
+/// How long at least from one look to the next one.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// And so many times as long as a look took, on a machine with too much to do as well: that is 2% of a CPU.
+const REST: u32 = 50;
+
+/// Of more VMs only so many are looked at.
+const VMS: usize = 4;
+
+/// Places that are told apart; the most frequent one is among the first.
+const PLACES: usize = 1000;
+
+/// Where the VMs of a process were at each look.
+#[derive(Debug, Default)]
+pub struct VmLooks {
+    places: HashMap<Option<String>, u64>,
+    looks: u64,
+    next: Option<Instant>,
+}
+
+impl VmLooks {
+    /// Looks, if it is time to. Of several processes there is nothing to tell.
+    pub fn look(&mut self, session: &Session<'_>) {
+        let begin = Instant::now();
+        let mut recordings = session.recordings();
+        let (Some(recording), None) = (recordings.next(), recordings.next()) else { return };
+        if self.next.is_some_and(|next| begin < next) || recording.cpu.is_none() {
+            return;
+        }
+        places(recording).into_iter().for_each(|place| self.note(place));
+        self.next = Some(Instant::now() + INTERVAL.max(begin.elapsed() * REST));
+    }
+
+    fn note(&mut self, place: Option<String>) {
+        self.looks += 1;
+        if self.places.len() < PLACES || self.places.contains_key(&place) {
+            *self.places.entry(place).or_default() += 1;
+        }
+    }
+
+    /// The place that was seen most often.
+    pub fn most(&self) -> Option<SeenAt> {
+        let most = self.places.iter().max_by_key(|(place, hits)| (**hits, *place))?;
+        Some(SeenAt { place: most.0.clone(), hits: *most.1, looks: self.looks })
+    }
+}
+
+/// What each VM executes: the Lua function and line, if its host calls it.
+fn places(recording: &Recording) -> Vec<Option<String>> {
+    let memory = recording.process().memory();
+    let vms = recording.vms().unwrap_or_default();
+    let looked = vms.iter().take(VMS).filter_map(|vm| {
+        let status = VmStatus::read(&memory, vm).ok()?;
+        let Some(activity) = activity(&memory, vm, &status) else { return Some(None) };
+        let function = activity.function?;
+        let line = activity.line.map_or(String::new(), |line| format!(", line {line}"));
+        Some(Some(format!("{function}{line}")))
+    });
+    looked.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_place_is_told_among_many() {
+        let mut looks = VmLooks::default();
+        assert_eq!(looks.most(), None);
+        for number in 0..3000 {
+            looks.note(Some("nap@a.lua:3, line 5".to_owned()));
+            looks.note(Some(format!("f@a.lua:{number}")));
+        }
+        assert!(looks.places.len() <= PLACES);
+        let seen = SeenAt { place: Some("nap@a.lua:3, line 5".to_owned()), hits: 3000, looks: 6000 };
+        assert_eq!(looks.most(), Some(seen));
+    }
+}

@@ -1,0 +1,154 @@
+//! What a recording of CPU time says last: the answer.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use lj_trace_profile::answer::{
+    CpuFacts, CpuUse, SeenAt, accuracy, cpu_sentence, facts_text, function_share, part_lines,
+};
+use lj_trace_text::{Room, counted};
+
+use super::Summary;
+
+/// What was seen of the processes from outside while they were recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Looks {
+    /// Where their VMs were.
+    pub seen: Option<SeenAt>,
+    /// For how many seconds all threads were ready to run and had no CPU.
+    pub queued: Option<f64>,
+}
+
+/// The answer to where the CPU time went, of one process, or of several together. `recordings` are their names and numbers.
+pub fn answer(facts: &CpuFacts, recordings: &[(&str, &Summary)], looks: Looks, room: Room) -> String {
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(facts, recordings, looks, room, &mut out);
+    out
+}
+
+fn write(
+    facts: &CpuFacts,
+    recordings: &[(&str, &Summary)],
+    looks: Looks,
+    room: Room,
+    out: &mut String,
+) -> std::fmt::Result {
+    let summaries = || recordings.iter().map(|(_, summary)| *summary);
+    let weight = summaries().filter_map(|summary| Some(summary.lowered_to?.1)).max().unwrap_or(1);
+    let rate = summaries().map(|summary| summary.rate).max().unwrap_or(1);
+    let about = CpuUse {
+        used: summaries().map(|summary| summary.used).sum(),
+        seconds: summaries().map(|summary| summary.duration.as_secs_f64()).fold(0.0, f64::max),
+        rate,
+        weight,
+        processes: recordings.len(),
+        pid: summaries().next().filter(|_| recordings.len() == 1).map(|summary| summary.pid),
+        seen: looks.seen,
+        queued: looks.queued,
+        room: Some(room),
+    };
+    writeln!(out, "\n{}\n", cpu_sentence(facts, &about))?;
+    if facts.samples > 0 {
+        writeln!(out, "{}", accuracy(facts, &about))?;
+        out.push_str(&facts_text(facts, room));
+    }
+    match recordings {
+        [(_, summary)] => {
+            part_lines(facts).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+            writeln!(out, "losses      {}", losses(&[summary]))?;
+            writeln!(out, "cost        {}", cost(summary))
+        }
+        _ => {
+            let all: Vec<_> = summaries().collect();
+            writeln!(out, "losses      {}", losses(&all))?;
+            writeln!(out, "cost        {}", common_cost(&all))?;
+            recordings.iter().take(PROCESSES).try_for_each(|(name, summary)| {
+                let own = of_process(facts, name);
+                writeln!(out, "{name}: {own}; losses: {}; cost: {}", losses(&[summary]), cost(summary))
+            })?;
+            let more = recordings.len().saturating_sub(PROCESSES);
+            if more > 0 {
+                writeln!(out, "{} (-v lists all)", counted(more as u64, "more process"))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// How many processes have a line.
+const PROCESSES: usize = 20;
+
+/// What a process does among several. With several VMs, each is a part.
+fn of_process(facts: &CpuFacts, process: &str) -> String {
+    let is_own =
+        |name: &str| name.strip_prefix(process).is_some_and(|rest| rest.is_empty() || rest.starts_with(", VM "));
+    let own: Vec<_> =
+        facts.parts.iter().filter(|(name, _)| is_own(name)).map(|(_, part)| function_share(part)).collect();
+    match own.len() {
+        // What all samples are of is no part.
+        0 if facts.parts.is_empty() => function_share(facts),
+        0 => "no sample".to_owned(),
+        _ => own.join(" and "),
+    }
+}
+
+/// What is missing or not as it should be, in one line.
+fn losses(summaries: &[&Summary]) -> String {
+    let sum = |value: fn(&Summary) -> u64| summaries.iter().map(|summary| value(summary)).sum::<u64>();
+    let samples = sum(|summary| summary.tally.samples);
+    let share = |count: u64| format!("{:.2}%", count as f64 * 100.0 / samples.max(1) as f64);
+    let mut said = Vec::new();
+    let mut lost: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut noted: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut unresolved: BTreeMap<&str, u64> = BTreeMap::new();
+    for summary in summaries {
+        summary.lost.iter().for_each(|(reason, count)| *lost.entry(reason).or_default() += count);
+        summary.noted.iter().for_each(|(what, count)| *noted.entry(what).or_default() += count);
+        summary.tally.unresolved.iter().for_each(|(reason, count)| *unresolved.entry(reason).or_default() += count);
+    }
+    said.extend(lost.iter().map(|(reason, count)| format!("{count} {reason}")));
+    let partial = sum(|summary| {
+        let tally = &summary.tally;
+        tally.with_lua.saturating_sub(tally.lua_complete).saturating_sub(tally.both_ends)
+    });
+    if partial > 0 {
+        said.push(format!("{} have incomplete Lua stacks", share(partial)));
+    }
+    let deep = sum(|summary| summary.tally.both_ends);
+    if deep > 0 {
+        said.push(format!("{} have stacks so deep that only both ends are kept", share(deep)));
+    }
+    let native = sum(|summary| summary.tally.samples.saturating_sub(summary.tally.native_complete));
+    if native > 0 {
+        said.push(format!("{} have incomplete native stacks", share(native)));
+    }
+    said.extend(unresolved.iter().map(|(reason, count)| format!("{} have [unknown: {reason}]", share(*count))));
+    let left_out = sum(|summary| summary.left_out);
+    if left_out > 0 {
+        said.push(format!("{} of other code left out", counted(left_out, "sample")));
+    }
+    let lowered = summaries.iter().filter_map(|summary| summary.lowered_to);
+    if let Some((rate, weight)) = lowered.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+        said.push(format!(
+            "the rate was lowered to {rate:.0} Hz, where each sample counts as {weight}, since more cost too much"
+        ));
+    }
+    said.extend(noted.iter().map(|(what, count)| format!("{what}: {count}")));
+    if said.is_empty() { "none".to_owned() } else { said.join("; ") }
+}
+
+fn cost(summary: &Summary) -> String {
+    let others =
+        summary.others.map_or(String::new(), |others| format!("; to all others {:.3}% of each CPU", others * 100.0));
+    format!("{}{others}", summary.cost)
+}
+
+/// What several recordings cost together. All others lose the same at each tick, however many are recorded.
+fn common_cost(summaries: &[&Summary]) -> String {
+    let seconds: f64 = summaries.iter().map(|summary| summary.cost.seconds).sum();
+    let used: Option<f64> = summaries.iter().map(|summary| summary.used).sum();
+    let share =
+        used.filter(|used| *used > 0.0).map(|used| format!(", {:.2}% of their CPU time", seconds * 100.0 / used));
+    format!("{seconds:.3} s{}", share.unwrap_or_default())
+}

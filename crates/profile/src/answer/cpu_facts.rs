@@ -1,0 +1,346 @@
+//! What the stacks of a CPU profile say, counted once for all who ask.
+
+use std::collections::{HashMap, HashSet};
+
+use lj_trace_streams::VmState;
+
+use super::SpentOn;
+use crate::model::{FrameId, Profile as _};
+use crate::{CpuProfile, Frame};
+
+/// A CPU profile by its Lua functions and lines. Each sample counts once, for its innermost Lua function.
+#[derive(Clone, Debug, Default)]
+pub struct CpuFacts {
+    /// All samples.
+    pub samples: u64,
+    /// Those whose stacks have no Lua function.
+    pub outside: u64,
+    /// Those of [`outside`](Self::outside) that were in the kernel.
+    pub outside_in_kernel: u64,
+    /// Those of stacks that are too rare to be kept: their innermost frames are not known.
+    pub rare: u64,
+    /// Those that were in the kernel, whoever called it.
+    pub in_kernel: u64,
+    /// By what the VM was doing; what is outside of Lua is not among them, but for a VM at work for itself.
+    pub states: [u64; VmState::ALL.len()],
+    /// The Lua functions, the hottest first.
+    pub functions: Vec<FunctionFacts>,
+    /// The lines of all samples, the hottest first.
+    pub lines: Vec<(LinePlace, u64)>,
+    /// What the samples belong to, where they are of several processes or VMs, and its own facts.
+    pub parts: Vec<(String, CpuFacts)>,
+}
+
+/// A Lua function.
+#[derive(Clone, Debug, Default)]
+pub struct FunctionFacts {
+    /// Its name, without a mark that it was compiled.
+    pub name: String,
+    /// Samples in it, or in C code that it called.
+    pub own: u64,
+    /// Samples that have it anywhere in their stacks.
+    pub total: u64,
+    /// Its own samples by the line that it was at, where that is known.
+    pub lines: HashMap<Option<u32>, u64>,
+    /// Its own samples by the nearest Lua function that called it and has another name.
+    pub callers: HashMap<String, u64>,
+    /// Its own samples by what they were spent on, and the line.
+    pub spent: HashMap<(SpentOn, Option<u32>), u64>,
+}
+
+/// Where a sample was.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LinePlace {
+    /// At a line of a chunk.
+    Line {
+        /// The chunk, as shown.
+        chunk: String,
+        /// The line.
+        line: u32,
+    },
+    /// In this Lua function, at a line that is not known.
+    Function(String),
+    /// Not in Lua.
+    Outside,
+    /// In a stack that is too rare to be kept.
+    Rare,
+}
+
+impl CpuFacts {
+    /// Those of a whole profile, and of its parts if it has several.
+    pub fn of(profile: &CpuProfile) -> Self {
+        let mut parts: Vec<(Option<FrameId>, FactsCounter<'_>)> = Vec::new();
+        let (names, shown) = (LuaNames::of(profile), profile.shown().index);
+        for row in profile.weighted().rows() {
+            let count = row.weights[shown];
+            let at = parts.iter().position(|(root, _)| *root == row.root).unwrap_or_else(|| {
+                parts.push((row.root, FactsCounter::new(&names)));
+                parts.len() - 1
+            });
+            let is_root = |id: &FrameId| Some(*id) == row.root;
+            let frames = if row.frames.first().is_some_and(is_root) { &row.frames[1..] } else { row.frames };
+            parts[at].1.add(row.labels.state.unwrap_or(VmState::Cfunc), frames, count);
+        }
+        let name = |root: Option<FrameId>| {
+            root.and_then(|root| profile.frame(root)).map_or_else(String::new, Frame::to_string)
+        };
+        let mut parts: Vec<_> = parts.into_iter().map(|(root, part)| (name(root), part.facts())).collect();
+        match parts.len() {
+            0 => Self::default(),
+            1 => parts.swap_remove(0).1,
+            _ => {
+                let mut whole = Self::default();
+                parts.iter().for_each(|(_, part)| whole.take_in(part));
+                whole.sort();
+                parts.sort_by(|(a_name, a), (b_name, b)| b.samples.cmp(&a.samples).then_with(|| a_name.cmp(b_name)));
+                Self { parts, ..whole }
+            }
+        }
+    }
+
+    /// The hottest Lua function of a profile, and its samples: all that a progress line needs, and cheap.
+    pub fn hottest(profile: &CpuProfile) -> Option<(String, u64)> {
+        let mut functions: HashMap<FrameId, u64> = HashMap::new();
+        for (stack, count) in profile.stacks() {
+            let innermost = stack.iter().rev().find(|id| profile.frame(**id).is_some_and(is_lua));
+            let is_rare = |id: &FrameId| matches!(profile.frame(*id), Some(Frame::Rare));
+            let innermost = innermost.filter(|_| !stack.iter().rev().any(is_rare));
+            if let Some(id) = innermost {
+                *functions.entry(*id).or_default() += count;
+            }
+        }
+        // The frames of one function differ by their lines.
+        let mut names: HashMap<String, u64> = HashMap::new();
+        for (id, count) in functions {
+            *names.entry(profile.frame(id).map(plain_name).unwrap_or_default()).or_default() += count;
+        }
+        names.into_iter().max_by(|(a_name, a), (b_name, b)| a.cmp(b).then_with(|| b_name.cmp(a_name)))
+    }
+
+    fn take_in(&mut self, part: &Self) {
+        self.samples += part.samples;
+        self.outside += part.outside;
+        self.outside_in_kernel += part.outside_in_kernel;
+        self.rare += part.rare;
+        self.in_kernel += part.in_kernel;
+        self.states.iter_mut().zip(part.states).for_each(|(sum, count)| *sum += count);
+        merge(&mut self.lines, &part.lines);
+        let mut indices: HashMap<String, usize> =
+            self.functions.iter().enumerate().map(|(index, function)| (function.name.clone(), index)).collect();
+        for function in &part.functions {
+            match indices.get(&function.name) {
+                Some(&index) => self.functions[index].take_in(function),
+                None => {
+                    indices.insert(function.name.clone(), self.functions.len());
+                    self.functions.push(function.clone());
+                }
+            }
+        }
+    }
+
+    fn sort(&mut self) {
+        self.functions.sort_by(|a, b| (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a.name.cmp(&b.name)));
+        self.lines.sort_by(|(a_place, a), (b_place, b)| b.cmp(a).then_with(|| a_place.cmp(b_place)));
+    }
+}
+
+fn merge(lines: &mut Vec<(LinePlace, u64)>, others: &[(LinePlace, u64)]) {
+    let mut sums: HashMap<LinePlace, u64> = lines.drain(..).collect();
+    others.iter().for_each(|(place, count)| *sums.entry(place.clone()).or_default() += count);
+    lines.extend(sums);
+}
+
+impl FunctionFacts {
+    fn take_in(&mut self, other: &Self) {
+        self.own += other.own;
+        self.total += other.total;
+        other.lines.iter().for_each(|(line, count)| *self.lines.entry(*line).or_default() += count);
+        other.callers.iter().for_each(|(caller, count)| *self.callers.entry(caller.clone()).or_default() += count);
+        other.spent.iter().for_each(|(spent, count)| *self.spent.entry(spent.clone()).or_default() += count);
+    }
+
+    /// The line with most of its own samples, if any is known.
+    pub fn hottest_line(&self) -> Option<(u32, u64)> {
+        let known = self.lines.iter().filter_map(|(line, count)| Some(((*line)?, *count)));
+        known.max_by_key(|(line, count)| (*count, std::cmp::Reverse(*line)))
+    }
+
+    /// Who called it most often, if any Lua function did.
+    pub fn main_caller(&self) -> Option<(&str, u64)> {
+        let callers = self.callers.iter().map(|(name, count)| (name.as_str(), *count));
+        callers.max_by_key(|(name, count)| (*count, std::cmp::Reverse(*name)))
+    }
+}
+
+/// What is the same for all samples of a profile: the names of its Lua functions, each of which may have many frames.
+struct LuaNames<'a> {
+    profile: &'a CpuProfile,
+    /// By the number of the frame: that of the name, if it is a Lua function's.
+    of_frames: Vec<Option<usize>>,
+    names: Vec<String>,
+}
+
+impl<'a> LuaNames<'a> {
+    fn of(profile: &'a CpuProfile) -> Self {
+        let (mut names, mut numbers) = (Vec::new(), HashMap::new());
+        let mut number = |frame: &Frame| {
+            let name = plain_name(frame);
+            *numbers.entry(name.clone()).or_insert_with(|| {
+                names.push(name);
+                names.len() - 1
+            })
+        };
+        let of_frames = profile.frames().iter().map(|frame| is_lua(frame).then(|| number(frame))).collect();
+        Self { profile, of_frames, names }
+    }
+
+    fn number(&self, id: FrameId) -> Option<usize> {
+        self.of_frames.get(id.index()).copied().flatten()
+    }
+}
+
+fn is_lua(frame: &Frame) -> bool {
+    matches!(frame, Frame::Lua { .. })
+}
+
+/// The name of a Lua function, compiled or not.
+fn plain_name(frame: &Frame) -> String {
+    let name = frame.to_string();
+    name.strip_suffix("_[j]").map_or_else(|| name.clone(), str::to_owned)
+}
+
+/// The facts of one part, while they are counted.
+struct FactsCounter<'a> {
+    names: &'a LuaNames<'a>,
+    facts: CpuFacts,
+    functions: HashMap<usize, FunctionFacts>,
+    lines: HashMap<LinePlace, u64>,
+    /// By the numbers of names, which are cheaper than these.
+    callers: HashMap<(usize, usize), u64>,
+    seen: HashSet<usize>,
+}
+
+impl<'a> FactsCounter<'a> {
+    fn new(names: &'a LuaNames<'a>) -> Self {
+        let (functions, lines, callers) = Default::default();
+        Self { names, facts: CpuFacts::default(), functions, lines, callers, seen: HashSet::new() }
+    }
+
+    fn add(&mut self, state: VmState, stack: &[FrameId], count: u64) {
+        let Self { names, facts, functions, lines, callers, seen } = self;
+        let frame = |id: &FrameId| names.profile.frame(*id);
+        facts.samples += count;
+        let in_kernel = stack.iter().rev().any(|id| matches!(frame(id), Some(Frame::Kernel { .. })));
+        facts.in_kernel += if in_kernel { count } else { 0 };
+        seen.clear();
+        for number in stack.iter().filter_map(|id| names.number(*id)) {
+            if seen.insert(number) {
+                functions.entry(number).or_default().total += count;
+            }
+        }
+        if stack.iter().rev().any(|id| matches!(frame(id), Some(Frame::Rare))) {
+            facts.rare += count;
+            facts.states[state as usize] += count;
+            *lines.entry(LinePlace::Rare).or_default() += count;
+            return;
+        }
+        let innermost = stack.iter().enumerate().rev().find_map(|(at, id)| Some((at, *id, names.number(*id)?)));
+        let Some((at, id, function)) = innermost else {
+            match state {
+                VmState::Cfunc => facts.outside += count,
+                // A VM without a Lua function works for itself, or its stack could not be read.
+                state => facts.states[state as usize] += count,
+            }
+            if state == VmState::Cfunc && in_kernel {
+                facts.outside_in_kernel += count;
+            }
+            *lines.entry(LinePlace::Outside).or_default() += count;
+            return;
+        };
+        facts.states[state as usize] += count;
+        let outwards = stack[..at].iter().rev().filter_map(|id| names.number(*id));
+        if let Some(caller) = outwards.into_iter().find(|caller| *caller != function) {
+            *callers.entry((function, caller)).or_default() += count;
+        }
+        let line = frame(&id).and_then(Frame::current_line);
+        let place = match (frame(&id), line) {
+            (Some(Frame::Lua { chunk, .. }), Some(line)) => LinePlace::Line { chunk: chunk.to_string(), line },
+            _ => LinePlace::Function(names.names[function].clone()),
+        };
+        *lines.entry(place).or_default() += count;
+        let own = functions.entry(function).or_default();
+        own.own += count;
+        *own.lines.entry(line).or_default() += count;
+        let spent = SpentOn::of(state, stack[at + 1..].iter().filter_map(frame));
+        *own.spent.entry((spent, line)).or_default() += count;
+    }
+
+    fn facts(self) -> CpuFacts {
+        let Self { names, mut facts, mut functions, lines, callers, .. } = self;
+        for ((function, caller), count) in callers {
+            if let Some(function) = functions.get_mut(&function) {
+                function.callers.insert(names.names[caller].clone(), count);
+            }
+        }
+        let named =
+            functions.into_iter().map(|(number, facts)| FunctionFacts { name: names.names[number].clone(), ..facts });
+        facts.functions = named.collect();
+        facts.lines = lines.into_iter().collect();
+        facts.sort();
+        facts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lua(name: &str, first: u32, line: Option<u32>) -> Frame {
+        Frame::lua(Some(name.into()), b"@a.lua", first, line)
+    }
+
+    fn c(symbol: &str) -> Frame {
+        Frame::C { symbol: symbol.into(), module: None }
+    }
+
+    #[test]
+    fn every_sample_counts_once_for_functions_and_for_lines() {
+        let mut profile = CpuProfile::new("");
+        for _ in 0..3 {
+            let hot = lua("hot", 5, Some(7)).compiled();
+            profile.add(VmState::Trace, [c("_start"), lua("main", 1, Some(2)), hot]);
+        }
+        profile.add(VmState::Lfunc, [lua("main", 1, Some(2)), lua("hot", 5, Some(6)), lua("hot", 5, None)]);
+        profile.add(VmState::Cfunc, [lua("main", 1, Some(3)), c("memcpy"), Frame::Kernel { symbol: "kernel".into() }]);
+        profile.add(VmState::Cfunc, [c("_start"), c("poll"), Frame::Kernel { symbol: "kernel".into() }]);
+        profile.add(VmState::Gc, [c("_start"), c("lj_gc_step")]);
+        let facts = CpuFacts::of(&profile);
+        assert_eq!((facts.samples, facts.outside, facts.outside_in_kernel, facts.in_kernel), (7, 1, 1, 2));
+        assert_eq!(facts.functions.iter().map(|function| function.own).sum::<u64>(), 5);
+        assert_eq!(facts.lines.iter().map(|(_, count)| count).sum::<u64>(), 7);
+        assert_eq!(facts.states.iter().sum::<u64>() + facts.outside, 7);
+        let [hot, main] = [&facts.functions[0], &facts.functions[1]];
+        assert_eq!((hot.name.as_str(), hot.own, hot.total), ("hot@a.lua:5", 4, 4));
+        assert_eq!((main.name.as_str(), main.own, main.total), ("main@a.lua:1", 1, 5));
+        assert_eq!((hot.hottest_line(), hot.main_caller()), (Some((7, 3)), Some(("main@a.lua:1", 4))));
+        assert_eq!(facts.lines[0].0, LinePlace::Line { chunk: "a.lua".to_owned(), line: 7 });
+        assert!(facts.lines.contains(&(LinePlace::Function("hot@a.lua:5".to_owned()), 1)), "{:?}", facts.lines);
+        assert_eq!(main.spent[&(SpentOn::Kernel(Some("memcpy".into())), Some(3))], 1);
+        assert_eq!(CpuFacts::hottest(&profile), Some(("hot@a.lua:5".to_owned(), 4)));
+    }
+
+    #[test]
+    fn the_whole_is_the_sum_of_its_parts() {
+        let mut profile = CpuProfile::new("");
+        for (root, samples) in [("nginx (pid 1)", 2), ("nginx (pid 2)", 5)] {
+            for _ in 0..samples {
+                let root = Frame::Root { name: root.into() };
+                profile.add(VmState::Lfunc, [root, lua("main", 1, Some(2)), lua("hot", 5, Some(7))]);
+            }
+        }
+        let facts = CpuFacts::of(&profile);
+        assert_eq!((facts.samples, facts.functions[0].own, facts.functions[1].total), (7, 7, 7));
+        let parts: Vec<_> = facts.parts.iter().map(|(name, part)| (name.as_str(), part.functions[0].own)).collect();
+        assert_eq!(parts, [("nginx (pid 2)", 5), ("nginx (pid 1)", 2)]);
+    }
+}
