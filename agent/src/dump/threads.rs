@@ -84,19 +84,19 @@ impl OsThread {
         let (name, state) = name_and_state(&stat)?;
         Some(Self { tid, name, state, place: ThreadPlace::read(pid, tid) })
     }
+}
 
-    /// What it does, in words.
-    pub fn describe(&self) -> &'static str {
-        match self.state {
-            'R' => "running",
-            'S' => "sleeping",
-            'D' => "waiting for a device",
-            'T' => "stopped",
-            't' => "stopped by a debugger",
-            'Z' | 'X' => "exited",
-            'I' => "idle",
-            _ => "in an unknown state",
-        }
+/// What a thread in a state does, in words.
+pub fn describe(state: char) -> &'static str {
+    match state {
+        'R' => "running",
+        'S' => "sleeping",
+        'D' => "waiting for a device",
+        'T' => "stopped",
+        't' => "stopped by a debugger",
+        'Z' | 'X' => "exited",
+        'I' => "idle",
+        _ => "in an unknown state",
     }
 }
 
