@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use lj_trace_engine::resolve::LayoutDecision;
 use lj_trace_heap::watchdog::Watchdog;
-use lj_trace_luajit::find_vms;
+use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_process::Process;
 
 use super::parse_pid;
@@ -56,9 +57,23 @@ pub fn run(args: &DumpArgs) -> Result<(), CommandError> {
     super::print(&dumped, args.json)
 }
 
+/// Decides what the layouts of VMs leave open until there are traces, as far as there are any.
+fn decide(process: &Process, vms: &mut [Vm]) {
+    /// VMs of one process are mostly of one build: what is decided of one holds for the others.
+    const TRIES: usize = 8;
+    for _ in 0..TRIES {
+        let open = vms.iter().filter(|vm| vm.leaves_traces_open());
+        let Some(decided) = open.take(TRIES).find_map(|vm| LayoutDecision::default().decide(process, vm)) else {
+            return;
+        };
+        vms.iter_mut().for_each(|vm| _ = vm.learn_from(&decided));
+    }
+}
+
 fn dump(process: &Process, args: &DumpArgs) -> Result<Dump, CommandError> {
     let maps = process.maps()?;
-    let vms = find_vms(process, &maps)?;
+    let mut vms = find_vms(process, &maps)?;
+    decide(process, &mut vms);
     let options = DumpOptions { locals: args.locals };
     let Some(limit) = args.pause else {
         let limit = LimitArgs { max_overhead: None, no_limit: true };

@@ -56,10 +56,10 @@ impl StoppedProcess {
         Self { threads }
     }
 
-    /// Where a thread stands that has these program counter and stack pointer.
-    fn entry(&self, tid: u32, (pc, sp): (u64, u64)) -> Option<Entry> {
+    /// The registers of a thread, while it stands still.
+    fn registers(&self, pid: u32, tid: u32) -> Option<SampledRegisters> {
         let registers = self.threads.get(&tid)?.1?;
-        (registers[reg::PC] == pc && registers[reg::SP] == sp).then_some(Entry::Stopped(registers))
+        threads::is_traced(pid, tid).then_some(registers)
     }
 }
 
@@ -169,14 +169,14 @@ impl Taking<'_> {
             frames: Vec::new(),
             coroutines: Vec::new(),
         };
-        let mut place = thread.place;
+        let (mut place, _) = self.place(thread.tid);
         for attempt in 1..=ATTEMPTS {
             let ThreadPlace::Waiting { pc, sp, .. } = place else {
                 // It may just have been between two system calls.
-                place = ThreadPlace::read(self.pid, thread.tid);
+                place = self.place(thread.tid).0;
                 continue;
             };
-            let stopped = self.stopped.and_then(|stopped| stopped.entry(thread.tid, (pc, sp)));
+            let stopped = self.place(thread.tid).1.map(Entry::Stopped);
             dump.seen_by = if stopped.is_some() { SeenBy::Stop } else { SeenBy::Wait };
             let entry = stopped.unwrap_or(Entry::Registers { pc, sp });
             let snapshot = StackSnapshot::read(&self.target, entry);
@@ -186,7 +186,7 @@ impl Taking<'_> {
                 // Some of what is read now is not in the snapshot: functions, traces.
                 self.resolve(again, &mut dump);
             }
-            let now = ThreadPlace::read(self.pid, thread.tid);
+            let (now, _) = self.place(thread.tid);
             dump.in_motion = is_torn || now != place;
             if !dump.in_motion || attempt == ATTEMPTS {
                 self.on_threads.values_mut().filter(|own| own.tid == Some(thread.tid)).for_each(|own| {
@@ -207,6 +207,17 @@ impl Taking<'_> {
             dump.state = "running";
         }
         dump
+    }
+
+    /// Where a thread is, and its registers, if it stands still.
+    fn place(&self, tid: u32) -> (ThreadPlace, Option<SampledRegisters>) {
+        match self.stopped.and_then(|stopped| stopped.registers(self.pid, tid)) {
+            Some(registers) => {
+                let (pc, sp) = (registers[reg::PC], registers[reg::SP]);
+                (ThreadPlace::Waiting { pc, sp, mark: 0 }, Some(registers))
+            }
+            None => (ThreadPlace::read(self.pid, tid), None),
+        }
     }
 
     /// What a thread does, or did before it was stopped.

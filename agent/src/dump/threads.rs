@@ -100,6 +100,12 @@ pub fn describe(state: char) -> &'static str {
     }
 }
 
+/// Whether a thread is stopped by whoever traces it.
+pub fn is_traced(pid: u32, tid: u32) -> bool {
+    let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    name_and_state(&String::from_utf8_lossy(&stat)).is_some_and(|(_, state)| state == 't')
+}
+
 fn name_and_state(stat: &str) -> Option<(String, char)> {
     let (open, close) = (stat.find('(')?, stat.rfind(')')?);
     let name = stat.get(open + 1..close)?.to_owned();
