@@ -167,6 +167,34 @@ mod tests {
     }
 
     #[test]
+    fn long_paths_leave_function_and_line_in_sight() {
+        let mut app = app();
+        let path = format!("@/srv/{}/handlers/checkout.lua", "very/long/path".repeat(9));
+        let frame = Named::lua(Some("Checkout.total".into()), path.as_bytes(), 1234, Some(5678));
+        let frames = vec![ResolvedFrame { named: std::sync::Arc::new(frame), code: Code::Name }];
+        let sample = Resolved {
+            state: Some(VmState::Lfunc),
+            vm: Some(0),
+            tid: 1,
+            time: 0,
+            allocation: None,
+            thread_name: None,
+            trace: None,
+            frames,
+        };
+        app.sample(&sample, Named::vm(0));
+        let memory = app.allocations.clone();
+        memory.borrow_mut().event(0, &Event::Symbol(Symbol::lua(0x2000, path.as_bytes(), 1234)));
+        let source = Source::Lua { proto: 0x2000, line: 4321 };
+        memory.borrow_mut().event(0, &Event::Alloc { source, addr: 0x20, size: 1 << 20 });
+        expect(&screen(&app, 80, 24), &["Checkout.total@...", "checkout.lua:1234"]);
+        app.act(Action::Show(Tab::Lines));
+        expect(&screen(&app, 80, 24), &["out.lua:5678  in Checkout.total@...", "out.lua:1234"]);
+        app.act(Action::Show(Tab::Allocations));
+        expect(&screen(&app, 80, 24), &[".lua:4321  in @...", ".lua:1234"]);
+    }
+
+    #[test]
     fn nothing_and_no_room_are_no_reason_to_panic() {
         for (width, height) in [(1, 1), (10, 3), (30, 12), (80, 5), (300, 200)] {
             screen(&App::new(TopTarget::default()), width, height);
