@@ -1,6 +1,6 @@
 //! The options of `lj-trace record`.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -21,7 +21,7 @@ use crate::commands::parse_pid;
 use crate::exit::CommandError;
 
 /// What else chooses processes.
-const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
+const WHOM: [&str; 5] = ["command", "name", "unit", "container", "program"];
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]
@@ -38,22 +38,32 @@ pub struct RecordArgs {
     pub command: Option<String>,
 
     /// The same as NAME, for a name that is a command of lj-trace's, too
-    #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
+    #[arg(long, conflicts_with_all = ["command", "unit", "container", "program"])]
     pub name: Option<String>,
 
     /// The processes of a systemd unit, such as `tarantool@shop` or `nginx.service`
-    #[arg(long, conflicts_with_all = ["command", "container"])]
+    #[arg(long, conflicts_with_all = ["command", "container", "program"])]
     pub unit: Option<String>,
 
     /// The processes of a container, by its id, or the first digits of it
-    #[arg(long, value_name = "ID", conflicts_with = "command", value_parser = parse_container)]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["command", "program"], value_parser = parse_container)]
     pub container: Option<String>,
+
+    /// A program to start, and to profile from its first instruction, with its arguments, behind `--`
+    ///
+    /// lj-trace waits for its end, and exits with its code. Under sudo(8) it runs as the user who has called that.
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["command", "vm", "wait"])]
+    pub program: Vec<OsString>,
+
+    /// Under sudo, run the program as root
+    #[arg(long, requires = "program")]
+    pub as_root: bool,
 
     /// Profile the processes that this one has started and that have a VM, in its place: the workers of nginx's master
     ///
     /// Each gets streams (and reports of its memory) of its own, with its process id in their names; reports of CPU time
     /// hold all of them, each as a root of the stacks. Those that are started later are recorded from then on. It ends
-    /// when the process and all of them have exited.
+    /// when the process and all of them have exited. With a program that lj-trace starts, that one is profiled, too.
     #[arg(long, conflicts_with_all = ["vm", "command", "name", "unit", "container"])]
     pub children: bool,
 
@@ -186,6 +196,7 @@ Examples:
   sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234-TIME.sysprof.bin
   sudo lj-trace nginx -d 30s -o cpu.svg               all processes of that name, in one flame graph
   sudo lj-trace --unit tarantool@shop -d 30s          those of a systemd unit; --container ID: of a container
+  sudo lj-trace -o cpu.svg -- luajit x.lua            a program, from its first instruction on
   sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph
   sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
   sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
@@ -299,6 +310,7 @@ impl RecordArgs {
     pub(in crate::commands) fn options(&self) -> Result<Options, CommandError> {
         self.check_standard_output()?;
         self.check_terminal(std::io::stdout().is_terminal())?;
+        self.check_program()?;
         self.check_rotation()?;
         self.check_windows()?;
         let kinds = self.mode.kinds();
@@ -386,6 +398,27 @@ impl RecordArgs {
                 );
                 return refused(message);
             }
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot be done to a program that lj-trace starts.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_program(&self) -> Result<(), CommandError> {
+        if self.program.is_empty() {
+            return Ok(());
+        }
+        let is_standard = |output: &String| output.parse::<Output>().is_ok_and(|output| output.file.is_none());
+        if self.output.iter().any(is_standard) {
+            return Err(CommandError::usage("standard output is that of the program: name a file with --output FILE"));
+        }
+        if self.mode != Mode::Sysprof {
+            return Err(CommandError::usage(
+                "a memory profile needs a VM to begin with, and a program that lj-trace starts has none yet: start it yourself, \
+                 and record it with --pid and --wait",
+            ));
         }
         Ok(())
     }
