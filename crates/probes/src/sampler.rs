@@ -143,8 +143,14 @@ impl Sampler {
     ///
     /// # Errors
     /// [`ProbeError::Refused`] by the kernel.
-    pub fn follow(&self, programs: &mut Programs, process: &Process) -> Result<(), ProbeError> {
-        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)
+    pub fn follow(&mut self, programs: &mut Programs, process: &Process) -> Result<(), ProbeError> {
+        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)?;
+        // A process that executes another program is not sampled any more.
+        if matches!(self.events, Events::OnThreads(_)) {
+            self.events = Events::OnThreads(Vec::new());
+            self.attach_threads(programs, process, self.rate)?;
+        }
+        self.begin()
     }
 
     /// The samples that it takes a second.

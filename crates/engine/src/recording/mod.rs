@@ -632,7 +632,7 @@ impl Recording {
         }
         self.discovery = VmDiscovery::new(process, false, true);
         let Self { cpu, programs, .. } = self;
-        Ok(cpu.as_ref().map_or(Ok(()), |cpu| cpu.sampler.follow(programs, process))?)
+        Ok(cpu.as_mut().map_or(Ok(()), |cpu| cpu.sampler.follow(programs, process))?)
     }
 
     /// Samples and events that never arrived so far, by reason.
