@@ -77,7 +77,8 @@ fn dump(process: &Process, args: &DumpArgs) -> Result<Dump, CommandError> {
     let options = DumpOptions { locals: args.locals };
     let Some(limit) = args.pause else {
         let limit = LimitArgs { max_overhead: None, no_limit: true };
-        let samples = RecordArgs::live(args.pid, None, Mode::Sysprof, sampled::RATE, limit)?;
+        let samples =
+            RecordArgs::live(&["--pid", &args.pid.to_string()], None, Mode::Sysprof, sampled::RATE, limit)?.options;
         return Ok(take(process, &vms, options, &Precision::Samples(Box::new(samples)))?);
     };
     std::thread::scope(|scope| {

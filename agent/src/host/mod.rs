@@ -210,6 +210,16 @@ fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
     Some(ListedVm { summary, activity: activity(&memory, vm, &status) })
 }
 
+/// What people know a process by: its command, with its role if its title says one: `nginx: worker`.
+pub fn title(process: &Process) -> String {
+    let line = proc_file::read(format!("/proc/{}/cmdline", process.pid())).unwrap_or_default();
+    let command = process.command();
+    match role::role(&line, &command) {
+        Some(role) => format!("{command}: {role}"),
+        None => command,
+    }
+}
+
 fn arguments(line: &[u8]) -> Vec<String> {
     let bytes = line.strip_suffix(&[0]).unwrap_or(line);
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()

@@ -259,22 +259,31 @@ impl Mode {
     }
 }
 
+/// What is looked at.
+pub struct LiveOptions {
+    /// The options of a recording that is not written anywhere.
+    pub options: Options,
+    /// What chooses the processes, if that is no process id.
+    pub selector: Option<Selector>,
+}
+
 impl RecordArgs {
-    /// What is recorded for somebody who only looks on: nothing is written.
+    /// What is recorded for somebody who only looks on: nothing is written. `whom` are the words of the command line that choose
+    /// processes.
     ///
     /// # Errors
-    /// None: a process id is all that is needed.
+    /// These words contradict each other.
     pub(in crate::commands) fn live(
-        pid: u32,
+        whom: &[&str],
         vm: Option<u64>,
         mode: Mode,
         rate: u32,
         limit: LimitArgs,
-    ) -> Result<Options, CommandError> {
-        let all_else = Self::parse(&["--pid", &pid.to_string()]);
-        let all_else = all_else.map_err(|error| CommandError::usage(error.to_string()))?;
-        let options = Self { vm, mode, rate, limit, quiet: true, ..all_else }.options()?;
-        Ok(Options { default_streams: None, ..options })
+    ) -> Result<LiveOptions, CommandError> {
+        let all_else = Self::parse(whom).map_err(|error| CommandError::usage(error.to_string().trim_end()))?;
+        let args = Self { vm, mode, rate, limit, quiet: true, ..all_else };
+        let options = Options { default_streams: None, ..args.options()? };
+        Ok(LiveOptions { options, selector: args.selector() })
     }
 
     /// Reads them from the words of a command line.

@@ -24,7 +24,7 @@ use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use args::{LimitArgs, Mode, RecordArgs};
+pub use args::{LimitArgs, LiveOptions, Mode, RecordArgs};
 pub(super) use args::{no_text_for_terminal, parse_address, parse_duration};
 use interrupts::Interrupts;
 use program::StartedProgram;
@@ -168,7 +168,7 @@ fn is_own(folder: &Path) -> bool {
 }
 
 /// Whether this thread could still attach to a process.
-fn can_attach(options: &Options) -> bool {
+pub(super) fn can_attach(options: &Options) -> bool {
     let samples = !options.kinds.cpu || try_open(Clock::CpuClock).is_ok();
     // Probes that are perf events want `CAP_SYS_ADMIN`.
     let probes = !options.kinds.allocations

@@ -3,6 +3,7 @@
 mod graph;
 mod header;
 mod help;
+mod overview;
 mod rows;
 
 use lj_trace_profile::frame::FrameKind;
@@ -12,6 +13,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::app::App;
+pub use overview::draw_overview;
 
 /// Colours, where there are any (<https://no-color.org>).
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,7 @@ fn footer(app: &App) -> Line<'static> {
     let filter = if app.filter.is_empty() { String::new() } else { format!("only rows with \"{}\"  ", app.filter) };
     Line::from(vec![
         Span::styled(filter, Style::new().add_modifier(Modifier::REVERSED)),
+        Span::raw(if app.target.of_several { "Backspace all  " } else { "" }),
         Span::raw("q quit  Tab view  s sort  / filter  p pause  a span  c clear  h help"),
     ])
 }
@@ -109,6 +112,7 @@ mod tests {
             rate: Some(100),
             memory: true,
             interval: Duration::from_secs(1),
+            of_several: false,
         };
         let mut app = App::new(target);
         let frame = |named| ResolvedFrame { named: std::sync::Arc::new(named), code: Code::Name };
