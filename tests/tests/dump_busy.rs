@@ -102,7 +102,7 @@ fn lua_thread(dump: &Value) -> Result<&Value> {
 #[test]
 fn every_dump_shows_the_function_and_the_line() -> Result<()> {
     for program in [LUAJIT, TARANTOOL].into_iter().filter_map(Program::find) {
-        for kind in 0..KINDS.len() {
+        for (kind, (name, _)) in KINDS.into_iter().enumerate() {
             let busy = Busy::start(&program, kind, kind + program.name.len())?;
             let shown = |more: &[&str], seen_by: &str| -> Result<()> {
                 let dump = dump(busy.workload.pid(), more)?;
@@ -114,7 +114,7 @@ fn every_dump_shows_the_function_and_the_line() -> Result<()> {
             // Of the one that is in most installations, twelve.
             let times = if program.name == LUAJIT { 3 } else { 1 };
             let check = || (0..times).try_for_each(|_| shown(&[], "sample").and(shown(&["--pause"], "stop")));
-            check().with_context(|| format!("{}, {}", program.name, KINDS[kind].0))?;
+            check().with_context(|| format!("{}, {}", program.name, name))?;
             ensure!(!stands(busy.workload.pid()), "it does not go on");
         }
     }
@@ -245,11 +245,8 @@ fn it_says_who_traces_it_already() -> Result<()> {
     let pid = libc::pid_t::try_from(busy.workload.pid())?;
     let nothing = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: the request takes no address, and the process is ours.
-    ensure!(
-        unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, nothing, nothing) } == 0,
-        "{}",
-        std::io::Error::last_os_error()
-    );
+    let outcome = unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, nothing, nothing) };
+    ensure!(outcome == 0, "{}", std::io::Error::last_os_error());
     let arguments = ["dump", "--pid", &pid.to_string(), "--pause"];
     let own = format!("(pid {}) traces it", std::process::id());
     run(arguments)?.expect(exit_code::PRIVILEGES, &[&own, "leave out --pause"]);
