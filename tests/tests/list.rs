@@ -1,6 +1,7 @@
 //! `lj-trace list` finds every LuaJIT process of this host, and nothing else.
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{ALL, LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::source::{definition_of, line_of};
 use lj_trace_tests::tracer::{Tracer, run};
@@ -93,5 +94,33 @@ fn counts_what_it_may_not_look_at() -> Result<()> {
     ensure!(process(&listing, workload.pid()).is_none(), "{listing:#}");
     let outcome = Tracer::start_as_nobody(folder.path(), &["list"])?.wait()?;
     ensure!(outcome.stdout.contains("more could not be looked at: that takes root"), "{}", outcome.stdout);
+    Ok(())
+}
+
+/// The processes of a listing, by what they use of the CPU.
+#[test]
+fn the_busiest_come_first_with_their_roles() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let idle = Workload::start(&program, SCRIPT, &[])?;
+    let mut busy = Workload::start(&program, SCRIPT, &[])?;
+    busy.go()?;
+    let nginx = Nginx::start(1)?;
+    let listing = list()?;
+    let all = listing["processes"].as_array().context("no processes")?;
+    let shares: Vec<f64> = all.iter().filter_map(|process| process["cpu"].as_f64()).collect();
+    ensure!(shares.is_sorted_by(|a, b| a >= b) && !shares.is_empty(), "{shares:?}");
+    let place =
+        |pid: u32| all.iter().position(|process| process["pid"] == pid).with_context(|| format!("{pid}: {all:#?}"));
+    ensure!(place(busy.pid())? < place(idle.pid())?, "{all:#?}");
+    let cpu = |pid: u32| process(&listing, pid).and_then(|process| process["cpu"].as_f64());
+    // Others may have most of the CPU.
+    ensure!(cpu(busy.pid()).is_some_and(|cpu| cpu > 5.0 && cpu < 110.0), "{all:#?}");
+    ensure!(cpu(idle.pid()).is_some_and(|cpu| cpu < 1.0), "{all:#?}");
+    ensure!(process(&listing, busy.pid()).is_some_and(|process| process["role"].is_null()), "{all:#?}");
+    if let Some(nginx) = nginx {
+        let role = |pid: u32| process(&listing, pid).map(|process| process["role"].clone());
+        ensure!(role(nginx.workers()[0]) == Some("worker".into()), "{all:#?}");
+        ensure!(role(nginx.pid()).is_none_or(|role| role == "master"), "{all:#?}");
+    }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::screen::{ENDED, Screen};
 use lj_trace_tests::tracer::{exit_code, run};
@@ -115,6 +116,40 @@ fn stays_when_the_process_goes() -> Result<()> {
     screen.wait_for(&["THE PROCESS HAS EXITED", "demo.lua:"])?;
     screen.press(&["2"])?;
     screen.wait_for(&["samples line", "demo.lua:"])?;
+    screen.press(&["q"])?;
+    screen.wait_for(&[&format!("{ENDED} 0")])?;
+    Ok(())
+}
+
+/// Which worker is the busy one is seen at once, and what it does is two keys away.
+#[test]
+fn shows_all_workers_of_nginx() -> Result<()> {
+    let Some(mut nginx) = Nginx::start(2)? else { return Ok(()) };
+    let (master, workers) = (nginx.pid().to_string(), nginx.workers().to_vec());
+    let screen =
+        Screen::start(80, 24, &["top", "--pid", &master, "--children", "--interval", "200ms", "--rate", "499"])?;
+    let row = |text: &str, pid: u32| {
+        let row = text.lines().find(|line| line.split_whitespace().next() == Some(&pid.to_string()));
+        row.map(str::to_owned)
+    };
+    let is_busy =
+        |text: &str, pid: u32| row(text, pid).is_some_and(|row| row.contains("nginx: worker") && row.contains(".lua:"));
+    let seen = screen.wait_until("both workers with what they do", |text| {
+        text.contains("CPU %") && workers.iter().all(|pid| is_busy(text, *pid))
+    })?;
+    ensure!(seen.contains(&format!("children of process {master}")), "{seen}");
+    // The first one is chosen: it is looked at alone, and left again.
+    screen.press(&["Enter"])?;
+    let seen = screen.wait_for(&["1 Functions", "worker.lua", "Backspace all"])?;
+    ensure!(workers.iter().any(|pid| seen.contains(&format!("(pid {pid})"))), "{seen}");
+    screen.press(&["BSpace"])?;
+    screen.wait_for(&["CPU %"])?;
+    // One goes, and one comes.
+    nginx.kill(workers[0])?;
+    let new = nginx.wait_for_new()?;
+    screen.wait_until("the new worker", |text| {
+        row(text, new).is_some() && row(text, workers[0]).is_some_and(|row| row.contains("(has ended)"))
+    })?;
     screen.press(&["q"])?;
     screen.wait_for(&[&format!("{ENDED} 0")])?;
     Ok(())

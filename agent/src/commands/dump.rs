@@ -1,11 +1,16 @@
 //! `lj-trace dump`: what a process executes right now.
 
+use std::time::Duration;
+
 use clap::Args;
-use lj_trace_luajit::find_vms;
+use lj_trace_engine::resolve::LayoutDecision;
+use lj_trace_heap::watchdog::Watchdog;
+use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_process::Process;
 
 use super::parse_pid;
-use crate::dump::{Dump, DumpOptions, take};
+use super::record::{LimitArgs, Mode, RecordArgs, parse_duration};
+use crate::dump::{Dump, DumpOptions, OsThread, Precision, StoppedProcess, sampled, take};
 use crate::exit::CommandError;
 
 /// Options of `lj-trace dump`.
@@ -20,6 +25,11 @@ pub struct DumpArgs {
     #[arg(short, long)]
     pub locals: bool,
 
+    /// Stop the process while it is read, for this long at most: everything is as it was at one moment
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "10s", value_parser = parse_duration)]
+    pub pause: Option<Duration>,
+
     /// Write JSON, for programs
     #[arg(long)]
     pub json: bool,
@@ -29,9 +39,13 @@ const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace dump --pid 1234            what every coroutine and thread executes
   sudo lj-trace dump --pid 1234 --locals   and with which variables
+  sudo lj-trace dump --pid 1234 --pause    everything as it was at one moment: it is stopped meanwhile
   sudo lj-trace dump --pid 1234 --json | jq '.vms[].coroutines[] | select(.status == \"suspended\").frames[0].function'
 
-The process is neither stopped nor changed. Where it moved on while it was read, that is said.";
+A thread that waits is shown where it waits. One that runs is shown as a sample saw it, which takes what a recording takes
+(root, or CAP_BPF and CAP_PERFMON), for some milliseconds. What moved on while it was read is marked. With --pause, all
+threads are stopped by ptrace, and go on as soon as all is read, or the given time (10s) is over, or lj-trace ends for
+whatever reason. Variables (--locals) of a function that runs need --pause.";
 
 /// Runs the command.
 ///
@@ -43,8 +57,37 @@ pub fn run(args: &DumpArgs) -> Result<(), CommandError> {
     super::print(&dumped, args.json)
 }
 
+/// Decides what the layouts of VMs leave open until there are traces, as far as there are any.
+fn decide(process: &Process, vms: &mut [Vm]) {
+    /// VMs of one process are mostly of one build: what is decided of one holds for the others.
+    const TRIES: usize = 8;
+    for _ in 0..TRIES {
+        let open = vms.iter().filter(|vm| vm.leaves_traces_open());
+        let Some(decided) = open.take(TRIES).find_map(|vm| LayoutDecision::default().decide(process, vm)) else {
+            return;
+        };
+        vms.iter_mut().for_each(|vm| _ = vm.learn_from(&decided));
+    }
+}
+
 fn dump(process: &Process, args: &DumpArgs) -> Result<Dump, CommandError> {
     let maps = process.maps()?;
-    let vms = find_vms(process, &maps)?;
-    Ok(take(process, &vms, DumpOptions { locals: args.locals })?)
+    let mut vms = find_vms(process, &maps)?;
+    decide(process, &mut vms);
+    let options = DumpOptions { locals: args.locals };
+    let Some(limit) = args.pause else {
+        let limit = LimitArgs { max_overhead: None, no_limit: true };
+        let samples =
+            RecordArgs::live(&["--pid", &args.pid.to_string()], None, Mode::Sysprof, sampled::RATE, limit)?.options;
+        return Ok(take(process, &vms, options, &Precision::Samples(Box::new(samples)))?);
+    };
+    std::thread::scope(|scope| {
+        let before = OsThread::all(process);
+        let watchdog = Watchdog::stop(scope, process, limit)?;
+        let stopped = StoppedProcess::new(before, watchdog.threads());
+        let dump = take(process, &vms, options, &Precision::Stopped(&stopped));
+        let stood = watchdog.release();
+        let paused = Some((stood.time.as_secs_f64() * 1e4).round() / 10.0);
+        Ok(Dump { paused, went_on: !stood.to_the_end, ..dump? })
+    })
 }

@@ -250,7 +250,9 @@ impl From<PauseError> for CommandError {
     fn from(error: PauseError) -> Self {
         match error {
             PauseError::Target(error) => error.into(),
-            PauseError::Refused { .. } => Self::new(ExitCode::PRIVILEGES, error.to_string()),
+            PauseError::Refused { .. } | PauseError::Traced { .. } => {
+                Self::new(ExitCode::PRIVILEGES, error.to_string())
+            }
             PauseError::DoesNotStop { .. } => Self::new(ExitCode::UNAVAILABLE, error.to_string()),
         }
     }

@@ -46,6 +46,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace --pid 1234                            where its CPU time goes, until Ctrl-C
   sudo lj-trace --pid 1234 --duration 30s -o cpu.svg  30 seconds of it, as a flame graph
+  sudo lj-trace -- luajit x.lua                       a program that it starts, from its first instruction on
   lj-trace report cpu.bin                             what a recording says
   sudo lj-trace top --pid 1234                        the same live, in the terminal
   sudo lj-trace list                                  which processes have LuaJIT in them
@@ -99,7 +100,7 @@ pub fn main() -> ExitCode {
         _ => 0,
     });
     let outcome = match cli.command {
-        Command::Record(args) => record::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Record(args) => record::run(&args),
         Command::Report(args) => report::run(&args).map(|()| exit::ExitCode::OK),
         Command::Top(args) => top::run(&args).map(|()| exit::ExitCode::OK),
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
@@ -212,6 +213,7 @@ mod tests {
         assert_eq!(expanded(&["lj-trace", "report", "x"]), ["lj-trace", "report", "x"]);
         assert_eq!(expanded(&["lj-trace"]), ["lj-trace"]);
         assert_eq!(expanded(&["lj-trace", "nginx", "-q"]), ["lj-trace", "record", "nginx", "-q"]);
+        assert_eq!(expanded(&["lj-trace", "--", "luajit", "x"]), ["lj-trace", "record", "--", "luajit", "x"]);
         assert_eq!(expanded(&["lj-trace", "help"]), ["lj-trace", "help"]);
         assert_eq!(expanded(&["lj-trace", "reprot", "cpu.bin"]), ["lj-trace", "reprot", "cpu.bin"]);
         assert_eq!(expanded(&["lj-trace", "reckord", "--pid", "7"]), ["lj-trace", "reckord", "--pid", "7"]);

@@ -4,33 +4,63 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use lj_trace_engine::options::Scope;
 use lj_trace_engine::recording::budget::{self, Budget};
 use lj_trace_engine::recording::poll_interval;
 use lj_trace_engine::recording::stop::Stop;
-use lj_trace_engine::session::Stopping;
-use lj_trace_engine::target::targets;
-use lj_trace_engine::{RecordTarget, Recording};
-use lj_trace_process::privileges::priority;
+use lj_trace_engine::session::{NewChildren, Stopping};
+use lj_trace_engine::target::{selected, targets};
+use lj_trace_engine::{Options, RecordTarget, Recording};
+use lj_trace_process::Process;
+use lj_trace_process::privileges::{self, priority};
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind};
 
 use super::parse_pid;
 use super::record::interrupts::Interrupts;
-use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
+use super::record::{
+    LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, parse_address, parse_duration,
+    start_guardian,
+};
 use crate::exit::CommandError;
+use crate::host;
+use crate::top::overview::{Overview, ProcessRow};
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, TopTarget, action};
+
+/// What else chooses processes.
+const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
 
 /// Options of `lj-trace top`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct TopArgs {
-    /// The process to look at
-    #[arg(short, long, value_name = "PID", value_parser = parse_pid)]
-    pid: u32,
+    /// The process to look at, by its id
+    #[arg(short, long, value_name = "PID", value_parser = parse_pid, required_unless_present_any = WHOM, conflicts_with_all = WHOM)]
+    pid: Option<u32>,
+
+    /// The processes to look at, by the name of their command or file: `lj-trace top nginx`
+    #[arg(value_name = "NAME")]
+    command: Option<String>,
+
+    /// The same as NAME
+    #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
+    name: Option<String>,
+
+    /// The processes of a systemd unit
+    #[arg(long, conflicts_with_all = ["command", "container"])]
+    unit: Option<String>,
+
+    /// The processes of a container, by its id, or the first digits of it
+    #[arg(long, value_name = "ID", conflicts_with = "command")]
+    container: Option<String>,
+
+    /// Look at the processes that this one has started and that have a VM, in its place: the workers of nginx's master
+    #[arg(long, conflicts_with_all = ["vm", "command", "name", "unit", "container"])]
+    children: bool,
 
     /// Look only at the VM with this address, which `lj-trace list` shows [default: all VMs]
-    #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_address, conflicts_with_all = WHOM)]
     vm: Option<u64>,
 
     /// What to look at; allocations cost the process more than CPU time
@@ -54,7 +84,8 @@ pub struct TopArgs {
 const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace top --pid 1234                        functions by CPU time; h explains the keys
-  sudo lj-trace top --pid 1234 --mode all             and what allocates";
+  sudo lj-trace top --pid 1234 --mode all             and what allocates
+  sudo lj-trace top nginx                             all processes of that name, a line for each; Enter looks at one";
 
 /// Runs the command.
 ///
@@ -69,111 +100,266 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
     if args.mode != Mode::Sysprof {
         start_guardian()?;
     }
-    let options = RecordArgs::live(args.pid, args.vm, args.mode, args.rate, args.limit.clone())?;
-    let mut targets = targets(&options)?;
-    // There is one for each process that is named.
-    let target = &mut targets[0];
-    let mut app = App::new(TopTarget {
-        name: target.name(),
-        vm: target.vms.first().map(|vm| vm.describe()).unwrap_or_default(),
-        rate: (args.mode != Mode::Memprof).then_some(args.rate),
-        memory: args.mode != Mode::Sysprof,
-        interval: args.interval,
+    let LiveOptions { options, selector } = live(args)?;
+    let (options, targets) = match selector {
+        Some(selector) => selected(&selector, &options)?,
+        None => {
+            let targets = targets(&options)?;
+            (options, targets)
+        }
+    };
+    let known: Vec<Process> = targets.iter().map(|target| target.process.clone()).collect();
+    let count = targets.len();
+    let mut watched = Vec::new();
+    for target in targets {
+        watched.push(Watched::prepare(args, target, count, options.is_of_several())?);
+    }
+    watched.iter_mut().try_for_each(|own| own.recording.begin())?;
+    // Those that come later have to be attached to as well.
+    let attaches = if options.is_of_several() { &privileges::TO_ATTACH[..] } else { &[] };
+    give_up_privileges(&options, attaches, || {
+        watched.iter().all(|own| own.recording.is_in_reach()) && (!options.is_of_several() || can_attach(&options))
     });
-    target.live = Some(app.allocations.clone());
-    let mut recording = Recording::start(target, 1)?;
-    give_up_privileges(&options, &[], || recording.is_in_reach());
+    let children = options.is_of_several().then(|| NewChildren::watch(options.roots(), known)).transpose()?;
     // It puts the terminal back in order if lj-trace panics.
     let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
-    let outcome = look(args, target, &mut recording, &mut app, &mut terminal);
+    let mut look = Look { args, options, watched, children, overview: Overview::default() };
+    let outcome = look.until_quit(&mut terminal);
     // If the terminal has gone there is nothing to put in order.
     let _ = ratatui::try_restore();
-    recording.detach();
+    look.watched.iter_mut().for_each(|own| own.recording.detach());
     outcome
 }
 
-/// Shows the process until somebody has seen enough.
-fn look(
-    args: &TopArgs,
-    target: &RecordTarget,
-    recording: &mut Recording,
-    app: &mut App,
-    terminal: &mut DefaultTerminal,
-) -> Result<(), CommandError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| CommandError::internal(&error))?;
-    let palette = Palette { colors: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
-    let began = Instant::now();
-    runtime.block_on(async {
-        let interrupts = Interrupts::listen()?;
-        let mut stopping = Stopping::new(interrupts.event()?, std::iter::once(&target.process))?;
-        let mut ticks = poll_interval::ticks();
-        let mut next = began;
-        while !app.quit {
-            tokio::select! {
-                stop = stopping.next(None), if app.ended.is_none() => match stop {
-                    Stop::TargetExited => end(stop, recording, app)?,
-                    _ => break,
-                },
-                _ = ticks.tick() => {}
-            }
-            if app.ended.is_none() {
-                recording.drain(Some(app), Budget::new(budget::LOOK))?;
-                poll_interval::relax(&mut ticks, recording.interval());
-                if recording.is_over() {
-                    app.ended = Some(Stop::OverBudget.describe());
-                } else if target.process.has_become_another_program() {
-                    end(Stop::TargetReplaced, recording, app)?;
-                }
-            }
-            let mut changed = act_on_keys(app)?;
-            if Instant::now() >= next {
-                next += args.interval.max(poll_interval::SHORTEST);
-                next = next.max(Instant::now());
-                if app.ended.is_none() {
-                    app.elapsed = began.elapsed();
-                    let vms = recording.vms().unwrap_or_else(|| target.vms.clone());
-                    app.roll(Gauge::read(&target.process, &vms, recording.lost()));
-                }
-                changed |= !app.paused;
-            }
-            if changed {
-                let drawn = terminal.draw(|frame| view::draw(frame, app, palette));
-                drawn.map_err(|error| CommandError::io("draw on the terminal", &error))?;
-            }
+/// What is to be looked at.
+fn live(args: &TopArgs) -> Result<LiveOptions, CommandError> {
+    let pid = args.pid.map(|pid| pid.to_string());
+    let choices = [
+        ("--pid", &pid),
+        ("--name", &args.command),
+        ("--name", &args.name),
+        ("--unit", &args.unit),
+        ("--container", &args.container),
+    ];
+    let mut whom: Vec<String> =
+        choices.into_iter().filter_map(|(option, value)| Some(format!("{option}={}", value.as_ref()?))).collect();
+    whom.extend(args.children.then(|| "--children".to_owned()));
+    let whom: Vec<&str> = whom.iter().map(String::as_str).collect();
+    RecordArgs::live(&whom, args.vm, args.mode, args.rate, args.limit.clone())
+}
+
+/// A process that is looked at.
+struct Watched {
+    /// What people know it by.
+    name: String,
+    target: RecordTarget,
+    recording: Recording,
+    app: App,
+}
+
+impl Watched {
+    /// Attaches to a process, which is one of so many.
+    fn prepare(
+        args: &TopArgs,
+        mut target: RecordTarget,
+        processes: usize,
+        of_several: bool,
+    ) -> Result<Self, CommandError> {
+        let app = App::new(TopTarget {
+            name: target.name(),
+            vm: target.vms.first().map(|vm| vm.describe()).unwrap_or_default(),
+            rate: (args.mode != Mode::Memprof).then_some(args.rate),
+            memory: args.mode != Mode::Sysprof,
+            interval: args.interval,
+            of_several,
+        });
+        target.live = Some(app.allocations.clone());
+        let recording = Recording::prepare(&target, processes, None)?;
+        Ok(Self { name: host::title(&target.process), target, recording, app })
+    }
+
+    /// Takes what is ready.
+    fn drain(&mut self, budget: Budget) -> Result<(), CommandError> {
+        if self.app.ended.is_some() {
+            return Ok(());
+        }
+        self.recording.drain(Some(&mut self.app), budget)?;
+        if self.recording.is_over() {
+            self.app.ended = Some(Stop::OverBudget.describe());
+        } else if self.target.process.has_become_another_program() {
+            self.end(Stop::TargetReplaced)?;
         }
         Ok(())
-    })
-}
+    }
 
-/// Takes the last of what there is of a process that is not there any more.
-fn end(why: Stop, recording: &mut Recording, app: &mut App) -> Result<(), CommandError> {
-    recording.detach();
-    recording.drain_all(Some(app), Budget::new(budget::END))?;
-    app.ended = Some(why.describe());
-    Ok(())
-}
+    /// Takes the last of what there is of a process that is not there any more.
+    fn end(&mut self, why: Stop) -> Result<(), CommandError> {
+        if self.app.ended.is_none() {
+            self.recording.detach();
+            self.recording.drain_all(Some(&mut self.app), Budget::new(budget::END))?;
+            self.app.ended = Some(why.describe());
+        }
+        Ok(())
+    }
 
-/// Does what the keys say that were pressed since; whether the picture changes.
-fn act_on_keys(app: &mut App) -> Result<bool, CommandError> {
-    let failed = |error: std::io::Error| CommandError::io("read the keys", &error);
-    let mut changed = false;
-    while event::poll(Duration::ZERO).map_err(failed)? {
-        match event::read().map_err(failed)? {
-            Event::Key(key) => match action(key, app.typing) {
-                // Nothing comes any more that could be held back.
-                Some(Action::Pause) if app.ended.is_some() => {}
-                Some(action) => {
-                    app.act(action);
-                    changed = true;
-                }
-                None => {}
-            },
-            Event::Resize(..) => changed = true,
-            _ => {}
+    /// Ends an interval.
+    fn roll(&mut self, elapsed: Duration) {
+        let Self { target, recording, app, .. } = self;
+        if app.ended.is_none() {
+            app.elapsed = elapsed;
+            let vms = recording.vms().unwrap_or_else(|| target.vms.clone());
+            app.roll(Gauge::read(&target.process, &vms, recording.lost()));
         }
     }
-    Ok(changed)
+}
+
+/// What is looked at, and how.
+struct Look<'a> {
+    args: &'a TopArgs,
+    options: Options,
+    watched: Vec<Watched>,
+    children: Option<NewChildren>,
+    /// Of several.
+    overview: Overview,
+}
+
+impl Look<'_> {
+    /// The process that is looked at alone: of several, the one that was chosen.
+    fn alone(&mut self) -> Option<&mut App> {
+        if !self.options.is_of_several() {
+            return self.watched.first_mut().map(|own| &mut own.app);
+        }
+        let open = self.overview.open?;
+        self.watched.iter_mut().find(|own| own.target.process.pid() == open).map(|own| &mut own.app)
+    }
+
+    fn drain(&mut self) -> Result<Duration, CommandError> {
+        let budget = Budget::new(budget::LOOK);
+        let mut left = self.watched.len();
+        for own in &mut self.watched {
+            own.drain(budget.share(left))?;
+            left -= 1;
+        }
+        let intervals = self.watched.iter().map(|own| own.recording.interval());
+        Ok(intervals.min().unwrap_or(poll_interval::SHORTEST))
+    }
+
+    /// Ends an interval: others may have come, and some may have gone.
+    fn roll(&mut self, elapsed: Duration) -> Result<(), CommandError> {
+        if let Some(children) = &self.children {
+            for target in children.take(&self.options) {
+                let new = Watched::prepare(self.args, target, self.watched.len() + 1, true);
+                // One that cannot be attached to has mostly ended.
+                if let Ok(mut new) = new
+                    && new.recording.begin().is_ok()
+                {
+                    self.watched.push(new);
+                }
+            }
+            let ended = self.watched.iter_mut().filter(|own| !own.target.process.is_alive());
+            for own in ended {
+                own.end(Stop::TargetExited)?;
+            }
+        }
+        self.watched.iter_mut().for_each(|own| own.roll(elapsed));
+        let rows = self.watched.iter().map(|own| ProcessRow::of(own.target.process.pid(), &own.name, &own.app));
+        self.overview.show(rows.collect());
+        Ok(())
+    }
+
+    fn draw(&mut self, terminal: &mut DefaultTerminal, elapsed: Duration) -> Result<(), CommandError> {
+        let palette = Palette { colors: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
+        let drawn = match self.alone() {
+            Some(app) => terminal.draw(|frame| view::draw(frame, app, palette)),
+            None => {
+                let what = match &self.options.scope {
+                    Scope::These { what, .. } => what.clone(),
+                    Scope::One | Scope::Children => format!("children of process {}", self.options.pid),
+                };
+                let what = format!("{what}, for {:.0} s", elapsed.as_secs_f64());
+                terminal.draw(|frame| view::draw_overview(frame, &self.overview, &what, palette))
+            }
+        };
+        drawn.map(drop).map_err(|error| CommandError::io("draw on the terminal", &error))
+    }
+
+    fn quits(&mut self) -> bool {
+        self.overview.quit || self.alone().is_some_and(|app| app.quit)
+    }
+
+    /// Shows them until somebody has seen enough.
+    fn until_quit(&mut self, terminal: &mut DefaultTerminal) -> Result<(), CommandError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| CommandError::internal(&error))?;
+        let began = Instant::now();
+        runtime.block_on(async {
+            let interrupts = Interrupts::listen()?;
+            let processes: Vec<Process> = self.watched.iter().map(|own| own.target.process.clone()).collect();
+            let mut stopping = Stopping::new(interrupts.event()?, processes.iter())?;
+            let mut has_ended = false;
+            let mut ticks = poll_interval::ticks();
+            let mut next = began;
+            while !self.quits() {
+                tokio::select! {
+                    stop = stopping.next(None), if !has_ended => match stop {
+                        Stop::TargetExited => {
+                            has_ended = true;
+                            self.watched.iter_mut().filter(|own| !own.target.process.is_alive())
+                                .try_for_each(|own| own.end(stop))?;
+                        }
+                        _ => break,
+                    },
+                    _ = ticks.tick() => {}
+                }
+                let interval = self.drain()?;
+                poll_interval::relax(&mut ticks, interval);
+                let mut changed = self.act_on_keys()?;
+                if Instant::now() >= next {
+                    next += self.args.interval.max(poll_interval::SHORTEST);
+                    next = next.max(Instant::now());
+                    self.roll(began.elapsed())?;
+                    changed |= self.alone().is_none_or(|app| !app.paused);
+                }
+                if changed {
+                    self.draw(terminal, began.elapsed())?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Does what the keys say that were pressed since; whether the picture changes.
+    fn act_on_keys(&mut self) -> Result<bool, CommandError> {
+        let failed = |error: std::io::Error| CommandError::io("read the keys", &error);
+        let mut changed = false;
+        while event::poll(Duration::ZERO).map_err(failed)? {
+            match event::read().map_err(failed)? {
+                Event::Key(key) => changed |= self.act_on_key(key),
+                Event::Resize(..) => changed = true,
+                _ => {}
+            }
+        }
+        Ok(changed)
+    }
+
+    fn act_on_key(&mut self, key: KeyEvent) -> bool {
+        let goes_back = key.code == KeyCode::Backspace && key.kind != KeyEventKind::Release;
+        let is_of_several = self.options.is_of_several();
+        let Some(app) = self.alone() else { return self.overview.act(key) };
+        if is_of_several && goes_back && !app.typing {
+            self.overview.open = None;
+            return true;
+        }
+        match action(key, app.typing) {
+            // Nothing comes any more that could be held back.
+            Some(Action::Pause) if app.ended.is_some() => false,
+            Some(action) => {
+                app.act(action);
+                true
+            }
+            None => false,
+        }
+    }
 }

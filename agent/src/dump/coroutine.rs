@@ -5,7 +5,7 @@
 //! [`LUA_YIELD`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lua.h#L44
 //! [`coroutine.status`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lib_base.c#L567-L582
 
-use lj_trace_common::event::{FrameRecord, SAMPLE_ON_TRACE, SampledRegisters, reg};
+use lj_trace_common::event::{FrameRecord, SAMPLE_ON_TRACE, SampledRegisters};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk, WalkEnd, WalkStep};
 use lj_trace_common::layout::gct;
 use lj_trace_common::memo::Memo;
@@ -187,17 +187,14 @@ impl LuaStack {
         vm: &Vm,
         index: usize,
         snapshot: &CoroutineSnapshot,
-        (pc, sp): (u64, u64),
+        registers: &SampledRegisters,
     ) -> Self {
-        let mut registers = SampledRegisters::default();
-        registers[reg::PC] = pc;
-        registers[reg::SP] = sp;
         let (mut record, mut memo) = (FrameRecord::EMPTY, Memo::default());
         let mut stack = Self::unknown();
         match top::find(
             view,
             &vm.config(),
-            &registers,
+            registers,
             (&snapshot.coroutine, snapshot.base),
             snapshot.cframe,
             (&mut record, &mut memo),

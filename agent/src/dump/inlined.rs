@@ -1,6 +1,6 @@
 //! The functions inlined into the trace from which a waiting thread has called native code.
 
-use lj_trace_common::event::{SampleHeader, reg};
+use lj_trace_common::event::{SampleHeader, SampledRegisters, reg};
 use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};
 use lj_trace_unwind::{NativeStack, StackCopy};
 
@@ -18,15 +18,15 @@ pub struct Inlined<'a> {
     pub native: &'a NativeStack,
     /// and as it was copied.
     pub stack: StackCopy<'a>,
-    /// Its instruction and stack pointer.
-    pub registers: (u64, u64),
+    /// Its registers, and whether all of them are known, rather than its program counter and stack pointer alone.
+    pub registers: (SampledRegisters, bool),
 }
 
 impl Inlined<'_> {
     /// Puts the frames within the trace on top of the coroutine's Lua stack, in place of the frame that the trace
     /// runs in. Gives the number of the trace; none if it is not on one, or nothing is known of it.
     pub fn enter(&self, lua: &mut LuaStack, traces: &mut Traces) -> Option<u16> {
-        let Self { target, vm: index, snapshot, native, stack, registers: (pc, sp) } = *self;
+        let Self { target, vm: index, snapshot, native, stack, registers: (registers, are_all_known) } = *self;
         let vm = target.vms.get(index)?;
         let top = lua.top?;
         let mut header = SampleHeader {
@@ -37,11 +37,13 @@ impl Inlined<'_> {
             flags: top.flags,
             vmstate: top.vmstate,
             trace_exit: top.trace_exit,
+            registers,
             ..SampleHeader::default()
         };
-        // No exit has this number: only registers that were really sampled can name one.
-        header.registers[reg::EXIT_NUMBER] = u64::MAX;
-        (header.registers[reg::PC], header.registers[reg::SP]) = (pc, sp);
+        if !are_all_known {
+            // No exit has this number: only registers that were really sampled can name one.
+            header.registers[reg::EXIT_NUMBER] = u64::MAX;
+        }
         if !is_on_trace(vm, &header, native) {
             lua.innermost = Innermost::Known;
             return None;

@@ -2,12 +2,14 @@
 //! stack and the Lua stacks on it, without eBPF.
 //!
 //! The process runs on while it is read. So everything is read twice, and what differed is read again, a few times;
-//! what still differs is said to have been in motion.
+//! what still differs is said to have been in motion. Threads that run are shown by a sample ([`sampled`]) where the kernel
+//! lets lj-trace take some, or the whole process is stopped for as long as it is read.
 
 pub(crate) mod coroutine;
 mod inlined;
 mod known_stacks;
 mod names;
+pub(crate) mod sampled;
 mod snapshots;
 mod stack;
 mod take;
@@ -19,7 +21,7 @@ use serde::Serialize;
 
 pub use coroutine::Status;
 pub use known_stacks::SharedFrames;
-pub use take::take;
+pub use take::{Precision, StoppedProcess, take};
 pub use threads::{OsThread, ThreadPlace};
 
 use lj_trace_luajit::status::{VmSummary, hexadecimal};
@@ -37,6 +39,11 @@ pub struct Dump {
     pub vms: Vec<VmDump>,
     /// How long it took to look at all of this, in milliseconds.
     pub milliseconds: f64,
+    /// If it was stopped meanwhile: for how long, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paused: Option<f64>,
+    /// Whether the time for which it may be stopped was over before all of it was read.
+    pub went_on: bool,
 }
 
 /// A thread.
@@ -48,6 +55,8 @@ pub struct ThreadDump {
     pub name: String,
     /// What it does: `sleeping`, `running`.
     pub state: &'static str,
+    /// How its stack was seen.
+    pub seen_by: SeenBy,
     /// Why its native stack is not known, or not exact.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
@@ -58,6 +67,22 @@ pub struct ThreadDump {
     /// The coroutines that are on its stack, innermost first: addresses of their `lua_State`s.
     #[serde(serialize_with = "hexadecimals")]
     pub coroutines: Vec<u64>,
+}
+
+/// How a thread's stack was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SeenBy {
+    /// It waits, and the kernel tells where.
+    Wait,
+    /// It runs, and a sample has hit it: exactly as it was at that moment.
+    Sample,
+    /// It was stopped.
+    Stop,
+    /// It runs, and this is what its VM has noted down: the innermost frames are not exact.
+    Vm,
+    /// It was not.
+    Nothing,
 }
 
 /// A VM.
@@ -133,6 +158,8 @@ pub enum DumpedKind {
     Native,
     /// A trace, and whatever functions it has inlined.
     Trace,
+    /// The VM at work for itself: its garbage collector, its compiler.
+    Vm,
     /// Frames are missing here.
     Unresolved,
 }

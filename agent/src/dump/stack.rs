@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use lj_trace_common::event::{FrameRecord, RecordKind};
+use lj_trace_common::event::{FrameRecord, RecordKind, SampleHeader, SampledRegisters, reg};
 use lj_trace_common::frame::{CFRAME_FLAGS, WalkEnd};
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory;
@@ -11,13 +11,14 @@ use lj_trace_luajit::object::field;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::trace::Traces;
 use lj_trace_luajit::{Vm, VmStatus};
+use lj_trace_probes::sample::Sample;
 use lj_trace_process::{Maps, ProcessMemory};
 use lj_trace_unwind::{CFrame, NativeStack, Registers, UnwindEnd, Unwinder, VmCode};
 
 use super::coroutine::{CoroutineSnapshot, LuaStack};
 use super::inlined::Inlined;
 use super::view::{CopiedRange, View};
-use lj_trace_engine::stack::{Innermost, JoinedFrame, Unresolved, merge};
+use lj_trace_engine::stack::{Innermost, JoinedFrame, SettledTop, Unresolved, fix_innermost_frame, merge};
 
 /// More of a thread's stack is not copied.
 const MAX_THREAD_COPY: u64 = 256 << 10;
@@ -35,6 +36,8 @@ pub enum Entry {
         /// Its stack pointer.
         sp: u64,
     },
+    /// By all registers of a thread that was stopped there.
+    Stopped(SampledRegisters),
     /// By a coroutine's innermost C frame: what lies below it is not known.
     CFrame(u64),
 }
@@ -74,6 +77,7 @@ impl StackSnapshot {
     pub fn read(target: &DumpTarget<'_>, entry: Entry) -> Self {
         let (start, most) = match entry {
             Entry::Registers { sp, .. } => (sp, MAX_THREAD_COPY),
+            Entry::Stopped(registers) => (registers[reg::SP], MAX_THREAD_COPY),
             Entry::CFrame(address) => (address, MAX_FIBER_COPY),
         };
         let end = target.maps.find(start).map_or(start, |mapping| mapping.end).min(start.saturating_add(most));
@@ -110,13 +114,27 @@ impl StackSnapshot {
                 native = self.unwind(target, unwinder, &walks);
             }
         }
+        let mut top = SettledTop::Certain;
+        if let (Entry::Stopped(registers), Some(first)) = (self.entry, walks.first_mut()) {
+            top = self.settle(target, unwinder, first, &native, registers);
+            if top == SettledTop::Rewalked {
+                native = self.unwind(target, unwinder, &walks);
+            }
+        }
         let mut trace = None;
         if let (Some(first), Some((vm, snapshot))) = (walks.first_mut(), self.coroutines.first()) {
             // Where a thread runs is not known, and so not where in a trace.
-            if let (Entry::Registers { pc, sp }, Some(traces)) = (self.entry, traces.get_mut(*vm)) {
+            if !matches!(self.entry, Entry::CFrame(_))
+                && let Some(traces) = traces.get_mut(*vm)
+            {
                 let stack = self.native.as_stack();
-                let inlined = Inlined { target, vm: *vm, snapshot, native: &native, stack, registers: (pc, sp) };
+                let is_stopped = matches!(self.entry, Entry::Stopped(_));
+                let registers = (self.registers(), is_stopped);
+                let inlined = Inlined { target, vm: *vm, snapshot, native: &native, stack, registers };
                 trace = inlined.enter(first, traces).map(|number| (*vm, Some(number)));
+            }
+            if top == SettledTop::Uncertain && first.innermost == Innermost::Known {
+                first.innermost = Innermost::Interpreter;
             }
             if first.innermost != Innermost::Known {
                 trace = trace.or_else(|| Some((*vm, self.status(*vm).and_then(|status| status.trace))));
@@ -141,6 +159,56 @@ impl StackSnapshot {
         ResolvedStack { coroutines: self.coroutines, walks, frames, trace }
     }
 
+    /// The registers that are known there; zeros for the others.
+    fn registers(&self) -> SampledRegisters {
+        let mut registers = SampledRegisters::default();
+        match self.entry {
+            Entry::Registers { pc, sp } => (registers[reg::PC], registers[reg::SP]) = (pc, sp),
+            Entry::Stopped(all) => registers = all,
+            Entry::CFrame(_) => {}
+        }
+        registers
+    }
+
+    /// Corrects the innermost Lua frames of a thread that was stopped, as those of a sample are.
+    fn settle(
+        &self,
+        target: &DumpTarget<'_>,
+        unwinder: &mut Unwinder,
+        lua: &mut LuaStack,
+        native: &NativeStack,
+        registers: SampledRegisters,
+    ) -> SettledTop {
+        let (Some((index, snapshot)), Some(top)) = (self.coroutines.first(), lua.top) else {
+            return SettledTop::Certain;
+        };
+        let ((lua_stack, lua_copy_start), coroutine) = (snapshot.lua_stack(), snapshot.coroutine);
+        let header = SampleHeader {
+            registers,
+            thread: coroutine.thread,
+            thread_base: top.thread_base,
+            lua_stack: coroutine.stack,
+            lua_stack_end: coroutine.stack_end,
+            cframe: snapshot.cframe,
+            jit_base: top.jit_base,
+            lua_copy_start,
+            flags: top.flags,
+            vm: *index as u32,
+            vmstate: top.vmstate,
+            inner_frames: u32::try_from(lua.frames.len()).unwrap_or(u32::MAX),
+            walk_end: lua.end as u32,
+            trace_exit: top.trace_exit,
+            ..SampleHeader::default()
+        };
+        let frames = std::mem::take(&mut lua.frames);
+        let mut sample = Sample { header, stack: &self.native.bytes, frames, lua_stack, kernel: Vec::new() };
+        let (layout, code) = (&target.vms[*index].layout, &target.codes[*index]);
+        let settled = fix_innermost_frame(&mut sample, native, layout, code, unwinder, target.memory);
+        lua.end = WalkEnd::from_u32(sample.header.walk_end).unwrap_or(lua.end);
+        lua.frames = sample.frames;
+        settled
+    }
+
     /// The Lua stacks of its coroutines.
     fn walk(&self, target: &DumpTarget<'_>) -> Vec<LuaStack> {
         let live = PageCache::new(target.memory);
@@ -152,12 +220,8 @@ impl StackSnapshot {
             let innermost = !std::mem::replace(&mut seen[*index], true);
             let current = self.status(*index).and_then(|status| status.current);
             let is_current = current == Some(snapshot.coroutine.thread) || vm.layout.g_cur_l == ABSENT;
-            let registers = match self.entry {
-                Entry::Registers { pc, sp } => (pc, sp),
-                Entry::CFrame(_) => (0, 0),
-            };
             if innermost && is_current {
-                LuaStack::of_running(&view, vm, *index, snapshot, registers)
+                LuaStack::of_running(&view, vm, *index, snapshot, &self.registers())
             } else {
                 LuaStack::of_waiting(&view, vm, *index, snapshot)
             }
@@ -168,6 +232,7 @@ impl StackSnapshot {
     fn unwind(&self, target: &DumpTarget<'_>, unwinder: &mut Unwinder, walks: &[LuaStack]) -> NativeStack {
         let registers = match self.entry {
             Entry::Registers { pc, sp } => Registers::only(pc, sp),
+            Entry::Stopped(registers) => Registers::all(registers),
             Entry::CFrame(address) => Registers::only(0, address),
         };
         let mut cframes: Vec<CFrame> = Vec::new();

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
+use lj_trace_common::event::{SampledRegisters, reg};
+use lj_trace_engine::Options;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::trace::Traces;
@@ -13,11 +15,12 @@ use lj_trace_unwind::Unwinder;
 use super::coroutine::{CoroutineSnapshot, LuaStack, Status};
 use super::known_stacks::{KnownStacks, SharedFrames, WalkedStack};
 use super::names::Names;
+use super::sampled::{self, SampledThread};
 use super::snapshots;
 use super::stack::{DumpTarget, Entry, Readers, StackSnapshot};
-use super::threads::{OsThread, ThreadPlace};
+use super::threads::{self, OsThread, ThreadPlace};
 use super::view::View;
-use super::{CoroutineDump, Dump, DumpOptions, DumpedKind, FrameDump, ThreadDump, VmDump};
+use super::{CoroutineDump, Dump, DumpOptions, DumpedKind, FrameDump, SeenBy, ThreadDump, VmDump};
 use lj_trace_engine::resolve::machine_code;
 
 /// How often something is read before it is said to be in motion.
@@ -28,11 +31,48 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// And to look through the heap of a VM for its coroutines takes no longer.
 const HEAP_LIMIT: Duration = Duration::from_secs(15);
 
+/// How it is found out where threads are that run.
+pub enum Precision<'a> {
+    /// By samples; these are the options of a recording that is not written anywhere. If there are none to be had, by what VMs
+    /// have noted down.
+    Samples(Box<Options>),
+    /// They stand still.
+    Stopped(&'a StoppedProcess),
+}
+
+/// A process that stands still.
+#[derive(Clone, Debug, Default)]
+pub struct StoppedProcess {
+    threads: BTreeMap<u32, (char, Option<SampledRegisters>)>,
+}
+
+impl StoppedProcess {
+    /// Its threads as they were `before`, and as they stopped.
+    pub fn new(before: Vec<OsThread>, stopped: &[(u32, SampledRegisters)]) -> Self {
+        let mut threads: BTreeMap<_, _> = before.into_iter().map(|thread| (thread.tid, (thread.state, None))).collect();
+        for (tid, registers) in stopped {
+            threads.entry(*tid).or_insert(('R', None)).1 = Some(*registers);
+        }
+        Self { threads }
+    }
+
+    /// The registers of a thread, while it stands still.
+    fn registers(&self, pid: u32, tid: u32) -> Option<SampledRegisters> {
+        let registers = self.threads.get(&tid)?.1?;
+        threads::is_traced(pid, tid).then_some(registers)
+    }
+}
+
 /// Looks at everything that `process` executes. `vms` are its VMs.
 ///
 /// # Errors
 /// [`TargetError`] if the process is gone.
-pub fn take(process: &Process, vms: &[Vm], options: DumpOptions) -> Result<Dump, TargetError> {
+pub fn take(
+    process: &Process,
+    vms: &[Vm],
+    options: DumpOptions,
+    precision: &Precision<'_>,
+) -> Result<Dump, TargetError> {
     let started = Instant::now();
     let maps = process.maps()?;
     let memory = process.memory();
@@ -55,15 +95,32 @@ pub fn take(process: &Process, vms: &[Vm], options: DumpOptions) -> Result<Dump,
         known: KnownStacks::default(),
         shares_walks: !options.locals,
         ends: started + TIME_LIMIT,
+        stopped: match precision {
+            Precision::Stopped(stopped) => Some(stopped),
+            Precision::Samples(_) => None,
+        },
+        samples: BTreeMap::new(),
     };
     let mut threads = taking.waiting_threads(process);
-    taking.running_threads(&mut threads);
+    let mut no_samples = None;
+    if let Precision::Samples(options) = precision {
+        let runs = |thread: &&ThreadDump| thread.state == "running" || thread.in_motion;
+        let wanted: Vec<u32> = threads.iter().filter(runs).map(|thread| thread.tid).collect();
+        if !wanted.is_empty() {
+            match sampled::sample(process, vms, options, &wanted) {
+                Ok(samples) => taking.samples = samples,
+                Err(error) => no_samples = Some(error.message),
+            }
+        }
+    }
+    taking.running_threads(&mut threads, no_samples.as_deref());
     let vms = (0..vms.len()).map(|index| taking.vm(index)).collect();
     if !process.is_alive() {
         return Err(TargetError::NoSuchProcess(process.pid()));
     }
     let milliseconds = started.elapsed().as_secs_f64() * 1000.0;
-    Ok(Dump { pid: process.pid(), command: process.command(), threads, vms, milliseconds })
+    let (pid, command) = (process.pid(), process.command());
+    Ok(Dump { pid, command, threads, vms, milliseconds, paused: None, went_on: false })
 }
 
 /// A dump that is being taken.
@@ -80,6 +137,10 @@ struct Taking<'a> {
     shares_walks: bool,
     /// When the time is over.
     ends: Instant,
+    /// If the process was stopped: how.
+    stopped: Option<&'a StoppedProcess>,
+    /// Threads that run, as samples saw them.
+    samples: BTreeMap<u32, SampledThread>,
 }
 
 /// A coroutine on a thread's stack.
@@ -101,20 +162,23 @@ impl Taking<'_> {
         let mut dump = ThreadDump {
             tid: thread.tid,
             name: thread.name.clone(),
-            state: thread.describe(),
+            state: self.state(thread),
+            seen_by: SeenBy::Wait,
             note: None,
             in_motion: false,
             frames: Vec::new(),
             coroutines: Vec::new(),
         };
-        let mut place = thread.place;
+        let (mut place, _) = self.place(thread.tid);
         for attempt in 1..=ATTEMPTS {
             let ThreadPlace::Waiting { pc, sp, .. } = place else {
                 // It may just have been between two system calls.
-                place = ThreadPlace::read(self.pid, thread.tid);
+                place = self.place(thread.tid).0;
                 continue;
             };
-            let entry = Entry::Registers { pc, sp };
+            let stopped = self.place(thread.tid).1.map(Entry::Stopped);
+            dump.seen_by = if stopped.is_some() { SeenBy::Stop } else { SeenBy::Wait };
+            let entry = stopped.unwrap_or(Entry::Registers { pc, sp });
             let snapshot = StackSnapshot::read(&self.target, entry);
             let again = StackSnapshot::read(&self.target, entry);
             let is_torn = snapshot != again;
@@ -122,7 +186,7 @@ impl Taking<'_> {
                 // Some of what is read now is not in the snapshot: functions, traces.
                 self.resolve(again, &mut dump);
             }
-            let now = ThreadPlace::read(self.pid, thread.tid);
+            let (now, _) = self.place(thread.tid);
             dump.in_motion = is_torn || now != place;
             if !dump.in_motion || attempt == ATTEMPTS {
                 self.on_threads.values_mut().filter(|own| own.tid == Some(thread.tid)).for_each(|own| {
@@ -135,6 +199,7 @@ impl Taking<'_> {
         // What an attempt has seen is over.
         self.on_threads.retain(|_, own| own.tid != Some(thread.tid));
         (dump.frames, dump.coroutines) = Default::default();
+        dump.seen_by = SeenBy::Nothing;
         if place == ThreadPlace::Refused {
             dump.note =
                 Some("the kernel does not say where it is: run as root, or give lj-trace CAP_SYS_PTRACE".to_owned());
@@ -142,6 +207,24 @@ impl Taking<'_> {
             dump.state = "running";
         }
         dump
+    }
+
+    /// Where a thread is, and its registers, if it stands still.
+    fn place(&self, tid: u32) -> (ThreadPlace, Option<SampledRegisters>) {
+        match self.stopped.and_then(|stopped| stopped.registers(self.pid, tid)) {
+            Some(registers) => {
+                let (pc, sp) = (registers[reg::PC], registers[reg::SP]);
+                (ThreadPlace::Waiting { pc, sp, mark: 0 }, Some(registers))
+            }
+            None => (ThreadPlace::read(self.pid, tid), None),
+        }
+    }
+
+    /// What a thread does, or did before it was stopped.
+    fn state(&self, thread: &OsThread) -> &'static str {
+        let before = self.stopped.and_then(|stopped| stopped.threads.get(&thread.tid));
+        let before = before.map_or(thread.state, |(state, _)| *state);
+        threads::describe(before)
     }
 
     /// Resolves a stack into the frames of `dump`, and keeps what it shows of coroutines.
@@ -161,8 +244,9 @@ impl Taking<'_> {
         }
     }
 
-    /// Finds the stacks of threads that run, by the coroutines that the VMs call their current ones.
-    fn running_threads(&mut self, threads: &mut [ThreadDump]) {
+    /// Finds the stacks of threads that run: by samples, and by the coroutines that the VMs call their current ones.
+    /// `no_samples` says why there are no samples.
+    fn running_threads(&mut self, threads: &mut [ThreadDump], no_samples: Option<&str>) {
         for index in 0..self.target.vms.len() {
             let vm = &self.target.vms[index];
             let Some(snapshot) = current(&self.target, vm) else { continue };
@@ -175,9 +259,14 @@ impl Taking<'_> {
             let is_first = self.target.maps.find(snapshot.cframe).is_some_and(|m| m.contains(self.target.stack_start));
             let first = running.iter().copied().find(|&number| threads[number].tid == self.pid).filter(|_| is_first);
             let only = if let [number] = running[..] { Some(number) } else { None };
-            let Some(number) = first.or(only) else { continue };
+            let is_sampled = |number: &usize| {
+                let sample = self.samples.get(&threads[*number].tid);
+                sample.is_some_and(|sample| sample.vm == Some(index))
+            };
+            let sampled = running.iter().copied().find(is_sampled);
+            let Some(number) = sampled.or(first).or(only) else { continue };
             let dump = &mut threads[number];
-            dump.in_motion = true;
+            (dump.in_motion, dump.seen_by) = (true, SeenBy::Vm);
             for _ in 0..ATTEMPTS {
                 // The Lua stack is torn now and then, in calls and returns.
                 let stack = StackSnapshot::read(&self.target, Entry::CFrame(snapshot.cframe));
@@ -187,13 +276,23 @@ impl Taking<'_> {
                 }
             }
         }
-        for thread in threads.iter_mut().filter(|thread| thread.state == "running" && thread.frames.is_empty()) {
-            thread.note = Some("it is running: where is not known without stopping it".to_owned());
-        }
-        for thread in threads.iter_mut().filter(|thread| thread.state == "running" && !thread.frames.is_empty()) {
-            let note = "it is running: its innermost frames change faster than they can be read (`lj-trace record` \
-                        sees them exactly)";
-            thread.note = Some(note.to_owned());
+        for thread in threads {
+            if let Some(sample) = self.samples.remove(&thread.tid) {
+                (thread.state, thread.seen_by, thread.in_motion) = ("running", SeenBy::Sample, false);
+                thread.frames = sample.frames;
+            } else if thread.state == "running" && self.stopped.is_none() {
+                let known = if thread.frames.is_empty() {
+                    "it is running: where is not known without stopping it"
+                } else {
+                    "it is running: its innermost frames change faster than they can be read"
+                };
+                thread.note = Some(match no_samples {
+                    Some(why) => {
+                        format!("{known}. A sample would show it, but: {why}. Or stop it for a moment: --pause")
+                    }
+                    None => format!("{known}. No sample hit it. Stop it for a moment: --pause"),
+                });
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use lj_trace_luajit::status::VmSummary;
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{bytes, counted};
 
-use super::{CoroutineDump, Dump, DumpedKind, FrameDump, ThreadDump, VmDump};
+use super::{CoroutineDump, Dump, DumpedKind, FrameDump, SeenBy, ThreadDump, VmDump};
 
 /// Of a longer stack, so many innermost frames are shown,
 const INNERMOST: usize = 100;
@@ -28,7 +28,14 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (threads, vms) = (counted(self.threads.len() as u64, "thread"), counted(self.vms.len() as u64, "VM"));
         let (pid, command) = (self.pid, Untrusted(&self.command));
-        writeln!(f, "process {pid} ({command}): {threads}, {vms}; read in {:.1} ms", self.milliseconds)?;
+        write!(f, "process {pid} ({command}): {threads}, {vms}; read in {:.1} ms", self.milliseconds)?;
+        match self.paused {
+            Some(paused) if self.went_on => {
+                writeln!(f, "; stopped for {paused:.1} ms: it went on before all was read, and what moved is marked")?;
+            }
+            Some(paused) => writeln!(f, "; stopped for {paused:.1} ms")?,
+            None => writeln!(f)?,
+        }
         for thread in &self.threads {
             write_thread(f, thread)?;
         }
@@ -38,7 +45,12 @@ impl fmt::Display for Dump {
 
 fn write_thread(f: &mut fmt::Formatter<'_>, thread: &ThreadDump) -> fmt::Result {
     let name = Untrusted(&thread.name);
-    writeln!(f, "\nthread {} ({name}): {}{}", thread.tid, thread.state, motion(thread.in_motion))?;
+    let how = match thread.seen_by {
+        SeenBy::Sample => " (its stack is that of a sample)",
+        SeenBy::Stop if thread.state == "running" => " when it was stopped",
+        _ => "",
+    };
+    writeln!(f, "\nthread {} ({name}): {}{how}{}", thread.tid, thread.state, motion(thread.in_motion))?;
     if let Some(note) = &thread.note {
         writeln!(f, "  [{note}]")?;
     }
@@ -142,7 +154,8 @@ impl Group<'_> {
         if let Some(tid) = first.tid {
             let _ = write!(text, " on thread {tid}");
         }
-        text.push_str(motion(first.in_motion));
+        // What is on a thread is shown there, as exactly as it is known.
+        text.push_str(motion(first.in_motion && first.tid.is_none()));
         text
     }
 }

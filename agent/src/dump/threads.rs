@@ -84,20 +84,26 @@ impl OsThread {
         let (name, state) = name_and_state(&stat)?;
         Some(Self { tid, name, state, place: ThreadPlace::read(pid, tid) })
     }
+}
 
-    /// What it does, in words.
-    pub fn describe(&self) -> &'static str {
-        match self.state {
-            'R' => "running",
-            'S' => "sleeping",
-            'D' => "waiting for a device",
-            'T' => "stopped",
-            't' => "stopped by a debugger",
-            'Z' | 'X' => "exited",
-            'I' => "idle",
-            _ => "in an unknown state",
-        }
+/// What a thread in a state does, in words.
+pub fn describe(state: char) -> &'static str {
+    match state {
+        'R' => "running",
+        'S' => "sleeping",
+        'D' => "waiting for a device",
+        'T' => "stopped",
+        't' => "stopped by a debugger",
+        'Z' | 'X' => "exited",
+        'I' => "idle",
+        _ => "in an unknown state",
     }
+}
+
+/// Whether a thread is stopped by whoever traces it.
+pub fn is_traced(pid: u32, tid: u32) -> bool {
+    let stat = fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    name_and_state(&String::from_utf8_lossy(&stat)).is_some_and(|(_, state)| state == 't')
 }
 
 fn name_and_state(stat: &str) -> Option<(String, char)> {

@@ -5,6 +5,7 @@
 
 mod code;
 pub mod doing;
+mod role;
 pub mod text;
 
 use std::collections::BTreeSet;
@@ -20,12 +21,13 @@ use doing::activity;
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::{FindError, FirstVms, Vm, VmStatus, find_first_vms};
-use lj_trace_process::{Maps, Process, TargetError};
+use lj_trace_process::clocks::cpu_time;
+use lj_trace_process::{Maps, Process, TargetError, proc_file};
 
 /// The LuaJIT processes of this host.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listing {
-    /// Them, by process id.
+    /// Them, those that use the CPU most first.
     pub processes: Vec<ListedProcess>,
     /// How many processes were looked at.
     pub looked_at: usize,
@@ -44,6 +46,11 @@ pub struct ListedProcess {
     pub pid: u32,
     /// Its command name.
     pub command: String,
+    /// What its title says of it beside that, if the program has set one: `worker`, `shop.lua <running>`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<String>,
+    /// The CPU time that it used, in percent of one CPU, over some tenths of a second; [`None`] if it has exited meanwhile.
+    pub cpu: Option<f64>,
     /// Its arguments, from the program on.
     pub arguments: Vec<String>,
     /// Its memory that is not swapped out, in bytes.
@@ -71,6 +78,9 @@ pub struct ListedVm {
 /// Nobody waits longer for a list: a process may keep another that reads it waiting, or have memory full of what looks
 /// like VMs.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// CPU time is measured over so long, at least.
+const CPU_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Lists all processes of this host that have a LuaJIT VM.
 pub fn list() -> Listing {
@@ -100,27 +110,63 @@ pub fn list() -> Listing {
     while let Ok((pid, outcome)) = outcomes.recv_timeout(TIME_LIMIT.saturating_sub(started.elapsed())) {
         left.remove(&pid);
         match outcome {
-            Outcome::LuaJit(process) => {
+            Outcome::LuaJit(process, used) => {
                 looked_at += 1;
-                processes.push(*process);
+                processes.push((*process, used));
             }
             Outcome::Other => looked_at += 1,
             Outcome::NotPermitted => not_permitted += 1,
             Outcome::NoProgram => {}
         }
     }
-    processes.sort_by_key(|process| process.pid);
+    let mut processes = measure(processes);
+    processes.sort_by(|a, b| b.cpu.unwrap_or(0.0).total_cmp(&a.cpu.unwrap_or(0.0)).then(a.pid.cmp(&b.pid)));
     let milliseconds = started.elapsed().as_secs_f64() * 1000.0;
     Listing { processes, looked_at, not_permitted, too_slow: left.into_iter().collect(), milliseconds }
 }
 
 /// What a process is.
 enum Outcome {
-    LuaJit(Box<ListedProcess>),
+    /// One with LuaJIT, and what it had used of the CPU at a moment.
+    LuaJit(Box<ListedProcess>, Option<UsedTime>),
     Other,
     NotPermitted,
     /// A kernel thread, a zombie, or one that has just exited.
     NoProgram,
+}
+
+/// The CPU time of a process at a moment, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct UsedTime {
+    at: Instant,
+    seconds: f64,
+}
+
+impl UsedTime {
+    fn of(pid: u32) -> Option<Self> {
+        let seconds = cpu_time(pid)?;
+        Some(Self { at: Instant::now(), seconds })
+    }
+}
+
+/// Measures what processes use of the CPU, since they were looked at.
+fn measure(processes: Vec<(ListedProcess, Option<UsedTime>)>) -> Vec<ListedProcess> {
+    // Looking at the others has taken some of the time.
+    let last = processes.iter().filter_map(|(_, used)| Some(used.as_ref()?.at)).max();
+    if let Some(last) = last {
+        std::thread::sleep((last + CPU_INTERVAL).saturating_duration_since(Instant::now()));
+    }
+    let measured = processes.into_iter().map(|(mut process, before)| {
+        let used = before.and_then(|before| {
+            let now = UsedTime::of(process.pid)?;
+            let time = now.at.saturating_duration_since(before.at).as_secs_f64();
+            Some((now.seconds - before.seconds).max(0.0) / time)
+        });
+        // Another process may have the number by now: it is told apart by nothing that is cheap, and a list is of a moment.
+        process.cpu = used.filter(|used| used.is_finite()).map(|used| (used * 1000.0).round() / 10.0);
+        process
+    });
+    measured.collect()
 }
 
 fn look(pid: u32, files: &CodeFiles) -> Outcome {
@@ -140,15 +186,19 @@ fn look(pid: u32, files: &CodeFiles) -> Outcome {
         Err(error) => (FirstVms { vms: Vec::new(), may_have_more: false }, Some(error.to_string())),
     };
     let maps = process.maps().unwrap_or(maps);
-    Outcome::LuaJit(Box::new(ListedProcess {
+    let (command, line) = (process.command(), proc_file::read(format!("/proc/{pid}/cmdline")).unwrap_or_default());
+    let listed = Box::new(ListedProcess {
         pid,
-        command: process.command(),
-        arguments: arguments(pid),
+        role: role::role(&line, &command),
+        command,
+        cpu: None,
+        arguments: arguments(&line),
         rss: process.rss(),
         vms: first.vms.iter().filter_map(|vm| listed(&process, &maps, vm)).collect(),
         may_have_more: first.may_have_more,
         error,
-    }))
+    });
+    Outcome::LuaJit(listed, UsedTime::of(pid))
 }
 
 /// What a VM is and does; [`None`] if it was closed meanwhile.
@@ -160,8 +210,17 @@ fn listed(process: &Process, maps: &Maps, vm: &Vm) -> Option<ListedVm> {
     Some(ListedVm { summary, activity: activity(&memory, vm, &status) })
 }
 
-fn arguments(pid: u32) -> Vec<String> {
-    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let bytes = bytes.strip_suffix(&[0]).unwrap_or(&bytes);
+/// What people know a process by: its command, with its role if its title says one: `nginx: worker`.
+pub fn title(process: &Process) -> String {
+    let line = proc_file::read(format!("/proc/{}/cmdline", process.pid())).unwrap_or_default();
+    let command = process.command();
+    match role::role(&line, &command) {
+        Some(role) => format!("{command}: {role}"),
+        None => command,
+    }
+}
+
+fn arguments(line: &[u8]) -> Vec<String> {
+    let bytes = line.strip_suffix(&[0]).unwrap_or(line);
     bytes.split(|byte| *byte == 0).map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }

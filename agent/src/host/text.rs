@@ -12,8 +12,12 @@ use super::{Activity, ListedProcess, ListedVm, Listing};
 /// Of a process with more VMs, so many are shown.
 const VMS: usize = 8;
 
-const COLUMNS: [Column; 8] = [
+/// No role is shown longer than this.
+const ROLE: usize = 40;
+
+const COLUMNS: [Column; 9] = [
     Column::right("PID", 0),
+    Column::right("CPU%", 0),
     Column::left("COMMAND", 0),
     Column::left("VM", 0),
     Column::left("LUAJIT", 0),
@@ -78,7 +82,7 @@ impl fmt::Display for Listing {
     }
 }
 
-fn cells(process: &ListedProcess, vm: &ListedVm) -> [String; 8] {
+fn cells(process: &ListedProcess, vm: &ListedVm) -> [String; 9] {
     let summary = &vm.summary;
     let jit = if summary.traces == 0 {
         summary.jit.describe().to_owned()
@@ -87,7 +91,8 @@ fn cells(process: &ListedProcess, vm: &ListedVm) -> [String; 8] {
     };
     [
         process.pid.to_string(),
-        Untrusted(&process.command).text().into_owned(),
+        process.cpu.map_or_else(|| "-".to_owned(), |cpu| format!("{cpu:.1}")),
+        command(process),
         format!("{:#x}", summary.address),
         luajit(summary),
         if summary.gc64 { "yes" } else { "no" }.to_owned(),
@@ -95,6 +100,16 @@ fn cells(process: &ListedProcess, vm: &ListedVm) -> [String; 8] {
         bytes(summary.heap),
         bytes(process.rss),
     ]
+}
+
+/// `nginx: worker`.
+fn command(process: &ListedProcess) -> String {
+    let command = Untrusted(&process.command).text().into_owned();
+    let Some(role) = &process.role else { return command };
+    let role = Untrusted(role).text().into_owned();
+    let short: String =
+        if role.chars().count() > ROLE { role.chars().take(ROLE - 3).chain("...".chars()).collect() } else { role };
+    format!("{command}: {short}")
 }
 
 /// `Tarantool 2.1.0-beta3`: the fork's name alone, and the version without the name that all of them use.
@@ -150,6 +165,8 @@ mod tests {
         let process = ListedProcess {
             pid: 42,
             command: "tarantool".into(),
+            role: Some("shop.lua <running>".into()),
+            cpu: Some(99.96),
             arguments: Vec::new(),
             rss: 2 << 30,
             vms: vec![vm(Some(activity)), vm(None)],
@@ -165,11 +182,11 @@ mod tests {
         };
         let text = listing.to_string();
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "PID  COMMAND    VM        LUAJIT                 GC64  JIT        HEAP      RSS  DOING");
-        assert_eq!(
-            lines[1],
-            " 42  tarantool  0x7f0000  Tarantool 2.1.0-beta3  no    on, 12  3.0 MiB  2.0 GiB  LFUNC in add@x.lua:3, line 4"
-        );
+        let words: Vec<_> = lines[0].split_whitespace().collect();
+        assert_eq!(words, ["PID", "CPU%", "COMMAND", "VM", "LUAJIT", "GC64", "JIT", "HEAP", "RSS", "DOING"]);
+        let row = " 42  100.0  tarantool: shop.lua <running>  0x7f0000  Tarantool 2.1.0-beta3  no    on, 12  3.0 MiB  \
+                   2.0 GiB  LFUNC in add@x.lua:3, line 4";
+        assert_eq!(lines[1], row);
         assert!(lines[2].ends_with("  idle"), "{text}");
         assert!(lines[3].starts_with("process 42 (tarantool) may have other VMs in its 2.0 GiB"), "{text}");
         assert_eq!(lines[4], "1 process has a LuaJIT VM, of 9 looked at in 12 ms");

@@ -87,6 +87,8 @@ pub struct TopTarget {
     pub memory: bool,
     /// How long an interval is.
     pub interval: Duration,
+    /// Whether it is one of several processes that are looked at.
+    pub of_several: bool,
 }
 
 /// The live view's state.
@@ -250,6 +252,13 @@ impl App {
             _ => rows.sort_by(|a, b| (b.samples, &a.text).cmp(&(a.samples, &b.text))),
         }
         rows
+    }
+
+    /// The CPU time that the process uses lately, in percent of one CPU; none if that is not recorded.
+    pub fn cpu(&self) -> Option<f64> {
+        let samples = self.functions.samples(Span::Recent) as f64;
+        let seconds = self.recent().as_secs_f64().max(0.001);
+        self.target.rate.map(|rate| 100.0 * samples / f64::from(rate) / seconds)
     }
 
     /// Over how many seconds sums of [`Span::Recent`] go by now.

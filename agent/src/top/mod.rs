@@ -9,6 +9,7 @@ mod app;
 mod functions;
 mod gauges;
 mod keys;
+pub mod overview;
 pub mod view;
 mod window;
 

@@ -49,6 +49,16 @@ impl RecordTarget {
         Ok(Self { options, process, maps, vms, may_have_more, only, live: None })
     }
 
+    /// A process that has only begun: it has no VM yet, and is searched until it has one.
+    ///
+    /// # Errors
+    /// It cannot be recorded.
+    pub fn starting(options: Options) -> Result<Self, EngineError> {
+        let process = Process::open(options.pid)?;
+        let maps = process.maps()?;
+        Ok(Self { options, process, maps, vms: Vec::new(), may_have_more: false, only: None, live: None })
+    }
+
     /// The VMs that are recorded, in the order of their numbers in the outputs: the only one that is recorded has none.
     pub fn recorded(&self) -> Vec<Vm> {
         let Self { vms, only, .. } = self;

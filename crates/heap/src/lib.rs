@@ -8,6 +8,7 @@
 //! [type](object::Kind) and by [path](paths) are kept, and of each one a few bytes ([`index`]), so that heaps of
 //! gigabytes need little memory here.
 
+mod arch;
 pub mod biggest;
 pub mod blocks;
 pub mod copy;

@@ -9,7 +9,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use lj_trace_common::event::SampledRegisters;
 use lj_trace_process::{Process, TargetError};
+use lj_trace_text::untrusted;
+
+use crate::arch;
 
 /// Why a process cannot be stopped.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +28,18 @@ pub enum PauseError {
         pid: u32,
         /// Why.
         source: io::Error,
+    },
+    /// Only one can trace a process.
+    #[error(
+        "cannot stop process {pid}: {name} (pid {tracer}) traces it, and only one can at a time: end that, or leave out --pause"
+    )]
+    Traced {
+        /// The process.
+        pid: u32,
+        /// The process that traces it,
+        tracer: u32,
+        /// and its name.
+        name: String,
     },
     /// A thread does not stop: it waits in the kernel for something that cannot be interrupted.
     #[error("process {pid} did not stop within {} ms: thread {tid} waits for the kernel; try again, or leave out --pause", .patience.as_millis())]
@@ -56,6 +72,36 @@ struct TracedThread {
     tid: libc::pid_t,
     /// The signal that it was about to receive when it stopped; 0 if there was none. It receives it when it goes on.
     signal: libc::c_int,
+    /// Its registers, since it has stopped.
+    registers: Option<SampledRegisters>,
+}
+
+/// Threads that stand still, with their registers.
+pub type StoppedThreads = Vec<(u32, SampledRegisters)>;
+
+/// The registers of a thread that this thread has stopped.
+fn registers(tid: libc::pid_t) -> Option<SampledRegisters> {
+    // SAFETY: all of it are plain integers.
+    let mut user: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+    let mut place = libc::iovec { iov_base: (&raw mut user).cast(), iov_len: size_of_val(&user) };
+    /// `NT_PRSTATUS` (`elf.h`).
+    const GENERAL: usize = 1;
+    // SAFETY: the kernel writes `user` and no more, as `place` says, and both outlive the call.
+    let outcome = unsafe { libc::ptrace(libc::PTRACE_GETREGSET, tid, GENERAL, &raw mut place) };
+    // A program of another kind (of 32 bits) has fewer.
+    (outcome != -1 && place.iov_len == size_of_val(&user)).then(|| arch::sampled(&user))
+}
+
+/// Why a process cannot be stopped.
+fn refused(process: &Process, source: io::Error) -> PauseError {
+    let pid = process.pid();
+    match process.tracer().filter(|tracer| *tracer != std::process::id()) {
+        Some(tracer) => {
+            let name = std::fs::read(format!("/proc/{tracer}/comm")).unwrap_or_default();
+            PauseError::Traced { pid, tracer, name: untrusted::bytes(name.trim_ascii_end()) }
+        }
+        None => PauseError::Refused { pid, source },
+    }
 }
 
 fn ptrace(request: libc::c_uint, tid: libc::pid_t, data: libc::c_int) -> io::Result<()> {
@@ -83,10 +129,10 @@ impl Paused {
                     continue;
                 }
                 match ptrace(libc::PTRACE_SEIZE, tid, 0) {
-                    Ok(()) => paused.threads.push(TracedThread { tid, signal: 0 }),
+                    Ok(()) => paused.threads.push(TracedThread { tid, signal: 0, registers: None }),
                     // It has ended meanwhile.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
-                    Err(source) => return Err(PauseError::Refused { pid, source }),
+                    Err(source) => return Err(refused(process, source)),
                 }
                 found_more = true;
                 if ptrace(libc::PTRACE_INTERRUPT, tid, 0).is_ok() && !paused.wait(pid, tid, limit)? {
@@ -110,7 +156,7 @@ impl Paused {
                 // Without an event (`PTRACE_EVENT_STOP`), it has stopped because of a signal that it has not got yet.
                 let signal = if status >> 16 == 0 { libc::WSTOPSIG(status) } else { 0 };
                 let thread = self.threads.iter_mut().find(|thread| thread.tid == tid);
-                thread.into_iter().for_each(|thread| thread.signal = signal);
+                thread.into_iter().for_each(|thread| (thread.signal, thread.registers) = (signal, registers(tid)));
                 return Ok(true);
             }
             if changed != 0 {
@@ -125,6 +171,12 @@ impl Paused {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
+    }
+
+    /// Its threads, with the registers that they stopped with.
+    pub fn threads(&self) -> StoppedThreads {
+        let known = |thread: &TracedThread| Some((thread.tid.cast_unsigned(), thread.registers?));
+        self.threads.iter().filter_map(known).collect()
     }
 
     /// Lets it go on; how long it stood still.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use lj_trace_process::Process;
 use lj_trace_process::privileges::priority::come_first;
 
-use super::pause::{PauseError, Paused};
+use super::pause::{PauseError, Paused, StoppedThreads};
 
 /// How a process has stood still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Stood {
 pub struct Watchdog<'scope> {
     release: Option<Sender<()>>,
     thread: Option<ScopedJoinHandle<'scope, Stood>>,
+    /// The threads that stand still; none if it did not stop in time.
+    threads: StoppedThreads,
 }
 
 impl<'scope> Watchdog<'scope> {
@@ -46,8 +48,13 @@ impl<'scope> Watchdog<'scope> {
             come_first();
             watch(process, limit, &released, &tell)
         });
-        let outcome = told.recv().unwrap_or(Ok(()));
-        outcome.map(|()| Self { release: Some(release), thread: Some(thread) })
+        let outcome = told.recv().unwrap_or(Ok(StoppedThreads::new()));
+        outcome.map(|threads| Self { release: Some(release), thread: Some(thread), threads })
+    }
+
+    /// The threads, with the registers that they stopped with; none if they did not stop in time.
+    pub fn threads(&self) -> &StoppedThreads {
+        &self.threads
     }
 
     /// Lets it go on, if it does not already; how it has stood still.
@@ -59,18 +66,23 @@ impl<'scope> Watchdog<'scope> {
 }
 
 /// What the thread does.
-fn watch(process: &Process, limit: Duration, released: &Receiver<()>, tell: &Sender<Result<(), PauseError>>) -> Stood {
+fn watch(
+    process: &Process,
+    limit: Duration,
+    released: &Receiver<()>,
+    tell: &Sender<Result<StoppedThreads, PauseError>>,
+) -> Stood {
     let start = std::time::Instant::now();
     match Paused::new(process, limit) {
         Ok(Some(paused)) => {
-            let _ = tell.send(Ok(()));
+            let _ = tell.send(Ok(paused.threads()));
             let to_the_end = released.recv_timeout(limit.saturating_sub(paused.elapsed()));
             let to_the_end = to_the_end != Err(RecvTimeoutError::Timeout);
             Stood { time: paused.resume(), to_the_end }
         }
         Ok(None) => {
             let time = start.elapsed();
-            let _ = tell.send(Ok(()));
+            let _ = tell.send(Ok(StoppedThreads::new()));
             Stood { time, to_the_end: false }
         }
         Err(error) => {

@@ -331,6 +331,10 @@ impl Programs {
         let refused = |error: anyhow::Error| ProbeError::sort(error);
         let Some(index) = self.claim_index() else { return Ok(None) };
         self.set_vm(index, vm).map_err(refused)?;
+        if self.config.vms == 0 {
+            // It is the first one: from here on they look for Lua stacks.
+            self.change_config(|config| config.vms = 1).map_err(refused)?;
+        }
         Ok(Some(index))
     }
 

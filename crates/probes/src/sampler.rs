@@ -139,6 +139,20 @@ impl Sampler {
         }
     }
 
+    /// Goes on with the program that the process has executed since.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel.
+    pub fn follow(&mut self, programs: &mut Programs, process: &Process) -> Result<(), ProbeError> {
+        programs.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)?;
+        // A process that executes another program is not sampled any more.
+        if matches!(self.events, Events::OnThreads(_)) {
+            self.events = Events::OnThreads(Vec::new());
+            self.attach_threads(programs, process, self.rate)?;
+        }
+        self.begin()
+    }
+
     /// The samples that it takes a second.
     pub fn rate(&self) -> f64 {
         f64::from(self.rate) / f64::from(self.weight)

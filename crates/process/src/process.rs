@@ -190,14 +190,17 @@ impl Process {
     pub fn halt(&self) -> Option<Halt> {
         match Stat::read(self.pid).ok()?.state {
             'T' => Some(Halt::Signal),
-            't' => {
-                // It is a thread that traces.
-                let thread = status(self.pid, "TracerPid:")?;
-                Some(Halt::Tracer(status(thread, "Tgid:").unwrap_or(thread)))
-            }
+            't' => self.tracer().map(Halt::Tracer),
             'R' => None,
             _ => freezer::thawed_by(self.pid).map(|(file, text)| Halt::Freezer(file, text)),
         }
+    }
+
+    /// The process that traces it, if one does: a debugger, strace.
+    pub fn tracer(&self) -> Option<u32> {
+        // It is a thread that traces.
+        let thread = status(self.pid, "TracerPid:").filter(|thread| *thread != 0)?;
+        Some(status(thread, "Tgid:").unwrap_or(thread))
     }
 
     /// How to learn that the process exits.

@@ -1,6 +1,6 @@
 //! The options of `lj-trace record`.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ use crate::commands::parse_pid;
 use crate::exit::CommandError;
 
 /// What else chooses processes.
-const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
+const WHOM: [&str; 5] = ["command", "name", "unit", "container", "program"];
 
 /// Options of `lj-trace record`.
 #[derive(Clone, Debug, Args)]
@@ -39,22 +39,32 @@ pub struct RecordArgs {
     pub command: Option<String>,
 
     /// Like NAME, for a process whose name is also a command of lj-trace
-    #[arg(long, conflicts_with_all = ["command", "unit", "container"])]
+    #[arg(long, conflicts_with_all = ["command", "unit", "container", "program"])]
     pub name: Option<String>,
 
     /// The processes of a systemd unit, such as `tarantool@shop` or `nginx.service`
-    #[arg(long, conflicts_with_all = ["command", "container"])]
+    #[arg(long, conflicts_with_all = ["command", "container", "program"])]
     pub unit: Option<String>,
 
     /// The processes of a container, by its id, or the first digits of it
-    #[arg(long, value_name = "ID", conflicts_with = "command", value_parser = parse_container)]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["command", "program"], value_parser = parse_container)]
     pub container: Option<String>,
+
+    /// A program to start, and to profile from its first instruction, with its arguments, behind `--`
+    ///
+    /// lj-trace waits for its end, and exits with its code. Under sudo(8) it runs as the user who called sudo.
+    #[arg(last = true, value_name = "PROGRAM", conflicts_with_all = ["command", "vm", "wait"])]
+    pub program: Vec<OsString>,
+
+    /// Under sudo, run the program as root
+    #[arg(long, requires = "program")]
+    pub as_root: bool,
 
     /// Profile the children of this process that have a VM, instead of it: the workers of nginx's master
     ///
     /// Each gets its own streams (and memory reports), with its process id in their names; reports of CPU time hold all
     /// of them, each as a root of the stacks. Children that start later are recorded from then on. The recording ends
-    /// when the process and all children have exited.
+    /// when the process and all children have exited. A program that lj-trace starts is profiled with its children.
     #[arg(long, conflicts_with_all = ["vm", "command", "name", "unit", "container"])]
     pub children: bool,
 
@@ -188,6 +198,7 @@ Examples:
   sudo lj-trace --pid 1234                            until Ctrl-C, into lj-trace-1234-TIME.sysprof.bin and .svg
   sudo lj-trace nginx -d 30s -o cpu.svg               all processes of that name, in one flame graph
   sudo lj-trace --unit tarantool@shop -d 30s          those of a systemd unit; --container ID: of a container
+  sudo lj-trace -o cpu.svg -- luajit x.lua            a program, from its first instruction on
   sudo lj-trace --pid 1234 -d 30s -o cpu.svg          30 seconds, as a flame graph
   sudo lj-trace --pid 1234 -r 999 -o cpu.bin -o cpu.folded
   sudo lj-trace --pid 1234 -d 5s -o folded:- -q       folded stacks on standard output
@@ -250,22 +261,31 @@ impl Mode {
     }
 }
 
+/// What is looked at.
+pub struct LiveOptions {
+    /// The options of a recording that is not written anywhere.
+    pub options: Options,
+    /// What chooses the processes, if that is no process id.
+    pub selector: Option<Selector>,
+}
+
 impl RecordArgs {
-    /// What is recorded for somebody who only looks on: nothing is written.
+    /// What is recorded for somebody who only looks on: nothing is written. `whom` are the words of the command line that choose
+    /// processes.
     ///
     /// # Errors
-    /// None: a process id is all that is needed.
+    /// These words contradict each other.
     pub(in crate::commands) fn live(
-        pid: u32,
+        whom: &[&str],
         vm: Option<u64>,
         mode: Mode,
         rate: u32,
         limit: LimitArgs,
-    ) -> Result<Options, CommandError> {
-        let all_else = Self::parse(&["--pid", &pid.to_string()]);
-        let all_else = all_else.map_err(|error| CommandError::usage(error.to_string()))?;
-        let options = Self { vm, mode, rate, limit, quiet: true, ..all_else }.options()?;
-        Ok(Options { default_streams: None, ..options })
+    ) -> Result<LiveOptions, CommandError> {
+        let all_else = Self::parse(whom).map_err(|error| CommandError::usage(error.to_string().trim_end()))?;
+        let args = Self { vm, mode, rate, limit, quiet: true, ..all_else };
+        let options = Options { default_streams: None, ..args.options()? };
+        Ok(LiveOptions { options, selector: args.selector() })
     }
 
     /// Reads them from the words of a command line.
@@ -303,6 +323,7 @@ impl RecordArgs {
         self.check_memory_options()?;
         self.check_standard_output()?;
         self.check_terminal(std::io::stdout().is_terminal())?;
+        self.check_program()?;
         self.check_rotation()?;
         self.check_windows()?;
         let kinds = self.mode.kinds();
@@ -420,6 +441,27 @@ impl RecordArgs {
             }
             None => Ok(()),
         }
+    }
+
+    /// Refuses what cannot be done to a program that lj-trace starts.
+    ///
+    /// # Errors
+    /// A usage error.
+    fn check_program(&self) -> Result<(), CommandError> {
+        if self.program.is_empty() {
+            return Ok(());
+        }
+        let is_standard = |output: &String| output.parse::<Output>().is_ok_and(|output| output.file.is_none());
+        if self.output.iter().any(is_standard) {
+            return Err(CommandError::usage("standard output is that of the program: name a file with --output FILE"));
+        }
+        if self.mode != Mode::Sysprof {
+            return Err(CommandError::usage(
+                "a memory profile needs a VM to begin with, and a program that lj-trace starts has none yet: start it yourself, \
+                 and record it with --pid and --wait",
+            ));
+        }
+        Ok(())
     }
 
     /// Refuses two kinds of profiles on one standard output.

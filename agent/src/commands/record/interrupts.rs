@@ -15,6 +15,9 @@ static EVENT: AtomicI32 = AtomicI32::new(-1);
 /// When the first signal came, in nanoseconds of the monotonic clock; 0 before.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 
+/// Which one it was; 0 before.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
 /// Signals that come so soon after the first belong to it: timeout(1) sends its own to the process, and to the process
 /// group as well.
 const SAME: Duration = Duration::from_millis(200);
@@ -43,6 +46,7 @@ impl Interrupts {
         let event = unsafe { OwnedFd::from_raw_fd(event) };
         EVENT.store(event.as_raw_fd(), Ordering::SeqCst);
         FIRST.store(0, Ordering::SeqCst);
+        SIGNAL.store(0, Ordering::SeqCst);
         for signal in SIGNALS.into_iter().filter(|&signal| signal != libc::SIGHUP || !is_ignored(signal)) {
             // SAFETY: all zeros are a valid `sigaction`: no flags, no signals to block.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -88,6 +92,7 @@ extern "C" fn heard(signal: libc::c_int) {
     let now = now();
     match FIRST.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(_) => {
+            SIGNAL.store(signal, Ordering::SeqCst);
             let one = 1_u64;
             // SAFETY: write(2) is safe in a signal handler, and `one` is eight readable bytes. Without an event there is
             // nobody to tell: the descriptor is -1.
@@ -100,6 +105,11 @@ extern "C" fn heard(signal: libc::c_int) {
             unsafe { libc::raise(signal) };
         }
     }
+}
+
+/// The first signal that asked lj-trace to end; 0 before there was one.
+pub fn first_signal() -> libc::c_int {
+    SIGNAL.load(Ordering::SeqCst)
 }
 
 /// Whether a signal is ignored: nohup(1) has programs go on when their terminal goes.

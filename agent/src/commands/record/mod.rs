@@ -3,18 +3,19 @@
 mod args;
 mod cpu_queue;
 pub(super) mod interrupts;
+mod program;
 mod progress;
 mod vm_looks;
 mod wait;
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lj_trace_engine::options::Scope;
 use lj_trace_engine::output::allow_replacing;
 use lj_trace_engine::session::{NewChildren, SessionControl, Stopping};
 use lj_trace_engine::target::selected;
-use lj_trace_engine::{Failure, Options, RecordTarget, Recording, Session};
+use lj_trace_engine::{EngineError, Failure, Options, RecordTarget, Recording, Session};
 use lj_trace_probes::calibrate::try_probe;
 use lj_trace_probes::guardian;
 use lj_trace_probes::journal::{Priority, say};
@@ -25,23 +26,29 @@ use lj_trace_process::privileges::{self, Capabilities, Capability, priority};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use args::{LimitArgs, Mode, RecordArgs};
+pub use args::{LimitArgs, LiveOptions, Mode, RecordArgs};
 pub(super) use args::{no_text_for_terminal, parse_address, parse_duration};
 use interrupts::Interrupts;
+use program::StartedProgram;
 use progress::Progress;
 
-use crate::exit::CommandError;
+use crate::exit::{CommandError, ExitCode};
 
 /// Runs the command.
 ///
 /// # Errors
 /// A [`CommandError`] with the exit code that belongs to its cause.
-pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
+pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
     let started = Instant::now();
     let options = args.options()?;
     if args.force {
         allow_replacing();
     }
+    // It has no part in what lj-trace does to itself.
+    let mut program = match &args.program[..] {
+        [] => None,
+        words => Some(StartedProgram::start(words, args.as_root)?),
+    };
     priority::raise();
     let interrupts = Interrupts::listen()?;
     if options.kinds.allocations {
@@ -50,6 +57,7 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let progress = Progress::new(&options);
     let selector = args.selector();
     let find = || match &selector {
+        _ if program.is_some() => of_program(&options, program.as_ref()),
         Some(selector) => selected(selector, &options),
         None => wait::find(&options, args.wait.is_some()).map(|targets| (options.clone(), targets)),
     };
@@ -62,7 +70,7 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
         }
         None => Some(find()?),
     };
-    let Some((options, targets)) = found else { return Ok(()) };
+    let Some((options, targets)) = found else { return Ok(ExitCode::OK) };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -72,12 +80,53 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
     let mut session = Session::start(&options, targets, &progress, started)?;
     // Those that come later have to be attached to as well.
     let attaches = if options.is_of_several() { &privileges::TO_ATTACH[..] } else { &[] };
-    give_up_privileges(&options, attaches, || {
+    // What ends lj-trace is passed on to the program.
+    let passes_on = if program.is_some() { &[Capability::Kill][..] } else { &[] };
+    give_up_privileges(&options, &[attaches, passes_on].concat(), || {
         session.recordings().all(Recording::is_in_reach) && (!options.is_of_several() || can_attach(&options))
     });
     let children = options.is_of_several().then(|| NewChildren::watch(options.roots(), known)).transpose()?;
+    program.as_mut().map_or(Ok(()), StartedProgram::go)?;
+    let began = Instant::now();
     let stop = runtime.block_on(session.run(control, children.as_ref(), &progress));
-    Ok(session.finish(stop, &progress)?)
+    let no_vm = session.recordings().next().is_some() && session.recordings().all(|own| own.vms_so_far() == 0);
+    let lasted = began.elapsed();
+    let recorded = session.finish(stop, &progress);
+    let Some(program) = program else {
+        recorded?;
+        return Ok(ExitCode::OK);
+    };
+    if no_vm {
+        say(Priority::Warning, &without_vm(program.name(), lasted, options.rate));
+    }
+    let code = program.wait(&interrupts, options.quiet)?;
+    recorded?;
+    Ok(code)
+}
+
+/// What is to be recorded of a program that was started.
+fn of_program(
+    options: &Options,
+    program: Option<&StartedProgram>,
+) -> Result<(Options, Vec<RecordTarget>), EngineError> {
+    let (pid, name) = program.map(|program| (program.pid(), program.name())).unwrap_or_default();
+    let scope = match options.scope {
+        Scope::Children => Scope::These { pids: vec![pid], what: format!("{name} and what it starts") },
+        _ => Scope::One,
+    };
+    let options = Options { pid, scope, ..options.clone() };
+    let own = if options.is_of_several() { options.of_child(pid) } else { options.clone() };
+    Ok((options, vec![RecordTarget::starting(own)?]))
+}
+
+/// What there is to say of a program in which no VM was found.
+fn without_vm(name: &str, lasted: Duration, rate: u32) -> String {
+    let milliseconds = lasted.as_secs_f64() * 1e3;
+    format!(
+        "lj-trace: no LuaJIT VM was seen in {name} within {milliseconds:.0} ms: what samples there are show its native stacks \
+         alone. It takes some 20 ms to find a VM, and samples come {rate} times a second: have a short program do its work more \
+         often. If it starts others, --children records them"
+    )
 }
 
 /// Starts what puts probes in and takes them out: before there are threads, and much memory.
@@ -121,7 +170,7 @@ fn is_own(folder: &Path) -> bool {
 }
 
 /// Whether this thread could still attach to a process.
-fn can_attach(options: &Options) -> bool {
+pub(super) fn can_attach(options: &Options) -> bool {
     let samples = !options.kinds.cpu || try_open(Clock::CpuClock).is_ok();
     // Probes that are perf events want `CAP_SYS_ADMIN`.
     let probes = !options.kinds.allocations

@@ -32,11 +32,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
 
 fn numbers(app: &App, palette: Palette) -> Line<'static> {
     let mut parts = Vec::new();
-    if let Some(rate) = app.target.rate {
-        let samples = app.functions.samples(window::Span::Recent) as f64;
-        let seconds = app.recent().as_secs_f64().max(0.001);
-        parts.push(format!("CPU {:.0}%", 100.0 * samples / f64::from(rate) / seconds));
-    }
+    parts.extend(app.cpu().map(|cpu| format!("CPU {cpu:.0}%")));
     if let Some(gauge) = app.gauges.last() {
         parts.push(format!("GC heap {}", bytes(gauge.heap)));
         parts.push(format!("RSS {}", bytes(gauge.rss)));

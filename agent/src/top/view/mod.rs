@@ -3,6 +3,7 @@
 mod graph;
 mod header;
 mod help;
+mod overview;
 mod rows;
 
 use lj_trace_profile::frame::FrameKind;
@@ -12,6 +13,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::app::App;
+pub use overview::draw_overview;
 
 /// Colours, where there are any (<https://no-color.org>).
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,7 @@ fn footer(app: &App) -> Line<'static> {
     let filter = if app.filter.is_empty() { String::new() } else { format!("only rows with \"{}\"  ", app.filter) };
     Line::from(vec![
         Span::styled(filter, Style::new().add_modifier(Modifier::REVERSED)),
+        Span::raw(if app.target.of_several { "Backspace all  " } else { "" }),
         Span::raw("q quit  Tab view  s sort  / filter  p pause  a span  c clear  h help"),
     ])
 }
@@ -109,6 +112,7 @@ mod tests {
             rate: Some(100),
             memory: true,
             interval: Duration::from_secs(1),
+            of_several: false,
         };
         let mut app = App::new(target);
         let frame = |named| ResolvedFrame { named: std::sync::Arc::new(named), code: Code::Name };
@@ -164,6 +168,34 @@ mod tests {
             app.act(Action::Help);
             expect(&screen(&app, width, height), &["switch between functions, lines"]);
         }
+    }
+
+    #[test]
+    fn long_paths_leave_function_and_line_in_sight() {
+        let mut app = app();
+        let path = format!("@/srv/{}/handlers/checkout.lua", "very/long/path".repeat(9));
+        let frame = Named::lua(Some("Checkout.total".into()), path.as_bytes(), 1234, Some(5678));
+        let frames = vec![ResolvedFrame { named: std::sync::Arc::new(frame), code: Code::Name }];
+        let sample = Resolved {
+            state: Some(VmState::Lfunc),
+            vm: Some(0),
+            tid: 1,
+            time: 0,
+            allocation: None,
+            thread_name: None,
+            trace: None,
+            frames,
+        };
+        app.sample(&sample, Named::vm(0));
+        let memory = app.allocations.clone();
+        memory.borrow_mut().event(0, &Event::Symbol(Symbol::lua(0x2000, path.as_bytes(), 1234)));
+        let source = Source::Lua { proto: 0x2000, line: 4321 };
+        memory.borrow_mut().event(0, &Event::Alloc { source, addr: 0x20, size: 1 << 20 });
+        expect(&screen(&app, 80, 24), &["Checkout.total@...", "checkout.lua:1234"]);
+        app.act(Action::Show(Tab::Lines));
+        expect(&screen(&app, 80, 24), &["out.lua:5678  in Checkout.total@...", "out.lua:1234"]);
+        app.act(Action::Show(Tab::Allocations));
+        expect(&screen(&app, 80, 24), &[".lua:4321  in @...", ".lua:1234"]);
     }
 
     #[test]

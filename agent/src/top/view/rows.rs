@@ -1,8 +1,8 @@
 //! The table: functions, lines, allocations or traces.
 
 use lj_trace_profile::frame::FrameKind;
-use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
+use lj_trace_text::{Room, bytes, fit};
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Rect};
 use ratatui::style::{Modifier, Style};
@@ -66,6 +66,15 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
     }
 }
 
+/// A label in so much room: folders give way first, function and line number stay.
+fn fitted(tab: Tab, label: &str, room: usize) -> String {
+    // What is before is in columns of its own.
+    let before = if tab == Tab::Traces { SampledTrace::COLUMNS.find("starts at").unwrap_or(0) } else { 0 };
+    let (columns, label) = label.split_at_checked(before).unwrap_or(("", label));
+    let room = room.saturating_sub(columns.chars().count());
+    format!("{columns}{}", fit(&Room::Columns(room).label(label), room))
+}
+
 /// Why there is nothing to show.
 fn nothing(app: &App) -> Option<&'static str> {
     match app.tab {
@@ -104,8 +113,12 @@ fn table<const N: usize>(
     let mut titles: Vec<Cell<'_>> =
         columns.iter().enumerate().map(|(index, (name, _))| right(mark(index, name))).collect();
     titles.push(Cell::from(if sorted.is_none() { format!("{last}*") } else { last.to_owned() }));
+    // A space stands before each column but the first.
+    let taken: u16 = columns.iter().map(|(_, width)| width + 1).sum();
+    let room = usize::from(area.width.saturating_sub(taken));
     let shown = rows.into_iter().skip(offset).take(usize::from(area.height)).map(|(numbers, name, kind)| {
-        let name = Cell::from(Untrusted(&name).text().into_owned()).style(palette.kind(kind));
+        let name = fitted(app.tab, &Untrusted(&name).text(), room);
+        let name = Cell::from(name).style(palette.kind(kind));
         Row::new(numbers.into_iter().map(right).chain([name]).collect::<Vec<_>>())
     });
     let widths = columns.iter().map(|(_, width)| Constraint::Length(*width)).chain([Constraint::Min(10)]);

@@ -196,7 +196,8 @@ impl Recording {
         let outputs = wanted.cpu.then(|| {
             let title = format!("{}, CPU time at {} Hz", target.name(), options.rate);
             let files = options.files(ProfileKind::Cpu);
-            let vms = only.map_or(vms.len(), |_| 1);
+            // One that has none yet is going to have one.
+            let vms = only.map_or(vms.len().max(1), |_| 1);
             Outputs::open(files, &title, options.rate, vms, options.jit_samples, piece)
         });
         let mut outputs: Option<Outputs> = outputs.transpose()?;
@@ -230,7 +231,7 @@ impl Recording {
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
-        let discovery = VmDiscovery::new(process, target.may_have_more && only.is_none());
+        let discovery = VmDiscovery::new(process, target.may_have_more && only.is_none(), vms.is_empty());
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
         let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
@@ -631,6 +632,26 @@ impl Recording {
     /// The VMs that are recorded by now; none if there are only allocation events.
     pub fn vms(&self) -> Option<Vec<Vm>> {
         self.samples.as_ref().map(|(_, pipeline)| pipeline.known_vms().map(|(_, vm)| vm.clone()).collect())
+    }
+
+    /// How many VMs there have been so far; none if there are only allocation events.
+    pub fn vms_so_far(&self) -> usize {
+        self.samples.as_ref().map_or(0, |(_, pipeline)| pipeline.vms_so_far())
+    }
+
+    /// Goes on with the program that the process has executed, in which no VM was seen before: a script that ends in `exec`,
+    /// env(1).
+    ///
+    /// # Errors
+    /// The programs in the kernel cannot be told.
+    pub fn follow(&mut self, process: &Process) -> Result<(), EngineError> {
+        self.process = process.clone();
+        if let Some((_, pipeline)) = &mut self.samples {
+            pipeline.follow(process);
+        }
+        self.discovery = VmDiscovery::new(process, false, true);
+        let Self { cpu, programs, .. } = self;
+        Ok(cpu.as_mut().map_or(Ok(()), |cpu| cpu.sampler.follow(programs, process))?)
     }
 
     /// Samples and events that never arrived so far, by reason.

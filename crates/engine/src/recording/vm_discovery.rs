@@ -14,6 +14,11 @@ use crate::resolve::Pipeline;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// The same where there is no VM yet, as long as searching takes no more than one part of so many of the time.
+const FIRST_WAIT_FOR_ONE: Duration = Duration::from_millis(2);
+const LONGEST_WAIT_FOR_ONE: Duration = Duration::from_millis(200);
+const SHARE: u32 = 10;
+
 /// Samples without a known VM after which memory is searched: one alone may have hit the few instructions before an
 /// interpreter has a C frame.
 const UNKNOWN: u32 = 3;
@@ -34,12 +39,17 @@ pub struct VmDiscovery {
     took: Duration,
     next_search: Instant,
     wait: Duration,
+    /// Whether there has been no VM so far.
+    waits_for_one: bool,
 }
 
 impl VmDiscovery {
-    /// If not all of the memory of `process` was searched for its first VMs, the rest is now.
-    pub fn new(process: &Process, may_have_more: bool) -> Self {
-        let mut discovery = Self { search: None, took: Duration::ZERO, next_search: Instant::now(), wait: FIRST_WAIT };
+    /// If not all of the memory of `process` was searched for its first VMs, the rest is now. If it `waits_for_one`, since
+    /// there are none, it is searched again and again.
+    pub fn new(process: &Process, may_have_more: bool, waits_for_one: bool) -> Self {
+        let wait = if waits_for_one { FIRST_WAIT_FOR_ONE } else { FIRST_WAIT };
+        let (took, next_search) = (Duration::ZERO, Instant::now());
+        let mut discovery = Self { search: None, took, next_search, wait, waits_for_one };
         if may_have_more {
             discovery.search(process);
         }
@@ -77,7 +87,7 @@ impl VmDiscovery {
 
     /// Whether it is time to search, if so many samples were in an interpreter that no known VM was running.
     pub fn are_due(&self, unknown_vms: u32) -> bool {
-        unknown_vms >= UNKNOWN && self.search.is_none() && Instant::now() >= self.next_search
+        (self.waits_for_one || unknown_vms >= UNKNOWN) && self.search.is_none() && Instant::now() >= self.next_search
     }
 
     /// Has the process searched for VMs.
@@ -102,6 +112,12 @@ impl VmDiscovery {
 
     /// Takes note of whether there were new ones among these.
     pub fn note(&mut self, is_new: bool) {
+        if self.waits_for_one && !is_new {
+            self.wait = LONGEST_WAIT_FOR_ONE.min(self.wait * 2).max(self.took * SHARE).min(LONGEST_WAIT);
+            self.next_search = Instant::now() + self.wait;
+            return;
+        }
+        self.waits_for_one = false;
         // A process with much memory takes long to search: 4% of a core are enough. What others have the CPU for meanwhile
         // is no reason to wait.
         let wait = if is_new { FIRST_WAIT } else { LONGEST_WAIT.min(self.wait * 2).max(self.took * 25) };

@@ -167,6 +167,12 @@ impl Pipeline {
         }
     }
 
+    /// Goes on with the program that the process has executed, now that it has no VM.
+    pub fn follow(&mut self, process: &Process) {
+        let tally = std::mem::take(&mut self.tally);
+        *self = Self { tally, ..Self::new(process, &[]) };
+    }
+
     /// The VMs that it knows, in the order in which the probes know them.
     pub fn vms(&self) -> &[Vm] {
         &self.vms

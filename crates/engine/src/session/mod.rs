@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lj_trace_probes::journal::{Priority, say};
-use lj_trace_process::sandbox;
 use lj_trace_process::sandbox::bounded;
+use lj_trace_process::{Process, sandbox};
 use lj_trace_text::Room;
 
 pub use children::NewChildren;
@@ -214,6 +214,25 @@ impl<'a> Session<'a> {
     /// Says what has happened to the processes that are recorded.
     pub fn look_after_targets(&mut self) {
         self.running.iter_mut().for_each(|own| own.watch.look());
+    }
+
+    /// Goes on with the programs that processes have executed in which no VM was seen before.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn follow(&mut self) -> Result<(), EngineError> {
+        for own in &mut self.running {
+            let is_begun = own.target.vms.is_empty() && own.recording.vms_so_far() == 0;
+            if !is_begun || !own.target.process.has_become_another_program() {
+                continue;
+            }
+            // If it has gone since, that is noticed elsewhere.
+            let Ok(process) = Process::open(own.target.process.pid()) else { continue };
+            own.recording.follow(&process)?;
+            own.target.process = process;
+            own.watch = Watch::new(&own.target, self.options.quiet, 1);
+        }
+        Ok(())
     }
 
     /// Whether a process that was recorded runs another program now.

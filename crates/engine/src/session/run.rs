@@ -71,6 +71,7 @@ impl Session<'_> {
                     }
                     observer.update(self, began.elapsed());
                     self.look_after_targets();
+                    self.follow()?;
                     if children.is_none() && self.is_replaced() {
                         break Ok(Stop::TargetReplaced);
                     }

@@ -42,7 +42,9 @@ impl Watch {
     pub fn new(target: &RecordTarget, quiet: bool, processes: usize) -> Self {
         let (process, name, vms) = (target.process.clone(), target.name(), target.vms.clone());
         let interval = if processes < MANY { INTERVAL } else { INTERVAL_OF_MANY };
-        Self { process, name, quiet, interval, next_look: Instant::now(), halted: None, total: Duration::ZERO, vms }
+        // One that has only begun stands still until it is let go.
+        let next_look = Instant::now() + if vms.is_empty() { interval } else { Duration::ZERO };
+        Self { process, name, quiet, interval, next_look, halted: None, total: Duration::ZERO, vms }
     }
 
     /// Looks, if it is time to.

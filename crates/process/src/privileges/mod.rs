@@ -18,6 +18,8 @@ pub enum Capability {
     DacOverride,
     /// To read files whatever their permissions say.
     DacReadSearch,
+    /// To send signals to other users' processes.
+    Kill,
     /// To read other users' processes.
     SysPtrace,
     /// To do nearly everything; implies `CAP_BPF` and `CAP_PERFMON`.
@@ -43,6 +45,7 @@ impl Capability {
         match self {
             Self::DacOverride => 1,
             Self::DacReadSearch => 2,
+            Self::Kill => 5,
             Self::SysPtrace => 19,
             Self::SysAdmin => 21,
             Self::Syslog => 34,
@@ -57,6 +60,7 @@ impl Capability {
         match self {
             Self::DacOverride => "CAP_DAC_OVERRIDE",
             Self::DacReadSearch => "CAP_DAC_READ_SEARCH",
+            Self::Kill => "CAP_KILL",
             Self::SysPtrace => "CAP_SYS_PTRACE",
             Self::SysAdmin => "CAP_SYS_ADMIN",
             Self::Syslog => "CAP_SYSLOG",

@@ -1,0 +1,145 @@
+//! `lj-trace -- PROGRAM` starts a program, records it from its first instruction, and stays out of its way.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::folded::Folded;
+use lj_trace_tests::programs::{LUAJIT, Program};
+use lj_trace_tests::screen::{ENDED, Screen};
+use lj_trace_tests::source::definition_of;
+use lj_trace_tests::tracer::{Outcome, Tracer, binary, exit_code, run};
+
+const SCRIPT: &str = "works.lua";
+
+fn script() -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("lua").join(SCRIPT).display().to_string()
+}
+
+fn luajit() -> Result<String> {
+    Ok(Program::find(LUAJIT).context("the demo's luajit is everywhere")?.path.display().to_string())
+}
+
+/// What a program left that lj-trace has started.
+struct Started {
+    outcome: Outcome,
+    folded: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Started {
+    /// Starts a program, and waits for it.
+    fn run(options: &[&str], program: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let folded = folder.path().join("cpu.folded");
+        let output = folded.display().to_string();
+        let outcome = run([options, &["-o", &output, "--"], program].concat())?;
+        Ok(Self { outcome, folded, _folder: folder })
+    }
+
+    fn lua_samples(&self) -> Result<u64> {
+        let work = format!("work@{}:{}", script(), definition_of(SCRIPT, "work"));
+        let file = std::fs::read_to_string(&self.folded)?;
+        let own = file.lines().filter(|line| line.contains(&work) || line.contains(&format!("{SCRIPT}:")));
+        Ok(own.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum())
+    }
+}
+
+#[test]
+fn programs_of_any_length_are_recorded_or_it_says_why_not() -> Result<()> {
+    let (luajit, script) = (luajit()?, script());
+    for (milliseconds, code, least) in [("20", 0, 0), ("200", 3, 20), ("2000", 0, 800)] {
+        let started = Started::run(&["--rate", "999"], &[&luajit, &script, milliseconds, &code.to_string()])?;
+        let Outcome { status, stdout, stderr } = &started.outcome;
+        ensure!(status.code() == Some(code), "{status}: {stderr}");
+        ensure!(stdout == "begins\nends\n", "{stdout}");
+        ensure!(code == 0 || stderr.contains(&format!("exited with code {code}")), "{stderr}");
+        let samples = started.lua_samples()?;
+        println!("{milliseconds} ms: {samples} samples in Lua");
+        // What has ended before it is looked at has no names any more.
+        let is_said = ["no LuaJIT VM was seen", "[unknown: "].into_iter().any(|text| stderr.contains(text));
+        ensure!(samples >= least && (samples > 0 || is_said), "{samples} samples: {stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_executes_another_program_is_followed() -> Result<()> {
+    let command = format!("exec {} {} 500 4", luajit()?, script());
+    let started = Started::run(&["--rate", "999"], &["env", "sh", "-c", &command])?;
+    ensure!(started.outcome.status.code() == Some(4), "{}", started.outcome.stderr);
+    ensure!(started.lua_samples()? > 50, "{}", started.outcome.stderr);
+    Ok(())
+}
+
+#[test]
+fn what_a_program_starts_is_recorded_if_it_is_asked_for() -> Result<()> {
+    let command = format!("{} {} 800 0; exit 5", luajit()?, script());
+    let alone = Started::run(&[], &["sh", "-c", &command])?;
+    alone.outcome.expect(5, &["no LuaJIT VM was seen", "--children"]);
+    let together = Started::run(&["--rate", "999", "--children"], &["sh", "-c", &command])?;
+    ensure!(together.outcome.status.code() == Some(5), "{}", together.outcome.stderr);
+    // It is met twice before it is recorded: it could be about to execute something else.
+    ensure!(together.lua_samples()? > 50, "{}", together.outcome.stderr);
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_executed_is_told_as_env_does() -> Result<()> {
+    run(["--", "/no/such/program"])?.expect(127, &["cannot execute /no/such/program", "No such file"]);
+    run(["--", &script()])?.expect(126, &["cannot execute", "Permission denied"]);
+    let luajit = luajit()?;
+    run(["-o", "-", "--", &luajit])?.expect(exit_code::USAGE, &["standard output is that of the program"]);
+    run(["-m", "memprof", "--", &luajit])?.expect(exit_code::USAGE, &["--wait"]);
+    run(["--pid", "1", "--", &luajit])?.expect(exit_code::USAGE, &["cannot be used with"]);
+    Ok(())
+}
+
+#[test]
+fn it_is_sudos_caller_who_runs_the_program() -> Result<()> {
+    let run = |options: &[&str]| {
+        let folder = tempfile::tempdir()?;
+        let mut command = Command::new(binary());
+        command.env("SUDO_UID", "65534").env("SUDO_GID", "65534").current_dir(folder.path());
+        Tracer::spawn(command.args(options).args(["--", "sh", "-c", "id -u; id -g; echo $HOME"]))?.wait()
+    };
+    ensure!(run(&[])?.stdout.starts_with("65534\n65534\n/nonexistent\n"), "{:?}", run(&[])?);
+    ensure!(run(&["--as-root"])?.stdout.starts_with("0\n0\n"), "{:?}", run(&["--as-root"])?);
+    Ok(())
+}
+
+#[test]
+fn the_program_goes_on_when_recording_ends() -> Result<()> {
+    let started = Started::run(&["-d", "100ms"], &[&luajit()?, &script(), "300", "6"])?;
+    started.outcome.expect(6, &["finished: recorded 0.1 s", "waiting for", "exited with code 6"]);
+    ensure!(started.outcome.stdout == "begins\nends\n", "{}", started.outcome.stdout);
+    Ok(())
+}
+
+#[test]
+fn what_ends_lj_trace_ends_the_program() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("cpu.folded").display().to_string();
+    let mut tracer = Tracer::start(["-o", &output, "--", &luajit()?, &script(), "60000"])?;
+    tracer.wait_until_attached()?;
+    std::thread::sleep(Duration::from_millis(300));
+    tracer.signal(libc::SIGTERM)?;
+    tracer.wait()?.expect(128 + libc::SIGTERM, &["stopped by a signal: recorded", "was ended by signal 15"]);
+    ensure!(Folded::parse(&std::fs::read_to_string(&output)?)?.samples() > 0, "nothing was written");
+    Ok(())
+}
+
+#[test]
+fn control_c_reaches_both() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let output = folder.path().join("cpu.folded").display().to_string();
+    let screen = Screen::start(100, 30, &["-o", &output, "--", &luajit()?, &script(), "60000"])?;
+    screen.wait_for(&["begins"])?;
+    std::thread::sleep(Duration::from_millis(300));
+    screen.press(&["C-c"])?;
+    // `luajit` says that it was interrupted, and exits.
+    screen.wait_for(&["interrupted!", "exited with code 1", &format!("{ENDED} 1")])?;
+    ensure!(Path::new(&output).exists(), "nothing was written");
+    Ok(())
+}
