@@ -169,3 +169,14 @@ fn vms_that_are_damaged() {
     let good: Vec<Vec<u8>> = [5, 50, 5000].map(|length| (0..length).map(|n| (n * 37 % 251) as u8).collect()).to_vec();
     try_all("vm", &good, |bytes| targets::vm(&vms[bytes.len() % vms.len()], bytes));
 }
+
+#[test]
+fn jit_compilers_that_are_damaged() {
+    let vms = SavedVm::NAMES.map(SavedVm::load);
+    // Each kind of what lies where nothing was saved, with few changes and with many.
+    let made = |kind: u8, length: usize| -> Vec<u8> {
+        [kind].into_iter().chain((0..8 + length).map(|n| (n * 37 % 251) as u8)).collect()
+    };
+    let good: Vec<Vec<u8>> = (0..4).flat_map(|kind| [0, 15, 500].map(|length| made(kind, length))).collect();
+    try_all("jit", &good, |bytes| targets::jit(&vms[bytes.len() % vms.len()], bytes));
+}

@@ -12,7 +12,7 @@ use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::{Process, sandbox};
 use lj_trace_profile::source_code::SourceCode;
-use lj_trace_text::untrusted::{Form, PlainWriter};
+use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
 
 use super::jit_output::{JitFormat, JitOutput};
 use super::parse_pid;
@@ -177,8 +177,16 @@ fn watch_for(
     // From here on the first Ctrl-C ends the watching, and not the report of it.
     let interrupts = Interrupts::listen()?;
     let interrupted = |time| interrupts.heard_within(time);
+    let ready = || {
+        let (name, seconds) = (Untrusted(&process.command()).to_string(), duration.as_secs_f64());
+        let text = format!(
+            "attached to {name} (pid {}): watching for {seconds:.1} s; Ctrl-C ends that and shows what there is",
+            args.pid
+        );
+        say(Priority::Info, &text);
+    };
     let no_samples = |why: String, vms: Vec<Vm>| {
-        let (_, watched) = watch(process, &vms, duration, None, interrupted)?;
+        let (_, watched) = watch(process, &vms, duration, None, ready, interrupted)?;
         Ok((vms, Watched { no_samples: Some(why), ..watched }))
     };
     if args.no_samples {
@@ -205,7 +213,7 @@ fn watch_for(
         }
     };
     give_up_privileges(&options, &[], || recording.is_in_reach());
-    let (samples, watched) = watch(process, &vms, duration, Some(&mut recording), interrupted)?;
+    let (samples, watched) = watch(process, &vms, duration, Some(&mut recording), ready, interrupted)?;
     let lost = recording.lost();
     let now = recording.vms().unwrap_or(vms);
     let samples = Some(WatchedSamples { rate: args.rate, samples, lost });

@@ -19,7 +19,7 @@ use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_address, parse_duration, start_guardian};
 use crate::exit::CommandError;
 use crate::top::view::{self, Palette};
-use crate::top::{Action, App, Gauge, TopTarget, action};
+use crate::top::{Action, App, Gauge, Tab, TopTarget, action};
 
 /// Options of `lj-trace top`.
 #[derive(Clone, Debug, Args)]
@@ -136,6 +136,9 @@ fn look(
                     app.elapsed = began.elapsed();
                     let vms = recording.vms().unwrap_or_else(|| target.vms.clone());
                     app.roll(Gauge::read(&target.process, &vms, recording.lost()));
+                    if app.tab == Tab::Interpreted {
+                        app.interpreted.explain(&target.process, &vms, app.span);
+                    }
                 }
                 changed |= !app.paused;
             }

@@ -46,7 +46,7 @@ pub struct WatchedSamples {
 }
 
 /// Watches `vms` for `duration`, or until `interrupted`, which waits so long itself, or the process ends. Of a `recording`,
-/// all samples are taken.
+/// all samples are taken. `ready` is called once it watches.
 ///
 /// # Errors
 /// Samples cannot be taken any more.
@@ -55,14 +55,18 @@ pub fn watch(
     vms: &[Vm],
     duration: Duration,
     mut recording: Option<&mut Recording>,
+    ready: impl FnOnce(),
     interrupted: impl Fn(Duration) -> bool,
 ) -> Result<(TimeSamples, Watched), EngineError> {
     let (began, over) = (Instant::now(), AtomicBool::new(false));
     let mut samples = TimeSamples::default();
     let mut outcome = Ok(());
+    let memory = process.memory();
+    let watches: Vec<_> = vms.iter().map(|vm| AbortWatch::start(&memory, vm).ok()).collect();
+    ready();
     // What a sample means takes longer to find out than one of two aborts is seen.
     let aborts = thread::scope(|scope| {
-        let aborts = scope.spawn(|| watch_aborts(process, vms, &over));
+        let aborts = scope.spawn(|| watch_aborts(process, vms, watches, &over));
         while outcome.is_ok() && began.elapsed() < duration && process.is_alive() {
             let rest = duration.saturating_sub(began.elapsed());
             let interval = recording.as_ref().map_or(Duration::from_millis(50), |recording| recording.interval());
@@ -86,9 +90,13 @@ pub fn watch(
 }
 
 /// Watches all VMs that show their penalties, until it is over.
-fn watch_aborts(process: &Process, vms: &[Vm], over: &AtomicBool) -> Vec<(u64, AbortWatch)> {
+fn watch_aborts(
+    process: &Process,
+    vms: &[Vm],
+    mut watches: Vec<Option<AbortWatch>>,
+    over: &AtomicBool,
+) -> Vec<(u64, AbortWatch)> {
     let memory = process.memory();
-    let mut watches: Vec<Option<AbortWatch>> = vms.iter().map(|vm| AbortWatch::start(&memory, vm).ok()).collect();
     while !over.load(Ordering::Relaxed) {
         sleep(BETWEEN_READINGS);
         for (vm, watch) in vms.iter().zip(&mut watches) {

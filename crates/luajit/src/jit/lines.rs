@@ -43,8 +43,8 @@ pub struct CodeFile {
     pub source: String,
     /// Its lines that have code.
     pub lines: BTreeMap<u32, CodeLine>,
-    /// Samples in its functions, of which no line is known.
-    pub without_line: CodeCounts,
+    /// Samples of which only the function is known, by the line where it is defined: traces do not tell every line.
+    pub functions: BTreeMap<u32, CodeCounts>,
 }
 
 /// Whether a person who says `file` can mean the chunk `source`: its whole name, or the end of its path.
@@ -68,7 +68,7 @@ pub fn read_files<M: ReadMemory>(
         if prototype.is_builtin() || !is_meant(file, source.strip_prefix("./").unwrap_or(&source)) {
             continue;
         }
-        let new = || CodeFile { source: source.clone(), lines: BTreeMap::new(), without_line: CodeCounts::default() };
+        let new = || CodeFile { source: source.clone(), lines: BTreeMap::new(), functions: BTreeMap::new() };
         let lines = &mut files.entry(source.clone()).or_insert_with(new).lines;
         owners.insert(key.address, (*key, source));
         let parts = why.parts(&prototype);
@@ -102,7 +102,7 @@ pub fn read_files<M: ReadMemory>(
                 let new = CodeLine { state: LineState::Counted, samples: CodeCounts::default() };
                 file.lines.entry(line).or_insert(new).samples += *counts;
             }
-            None => file.without_line += *counts,
+            None => *file.functions.entry(place.prototype.firstline).or_default() += *counts,
         }
     }
     files.into_values().collect()

@@ -11,15 +11,19 @@
 use std::collections::HashMap;
 
 use lj_trace_common::layout::{BytecodeSet, VmLayout};
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_process::Maps;
 use serde::Serialize;
 
+use super::about::Subjects;
 use super::blacklist::{BlacklistKind, is_turned_off};
 use super::loops::{CodePart, PartState, Unrecordable, parts, unrecordable};
-use super::reasons::AbortReason;
+use super::penalties::{Penalties, Penalty};
+use super::reasons::{AbortReason, Reasons};
 use crate::bytecode::Op;
 use crate::object::field;
 use crate::prototype::{Prototype, PrototypeKey};
-use crate::{Trace, Vm};
+use crate::{Jit, Trace, Vm, VmStatus, read_traces};
 
 /// Why code is interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -97,6 +101,21 @@ impl WhyInterpreted {
                 .map(|trace| (trace.startpc, (trace.number, trace.startins)))
                 .collect(),
         }
+    }
+
+    /// As memory says it now, without a search for functions. `maps` must be recent.
+    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm) -> Self {
+        let reasons = Reasons::of(vm);
+        let subjects = Subjects::default();
+        let penalties = Penalties::read(memory, vm).ok();
+        let known = |found: &Penalties, penalty: &Penalty| {
+            let reason = reasons.get(penalty.reason);
+            let about = found.about(penalty).and_then(|about| subjects.name(memory, vm, reason, about));
+            (penalty.pc, KnownAbort { aborts: penalty.aborts(), reason, about })
+        };
+        let aborts = penalties.iter().flat_map(|found| found.in_use().map(|penalty| known(found, penalty)));
+        let is_on = VmStatus::read(memory, vm).is_ok_and(|status| status.jit == Jit::On);
+        Self::new(vm, is_on, &read_traces(memory, maps, vm), aborts)
     }
 
     /// The loops of a function, and itself, the innermost first.
