@@ -7,4 +7,4 @@ use lj_trace_fuzz::targets::{SavedVm, jit};
 
 static VMS: LazyLock<[SavedVm; 3]> = LazyLock::new(|| SavedVm::NAMES.map(SavedVm::load));
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| jit(&VMS[bytes.len() % VMS.len()], bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| drop(jit(&VMS[bytes.len() % VMS.len()], bytes)));

@@ -60,8 +60,6 @@ jit.off(off)
 local function iterate(n, i) if i < n then return i + 1 end end
 local t = {}
 for i = 1, 99 do t[i] = 2 ^ 40 end
-jit.off(iterate)
-jit.on(iterate)
 "#;
 
 const TAIL: &str = r#"
@@ -107,8 +105,8 @@ impl JitProgram {
         // Each try doubles how hot it has to become: eleven blacklist it.
         let tries = match fate {
             LoopFate::Blacklisted => 11,
-            LoopFate::Aborted => random.u32(1..7),
-            LoopFate::Compiled => 1,
+            LoopFate::Aborted => random.u32(3..7),
+            LoopFate::Compiled => 6,
         };
         let rounds = 64_u64 << tries;
         let _ = writeln!(self.text, "f[{index}] = function(n, ...)\nlocal last, i");

@@ -28,6 +28,8 @@ pub struct Annotation {
     pub lines: Vec<AnnotatedLine>,
     /// Why the source could not be read, if it could not.
     pub unread: Option<String>,
+    /// Whether all functions were looked at.
+    pub complete: bool,
 }
 
 /// A line of it.
@@ -114,6 +116,7 @@ impl Annotation {
             own: own + without_line,
             without_line,
             lines: numbers.into_iter().map(line).collect(),
+            complete: found.complete,
             source: found.source,
             unread,
         })
@@ -129,6 +132,9 @@ impl Annotation {
                 title.push_str(&format!(": {own} of {of} ({}) are in this file", share(*own, samples)));
             }
             None => title.push_str(": no samples (--duration takes some)"),
+        }
+        if !self.complete {
+            title.push_str("; [not all of its functions were looked at: they are too many]");
         }
         if self.without_line != 0 {
             title.push_str(&format!(", {} of them in no line that is known", self.without_line));
@@ -161,6 +167,7 @@ fn merged<'a>(files: impl Iterator<Item = &'a CodeFile>) -> BTreeMap<String, Cod
         match merged.get_mut(&file.source) {
             None => drop(merged.insert(file.source.clone(), file.clone())),
             Some(first) => {
+                first.complete &= file.complete;
                 for (defined, counts) in &file.functions {
                     *first.functions.entry(*defined).or_default() += *counts;
                 }
@@ -273,7 +280,7 @@ pub(super) mod tests {
             (3, line(LineState::Counted, CodeCounts::default())),
             (5, line(LineState::Counted, samples)),
         ];
-        CodeFile { source: source.into(), lines: lines.into(), functions: BTreeMap::new() }
+        CodeFile { source: source.into(), lines: lines.into(), functions: BTreeMap::new(), complete: true }
     }
 
     pub fn annotation() -> Annotation {
@@ -292,6 +299,7 @@ pub(super) mod tests {
             without_line: 0,
             lines: lines.collect(),
             unread: Some(Refused::Missing.to_string()),
+            complete: true,
         }
     }
 

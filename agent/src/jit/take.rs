@@ -78,7 +78,7 @@ pub fn watch(
             }
         }
         over.store(true, Ordering::Relaxed);
-        if let Some(recording) = recording.as_deref_mut() {
+        if let Some(recording) = recording {
             recording.detach();
             let drained = recording.drain_all(Some(&mut samples), Budget::new(budget::END));
             outcome = std::mem::replace(&mut outcome, Ok(())).and(drained);

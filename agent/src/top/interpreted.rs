@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lj_trace_engine::resolve::Resolved;
 use lj_trace_luajit::jit::{BlacklistKind, CodePosition, Explained, Why, WhyInterpreted};
@@ -38,6 +39,9 @@ pub struct InterpretedPlaces {
 
 /// So many places are explained each time: more than fit into any terminal, and each takes some µs.
 const MOST: usize = 500;
+
+/// So long it may take: the picture waits for it.
+const LIMIT: Duration = Duration::from_millis(100);
 
 /// What cannot be explained.
 const UNKNOWN: &str = "not known";
@@ -80,7 +84,11 @@ impl InterpretedPlaces {
         let known: Vec<_> = vms.iter().map(|vm| (vm, WhyInterpreted::read(&memory, &maps, vm))).collect();
         let mut prototypes: HashMap<PrototypeKey, Option<Prototype>> = HashMap::new();
         self.reasons.clear();
+        let began = Instant::now();
         for (place, _) in places {
+            if began.elapsed() > LIMIT {
+                break;
+            }
             let read = || vms.first().and_then(|vm| Prototype::read(&memory, &vm.layout, place.prototype).ok());
             let Some(prototype) = prototypes.entry(place.prototype).or_insert_with(read) else { continue };
             let all = known.iter().map(|(_, why)| why.at(prototype, &why.parts(prototype), place.position));

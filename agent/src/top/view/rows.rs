@@ -73,7 +73,12 @@ fn interpreted(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette, a
     let rest = usize::from(area.width.saturating_sub(6 + 8 + why + 3));
     let rows = app.interpreted_rows().into_iter().map(|row| {
         let place = if row.place.is_empty() { row.function.to_string() } else { fit(&row.place, rest) };
-        let name = if row.place.is_empty() { place } else { format!("{place}  in {}", row.function) };
+        // The place has the file already.
+        let function = row.function.split('@').next().unwrap_or_default();
+        let name = match (row.place.is_empty(), function) {
+            (true, _) | (_, "") => place,
+            (false, function) => format!("{place}  in {function}"),
+        };
         let numbers = [share(row.samples, all), row.samples.to_string(), fit_end(&row.why, usize::from(why))];
         (numbers, name, FrameKind::Lua)
     });

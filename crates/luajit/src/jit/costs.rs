@@ -13,6 +13,10 @@ use super::tree::{Link, TraceKind, TraceNode};
 use super::why::{Explained, KnownAbort, Why, WhyInterpreted};
 use crate::PrototypeKey;
 
+/// So many instructions are looked at in all; samples of further functions have no reason. No program that people write has as
+/// many in the functions that it runs.
+const MOST_WORK: u64 = 1 << 28;
+
 /// So many lines of a loop or function are told of.
 const LINES: usize = 5;
 
@@ -84,6 +88,9 @@ pub struct InterpretedCode {
     pub found: CodeCounts,
 }
 
+/// A loop or function by where it begins, and why it is interpreted.
+type PartOfFunction = (PrototypeKey, u32, Why);
+
 /// Joins `samples` to what explains them.
 pub fn join<M: ReadMemory>(
     places: &CodePlaces<'_, M>,
@@ -92,12 +99,17 @@ pub fn join<M: ReadMemory>(
     samples: &CodeSamples,
 ) -> InterpretedCode {
     let mut found = CodeCounts::default();
-    let mut parts: HashMap<(PrototypeKey, u32, Why), (InterpretedPart, HashMap<u32, u64>)> = HashMap::new();
+    let mut parts: HashMap<PartOfFunction, (InterpretedPart, HashMap<u32, u64>)> = HashMap::new();
     let mut by_function: HashMap<PrototypeKey, Vec<(Option<u32>, CodeCounts)>> = HashMap::new();
     for (place, counts) in samples.places() {
         by_function.entry(place.prototype).or_default().push((place.position, *counts));
     }
+    let mut work = 0_u64;
     for (key, of_function) in by_function {
+        work += u64::from(key.sizebc);
+        if work > MOST_WORK {
+            break;
+        }
         let Some((prototype, _)) = places.instruction(places.address(&key, 0)).filter(|(it, _)| it.key == key) else {
             continue;
         };

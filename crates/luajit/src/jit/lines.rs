@@ -45,7 +45,12 @@ pub struct CodeFile {
     pub lines: BTreeMap<u32, CodeLine>,
     /// Samples of which only the function is known, by the line where it is defined: traces do not tell every line.
     pub functions: BTreeMap<u32, CodeCounts>,
+    /// Whether all of its functions were looked at.
+    pub complete: bool,
 }
+
+/// So many instructions are compared with so many loops in all: some seconds' work. No file that people write takes as much.
+const MOST_WORK: u64 = 1 << 30;
 
 /// Whether a person who says `file` can mean the chunk `source`: its whole name, or the end of its path.
 fn is_meant(file: &str, source: &str) -> bool {
@@ -61,6 +66,7 @@ pub fn read_files<M: ReadMemory>(
 ) -> Vec<CodeFile> {
     let file = file.strip_prefix("./").unwrap_or(file);
     let mut files: BTreeMap<String, CodeFile> = BTreeMap::new();
+    let mut work = 0_u64;
     let mut owners: BTreeMap<u64, (PrototypeKey, String)> = BTreeMap::new();
     for key in places.keys() {
         let Some((prototype, _)) = places.instruction(places.address(key, 0)) else { continue };
@@ -68,10 +74,17 @@ pub fn read_files<M: ReadMemory>(
         if prototype.is_builtin() || !is_meant(file, source.strip_prefix("./").unwrap_or(&source)) {
             continue;
         }
-        let new = || CodeFile { source: source.clone(), lines: BTreeMap::new(), functions: BTreeMap::new() };
-        let lines = &mut files.entry(source.clone()).or_insert_with(new).lines;
+        let new =
+            || CodeFile { source: source.clone(), lines: BTreeMap::new(), functions: BTreeMap::new(), complete: true };
+        let file = files.entry(source.clone()).or_insert_with(new);
         owners.insert(key.address, (*key, source));
         let parts = why.parts(&prototype);
+        work += (u64::from(key.sizebc) + 1) * (parts.len() as u64 + 1);
+        if work > MOST_WORK {
+            file.complete = false;
+            continue;
+        }
+        let lines = &mut file.lines;
         let turned_off = is_turned_off(&prototype);
         // The innermost part comes first: what it says goes before what is around it.
         let state = |position: u32| {
