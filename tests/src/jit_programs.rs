@@ -24,7 +24,7 @@ pub struct LoopTruth {
     pub fate: LoopFate,
     /// The bytecode that stands there then, if it is blacklisted.
     pub bytecode: &'static str,
-    /// The reasons that its aborts may have: names of `lj_traceerr.h`.
+    /// The reasons that its aborts may have, as `lj-trace jit` names them.
     pub reasons: &'static [&'static str],
 }
 

@@ -19,7 +19,7 @@ use super::parse_pid;
 use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_duration};
 use crate::exit::{CommandError, ExitCode};
-use crate::jit::{Annotation, JitDump, Watched, WatchedSamples, page, take, watch};
+use crate::jit::{AnnotatedSource, JitDump, Watched, WatchedSamples, page, take, watch};
 
 /// Options of `lj-trace jit`.
 #[derive(Debug, Args)]
@@ -92,7 +92,7 @@ pub fn run(args: &JitArgs) -> Result<(), CommandError> {
     let files = open(&args.output)?;
     let code = source_code(&process, args)?;
     let dumped = dump(&process, args).map_err(|error| error.unless_gone(&process))?;
-    let annotate = |file| Annotation::new(&dumped, file, &code);
+    let annotate = |file| AnnotatedSource::new(&dumped, file, &code);
     let annotation = args.annotate.as_deref().map(annotate).transpose();
     let annotation = annotation.map_err(|error| CommandError::new(ExitCode::DATA, error.to_string()))?;
     if files.is_empty() {
@@ -127,7 +127,7 @@ fn write(
     output: &JitOutput,
     file: Option<OutputFile>,
     dumped: &JitDump,
-    annotation: Option<&Annotation>,
+    annotation: Option<&AnnotatedSource>,
 ) -> Result<(), CommandError> {
     let Some(file) = file else {
         return match (output.format, annotation) {

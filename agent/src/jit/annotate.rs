@@ -13,7 +13,7 @@ use super::time_text::details;
 
 /// A file, line by line.
 #[derive(Clone, Debug)]
-pub struct Annotation {
+pub struct AnnotatedSource {
     /// What it is of: `luajit (pid 4242)`.
     pub process: String,
     /// The chunk, as LuaJIT shows it.
@@ -63,7 +63,7 @@ pub enum AnnotationError {
 /// A listing says no more lines than that, however large the numbers are that memory has.
 const MOST_LINES: usize = 200_000;
 
-impl Annotation {
+impl AnnotatedSource {
     /// Of `file`, from a report that was asked about it.
     ///
     /// # Errors
@@ -238,7 +238,7 @@ impl AnnotatedLine {
     }
 }
 
-impl fmt::Display for Annotation {
+impl fmt::Display for AnnotatedSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.title())?;
         if let Some(unread) = &self.unread {
@@ -283,7 +283,7 @@ pub(super) mod tests {
         CodeFile { source: source.into(), lines: lines.into(), functions: BTreeMap::new(), complete: true }
     }
 
-    pub fn annotation() -> Annotation {
+    pub fn annotation() -> AnnotatedSource {
         let lines = file("a.lua").lines.into_iter().map(|(number, line)| AnnotatedLine {
             number,
             text: "for k in <pairs> & \"x\"".into(),
@@ -291,7 +291,7 @@ pub(super) mod tests {
             samples: line.samples,
             notes: vec!["<b>note</b>".into()],
         });
-        Annotation {
+        AnnotatedSource {
             process: "luajit (pid 7)".into(),
             source: "a.lua".into(),
             samples: Some(100),

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use lj_trace_luajit::jit::CodeCounts;
 use lj_trace_text::untrusted::Untrusted;
 
-use super::annotate::Annotation;
+use super::annotate::AnnotatedSource;
 
 const STYLE: &str = "\
 :root { color-scheme: light dark; --hot: 220, 60, 30; --bad: #b3261e; --good: #1b6e3c; --dim: #666; --line: #ddd }
@@ -23,14 +23,14 @@ tr.note td { white-space: normal; color: var(--bad); max-width: 60em; padding-bo
 ";
 
 /// The page.
-pub fn page(annotation: &Annotation) -> String {
+pub fn page(annotation: &AnnotatedSource) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
     let _ = write(&mut out, annotation);
     out
 }
 
-fn write(out: &mut String, annotation: &Annotation) -> std::fmt::Result {
+fn write(out: &mut String, annotation: &AnnotatedSource) -> std::fmt::Result {
     let title = escape(&annotation.title());
     let name = escape(&annotation.source);
     writeln!(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;

@@ -13,7 +13,7 @@ use lj_trace_luajit::jit::JitReport;
 use lj_trace_luajit::status::VmSummary;
 use serde::Serialize;
 
-pub use annotate::{Annotation, AnnotationError};
+pub use annotate::{AnnotatedSource, AnnotationError};
 pub use annotate_html::page;
 pub use samples::{TimeKind, TimeSamples, place};
 pub use shares::{TimeReport, TimeRow};
