@@ -19,7 +19,7 @@ use super::parse_pid;
 use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_duration};
 use crate::exit::{CommandError, ExitCode};
-use crate::jit::{AnnotatedSource, JitDump, Watched, WatchedSamples, page, take, watch};
+use crate::jit::{AnnotatedSource, JitDump, WatchedProcess, WatchedSamples, page, take, watch};
 
 /// Options of `lj-trace jit`.
 #[derive(Debug, Args)]
@@ -173,7 +173,7 @@ fn watch_for(
     vms: Vec<Vm>,
     args: &JitArgs,
     duration: Duration,
-) -> Result<(Vec<Vm>, Watched), CommandError> {
+) -> Result<(Vec<Vm>, WatchedProcess), CommandError> {
     // From here on the first Ctrl-C ends the watching, and not the report of it.
     let interrupts = Interrupts::listen()?;
     let interrupted = |time| interrupts.heard_within(time);
@@ -187,7 +187,7 @@ fn watch_for(
     };
     let no_samples = |why: String, vms: Vec<Vm>| {
         let (_, watched) = watch(process, &vms, duration, None, ready, interrupted)?;
-        Ok((vms, Watched { no_samples: Some(why), ..watched }))
+        Ok((vms, WatchedProcess { no_samples: Some(why), ..watched }))
     };
     if args.no_samples {
         return no_samples("--no-samples".to_owned(), vms);
@@ -220,5 +220,5 @@ fn watch_for(
     for file in sandbox::unread() {
         say(Priority::Warning, &format!("lj-trace: {file}"));
     }
-    Ok((now, Watched { samples, ..watched }))
+    Ok((now, WatchedProcess { samples, ..watched }))
 }

@@ -17,7 +17,7 @@ pub use annotate::{AnnotatedSource, AnnotationError};
 pub use annotate_html::page;
 pub use samples::{TimeKind, TimeSamples, place};
 pub use shares::{TimeReport, TimeRow};
-pub use take::{Watched, WatchedSamples, take, watch};
+pub use take::{WatchedProcess, WatchedSamples, take, watch};
 pub use time_text::headline;
 
 /// What a process' JIT compilers have done.

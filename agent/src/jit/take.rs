@@ -24,7 +24,7 @@ const HEAP_LIMIT: Duration = Duration::from_secs(2);
 
 /// What was seen of a process over a time.
 #[derive(Default)]
-pub struct Watched {
+pub struct WatchedProcess {
     /// For how long.
     pub time: Duration,
     /// The aborts, by the address of the VM.
@@ -57,7 +57,7 @@ pub fn watch(
     mut recording: Option<&mut Recording>,
     ready: impl FnOnce(),
     interrupted: impl Fn(Duration) -> bool,
-) -> Result<(TimeSamples, Watched), EngineError> {
+) -> Result<(TimeSamples, WatchedProcess), EngineError> {
     let (began, over) = (Instant::now(), AtomicBool::new(false));
     let mut samples = TimeSamples::default();
     let mut outcome = Ok(());
@@ -86,7 +86,7 @@ pub fn watch(
         aborts.join().unwrap_or_default()
     });
     outcome?;
-    Ok((samples, Watched { time: began.elapsed(), aborts, ..Watched::default() }))
+    Ok((samples, WatchedProcess { time: began.elapsed(), aborts, ..WatchedProcess::default() }))
 }
 
 /// Watches all VMs that show their penalties, until it is over.
@@ -116,7 +116,7 @@ fn watch_aborts(
 pub fn take(
     process: &Process,
     mut vms: Vec<Vm>,
-    watched: Option<Watched>,
+    watched: Option<WatchedProcess>,
     file: Option<&str>,
 ) -> Result<JitDump, TargetError> {
     let (memory, maps) = (process.memory(), process.maps()?);

@@ -35,7 +35,7 @@ pub use penalties::{LastAbort, Penalties, PenaltiesError, Penalty};
 pub use places::{CodePlaces, Place};
 pub use reasons::{AbortReason, Reasons};
 pub use samples::{CodeCounts, CodePosition, CodeSamples};
-pub use tree::{Exit, Link, TraceKind, TraceNode, TraceTree};
+pub use tree::{Link, TraceExit, TraceKind, TraceNode, TraceTree};
 pub use watch::{AbortWatch, SeenAborts};
 pub use why::{Explained, KnownAbort, Why, WhyInterpreted};
 
