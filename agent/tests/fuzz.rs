@@ -19,6 +19,7 @@ mod saved;
 #[path = "fuzz/targets.rs"]
 mod targets;
 
+use std::cell::Cell;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -168,4 +169,33 @@ fn vms_that_are_damaged() {
     // A few changes, many, and those that any input may be made of.
     let good: Vec<Vec<u8>> = [5, 50, 5000].map(|length| (0..length).map(|n| (n * 37 % 251) as u8).collect()).to_vec();
     try_all("vm", &good, |bytes| targets::vm(&vms[bytes.len() % vms.len()], bytes));
+}
+
+#[test]
+fn jit_compilers_that_are_damaged() {
+    let vms = SavedVm::NAMES.map(SavedVm::load);
+    // Each kind of what lies where nothing was saved, with few changes and with many.
+    let made = |kind: u8, length: usize| -> Vec<u8> {
+        [kind].into_iter().chain((0..8 + length).map(|n| (n * 37 % 251) as u8)).collect()
+    };
+    let good: Vec<Vec<u8>> = (0..4).flat_map(|kind| [0, 15, 500].map(|length| made(kind, length))).collect();
+    let seen = [const { Cell::new(0_u64) }; 5];
+    try_all("jit", &good, |bytes| {
+        let report = targets::jit(&vms[bytes.len() % vms.len()], bytes);
+        let all = [
+            !report.traces.is_empty(),
+            report.penalties_unknown.is_none(),
+            !report.interpreted.parts.is_empty(),
+            !report.files.is_empty(),
+            report.machine_code.unknown.is_none(),
+        ];
+        seen.iter().zip(all).for_each(|(seen, is_there)| seen.set(seen.get() + u64::from(is_there)));
+    });
+    // As they are: references that lead in circles and to nowhere, counts without end.
+    for vm in &vms {
+        good.iter().for_each(|input| drop(targets::jit(vm, input)));
+    }
+    // Damage that leaves nothing to be read would prove nothing.
+    println!("jit: with traces, penalties, samples, lines, areas: {seen:?}");
+    assert!(seen[..4].iter().all(|seen| seen.get() > 0), "{seen:?}");
 }

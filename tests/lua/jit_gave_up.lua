@@ -1,12 +1,28 @@
 -- Makes the JIT compiler give up, for every reason that a test can force, and has jit.v say so in the file that is its
--- first argument. The marks after `--@` name lines for the tests.
+-- first argument. If that is `-`, it notes itself what was aborted, in any version, and says `PLACE NUMBER COUNT` for each
+-- place: the number of the last reason that is kept, and how many aborts are. The marks after `--@` name lines for the tests.
 
 local log = (arg or {})[1] or error("the file for jit.v is missing")
-if not pcall(require, "jit.v") then
-    -- Forks whose packages lack it have the same one.
-    package.path = package.path .. ";/usr/share/luajit-2.1.0-beta3/?.lua"
+local numbers, counts = {}, {}
+local place
+local function note(what, _, func, pc, reason)
+    if what == "start" then
+        place = require("jit.util").funcinfo(func, pc).loc
+    elseif what == "abort" then
+        -- The eleventh blacklists, and is kept nowhere.
+        local count = (counts[place] or 0) + 1
+        if count <= 10 then counts[place], numbers[place] = count, tonumber(reason) end
+    end
 end
-require("jit.v").on(log)
+if log == "-" then
+    jit.attach(note, "trace")
+else
+    if not pcall(require, "jit.v") then
+        -- Forks whose packages lack it have the same one.
+        package.path = package.path .. ";/usr/share/luajit-2.1.0-beta3/?.lua"
+    end
+    require("jit.v").on(log)
+end
 
 -- Rounds for `tries` aborts: each doubles what a loop has to do before it is tried again. Eleven blacklist it.
 local function rounds(tries)
@@ -178,6 +194,10 @@ local function later(n)
     return last
 end
 later(TRIED)
+if log == "-" then
+    jit.attach(note)
+    for where, count in pairs(counts) do io.stdout:write(("%s %d %d\n"):format(where, numbers[where], count)) end
+end
 io.stdout:write("done\n")
 io.stdout:flush()
 

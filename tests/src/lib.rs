@@ -18,6 +18,8 @@ pub mod folded;
 pub mod heap;
 pub mod hosts;
 pub mod inlined;
+pub mod jit_programs;
+pub mod jit_verbose;
 pub mod leaking;
 pub mod measured;
 pub mod memory_truth;

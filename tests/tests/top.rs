@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use lj_trace_tests::nginx::Nginx;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::screen::{ENDED, Screen};
+use lj_trace_tests::source::line_of;
 use lj_trace_tests::tracer::{exit_code, run};
 use lj_trace_tests::workload::Workload;
 
@@ -53,6 +54,32 @@ fn shows_functions_lines_and_traces_in_any_size() -> Result<()> {
         screen.press(&["q"])?;
         screen.wait_for(&[&format!("{ENDED} 0")])?;
     }
+    Ok(())
+}
+
+/// Where each loop begins, and why it is interpreted, is never cut.
+#[test]
+fn shows_what_is_interpreted_and_why() -> Result<()> {
+    const SCRIPT: &str = "jit_cost.lua";
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    let mut workload = Workload::start(&program, SCRIPT, &["60"])?;
+    workload.go()?;
+    let screen = top(&workload, SIZES[0], &["--rate", "499"])?;
+    screen.press(&["5"])?;
+    let place = |mark| format!("{SCRIPT}:{}", line_of(SCRIPT, mark));
+    let rows = [
+        ("blacklisted: blacklisted", place("blacklisted")),
+        ("jit.off() for it", place("turned off")),
+        ("variable arguments", place("vararg")),
+    ];
+    for (why, place) in rows {
+        let has = |text: &str| text.lines().any(|line| line.contains(why) && line.contains(&place));
+        let seen = screen.wait_until("a place with its reason", has)?;
+        ensure!(seen.contains("why interpreted"), "{seen}");
+        println!("{seen}");
+    }
+    screen.press(&["q"])?;
+    screen.wait_for(&[&format!("{ENDED} 0")])?;
     Ok(())
 }
 

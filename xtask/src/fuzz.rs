@@ -35,6 +35,8 @@ enum Target {
     Elf,
     /// The walkers and decoders, on saved memory that the input changes
     Vm,
+    /// What is read of a JIT compiler, from such memory
+    Jit,
 }
 
 impl Target {
@@ -44,6 +46,7 @@ impl Target {
             Self::Stream => "stream",
             Self::Elf => "elf",
             Self::Vm => "vm",
+            Self::Jit => "jit",
         }
     }
 
@@ -55,7 +58,7 @@ impl Target {
                 let paths = golden.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
                 Ok(paths.into_iter().filter(|path| path.extension().is_some_and(|it| it == "bin")).collect())
             }
-            Self::Elf | Self::Vm => Ok(vec!["/bin/true".into()]),
+            Self::Elf | Self::Vm | Self::Jit => Ok(vec!["/bin/true".into()]),
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod dump;
 pub mod heap;
 mod heap_progress;
 pub mod jit;
+mod jit_output;
 pub mod list;
 pub mod man;
 mod outputs;
@@ -157,6 +158,15 @@ fn print<T: std::fmt::Display + serde::Serialize>(result: &T, json: bool) -> Res
         write!(out, "{result}")
     };
     unless_nobody_reads(written.and_then(|()| out.flush()))
+}
+
+/// Prints a text on standard output in which there may be text of the target's.
+///
+/// # Errors
+/// As [`print`].
+fn print_plain(text: &str) -> Result<(), CommandError> {
+    let mut out = PlainWriter::new(std::io::BufWriter::new(std::io::stdout().lock()), Form::Text);
+    unless_nobody_reads(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 /// Prints a text of our own on standard output.

@@ -26,7 +26,7 @@ use crate::exit::CommandError;
 use crate::host;
 use crate::top::overview::{Overview, ProcessRow};
 use crate::top::view::{self, Palette};
-use crate::top::{Action, App, Gauge, TopTarget, action};
+use crate::top::{Action, App, Gauge, Tab, TopTarget, action};
 
 /// What else chooses processes.
 const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
@@ -209,6 +209,9 @@ impl Watched {
             app.elapsed = elapsed;
             let vms = recording.vms().unwrap_or_else(|| target.vms.clone());
             app.roll(Gauge::read(&target.process, &vms, recording.lost()));
+            if app.tab == Tab::Interpreted {
+                app.interpreted.explain(&target.process, &vms, app.span);
+            }
         }
     }
 }

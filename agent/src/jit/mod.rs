@@ -1,14 +1,24 @@
-//! What the JIT compilers of a process have done, and what they gave up on.
+//! What the JIT compilers of a process have done, what they gave up on, and what that costs.
 
+mod annotate;
+mod annotate_html;
+mod samples;
+mod shares;
 mod take;
 mod text;
+mod time_text;
 mod tree;
 
 use lj_trace_luajit::jit::JitReport;
 use lj_trace_luajit::status::VmSummary;
 use serde::Serialize;
 
-pub use take::take;
+pub use annotate::{AnnotatedSource, AnnotationError};
+pub use annotate_html::page;
+pub use samples::{TimeKind, TimeSamples, place};
+pub use shares::{TimeReport, TimeRow};
+pub use take::{WatchedProcess, WatchedSamples, take, watch};
+pub use time_text::headline;
 
 /// What a process' JIT compilers have done.
 #[derive(Clone, Debug, Serialize)]
@@ -17,11 +27,17 @@ pub struct JitDump {
     pub pid: u32,
     /// Its command name.
     pub command: String,
-    /// Its VMs.
-    pub vms: Vec<VmJit>,
     /// For how long it was watched, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watched_seconds: Option<f64>,
+    /// Where its CPU time went meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeReport>,
+    /// Why that is not known, if it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_samples: Option<String>,
+    /// Its VMs.
+    pub vms: Vec<VmJit>,
     /// How long it took to look at all of this, in milliseconds, without the time that it was watched.
     pub milliseconds: f64,
 }

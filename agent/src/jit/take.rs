@@ -1,13 +1,19 @@
 //! Takes it: watches for a while, and then reads all.
 
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use lj_trace_luajit::jit::{AbortWatch, JitReport};
+use lj_trace_engine::Recording;
+use lj_trace_engine::error::EngineError;
+use lj_trace_engine::recording::budget::{self, Budget};
+use lj_trace_luajit::jit::{AbortWatch, JitQuery, JitReport};
 use lj_trace_luajit::status::VmSummary;
 use lj_trace_luajit::{Vm, VmStatus, prove_again};
 use lj_trace_process::{Process, TargetError};
 
+use super::samples::TimeSamples;
+use super::shares::TimeReport;
 use super::{JitDump, VmJit};
 
 /// Between two readings of the penalties, of which each takes some µs.
@@ -16,54 +22,134 @@ const BETWEEN_READINGS: Duration = Duration::from_millis(1);
 /// So long a VM's heap is looked through for functions.
 const HEAP_LIMIT: Duration = Duration::from_secs(2);
 
-/// Looks at `vms` of `process`, after watching them for `duration`.
+/// What was seen of a process over a time.
+#[derive(Default)]
+pub struct WatchedProcess {
+    /// For how long.
+    pub time: Duration,
+    /// The aborts, by the address of the VM.
+    pub aborts: Vec<(u64, AbortWatch)>,
+    /// The samples, if there are any.
+    pub samples: Option<WatchedSamples>,
+    /// Why there are none, if there are none.
+    pub no_samples: Option<String>,
+}
+
+/// CPU samples that were taken meanwhile.
+pub struct WatchedSamples {
+    /// How many a second.
+    pub rate: u32,
+    /// Each of them.
+    pub samples: TimeSamples,
+    /// Those that never arrived, by reason.
+    pub lost: Vec<(&'static str, u64)>,
+}
+
+/// Watches `vms` for `duration`, or until `interrupted`, which waits so long itself, or the process ends. Of a `recording`,
+/// all samples are taken. `ready` is called once it watches.
+///
+/// # Errors
+/// Samples cannot be taken any more.
+pub fn watch(
+    process: &Process,
+    vms: &[Vm],
+    duration: Duration,
+    mut recording: Option<&mut Recording>,
+    ready: impl FnOnce(),
+    interrupted: impl Fn(Duration) -> bool,
+) -> Result<(TimeSamples, WatchedProcess), EngineError> {
+    let (began, over) = (Instant::now(), AtomicBool::new(false));
+    let mut samples = TimeSamples::default();
+    let mut outcome = Ok(());
+    let memory = process.memory();
+    let watches: Vec<_> = vms.iter().map(|vm| AbortWatch::start(&memory, vm).ok()).collect();
+    ready();
+    // What a sample means takes longer to find out than one of two aborts is seen.
+    let aborts = thread::scope(|scope| {
+        let aborts = scope.spawn(|| watch_aborts(process, vms, watches, &over));
+        while outcome.is_ok() && began.elapsed() < duration && process.is_alive() {
+            let rest = duration.saturating_sub(began.elapsed());
+            let interval = recording.as_ref().map_or(Duration::from_millis(50), |recording| recording.interval());
+            if interrupted(interval.min(rest)) {
+                break;
+            }
+            if let Some(recording) = recording.as_deref_mut() {
+                outcome = recording.drain(Some(&mut samples), Budget::new(budget::LOOK)).map(drop);
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        if let Some(recording) = recording {
+            recording.detach();
+            let drained = recording.drain_all(Some(&mut samples), Budget::new(budget::END));
+            outcome = std::mem::replace(&mut outcome, Ok(())).and(drained);
+        }
+        aborts.join().unwrap_or_default()
+    });
+    outcome?;
+    Ok((samples, WatchedProcess { time: began.elapsed(), aborts, ..WatchedProcess::default() }))
+}
+
+/// Watches all VMs that show their penalties, until it is over.
+fn watch_aborts(
+    process: &Process,
+    vms: &[Vm],
+    mut watches: Vec<Option<AbortWatch>>,
+    over: &AtomicBool,
+) -> Vec<(u64, AbortWatch)> {
+    let memory = process.memory();
+    while !over.load(Ordering::Relaxed) {
+        sleep(BETWEEN_READINGS);
+        for (vm, watch) in vms.iter().zip(&mut watches) {
+            if let Some(watch) = watch {
+                // One that is gone stays as it was.
+                let _ = watch.look(&memory, vm);
+            }
+        }
+    }
+    vms.iter().zip(watches).filter_map(|(vm, watch)| Some((vm.global, watch?))).collect()
+}
+
+/// Looks at `vms` of `process`, after what was `watched`; tells of the lines of `file`.
 ///
 /// # Errors
 /// [`TargetError`] if the process cannot be looked at, or is gone.
-pub fn take(process: &Process, mut vms: Vec<Vm>, duration: Option<Duration>) -> Result<JitDump, TargetError> {
-    let began = Instant::now();
-    let watches = duration.map_or_else(Vec::new, |duration| watch(process, &vms, duration));
-    let watched = began.elapsed();
+pub fn take(
+    process: &Process,
+    mut vms: Vec<Vm>,
+    watched: Option<WatchedProcess>,
+    file: Option<&str>,
+) -> Result<JitDump, TargetError> {
     let (memory, maps) = (process.memory(), process.maps()?);
     let began = Instant::now();
     let mut shown = Vec::with_capacity(vms.len());
-    for (index, vm) in vms.iter_mut().enumerate() {
+    let samples = watched.as_ref().and_then(|watched| watched.samples.as_ref());
+    for vm in &mut vms {
         // What it has compiled since it was found may decide where the rest lies.
         if vm.leaves_traces_open()
             && let Ok(proven) = prove_again(process, &maps, vm)
         {
             *vm = proven;
         }
-        let watch = watches.get(index).and_then(Option::as_ref);
-        let jit_compiler = JitReport::read(&memory, &maps, vm, HEAP_LIMIT, watch);
+        let watch = watched.iter().flat_map(|watched| &watched.aborts).find(|(address, _)| *address == vm.global);
+        let query = JitQuery {
+            limit: HEAP_LIMIT,
+            watch: watch.map(|(_, watch)| watch),
+            samples: samples.map(|samples| &samples.samples.code),
+            file,
+        };
+        let jit_compiler = JitReport::read(&memory, &maps, vm, query);
         let status = VmStatus::read(&memory, vm).ok();
         let summary =
             VmSummary { traces: jit_compiler.traces.len(), ..VmSummary::read(&memory, &maps, vm, status.as_ref()) };
         shown.push(VmJit { summary, jit_compiler });
     }
-    Ok(JitDump {
-        pid: process.pid(),
-        command: process.command(),
-        vms: shown,
-        watched_seconds: duration.map(|_| watched.as_secs_f64()),
-        milliseconds: began.elapsed().as_secs_f64() * 1000.0,
-    })
-}
-
-/// Watches all VMs that show their penalties, until the time is over or the process ends.
-fn watch(process: &Process, vms: &[Vm], duration: Duration) -> Vec<Option<AbortWatch>> {
-    let (memory, began) = (process.memory(), Instant::now());
-    let mut watches: Vec<Option<AbortWatch>> = vms.iter().map(|vm| AbortWatch::start(&memory, vm).ok()).collect();
-    while began.elapsed() < duration {
-        sleep(BETWEEN_READINGS);
-        let mut any = false;
-        for (vm, watch) in vms.iter().zip(&mut watches) {
-            let Some(watch) = watch else { continue };
-            any |= watch.look(&memory, vm).is_ok();
-        }
-        if !any && !process.is_alive() {
-            break;
-        }
-    }
-    watches
+    let milliseconds = began.elapsed().as_secs_f64() * 1000.0;
+    let watched_seconds = watched.as_ref().map(|watched| watched.time.as_secs_f64());
+    let no_samples = watched.as_ref().and_then(|watched| watched.no_samples.clone());
+    let time = watched.and_then(|watched| watched.samples).map(|WatchedSamples { rate, samples, lost }| {
+        let found = shown.iter_mut().map(|vm| std::mem::take(&mut vm.jit_compiler.interpreted));
+        TimeReport::new(rate, &samples, lost, found.collect())
+    });
+    let (pid, command) = (process.pid(), process.command());
+    Ok(JitDump { pid, command, watched_seconds, time, no_samples, vms: shown, milliseconds })
 }

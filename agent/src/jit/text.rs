@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use lj_trace_luajit::jit::{AbortReason, Aborted, Areas, Fate, JitReport};
+use lj_trace_luajit::jit::{AbortReason, Aborted, Areas, Fate, JitParameters, JitReport};
 use lj_trace_text::bytes;
 use lj_trace_text::untrusted::Untrusted;
 
+use super::time_text::write_time;
 use super::tree::write_tree;
 use super::{JitDump, VmJit};
 
@@ -21,6 +22,16 @@ impl fmt::Display for JitDump {
         match self.watched_seconds {
             Some(seconds) => writeln!(f, ", after {seconds:.1} s of watching")?,
             None => writeln!(f)?,
+        }
+        if let Some(why) = &self.no_samples {
+            writeln!(f, "\nWhere the CPU time went: [unknown: {why}]")?;
+        }
+        if let Some(time) = &self.time {
+            let parameters = match &self.vms[..] {
+                [only] => only.jit_compiler.parameters.as_ref(),
+                _ => None,
+            };
+            write_time(f, time, parameters)?;
         }
         self.vms.iter().try_for_each(|vm| write_vm(f, vm))
     }
@@ -39,7 +50,8 @@ fn write_vm(f: &mut fmt::Formatter<'_>, vm: &VmJit) -> fmt::Result {
     write_aborts(f, report)?;
     write_reasons(f, report)?;
     write_tree(f, report)?;
-    write_areas(f, &report.machine_code)
+    write_areas(f, &report.machine_code)?;
+    write_parameters(f, report.parameters.as_ref())
 }
 
 fn write_given_up(f: &mut fmt::Formatter<'_>, report: &JitReport) -> fmt::Result {
@@ -147,6 +159,24 @@ fn write_areas(f: &mut fmt::Formatter<'_>, all: &Areas) -> fmt::Result {
         }
     }
     write_more(f, all.areas.len())
+}
+
+/// The parameters that bound what is compiled.
+fn write_parameters(f: &mut fmt::Formatter<'_>, parameters: Option<&JitParameters>) -> fmt::Result {
+    let Some(all) = parameters else { return writeln!(f, "\nParameters: [unknown: what lies there are none]") };
+    let JitParameters { maxtrace, maxrecord, maxirconst, maxside, maxsnap, hotloop, hotexit, tryside, .. } = all;
+    let JitParameters { instunroll, loopunroll, callunroll, recunroll, sizemcode, maxmcode, .. } = all;
+    let minstitch = all.minstitch.map_or(String::new(), |minstitch| format!(" minstitch={minstitch}"));
+    writeln!(
+        f,
+        "\nParameters: maxtrace={maxtrace} maxrecord={maxrecord} maxirconst={maxirconst} maxside={maxside} \
+         maxsnap={maxsnap}{minstitch}"
+    )?;
+    writeln!(
+        f,
+        "  hotloop={hotloop} hotexit={hotexit} tryside={tryside} instunroll={instunroll} loopunroll={loopunroll} \
+         callunroll={callunroll} recunroll={recunroll} sizemcode={sizemcode} maxmcode={maxmcode}"
+    )
 }
 
 /// Says how many of a list are not shown.

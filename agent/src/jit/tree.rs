@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use lj_trace_luajit::jit::{Exit, JitReport, Link, TraceKind, TraceNode};
+use lj_trace_luajit::jit::{JitReport, Link, TraceExit, TraceKind, TraceNode};
 use lj_trace_text::bytes;
 
 use super::text::counted;
@@ -101,7 +101,7 @@ fn goes_on(node: &TraceNode) -> String {
     }
 }
 
-fn write_exit(f: &mut fmt::Formatter<'_>, indent: &str, exit: &Exit) -> fmt::Result {
+fn write_exit(f: &mut fmt::Formatter<'_>, indent: &str, exit: &TraceExit) -> fmt::Result {
     write!(f, "{indent}  exit {}", exit.number)?;
     match (exit.taken, exit.to) {
         (Some(count), _) => write!(f, " taken {}", counted(usize::from(count), "time"))?,

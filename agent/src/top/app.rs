@@ -9,6 +9,7 @@ use lj_trace_profile::Frame;
 use super::allocations::{AllocationRow, Allocations};
 use super::functions::{FunctionRow, Functions, LineRow, TraceRow};
 use super::gauges::{Gauge, Gauges};
+use super::interpreted::{InterpretedPlaces, InterpretedRow};
 use super::keys::Action;
 use super::window::Span;
 use lj_trace_engine::cpu::SampleListener;
@@ -31,11 +32,13 @@ pub enum Tab {
     Allocations,
     /// Traces by CPU time.
     Traces,
+    /// What the interpreter runs, and why that is not compiled.
+    Interpreted,
 }
 
 impl Tab {
     /// All of them, in their order.
-    pub const ALL: [Self; 4] = [Self::Functions, Self::Lines, Self::Allocations, Self::Traces];
+    pub const ALL: [Self; 5] = [Self::Functions, Self::Lines, Self::Allocations, Self::Traces, Self::Interpreted];
 
     /// Its title.
     pub const fn title(self) -> &'static str {
@@ -44,6 +47,7 @@ impl Tab {
             Self::Lines => "Lines",
             Self::Allocations => "Allocations",
             Self::Traces => "Traces",
+            Self::Interpreted => "JIT",
         }
     }
 
@@ -51,7 +55,7 @@ impl Tab {
     pub const fn sorts(self) -> &'static [Sort] {
         match self {
             Self::Functions => &[Sort::Own, Sort::Total, Sort::Name],
-            Self::Lines | Self::Traces => &[Sort::Own, Sort::Name],
+            Self::Lines | Self::Traces | Self::Interpreted => &[Sort::Own, Sort::Name],
             Self::Allocations => &[Sort::Bytes, Sort::Count, Sort::Held, Sort::Name],
         }
     }
@@ -98,6 +102,8 @@ pub struct App {
     pub target: TopTarget,
     /// The CPU profile.
     pub functions: Functions,
+    /// What is interpreted, and why.
+    pub interpreted: InterpretedPlaces,
     /// The memory profile, which the recording fills.
     pub allocations: Rc<RefCell<Allocations>>,
     /// The process's numbers.
@@ -134,6 +140,7 @@ impl App {
         Self {
             target,
             functions: Functions::new(WINDOW),
+            interpreted: InterpretedPlaces::new(WINDOW),
             allocations: Rc::new(RefCell::new(Allocations::new(WINDOW))),
             gauges: Gauges::new(HISTORY),
             tab,
@@ -153,6 +160,7 @@ impl App {
     /// Ends an interval, with what was read of the process.
     pub fn roll(&mut self, gauge: Gauge) {
         self.functions.roll();
+        self.interpreted.roll();
         self.allocations.borrow_mut().roll();
         self.gauges.push(gauge);
     }
@@ -171,6 +179,7 @@ impl App {
             Action::Span => self.span = if self.span == Span::Recent { Span::All } else { Span::Recent },
             Action::Clear => {
                 self.functions.clear();
+                self.interpreted.clear();
                 self.allocations.borrow_mut().clear();
             }
             Action::Next => self.show(self.tab as usize + 1),
@@ -261,6 +270,17 @@ impl App {
         self.target.rate.map(|rate| 100.0 * samples / f64::from(rate) / seconds)
     }
 
+    /// What is interpreted, in the order of what it costs.
+    pub fn interpreted_rows(&self) -> Vec<InterpretedRow> {
+        let mut rows = self.interpreted.rows(self.span);
+        rows.retain(|row| [&row.why, &row.place, &row.function].into_iter().any(|text| self.matches(text)));
+        match self.sort() {
+            Sort::Name => rows.sort_by(|a, b| (&a.place, &a.function).cmp(&(&b.place, &b.function))),
+            _ => rows.sort_by(|a, b| (b.samples, &a.place).cmp(&(a.samples, &b.place))),
+        }
+        rows
+    }
+
     /// Over how many seconds sums of [`Span::Recent`] go by now.
     pub fn recent(&self) -> Duration {
         self.target.interval * u32::try_from(self.functions.intervals()).unwrap_or(u32::MAX)
@@ -270,6 +290,7 @@ impl App {
 impl SampleListener for App {
     fn sample(&mut self, sample: &Resolved, _root: Frame) {
         self.functions.add(sample);
+        self.interpreted.add(sample);
     }
 }
 
@@ -296,7 +317,7 @@ mod tests {
         app.act(Action::Previous);
         assert_eq!((app.tab, app.sort()), (Tab::Functions, Sort::Total));
         app.act(Action::Previous);
-        assert_eq!(app.tab, Tab::Traces);
+        assert_eq!(app.tab, Tab::Interpreted);
     }
 
     #[test]

@@ -4,12 +4,15 @@
 use std::hint::black_box;
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
 use flate2::Compression;
 use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
+use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_heap::{self as heap, diff::Diff};
-use lj_trace_luajit::{Vm, prove_still};
+use lj_trace_luajit::jit::{AbortWatch, CodeCounts, CodePosition, CodeSamples, JitQuery, JitReport};
+use lj_trace_luajit::{Prototype, Vm, prove_still, read_traces};
 use lj_trace_profile::{Format, MemoryProfile, Profile, Weight, formats, memory, memprof, reference, sysprof};
 use lj_trace_streams::{Body, Stream};
 use lj_trace_text::Room;
@@ -18,8 +21,8 @@ use lj_trace_unwind::module::{Image, Module};
 use lj_trace_unwind::symbols::elf::{ElfSymbols, debug_links};
 use lj_trace_unwind::table::Context;
 
-use crate::saved::Saved;
 use crate::saved::walk::{see, see_with};
+use crate::saved::{Saved, plain};
 
 /// A stream on its way to every report.
 pub fn stream(bytes: &[u8]) {
@@ -131,9 +134,9 @@ impl SavedVm {
     }
 }
 
-/// The memory of a VM, changed as the bytes say: four for a place, one for what is put there, and so on.
-pub fn vm(base: &SavedVm, bytes: &[u8]) {
-    let mut damaged = base.saved.clone();
+/// Saved memory, changed as the bytes say: four for a place, one for what is put there, and so on.
+fn damaged(saved: &Saved, bytes: &[u8]) -> Saved {
+    let mut damaged = saved.clone();
     let ranges = damaged.ranges();
     let all: usize = ranges.iter().map(|(_, length)| length).sum();
     for change in bytes.chunks_exact(5).take(4096) {
@@ -147,6 +150,85 @@ pub fn vm(base: &SavedVm, bytes: &[u8]) {
             damaged.put(start + at as u64, &change[4..]);
         }
     }
+    damaged
+}
+
+/// Everything that a recording reads of a VM, from memory that is [`damaged`].
+pub fn vm(base: &SavedVm, bytes: &[u8]) {
+    let damaged = damaged(&base.saved, bytes);
     drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
     black_box(see_with(&damaged, &damaged.maps, base.vm.clone()).complete);
+}
+
+/// Damaged memory of a VM in which what was not saved reads as something, too: zeros, a pattern, or references to what is
+/// there, so that lists become rings and everything leads everywhere.
+struct Filled {
+    damaged: Saved,
+    /// What is read where nothing was saved; nothing if it is empty.
+    words: Vec<u64>,
+}
+
+impl ReadMemory for Filled {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
+        if let Ok(saved) = self.damaged.read(address) {
+            return Ok(saved);
+        }
+        // The lowest and the highest addresses are no memory in any process.
+        if self.words.is_empty() || !(0x1000..1 << 47).contains(&address) {
+            return Err(Unreadable);
+        }
+        let bytes = (address..).take(size_of::<T>()).map(|at| {
+            let word = self.words[(at / 8) as usize % self.words.len()];
+            word.to_le_bytes()[(at % 8) as usize]
+        });
+        plain(&bytes.collect::<Vec<u8>>()).ok_or(Unreadable)
+    }
+}
+
+/// What is read of a JIT compiler, from memory that the bytes change: the first says what lies where nothing was saved, the
+/// next eight are that, and the rest are changes as [`vm`] has them. Gives what comes of it.
+pub fn jit(base: &SavedVm, bytes: &[u8]) -> JitReport {
+    let (&kind, rest) = bytes.split_first().unwrap_or((&0, &[]));
+    let (pattern, changes) = rest.split_first_chunk::<8>().unwrap_or((&[0; 8], rest));
+    let layout = &base.vm.layout;
+    let jit_state = base.vm.jit_state().unwrap_or(base.vm.global);
+    let traces = read_traces(&base.saved, &base.saved.maps, &base.vm);
+    let trace = traces.first();
+    let pointers = [
+        jit_state,
+        trace.map_or(0, |trace| trace.address),
+        base.vm.global,
+        trace.map_or(0, |trace| trace.startpc),
+        u64::from_le_bytes(*pattern),
+        trace.map_or(0, |trace| trace.startpt),
+        base.vm.main_thread,
+    ];
+    let narrow = |pair: [u64; 2]| if layout.is_gc64() { pair[0] } else { pair[0] & 0xffff_ffff | pair[1] << 32 };
+    let words = match kind % 4 {
+        0 => Vec::new(),
+        1 => vec![0],
+        2 => vec![u64::from_le_bytes(*pattern)],
+        _ => (0..pointers.len()).map(|at| narrow([pointers[at], pointers[(at + 1) % pointers.len()]])).collect(),
+    };
+    let memory = Filled { damaged: damaged(&base.saved, changes), words };
+    let mut samples = CodeSamples::default();
+    for address in trace.into_iter().map(|trace| trace.startpt).chain([u64::from_le_bytes(*pattern)]) {
+        let Ok(prototype) = Prototype::key_at(&memory, layout, address) else { continue };
+        for position in (0..40).map(Some).chain([None, Some(u32::MAX)]) {
+            let counts = CodeCounts { interpreted: 1, library: 1, compiled: 1, other: 1 };
+            samples.add(Some(CodePosition { prototype, position }), counts);
+        }
+    }
+    let mut watch = AbortWatch::start(&memory, &base.vm).ok();
+    if let Some(watch) = &mut watch {
+        let _ = watch.look(&base.saved, &base.vm);
+        let _ = watch.look(&memory, &base.vm);
+    }
+    let query = JitQuery {
+        limit: Duration::from_millis(300),
+        watch: watch.as_ref(),
+        samples: Some(&samples),
+        file: Some("standstill.lua"),
+    };
+    JitReport::read(&memory, &memory.damaged.maps, &base.vm, query)
 }

@@ -58,6 +58,14 @@ impl SourceCode {
         (!text.is_empty()).then(|| text.to_owned())
     }
 
+    /// All lines of a chunk's file, as they are.
+    ///
+    /// # Errors
+    /// Why it is not read.
+    pub fn lines(&self, chunk: &str) -> Result<Vec<String>, Refused> {
+        self.files.borrow_mut().entry(chunk.to_owned()).or_insert_with(|| self.read(chunk)).clone()
+    }
+
     /// How many of the files that were asked for were not read though they are there, by reason.
     pub fn refused(&self) -> BTreeMap<Refused, usize> {
         let mut refused = BTreeMap::new();
@@ -97,6 +105,8 @@ mod tests {
         code = SourceCode { folder: Some(folder.path().to_owned()), ..SourceCode::default() };
         code.read_beneath(folder.path()).unwrap();
         assert_eq!(code.line("a.lua", 2).as_deref(), Some("return a"));
+        assert_eq!(code.lines("a.lua").unwrap(), ["local a", "  return a", ""]);
+        assert_eq!(code.lines("/etc/passwd"), Err(Refused::Missing));
         assert_eq!(code.line("a.lua", 0), None);
         assert_eq!(code.line("a.lua", 3), None);
         assert_eq!(code.line("a.lua", 9), None);

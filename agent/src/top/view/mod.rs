@@ -165,6 +165,12 @@ mod tests {
             expect(&screen(&app, width, height), &["1.0 MiB", "a.lua:4  in @a.lua:3"]);
             app.act(Action::Show(Tab::Lines));
             expect(&screen(&app, width, height), &["a.lua:5", "busy@a.lua:3"]);
+            app.act(Action::Show(Tab::Interpreted));
+            let seen = screen(&app, width, height);
+            expect(&seen, &["5 JIT", "why interpreted", "not known", "busy@a.lua:3"]);
+            app.act(Action::Span);
+            expect(&screen(&app, width, height), &["since the beginning"]);
+            app.act(Action::Span);
             app.act(Action::Help);
             expect(&screen(&app, width, height), &["switch between functions, lines"]);
         }

@@ -2,7 +2,7 @@
 
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_text::untrusted::Untrusted;
-use lj_trace_text::{Room, bytes, fit};
+use lj_trace_text::{Room, bytes, fit, fit_end};
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Rect};
 use ratatui::style::{Modifier, Style};
@@ -63,6 +63,7 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette) {
                 .map(|row| ([share(row.samples, all), row.samples.to_string()], row.text.to_string(), FrameKind::Jit));
             table(frame, area, app, palette, [("%", 7), ("samples", 9)], SampledTrace::COLUMNS, rows.collect());
         }
+        Tab::Interpreted => interpreted(frame, area, app, palette, all),
     }
 }
 
@@ -75,6 +76,25 @@ fn fitted(tab: Tab, label: &str, room: usize) -> String {
     format!("{columns}{}", fit(&Room::Columns(room).label(label), room))
 }
 
+/// The reason has the room that is left of a wide terminal; of a place, file and line are never cut.
+fn interpreted(frame: &mut Frame<'_>, area: Rect, app: &App, palette: Palette, all: u64) {
+    let why = (area.width.saturating_sub(46) / 2).clamp(24, 60);
+    let rest = usize::from(area.width.saturating_sub(6 + 8 + why + 3));
+    let rows = app.interpreted_rows().into_iter().map(|row| {
+        let place = if row.place.is_empty() { row.function.to_string() } else { fit(&row.place, rest) };
+        // The place has the file already.
+        let function = row.function.split('@').next().unwrap_or_default();
+        let name = match (row.place.is_empty(), function) {
+            (true, _) | (_, "") => place,
+            (false, function) => format!("{place}  in {function}"),
+        };
+        let numbers = [share(row.samples, all), row.samples.to_string(), fit_end(&row.why, usize::from(why))];
+        (numbers, name, FrameKind::Lua)
+    });
+    let columns = [("%", 6), ("samples", 8), ("why interpreted", why)];
+    table(frame, area, app, palette, columns, "loop or function", rows.collect());
+}
+
 /// Why there is nothing to show.
 fn nothing(app: &App) -> Option<&'static str> {
     match app.tab {
@@ -84,6 +104,7 @@ fn nothing(app: &App) -> Option<&'static str> {
         Tab::Allocations => None,
         _ if app.target.rate.is_none() => Some("CPU time is not recorded: start with --mode sysprof, or --mode all"),
         _ if app.functions.samples(app.span) == 0 => Some("no samples: the process does not use the CPU"),
+        Tab::Interpreted if app.interpreted.rows(app.span).is_empty() => Some("no sample was in interpreted Lua code"),
         Tab::Traces if app.functions.traces(app.span).is_empty() => Some("no sample was in JIT-compiled code"),
         _ => None,
     }

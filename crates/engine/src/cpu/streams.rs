@@ -258,11 +258,16 @@ impl StreamOutput {
         let mut frames = Vec::with_capacity(sample.frames.len());
         for frame in sample.frames.iter().rev() {
             frames.push(match (frame.code, &*frame.named) {
-                (Code::Lua { prototype, first_line }, Named::Lua { name, chunk, compiled, .. }) => {
+                (Code::Lua { prototype, .. }, Named::Lua { name, chunk, compiled, .. }) => {
                     // Parsers show it as it is written.
-                    let (chunk, line) = (format!("@{chunk}"), u64::from(first_line));
-                    let proto =
-                        self.writer.define_lua(prototype, chunk.as_bytes(), line, name.as_deref(), *compiled)?;
+                    let (chunk, line) = (format!("@{chunk}"), u64::from(prototype.firstline));
+                    let proto = self.writer.define_lua(
+                        prototype.address,
+                        chunk.as_bytes(),
+                        line,
+                        name.as_deref(),
+                        *compiled,
+                    )?;
                     StackFrame::Lua { proto, line }
                 }
                 // Below, addresses mean something else: no code is there, so a name is all that there is to say.

@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use lj_trace_common::config::MAX_KERNEL_FRAMES;
 use lj_trace_common::event::{
-    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
+    FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
-use lj_trace_luajit::Vm;
 use lj_trace_luajit::trace::{self, Allowance, Hit, NoTrace, OnTrace, Traces, is_on_trace};
+use lj_trace_luajit::{PrototypeKey, Vm};
 use lj_trace_probes::sample::Sample;
 use lj_trace_process::{KnownCode, Process, ProcessMemory};
 use lj_trace_profile::Frame as Named;
@@ -75,10 +75,10 @@ pub enum Code {
     },
     /// A Lua function.
     Lua {
-        /// Address of its prototype.
-        prototype: u64,
-        /// Line where it is defined.
-        first_line: u32,
+        /// Its prototype.
+        prototype: PrototypeKey,
+        /// Which of its instructions; [`None`] if that is not known.
+        position: Option<u32>,
     },
     /// Something that has only a name: a fast function, a mark.
     Name,
@@ -485,7 +485,8 @@ impl Pipeline {
                     let is_compiled = matches!(frame, JoinedFrame::Compiled(_));
                     let named = self.namer.lua(record, caller, is_compiled);
                     self.was_late |= matches!(*named, Named::Unresolved { .. });
-                    let code = Code::Lua { prototype: record.code, first_line: record.first_line };
+                    let position = (record.position != NO_POSITION).then_some(record.position);
+                    let code = Code::Lua { prototype: PrototypeKey::of(record), position };
                     frames.push(ResolvedFrame { named, code });
                 }
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) => self.c_function(record, &mut frames),

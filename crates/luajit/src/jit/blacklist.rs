@@ -20,8 +20,13 @@ const NOJIT: u8 = 0x08;
 /// `PROTO_ILOOP`: the same in every build.
 const ILOOP: u8 = 0x10;
 
-/// What kind of code was given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Whether compiling is turned off for a function.
+pub(super) fn is_turned_off(prototype: &Prototype) -> bool {
+    prototype.flags & NOJIT != 0
+}
+
+/// What kind of code was given up, or could be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BlacklistKind {
     /// A numeric `for` loop (`IFORL`).
@@ -106,7 +111,7 @@ impl Suspects {
         let mut found = Blacklist::default();
         for key in &self.0 {
             let Some((prototype, _)) = places.instruction(places.address(key, 0)) else { continue };
-            if prototype.flags & NOJIT != 0 {
+            if is_turned_off(&prototype) {
                 found.turned_off.push(places.of(&prototype, 0));
                 continue;
             }

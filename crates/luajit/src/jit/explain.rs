@@ -1,5 +1,7 @@
 //! What each abort reason means, and what helps: the table of `docs/jit.md`.
 
+use super::why::Why;
+
 /// A reason in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
@@ -238,6 +240,81 @@ pub const EXPLANATIONS: [Explanation; 37] = [
     ),
 ];
 
+/// What being interpreted means that has no abort for a reason, and what helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WhyExplanation {
+    /// What it means.
+    pub meaning: &'static str,
+    /// What helps.
+    pub remedy: &'static str,
+}
+
+impl Why {
+    /// What it means, and what helps, as the second table of `docs/jit.md` has it.
+    pub const fn explanation(self) -> WhyExplanation {
+        let (meaning, remedy) = match self {
+            Self::Blacklisted => (
+                "after eleven aborts the code stays in the interpreter for good",
+                "find the reason with jit.v at the start of the program, or watch it with --duration while it begins",
+            ),
+            Self::Aborted => (
+                "recording was aborted; it is tried again each time when the code has become twice as hot",
+                "none by itself; see the reason",
+            ),
+            Self::LeavesTrace => (
+                "the trace is left by an exit that nothing compiled continues: it is not hot enough yet, or compiling was \
+                 given up",
+                "give variables one type and branches one direction; raise maxside or tryside if they are used up",
+            ),
+            Self::TurnedOff => (
+                "jit.off() was called for the function, or for the module that defines it",
+                "remove jit.off(), or call jit.on() for the function",
+            ),
+            Self::CompilerOff => ("jit.off() was called, or the program started with -joff", "call jit.on()"),
+            Self::Vararg => (
+                "calls of functions with variable arguments are not counted: they are compiled only as parts of a loop or \
+                 function that calls them",
+                "pass a fixed number of arguments, or a table; or let what calls it compile",
+            ),
+            Self::MainChunk => (
+                "what a file does outside of its loops and functions runs once each time that it is loaded",
+                "load it once: keep what loadfile() or loadstring() returns",
+            ),
+            Self::Unknown => (
+                "the code may not be hot yet, or its last abort is not kept any more",
+                "none by itself; watch it for longer",
+            ),
+        };
+        WhyExplanation { meaning, remedy }
+    }
+
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Blacklisted,
+        Self::Aborted,
+        Self::LeavesTrace,
+        Self::TurnedOff,
+        Self::CompilerOff,
+        Self::Vararg,
+        Self::MainChunk,
+        Self::Unknown,
+    ];
+
+    /// In a few words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Blacklisted => "blacklisted",
+            Self::Aborted => "aborted, will be tried again",
+            Self::LeavesTrace => "compiled, but its trace is left",
+            Self::TurnedOff => "compiling is turned off for the function",
+            Self::CompilerOff => "the JIT compiler is off",
+            Self::Vararg => "function with variable arguments",
+            Self::MainChunk => "main chunk, outside of loops",
+            Self::Unknown => "no abort is known",
+        }
+    }
+}
+
 /// The explanation of the reason `name`.
 pub fn explanation(name: &str) -> Option<&'static Explanation> {
     EXPLANATIONS.iter().find(|explanation| explanation.name == name)
@@ -253,6 +330,11 @@ mod tests {
         let text = std::fs::read_to_string(path).unwrap();
         for Explanation { name, text: says, meaning, remedy } in EXPLANATIONS {
             let line = format!("| `{name}` | {says} | {meaning} | {remedy} |");
+            assert!(text.lines().any(|other| other == line), "docs/jit.md lacks: {line}");
+        }
+        for why in Why::ALL {
+            let WhyExplanation { meaning, remedy } = why.explanation();
+            let line = format!("| {} | {meaning} | {remedy} |", why.describe());
             assert!(text.lines().any(|other| other == line), "docs/jit.md lacks: {line}");
         }
     }

@@ -5,13 +5,18 @@
 mod about;
 mod areas;
 mod blacklist;
+mod costs;
 mod explain;
+mod lines;
 mod loops;
+mod parameters;
 mod penalties;
 mod places;
 mod reasons;
+mod samples;
 mod tree;
 mod watch;
+mod why;
 
 use std::time::Duration;
 
@@ -21,15 +26,20 @@ use serde::Serialize;
 
 pub use areas::{Areas, McodeArea};
 pub use blacklist::{Blacklist, BlacklistKind, Blacklisted};
-pub use explain::{EXPLANATIONS, Explanation};
-pub use loops::Unrecordable;
+pub use costs::{InterpretedCode, InterpretedPart, LeftTrace, LineSamples, TakenExit};
+pub use explain::{EXPLANATIONS, Explanation, WhyExplanation};
+pub use lines::{CodeFile, CodeLine, LineState};
+pub use loops::{CodePart, PartState, Unrecordable};
+pub use parameters::JitParameters;
 pub use penalties::{LastAbort, Penalties, PenaltiesError, Penalty};
 pub use places::{CodePlaces, Place};
 pub use reasons::{AbortReason, Reasons};
-pub use tree::{Exit, Link, TraceKind, TraceNode, TraceTree};
+pub use samples::{CodeCounts, CodePosition, CodeSamples};
+pub use tree::{Link, TraceExit, TraceKind, TraceNode, TraceTree};
 pub use watch::{AbortWatch, SeenAborts};
+pub use why::{Explained, KnownAbort, Why, WhyInterpreted};
 
-use crate::Vm;
+use crate::{Jit, Vm, VmStatus};
 use about::Subjects;
 use blacklist::Suspects;
 
@@ -95,6 +105,14 @@ pub struct JitReport {
     pub traces_changed: usize,
     /// The areas of machine code.
     pub machine_code: Areas,
+    /// The parameters of the compiler, if they are certain.
+    pub parameters: Option<JitParameters>,
+    /// What samples were in, of code that was interpreted, and why.
+    #[serde(skip)]
+    pub interpreted: InterpretedCode,
+    /// The lines of the file that was asked for, for each chunk that can be meant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<CodeFile>,
     /// Whether all functions of the VM were looked at: a heap may be too large, or change too fast.
     pub complete: bool,
 }
@@ -110,10 +128,23 @@ pub struct WatchedAborts {
     pub aborts: Vec<Aborted>,
 }
 
+/// What a report is to tell, and what it is joined with.
+#[derive(Clone, Copy, Debug)]
+pub struct JitQuery<'a> {
+    /// How long the heap is looked through for functions.
+    pub limit: Duration,
+    /// What was seen before.
+    pub watch: Option<&'a AbortWatch>,
+    /// Samples of the process: those of this VM are found in them.
+    pub samples: Option<&'a CodeSamples>,
+    /// The file whose lines are wanted.
+    pub file: Option<&'a str>,
+}
+
 impl JitReport {
-    /// Reads it all. `maps` must be recent; `limit` is for looking through the heap for functions; `watch` is what was
-    /// seen before.
-    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, limit: Duration, watch: Option<&AbortWatch>) -> Self {
+    /// Reads it all. `maps` must be recent.
+    pub fn read<M: ReadMemory>(memory: &M, maps: &Maps, vm: &Vm, query: JitQuery<'_>) -> Self {
+        let JitQuery { limit, watch, samples, file } = query;
         let mut suspects = Suspects::default();
         let places = CodePlaces::collect(memory, vm, limit, |prototype| suspects.see(prototype));
         let blacklist = suspects.look(memory, &places, vm.bytecode_set());
@@ -136,7 +167,14 @@ impl JitReport {
                 .collect(),
         });
         let tree = tree::read_tree(memory, maps, vm, &places);
+        let is_on = VmStatus::read(memory, vm).is_ok_and(|status| status.jit == Jit::On);
+        let why = WhyInterpreted::new(vm, is_on, &tree.traces, known_aborts(&penalties, watched.as_ref()));
+        let interpreted = samples.map(|samples| costs::join(&places, &why, &tree.nodes, samples));
+        let files = file.map(|file| lines::read_files(&places, &why, samples, file));
         Self {
+            parameters: JitParameters::read(memory, vm),
+            interpreted: interpreted.unwrap_or_default(),
+            files: files.unwrap_or_default(),
             blacklist,
             penalties,
             penalties_unknown,
@@ -147,6 +185,27 @@ impl JitReport {
             complete: places.complete,
         }
     }
+}
+
+/// What is known of aborts, by place: the penalties, and what was seen of those whose slots went to others.
+fn known_aborts<'a>(
+    penalties: &'a [Aborted],
+    watched: Option<&'a WatchedAborts>,
+) -> impl Iterator<Item = (u64, KnownAbort)> {
+    let known = |aborted: &Aborted| {
+        let Aborted { pc, aborts, reason, about, .. } = aborted;
+        (*pc, KnownAbort { aborts: *aborts, reason: *reason, about: about.clone() })
+    };
+    // What comes later replaces what was before. A penalty counts all aborts, what was seen may tell what they were about.
+    let seen = watched.into_iter().flat_map(|watched| watched.aborts.iter().rev()).map(known);
+    let seen: std::collections::HashMap<u64, KnownAbort> = seen.collect();
+    let about = |(pc, abort): (u64, KnownAbort)| {
+        let same = seen.get(&pc).filter(|seen| seen.reason == abort.reason);
+        let about = abort.about.or_else(|| same?.about.clone());
+        (pc, KnownAbort { about, ..abort })
+    };
+    let kept: Vec<_> = penalties.iter().map(known).map(about).collect();
+    seen.into_iter().chain(kept)
 }
 
 struct Reader<'a, M> {

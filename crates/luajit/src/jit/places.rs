@@ -89,6 +89,11 @@ impl<'a, M: ReadMemory> CodePlaces<'a, M> {
         Place { function, source, line: prototype.line_at(position) }
     }
 
+    /// All prototypes, in the order of their addresses.
+    pub fn keys(&self) -> impl Iterator<Item = &PrototypeKey> {
+        self.prototypes.values()
+    }
+
     /// The address of an instruction.
     pub fn address(&self, key: &PrototypeKey, position: u32) -> u64 {
         field(key.address, self.vm.layout.sizeof_pt).wrapping_add(4 * u64::from(position))

@@ -92,7 +92,7 @@ impl Link {
 
 /// An exit that was taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Exit {
+pub struct TraceExit {
     /// Its number.
     pub number: usize,
     /// How often it was taken while no side trace continued it. [`None`] if one does: then nobody counts.
@@ -133,7 +133,7 @@ pub struct TraceNode {
     /// What they take in memory, without what is in them of other traces.
     pub snapshot_bytes: Option<u64>,
     /// The exits that were taken; [`None`] if their counters could not be read.
-    pub exits: Option<Vec<Exit>>,
+    pub exits: Option<Vec<TraceExit>>,
 }
 
 /// All traces.
@@ -195,7 +195,7 @@ fn read_node<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePla
     }
 }
 
-fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> Option<Vec<Exit>> {
+fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePlaces<'_, M>) -> Option<Vec<TraceExit>> {
     let layout = &vm.layout;
     if layout.sizeof_snap == ABSENT || layout.snap_nent == ABSENT {
         return None;
@@ -216,7 +216,7 @@ fn read_exits<M: ReadMemory>(memory: &M, vm: &Vm, trace: &Trace, places: &CodePl
             _ => u64::from(u32::from_le_bytes(*snapshot.first_chunk()?)),
         };
         let pc = snapshot_pc(memory, trace.snapmap.wrapping_add(4 * (map + u64::from(entries))), layout.is_gc64());
-        exits.push(Exit {
+        exits.push(TraceExit {
             number,
             taken: (count != DONE).then_some(count),
             to: None,
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     fn node(number: u16, kind: TraceKind, parent: Option<u16>, exit: Option<u16>) -> TraceNode {
-        let exits = [3, 5].map(|number| Exit { number, taken: None, to: None, place: None });
+        let exits = [3, 5].map(|number| TraceExit { number, taken: None, to: None, place: None });
         TraceNode {
             number,
             kind,

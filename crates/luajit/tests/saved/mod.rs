@@ -103,7 +103,7 @@ impl ReadMemory for Saved {
 }
 
 /// The value at the beginning of `bytes`.
-fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
+pub fn plain<T: Pod>(bytes: &[u8]) -> Option<T> {
     let bytes = bytes.get(..size_of::<T>())?;
     // SAFETY: there are as many bytes as `T` has, `Pod` accepts any of them, and the read is unaligned.
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
