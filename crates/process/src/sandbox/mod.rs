@@ -66,6 +66,8 @@ pub enum Question {
     Row = 5,
     /// The layouts of a VM that its debug information tells.
     Layouts = 6,
+    /// The function around an address, and what its code refers to.
+    Code = 7,
 }
 
 /// A file that others can have written.
