@@ -67,7 +67,10 @@ fn learned(files: &[&str]) -> SignatureTable {
 fn compare(table: &SignatureTable, file: &str) -> usize {
     let (module, symbols) = module(file);
     // What would be left of the symbols.
-    let is_exported = |name: &str| (name.starts_with("lua_") || name.starts_with("luaL_") || name.starts_with("luaopen_")) && std::env::var_os("STATIC").is_none();
+    let is_exported = |name: &str| {
+        (name.starts_with("lua_") || name.starts_with("luaL_") || name.starts_with("luaopen_"))
+            && std::env::var_os("STATIC").is_none()
+    };
     let stripped = symbols.only(|name| name.ends_with("@plt") || is_exported(name));
     let interpreter = interpreter_of(&symbols).expect("an interpreter");
     // The functions of libraries, which a live VM has the names of.
@@ -82,7 +85,8 @@ fn compare(table: &SignatureTable, file: &str) -> usize {
     for symbol in symbols.iter() {
         truth.entry(symbol.address).or_default().insert(base(symbol.name).to_owned());
     }
-    let own: Vec<_> = symbols.iter().filter(|s| table.id(s.name).is_some() && program.functions.contains_key(&s.address)).collect();
+    let own: Vec<_> =
+        symbols.iter().filter(|s| table.id(s.name).is_some() && program.functions.contains_key(&s.address)).collect();
     let all = symbols.iter().filter(|s| table.id(s.name).is_some()).count();
     let bytes: u64 = own.iter().map(|s| s.size).sum();
     let known = |address: u64| found.contains_key(&address) || program.certain.contains_key(&address);

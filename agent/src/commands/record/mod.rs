@@ -1,6 +1,7 @@
 //! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
 
 mod args;
+mod debug_files;
 pub(super) mod interrupts;
 mod progress;
 mod wait;
@@ -61,6 +62,9 @@ pub fn run(args: &RecordArgs) -> Result<(), CommandError> {
         None => Some(find()?),
     };
     let Some((options, targets)) = found else { return Ok(()) };
+    if let Some(urls) = &args.debuginfod {
+        debug_files::fetch(urls.as_deref(), &targets, &interrupts, args.quiet)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

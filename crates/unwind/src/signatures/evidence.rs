@@ -51,7 +51,10 @@ pub struct Evidence {
 impl Evidence {
     /// Whether it suffices for a name.
     pub fn is_clear(&self) -> bool {
-        self.referrers >= 1 && self.witnesses >= 2 && self.for_it >= ENOUGH && self.against <= self.for_it * MOST_AGAINST
+        self.referrers >= 1
+            && self.witnesses >= 2
+            && self.for_it >= ENOUGH
+            && self.against <= self.for_it * MOST_AGAINST
     }
 
     /// Whether it confirms a name that other witnesses have given.

@@ -72,7 +72,8 @@ impl Program {
             }
         }
         // A jump into the middle of something is no call: it leads to a part of the function itself, which is elsewhere.
-        let is_whole = |address: &u64| self.stubs.contains_key(address) || looked_at.get(address).copied().unwrap_or(true);
+        let is_whole =
+            |address: &u64| self.stubs.contains_key(address) || looked_at.get(address).copied().unwrap_or(true);
         for function in self.functions.values_mut() {
             function.references.calls.retain(is_whole);
         }

@@ -9,8 +9,22 @@ use crate::symbols::elf::ElfSymbols;
 
 /// Functions of programs and of their start, which are not LuaJIT's.
 const FOREIGN: [&str; 16] = [
-    "main", "pmain", "dotty", "docall", "lstop", "laction", "report", "traceback", "dolibrary", "incomplete", "pushline",
-    "handle_script", "print_jit_status", "l_message", "runargs", "loadline",
+    "main",
+    "pmain",
+    "dotty",
+    "docall",
+    "lstop",
+    "laction",
+    "report",
+    "traceback",
+    "dolibrary",
+    "incomplete",
+    "pushline",
+    "handle_script",
+    "print_jit_status",
+    "l_message",
+    "runargs",
+    "loadline",
 ];
 
 /// Where the interpreter begins: both symbols have the same address, and one of them is kept.
@@ -30,7 +44,9 @@ fn is_in_interpreter(name: &str) -> bool {
 pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &ElfSymbols) {
     let mut names: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for symbol in symbols.iter() {
-        let is_own = |name: &str| !name.starts_with('_') && !name.ends_with("@plt") && !is_in_interpreter(name) && !FOREIGN.contains(&name);
+        let is_own = |name: &str| {
+            !name.starts_with('_') && !name.ends_with("@plt") && !is_in_interpreter(name) && !FOREIGN.contains(&name)
+        };
         if let Some(name) = plain(symbol.name).filter(|name| is_own(name)) {
             names.entry(name).or_default().push(symbol.address);
         }
@@ -50,7 +66,10 @@ pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &ElfSymbols) 
         }
     }
     let name_of = |address: &u64| -> Element {
-        own.iter().find(|(own, _)| own == address).map(|(_, id)| *id).or_else(|| program.stubs.get(address).copied().flatten())
+        own.iter()
+            .find(|(own, _)| own == address)
+            .map(|(_, id)| *id)
+            .or_else(|| program.stubs.get(address).copied().flatten())
     };
     for (address, id) in &own {
         let Some(function) = program.functions.get(address) else { continue };

@@ -53,18 +53,17 @@ struct Matcher<'a> {
 
 /// The names of functions that have none for certain.
 pub fn names(table: &SignatureTable, program: &Program) -> BTreeMap<u64, NameId> {
-    let mut matcher =
-        Matcher {
-            expectations: Expectations::of(table),
-            referrers: referrers(program),
-            table,
-            program,
-            names: program.certain.clone(),
-            addresses: HashMap::new(),
-            interpreter: program.interpreter,
-            judged: BTreeMap::new(),
-            changed: program.functions.keys().copied().collect(),
-        };
+    let mut matcher = Matcher {
+        expectations: Expectations::of(table),
+        referrers: referrers(program),
+        table,
+        program,
+        names: program.certain.clone(),
+        addresses: HashMap::new(),
+        interpreter: program.interpreter,
+        judged: BTreeMap::new(),
+        changed: program.functions.keys().copied().collect(),
+    };
     matcher.addresses.extend(program.certain.iter().map(|(address, id)| (*id, *address)));
     for _ in 0..MAX_ROUNDS {
         let is_better = matcher.round();
@@ -135,7 +134,9 @@ impl Matcher<'_> {
                     continue;
                 }
                 let rivals = |balance: f32| evidence.balance() - balance < MARGIN;
-                let is_rivaled = judged.iter().any(|(other, found)| other != id && free(self, address, *other) && rivals(found.balance()))
+                let is_rivaled = judged
+                    .iter()
+                    .any(|(other, found)| other != id && free(self, address, *other) && rivals(found.balance()))
                     || by_name[id].iter().any(|(balance, other)| *other != address && rivals(*balance));
                 if !is_rivaled {
                     chosen.push((address, *id));
@@ -170,7 +171,13 @@ impl Matcher<'_> {
         };
         let References { calls, addresses, constants } = &function.references;
         Seen {
-            callers: self.referrers.get(&address).into_iter().flatten().filter_map(|caller| self.names.get(caller).copied()).collect(),
+            callers: self
+                .referrers
+                .get(&address)
+                .into_iter()
+                .flatten()
+                .filter_map(|caller| self.names.get(caller).copied())
+                .collect(),
             callees: calls.iter().chain(addresses).filter_map(name).collect(),
             constants: constants.iter().copied().collect(),
         }
@@ -186,8 +193,12 @@ impl Matcher<'_> {
 
     /// Takes names back that are not supported any more; whether there were any.
     fn take_back(&mut self) -> bool {
-        let given: Vec<(u64, NameId)> =
-            self.names.iter().filter(|(address, _)| !self.program.certain.contains_key(*address)).map(|(a, id)| (*a, *id)).collect();
+        let given: Vec<(u64, NameId)> = self
+            .names
+            .iter()
+            .filter(|(address, _)| !self.program.certain.contains_key(*address))
+            .map(|(a, id)| (*a, *id))
+            .collect();
         let mut wrong = Vec::new();
         for (address, id) in given {
             // As if it had no name: is it what would be given to it?
@@ -318,7 +329,8 @@ impl Matcher<'_> {
     /// worth.
     fn own(&self, function: &FunctionCode, signature: &Signature) -> Option<usize> {
         let References { calls, addresses, constants } = &function.references;
-        let fits = |found: &[u64], known: &BTreeSet<Vec<Element>>| known.iter().any(|list| self.align(found, list).is_some());
+        let fits =
+            |found: &[u64], known: &BTreeSet<Vec<Element>>| known.iter().any(|list| self.align(found, list).is_some());
         if !fits(calls, &signature.calls) || !fits(addresses, &signature.addresses) {
             return None;
         }

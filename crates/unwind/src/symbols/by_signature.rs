@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::elf::ElfSymbols;
 use crate::module::Module;
-use crate::modules::Modules;
 use crate::modules::CodePlace;
+use crate::modules::Modules;
 use crate::signatures::{Program, SignatureTable, names};
 
 /// What a name ends in that was found by signature, and is in no symbol table.

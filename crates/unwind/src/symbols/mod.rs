@@ -155,6 +155,24 @@ impl Symbolizer {
         mapped.into_iter().map(|located| FileSymbols { table: self.table(&located.module), located }).collect()
     }
 
+    /// The names and build ids of the files that are mapped now and have no symbols of their own functions, here or in a debug file.
+    pub fn without_symbols(&mut self) -> Vec<(Arc<str>, Vec<u8>)> {
+        let mut found: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
+        for located in self.modules.open_all() {
+            let module = &located.module;
+            let links = elf::debug_links(module.image()).unwrap_or_default();
+            let has_symbols =
+                links.has_symtab || debug_file::find(self.modules.process(), module.path(), &links).is_some();
+            if let Some(build_id) = links.build_id.filter(|_| !has_symbols)
+                && module.name().as_ref() != "[vdso]"
+                && !found.iter().any(|(_, known)| *known == build_id)
+            {
+                found.push((Arc::clone(module.name()), build_id));
+            }
+        }
+        found
+    }
+
     fn in_module(&mut self, located: &Located, address: u64) -> NativeSymbol {
         let module = &located.module;
         let own = address.wrapping_sub(located.bias);
