@@ -243,8 +243,10 @@ fn no_question_about_any_file_takes_much() -> Result<()> {
     let mut try_file = |path: &Path, name: &str| -> Result<()> {
         let file = File::open(path)?;
         let mut reader = Reader::start()?;
-        use Question::{HasTable, Layouts, Links, Row, Shape, Symbols};
-        for (question, address) in [(Shape, 0), (Links, 0), (Symbols, 0), (HasTable, 0), (Row, 0x1100), (Layouts, 0)] {
+        use Question::{Code, HasTable, Layouts, Links, Row, Shape, Symbols};
+        for (question, address) in
+            [(Shape, 0), (Links, 0), (Symbols, 0), (HasTable, 0), (Row, 0x1100), (Code, 0x1100), (Layouts, 0)]
+        {
             let began = Instant::now();
             let answer = reader.ask(&file, question, address, Duration::from_secs(2))?;
             longest = longest.max(began.elapsed());

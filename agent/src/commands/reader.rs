@@ -8,6 +8,7 @@ use lj_trace_process::sandbox::{Asked, Question};
 use lj_trace_luajit::debug_layout;
 use lj_trace_unwind::frames::Found;
 use lj_trace_unwind::module::{Image, LoadShape};
+use lj_trace_unwind::signatures::FunctionCode;
 use lj_trace_unwind::symbols::elf::{ElfSymbols, debug_links};
 use lj_trace_unwind::table::{Context, UnwindTable};
 
@@ -49,6 +50,10 @@ impl Tables {
             self.table(number, &image);
             let table = self.kept.iter().find(|(kept, _)| *kept == number).and_then(|(_, table)| table.as_ref());
             table.and_then(|table| Found::look_up(table, address, &mut self.context)).put(out);
+        } else if is(Question::Code) {
+            self.table(number, &image);
+            let table = self.kept.iter().find(|(kept, _)| *kept == number).and_then(|(_, table)| table.as_ref());
+            table.and_then(|table| FunctionCode::read(&image, table, address)).put(out);
         } else if is(Question::Layouts) {
             debug_layout::put_layouts(&image, out);
         }

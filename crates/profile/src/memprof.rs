@@ -207,7 +207,7 @@ mod tests {
     fn the_picture_and_the_folded_stacks_have_the_same_total() {
         let profile = profile(GOLDEN[0].1, Weight::Held);
         let mut svg = Vec::new();
-        svg::write(&profile, &mut svg).unwrap();
+        svg::write(&profile, crate::formats::About::room(lj_trace_text::Room::Columns(100)), &mut svg).unwrap();
         assert!(String::from_utf8(svg).unwrap().contains(&format!("total_samples=\"{}\"", folded_total(&profile))));
         assert_eq!(profile.total(), folded_total(&profile));
     }

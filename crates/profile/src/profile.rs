@@ -278,7 +278,7 @@ impl Profile for CpuProfile {
         let what = if self.unit == Unit::Bytes { "memory" } else { "CPU time" };
         let unit = self.unit.name();
         format!(
-            "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red garbage collector, purple JIT compiler",
+            "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red GC, purple JIT compiler",
             self.samples()
         )
     }

@@ -55,6 +55,14 @@ impl Frames {
         }
     }
 
+    /// The table, if this process has read it.
+    pub fn here(&self) -> Option<&UnwindTable> {
+        match self {
+            Self::Here(table) => Some(table),
+            Self::Apart(_) => None,
+        }
+    }
+
     /// The function that covers `address`.
     pub fn function(&self, address: u64) -> Option<FunctionRange> {
         match self {

@@ -16,6 +16,7 @@ pub mod modules;
 pub mod plt;
 pub mod registers;
 pub mod row;
+pub mod signatures;
 pub mod symbols;
 pub mod table;
 pub mod vm_edges;

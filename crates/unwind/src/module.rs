@@ -191,6 +191,14 @@ impl Image {
         }
     }
 
+    /// The bytes of a file that was fetched from elsewhere.
+    pub fn fetched(file: File, path: &Path) -> Self {
+        match Distrusted::always(file, path) {
+            Ok(file) => Self::Apart(Arc::new(file)),
+            Err(file) => Self::File(file),
+        }
+    }
+
     /// The file, if it is one.
     pub fn file(&self) -> Option<&File> {
         match self {

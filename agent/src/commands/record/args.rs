@@ -131,6 +131,13 @@ pub struct RecordArgs {
     #[arg(long)]
     pub kernel: bool,
 
+    /// Before recording, fetch debug files of what has no symbols from debuginfod servers [default: those of $DEBUGINFOD_URLS]
+    ///
+    /// Build ids of the program's files are sent to these servers, and nothing else. Files are kept in debuginfod's cache
+    /// ($DEBUGINFOD_CACHE_PATH); $DEBUGINFOD_TIMEOUT (90 s) and $DEBUGINFOD_MAXSIZE (256 MB) limit each.
+    #[arg(long, value_name = "URL", num_args = 0..=1, require_equals = true)]
+    pub debuginfod: Option<Option<String>>,
+
     /// List the traces of the JIT compiler, by the samples that hit them and by the bytes that they allocate: where each
     /// starts and goes on, its size and exits
     #[arg(long)]

@@ -2,6 +2,7 @@
 
 mod args;
 mod cpu_queue;
+mod debug_files;
 pub(super) mod interrupts;
 mod program;
 mod progress;
@@ -71,6 +72,9 @@ pub fn run(args: &RecordArgs) -> Result<ExitCode, CommandError> {
         None => Some(find()?),
     };
     let Some((options, targets)) = found else { return Ok(ExitCode::OK) };
+    if let Some(urls) = &args.debuginfod {
+        debug_files::fetch(urls.as_deref(), &targets, &interrupts, args.quiet)?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -72,12 +72,14 @@ impl Namer {
 
     /// Names the functions of one more VM, which gets the next index.
     pub fn add_vm(&mut self, vm: &Vm) {
+        self.symbolizer.add_interpreter(vm.text.range.start);
         self.vms.push(VmNames::read(&self.memory, vm));
     }
 
     /// Names the functions of a VM in place of those of one that is not there any more.
     pub fn replace_vm(&mut self, index: usize, vm: &Vm) {
         self.forget_vm(index);
+        self.symbolizer.add_interpreter(vm.text.range.start);
         if let Some(names) = self.vms.get_mut(index) {
             *names = VmNames::read(&self.memory, vm);
         }

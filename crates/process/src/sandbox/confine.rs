@@ -135,6 +135,9 @@ fn program() -> Result<BpfProgram, seccompiler::Error> {
         rules.insert(always, Vec::new());
     }
     rules.insert(libc::SYS_write, vec![Rule::new(vec![argument(0, Op::Le, 2)?])?]);
+    // Builds with debug assertions look whether a descriptor is open before they take it.
+    let is_open = argument(1, Op::Eq, libc::F_GETFD as u64)?;
+    rules.insert(libc::SYS_fcntl, vec![Rule::new(vec![is_open])?]);
     let map = vec![argument(3, Op::MaskedEq(anonymous), anonymous)?, not_executable()?];
     rules.insert(libc::SYS_mmap, vec![Rule::new(map)?]);
     rules.insert(libc::SYS_mprotect, vec![Rule::new(vec![not_executable()?])?]);

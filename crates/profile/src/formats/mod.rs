@@ -154,7 +154,7 @@ impl About {
 pub fn write(format: Format, profile: &dyn Profile, about: About, out: impl Write) -> io::Result<()> {
     match format {
         Format::Folded => folded::write(profile, PlainWriter::new(out, Form::Text)),
-        Format::Svg => svg::write(profile, PlainWriter::new(out, Form::Text)),
+        Format::Svg => svg::write(profile, about, PlainWriter::new(out, Form::Text)),
         Format::Pprof => pprof::write(profile, about.recorded.or_else(|| profile.recorded()), out),
         Format::Speedscope => speedscope::write(profile, PlainWriter::new(out, Form::Json)),
         Format::Firefox => firefox::write(profile, out),

@@ -6,13 +6,16 @@ use inferno::flamegraph::Options;
 use inferno::flamegraph::color::{Color, PaletteMap};
 use lj_trace_text::fit;
 
-use super::{folded, picture};
+use super::{About, folded, picture};
 use crate::frame::FrameKind;
 use crate::model::Profile;
 
 /// Characters of the title, and of the line below it, that fit into the picture beside its search field.
 const TITLE_COLUMNS: usize = 100;
-const SUBTITLE_COLUMNS: usize = 160;
+const SUBTITLE_COLUMNS: usize = 170;
+
+/// Characters of a host's name that are shown.
+const HOST_COLUMNS: usize = 24;
 
 /// The frame of all stacks together: of no kind, so of none of their colours.
 const ROOT: Color = Color { r: 235, g: 235, b: 225 };
@@ -24,7 +27,7 @@ const ROOT: Color = Color { r: 235, g: 235, b: 225 };
 ///
 /// # Errors
 /// The output cannot take the bytes.
-pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
+pub fn write(profile: &dyn Profile, about: About, mut out: impl Write) -> io::Result<()> {
     let mut palette = PaletteMap::default();
     for frame in profile.weighted().frames() {
         let name = folded::escape(&frame.to_string());
@@ -35,13 +38,23 @@ pub fn write(profile: &dyn Profile, mut out: impl Write) -> io::Result<()> {
     palette.insert(String::new(), ROOT);
     let mut options = Options::default();
     options.title = fit(&profile.title(), TITLE_COLUMNS);
-    options.subtitle = Some(fit(&profile.subtitle(), SUBTITLE_COLUMNS));
+    let when =
+        about.recorded.or_else(|| profile.recorded()).map(|recorded| format!("{recorded}, ")).unwrap_or_default();
+    // A recording is of this host; where a stream is from nobody knows.
+    let host = about.recorded.and_then(|_| host_name()).map(|host| format!("on {host}, ")).unwrap_or_default();
+    options.subtitle = Some(fit(&format!("{when}{host}{}", profile.subtitle()), SUBTITLE_COLUMNS));
     options.count_name = profile.shown().unit.name().to_owned();
     options.notes = "lj-trace".to_owned();
     options.palette_map = Some(&mut palette);
     let lines: Vec<_> = folded::weights(profile).into_iter().map(|(stack, weight)| (stack, [weight])).collect();
     picture::draw(&mut options, &lines, &format!("no {}", profile.shown().unit.name()), &mut out)?;
     out.flush()
+}
+
+/// The name of this host.
+fn host_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(fit(name.trim(), HOST_COLUMNS)).filter(|name| !name.is_empty())
 }
 
 /// The colour of a frame: a hue for its kind, a shade for its name.
@@ -67,15 +80,38 @@ fn color(kind: FrameKind, name: &str) -> Color {
 mod tests {
     use lj_trace_streams::VmState;
 
+    use lj_trace_text::Room;
+
     use super::*;
+    use crate::model::Recorded;
     use crate::{CpuProfile, Frame};
+
+    const ABOUT: About = About::room(Room::Columns(100));
+
+    #[test]
+    fn the_picture_says_when_how_long_and_where() {
+        let recorded = Recorded::of_nanoseconds([1_764_092_590_000_000_000, 30_000_000_000]);
+        let picture = |profile: &CpuProfile, about| {
+            let mut svg = Vec::new();
+            write(profile, about, &mut svg).unwrap();
+            String::from_utf8(svg).unwrap()
+        };
+        let mut profile = CpuProfile::new("test");
+        profile.add(VmState::Lfunc, [Frame::lua(None, b"@a.lua", 3, None)]);
+        let here = picture(&profile, About { recorded, ..ABOUT });
+        let host = format!(">2025-11-25 17:43:10 UTC, 30.0 s, on {}, CPU time", host_name().unwrap());
+        assert!(here.contains(&host), "{here}");
+        profile.recorded = recorded;
+        let of_stream = picture(&profile, ABOUT);
+        assert!(of_stream.contains(">2025-11-25 17:43:10 UTC, 30.0 s, CPU time, 1 samples"), "{of_stream}");
+    }
 
     #[test]
     fn the_picture_names_what_was_measured_and_escapes_it() {
         let mut profile = CpuProfile::new("nginx <worker> & co");
         profile.add(VmState::Gc, [Frame::lua(Some("f".into()), b"@a<b>.lua", 3, None)]);
         let mut svg = Vec::new();
-        write(&profile, &mut svg).unwrap();
+        write(&profile, ABOUT, &mut svg).unwrap();
         let svg = String::from_utf8(svg).unwrap();
         assert!(svg.contains("nginx &lt;worker&gt; &amp; co"));
         assert!(svg.contains("f@a&lt;b&gt;.lua:3"));
@@ -92,7 +128,7 @@ mod tests {
     fn a_long_title_is_cut_to_the_picture() {
         let title = format!("{}/name.bin", "folder/".repeat(40));
         let mut svg = Vec::new();
-        write(&CpuProfile::new(title.as_str()), &mut svg).unwrap();
+        write(&CpuProfile::new(title.as_str()), ABOUT, &mut svg).unwrap();
         let svg = String::from_utf8(svg).unwrap();
         assert!(!svg.contains(&title) && svg.contains("/name.bin</text>"), "{svg}");
     }
@@ -100,7 +136,7 @@ mod tests {
     #[test]
     fn an_empty_profile_is_a_picture_too() {
         let mut svg = Vec::new();
-        write(&CpuProfile::new("nothing"), &mut svg).unwrap();
+        write(&CpuProfile::new("nothing"), ABOUT, &mut svg).unwrap();
         assert!(String::from_utf8(svg).unwrap().contains("no samples"));
     }
 

@@ -16,6 +16,7 @@
 //! | `is_by_frame_pointer`, `ffi_call_row` | whether a row is that of a function with a frame pointer; the right row where that of `vm_ffi_call` is wrong |
 //! | `CODE_LENGTH`, `row_by_code` | the row of code without unwind information, and how much of it is needed to tell |
 //! | `PLT_SECTIONS`, `plt_stubs` | the stubs by which functions of libraries are called, and the slots that they jump through |
+//! | `references` | what a compiled function calls, and loads the addresses of ([`References`](crate::signatures::References)) |
 //! | `Unwinder::find_frame_pointer` | the frame pointer of a function, where it was lost and can be told from its code |
 
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +28,6 @@ pub use x86_64::*;
 compile_error!(
     "lj-trace-unwind does not support this processor yet. crates/unwind/src/arch has to supply for it: VmText (new, \
      may_return_to, base_after_call, is_at_edge), unwind_interpreter, unwind_trace, leave_cframe, frame_size, edges, \
-     is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, Unwinder::find_frame_pointer. See \
+     is_ffi_call, is_by_frame_pointer, ffi_call_row, CODE_LENGTH, row_by_code, PLT_SECTIONS, plt_stubs, references, Unwinder::find_frame_pointer. See \
      docs/architectures.md"
 );

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use lj_trace_process::{Process, Tree};
@@ -21,6 +22,32 @@ const MAX_CHECKED: u64 = 1 << 30;
 /// Nor for longer than this.
 const MAX_CHECKING: Duration = Duration::from_secs(2);
 
+/// Where debug files are that were fetched, each at `BUILD-ID/debuginfo`.
+static FETCHED: OnceLock<Tree> = OnceLock::new();
+
+/// Has debug files looked for in a folder of fetched ones, too: to be said once, while the folder can be opened.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn use_fetched(folder: &Path) -> std::io::Result<()> {
+    let tree = Tree::open(folder)?;
+    let _ = FETCHED.set(tree);
+    Ok(())
+}
+
+/// Whether a file that was fetched is the debug file of a build id. The sandbox's reader looks.
+pub fn is_of(file: File, path: &Path, build_id: &[u8]) -> bool {
+    let found = debug_links(&Image::fetched(file, path));
+    found.is_some_and(|found| found.build_id.as_deref() == Some(build_id) && found.has_symtab)
+}
+
+/// The debug file that was fetched for a build id.
+fn fetched(links: &DebugLinks) -> Option<Image> {
+    let hex: String = links.build_id.as_ref()?.iter().map(|byte| format!("{byte:02x}")).collect();
+    let path = Path::new(&hex).join("debuginfo");
+    Some(Image::fetched(FETCHED.get()?.file(&path).ok()?, &path))
+}
+
 /// Finds and opens the debug file of a file at `path` (as the target sees it).
 pub fn find(process: &Process, path: &Path, links: &DebugLinks) -> Option<Image> {
     let by_build_id = by_build_id(links);
@@ -31,7 +58,7 @@ pub fn find(process: &Process, path: &Path, links: &DebugLinks) -> Option<Image>
     // Ours are those of whoever administers this system.
     let own = Tree::open(Path::new("/")).ok();
     let own = by_build_id.iter().filter_map(|path| Some(Image::of(own.as_ref()?.file(path).ok()?, path)));
-    of_target.chain(own).find_map(|image| matching(image, links))
+    of_target.chain(own).chain(fetched(links)).find_map(|image| matching(image, links))
 }
 
 /// Where distributions put the debug file of a build id.

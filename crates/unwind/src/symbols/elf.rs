@@ -107,6 +107,13 @@ impl ElfSymbols {
         self.entries.iter().map(|entry| self.symbol(entry))
     }
 
+    /// Those whose names are like that.
+    #[must_use]
+    pub fn only(&self, is_wanted: impl Fn(&str) -> bool) -> Self {
+        let entries = self.entries.iter().filter(|entry| is_wanted(self.symbol(entry).name));
+        Self { entries: entries.copied().collect(), names: self.names.clone() }
+    }
+
     fn symbol(&self, entry: &Entry) -> ElfSymbol<'_> {
         let name = self.names.get(entry.name.0..entry.name.1).unwrap_or_default();
         ElfSymbol { name, address: entry.address, size: entry.size }

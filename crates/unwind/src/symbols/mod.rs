@@ -1,5 +1,6 @@
 //! Names for native code: which function of which file an address belongs to.
 
+mod by_signature;
 pub mod debug_file;
 pub mod demangle;
 pub mod elf;
@@ -13,6 +14,7 @@ use lj_trace_process::Process;
 
 use crate::module::Module;
 use crate::modules::{CodePlace, Located, Modules};
+use by_signature::BySignature;
 use demangle::demangle;
 use elf::ElfSymbols;
 pub use kernel::KernelSymbols;
@@ -26,7 +28,7 @@ const MAX_TABLES: usize = 256;
 /// The function that an address of the target belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NativeSymbol {
-    /// Its name, demangled; none if no symbol covers the address.
+    /// Its name, demangled; none if no symbol covers the address. What was named by its signature ends in `_[s]`.
     pub name: Option<Arc<str>>,
     /// The file it is in, without its folder; `[unknown]` outside of all files.
     pub module: Arc<str>,
@@ -79,6 +81,7 @@ pub struct Symbolizer {
     modules: Modules,
     /// By the module's address in our memory: modules are opened once and kept by `modules`.
     tables: HashMap<usize, (Arc<Module>, Arc<ElfSymbols>)>,
+    by_signature: BySignature,
     cache: HashMap<u64, NativeSymbol>,
 }
 
@@ -90,7 +93,15 @@ impl Symbolizer {
         process.files();
         let mut modules = Modules::new(process);
         modules.open_all();
-        Self { modules, tables: HashMap::new(), cache: HashMap::new() }
+        Self { modules, tables: HashMap::new(), by_signature: BySignature::default(), cache: HashMap::new() }
+    }
+
+    /// Makes known where the interpreter of a VM begins: LuaJIT's functions around it are named by their signatures if they have no
+    /// symbols.
+    pub fn add_interpreter(&mut self, start: u64) {
+        if self.by_signature.add(start) {
+            self.cache.clear();
+        }
     }
 
     /// Notes that the target's mappings may have changed.
@@ -144,15 +155,38 @@ impl Symbolizer {
         mapped.into_iter().map(|located| FileSymbols { table: self.table(&located.module), located }).collect()
     }
 
+    /// The names and build ids of the files that are mapped now and have no symbols of their own functions, here or in a debug file.
+    pub fn without_symbols(&mut self) -> Vec<(Arc<str>, Vec<u8>)> {
+        let mut found: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
+        for located in self.modules.open_all() {
+            let module = &located.module;
+            let links = elf::debug_links(module.image()).unwrap_or_default();
+            let has_symbols =
+                links.has_symtab || debug_file::find(self.modules.process(), module.path(), &links).is_some();
+            if let Some(build_id) = links.build_id.filter(|_| !has_symbols)
+                && module.name().as_ref() != "[vdso]"
+                && !found.iter().any(|(_, known)| *known == build_id)
+            {
+                found.push((Arc::clone(module.name()), build_id));
+            }
+        }
+        found
+    }
+
     fn in_module(&mut self, located: &Located, address: u64) -> NativeSymbol {
         let module = &located.module;
         let own = address.wrapping_sub(located.bias);
         let table = self.table(module);
         let (name, start, size) = match table.lookup(own) {
             Some(symbol) => (Some(demangle(symbol.name).into()), symbol.address, symbol.size),
-            None => match module.table().and_then(|table| table.function(own)) {
-                Some(range) => (None, range.start, range.end - range.start),
-                None => (None, own, 0),
+            None => match self.by_signature.find(module, located.bias, &table, &mut self.modules, own) {
+                Some(function) => {
+                    (Some(function.name.clone()), function.range.start, function.range.end - function.range.start)
+                }
+                None => match module.table().and_then(|table| table.function(own)) {
+                    Some(range) => (None, range.start, range.end - range.start),
+                    None => (None, own, 0),
+                },
             },
         };
         NativeSymbol {

@@ -2,6 +2,7 @@
 
 mod frame_pointer;
 mod plt;
+mod references;
 mod stubs;
 mod tail;
 mod vm_edges;
@@ -9,6 +10,7 @@ mod vm_frame;
 mod vm_text;
 
 pub use plt::{PLT_SECTIONS, plt_stubs};
+pub use references::references;
 pub use stubs::{CODE_LENGTH, ffi_call_row, is_by_frame_pointer, is_ffi_call, row_by_code};
 pub use vm_edges::edges;
 pub use vm_frame::{leave_cframe, unwind_interpreter, unwind_trace};

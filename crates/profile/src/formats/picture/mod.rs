@@ -34,8 +34,26 @@ pub fn draw<const N: usize>(
     if lines.iter().all(|(_, weights)| weights.last().is_none_or(|&weight| weight == 0)) {
         drawn.push(format!("{empty}{}", " 1".repeat(N)));
     }
-    flamegraph::from_lines(options, drawn.iter().map(String::as_str), out)
+    let mut picture = Vec::new();
+    flamegraph::from_lines(options, drawn.iter().map(String::as_str), &mut picture)?;
+    // What comes later holds: inferno's own style and functions are before it.
+    let end = picture.windows(END.len()).rposition(|bytes| bytes == END).unwrap_or(picture.len());
+    out.write_all(&picture[..end])?;
+    write!(
+        out,
+        "<style type=\"text/css\">\n{STYLE}</style><script type=\"text/ecmascript\"><![CDATA[\n{SCRIPT}]]></script>"
+    )?;
+    out.write_all(&picture[end..])
 }
+
+/// Where a picture ends.
+const END: &[u8] = b"</svg>";
+
+/// Dark colours where the reader wants those, and what is picked.
+const STYLE: &str = include_str!("picture.css");
+
+/// Labels that keep function and line, and the keyboard.
+const SCRIPT: &str = include_str!("picture.js");
 
 /// How often weights have to be halved for each column's sum to be in bounds.
 fn halvings<const N: usize>(lines: &[(String, [u64; N])]) -> u32 {

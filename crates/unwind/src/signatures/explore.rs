@@ -1,0 +1,81 @@
+//! The functions of a LuaJIT inside of a file: from those that are certain, over what they refer to.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use super::code::{FunctionCode, References};
+use super::table::{INTERPRETER, NameId, SignatureTable};
+use crate::module::Module;
+use crate::symbols::elf::ElfSymbols;
+
+/// Functions that are looked at: LuaJIT has some thousand. In a file that has more, those that are further away have no names.
+const MAX_FUNCTIONS: usize = 4096;
+
+/// The functions of a file, and what is certain of them.
+#[derive(Debug, Default)]
+pub struct Program {
+    /// By their first addresses.
+    pub functions: BTreeMap<u64, FunctionCode>,
+    /// Where the interpreter begins.
+    pub interpreter: u64,
+    /// Functions whose names are certain.
+    pub certain: HashMap<u64, NameId>,
+    /// Addresses that are no function of LuaJIT's, and stubs of functions that are.
+    pub stubs: HashMap<u64, Option<NameId>>,
+}
+
+impl Program {
+    /// The functions of a module that can be reached from its symbols, from the interpreter that begins at `interpreter`, and from
+    /// functions whose symbols are known otherwise. All addresses are the file's own.
+    pub fn explore(
+        module: &Module,
+        symbols: &ElfSymbols,
+        interpreter: u64,
+        known: impl IntoIterator<Item = (u64, NameId)>,
+        table: &SignatureTable,
+    ) -> Self {
+        let mut program = Self { interpreter, ..Self::default() };
+        for symbol in symbols.iter() {
+            match (symbol.name.strip_suffix("@plt"), table.id(symbol.name)) {
+                (Some(name), _) => drop(program.stubs.insert(symbol.address, table.id(name))),
+                (None, Some(id)) => drop(program.certain.insert(symbol.address, id)),
+                (None, None) => drop(program.stubs.insert(symbol.address, None)),
+            }
+        }
+        for (address, id) in known {
+            program.certain.entry(address).or_insert(id);
+        }
+        if let Some(id) = table.id(INTERPRETER) {
+            program.certain.insert(interpreter, id);
+        }
+        program.visit(module);
+        program
+    }
+
+    fn visit(&mut self, module: &Module) {
+        let mut waiting: VecDeque<u64> = self.certain.keys().copied().collect();
+        waiting.make_contiguous().sort_unstable();
+        // What begins at an address, and what does not.
+        let mut looked_at: HashMap<u64, bool> = HashMap::new();
+        let mut left = MAX_FUNCTIONS;
+        while let Some(address) = waiting.pop_front() {
+            if looked_at.contains_key(&address) || left == 0 {
+                continue;
+            }
+            left -= 1;
+            let found = FunctionCode::of(module, address);
+            let begins = found.as_ref().is_none_or(|found| found.start == address);
+            looked_at.insert(address, begins);
+            if let Some(function) = found.filter(|_| begins) {
+                let References { calls, addresses, .. } = &function.references;
+                waiting.extend(calls.iter().chain(addresses).filter(|address| !self.stubs.contains_key(address)));
+                self.functions.insert(address, function);
+            }
+        }
+        // A jump into the middle of something is no call: it leads to a part of the function itself, which is elsewhere.
+        let is_whole =
+            |address: &u64| self.stubs.contains_key(address) || looked_at.get(address).copied().unwrap_or(true);
+        for function in self.functions.values_mut() {
+            function.references.calls.retain(is_whole);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The signatures that are known: of each function of LuaJIT, what it refers to in the builds that were looked at.
+//!
+//! The text has a line for each name: the name, and separated by tabs its lists of calls, of addresses and of constants, as each
+//! build has them (separated by `;`, the same list once). A function is the number of its line, from 0 on; `-` is one that is not
+//! LuaJIT's. `cargo xtask signatures` writes it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+
+/// A name: its line in the table.
+pub type NameId = u16;
+
+/// What a function refers to: another one of LuaJIT's, or something else.
+pub type Element = Option<NameId>;
+
+/// The name of the interpreter's code, which has no symbol of its own.
+pub const INTERPRETER: &str = "lj_vm_asm_begin";
+
+/// The signatures of one name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Signature {
+    /// The calls, as each build has them.
+    pub calls: BTreeSet<Vec<Element>>,
+    /// The addresses.
+    pub addresses: BTreeSet<Vec<Element>>,
+    /// The constants.
+    pub constants: BTreeSet<Vec<u32>>,
+    /// How many builds have a function of this name.
+    pub builds: u16,
+    /// Whether some build has several functions of this name: none of them can be told by it.
+    pub is_ambiguous: bool,
+}
+
+/// All signatures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SignatureTable {
+    names: Vec<String>,
+    by_name: HashMap<String, NameId>,
+    /// Names whose functions look alike in some builds.
+    alike: BTreeSet<NameId>,
+    signatures: Vec<Signature>,
+}
+
+impl SignatureTable {
+    /// The one that is built in.
+    pub fn built_in() -> &'static Self {
+        static TABLE: OnceLock<SignatureTable> = OnceLock::new();
+        TABLE.get_or_init(|| Self::parse(include_str!("../../signatures/x86_64.tsv")).unwrap_or_default())
+    }
+
+    /// How many names there are.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// The number of a name.
+    pub fn id(&self, name: &str) -> Option<NameId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// The name of a number.
+    pub fn name(&self, id: NameId) -> &str {
+        self.names.get(usize::from(id)).map_or("", String::as_str)
+    }
+
+    /// What is known of a name.
+    pub fn signature(&self, id: NameId) -> Option<&Signature> {
+        self.signatures.get(usize::from(id))
+    }
+
+    /// The number of a name that gets one if it has none; none of more names than there can be.
+    pub fn intern(&mut self, name: &str) -> Option<NameId> {
+        if let Some(id) = self.id(name) {
+            return Some(id);
+        }
+        let id = NameId::try_from(self.names.len()).ok()?;
+        self.names.push(name.to_owned());
+        self.signatures.push(Signature::default());
+        self.by_name.insert(name.to_owned(), id);
+        Some(id)
+    }
+
+    /// Whether functions may be given this name.
+    ///
+    /// Names of several functions tell none. What is not called from other files may have become a part of its caller, which
+    /// then looks as it does: so such a function must have been one in every build.
+    pub fn may_be_given(&self, id: NameId) -> bool {
+        let Some(signature) = self.signature(id) else { return false };
+        let builds = self.id(INTERPRETER).and_then(|id| self.signature(id)).map_or(0, |signature| signature.builds);
+        !signature.is_ambiguous && !self.alike.contains(&id) && (self.is_shared(id) || signature.builds >= builds)
+    }
+
+    /// Whether functions of this name are called from other files of LuaJIT's: so they are there in every build.
+    pub fn is_shared(&self, id: NameId) -> bool {
+        ["lj_", "lua_", "luaL_", "luaJIT_", "luaopen_"].iter().any(|prefix| self.name(id).starts_with(prefix))
+    }
+
+    /// Finds the names whose functions look alike: where one function has become a part of the other in some build, the same
+    /// code has one name here and the other one there.
+    fn find_alike(&mut self) {
+        let mut owners: HashMap<(&[Element], &[u32]), BTreeSet<NameId>> = HashMap::new();
+        for (id, signature) in (0..).zip(&self.signatures) {
+            for calls in &signature.calls {
+                for constants in signature.constants.iter().filter(|constants| calls.len() + constants.len() >= 2) {
+                    owners.entry((calls, constants)).or_default().insert(id);
+                }
+            }
+        }
+        self.alike = owners.into_values().filter(|owners| owners.len() > 1).flatten().collect();
+    }
+
+    /// What is known of a name, to be added to.
+    pub fn signature_mut(&mut self, id: NameId) -> Option<&mut Signature> {
+        self.signatures.get_mut(usize::from(id))
+    }
+
+    /// Parses the text; none if it is no table.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut table = Self::default();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        for line in &lines {
+            table.intern(line.split('\t').next()?.trim_start_matches('!'))?;
+        }
+        let count = table.names.len();
+        for line in lines {
+            let mut fields = line.split('\t');
+            let name = fields.next()?;
+            let is_ambiguous = name.starts_with('!');
+            let id = table.id(name.trim_start_matches('!'))?;
+            let element = |word: &str| match word {
+                "-" => Some(None),
+                number => number.parse().ok().filter(|&id: &NameId| usize::from(id) < count).map(Some),
+            };
+            let calls = lists(fields.next()?, element)?;
+            let addresses = lists(fields.next()?, element)?;
+            let constants = lists(fields.next()?, |word| u32::from_str_radix(word, 16).ok())?;
+            let builds = fields.next()?.parse().ok()?;
+            *table.signature_mut(id)? = Signature { calls, addresses, constants, builds, is_ambiguous };
+        }
+        table.find_alike();
+        Some(table)
+    }
+
+    /// The table as text, the names in their order.
+    pub fn text(&self) -> String {
+        let sorted: BTreeMap<&str, NameId> = self.by_name.iter().map(|(name, id)| (name.as_str(), *id)).collect();
+        let line: HashMap<NameId, usize> = sorted.values().enumerate().map(|(line, id)| (*id, line)).collect();
+        let element = |element: &Element| match element.and_then(|id| line.get(&id)) {
+            Some(line) => line.to_string(),
+            None => "-".to_owned(),
+        };
+        let mut text = String::new();
+        for (name, id) in &sorted {
+            let Some(signature) = self.signature(*id) else { continue };
+            let mark = if signature.is_ambiguous { "!" } else { "" };
+            let calls = join(&signature.calls, element);
+            let addresses = join(&signature.addresses, element);
+            let constants = join(&signature.constants, |constant| format!("{constant:x}"));
+            let _ = writeln!(text, "{mark}{name}\t{calls}\t{addresses}\t{constants}\t{}", signature.builds);
+        }
+        text
+    }
+}
+
+/// A list of lists; `.` is a list of nothing, and a field of nothing has no list.
+fn lists<T: Ord>(field: &str, element: impl Fn(&str) -> Option<T>) -> Option<BTreeSet<Vec<T>>> {
+    let list = |list: &str| match list {
+        "." => Some(Vec::new()),
+        list => list.split(' ').map(&element).collect(),
+    };
+    if field.is_empty() { Some(BTreeSet::new()) } else { field.split(';').map(list).collect() }
+}
+
+fn join<T>(lists: &BTreeSet<Vec<T>>, element: impl Fn(&T) -> String) -> String {
+    let list = |list: &Vec<T>| match list.as_slice() {
+        [] => ".".to_owned(),
+        list => list.iter().map(&element).collect::<Vec<_>>().join(" "),
+    };
+    lists.iter().map(list).collect::<Vec<_>>().join(";")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_table_is_one() {
+        let table = SignatureTable::built_in();
+        for name in ["lj_gc_step", "lj_str_new", "lj_tab_resize", "lua_pcall", INTERPRETER] {
+            let signature = table.id(name).and_then(|id| table.signature(id)).unwrap_or_else(|| panic!("no {name}"));
+            assert!(!signature.calls.is_empty() && !signature.is_ambiguous, "{name}: {signature:?}");
+        }
+        assert_eq!(SignatureTable::parse(&table.text()).as_ref(), Some(table));
+    }
+
+    #[test]
+    fn only_tables_are_parsed() {
+        for text in ["a", "a\t\t", "a\t1\t\t", "a\tx\t\t", "a\t0;\t\t", "a\t\t\tg\t1", "a\t\t\t\tx"] {
+            assert_eq!(SignatureTable::parse(text), None, "{text:?}");
+        }
+        let table = SignatureTable::parse("# a comment\n!a\t1 -;.\t.\t1f\t2\nb\t\t\t\t1\n").unwrap();
+        assert_eq!(table.text(), "!a\t.;1 -\t.\t1f\t2\nb\t\t\t\t1\n");
+    }
+}
