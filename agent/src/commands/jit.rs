@@ -17,7 +17,7 @@ use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
 use super::jit_output::{JitFormat, JitOutput};
 use super::parse_pid;
 use super::record::interrupts::Interrupts;
-use super::record::{LimitArgs, Mode, RecordArgs, give_up_privileges, parse_duration};
+use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, give_up_privileges, parse_duration};
 use crate::exit::{CommandError, ExitCode};
 use crate::jit::{AnnotatedSource, JitDump, WatchedProcess, WatchedSamples, page, take, watch};
 
@@ -193,7 +193,8 @@ fn watch_for(
         return no_samples("--no-samples".to_owned(), vms);
     }
     let limit = LimitArgs { max_overhead: None, no_limit: false };
-    let options = RecordArgs::live(args.pid, None, Mode::Sysprof, args.rate, limit)?;
+    let whom = format!("--pid={}", args.pid);
+    let LiveOptions { options, .. } = RecordArgs::live(&[&whom], None, Mode::Sysprof, args.rate, limit)?;
     let maps = process.maps()?;
     let target = RecordTarget {
         options: options.clone(),
