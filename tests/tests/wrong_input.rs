@@ -409,7 +409,7 @@ fn what_standard_output_cannot_take_is_told() -> Result<()> {
     let program = binary();
     let program = program.to_string_lossy();
     let run = |command: &mut Command| Tracer::spawn(command.current_dir(place.folder.path()))?.wait();
-    for command in ["list", "completions bash", "report cpu.bin"] {
+    for command in [&format!("dump --pid {pid}"), "completions bash", "report cpu.bin"] {
         let outcome = run(Command::new("sh").args(["-c", &format!("'{program}' {command} >/dev/full")]))?;
         check_outcome(command, &outcome, IO, &["standard output", "No space left"])?;
     }
