@@ -229,13 +229,13 @@ impl Drop for Sleep {
 }
 
 /// A folder with files of all kinds, and processes.
-struct Place {
+struct InputFiles {
     folder: tempfile::TempDir,
     luajit: Workload,
     sleep: Sleep,
 }
 
-impl Place {
+impl InputFiles {
     fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let of = |name: &str| folder.path().join(name);
@@ -313,7 +313,7 @@ fn check_outcome(line: &str, outcome: &Outcome, code: i32, says: &[&str]) -> Res
 
 #[test]
 fn each_has_one_line_with_cause_and_fix() -> Result<()> {
-    let place = Place::new()?;
+    let place = InputFiles::new()?;
     let all = [COMMANDS, WHOM, RECORD, OUTPUTS, REPORT, OTHERS];
     ensure!(all.iter().map(|cases| cases.len()).sum::<usize>() >= 150);
     // Who asks for nothing gets help.
@@ -328,7 +328,7 @@ fn each_has_one_line_with_cause_and_fix() -> Result<()> {
 
 #[test]
 fn each_process_that_cannot_be_looked_at_is_told_by_each_command() -> Result<()> {
-    let place = Place::new()?;
+    let place = InputFiles::new()?;
     for command in OF_A_PROCESS {
         place.check(&format!("{command} --pid abc"), USAGE, &["not a process id", LISTED])?;
         place.check(&format!("{command} --pid 0"), NO_PROCESS, &["no process 0", LISTED])?;
@@ -355,7 +355,7 @@ fn options_with_values(help: &str) -> Vec<String> {
 
 #[test]
 fn each_option_of_each_command_needs_its_value() -> Result<()> {
-    let place = Place::new()?;
+    let place = InputFiles::new()?;
     let mut count = 0;
     for command in ["record", "report", "top", "list", "dump", "heap", "jit", "doctor"] {
         let help = place.run(&[command.to_owned(), "--help".to_owned()])?.stdout;
@@ -375,7 +375,7 @@ fn each_option_of_each_command_needs_its_value() -> Result<()> {
 
 #[test]
 fn others_are_told_what_they_may_not() -> Result<()> {
-    let place = Place::new()?;
+    let place = InputFiles::new()?;
     let folder = place.folder.path();
     fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
     fs::set_permissions(folder.join("cpu.bin"), PermissionsExt::from_mode(0o600))?;
@@ -404,12 +404,12 @@ fn others_are_told_what_they_may_not() -> Result<()> {
 
 #[test]
 fn what_standard_output_cannot_take_is_told() -> Result<()> {
-    let place = Place::new()?;
+    let place = InputFiles::new()?;
     let pid = place.luajit.pid();
     let program = binary();
     let program = program.to_string_lossy();
     let run = |command: &mut Command| Tracer::spawn(command.current_dir(place.folder.path()))?.wait();
-    for command in ["list", "completions bash", "report cpu.bin"] {
+    for command in [&format!("dump --pid {pid}"), "completions bash", "report cpu.bin"] {
         let outcome = run(Command::new("sh").args(["-c", &format!("'{program}' {command} >/dev/full")]))?;
         check_outcome(command, &outcome, IO, &["standard output", "No space left"])?;
     }
@@ -433,7 +433,7 @@ fn what_standard_output_cannot_take_is_told() -> Result<()> {
 
 #[test]
 fn durations_may_have_several_units() -> Result<()> {
-    let place = Place::new()?;
+    let place = InputFiles::new()?;
     for (duration, seconds) in [("1h30m", 5400), ("90m", 5400), ("1d", 86_400), ("2m5s", 125), ("45", 45)] {
         let outcome = place.run(&place.words(&format!("unit --pid 7 --duration {duration}")))?;
         outcome.expect(0, &[]);
