@@ -2,7 +2,7 @@
 //! stack and the Lua stacks on it, without eBPF.
 //!
 //! The process runs on while it is read. So everything is read twice, and what differed is read again, a few times;
-//! what still differs is said to have been in motion. Threads that run are shown by a sample ([`sampled`]) where the kernel
+//! what still differs is said to have been in motion. Threads that run are shown by a sample (`sampled.rs`) where the kernel
 //! lets lj-trace take some, or the whole process is stopped for as long as it is read.
 
 pub(crate) mod coroutine;
