@@ -32,5 +32,24 @@ look(pathToFileURL(picture).href, async (page) => {
   const searched = await frames(page);
   const matched = await page.locator('#matched').textContent();
   await page.screenshot({ path: screenshot });
-  return { title, before, zoomed, searched, matched };
+  // The same by the keyboard: from the outermost frame one up, zoom there, and back.
+  await page.keyboard.press('Escape');
+  const picked = () => page.evaluate(() => document.activeElement.querySelector('title')?.textContent);
+  await page.locator('#frames > g[tabindex="0"]').focus();
+  const outermost = await picked();
+  for (let depth = 0; depth < 40 && !(await picked()).startsWith('main chunk@'); depth++) await page.keyboard.press('ArrowUp');
+  const chunk = await picked();
+  await page.keyboard.press('ArrowUp');
+  const above = await picked();
+  await page.keyboard.press('Enter');
+  const entered = (await frames(page)).find((shown) => shown.name === above);
+  await page.keyboard.press('Escape');
+  const left = (await frames(page)).find((shown) => shown.name === above);
+  // Labels that do not fit, by the room that they have.
+  const labels = await page.evaluate(() => ['f@/a/long/path/to/file.lua:123', 'f@/a/long/path/to/file.lua:123_[j]', 'lj_gc_step']
+    .map((label) => [29, 20, 14, 10, 5, 3].map((room) => shorten(label, room))));
+  await page.emulateMedia({ colorScheme: 'dark' });
+  const dark = await page.evaluate(() => getComputedStyle(document.querySelector('#title')).fill);
+  const keyboard = { outermost, chunk, above, entered: entered.width, left: left.width };
+  return { title, before, zoomed, searched, matched, keyboard, labels, dark };
 });

@@ -239,6 +239,20 @@ fn the_flame_graph_zooms_and_searches_in_a_browser() -> Result<()> {
     let [lua, jit, c] = colors;
     let (lua, jit, c) = (lua?, jit?, c?);
     assert!(lua != jit && jit != c && lua != c, "{lua} {jit} {c}");
+    let keyboard = &shown["keyboard"];
+    let text = |what: &str| keyboard[what].as_str().unwrap_or_default();
+    assert!(
+        text("outermost").starts_with("all (") && text("chunk").starts_with("main chunk@formats.lua:0"),
+        "{keyboard}"
+    );
+    assert_ne!(text("above"), text("chunk"));
+    let widths = ["entered", "left"].map(|when| keyboard[when].as_f64().unwrap_or_default());
+    assert!(widths[0] > 1000.0 && widths[1] < widths[0], "{keyboard}");
+    for label in shown["labels"][0].as_array().context("no labels")?.iter().take(4) {
+        let label = label.as_str().unwrap_or_default();
+        assert!(label.starts_with("f@") && label.ends_with(":123"), "{label}");
+    }
+    assert_eq!(shown["dark"], "rgb(221, 221, 221)");
     Ok(())
 }
 

@@ -59,7 +59,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Record a profile of a running process
-    Record(record::RecordArgs),
+    Record(Box<record::RecordArgs>),
     /// Show what a recorded stream says
     Report(report::ReportArgs),
     /// Watch a running process in the terminal

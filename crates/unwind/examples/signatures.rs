@@ -20,6 +20,10 @@ fn module(path: &str) -> (Module, ElfSymbols) {
     (module, symbols)
 }
 
+fn pairs(symbols: &ElfSymbols) -> Vec<(&str, u64)> {
+    symbols.iter().map(|symbol| (symbol.name, symbol.address)).collect()
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -49,7 +53,7 @@ fn learned(files: &[&str]) -> SignatureTable {
     let mut table = SignatureTable::default();
     for file in files {
         let (module, symbols) = module(file);
-        learn(&mut table, &module, &symbols);
+        learn(&mut table, &module, &pairs(&symbols));
     }
     // Lists of what interpreters call, by names.
     let folder = std::env::var_os("INTERPRETERS").map(std::fs::read_dir);
@@ -72,12 +76,12 @@ fn compare(table: &SignatureTable, file: &str) -> usize {
             && std::env::var_os("STATIC").is_none()
     };
     let stripped = symbols.only(|name| name.ends_with("@plt") || is_exported(name));
-    let interpreter = interpreter_of(&symbols).expect("an interpreter");
+    let interpreter = interpreter_of(&pairs(&symbols)).expect("an interpreter");
     // The functions of libraries, which a live VM has the names of.
     let is_library = |name: &str| name.starts_with("lj_cf_") && std::env::var_os("LIB").is_some();
     let library = symbols.iter().filter(|symbol| is_library(symbol.name));
     let known: Vec<_> = library.filter_map(|symbol| Some((symbol.address, table.id(symbol.name)?))).collect();
-    let program = Program::explore(&module, &stripped, interpreter, known, table);
+    let program = Program::explore(&module, pairs(&stripped), interpreter, known, table);
     let began = std::time::Instant::now();
     let found = names(table, &program);
     let took = began.elapsed();

@@ -14,6 +14,7 @@ pub mod frames;
 pub mod module;
 pub mod modules;
 pub mod plt;
+pub mod references;
 pub mod registers;
 pub mod row;
 pub mod signatures;

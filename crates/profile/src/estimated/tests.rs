@@ -70,7 +70,7 @@ fn figures_are_labelled_as_estimates() {
         assert!(text.contains(expected), "no {expected:?} in\n{text}");
     }
     let mut picture = Vec::new();
-    svg::write(&profile, crate::formats::About::room(lj_trace_text::Room::Columns(100)), &mut picture).unwrap();
+    svg::write(&profile, crate::formats::About::room(Room::Columns(100)), &mut picture).unwrap();
     let picture = String::from_utf8(picture).unwrap();
     assert!(picture.contains("luajit (pid 7): bytes allocated (estimate, ±1.0 points)"), "{picture}");
 }

@@ -16,7 +16,7 @@
 //! | `is_by_frame_pointer`, `ffi_call_row` | whether a row is that of a function with a frame pointer; the right row where that of `vm_ffi_call` is wrong |
 //! | `CODE_LENGTH`, `row_by_code` | the row of code without unwind information, and how much of it is needed to tell |
 //! | `PLT_SECTIONS`, `plt_stubs` | the stubs by which functions of libraries are called, and the slots that they jump through |
-//! | `references` | what a compiled function calls, and loads the addresses of ([`References`](crate::signatures::References)) |
+//! | `references` | what a compiled function calls, and loads the addresses of ([`References`](crate::references::References)) |
 //! | `Unwinder::find_frame_pointer` | the frame pointer of a function, where it was lost and can be told from its code |
 
 #[cfg(target_arch = "x86_64")]

@@ -9,6 +9,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 
 use crate::arch::references;
 use crate::module::{Image, Module, WithReader};
+use crate::references::References;
 use crate::table::UnwindTable;
 
 /// The largest functions of LuaJIT have some 30 KB, the interpreter among them.
@@ -16,17 +17,6 @@ const MAX_CODE: u64 = 64 << 10;
 
 /// `lj_opt_fold` and what is like it call some hundred; longer lists are cut.
 const MAX_REFERENCES: usize = 1024;
-
-/// What code refers to, as it stands there.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct References {
-    /// Where calls lead to, and jumps that leave the function, in the order of the code.
-    pub calls: Vec<u64>,
-    /// Addresses that are loaded, in the order of the code; some of them may be numbers.
-    pub addresses: Vec<u64>,
-    /// Numbers that are not small, sorted, each once.
-    pub constants: Vec<u32>,
-}
 
 /// A function of a file. All addresses are the file's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +27,6 @@ pub struct FunctionCode {
     pub end: u64,
     /// Its references; of the addresses only those where a function begins.
     pub references: References,
-}
-
-impl References {
-    /// A call through a slot that the loader fills: of a function of some library.
-    pub const THROUGH_SLOT: u64 = 0;
 }
 
 impl FunctionCode {

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::code::{FunctionCode, References};
+use super::code::FunctionCode;
 use super::table::{INTERPRETER, NameId, SignatureTable};
 use crate::module::Module;
-use crate::symbols::elf::ElfSymbols;
+use crate::references::References;
 
 /// Functions that are looked at: LuaJIT has some thousand. In a file that has more, those that are further away have no names.
 const MAX_FUNCTIONS: usize = 4096;
+
+/// A symbol's name, and the file's own address of it.
+pub type Symbol<'a> = (&'a str, u64);
 
 /// The functions of a file, and what is certain of them.
 #[derive(Debug, Default)]
@@ -26,19 +29,19 @@ pub struct Program {
 impl Program {
     /// The functions of a module that can be reached from its symbols, from the interpreter that begins at `interpreter`, and from
     /// functions whose symbols are known otherwise. All addresses are the file's own.
-    pub fn explore(
+    pub fn explore<'a>(
         module: &Module,
-        symbols: &ElfSymbols,
+        symbols: impl IntoIterator<Item = Symbol<'a>>,
         interpreter: u64,
         known: impl IntoIterator<Item = (u64, NameId)>,
         table: &SignatureTable,
     ) -> Self {
         let mut program = Self { interpreter, ..Self::default() };
-        for symbol in symbols.iter() {
-            match (symbol.name.strip_suffix("@plt"), table.id(symbol.name)) {
-                (Some(name), _) => drop(program.stubs.insert(symbol.address, table.id(name))),
-                (None, Some(id)) => drop(program.certain.insert(symbol.address, id)),
-                (None, None) => drop(program.stubs.insert(symbol.address, None)),
+        for (name, address) in symbols {
+            match (name.strip_suffix("@plt"), table.id(name)) {
+                (Some(name), _) => drop(program.stubs.insert(address, table.id(name))),
+                (None, Some(id)) => drop(program.certain.insert(address, id)),
+                (None, None) => drop(program.stubs.insert(address, None)),
             }
         }
         for (address, id) in known {

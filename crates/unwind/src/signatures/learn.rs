@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::explore::Program;
+use super::explore::{Program, Symbol};
 use super::table::{Element, INTERPRETER, SignatureTable};
 use crate::module::Module;
-use crate::symbols::elf::ElfSymbols;
 
 /// Functions of programs and of their start, which are not LuaJIT's.
 const FOREIGN: [&str; 16] = [
@@ -31,8 +30,8 @@ const FOREIGN: [&str; 16] = [
 const INTERPRETER_SYMBOLS: [&str; 2] = [INTERPRETER, "lj_BC_ISLT"];
 
 /// Where the interpreter begins, by the symbols.
-pub fn interpreter_of(symbols: &ElfSymbols) -> Option<u64> {
-    symbols.iter().find(|symbol| INTERPRETER_SYMBOLS.contains(&symbol.name)).map(|symbol| symbol.address)
+pub fn interpreter_of(symbols: &[Symbol<'_>]) -> Option<u64> {
+    symbols.iter().find(|(name, _)| INTERPRETER_SYMBOLS.contains(name)).map(|(_, address)| *address)
 }
 
 /// Whether a symbol is of a place in the interpreter.
@@ -41,14 +40,14 @@ fn is_in_interpreter(name: &str) -> bool {
 }
 
 /// Adds what a module's functions refer to, by its symbols, to a table.
-pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &ElfSymbols) {
+pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &[Symbol<'_>]) {
     let mut names: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for symbol in symbols.iter() {
+    for &(name, address) in symbols {
         let is_own = |name: &str| {
             !name.starts_with('_') && !name.ends_with("@plt") && !is_in_interpreter(name) && !FOREIGN.contains(&name)
         };
-        if let Some(name) = plain(symbol.name).filter(|name| is_own(name)) {
-            names.entry(name).or_default().push(symbol.address);
+        if let Some(name) = plain(name).filter(|name| is_own(name)) {
+            names.entry(name).or_default().push(address);
         }
     }
     let interpreter = interpreter_of(symbols).unwrap_or(0);
@@ -58,7 +57,7 @@ pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &ElfSymbols) 
     }
     let own = names.iter().flat_map(|(name, addresses)| addresses.iter().map(move |address| (*address, name)));
     let own: Vec<_> = own.filter_map(|(address, name)| Some((address, table.id(name)?))).collect();
-    let program = Program::explore(module, symbols, interpreter, own.iter().copied(), table);
+    let program = Program::explore(module, symbols.iter().copied(), interpreter, own.iter().copied(), table);
     for (name, addresses) in &names {
         if let Some(signature) = table.id(name).and_then(|id| table.signature_mut(id)) {
             signature.is_ambiguous |= addresses.len() > 1;

@@ -7,10 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::code::{FunctionCode, References};
+use super::code::FunctionCode;
 use super::evidence::{Evidence, Expectations, MARGIN, Seen};
 use super::explore::Program;
 use super::table::{Element, NameId, Signature, SignatureTable};
+use crate::references::References;
 
 /// Each round names at least one function, or is the last one; more are not needed by any build.
 const MAX_ROUNDS: usize = 64;

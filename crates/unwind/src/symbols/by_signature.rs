@@ -83,7 +83,8 @@ impl BySignature {
 /// The functions of a module that can be named, by address.
 fn functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Vec<NamedFunction> {
     let table = SignatureTable::built_in();
-    let program = Program::explore(module, symbols, interpreter, [], table);
+    let program =
+        Program::explore(module, symbols.iter().map(|symbol| (symbol.name, symbol.address)), interpreter, [], table);
     let named = names(table, &program).into_iter();
     let function = |(start, id)| {
         // What a compiler adds to the names of copies is nothing that LuaJIT calls them.

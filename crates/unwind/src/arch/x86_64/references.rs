@@ -2,7 +2,7 @@
 
 use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Register};
 
-use crate::signatures::References;
+use crate::references::References;
 
 /// Constants below are everywhere: flags, sizes, numbers of registers.
 const SMALLEST_CONSTANT: u64 = 0x100;
