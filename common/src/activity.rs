@@ -2,7 +2,7 @@
 
 use crate::allocation::caller;
 use crate::event::{FrameRecord, NO_VM, SampledRegisters};
-use crate::frame::{read_code, read_frame};
+use crate::frame::{ReadFrames, read_code, read_frame};
 use crate::layout::ABSENT;
 use crate::memo::Memo;
 use crate::memory::{Pod, ReadMemory, Unreadable};
@@ -74,7 +74,7 @@ pub fn running(memory: &impl ReadMemory, vm: &VmConfig, stack: u64, room: &mut A
 /// The state of the VM cannot be read, or has no function in it.
 #[inline(always)]
 pub fn function(
-    memory: &impl ReadMemory,
+    memory: &impl ReadFrames,
     vm: &VmConfig,
     registers: &SampledRegisters,
     thread: &LuaThread,

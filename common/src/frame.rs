@@ -495,12 +495,21 @@ pub fn describe(
     Ok(())
 }
 
+/// Memory in which it is looked whether there are frames.
+pub trait ReadFrames: ReadMemory + Sized {
+    /// [`is_frame`].
+    ///
+    /// A function of its own that gives one bit back: inlined wherever a frame is looked at, it multiplies what the kernel's
+    /// verifier has to follow by the number of its ways.
+    #[inline(never)]
+    fn is_frame(&self, layout: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
+        is_frame(self, layout, record, memo)
+    }
+}
+
 /// Whether there is a frame at the BASE that stands in `record`, with the PC that stands there as its code. Then `record`
 /// says what function it is, and has the frame's link in place of BASE.
-///
-/// A function of its own that gives one bit back: inlined wherever a frame is looked at, it multiplies what the kernel's
-/// verifier has to follow by the number of its ways.
-#[inline(never)]
+#[inline(always)]
 pub fn is_frame(memory: &impl ReadMemory, layout: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
     let pc = record.code;
     let Ok((function, link)) = read_frame_with(memory, layout, record.base, memo) else { return false };

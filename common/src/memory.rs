@@ -3,11 +3,6 @@
 
 use core::mem::MaybeUninit;
 
-use crate::event::FrameRecord;
-use crate::frame::is_frame;
-use crate::layout::VmLayout;
-use crate::memo::Memo;
-
 /// Plain old data: values that may be read from arbitrary bytes of another process.
 ///
 /// # Safety
@@ -100,15 +95,6 @@ pub trait ReadMemory {
     fn read_over<const N: usize>(&self, address: u64, words: &mut [u64; N]) -> Result<(), Unreadable> {
         *words = self.read(address)?;
         Ok(())
-    }
-
-    /// [`is_frame`], or a function around it that the BPF verifier takes apart on its own.
-    #[inline(always)]
-    fn is_frame(&self, layout: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool
-    where
-        Self: Sized,
-    {
-        is_frame(self, layout, record, memo)
     }
 
     /// Reads a GC reference or a GC-width pointer: 8 bytes if `gc64`, else 4.

@@ -19,7 +19,7 @@ use crate::event::{
     FrameRecord, NO_POSITION, RecordKind, SAMPLE_BASE_IN_REGISTERS, SAMPLE_BASE_OF_CALLER, SAMPLE_BASE_UNCERTAIN,
     SAMPLE_ON_TRACE, SampledRegisters, reg,
 };
-use crate::frame::{CONT_FFI_CALLBACK, Coroutine, GC64_ADDRESS_MASK, read_code, read_frame_with};
+use crate::frame::{CONT_FFI_CALLBACK, Coroutine, GC64_ADDRESS_MASK, ReadFrames, read_code, read_frame_with};
 use crate::layout::{ABSENT, VmLayout};
 use crate::memo::Memo;
 use crate::memory::{ReadMemory, Unreadable};
@@ -67,7 +67,7 @@ pub struct Top {
 /// [`Unreadable`] if the state of the VM or of the coroutine cannot be read.
 #[inline(always)]
 pub fn find(
-    memory: &impl ReadMemory,
+    memory: &impl ReadFrames,
     vm: &VmConfig,
     registers: &SampledRegisters,
     (coroutine, thread_base): (&Coroutine, u64),
@@ -214,7 +214,7 @@ impl WalkStart {
 /// return where they belong to different frames. `thread_base` is `L->base`.
 #[inline(always)]
 fn from_registers(
-    memory: &impl ReadMemory,
+    memory: &impl ReadFrames,
     vm: &VmConfig,
     coroutine: &Coroutine,
     (thread_base, cframe): (u64, u64),
@@ -273,7 +273,7 @@ fn from_registers(
 /// The function and the link of the frame at `base`, if there is one: then `record` has been filled in.
 #[inline(always)]
 fn frame_at(
-    memory: &impl ReadMemory,
+    memory: &impl ReadFrames,
     layout: &VmLayout,
     (base, pc): (u64, u64),
     (record, memo): (&mut FrameRecord, &mut Memo),
@@ -345,7 +345,7 @@ fn is_callback(memory: &impl ReadMemory, gc64: bool, base: u64, link: u64) -> bo
 /// The frame that has called the one at `base`, whose link is `link`.
 #[inline(always)]
 fn caller(
-    memory: &impl ReadMemory,
+    memory: &impl ReadFrames,
     vm: &VmConfig,
     coroutine: &Coroutine,
     (base, link): (u64, u64),

@@ -5,7 +5,7 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::{bpf_probe_read_user, generated};
 use lj_trace_common::event::FrameRecord;
-use lj_trace_common::frame;
+use lj_trace_common::frame::{self, ReadFrames};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
@@ -82,7 +82,11 @@ impl ReadMemory for SampledMemory {
     fn read_words(&self, address: u64, words: &mut [u64]) -> Result<(), Unreadable> {
         UserMemory.read_words(address, words)
     }
+}
 
+impl ReadFrames for UserMemory {}
+
+impl ReadFrames for SampledMemory {
     #[inline(always)]
     fn is_frame(&self, _: &VmLayout, record: &mut FrameRecord, memo: &mut Memo) -> bool {
         // The function finds them by itself: the compiler has to take them for changed by it.

@@ -8,7 +8,7 @@ use lj_trace_process::sandbox::{Asked, Question};
 use lj_trace_luajit::debug_layout;
 use lj_trace_unwind::frames::Found;
 use lj_trace_unwind::module::{Image, LoadShape};
-use lj_trace_unwind::signatures::FunctionCode;
+use lj_trace_unwind::signatures::FunctionReferences;
 use lj_trace_unwind::symbols::elf::{ElfSymbols, debug_links};
 use lj_trace_unwind::table::{Context, UnwindTable};
 
@@ -53,7 +53,7 @@ impl Tables {
         } else if is(Question::Code) {
             self.table(number, &image);
             let table = self.kept.iter().find(|(kept, _)| *kept == number).and_then(|(_, table)| table.as_ref());
-            table.and_then(|table| FunctionCode::read(&image, table, address)).put(out);
+            table.and_then(|table| FunctionReferences::read(&image, table, address)).put(out);
         } else if is(Question::Layouts) {
             debug_layout::put_layouts(&image, out);
         }

@@ -1,5 +1,6 @@
 //! The target's memory as it was when parts of it were copied.
 
+use lj_trace_common::frame::ReadFrames;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 
 use lj_trace_luajit::overlay::plain_at;
@@ -51,6 +52,8 @@ pub struct View<'a> {
     /// The copies.
     pub copies: Vec<&'a CopiedRange>,
 }
+
+impl ReadFrames for View<'_> {}
 
 impl ReadMemory for View<'_> {
     fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {

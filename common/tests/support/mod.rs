@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use lj_trace_common::config::MAX_FRAMES;
 use lj_trace_common::ends::{self, INNERMOST};
 use lj_trace_common::event::{FrameRecord, RecordKind};
-use lj_trace_common::frame::{self, Coroutine, Walk, WalkEnd, WalkStep};
+use lj_trace_common::frame::{self, Coroutine, ReadFrames, Walk, WalkEnd, WalkStep};
 use lj_trace_common::layout::{ABSENT, VmLayout, gct};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
@@ -28,6 +28,8 @@ impl Memory {
         self.write(address, &value.to_le_bytes());
     }
 }
+
+impl ReadFrames for Memory {}
 
 impl ReadMemory for Memory {
     fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {

@@ -20,7 +20,7 @@ const MAX_REFERENCES: usize = 1024;
 
 /// A function of a file. All addresses are the file's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FunctionCode {
+pub struct FunctionReferences {
     /// First address.
     pub start: u64,
     /// First address after it.
@@ -29,7 +29,7 @@ pub struct FunctionCode {
     pub references: References,
 }
 
-impl FunctionCode {
+impl FunctionReferences {
     /// The function of a module that covers `address`.
     pub fn of(module: &Module, address: u64) -> Option<Self> {
         match module.image() {
@@ -56,7 +56,7 @@ impl FunctionCode {
     }
 }
 
-impl Wire for FunctionCode {
+impl Wire for FunctionReferences {
     fn put(&self, out: &mut Vec<u8>) {
         let References { calls, addresses, constants } = &self.references;
         ((self.start, self.end), (calls.clone(), addresses.clone())).put(out);

@@ -37,7 +37,7 @@ pub const MARGIN: f32 = 8.0;
 
 /// What speaks for a name, and against it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Evidence {
+pub struct SignatureEvidence {
     /// For it.
     pub for_it: f32,
     /// Against it.
@@ -48,7 +48,7 @@ pub struct Evidence {
     pub referrers: usize,
 }
 
-impl Evidence {
+impl SignatureEvidence {
     /// Whether it suffices for a name.
     pub fn is_clear(&self) -> bool {
         self.referrers >= 1
@@ -150,9 +150,9 @@ impl Expectations {
     }
 
     /// How well what is seen of a function fits a name. `is_located` tells of which names the functions are known.
-    pub fn judge(&self, seen: &Seen, name: NameId, is_located: impl Fn(NameId) -> bool) -> Evidence {
+    pub fn judge(&self, seen: &Seen, name: NameId, is_located: impl Fn(NameId) -> bool) -> SignatureEvidence {
         let index = usize::from(name);
-        let mut evidence = Evidence::default();
+        let mut evidence = SignatureEvidence::default();
         let (Some(callees), Some(callers), Some(constants)) =
             (self.callees.get(index), self.callers.get(index), self.constants.get(index))
         else {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::code::FunctionCode;
+use super::code::FunctionReferences;
 use super::table::{INTERPRETER, NameId, SignatureTable};
 use crate::module::Module;
 use crate::references::References;
@@ -11,13 +11,13 @@ use crate::references::References;
 const MAX_FUNCTIONS: usize = 4096;
 
 /// A symbol's name, and the file's own address of it.
-pub type Symbol<'a> = (&'a str, u64);
+pub type NamedAddress<'a> = (&'a str, u64);
 
 /// The functions of a file, and what is certain of them.
 #[derive(Debug, Default)]
 pub struct Program {
     /// By their first addresses.
-    pub functions: BTreeMap<u64, FunctionCode>,
+    pub functions: BTreeMap<u64, FunctionReferences>,
     /// Where the interpreter begins.
     pub interpreter: u64,
     /// Functions whose names are certain.
@@ -31,7 +31,7 @@ impl Program {
     /// functions whose symbols are known otherwise. All addresses are the file's own.
     pub fn explore<'a>(
         module: &Module,
-        symbols: impl IntoIterator<Item = Symbol<'a>>,
+        symbols: impl IntoIterator<Item = NamedAddress<'a>>,
         interpreter: u64,
         known: impl IntoIterator<Item = (u64, NameId)>,
         table: &SignatureTable,
@@ -65,7 +65,7 @@ impl Program {
                 continue;
             }
             left -= 1;
-            let found = FunctionCode::of(module, address);
+            let found = FunctionReferences::of(module, address);
             let begins = found.as_ref().is_none_or(|found| found.start == address);
             looked_at.insert(address, begins);
             if let Some(function) = found.filter(|_| begins) {

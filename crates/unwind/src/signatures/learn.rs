@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::explore::{Program, Symbol};
+use super::explore::{NamedAddress, Program};
 use super::table::{Element, INTERPRETER, SignatureTable};
 use crate::module::Module;
 
@@ -30,7 +30,7 @@ const FOREIGN: [&str; 16] = [
 const INTERPRETER_SYMBOLS: [&str; 2] = [INTERPRETER, "lj_BC_ISLT"];
 
 /// Where the interpreter begins, by the symbols.
-pub fn interpreter_of(symbols: &[Symbol<'_>]) -> Option<u64> {
+pub fn interpreter_of(symbols: &[NamedAddress<'_>]) -> Option<u64> {
     symbols.iter().find(|(name, _)| INTERPRETER_SYMBOLS.contains(name)).map(|(_, address)| *address)
 }
 
@@ -40,7 +40,7 @@ fn is_in_interpreter(name: &str) -> bool {
 }
 
 /// Adds what a module's functions refer to, by its symbols, to a table.
-pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &[Symbol<'_>]) {
+pub fn learn(table: &mut SignatureTable, module: &Module, symbols: &[NamedAddress<'_>]) {
     let mut names: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for &(name, address) in symbols {
         let is_own = |name: &str| {

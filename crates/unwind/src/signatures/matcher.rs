@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::code::FunctionCode;
-use super::evidence::{Evidence, Expectations, MARGIN, Seen};
+use super::code::FunctionReferences;
+use super::evidence::{Expectations, MARGIN, Seen, SignatureEvidence};
 use super::explore::Program;
 use super::table::{Element, NameId, Signature, SignatureTable};
 use crate::references::References;
@@ -47,7 +47,7 @@ struct Matcher<'a> {
     /// Where the interpreter begins.
     interpreter: u64,
     /// What was said of each function when last something around it was named.
-    judged: BTreeMap<u64, Vec<(NameId, Evidence)>>,
+    judged: BTreeMap<u64, Vec<(NameId, SignatureEvidence)>>,
     /// Functions around which something was named since.
     changed: BTreeSet<u64>,
 }
@@ -159,13 +159,13 @@ impl Matcher<'_> {
     }
 
     /// The names that a function may have, and what is said of each.
-    fn judge(&self, address: u64, function: &FunctionCode) -> Vec<(NameId, Evidence)> {
+    fn judge(&self, address: u64, function: &FunctionReferences) -> Vec<(NameId, SignatureEvidence)> {
         let seen = self.seen(address, function);
         let is_located = |name| self.addresses.contains_key(&name);
         self.candidates(&seen).into_iter().map(|id| (id, self.expectations.judge(&seen, id, is_located))).collect()
     }
 
-    fn seen(&self, address: u64, function: &FunctionCode) -> Seen {
+    fn seen(&self, address: u64, function: &FunctionReferences) -> Seen {
         let name = |address: &u64| match self.target(*address) {
             Target::Named(id) => Some(id),
             _ => None,
@@ -239,7 +239,7 @@ impl Matcher<'_> {
         let mut all = BTreeMap::new();
         for &witness in self.names.keys() {
             let function = self.program.functions.get(&witness);
-            let refers = |function: &FunctionCode| {
+            let refers = |function: &FunctionReferences| {
                 function.references.calls.contains(&address) || function.references.addresses.contains(&address)
             };
             if function.is_some_and(refers) {
@@ -328,7 +328,7 @@ impl Matcher<'_> {
 
     /// What a function's own code says of its being what this signature is of: none that it is not, else how many witnesses that is
     /// worth.
-    fn own(&self, function: &FunctionCode, signature: &Signature) -> Option<usize> {
+    fn own(&self, function: &FunctionReferences, signature: &Signature) -> Option<usize> {
         let References { calls, addresses, constants } = &function.references;
         let fits =
             |found: &[u64], known: &BTreeSet<Vec<Element>>| known.iter().any(|list| self.align(found, list).is_some());

@@ -10,7 +10,7 @@ mod learn;
 mod matcher;
 mod table;
 
-pub use code::FunctionCode;
+pub use code::FunctionReferences;
 pub use explore::Program;
 pub use learn::{interpreter_of, learn, learn_interpreter};
 pub use matcher::names;

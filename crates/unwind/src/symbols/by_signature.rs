@@ -21,7 +21,7 @@ const MAX_MODULES: usize = 8;
 
 /// A function that was named. Addresses are the file's own.
 #[derive(Clone, Debug)]
-pub struct NamedFunction {
+pub struct FunctionBySignature {
     /// Its code.
     pub range: Range<u64>,
     /// Its name, with [`MARK`].
@@ -34,7 +34,7 @@ pub struct BySignature {
     /// Where interpreters begin in the target.
     interpreters: Vec<u64>,
     /// By the module's address in our memory.
-    modules: HashMap<usize, (Arc<Module>, Vec<NamedFunction>)>,
+    modules: HashMap<usize, (Arc<Module>, Vec<FunctionBySignature>)>,
 }
 
 impl BySignature {
@@ -60,7 +60,7 @@ impl BySignature {
         symbols: &ElfSymbols,
         modules: &mut Modules,
         address: u64,
-    ) -> Option<&NamedFunction> {
+    ) -> Option<&FunctionBySignature> {
         let key = Arc::as_ptr(module) as usize;
         if !self.modules.contains_key(&key) {
             let is_inside = |interpreter: &u64| match modules.find(*interpreter).0 {
@@ -81,7 +81,7 @@ impl BySignature {
 }
 
 /// The functions of a module that can be named, by address.
-fn functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Vec<NamedFunction> {
+fn functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Vec<FunctionBySignature> {
     let table = SignatureTable::built_in();
     let program =
         Program::explore(module, symbols.iter().map(|symbol| (symbol.name, symbol.address)), interpreter, [], table);
@@ -90,7 +90,7 @@ fn functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Vec<Nam
         // What a compiler adds to the names of copies is nothing that LuaJIT calls them.
         let name = table.name(id).split('.').next().unwrap_or_default();
         let end = program.functions.get(&start)?.end;
-        Some(NamedFunction { range: start..end, name: format!("{name}{MARK}").into() })
+        Some(FunctionBySignature { range: start..end, name: format!("{name}{MARK}").into() })
     };
     named.filter_map(function).collect()
 }
