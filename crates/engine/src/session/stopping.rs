@@ -133,7 +133,7 @@ mod tests {
     fn an_exit_ends_it_whenever_it_happens() {
         let ((mut early, first), (late, second)) = (sleeping(), sleeping());
         end(&mut early);
-        assert_eq!(outcome(&[first.clone()], &mut []), Stop::TargetExited);
+        assert_eq!(outcome(std::slice::from_ref(&first), &mut []), Stop::TargetExited);
         assert_eq!(outcome(&[first, second], &mut [late]), Stop::TargetExited);
     }
 
