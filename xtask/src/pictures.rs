@@ -47,19 +47,14 @@ pub fn pictures(options: &Options) -> Result<()> {
     let shop = Guarded(shop.spawn().context("cannot start luajit")?);
     std::thread::sleep(Duration::from_millis(300));
     let folder = tempfile::tempdir()?;
-    let (pid, mut lines) = (shop.0.id().to_string(), Vec::new());
-    for command in
-        [format!("--pid {pid} --duration {}s --rate 499 -o slow.bin", options.seconds), "report slow.bin".to_owned()]
-    {
-        let sudo = if command.starts_with("--pid") { "sudo " } else { "" };
-        lines.push(format!("$ {sudo}lj-trace {command}"));
-        let output = Command::new(&binary).args(command.split(' ')).current_dir(folder.path()).output()?;
-        if !output.status.success() {
-            bail!("`lj-trace {command}` failed: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        let said = [output.stderr, output.stdout].concat();
-        lines.extend(String::from_utf8_lossy(&said).lines().map(str::to_owned));
+    let command = format!("--pid {} --duration {}s", shop.0.id(), options.seconds);
+    let output = Command::new(&binary).args(command.split(' ')).current_dir(folder.path()).output()?;
+    if !output.status.success() {
+        bail!("`lj-trace {command}` failed: {}", String::from_utf8_lossy(&output.stderr));
     }
+    let said = [output.stderr, output.stdout].concat();
+    let mut lines = vec![format!("$ sudo lj-trace {command}")];
+    lines.extend(String::from_utf8_lossy(&said).lines().map(str::to_owned));
     let picture = paths::root().join("docs/pictures/answer.svg");
     fs::write(&picture, terminal(&lines)).with_context(|| format!("cannot write {}", picture.display()))?;
     println!("{}", picture.display());

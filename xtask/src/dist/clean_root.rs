@@ -102,7 +102,7 @@ impl CleanRoot {
             for program in /usr/bin/lj-trace $(echo lj-trace-*/bin/lj-trace); do
                 echo running $program
                 $program --version
-                $program record --pid {pid} --duration 1s --force --output run.bin --output run.folded 2>&1
+                $program record --verbose --pid {pid} --duration 1s --force --output run.bin --output run.folded 2>&1
                 $program report run.bin
             done
             dpkg -r lj-trace
