@@ -222,7 +222,7 @@ fn what_has_no_children_with_lua_is_refused() -> Result<()> {
     run(["--pid", "4000000", "--children"])?.expect(exit_code::NO_PROCESS, &["no process 4000000"]);
     // This test itself has no Lua, but its child's children have.
     let own = std::process::id().to_string();
-    let expected = format!("processes that have one: {}", nginx.pid());
+    let expected = format!("processes that it started have one: {}", nginx.pid());
     run(["--pid", &own])?.expect(exit_code::NO_LUAJIT, &["no LuaJIT VM", &expected]);
     Ok(())
 }

@@ -143,7 +143,7 @@ fn streams_end_with_their_vms() -> Result<()> {
 fn what_has_no_pieces_is_refused() -> Result<()> {
     let own = std::process::id().to_string();
     for (more, cause) in [
-        (&["-o", "-"][..], "standard output is one"),
+        (&["-o", "-"][..], "which standard output cannot be"),
         (&["-o", "bin:/dev/null"], "/dev/null, which is no file"),
         (&["--mode", "memprof"], "--rotate is for CPU profiles"),
     ] {

@@ -9,8 +9,8 @@ use lj_trace_engine::{Recording, Session};
 /// How long at least from one look to the next one.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// And so many times as long as a look took: that is 1% of a CPU.
-const REST: u32 = 100;
+/// And so many times as long as a look took: that is 0.1% of a CPU.
+const REST: u32 = 1000;
 
 /// Of more processes, and of more threads of one, only so many are looked at.
 const MOST: usize = 64;
