@@ -212,6 +212,10 @@ fn shares(text: &str) -> BTreeMap<u32, Figure> {
     for line in text.lines() {
         let share = |text: &str| text.trim().trim_end_matches('%').parse::<f64>().ok();
         let Some((figures, place)) = line.split_once(&marked) else { continue };
+        // The sentence at the beginning says the largest again.
+        if figures.ends_with('`') {
+            continue;
+        }
         let Some(number) = place.split(' ').next().and_then(|number| number.parse().ok()) else { continue };
         let Some((value, rest)) = figures.split_once('%') else { continue };
         let error = rest.trim_start().strip_prefix('±').and_then(|rest| share(rest.split_once('%')?.0));

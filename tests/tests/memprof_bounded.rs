@@ -103,8 +103,8 @@ fn what_windows_cannot_do_is_refused() -> Result<()> {
         (&["--mode", "sysprof"], "--mode memprof"),
         (&["--weight", "held"], "lj-trace heap"),
         (&["--stream-version", "2"], "version 3"),
-        (&["--alloc-stacks", "100"], "cannot be used with"),
-        (&["--max-overhead", "10%"], "cannot be used with"),
+        (&["--alloc-stacks", "100"], "cannot be used together"),
+        (&["--max-overhead", "10%"], "cannot be used together"),
     ];
     for (options, reason) in cases {
         let arguments = ["--pid", &pid, "--overhead", "5%"];

@@ -92,7 +92,7 @@ fn what_cannot_be_executed_is_told_as_env_does() -> Result<()> {
     let luajit = luajit()?;
     run(["-o", "-", "--", &luajit])?.expect(exit_code::USAGE, &["standard output is that of the program"]);
     run(["-m", "memprof", "--", &luajit])?.expect(exit_code::USAGE, &["--wait"]);
-    run(["--pid", "1", "--", &luajit])?.expect(exit_code::USAGE, &["cannot be used with"]);
+    run(["--pid", "1", "--", &luajit])?.expect(exit_code::USAGE, &["cannot be used together"]);
     Ok(())
 }
 

@@ -58,6 +58,11 @@ struct Running {
 }
 
 impl Running {
+    /// Whether another program that the process executes is recorded, too: there was no VM so far.
+    fn is_followed(&self) -> bool {
+        self.target.vms.is_empty() && self.recording.vms_so_far() == 0
+    }
+
     fn begin(&mut self, deadline: Option<Instant>) -> Result<(), EngineError> {
         self.began = Instant::now();
         self.recording.begin()?;
@@ -222,8 +227,7 @@ impl<'a> Session<'a> {
     /// The kernel refuses it.
     pub fn follow(&mut self) -> Result<(), EngineError> {
         for own in &mut self.running {
-            let is_begun = own.target.vms.is_empty() && own.recording.vms_so_far() == 0;
-            if !is_begun || !own.target.process.has_become_another_program() {
+            if !own.is_followed() || !own.target.process.has_become_another_program() {
                 continue;
             }
             // If it has gone since, that is noticed elsewhere.
@@ -237,7 +241,8 @@ impl<'a> Session<'a> {
 
     /// Whether a process that was recorded runs another program now.
     pub fn is_replaced(&self) -> bool {
-        self.running.iter().any(|own| own.target.process.has_become_another_program())
+        // What is followed may have executed another program since that was looked for.
+        self.running.iter().any(|own| !own.is_followed() && own.target.process.has_become_another_program())
     }
 
     /// Writes what there is so far.
