@@ -104,7 +104,7 @@ fn program_of(names: &[String], culprit: usize, kind: &Culprit, share: f64) -> S
     let mut source = "local sum, kept, clock, random = 1, nil, os.clock, math.random\n".to_owned();
     for (index, name) in names.iter().enumerate() {
         let is_culprit = index == culprit;
-        let time = 0.008 * if is_culprit { share } else { (1.0 - share) / (names.len() - 1) as f64 };
+        let time = 0.03 * if is_culprit { share } else { (1.0 - share) / (names.len() - 1) as f64 };
         let (work, after) = if is_culprit { (kind.work, kind.after) } else { (KINDS[0].work, "") };
         let after = after.replace("NAME", name);
         // Writing to a string cannot fail.

@@ -144,7 +144,7 @@ fn what_has_no_pieces_is_refused() -> Result<()> {
     let own = std::process::id().to_string();
     for (more, cause) in [
         (&["-o", "-"][..], "which standard output cannot be"),
-        (&["-o", "bin:/dev/null"], "/dev/null, which is no file"),
+        (&["-o", "bin:/dev/null"], "/dev/null is not a file"),
         (&["--mode", "memprof"], "--rotate is for CPU profiles"),
     ] {
         let outcome = run(["--pid", &own, "--rotate", "10m"].iter().chain(more))?;
