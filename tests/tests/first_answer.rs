@@ -92,7 +92,7 @@ const KINDS: [Culprit; 4] = [
     Culprit {
         name: "fallback",
         // LuaJIT does not compile what makes a closure.
-        work: "for i = 1, 2000 do kept = function() return i end; sum = sum + kept() end",
+        work: "for i = 1, 2000 do kept = function() return i end; sum = sum + i end",
         after: "",
         said: ["interpreted rather than compiled", "collecting garbage"],
     },
@@ -132,16 +132,17 @@ fn a_function_that_takes_most_is_named_in_random_programs() -> Result<()> {
         (state >> 33) % below
     };
     for kind in &KINDS {
-        let names: Vec<String> = (0..3 + random(5)).map(|index| format!("f{index}_{}", random(1_000_000))).collect();
+        let names: Vec<String> = (0..3 + random(2)).map(|index| format!("f{index}_{}", random(1_000_000))).collect();
         let at = random(names.len() as u64) as usize;
-        let share = 0.55 + random(36) as f64 / 100.0;
+        let share = 0.6 + random(26) as f64 / 100.0;
         let folder = tempfile::tempdir()?;
         let workload = start(&luajit, folder.path(), &program_of(&names, at, kind, share))?;
-        let answer = answer_after(workload.pid(), 0.6, folder.path())?;
+        let answer = answer_after(workload.pid(), 1.2, folder.path())?;
         let (said, function) = culprit(&answer).with_context(|| format!("{}: {answer}", kind.name))?;
         ensure!(function.starts_with(&format!("{}@shop.lua:", names[at])), "{} is {}: {answer}", names[at], kind.name);
-        // Some 60 samples, at three standard errors; and the clock is not looked at all the time.
-        ensure!((said / 100.0 - share).abs() < 0.2, "{said}% rather than {share}: {answer}");
+        // Some 120 samples: four standard errors are 0.18 at most. Calls of random length add 0.02, and others run a little
+        // longer than they should, since they do not look at the clock all the time.
+        ensure!((said / 100.0 - share).abs() < 0.22, "{said}% rather than {share}: {answer}");
         ensure!(kind.said.iter().any(|said| answer.contains(said)), "{}: {answer}", kind.name);
         ensure!(answer.contains("All shares are of "), "{answer}");
     }

@@ -134,7 +134,7 @@ fn what_ends_lj_trace_ends_the_program() -> Result<()> {
 fn control_c_reaches_both() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let output = folder.path().join("cpu.folded").display().to_string();
-    let screen = Screen::start(100, 30, &["-o", &output, "--", &luajit()?, &script(), "60000"])?;
+    let screen = Screen::start(100, 60, &["-o", &output, "--", &luajit()?, &script(), "60000"])?;
     screen.wait_for(&["begins"])?;
     std::thread::sleep(Duration::from_millis(300));
     screen.press(&["C-c"])?;

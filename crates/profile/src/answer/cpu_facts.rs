@@ -82,7 +82,7 @@ impl CpuFacts {
             parts[at].1.add(row.labels.state.unwrap_or(VmState::Cfunc), frames, count);
         }
         let name = |root: Option<FrameId>| {
-            root.and_then(|root| profile.frame(root)).map_or_else(String::new, Frame::to_string)
+            root.and_then(|root| profile.frame(root)).map_or_else(|| "outside of any VM".to_owned(), Frame::to_string)
         };
         let mut parts: Vec<_> = parts.into_iter().map(|(root, part)| (name(root), part.facts())).collect();
         match parts.len() {
