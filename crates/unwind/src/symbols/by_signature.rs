@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::elf::ElfSymbols;
 use crate::module::Module;
@@ -34,7 +35,7 @@ pub struct BySignature {
     /// Where interpreters begin in the target.
     interpreters: Vec<u64>,
     /// By the module's address in our memory.
-    modules: HashMap<usize, (Arc<Module>, Vec<FunctionBySignature>)>,
+    modules: HashMap<usize, (Arc<Module>, Arc<[FunctionBySignature]>)>,
 }
 
 impl BySignature {
@@ -68,16 +69,39 @@ impl BySignature {
                 _ => false,
             };
             let inside = self.interpreters.iter().copied().find(is_inside);
-            let functions = inside.map(|interpreter| functions(module, symbols, interpreter.wrapping_sub(bias)));
+            let functions = inside.map(|interpreter| shared_functions(module, symbols, interpreter.wrapping_sub(bias)));
             if self.modules.len() >= MAX_MODULES {
                 self.modules.clear();
             }
-            self.modules.insert(key, (Arc::clone(module), functions.unwrap_or_default()));
+            self.modules.insert(key, (Arc::clone(module), functions.unwrap_or_else(|| Arc::from([]))));
         }
         let (_, functions) = self.modules.get(&key)?;
         let after = functions.partition_point(|function| function.range.start <= address);
         functions.get(after.checked_sub(1)?).filter(|function| function.range.contains(&address))
     }
+}
+
+/// A file as it is now: device, inode, size, and when it was changed; and where the interpreter begins in it.
+type InterpreterOfFile = (u64, u64, u64, (i64, i64), u64);
+
+/// What was found out of the files of all processes.
+static NAMED: Mutex<Vec<(InterpreterOfFile, Arc<[FunctionBySignature]>)>> = Mutex::new(Vec::new());
+
+/// The same as [`functions`], which looks at a file once for all processes.
+fn shared_functions(module: &Module, symbols: &ElfSymbols, interpreter: u64) -> Arc<[FunctionBySignature]> {
+    let file = module.image().file().and_then(|file| file.metadata().ok());
+    let key = file.map(|file| (file.dev(), file.ino(), file.len(), (file.ctime(), file.ctime_nsec()), interpreter));
+    let Some(key) = key else { return functions(module, symbols, interpreter).into() };
+    let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, functions)) = named.iter().find(|(known, _)| *known == key) {
+        return Arc::clone(functions);
+    }
+    let functions: Arc<[_]> = functions(module, symbols, interpreter).into();
+    if named.len() >= MAX_MODULES {
+        named.remove(0);
+    }
+    named.push((key, Arc::clone(&functions)));
+    functions
 }
 
 /// The functions of a module that can be named, by address.
