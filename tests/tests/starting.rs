@@ -143,3 +143,42 @@ fn control_c_reaches_both() -> Result<()> {
     ensure!(Path::new(&output).exists(), "nothing was written");
     Ok(())
 }
+
+/// Whatever lj-trace is doing when it is killed, the program runs to its end, or has not begun: none is left standing still.
+#[test]
+fn a_program_outlives_an_lj_trace_that_is_killed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let [output, said] = ["cpu.folded", "said"].map(|name| folder.path().join(name));
+    let mark = folder.path().display().to_string();
+    let mut begun = 0;
+    for milliseconds in [2, 10, 25, 60, 100, 150, 400] {
+        let mut command = Command::new(binary());
+        command.args(["--quiet", "--force", "-o"]).arg(&output).args(["--", &luajit()?, &script(), "100", "0", &mark]);
+        let mut tracer = command.stdout(std::fs::File::create(&said)?).stderr(std::process::Stdio::null()).spawn()?;
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        tracer.kill()?;
+        tracer.wait()?;
+        let killed = std::time::Instant::now();
+        while is_running(&mark)? {
+            ensure!(
+                killed.elapsed() < lj_trace_tests::patience(10),
+                "killed after {milliseconds} ms: it is still there"
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let said = std::fs::read_to_string(&said)?;
+        ensure!(said.is_empty() || said == "begins\nends\n", "killed after {milliseconds} ms: {said:?}");
+        begun += u32::from(!said.is_empty());
+    }
+    ensure!(begun > 0, "no program has begun within 400 ms");
+    Ok(())
+}
+
+/// Whether there is a process with this argument.
+fn is_running(argument: &str) -> Result<bool> {
+    let has_it = |folder: std::fs::DirEntry| {
+        let line = std::fs::read(folder.path().join("cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes())
+    };
+    Ok(std::fs::read_dir("/proc")?.flatten().any(has_it))
+}
