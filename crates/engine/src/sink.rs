@@ -1,31 +1,10 @@
 //! Where profiles go.
 
 use std::path::PathBuf;
-use std::time::SystemTime;
 
-use lj_trace_profile::{Profile, ProfileKind};
+pub use lj_trace_profile::Interval;
 
 use crate::error::EngineError;
-
-/// What was recorded from one moment to another: a whole recording, or a piece of it.
-#[derive(Clone, Copy)]
-pub struct Interval<'a> {
-    /// What it is a profile of.
-    pub kind: ProfileKind,
-    /// The stacks, their weights and what they are labelled with; titles, losses.
-    pub profile: &'a dyn Profile,
-    /// When it began.
-    pub began: SystemTime,
-    /// When it ended.
-    pub ended: SystemTime,
-}
-
-impl<'a> Interval<'a> {
-    /// From `began` to now.
-    pub fn until_now(kind: ProfileKind, profile: &'a dyn Profile, began: SystemTime) -> Self {
-        Self { kind, profile, began, ended: SystemTime::now() }
-    }
-}
 
 /// Takes the intervals of a profile as they end. A file that is written when a recording ends is a sink with one interval;
 /// with `--rotate`, one with many; what pushes profiles to a server is another.
@@ -72,6 +51,8 @@ pub(crate) fn show_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> 
 pub(crate) mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
+
+    use lj_trace_profile::ProfileKind;
 
     use super::*;
 
