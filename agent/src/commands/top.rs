@@ -277,7 +277,7 @@ impl Look<'_> {
             None => {
                 let what = match &self.options.scope {
                     Scope::These { what, .. } => what.clone(),
-                    Scope::One | Scope::Children => format!("children of process {}", self.options.pid),
+                    Scope::One | Scope::Children | Scope::Host => format!("children of process {}", self.options.pid),
                 };
                 let what = format!("{what}, for {:.0} s", elapsed.as_secs_f64());
                 terminal.draw(|frame| view::draw_overview(frame, &self.overview, &what, palette))

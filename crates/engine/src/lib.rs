@@ -25,5 +25,5 @@ pub use error::{EngineError, Failure};
 pub use options::{Kinds, Limits, Options};
 pub use recording::Recording;
 pub use session::{Observer, Session};
-pub use sink::{Interval, Sink};
+pub use sink::{Interval, Sink, SinkFactory};
 pub use target::RecordTarget;

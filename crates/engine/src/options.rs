@@ -11,6 +11,7 @@ use lj_trace_profile::{Format, ProfileKind, Weight};
 use crate::cpu::JitSamples;
 use crate::output::OutputFiles;
 use crate::output::files::numbered;
+use crate::sink::SharedSinkFactory;
 
 /// What is to be recorded, and how. One value holds for all processes of a session but for its files
 /// ([`of_child`](Self::of_child)).
@@ -40,6 +41,8 @@ pub struct Options {
     pub default_streams: Option<DefaultStreams>,
     /// Where it is written what became of every call of the allocators.
     pub ledger: Option<PathBuf>,
+    /// Beside these files: what makes the sinks of each process.
+    pub sinks: Option<SharedSinkFactory>,
     /// What a stream says of samples in JIT-compiled code.
     pub jit_samples: JitSamples,
     /// Whether the kernel's functions are shown.
@@ -78,6 +81,9 @@ pub enum Scope {
         /// What they have in common, for people: `processes called nginx`.
         what: String,
     },
+    /// Those that [`Session::add`](crate::Session::add) is given, while they run. What fails for one of them ends the recording
+    /// of that one alone, and nothing is kept of those that are over but their [`Totals`](crate::session::Totals).
+    Host,
 }
 
 /// Streams that are named after their process, and when lj-trace was started.
@@ -167,6 +173,7 @@ impl Options {
         match &self.scope {
             Scope::One | Scope::Children => vec![self.pid],
             Scope::These { pids, .. } => pids.clone(),
+            Scope::Host => Vec::new(),
         }
     }
 

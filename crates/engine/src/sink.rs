@@ -1,8 +1,12 @@
 //! Where profiles go.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use lj_trace_process::Process;
 pub use lj_trace_profile::Interval;
+use lj_trace_profile::ProfileKind;
 
 use crate::error::EngineError;
 
@@ -30,6 +34,15 @@ pub trait Sink {
     fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError>;
 }
 
+/// Makes the sinks that one process gets for one kind of profile, beside its files.
+pub trait SinkFactory: Debug + Send + Sync {
+    /// The sinks of a process that is about to be recorded.
+    fn sinks(&self, process: &Process, kind: ProfileKind) -> Vec<Box<dyn Sink>>;
+}
+
+/// One for all processes of a session.
+pub type SharedSinkFactory = Arc<dyn SinkFactory>;
+
 /// Takes an interval to all of `sinks`; returns the files that it is in.
 ///
 /// # Errors
@@ -51,8 +64,6 @@ pub(crate) fn show_all(sinks: &mut [Box<dyn Sink>], interval: &Interval<'_>) -> 
 pub(crate) mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
-
-    use lj_trace_profile::ProfileKind;
 
     use super::*;
 

@@ -89,6 +89,7 @@ pub fn targets(options: &Options) -> Result<Vec<RecordTarget>, EngineError> {
         Scope::One => {}
         Scope::Children => return children(options),
         Scope::These { pids, .. } => return Ok(with_vms(pids, options)),
+        Scope::Host => return Ok(Vec::new()),
     }
     load_ahead(options);
     // Those that are running may not be the one that was named.

@@ -347,6 +347,7 @@ impl RecordArgs {
             cpu_files: files(ProfileKind::Cpu)?,
             allocation_files: files(ProfileKind::Allocations)?,
             default_streams: self.output.is_empty().then(default_streams),
+            sinks: None,
             ledger: self.ledger.clone(),
             jit_samples: self.jit_samples,
             kernel: self.kernel,

@@ -193,7 +193,7 @@ fn listen(
     let _runtime = runtime.enter();
     // A parent makes new children as long as it is there.
     let parents: Vec<Process> = match options.scope {
-        Scope::One => Vec::new(),
+        Scope::One | Scope::Host => Vec::new(),
         Scope::Children => vec![Process::open(options.pid)?],
         // One that has ended since needs not be waited for.
         Scope::These { .. } => options.roots().into_iter().filter_map(|pid| Process::open(pid).ok()).collect(),

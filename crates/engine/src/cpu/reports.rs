@@ -50,6 +50,11 @@ impl CpuReports {
         Self { profile, sinks: Vec::new(), began: SystemTime::now(), folded: 0, has_answer: false, over: None }
     }
 
+    /// Lets these take what is recorded, too.
+    pub fn add_sinks(&mut self, sinks: Vec<Box<dyn Sink>>) {
+        self.sinks.extend(sinks);
+    }
+
     /// Keeps a profile for [`facts`](Self::facts), even if no sink takes it.
     pub fn keep_answer(&mut self) {
         self.has_answer = true;

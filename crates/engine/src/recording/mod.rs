@@ -209,6 +209,9 @@ impl Recording {
             if !options.quiet && !options.is_of_several() {
                 outputs.keep_answer();
             }
+            if let Some(factory) = &options.sinks {
+                outputs.reports().add_sinks(factory.sinks(process, ProfileKind::Cpu));
+            }
             outputs.describe(process);
         }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;

@@ -19,6 +19,8 @@ pub enum Stop {
     TooLarge,
     /// Nobody reads the output any more.
     ReaderGone,
+    /// Something went wrong with it, while others go on.
+    Failed,
 }
 
 impl Stop {
@@ -33,6 +35,7 @@ impl Stop {
             Self::TargetReplaced => "the process has executed another program",
             Self::TooLarge => "a stream has reached --max-size",
             Self::ReaderGone => "the reader of the output has gone",
+            Self::Failed => "stopped by an error",
         }
     }
 }

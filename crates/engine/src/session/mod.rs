@@ -5,6 +5,7 @@ mod memory_limit;
 mod observer;
 mod run;
 mod stopping;
+mod totals;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ pub use children::NewChildren;
 pub use observer::Observer;
 pub use run::SessionControl;
 pub use stopping::Stopping;
+pub use totals::Totals;
 
 use crate::cpu::{CpuReports, Looks, SampleListener, Verbosity, answer};
 use crate::error::{EngineError, Failure};
@@ -36,6 +38,8 @@ pub struct Session<'a> {
     options: &'a Options,
     running: Vec<Running>,
     finished: Vec<Finished>,
+    /// Those of a whole host that are over.
+    over: Totals,
     /// The reports of CPU time that hold all children; [`None`] if one process is recorded.
     common: Option<CpuReports>,
     /// When streams were last written out.
@@ -55,6 +59,8 @@ struct Running {
     recording: Recording,
     began: Instant,
     watch: Watch,
+    /// Why it cannot go on, if others do.
+    failed: Option<EngineError>,
 }
 
 impl Running {
@@ -91,7 +97,8 @@ impl<'a> Session<'a> {
         let piece = options.rotate.map(|_| now_in_names());
         let common = common_reports(options, piece.as_deref())?;
         let (running, finished) = (Vec::new(), Vec::new());
-        let mut session = Self { options, running, finished, common, flushed: None, deadline: None, piece };
+        let over = Totals::default();
+        let mut session = Self { options, running, finished, over, common, flushed: None, deadline: None, piece };
         let processes = targets.len();
         for target in targets {
             let new = session.prepare(target, processes)?;
@@ -114,23 +121,29 @@ impl<'a> Session<'a> {
         }
         let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
         let watch = Watch::new(&target, self.options.quiet, processes);
-        Ok(Running { target, recording, began: Instant::now(), watch })
+        Ok(Running { target, recording, began: Instant::now(), watch, failed: None })
     }
 
     /// Records one more process. If that is not possible it is said, and the others go on.
     pub fn add(&mut self, target: RecordTarget, observer: &dyn Observer) {
-        let (started, pid) = (Instant::now(), target.options.pid);
-        let new = self.prepare(target, self.running.len() + 1);
-        match new.and_then(|mut new| new.begin(self.deadline).map(|()| new)) {
-            Ok(new) => {
-                observer.announce(self.options, &new.target, &new.recording, started.elapsed());
-                self.running.push(new);
-            }
-            Err(error) => {
-                let text = format!("lj-trace: process {pid} is not recorded: {}", error.message);
-                say(Priority::Warning, &text);
-            }
+        let pid = target.options.pid;
+        if let Err(error) = self.try_add(target, observer) {
+            let text = format!("lj-trace: process {pid} is not recorded: {}", error.message);
+            say(Priority::Warning, &text);
         }
+    }
+
+    /// Records one more process.
+    ///
+    /// # Errors
+    /// It cannot be recorded. The others go on.
+    pub fn try_add(&mut self, target: RecordTarget, observer: &dyn Observer) -> Result<(), EngineError> {
+        let started = Instant::now();
+        let mut new = self.prepare(target, self.running.len() + 1)?;
+        new.begin(self.deadline)?;
+        observer.announce(self.options, &new.target, &new.recording, started.elapsed());
+        self.running.push(new);
+        Ok(())
     }
 
     /// When the time is over, if it is limited.
@@ -146,6 +159,17 @@ impl<'a> Session<'a> {
     /// What is being recorded.
     pub fn recordings(&self) -> impl Iterator<Item = &Recording> + Clone {
         self.running.iter().map(|own| &own.recording)
+    }
+
+    /// What was recorded so far of a whole host, whether it is over or goes on.
+    pub fn totals(&self) -> Totals {
+        let mut totals = self.over.clone();
+        for own in &self.running {
+            totals.processes += 1;
+            totals.samples += own.recording.samples().unwrap_or(0);
+            totals.lose(&own.recording.lost());
+        }
+        totals
     }
 
     /// The hottest Lua function so far, and its share of the samples.
@@ -196,9 +220,7 @@ impl<'a> Session<'a> {
             return Ok(false);
         }
         let mut written = Vec::new();
-        for Running { recording, .. } in &mut self.running {
-            written.extend(recording.rotate(&piece)?);
-        }
+        self.all(|recording, _| recording.rotate(&piece).map(|files| written.extend(files)))?;
         if let Some(common) = &mut self.common {
             // Which process has lost samples is in the streams.
             common.prepare(&piece)?;
@@ -276,10 +298,14 @@ impl<'a> Session<'a> {
     /// their files are complete from here on.
     pub fn end_over(&mut self) {
         // Nearly always it is none.
-        let goes_on = |own: &Running| own.target.process.runs_same_program() && !own.recording.is_over();
+        let goes_on = |own: &Running| {
+            own.failed.is_none() && own.target.process.runs_same_program() && !own.recording.is_over()
+        };
         if self.running.iter().all(goes_on) {
             return;
         }
+        let failed = self.running.extract_if(.., |own| own.failed.is_some()).collect();
+        self.end(failed, Stop::Failed);
         let (replaced, running): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
             .into_iter()
             .partition(|own| own.target.process.has_become_another_program());
@@ -356,7 +382,7 @@ impl<'a> Session<'a> {
     /// Takes the last of what these have recorded, and ends their outputs.
     fn end(&mut self, ended: Vec<Running>, stop: Stop) {
         let (budget, mut left) = (Budget::new(budget::END), ended.len());
-        for Running { target, mut recording, began, mut watch } in ended {
+        for Running { target, mut recording, began, mut watch, failed } in ended {
             recording.detach();
             watch.end();
             let duration = began.elapsed();
@@ -364,7 +390,15 @@ impl<'a> Session<'a> {
             left -= 1;
             let name = recording.name().to_owned();
             let finished = recording.finish(&target.options, duration);
-            self.finished.push(Finished { name, stop, outcome: drained.and(finished) });
+            let outcome = failed.map_or(drained, Err).and(finished);
+            if self.options.scope != Scope::Host {
+                self.finished.push(Finished { name, stop, outcome });
+                continue;
+            }
+            self.over.add(outcome.as_ref().ok());
+            if let Err(error) = outcome {
+                say(Priority::Warning, &format!("lj-trace: {name} is recorded no more: {}", error.message));
+            }
         }
     }
 
@@ -374,8 +408,12 @@ impl<'a> Session<'a> {
         mut action: impl FnMut(&mut Recording, Option<&mut dyn SampleListener>) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let mut outcome = Ok(());
-        for Running { recording, .. } in &mut self.running {
-            outcome = outcome.and(action(recording, listener(&mut self.common)));
+        let survives = self.options.scope == Scope::Host;
+        for Running { recording, failed, .. } in self.running.iter_mut().filter(|own| own.failed.is_none()) {
+            match action(recording, listener(&mut self.common)) {
+                Err(error) if survives => *failed = Some(error),
+                done => outcome = outcome.and(done),
+            }
         }
         outcome
     }
@@ -414,6 +452,7 @@ fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuRe
     let of = match &options.scope {
         Scope::These { what, .. } => what.clone(),
         Scope::One | Scope::Children => format!("children of process {}", options.pid),
+        Scope::Host => "all LuaJIT processes".to_owned(),
     };
     let title = format!("{of}, CPU time at {} Hz", options.rate);
     let mut reports = CpuReports::open(&options.common_reports(), &title, options.rate, piece)?;
