@@ -16,3 +16,4 @@ pub mod jit;
 mod logging;
 pub mod service;
 pub mod top;
+pub mod values;

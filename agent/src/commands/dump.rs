@@ -9,9 +9,10 @@ use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_process::Process;
 
 use super::parse_pid;
-use super::record::{LimitArgs, Mode, RecordArgs, parse_duration};
+use super::record::{LimitArgs, Mode, RecordArgs};
 use crate::dump::{Dump, DumpOptions, OsThread, Precision, StoppedProcess, sampled, take};
 use crate::exit::CommandError;
+use crate::values::parse_duration;
 
 /// Options of `lj-trace dump`.
 #[derive(Debug, Args)]

@@ -17,9 +17,10 @@ use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
 use super::jit_output::{JitFormat, JitOutput};
 use super::parse_pid;
 use super::record::interrupts::Interrupts;
-use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, give_up_privileges, parse_duration};
+use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, give_up_privileges};
 use crate::exit::{CommandError, ExitCode};
 use crate::jit::{AnnotatedSource, JitDump, WatchedProcess, WatchedSamples, page, take, watch};
+use crate::values::parse_duration;
 
 /// Options of `lj-trace jit`.
 #[derive(Debug, Args)]

@@ -19,14 +19,14 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind};
 use super::parse_pid;
 use super::record::interrupts::Interrupts;
 use super::record::{
-    LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, parse_address, parse_duration,
-    start_guardian,
+    LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, parse_address, start_guardian,
 };
 use crate::exit::CommandError;
 use crate::host;
 use crate::top::overview::{Overview, ProcessRow};
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Tab, TopTarget, action};
+use crate::values::parse_duration;
 
 /// What else chooses processes.
 const WHOM: [&str; 4] = ["command", "name", "unit", "container"];

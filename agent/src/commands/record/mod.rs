@@ -28,7 +28,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use args::{LimitArgs, LiveOptions, Mode, RecordArgs};
-pub(super) use args::{no_text_for_terminal, parse_address, parse_duration};
+pub(super) use args::{no_text_for_terminal, parse_address};
 use interrupts::Interrupts;
 use program::StartedProgram;
 use progress::Progress;

@@ -298,9 +298,8 @@ impl<'a> Session<'a> {
     /// their files are complete from here on.
     pub fn end_over(&mut self) {
         // Nearly always it is none.
-        let goes_on = |own: &Running| {
-            own.failed.is_none() && own.target.process.runs_same_program() && !own.recording.is_over()
-        };
+        let goes_on =
+            |own: &Running| own.failed.is_none() && own.target.process.runs_same_program() && !own.recording.is_over();
         if self.running.iter().all(goes_on) {
             return;
         }
