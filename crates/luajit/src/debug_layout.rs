@@ -5,6 +5,7 @@ use lj_trace_process::sandbox::Question;
 use lj_trace_process::sandbox::wire::{Bytes, Wire};
 use lj_trace_process::{Maps, Process};
 use lj_trace_unwind::module::{Image, Module, WithReader};
+use lj_trace_unwind::opened::FileView;
 use lj_trace_unwind::symbols::debug_file;
 use lj_trace_unwind::symbols::elf::debug_links;
 use object::read::elf::ElfFile64;
@@ -20,7 +21,7 @@ use super::scan::Candidate;
 pub fn read(process: &Process, maps: &Maps, candidate: Candidate) -> Vec<KnownLayout> {
     let Some(interpreter) = interpreter(process, maps, candidate) else { return Vec::new() };
     let Some(mapping) = maps.find(interpreter) else { return Vec::new() };
-    let Some(module) = Module::open(process, mapping) else { return Vec::new() };
+    let Some(module) = Module::open(process, FileView::of(process), mapping) else { return Vec::new() };
     let in_debug_file = || {
         let links = debug_links(module.image())?;
         debug_file::find(process, module.path(), &links).and_then(|image| layouts(&image))

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use lj_trace_common::event::SampleHeader;
 use lj_trace_common::trace::{TRACE_COPY, TraceCopy};
@@ -52,6 +52,18 @@ impl SharedSamples {
     /// Begins with a process.
     pub fn add(&mut self, process: u32) {
         self.waiting.insert(process, Waiting::default());
+    }
+
+    /// Takes all that is in the buffer, and has it wait for whom it is of.
+    fn hand_out(&mut self, places: &Mutex<Places>) {
+        let Self { ring, waiting, batch } = self;
+        while let Some(record) = ring.next(batch) {
+            // Not within the `if`, which would hold the lock.
+            let owner = process_of(record, &lock(places));
+            if let Some(waiting) = owner.and_then(|owner| waiting.get_mut(&owner)) {
+                waiting.push(record);
+            }
+        }
     }
 
     /// Nobody asks for the samples of this process any more.
@@ -104,6 +116,15 @@ impl SampleBuffer {
             }
             Source::Shared(set, process) => drain_shared(set, *process, take),
         }
+    }
+
+    /// Whether anything is ready, if the process shares the buffer with others; a buffer of its own has to be drained to know.
+    pub fn may_have_some(&self) -> bool {
+        let Source::Shared(set, process) = &self.0 else { return true };
+        let Some(samples) = &set.samples else { return false };
+        let mut samples = lock(samples);
+        samples.hand_out(&set.places);
+        samples.waiting.get(process).is_some_and(|waiting| !waiting.records.is_empty())
     }
 
     /// Samples for which there was no room while other processes had their turn.

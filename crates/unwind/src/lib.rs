@@ -13,6 +13,7 @@ pub mod expression;
 pub mod frames;
 pub mod module;
 pub mod modules;
+pub mod opened;
 pub mod plt;
 pub mod references;
 pub mod registers;

@@ -15,6 +15,7 @@ use object::read::ReadRef;
 use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _};
 
 use super::frames::Frames;
+use super::opened::{self, FileView};
 use super::table::{Section, UnwindTable, eh_frame_address};
 
 /// The size of a page on x86-64.
@@ -61,8 +62,9 @@ struct Segment {
 }
 
 impl Module {
-    /// Opens the file behind a mapping; none if it cannot be opened or is no 64-bit ELF file.
-    pub fn open(process: &Process, mapping: &Mapping) -> Option<Self> {
+    /// Opens the file behind a mapping, unless that is open already; none if it cannot be opened or is no 64-bit ELF file. `view`
+    /// is that of the process.
+    pub fn open(process: &Process, view: Option<FileView>, mapping: &Mapping) -> Option<Arc<Self>> {
         let path = mapping.file_path()?;
         let by_path = || {
             // The process may have exited, and its root with it: the same file may still be found by path.
@@ -73,7 +75,7 @@ impl Module {
         // Opening a device or a pipe by accident must not block or have effects, so only ever read files.
         file.metadata().ok()?.is_file().then_some(())?;
         let name = path.file_name()?.to_string_lossy();
-        Self::new(&name, path, Image::of(file, path))
+        opened::module(view, path, file, |file| Self::new(&name, path, Image::of(file, path)))
     }
 
     /// Copies an ELF image out of the target's memory: the vDSO.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lj_trace_process::{Mapping, Maps, Process};
 
 use super::module::Module;
+use super::opened::FileView;
 
 /// At most this often are the maps read again for addresses that nothing known covers.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(50);
@@ -48,6 +49,8 @@ pub struct Modules {
     /// The executable mappings, sorted.
     mappings: Vec<Mapped>,
     by_file: HashMap<FileKey, Option<Arc<Module>>>,
+    /// What the process sees by which path, once it was looked for.
+    view: OnceLock<Option<FileView>>,
     last_refresh: Option<Instant>,
 }
 
@@ -60,7 +63,7 @@ struct Mapped {
 impl Modules {
     /// The modules of `process`; nothing is read yet.
     pub fn new(process: Process) -> Self {
-        Self { process, mappings: Vec::new(), by_file: HashMap::new(), last_refresh: None }
+        Self { process, mappings: Vec::new(), by_file: HashMap::new(), view: OnceLock::new(), last_refresh: None }
     }
 
     /// The process.
@@ -152,7 +155,8 @@ impl Modules {
                 };
                 self.by_file.retain(|key, _| is_mapped(key));
             }
-            self.by_file.entry(key).or_insert_with(|| Module::open(process, mapping).map(Arc::new)).clone()
+            let view = *self.view.get_or_init(|| FileView::of(process));
+            self.by_file.entry(key).or_insert_with(|| Module::open(process, view, mapping)).clone()
         } else {
             None
         };

@@ -7,7 +7,7 @@ use lj_trace_luajit::{Vm, VmStatus};
 use lj_trace_process::Process;
 use lj_trace_profile::model::{NativeModule, NativeModules};
 use lj_trace_profile::source_code::SourceCode;
-use lj_trace_unwind::symbols::elf::debug_links;
+use lj_trace_unwind::symbols::links;
 
 /// The files with native code that are mapped now.
 pub fn native_modules(process: &Process) -> NativeModules {
@@ -17,7 +17,7 @@ pub fn native_modules(process: &Process) -> NativeModules {
         let module = &located.module;
         let path = module.path().display().to_string();
         let mapping = maps.iter().find(|mapping| mapping.exec && mapping.path == path);
-        let build_id = debug_links(module.image()).and_then(|links| links.build_id);
+        let build_id = links(module).build_id;
         let hexadecimal = |bytes: Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let native = NativeModule {
             path,

@@ -75,6 +75,8 @@ pub struct Recording {
     left_out: u64,
     discovery: VmDiscovery,
     began: Instant,
+    /// When it was last drained.
+    drained: Instant,
     /// When it was looked for new CPUs, and how many there were.
     cpus_looked_at: Instant,
     new_cpus: u64,
@@ -263,6 +265,7 @@ impl Recording {
             memory,
             discovery,
             began: Instant::now(),
+            drained: Instant::now(),
             cpus_looked_at: Instant::now(),
             new_cpus: 0,
             ends: None,
@@ -307,6 +310,12 @@ impl Recording {
         }
     }
 
+    /// Whether there is anything to do in [`Self::drain`]: samples have come, or nobody has looked after the rest for so long.
+    pub fn is_due(&self, rest: Duration) -> bool {
+        let has_samples = || self.samples.as_ref().is_some_and(|(buffer, _)| buffer.may_have_some());
+        self.memory.is_some() || self.discovery.is_busy() || self.drained.elapsed() >= rest || has_samples()
+    }
+
     /// How long after one [`Self::drain`] the next one should be.
     pub fn interval(&self) -> Duration {
         self.poll_interval.interval(Instant::now())
@@ -317,6 +326,7 @@ impl Recording {
     /// # Errors
     /// An output cannot take it.
     pub fn drain(&mut self, listener: Option<&mut dyn SampleListener>, budget: Budget) -> Result<bool, EngineError> {
+        self.drained = Instant::now();
         // Events would wait for samples that take long.
         let samples = self.drain_samples(listener, if self.memory.is_some() { budget.share(2) } else { budget })?;
         self.measure_memory();

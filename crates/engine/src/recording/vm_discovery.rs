@@ -90,6 +90,11 @@ impl VmDiscovery {
         (self.waits_for_one || unknown_vms >= UNKNOWN) && self.search.is_none() && Instant::now() >= self.next_search
     }
 
+    /// Whether a search is under way, or there is no VM yet.
+    pub fn is_busy(&self) -> bool {
+        self.waits_for_one || self.search.is_some()
+    }
+
     /// Has the process searched for VMs.
     pub fn search(&mut self, process: &Process) {
         let process = process.clone();

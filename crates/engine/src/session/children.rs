@@ -107,7 +107,7 @@ struct Family {
 }
 
 /// Where others start processes all the time, it waits for so many times as long as finding out took.
-const WAIT: u32 = 50;
+const WAIT: u32 = 100;
 
 impl Family {
     /// Finds out who there is, unless there are no new processes on the machine.

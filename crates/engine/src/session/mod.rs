@@ -1,19 +1,22 @@
 //! A session: the processes that are being recorded at once, and those that were.
 
 mod children;
+mod exits;
 mod memory_limit;
 mod observer;
 mod run;
 mod stopping;
 mod totals;
+mod turns;
 mod watch;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::sandbox::bounded;
-use lj_trace_process::{Process, sandbox};
+use lj_trace_process::{Exit, Process, sandbox};
 use lj_trace_text::Room;
 
 pub use children::NewChildren;
@@ -59,6 +62,10 @@ struct Running {
     recording: Recording,
     began: Instant,
     watch: Watch,
+    /// Becomes readable when it exits, if the kernel tells that.
+    exit: Option<OwnedFd>,
+    /// When it was looked whether it runs the same program.
+    program_looked_at: Instant,
     /// Why it cannot go on, if others do.
     failed: Option<EngineError>,
 }
@@ -121,7 +128,12 @@ impl<'a> Session<'a> {
         }
         let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
         let watch = Watch::new(&target, self.options.quiet, processes);
-        Ok(Running { target, recording, began: Instant::now(), watch, failed: None })
+        let exit = match target.process.exit() {
+            Exit::Event(fd) => Some(fd),
+            Exit::Gone | Exit::Untold => None,
+        };
+        let now = Instant::now();
+        Ok(Running { target, recording, began: now, watch, exit, program_looked_at: now, failed: None })
     }
 
     /// Records one more process. If that is not possible it is said, and the others go on.
@@ -196,7 +208,12 @@ impl<'a> Session<'a> {
     /// An output cannot take it.
     pub fn drain(&mut self) -> Result<(), EngineError> {
         let (budget, mut left) = (Budget::new(budget::LOOK), self.running.len());
+        let rest = turns::interval(self.running.len(), poll_interval::SHORTEST);
         self.all(|recording, common| {
+            if !recording.is_due(rest) {
+                left -= 1;
+                return Ok(());
+            }
             let share = budget.share(left);
             left -= 1;
             recording.drain(common, share).map(drop)
@@ -298,9 +315,19 @@ impl<'a> Session<'a> {
     /// their files are complete from here on.
     pub fn end_over(&mut self) {
         // Nearly always it is none.
-        let goes_on =
-            |own: &Running| own.failed.is_none() && own.target.process.runs_same_program() && !own.recording.is_over();
-        if self.running.iter().all(goes_on) {
+        let interval = turns::interval(self.running.len(), Duration::ZERO);
+        let exits = exits::happened(self.running.iter().map(|own| own.exit.as_ref()));
+        let goes_on = |(own, has_exited): (&mut Running, bool)| {
+            // Only the program has to be asked for: what a look at all of them costs would grow with their number.
+            let is_known = own.exit.is_some() && !has_exited && own.program_looked_at.elapsed() < interval;
+            if !is_known {
+                own.program_looked_at = Instant::now();
+            }
+            let is_same = is_known || own.target.process.runs_same_program();
+            is_same && own.failed.is_none() && !own.recording.is_over()
+        };
+        let going_on = self.running.iter_mut().zip(exits).map(goes_on).filter(|goes_on| *goes_on).count();
+        if going_on == self.running.len() {
             return;
         }
         let failed = self.running.extract_if(.., |own| own.failed.is_some()).collect();
@@ -381,7 +408,7 @@ impl<'a> Session<'a> {
     /// Takes the last of what these have recorded, and ends their outputs.
     fn end(&mut self, ended: Vec<Running>, stop: Stop) {
         let (budget, mut left) = (Budget::new(budget::END), ended.len());
-        for Running { target, mut recording, began, mut watch, failed } in ended {
+        for Running { target, mut recording, began, mut watch, failed, .. } in ended {
             recording.detach();
             watch.end();
             let duration = began.elapsed();

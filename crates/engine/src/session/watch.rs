@@ -7,16 +7,11 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::{Halt, Process};
 use lj_trace_text::untrusted;
 
+use super::turns;
 use crate::target::RecordTarget;
 
 /// How often it is looked at.
 const INTERVAL: Duration = Duration::from_millis(200);
-
-/// The same where many are.
-const INTERVAL_OF_MANY: Duration = Duration::from_secs(1);
-
-/// So many processes are many.
-const MANY: usize = 8;
 
 /// A halt is worth a line once it has lasted for so many looks: a debugger stops a process for moments all the time.
 const LASTING: u32 = 3;
@@ -41,7 +36,7 @@ impl Watch {
     /// Begins to watch a target, which is one of so many `processes`.
     pub fn new(target: &RecordTarget, quiet: bool, processes: usize) -> Self {
         let (process, name, vms) = (target.process.clone(), target.name(), target.vms.clone());
-        let interval = if processes < MANY { INTERVAL } else { INTERVAL_OF_MANY };
+        let interval = turns::interval(processes, INTERVAL);
         // One that has only begun stands still until it is let go.
         let next_look = Instant::now() + if vms.is_empty() { interval } else { Duration::ZERO };
         Self { process, name, quiet, interval, next_look, halted: None, total: Duration::ZERO, vms }

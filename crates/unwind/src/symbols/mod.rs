@@ -5,6 +5,7 @@ pub mod debug_file;
 pub mod demangle;
 pub mod elf;
 mod kernel;
+mod shared;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,6 +19,7 @@ use by_signature::BySignature;
 use demangle::demangle;
 use elf::ElfSymbols;
 pub use kernel::KernelSymbols;
+pub use shared::links;
 
 /// Symbols kept; a program rarely shows more than some thousand distinct addresses.
 const MAX_CACHED: usize = 1 << 15;
@@ -160,10 +162,10 @@ impl Symbolizer {
         let mut found: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
         for located in self.modules.open_all() {
             let module = &located.module;
-            let links = elf::debug_links(module.image()).unwrap_or_default();
+            let links = links(module);
             let has_symbols =
                 links.has_symtab || debug_file::find(self.modules.process(), module.path(), &links).is_some();
-            if let Some(build_id) = links.build_id.filter(|_| !has_symbols)
+            if let Some(build_id) = links.build_id.clone().filter(|_| !has_symbols)
                 && module.name().as_ref() != "[vdso]"
                 && !found.iter().any(|(_, known)| *known == build_id)
             {
@@ -200,11 +202,7 @@ impl Symbolizer {
 
     fn table(&mut self, module: &Arc<Module>) -> Arc<ElfSymbols> {
         let process = self.modules.process();
-        let read = || {
-            let links = elf::debug_links(module.image()).unwrap_or_default();
-            let debug = if links.has_symtab { None } else { debug_file::find(process, module.path(), &links) };
-            (Arc::clone(module), Arc::new(ElfSymbols::read(module.image(), debug.as_ref())))
-        };
+        let read = || (Arc::clone(module), shared::table(module, process));
         let key = Arc::as_ptr(module) as usize;
         if self.tables.len() >= MAX_TABLES {
             // The others are of files that are not mapped any more.
