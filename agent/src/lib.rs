@@ -8,6 +8,7 @@
 //! - [`lj_trace_process`], [`lj_trace_text`]: other processes, and how what they say is shown
 
 pub mod commands;
+pub mod daemon;
 pub mod doctor;
 pub mod dump;
 pub mod exit;

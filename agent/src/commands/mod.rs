@@ -1,5 +1,6 @@
 //! The command line: one file a subcommand.
 
+pub mod agent;
 pub mod completions;
 pub mod doctor;
 #[cfg(test)]
@@ -50,6 +51,7 @@ Examples:
   sudo lj-trace -- luajit x.lua                       a program that it starts, from its first instruction on
   lj-trace report cpu.bin                             what a recording says
   sudo lj-trace top --pid 1234                        the same live, in the terminal
+  sudo lj-trace agent                                 all LuaJIT processes of this host, all the time
   sudo lj-trace list                                  which processes have LuaJIT in them
   sudo lj-trace dump --pid 1234                       what one of them executes right now
   sudo lj-trace heap --pid 1234                       what fills its Lua heap, and what keeps that alive
@@ -70,6 +72,8 @@ enum Command {
     Heap(heap::HeapArgs),
     /// Show why the JIT compiler gave up: blacklisted code, aborts with their reasons, traces
     Jit(jit::JitArgs),
+    /// Record all LuaJIT processes of this host, all the time
+    Agent(Box<agent::AgentArgs>),
     /// List the LuaJIT processes of this host
     List(list::ListArgs),
     /// Check what works on this host and with a process, and how to fix what does not
@@ -107,6 +111,7 @@ pub fn main() -> ExitCode {
         Command::Dump(args) => dump::run(&args).map(|()| exit::ExitCode::OK),
         Command::Heap(args) => heap::run(&args).map(|()| exit::ExitCode::OK),
         Command::Jit(args) => jit::run(&args).map(|()| exit::ExitCode::OK),
+        Command::Agent(args) => agent::run(&args),
         Command::List(args) => list::run(&args).map(|()| exit::ExitCode::OK),
         Command::Doctor(args) => doctor::run(&args),
         Command::Unit(args) => unit::run(&args).map(|()| exit::ExitCode::OK),

@@ -115,7 +115,10 @@ impl Config {
         let read = File::open(path).and_then(|file| file.take(LONGEST + 1).read_to_string(&mut text));
         read.map_err(|error| CommandError::io(&format!("read {}", path.display()), &error))?;
         if text.len() as u64 > LONGEST {
-            return Err(CommandError::usage(format!("{} is larger than a configuration: 1 MiB at most", path.display())));
+            return Err(CommandError::usage(format!(
+                "{} is larger than a configuration: 1 MiB at most",
+                path.display()
+            )));
         }
         Self::parse(&text).map_err(|message| CommandError::usage(format!("{}: {message}", path.display())))
     }
@@ -128,6 +131,9 @@ impl Config {
         let config: Self = toml::from_str(text).map_err(|error| one_line(text, &error))?;
         config.check().map(|()| config)
     }
+
+    /// What it says of sinks.
+    pub fn sinks(&self) {}
 
     /// Whether its values fit together.
     ///
@@ -216,7 +222,8 @@ const OFF: &str = "off";
 /// # Errors
 /// What was expected.
 pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, String> {
-    let address = || text.parse().map(Some).map_err(|_| "expected an address such as 127.0.0.1:9464, or `off`".to_owned());
+    let address =
+        || text.parse().map(Some).map_err(|_| "expected an address such as 127.0.0.1:9464, or `off`".to_owned());
     if text == OFF { Ok(None) } else { address() }
 }
 

@@ -43,7 +43,9 @@ impl Rule {
         let has = |wanted: &Option<String>, test: &dyn Fn(&str) -> bool| wanted.as_deref().is_none_or(test);
         has(&self.name, &|name| is(attribute::COMMAND, name) || is(attribute::EXECUTABLE, name))
             && has(&self.unit, &|unit| {
-                resource.get(attribute::UNIT).is_some_and(|own| own == unit || own.strip_suffix(".service") == Some(unit))
+                resource
+                    .get(attribute::UNIT)
+                    .is_some_and(|own| own == unit || own.strip_suffix(".service") == Some(unit))
             })
             && has(&self.container, &|id| resource.get(attribute::CONTAINER).is_some_and(|own| own.starts_with(id)))
             && has(&self.label, &|label| label.split_once('=').is_some_and(|(key, value)| is(key, value)))
@@ -55,7 +57,8 @@ impl Rule {
     /// What was expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         const EXPECTED: &str = "expected KEY=VALUE with name, unit, container or an attribute as the key: name=nginx";
-        let (key, value) = text.split_once('=').filter(|(key, value)| !key.is_empty() && !value.is_empty()).ok_or(EXPECTED)?;
+        let (key, value) =
+            text.split_once('=').filter(|(key, value)| !key.is_empty() && !value.is_empty()).ok_or(EXPECTED)?;
         let value = Some(value.to_owned());
         Ok(match key {
             "name" => Self { name: value, ..Self::default() },
@@ -131,7 +134,8 @@ mod tests {
     #[test]
     fn what_is_dropped_is_left_out_of_what_is_selected() {
         let rules = |words: &[&str]| words.iter().map(|word| Rule::parse(word).unwrap()).collect();
-        let config = |select: &[&str], drop: &[&str]| Config { select: rules(select), drop: rules(drop), ..Config::default() };
+        let config =
+            |select: &[&str], drop: &[&str]| Config { select: rules(select), drop: rules(drop), ..Config::default() };
         assert_eq!(config(&[], &[]).leaves_out(&nginx()), None);
         assert_eq!(config(&["name=luajit", "name=nginx"], &[]).leaves_out(&nginx()), None);
         assert_eq!(config(&["name=luajit"], &[]).leaves_out(&nginx()), Some(LeftOut::NotSelected));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use code::CodeFiles;
+pub use code::CodeFiles;
 pub use doing::Activity;
 use doing::activity;
 use lj_trace_luajit::page_cache::PageCache;

@@ -40,6 +40,13 @@ impl Notifier {
         }
     }
 
+    /// It goes on: a manager that has not heard it for long starts it again (`WatchdogSec=`).
+    pub fn is_alive(&self) {
+        if self.is_heard {
+            let _ = sd_notify::notify(&[NotifyState::Watchdog]);
+        }
+    }
+
     /// It is ending: the files are being written.
     pub fn stopping(&self, status: &str) {
         self.tell(&[NotifyState::Stopping, NotifyState::Status(status)]);

@@ -19,7 +19,7 @@ use aya::maps::{Array, HashMap, MapData, ProgramArray};
 use aya::programs::raw_trace_point::RawTracePointLink;
 use aya::programs::{PerfEvent, ProgramFd, RawTracePoint};
 
-use super::online::{Coverage, online};
+use super::online::{Coverage, online, online_lately};
 use super::perf_event::{self, Attached};
 use super::programs::Programs;
 use super::set::{lock, take_map};
@@ -129,7 +129,7 @@ impl Chosen {
 
     /// The CPUs that were switched on meanwhile: there it is not sampled. Each is told once.
     pub fn new_cpus(&mut self) -> Vec<u32> {
-        online().map_or_else(|_| Vec::new(), |online| self.coverage.look(&online))
+        online_lately().map_or_else(|_| Vec::new(), |online| self.coverage.look(&online))
     }
 }
 

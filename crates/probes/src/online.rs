@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The numbers of the CPUs that are switched on.
 ///
@@ -10,6 +12,22 @@ use std::io;
 pub fn online() -> io::Result<Vec<u32>> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
     parse_list(list.trim()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The same as of the last second: where many processes are recorded, each asks for it.
+///
+/// # Errors
+/// As [`online`].
+pub fn online_lately() -> io::Result<Arc<[u32]>> {
+    const AGE: Duration = Duration::from_secs(1);
+    static LAST: Mutex<Option<(Instant, Arc<[u32]>)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, cpus)) = last.as_ref().filter(|(read, _)| read.elapsed() < AGE) {
+        return Ok(Arc::clone(cpus));
+    }
+    let cpus: Arc<[u32]> = online()?.into();
+    *last = Some((Instant::now(), Arc::clone(&cpus)));
+    Ok(cpus)
 }
 
 /// Reads a list such as `0-3,8`.
@@ -59,6 +77,7 @@ mod tests {
         assert_eq!(parse_list("0-2,8,10-11"), Some(vec![0, 1, 2, 8, 10, 11]));
         assert_eq!(parse_list(""), None);
         assert!(!online().unwrap().is_empty());
+        assert_eq!(online_lately().unwrap().to_vec(), online().unwrap());
     }
 
     #[test]

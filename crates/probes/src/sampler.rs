@@ -168,10 +168,8 @@ impl Sampler {
     ///
     /// # Errors
     /// [`ProbeError::Refused`] if the kernel does not take it.
-    pub fn slow_down(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
-        /// Samples a second.
-        const LEAST: u32 = 10;
-        if self.rate / (2 * self.weight) < LEAST {
+    pub fn slow_down(&mut self, programs: &mut Programs, least: u32) -> Result<bool, ProbeError> {
+        if self.rate / (2 * self.weight) < least {
             return Ok(false);
         }
         match &self.events {

@@ -14,6 +14,9 @@ const OF_THREAD: i32 = 4;
 pub struct ClockId(libc::clockid_t);
 
 impl ClockId {
+    /// The CPU time of this process.
+    pub const THIS_PROCESS: Self = Self(libc::CLOCK_PROCESS_CPUTIME_ID);
+
     /// The time since the system was started.
     pub const MONOTONIC: Self = Self(libc::CLOCK_MONOTONIC);
 

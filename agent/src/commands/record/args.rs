@@ -225,7 +225,7 @@ Examples:
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
 
 /// How much a profile may cost.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct LimitArgs {
     /// The most that a profile may cost, as a share of the process's CPU time [default: 30% for memory, 10% for CPU time]
     ///

@@ -54,6 +54,9 @@ const MEMORY_INTERVAL: Duration = Duration::from_millis(100);
 /// How often it is looked whether VMs are still there: that takes four reads for each.
 const VMS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Samples a second of which not fewer are taken, however much they cost.
+const LEAST_RATE: u32 = 10;
+
 /// How often it is looked for CPUs that were switched on.
 const CPUS_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -489,7 +492,7 @@ impl Recording {
                 }
             }
             if let Some(share) = over_budget.samples
-                && cpu.sampler.slow_down(&mut self.programs)?
+                && cpu.sampler.slow_down(&mut self.programs, LEAST_RATE)?
             {
                 self.cost.begin_anew();
                 let (rate, weight) = (cpu.sampler.rate(), cpu.sampler.weight());
@@ -515,6 +518,18 @@ impl Recording {
             say(Priority::Warning, &text);
         }
         Ok(())
+    }
+
+    /// Has fewer samples taken, each of which counts for more, unless somebody has done so who shares its events; or fewer than
+    /// `least` a second would be left. The rate from then on, if it has changed.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn lower_rate(&mut self, least: u32) -> Result<Option<f64>, EngineError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(None) };
+        let has_changed =
+            cpu.sampler.keep_up(&mut self.programs)? || cpu.sampler.slow_down(&mut self.programs, least)?;
+        Ok(has_changed.then(|| cpu.sampler.rate()))
     }
 
     /// Whether nothing is recorded any more, since that cost too much.

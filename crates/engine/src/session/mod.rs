@@ -158,6 +158,11 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
+    /// What is recorded, and how.
+    pub fn options(&self) -> &'a Options {
+        self.options
+    }
+
     /// When the time is over, if it is limited.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -304,6 +309,23 @@ impl<'a> Session<'a> {
             say(Priority::Info, &text);
         }
         Ok(())
+    }
+
+    /// Has fewer samples taken of all processes, each of which counts for more. The rate from then on; [`None`] if fewer than
+    /// `least` a second would be left.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn lower_rates(&mut self, least: u32) -> Result<Option<f64>, EngineError> {
+        let mut rate = None;
+        self.all(|recording, _| recording.lower_rate(least).map(|lowered| rate = lowered.or(rate)))?;
+        Ok(rate)
+    }
+
+    /// Ends the recordings of processes that are not `wanted`.
+    pub fn end_unless(&mut self, wanted: impl Fn(&Process) -> bool) {
+        let ended = self.running.extract_if(.., |own| !wanted(&own.target.process)).collect();
+        self.end(ended, Stop::Signal);
     }
 
     /// Whether nothing records any more, since it cost too much.

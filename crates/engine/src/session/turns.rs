@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-/// What one more process adds to the interval: one of them is looked at a hundred times a second.
-const EACH: Duration = Duration::from_millis(10);
+/// What one more process adds to the interval: one of them is looked at fifty times a second.
+const EACH: Duration = Duration::from_millis(20);
 
 /// So many processes are looked at as often as one.
 const FEW: usize = 8;
@@ -29,6 +29,6 @@ mod tests {
     fn many_are_looked_at_as_often_as_few_together() {
         let shortest = Duration::from_millis(20);
         let of = |processes| interval(processes, shortest).as_millis();
-        assert_eq!([1, 8, 9, 50, 500, 5000].map(of), [20, 20, 90, 500, 5000, 5000]);
+        assert_eq!([1, 8, 9, 50, 500, 5000].map(of), [20, 20, 180, 1000, 5000, 5000]);
     }
 }

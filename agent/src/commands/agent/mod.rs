@@ -1,0 +1,103 @@
+//! `lj-trace agent`: all LuaJIT processes of this host, all the time.
+
+mod dry_run;
+mod host_sinks;
+mod overrides;
+
+use std::sync::Arc;
+
+use lj_trace_engine::Options;
+use lj_trace_engine::options::Scope;
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_process::privileges::{self, priority};
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use overrides::AgentArgs;
+
+use super::record::interrupts::Interrupts;
+use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, start_guardian};
+use crate::daemon::config::Config;
+use crate::daemon::metadata::ContainerAttributes;
+use crate::daemon::sinks::{HostSinks, ProcessSinks};
+use crate::daemon::{Daemon, Ended, Reloaded};
+use crate::exit::{CommandError, ExitCode};
+
+/// Runs the command.
+///
+/// # Errors
+/// A [`CommandError`] with the exit code that belongs to its cause.
+pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
+    let mut config = args.config()?;
+    if args.dry_run {
+        return dry_run::run(&config, &containers(&config)?, args.json).map(|()| ExitCode::OK);
+    }
+    priority::raise();
+    let interrupts = Interrupts::listen()?;
+    if config.memory.is_some() {
+        start_guardian()?;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| CommandError::internal(&error))?;
+    let sinks = Arc::new(HostSinks::new(host_sinks::open(&config)?));
+    let mut has_given_up = false;
+    loop {
+        let options = options(&config, &sinks)?;
+        let mut daemon = Daemon::start(config.clone(), containers(&config)?, &options, Arc::clone(&sinks))?;
+        if !std::mem::replace(&mut has_given_up, true) {
+            give_up_privileges(&options, &privileges::TO_ATTACH, || daemon.is_in_reach() && can_attach(&options));
+        }
+        let ended = runtime.block_on(async {
+            let hangup = signal(SignalKind::hangup()).map_err(|error| CommandError::internal(&error))?;
+            let event = interrupts.event()?;
+            // SAFETY: an owned descriptor stays open, and the same, until the event drops it.
+            let event = unsafe { tokio::io::unix::AsyncFd::register(event) };
+            let event = event.map_err(|error| CommandError::internal(&error.into()))?;
+            let stop = async { drop(event.readable().await) };
+            Ok::<_, CommandError>(daemon.run(stop, hangup, |current| reload(args, current)).await)
+        })?;
+        daemon.finish();
+        match ended {
+            Ended::Stopped => break,
+            Ended::Restart(other) => {
+                say(Priority::Info, "what is recorded has changed: beginning anew");
+                config = *other;
+            }
+        }
+    }
+    sinks.replace(Vec::new());
+    Ok(ExitCode::OK)
+}
+
+/// How each process is recorded.
+fn options(config: &Config, sinks: &Arc<HostSinks>) -> Result<Options, CommandError> {
+    let mode = if config.memory.is_some() { Mode::All } else { Mode::Sysprof };
+    let LiveOptions { options, .. } = RecordArgs::live(&["--pid", "1"], None, mode, config.rate, LimitArgs::default())?;
+    Ok(Options {
+        scope: Scope::Host,
+        overhead: config.memory,
+        kernel: config.kernel,
+        sinks: Some(Arc::new(ProcessSinks(Arc::clone(sinks)))),
+        ..options
+    })
+}
+
+/// Reads the configuration again.
+fn reload(args: &AgentArgs, current: &Config) -> Result<Reloaded, String> {
+    let config = args.config().map_err(|error| error.message)?;
+    if config.memory.is_some() && current.memory.is_none() {
+        return Err("recording allocations needs privileges that were given up: restart the agent for that".to_owned());
+    }
+    let containers = containers(&config).map_err(|error| error.message)?;
+    let sinks = (config.sinks() != current.sinks()).then(|| host_sinks::open(&config)).transpose();
+    Ok(Reloaded { sinks: sinks.map_err(|error| error.message)?, config, containers })
+}
+
+/// The attributes of containers, if there is a file that has them.
+fn containers(config: &Config) -> Result<ContainerAttributes, CommandError> {
+    let Some(path) = &config.container_attributes else { return Ok(ContainerAttributes::new()) };
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|error| CommandError::io(&format!("read {}", path.display()), &error))?;
+    toml::from_str(&text).map_err(|error| CommandError::usage(format!("{}: {}", path.display(), error.message())))
+}

@@ -1,0 +1,112 @@
+//! The arguments, which hold in place of what the configuration says.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::daemon::config::{Config, DEFAULT_FILE, parse_metrics, parse_probability};
+use crate::daemon::rules::Rule;
+use crate::exit::CommandError;
+use crate::values::{parse_duration, parse_share};
+
+/// Arguments of the command.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct AgentArgs {
+    /// The configuration [default: /etc/lj-trace/agent.toml, if it is there]
+    ///
+    /// SIGHUP has it read again. What is said on the command line holds in its place.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Record only processes that one of these rules chooses: name=nginx, unit=shop, container=0123abcd, KEY=VALUE
+    #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
+    pub select: Vec<Rule>,
+
+    /// Leave out processes that one of these rules chooses
+    #[arg(long, value_name = "RULE", value_parser = Rule::parse)]
+    pub drop: Vec<Rule>,
+
+    /// CPU samples a second of each thread's CPU time [default: 19]
+    #[arg(long, value_name = "HZ")]
+    pub rate: Option<u32>,
+
+    /// How long one profile lasts [default: 15s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub interval: Option<Duration>,
+
+    /// Record allocations too, for so much of each process's CPU time: 1%
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    pub memory: Option<f64>,
+
+    /// Record only a part of the processes at a time, others in each period: 0.1 or 10%
+    #[arg(long, value_name = "SHARE", value_parser = parse_probability)]
+    pub probability: Option<f64>,
+
+    /// An attribute that all profiles get: deployment.environment.name=production
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub label: Vec<(String, String)>,
+
+    /// Where Prometheus finds metrics of the agent, or `off` [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_metrics)]
+    pub metrics: Option<MetricsAddress>,
+
+    /// List what would be recorded, and why the rest would not
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// The list as JSON
+    #[arg(long, requires = "dry_run")]
+    pub json: bool,
+}
+
+/// An address, or none: `off`.
+type MetricsAddress = Option<SocketAddr>;
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo lj-trace agent --dry-run                       which processes would be recorded, and under which name
+  sudo lj-trace agent                                 all of them, into /var/lib/lj-trace/profiles
+  sudo lj-trace agent --select unit=nginx --memory 1% the workers of a unit, and what they allocate
+  sudo lj-trace agent --config agent.toml             as the file says: rules, names, sinks";
+
+impl AgentArgs {
+    /// What the configuration and these arguments say together.
+    ///
+    /// # Errors
+    /// The configuration cannot be read, or both do not fit together.
+    pub fn config(&self) -> Result<Config, CommandError> {
+        let default = Path::new(DEFAULT_FILE);
+        let mut config = match &self.config {
+            Some(path) => Config::read(path)?,
+            None if default.exists() => Config::read(default)?,
+            None => Config::default(),
+        };
+        if !self.select.is_empty() {
+            config.select.clone_from(&self.select);
+        }
+        config.drop.extend(self.drop.iter().cloned());
+        config.labels.extend(self.label.iter().cloned());
+        config.memory = self.memory.or(config.memory);
+        set(&mut config.rate, self.rate);
+        set(&mut config.interval, self.interval);
+        set(&mut config.probability, self.probability);
+        set(&mut config.metrics, self.metrics);
+        config.check().map_err(CommandError::usage)?;
+        Ok(config)
+    }
+}
+
+fn set<T>(value: &mut T, said: Option<T>) {
+    if let Some(said) = said {
+        *value = said;
+    }
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').filter(|(key, value)| !key.is_empty() && !value.is_empty());
+    let pair = pair.ok_or("expected KEY=VALUE: deployment.environment.name=production")?;
+    Ok((pair.0.to_owned(), pair.1.to_owned()))
+}

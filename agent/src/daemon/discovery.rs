@@ -1,0 +1,402 @@
+//! Finds the LuaJIT processes of this host as they start, in a thread of its own.
+//!
+//! A process is looked at soon after it has started, and again while it may still become one of LuaJIT: less and less often, and
+//! only if it has mapped something since.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lj_trace_luajit::{FindError, FirstVms, find_first_vms};
+use lj_trace_process::family::last_number;
+use lj_trace_process::{Maps, Process, TargetError, proc_file};
+use lj_trace_profile::Resource;
+
+use super::chosen::Chosen;
+use super::config::Config;
+use super::metadata::{self, ContainerAttributes, HostAttributes};
+use crate::host::CodeFiles;
+
+/// How often it is looked for new processes.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// All processes are listed as often as that; in between, only numbers are looked at that the kernel has given since.
+const LIST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// If it has given more numbers than that, all processes are listed.
+const MANY_NUMBERS: u32 = 256;
+
+/// Where others start processes all the time, it waits for so many times as long as finding them took.
+const WAIT: u32 = 100;
+
+/// A process that was met is looked at after so long: it has not just been forked to become another program.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+
+/// After each look, the next one comes twice as late.
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The same for one that has LuaJIT's code in it, and no VM yet.
+const LONGEST_WAIT_FOR_VM: Duration = Duration::from_secs(5);
+
+/// What waits to be attached to.
+const MOST_WAITING: usize = 64;
+
+/// A process with VMs that is to be recorded.
+#[derive(Debug)]
+pub struct Candidate {
+    /// The process.
+    pub process: Process,
+    /// Its mappings.
+    pub maps: Maps,
+    /// Its VMs.
+    pub found: FirstVms,
+    /// What its profiles are labelled with.
+    pub resource: Resource,
+}
+
+/// How processes are found, for the metrics and `--dry-run`.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// LuaJIT processes that are not recorded, by process id: what they are called, and why.
+    pub left_out: HashMap<u32, (String, String)>,
+    /// Whether all processes were looked at that there were at first.
+    pub is_settled: bool,
+    /// Processes of which nobody knows, since privileges are missing.
+    pub not_permitted: usize,
+}
+
+/// Looks for processes until it is dropped.
+pub struct Discovery {
+    candidates: Receiver<Candidate>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    goes_on: AtomicBool,
+    /// Those that are looked at again as if they had just started.
+    again: Mutex<Vec<Again>>,
+    found: Mutex<Found>,
+}
+
+/// What is to be looked at again.
+enum Again {
+    /// A process that is recorded no more, after so long.
+    Process(u32, Duration),
+    /// All that were left out: the rules have changed.
+    All(Arc<Config>, Arc<ContainerAttributes>),
+}
+
+impl Discovery {
+    /// Begins.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn start(
+        config: Arc<Config>,
+        containers: Arc<ContainerAttributes>,
+        host: HostAttributes,
+    ) -> std::io::Result<Self> {
+        let (sender, candidates) = mpsc::sync_channel(MOST_WAITING);
+        let shared =
+            Arc::new(Shared { goes_on: AtomicBool::new(true), again: Mutex::default(), found: Mutex::default() });
+        let mut look = Look {
+            config,
+            containers,
+            host,
+            files: CodeFiles::default(),
+            seen: HashMap::new(),
+            last_number: None,
+            listed: None,
+            next_list: Instant::now(),
+            period: 0,
+            shared: Arc::clone(&shared),
+            sender,
+        };
+        let work = move || {
+            while look.shared.goes_on.load(Ordering::Relaxed) {
+                if look.round(Instant::now()).is_none() {
+                    return;
+                }
+                thread::sleep(INTERVAL);
+            }
+        };
+        thread::Builder::new().name("discovery".to_owned()).spawn(work)?;
+        Ok(Self { candidates, shared })
+    }
+
+    /// A process that was found since, if there is one.
+    pub fn next(&self) -> Option<Candidate> {
+        self.candidates.try_recv().ok()
+    }
+
+    /// A process is recorded no more: it is looked at again after some time, as one that has executed another program.
+    pub fn look_again(&self, pid: u32, after: Duration) {
+        lock(&self.shared.again).push(Again::Process(pid, after));
+    }
+
+    /// The rules have changed: whatever was left out is looked at again.
+    pub fn change(&self, config: Arc<Config>, containers: Arc<ContainerAttributes>) {
+        lock(&self.shared.again).push(Again::All(config, containers));
+    }
+
+    /// What is not recorded, and why.
+    pub fn found(&self) -> Found {
+        lock(&self.shared.found).clone()
+    }
+}
+
+impl Drop for Discovery {
+    fn drop(&mut self) {
+        self.shared.goes_on.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Nothing panics while it holds one of these, and what they hold is whole at each moment.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process that was met.
+#[derive(Clone, Debug)]
+struct Seen {
+    next: Instant,
+    wait: Duration,
+    state: State,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum State {
+    /// It was not looked at yet.
+    New,
+    /// It has no LuaJIT in it, or no VM, and had mapped so many pages.
+    Without(Option<u64>),
+    /// Somebody else looks after it.
+    Recorded,
+    /// It has LuaJIT, and is not recorded.
+    LeftOut,
+}
+
+struct Look {
+    config: Arc<Config>,
+    containers: Arc<ContainerAttributes>,
+    host: HostAttributes,
+    files: CodeFiles,
+    seen: HashMap<u32, Seen>,
+    last_number: Option<u32>,
+    listed: Option<Instant>,
+    next_list: Instant,
+    /// Of [`Chosen`].
+    period: u64,
+    shared: Arc<Shared>,
+    sender: SyncSender<Candidate>,
+}
+
+/// What a look at a process came to.
+enum Outcome {
+    Candidate(Box<Candidate>),
+    /// Nothing to record, now: it has mapped so many pages; whether it has LuaJIT's code in it.
+    Without(Option<u64>, bool),
+    LeftOut(String, String),
+    NotPermitted,
+    Gone,
+}
+
+impl Look {
+    /// One turn; [`None`] if nobody takes what it finds.
+    fn round(&mut self, now: Instant) -> Option<()> {
+        self.look_again(now);
+        self.meet(now);
+        let due = self.seen.iter().filter(|(_, seen)| seen.state != State::Recorded && seen.next <= now);
+        let mut due: Vec<u32> = due.map(|(pid, _)| *pid).collect();
+        due.sort_unstable();
+        for pid in due {
+            self.visit(pid, now)?;
+        }
+        if self.seen.values().all(|seen| seen.state != State::New) {
+            lock(&self.shared.found).is_settled = true;
+        }
+        Some(())
+    }
+
+    fn look_again(&mut self, now: Instant) {
+        let all = std::mem::take(&mut *lock(&self.shared.again));
+        for again in all {
+            match again {
+                Again::Process(pid, after) => {
+                    if let Some(seen) = self.seen.get_mut(&pid) {
+                        *seen = Seen { next: now + after, wait: FIRST_WAIT, state: State::New };
+                    }
+                }
+                Again::All(config, containers) => {
+                    (self.config, self.containers) = (config, containers);
+                    self.reconsider(now);
+                }
+            }
+        }
+        let period = Chosen::period(&self.config);
+        if std::mem::replace(&mut self.period, period) != period {
+            self.reconsider(now);
+        }
+    }
+
+    fn reconsider(&mut self, now: Instant) {
+        for seen in self.seen.values_mut().filter(|seen| seen.state == State::LeftOut) {
+            *seen = Seen { next: now, wait: FIRST_WAIT, state: State::New };
+        }
+    }
+
+    /// Finds out who has come and who has gone.
+    fn meet(&mut self, now: Instant) {
+        let last = last_number();
+        let is_list_due = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL);
+        if now < self.next_list || !is_list_due && last.is_some() && last == self.last_number {
+            return;
+        }
+        let began = Instant::now();
+        let numbers = match (last, self.last_number) {
+            (Some(last), Some(before)) if !is_list_due => last.checked_sub(before).filter(|new| *new <= MANY_NUMBERS),
+            _ => None,
+        };
+        match (numbers, last) {
+            (Some(new), Some(last)) => {
+                (last - new + 1..=last).filter(|pid| is_process(*pid)).for_each(|pid| self.add(pid, now))
+            }
+            _ => {
+                self.listed = Some(now);
+                let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+                let all: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+                self.seen.retain(|pid, _| all.contains(pid));
+                lock(&self.shared.found).left_out.retain(|pid, _| all.contains(pid));
+                all.into_iter().for_each(|pid| self.add(pid, now));
+            }
+        }
+        self.last_number = last;
+        self.next_list = Instant::now() + began.elapsed() * WAIT;
+    }
+
+    fn add(&mut self, pid: u32, now: Instant) {
+        if pid != std::process::id() {
+            self.seen.entry(pid).or_insert(Seen { next: now + FIRST_LOOK, wait: FIRST_WAIT, state: State::New });
+        }
+    }
+
+    fn visit(&mut self, pid: u32, now: Instant) -> Option<()> {
+        let seen = self.seen.get(&pid)?.clone();
+        let outcome = match seen.state {
+            State::Without(Some(pages)) if mapped_pages(pid) == Some(pages) => Outcome::Without(Some(pages), false),
+            _ => self.look_at(pid),
+        };
+        let wait = |longest: Duration| (seen.wait * 2).min(longest);
+        let next = match outcome {
+            Outcome::Candidate(candidate) => {
+                lock(&self.shared.found).left_out.remove(&pid);
+                self.sender.send(*candidate).ok()?;
+                Seen { state: State::Recorded, ..seen }
+            }
+            Outcome::Without(pages, has_code) => {
+                lock(&self.shared.found).left_out.remove(&pid);
+                // It may come to have a VM without mapping anything.
+                let pages = pages.filter(|_| !has_code);
+                let longest = if has_code { LONGEST_WAIT_FOR_VM } else { LONGEST_WAIT };
+                Seen { next: now + seen.wait, wait: wait(longest), state: State::Without(pages) }
+            }
+            Outcome::LeftOut(name, why) => {
+                lock(&self.shared.found).left_out.insert(pid, (name, why));
+                Seen { next: now + LONGEST_WAIT, wait: LONGEST_WAIT, state: State::LeftOut }
+            }
+            Outcome::NotPermitted => {
+                lock(&self.shared.found).not_permitted += 1;
+                Seen { next: now + LONGEST_WAIT, wait: LONGEST_WAIT, state: State::Without(None) }
+            }
+            Outcome::Gone => {
+                self.seen.remove(&pid);
+                lock(&self.shared.found).left_out.remove(&pid);
+                return Some(());
+            }
+        };
+        self.seen.insert(pid, next);
+        Some(())
+    }
+
+    fn look_at(&self, pid: u32) -> Outcome {
+        let pages = mapped_pages(pid);
+        let process = match Process::open(pid) {
+            Ok(process) => process,
+            Err(TargetError::NotPermitted { .. }) => return Outcome::NotPermitted,
+            // A kernel thread never becomes anything else; its number may be another's one day.
+            Err(TargetError::KernelThread(_)) => return Outcome::Without(pages, false),
+            Err(_) => return Outcome::Gone,
+        };
+        let Ok(maps) = process.maps() else { return Outcome::Gone };
+        if !self.files.any_in(&process, &maps) {
+            return Outcome::Without(pages, false);
+        }
+        let found = match find_first_vms(&process, &maps) {
+            Ok(found) => found,
+            Err(FindError::NoVm { .. } | FindError::Target(_)) => return Outcome::Without(pages, true),
+            Err(error) => return Outcome::LeftOut(process.command(), error.to_string()),
+        };
+        let mut resource = metadata::resource(&process, &self.host, &self.config, &self.containers);
+        metadata::add_vms(&mut resource, &process, &maps, &found.vms);
+        if let Some(why) = self.config.leaves_out(&resource) {
+            return Outcome::LeftOut(process.command(), why.describe().to_owned());
+        }
+        let chosen = Chosen::at(self.period, &self.config, &self.host.identity());
+        if !chosen.contains(&process) {
+            return Outcome::LeftOut(process.command(), "its turn comes in another probability-period".to_owned());
+        }
+        chosen.label(&mut resource);
+        Outcome::Candidate(Box::new(Candidate { process, maps, found, resource }))
+    }
+}
+
+/// How many pages a process has mapped, as `/proc/PID/statm` has it.
+fn mapped_pages(pid: u32) -> Option<u64> {
+    proc_file::read_text(format!("/proc/{pid}/statm")).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// Whether a number is that of a process, rather than of a thread.
+fn is_process(pid: u32) -> bool {
+    let status = proc_file::read_text(format!("/proc/{pid}/status")).unwrap_or_default();
+    let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+    group.is_some_and(|group| group.trim().parse() == Ok(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn discovery() -> Discovery {
+        Discovery::start(Arc::default(), Arc::default(), HostAttributes::default()).unwrap()
+    }
+
+    #[test]
+    fn processes_without_luajit_are_no_candidates() {
+        let mut child = Command::new("sleep").arg("9").spawn().unwrap();
+        let discovery = discovery();
+        thread::sleep(10 * INTERVAL);
+        let own = std::iter::from_fn(|| discovery.next()).find(|found| found.process.pid() == child.id());
+        assert!(own.is_none());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn threads_are_no_processes() {
+        let thread = thread::spawn(|| {
+            // SAFETY: it takes nothing and cannot fail.
+            let own = unsafe { libc::gettid() } as u32;
+            (own, is_process(own))
+        });
+        let (tid, is_one) = thread.join().unwrap();
+        assert!(tid != std::process::id() && !is_one);
+        assert!(is_process(std::process::id()) && !is_process(0));
+    }
+}

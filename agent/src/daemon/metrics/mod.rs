@@ -1,0 +1,64 @@
+//! What the agent does, for Prometheus: at `/metrics` of a local address.
+
+mod numbers;
+mod server;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use lj_trace_engine::EngineError;
+
+pub use numbers::Numbers;
+
+/// Serves the numbers, in a thread of its own.
+#[derive(Debug)]
+pub struct Metrics {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    numbers: Mutex<Numbers>,
+    is_told: Condvar,
+    /// Whether somebody waits for numbers: until then none are put together.
+    is_asked: AtomicBool,
+}
+
+/// Whoever asks gets older numbers if there are no new ones by then.
+const WAIT: Duration = Duration::from_secs(2);
+
+impl Metrics {
+    /// Begins to serve at an address.
+    ///
+    /// # Errors
+    /// The address is taken, or the system has no more threads.
+    pub fn serve(address: SocketAddr) -> Result<Self, EngineError> {
+        let shared = Arc::new(Shared::default());
+        let own = Arc::clone(&shared);
+        server::serve(address, move || own.text())
+            .map_err(|error| EngineError::io(&format!("serve metrics at {address} (--metrics)"), &error))?;
+        Ok(Self { shared })
+    }
+
+    /// Whether new numbers are wanted.
+    pub fn is_asked(&self) -> bool {
+        self.shared.is_asked.swap(false, Ordering::Relaxed)
+    }
+
+    /// These are the numbers from now on.
+    pub fn tell(&self, numbers: Numbers) {
+        *self.shared.numbers.lock().unwrap_or_else(PoisonError::into_inner) = numbers;
+        self.shared.is_told.notify_all();
+    }
+}
+
+impl Shared {
+    fn text(&self) -> String {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_asked.store(true, Ordering::Relaxed);
+        let told = self.is_told.wait_timeout(numbers, WAIT).unwrap_or_else(PoisonError::into_inner);
+        told.0.text()
+    }
+}

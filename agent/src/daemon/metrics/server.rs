@@ -1,0 +1,113 @@
+//! A server with one page.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use lj_trace_process::privileges::{self, Capabilities};
+use tokio::sync::Semaphore;
+
+/// The content type of the text format (OpenMetrics 1.0).
+const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// So many may ask at once, and each has so much time to do so.
+const CONNECTIONS: usize = 8;
+const TIME: Duration = Duration::from_secs(5);
+
+/// Serves `text` at `/metrics` of this address, in a thread of its own, for as long as this process runs.
+///
+/// # Errors
+/// The address is taken, or the system has no more threads.
+pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'static) -> io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let work = move || {
+        // It begins with all that the agent has, and needs none of it.
+        let _ = privileges::keep_only(Capabilities::of(&[]));
+        runtime.block_on(accept(listener, Arc::new(text)));
+    };
+    thread::Builder::new().name("metrics".to_owned()).spawn(work).map(drop)
+}
+
+async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener, text: Arc<F>) {
+    let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
+            // No more descriptors, say: it may be better soon.
+            tokio::time::sleep(TIME).await;
+            continue;
+        };
+        let text = Arc::clone(&text);
+        tokio::spawn(async move {
+            let answer = service_fn(move |request| {
+                let response = respond(&request, &*text);
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let mut server = http1::Builder::new();
+            server.timer(TokioTimer::new()).header_read_timeout(TIME).keep_alive(false).max_buf_size(16 << 10);
+            // Whoever asks and does not listen has no answer.
+            let _ = tokio::time::timeout(2 * TIME, server.serve_connection(TokioIo::new(stream), answer)).await;
+            drop(permit);
+        });
+    }
+}
+
+fn respond(request: &Request<Incoming>, text: &impl Fn() -> String) -> Response<Full<Bytes>> {
+    let (status, kind, body) = match (request.method(), request.uri().path()) {
+        (&Method::GET | &Method::HEAD, "/metrics") => (StatusCode::OK, FORMAT, text()),
+        (_, "/metrics") => (StatusCode::METHOD_NOT_ALLOWED, "text/plain", "GET only\n".to_owned()),
+        _ => (StatusCode::NOT_FOUND, "text/plain", "lj-trace: see /metrics\n".to_owned()),
+    };
+    let response = Response::builder().status(status).header(CONTENT_TYPE, kind).body(Full::from(body));
+    response.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+
+    use super::*;
+
+    fn ask(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(4 * TIME)).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        answer
+    }
+
+    #[test]
+    fn one_page_is_there_whatever_others_ask() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        serve(free, || "lj_trace_processes 5\n".to_owned()).unwrap();
+        assert!(serve(free, String::new).is_err(), "it is taken");
+        let get = |path: &str| ask(free, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
+        // Those that say nothing take only some of the places.
+        let silent: Vec<_> = (0..CONNECTIONS - 1).map(|_| TcpStream::connect(free).unwrap()).collect();
+        let page = get("/metrics");
+        assert!(page.starts_with("HTTP/1.1 200") && page.ends_with("lj_trace_processes 5\n"), "{page}");
+        assert!(get("/").starts_with("HTTP/1.1 404"));
+        assert!(
+            ask(free, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").starts_with("HTTP/1.1 405")
+        );
+        let long = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", "x".repeat(1 << 20));
+        assert!(!ask(free, &long).starts_with("HTTP/1.1 200"));
+        drop(silent);
+        assert!(get("/metrics").starts_with("HTTP/1.1 200"));
+    }
+}

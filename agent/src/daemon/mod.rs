@@ -1,0 +1,347 @@
+//! `lj-trace agent`: all LuaJIT processes of a host, for as long as it runs.
+//!
+//! [`discovery`] finds processes, [`rules`] and [`chosen`] say which of them are recorded, [`metadata`] what their profiles are
+//! labelled with. The engine records them in one session; each interval goes to all [`sinks`]. [`metrics`] has what became of it.
+
+mod chosen;
+pub mod config;
+pub mod discovery;
+mod groups;
+pub mod metadata;
+mod metrics;
+mod own_usage;
+mod ready;
+pub mod rules;
+pub mod sinks;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lj_trace_engine::recording::poll_interval;
+use lj_trace_engine::recording::stop::Stop;
+use lj_trace_engine::{EngineError, Options, RecordTarget, Session};
+use lj_trace_probes::journal::{Priority, say};
+use lj_trace_process::Process;
+use tokio::signal::unix::Signal;
+
+use chosen::Chosen;
+use config::Config;
+use discovery::{Candidate, Discovery};
+use metadata::{ContainerAttributes, HostAttributes};
+use metrics::{Metrics, Numbers};
+use own_usage::{Excess, OwnUsage};
+use ready::Ready;
+use sinks::HostSinks;
+
+/// How often it is looked who has exited.
+const EXITS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often a service manager hears that it is alive.
+const SIGN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A process that could not be recorded is tried again after so long.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// One that has executed another program is looked at soon.
+const SOON: Duration = Duration::from_millis(100);
+
+/// Samples a second of which not fewer are taken, whatever the agent may use.
+const LEAST_RATE: u32 = 1;
+
+/// Attaching to one process after the other keeps the others' samples waiting no longer than this.
+const ATTACH_BUDGET: Duration = Duration::from_millis(50);
+
+/// What is read again when the agent is told to.
+pub struct Reloaded {
+    /// The configuration.
+    pub config: Config,
+    /// Attributes by container id.
+    pub containers: ContainerAttributes,
+    /// Sinks in the place of those that there are, if these have changed.
+    pub sinks: Option<Vec<Box<dyn sinks::HostSink>>>,
+}
+
+/// Why the agent stops recording.
+#[derive(Debug)]
+pub enum Ended {
+    /// It was told to.
+    Stopped,
+    /// What it is to record has changed so that all has to begin anew.
+    Restart(Box<Config>),
+}
+
+/// The agent while it runs.
+pub struct Daemon<'a> {
+    config: Arc<Config>,
+    host: HostAttributes,
+    session: Session<'a>,
+    discovery: Discovery,
+    sinks: Arc<HostSinks>,
+    usage: OwnUsage,
+    metrics: Option<Metrics>,
+    ready: Ready,
+    /// Of [`Chosen`].
+    period: u64,
+    refused: u64,
+    /// Processes that are not recorded since the agent may not use more memory.
+    is_full: bool,
+    next_round: Instant,
+    next_exits: Instant,
+    next_sign: Instant,
+}
+
+impl<'a> Daemon<'a> {
+    /// Begins to look for processes. `options` say how each is recorded.
+    ///
+    /// # Errors
+    /// The session cannot begin, or the address for metrics is taken.
+    pub fn start(
+        config: Config,
+        containers: ContainerAttributes,
+        options: &'a Options,
+        sinks: Arc<HostSinks>,
+    ) -> Result<Self, EngineError> {
+        let config = Arc::new(config);
+        let host = HostAttributes::read();
+        let now = Instant::now();
+        let metrics = config.metrics.map(Metrics::serve).transpose()?;
+        let ready = Ready::default();
+        let session = Session::start(options, Vec::new(), &ready, now)?;
+        let discovery = Discovery::start(Arc::clone(&config), Arc::new(containers), host.clone());
+        let discovery = discovery.map_err(|error| EngineError::io("start a thread", &error))?;
+        // Ten thousand hosts that were started at once do not send at once.
+        let first = config.interval.mul_f64(fastrand::f64());
+        Ok(Self {
+            period: Chosen::period(&config),
+            usage: OwnUsage::new(config.limits.clone(), now),
+            next_round: now + first,
+            next_exits: now,
+            next_sign: now,
+            refused: 0,
+            is_full: false,
+            config,
+            host,
+            session,
+            discovery,
+            sinks,
+            metrics,
+            ready,
+        })
+    }
+
+    /// Whether what was loaded into the kernel can still be reached.
+    pub fn is_in_reach(&self) -> bool {
+        self.session.recordings().all(lj_trace_engine::Recording::is_in_reach)
+    }
+
+    /// Records until it is told to stop, or has to begin anew.
+    pub async fn run(
+        &mut self,
+        stop: impl Future<Output = ()>,
+        mut hangup: Signal,
+        mut reload: impl FnMut(&Config) -> Result<Reloaded, String>,
+    ) -> Ended {
+        let mut ticks = poll_interval::ticks();
+        tokio::pin!(stop);
+        self.ready.tell(&self.config);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut stop => return Ended::Stopped,
+                _ = hangup.recv() => {
+                    match reload(&self.config) {
+                        Err(message) => say(Priority::Warning, &format!("lj-trace: not reloaded: {message}")),
+                        Ok(reloaded) => if let Some(ended) = self.reload(reloaded) {
+                            return ended;
+                        }
+                    }
+                }
+                _ = ticks.tick() => {
+                    self.turn();
+                    poll_interval::relax(&mut ticks, self.session.interval());
+                }
+            }
+        }
+    }
+
+    /// What is done all the time.
+    fn turn(&mut self) {
+        // What fails for one process ends the recording of that one.
+        if let Err(error) = self.session.drain() {
+            say(Priority::Warning, &format!("lj-trace: {}", error.message));
+        }
+        let now = Instant::now();
+        if now >= self.next_exits {
+            self.next_exits = now + EXITS_INTERVAL;
+            self.end_over();
+        }
+        self.attach();
+        if now >= self.next_round {
+            self.end_round();
+            self.next_round = (self.next_round + self.config.interval).max(now);
+        }
+        self.session.look_after_targets();
+        match self.usage.look(now) {
+            Some(Excess::Cpu) => self.use_less_cpu(),
+            Some(Excess::Memory) => self.use_less_memory(),
+            None => {}
+        }
+        if now >= self.next_sign {
+            self.next_sign = now + SIGN_INTERVAL;
+            self.ready.is_alive(|| self.numbers().status());
+        }
+        if let Some(metrics) = self.metrics.as_ref().filter(|metrics| metrics.is_asked()) {
+            metrics.tell(self.numbers());
+        }
+    }
+
+    fn attach(&mut self) {
+        let began = Instant::now();
+        while began.elapsed() < ATTACH_BUDGET
+            && let Some(Candidate { process, maps, found, resource }) = self.discovery.next()
+        {
+            let pid = process.pid();
+            if self.is_full {
+                self.discovery.look_again(pid, RETRY);
+                continue;
+            }
+            self.sinks.describe(pid, resource);
+            let target = RecordTarget {
+                options: self.session.options().of_child(pid),
+                process,
+                maps,
+                vms: found.vms,
+                may_have_more: found.may_have_more,
+                only: None,
+                live: None,
+            };
+            if let Err(error) = self.session.try_add(target, &self.ready) {
+                self.refused += 1;
+                self.sinks.forget(pid);
+                // One that has exited meanwhile is nobody's fault.
+                if error.failure != lj_trace_engine::Failure::NoProcess {
+                    let text = format!("lj-trace: process {pid} is not recorded: {}", error.message);
+                    say(Priority::Warning, &text);
+                }
+                self.discovery.look_again(pid, RETRY);
+            }
+        }
+    }
+
+    /// Parts with processes that have exited, or execute another program, or are not chosen any more.
+    fn end_over(&mut self) {
+        let before: Vec<u32> = self.pids().collect();
+        self.session.end_over();
+        let period = Chosen::period(&self.config);
+        if std::mem::replace(&mut self.period, period) != period {
+            let chosen = Chosen::at(period, &self.config, &self.host.identity());
+            self.session.end_unless(|process| chosen.contains(process));
+        }
+        self.part_with(&before, SOON);
+    }
+
+    /// Has those of `before` looked at again that are recorded no more.
+    fn part_with(&self, before: &[u32], after: Duration) {
+        let left: Vec<u32> = self.pids().collect();
+        for &pid in before.iter().filter(|pid| !left.contains(pid)) {
+            self.sinks.forget(pid);
+            self.discovery.look_again(pid, after);
+        }
+    }
+
+    fn pids(&self) -> impl Iterator<Item = u32> {
+        self.session.recordings().map(|recording| recording.process().pid())
+    }
+
+    fn end_round(&mut self) {
+        match self.session.rotate() {
+            Ok(true) => self.sinks.end_round(),
+            // It is tried again with the next turn.
+            Ok(false) => {}
+            Err(error) => say(Priority::Warning, &format!("lj-trace: {}", error.message)),
+        }
+    }
+
+    fn use_less_cpu(&mut self) {
+        let (used, limit) = (self.usage.usage().cpu * 100.0, self.usage.limits().cpu * 100.0);
+        match self.session.lower_rates(LEAST_RATE) {
+            Ok(Some(rate)) => {
+                let text = format!(
+                    "lj-trace: uses {used:.1}% of a CPU, and may use {limit:.1}%: from now on {rate:.1} samples are taken a \
+                     second, each of which counts for more (limits.cpu allows more)"
+                );
+                say(Priority::Warning, &text);
+            }
+            Ok(None) => {}
+            Err(error) => say(Priority::Warning, &format!("lj-trace: {}", error.message)),
+        }
+    }
+
+    fn use_less_memory(&mut self) {
+        let (used, limit) = (self.usage.usage().memory >> 20, self.usage.limits().memory >> 20);
+        let all: Vec<u32> = self.pids().collect();
+        // The last that came: those that were there before have their history.
+        let kept = all.len() - all.len().div_ceil(8);
+        let text = format!(
+            "lj-trace: uses {used} MiB, and may use {limit} MiB: {} of {} processes are recorded no more (limits.memory allows \
+             more)",
+            all.len() - kept,
+            all.len()
+        );
+        say(Priority::Warning, &text);
+        let kept = &all[..kept];
+        self.session.end_unless(|process: &Process| kept.contains(&process.pid()));
+        self.is_full = true;
+        self.part_with(&all, RETRY);
+    }
+
+    /// Takes on another configuration; why it has to begin anew, if it has to.
+    fn reload(&mut self, reloaded: Reloaded) -> Option<Ended> {
+        let Reloaded { config, containers, sinks } = reloaded;
+        if let Some(sinks) = sinks {
+            self.end_round();
+            self.sinks.replace(sinks);
+        }
+        let needs_restart = |old: &Config, new: &Config| {
+            (old.rate, old.memory, old.kernel, old.metrics) != (new.rate, new.memory, new.kernel, new.metrics)
+        };
+        if needs_restart(&self.config, &config) {
+            return Some(Ended::Restart(Box::new(config)));
+        }
+        self.config = Arc::new(config);
+        self.usage = OwnUsage::new(self.config.limits.clone(), Instant::now());
+        self.is_full = false;
+        let before: Vec<u32> = self.pids().collect();
+        let (host, config) = (&self.host, &self.config);
+        let chosen = Chosen::at(self.period, config, &host.identity());
+        self.session.end_unless(|process| {
+            let resource = metadata::resource(process, host, config, &containers);
+            config.leaves_out(&resource).is_none() && chosen.contains(process)
+        });
+        self.discovery.change(Arc::clone(&self.config), Arc::new(containers));
+        self.part_with(&before, Duration::ZERO);
+        say(Priority::Info, &format!("reloaded: {}", self.config));
+        None
+    }
+
+    fn numbers(&self) -> Numbers {
+        Numbers {
+            recorded: self.session.recordings().count(),
+            totals: self.session.totals(),
+            found: self.discovery.found(),
+            refused: self.refused,
+            profiles: self.sinks.profiles(),
+            usage: self.usage.usage(),
+            sinks: self.sinks.states(),
+        }
+    }
+
+    /// Ends all recordings, and sends what there is.
+    pub fn finish(self) {
+        let Self { session, sinks, ready, .. } = self;
+        if let Err(error) = session.finish(Ok(Stop::Signal), &ready) {
+            say(Priority::Warning, &format!("lj-trace: {}", error.message));
+        }
+        sinks.end_round();
+    }
+}

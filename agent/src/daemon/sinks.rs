@@ -1,0 +1,146 @@
+//! Where the profiles of all processes go: each interval of each process is handed to all sinks, and sent when the round ends.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lj_trace_engine::{EngineError, Interval, Sink, SinkFactory};
+use lj_trace_process::Process;
+use lj_trace_profile::{ProfileKind, Resource};
+
+/// Takes the profiles of all processes of this host.
+pub trait HostSink: Send {
+    /// Takes the profile of one process, whose [`Interval::resource`] is there.
+    fn add(&mut self, interval: &Interval<'_>);
+
+    /// All processes have handed over what was recorded in an interval: it is sent.
+    fn end_round(&mut self);
+
+    /// What has become of what it was given.
+    fn state(&self) -> SinkState;
+
+    /// Ends it: what was not sent is kept for the next start, where that is possible.
+    fn shut_down(self: Box<Self>);
+}
+
+/// What has become of what a sink was given, in samples.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SinkState {
+    /// Its name, for people and as a label of metrics.
+    pub name: String,
+    /// What it was given.
+    pub recorded: u64,
+    /// What has arrived.
+    pub sent: u64,
+    /// What waits in memory.
+    pub queued: u64,
+    /// What waits on disk.
+    pub spooled: u64,
+    /// What nobody will get, by reason.
+    pub dropped: Vec<(String, u64)>,
+    /// How many attempts have failed.
+    pub failures: u64,
+}
+
+/// The sinks, and what the processes are that are recorded.
+#[derive(Default)]
+pub struct HostSinks {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    sinks: Vec<Box<dyn HostSink>>,
+    resources: HashMap<u32, Arc<Resource>>,
+    profiles: u64,
+}
+
+impl HostSinks {
+    /// These sinks.
+    pub fn new(sinks: Vec<Box<dyn HostSink>>) -> Self {
+        Self { inner: Mutex::new(Inner { sinks, ..Inner::default() }) }
+    }
+
+    /// Says what a process is that is about to be recorded.
+    pub fn describe(&self, pid: u32, resource: Resource) {
+        self.lock().resources.insert(pid, Arc::new(resource));
+    }
+
+    /// A process is recorded no more.
+    pub fn forget(&self, pid: u32) {
+        self.lock().resources.remove(&pid);
+    }
+
+    /// Sends what was recorded in the interval that is over.
+    pub fn end_round(&self) {
+        self.lock().sinks.iter_mut().for_each(|sink| sink.end_round());
+    }
+
+    /// What has become of all that was recorded.
+    pub fn states(&self) -> Vec<SinkState> {
+        self.lock().sinks.iter().map(|sink| sink.state()).collect()
+    }
+
+    /// How many profiles there were so far that had anything in them.
+    pub fn profiles(&self) -> u64 {
+        self.lock().profiles
+    }
+
+    /// Puts other sinks in the place of these, which are ended.
+    pub fn replace(&self, sinks: Vec<Box<dyn HostSink>>) {
+        let before = std::mem::replace(&mut self.lock().sinks, sinks);
+        before.into_iter().for_each(HostSink::shut_down);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A sink that has panicked has lost what it had; the others go on.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for HostSinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostSinks").field("states", &self.states()).finish()
+    }
+}
+
+/// What makes the sinks of each process for the engine.
+#[derive(Clone, Debug)]
+pub struct ProcessSinks(pub Arc<HostSinks>);
+
+impl SinkFactory for ProcessSinks {
+    fn sinks(&self, process: &Process, _kind: ProfileKind) -> Vec<Box<dyn Sink>> {
+        let resource = self.0.lock().resources.get(&process.pid()).cloned().unwrap_or_default();
+        vec![Box::new(ProcessSink { sinks: Arc::clone(&self.0), resource })]
+    }
+}
+
+/// The sink of one process.
+struct ProcessSink {
+    sinks: Arc<HostSinks>,
+    resource: Arc<Resource>,
+}
+
+impl Sink for ProcessSink {
+    fn prepare(&mut self, _next: &str) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    fn show(&mut self, _interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
+        Ok(None)
+    }
+
+    fn end(&mut self, interval: &Interval<'_>) -> Result<Option<PathBuf>, EngineError> {
+        // Most processes of a host do nothing in most intervals.
+        if interval.profile.weighted().totals().iter().any(|weight| *weight > 0)
+            || !interval.profile.losses().is_empty()
+        {
+            let mut sinks = self.sinks.lock();
+            let interval = Interval { resource: Some(&self.resource), ..*interval };
+            sinks.profiles += 1;
+            sinks.sinks.iter_mut().for_each(|sink| sink.add(&interval));
+        }
+        Ok(None)
+    }
+}
