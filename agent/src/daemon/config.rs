@@ -32,6 +32,9 @@ pub struct Config {
     /// The share of a process's CPU time that recording its allocations may cost; without it, they are not recorded.
     #[serde(deserialize_with = "share_or_none")]
     pub memory: Option<f64>,
+    /// How long an interval of allocations lasts at least: few windows tell little.
+    #[serde(deserialize_with = "duration")]
+    pub memory_interval: Duration,
     /// Whether the kernel's functions are shown.
     pub kernel: bool,
     /// The share of processes that are recorded at a time; which these are changes with each `probability-period`.
@@ -85,6 +88,7 @@ impl Default for Config {
             rate: 19,
             interval: Duration::from_secs(15),
             memory: None,
+            memory_interval: Duration::from_secs(60),
             kernel: false,
             probability: 1.0,
             probability_period: Duration::from_secs(600),

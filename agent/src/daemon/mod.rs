@@ -303,7 +303,9 @@ impl<'a> Daemon<'a> {
             self.sinks.replace(sinks);
         }
         let needs_restart = |old: &Config, new: &Config| {
-            (old.rate, old.memory, old.kernel, old.metrics) != (new.rate, new.memory, new.kernel, new.metrics)
+            let of =
+                |config: &Config| (config.rate, config.memory, config.memory_interval, config.kernel, config.metrics);
+            of(old) != of(new)
         };
         if needs_restart(&self.config, &config) {
             return Some(Ended::Restart(Box::new(config)));

@@ -57,6 +57,8 @@ pub struct Options {
     pub alloc_stacks: Option<u32>,
     /// If allocations are recorded in windows: the share of the process's CPU time that this may cost.
     pub overhead: Option<f64>,
+    /// An interval of estimated allocations lasts at least so long: few windows tell little.
+    pub allocation_interval: Duration,
     /// What a profile may cost.
     pub limits: Limits,
     /// What tests and benchmarks ask for.

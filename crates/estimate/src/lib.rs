@@ -84,6 +84,15 @@ impl Estimator {
         self.period = 1e9 / rate.max(1.0);
     }
 
+    /// Begins anew with the last counters: what is observed from now on is all that there is.
+    pub fn begin_anew(&mut self) {
+        let Self { last, first, period, .. } = std::mem::take(self);
+        self.period = period;
+        if first.is_some() {
+            self.reading(last);
+        }
+    }
+
     /// Takes the counters, in the order of time; about 1000 times a second.
     pub fn reading(&mut self, reading: Reading) {
         if self.first.is_none() {

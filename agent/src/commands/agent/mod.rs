@@ -77,6 +77,7 @@ fn options(config: &Config, sinks: &Arc<HostSinks>) -> Result<Options, CommandEr
     Ok(Options {
         scope: Scope::Host,
         overhead: config.memory,
+        allocation_interval: config.memory_interval,
         kernel: config.kernel,
         sinks: Some(Arc::new(ProcessSinks(Arc::clone(sinks)))),
         ..options

@@ -357,6 +357,7 @@ impl RecordArgs {
             stream_version: self.stream_version,
             alloc_stacks: self.alloc_stacks,
             overhead: self.overhead,
+            allocation_interval: Duration::ZERO,
             limits: self.limit.limits(),
             testing: Testing {
                 no_uprobe_session: self.no_uprobe_session,

@@ -110,6 +110,11 @@ impl Estimation {
         gave_up && !std::mem::replace(&mut self.said_so, true)
     }
 
+    /// Has the errors be among the measures of the profile.
+    pub fn tell_errors(&mut self) {
+        self.profile.has_errors = true;
+    }
+
     /// Has the objects of one more VM followed, which has the next number.
     pub fn add_vm(&mut self, vm: &Vm) {
         if let Some(lifetimes) = &mut self.lifetimes {
@@ -291,6 +296,13 @@ impl Estimation {
             Some((*activity, sources.clone()))
         });
         Growers { sources: sources.collect(), collector: self.profile.collector() }
+    }
+
+    /// Ends an interval, of which [`profile`](Self::profile) has told, and begins the next one.
+    pub fn begin_anew(&mut self) {
+        self.estimator.begin_anew();
+        self.profile.begin_anew();
+        (self.stayed, self.short) = (0.0, 0);
     }
 
     /// Ends it: nothing comes any more.

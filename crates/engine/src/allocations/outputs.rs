@@ -19,6 +19,7 @@ use super::trace_lines::TraceLine;
 use crate::cpu::reports::STACKS;
 use crate::error::EngineError;
 use crate::output::files::{OutputFiles, numbered, several_vms_on_standard_output};
+use crate::output::pieces::SinceThen;
 use crate::output::{ReportFile, stream_file};
 use crate::resolve::Resolved;
 use crate::sink::{Interval, Sink, end_all, show_all};
@@ -58,6 +59,8 @@ pub struct MemoryOutputs {
     estimation: Option<Box<Estimation>>,
     live: Option<SharedListener>,
     began: SystemTime,
+    /// The losses that earlier intervals tell.
+    told: SinceThen,
 }
 
 /// What the reports are of.
@@ -139,6 +142,7 @@ impl MemoryOutputs {
             estimation: options.windows.then(|| Box::new(Estimation::new(&options.title))),
             live: options.live.clone(),
             began: SystemTime::now(),
+            told: SinceThen::default(),
         })
     }
 
@@ -368,6 +372,33 @@ impl MemoryOutputs {
         Ok(paths)
     }
 
+    /// Lets these take what is estimated of windows, an interval at a time.
+    pub fn add_sinks(&mut self, sinks: Vec<Box<dyn Sink>>) {
+        let Some(estimation) = &mut self.estimation else { return };
+        estimation.tell_errors();
+        match &mut self.reports {
+            Reports::Estimated(own) => own.extend(sinks),
+            reports => *reports = Reports::Estimated(sinks),
+        }
+    }
+
+    /// Ends an interval of what is estimated, and begins the next one; returns the paths of what was written. `lost` are numbers
+    /// of events that never arrived since recording began, by reason.
+    ///
+    /// # Errors
+    /// A sink cannot take it.
+    pub fn end_interval(&mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
+        let (Reports::Estimated(sinks), Some(estimation)) = (&mut self.reports, &mut self.estimation) else {
+            return Ok(Vec::new());
+        };
+        let profile = estimation.profile();
+        self.told.take(lost).iter().for_each(|(reason, count)| profile.lose(reason, *count));
+        let written = end_all(sinks, &Interval::until_now(ProfileKind::Allocations, profile, self.began));
+        estimation.begin_anew();
+        self.began = SystemTime::now();
+        written
+    }
+
     /// Ends all outputs; returns their paths. `lost` are numbers of events that never arrived, by reason.
     ///
     /// # Errors
@@ -377,7 +408,7 @@ impl MemoryOutputs {
         let mut outcome = Ok(());
         let mut estimated = self.estimation.as_mut().map(|estimation| estimation.profile());
         if let Some(profile) = &mut estimated {
-            lost.iter().for_each(|(reason, count)| profile.lose(reason, *count));
+            self.told.take(lost).iter().for_each(|(reason, count)| profile.lose(reason, *count));
         }
         for mut file in self.files {
             if let Some(profile) = &estimated {

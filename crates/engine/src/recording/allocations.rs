@@ -81,6 +81,9 @@ impl MemoryPreparation {
             live: live.clone(),
             windows: options.overhead.is_some(),
         })?;
+        if let Some(factory) = &options.sinks {
+            outputs.add_sinks(factory.sinks(process, ProfileKind::Allocations));
+        }
         let ledger = options.ledger.as_deref().map(LedgerFile::open).transpose()?;
         let room = NameRoom::default();
         let read = |(index, vm)| {
@@ -119,7 +122,8 @@ impl MemoryPreparation {
             }
         };
         let Self { events, c_symbols, mut outputs, ledger, room } = self;
-        if let Some(estimation) = outputs.estimation() {
+        // Objects that live from one interval to the next belong to neither.
+        if let Some(estimation) = outputs.estimation().filter(|_| options.sinks.is_none()) {
             lifetimes::start(target, programs, estimation, polled);
         }
         let only = only.and_then(|only| u32::try_from(only).ok());
@@ -141,6 +145,7 @@ impl MemoryPreparation {
             probes,
             stopped: None,
             began: Instant::now(),
+            interval: (Instant::now(), options.allocation_interval),
             started: false,
             events,
             layout_decision: LayoutDecision::default(),
@@ -164,6 +169,8 @@ pub struct MemoryRecording {
     /// When it was stopped since it cost too much: how long after it had begun.
     pub stopped: Option<Duration>,
     began: Instant,
+    /// When the interval that is under way began, and how long one lasts at least.
+    interval: (Instant, Duration),
     /// Whether the streams have their symbols: these are written while events wait in the buffer, so that attaching
     /// does not have to wait for them.
     started: bool,
@@ -611,6 +618,24 @@ impl MemoryRecording {
             sum.merge(table);
             Some(sum)
         })
+    }
+
+    /// Ends an interval of what is estimated, if it has lasted long enough, and begins the next one; returns the paths of what was
+    /// written.
+    ///
+    /// # Errors
+    /// A sink cannot take it.
+    pub fn end_interval(&mut self, programs: &Programs) -> Result<Vec<PathBuf>, EngineError> {
+        let (began, least) = self.interval;
+        if began.elapsed() < least {
+            return Ok(Vec::new());
+        }
+        self.interval.0 = Instant::now();
+        let lost = self.lost(programs);
+        if let (Some(bounded), Some(estimation)) = (&mut self.bounded, self.outputs.estimation()) {
+            bounded.drain(estimation);
+        }
+        self.outputs.end_interval(&lost)
     }
 
     /// Events that never arrived so far, by reason.

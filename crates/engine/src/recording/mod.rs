@@ -453,9 +453,16 @@ impl Recording {
     /// # Errors
     /// A file cannot be written.
     pub fn rotate(&mut self, piece: &str) -> Result<Vec<PathBuf>, EngineError> {
-        let Some(cpu) = &mut self.cpu else { return Ok(Vec::new()) };
-        cpu.outputs.reports().add_modules(&self.process);
-        cpu.outputs.rotate(piece, &lost_samples(&self.programs, self.samples.as_ref()))
+        let Self { cpu, memory, programs, samples, process, .. } = self;
+        let mut written = Vec::new();
+        if let Some(cpu) = cpu {
+            cpu.outputs.reports().add_modules(process);
+            written.extend(cpu.outputs.rotate(piece, &lost_samples(programs, samples.as_ref()))?);
+        }
+        if let Some(memory) = memory {
+            written.extend(memory.end_interval(programs)?);
+        }
+        Ok(written)
     }
 
     /// The files that were completed while recording goes on, since the last time it was asked.

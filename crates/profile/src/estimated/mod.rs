@@ -25,7 +25,7 @@ pub use verdict::EstimateVerdict;
 use super::Frame;
 use super::memory::sources::Sources;
 use super::memory::{ALLOC_OBJECTS, ALLOC_SPACE};
-use super::model::{Measure, Profile, StackId, StackTable};
+use super::model::{Measure, Profile, StackId, StackTable, Unit};
 
 /// Who allocates, estimated. All events of the windows are shown to it ([`Self::add`]), which gives each source a number;
 /// the estimate over these comes from a recording ([`Self::set`]), or from the notes of its stream, which are symbols.
@@ -45,7 +45,12 @@ pub struct EstimatedProfile {
     losses: BTreeMap<String, u64>,
     /// Of which program, as a title.
     pub title: String,
+    /// Whether the error of each stack's bytes is one of the measures, for back ends that have no other place for it.
+    pub has_errors: bool,
 }
+
+/// The standard error of the bytes, where that is a measure of its own.
+const ALLOC_SPACE_ERROR: Measure = Measure::new("alloc_space_error", Unit::Bytes, 2);
 
 /// Bytes of memory for the stacks of sources: for ten thousand. Each has figures in every window that is kept.
 const STACKS: usize = 4 << 20;
@@ -208,6 +213,20 @@ impl EstimatedProfile {
         self.lives = lives.into_iter().map(|life| (life.source, life)).collect();
     }
 
+    /// Forgets all figures and losses. What sources mean stays, and their numbers: the next interval begins.
+    pub fn begin_anew(&mut self) {
+        for seen in &mut self.seen {
+            (seen.bytes, seen.count) = (0, 0);
+            for measure in [ALLOC_OBJECTS, ALLOC_SPACE, ALLOC_SPACE_ERROR] {
+                self.stacks.take(seen.stack, measure.index, u64::MAX);
+            }
+        }
+        self.lines.clear();
+        self.lives.clear();
+        self.losses.clear();
+        self.about = AboutEstimate::default();
+    }
+
     /// Counts events that were lost, by reason.
     pub fn lose(&mut self, reason: &str, events: u64) {
         *self.losses.entry(reason.to_owned()).or_insert(0) += events;
@@ -266,11 +285,13 @@ impl EstimatedProfile {
     /// Gives the stacks the weights that are estimated: formats are written from those. [`Self::set`] does it; of a
     /// stream, it is to be called once that was read.
     pub fn weigh(&mut self) {
-        let whole = |figure: Figure| figure.value.round() as u64;
-        let rows: Vec<_> =
-            self.rows().iter().map(|(seen, line)| (seen.stack, whole(line.count), whole(line.bytes))).collect();
-        for (stack, count, bytes) in rows {
-            for (measure, value) in [(ALLOC_OBJECTS, count), (ALLOC_SPACE, bytes)] {
+        let of = |line: &Line| {
+            let values = [line.count.value, line.bytes.value, line.bytes.error.unwrap_or(0.0)];
+            values.map(|value| value.round() as u64)
+        };
+        let rows: Vec<_> = self.rows().iter().map(|(seen, line)| (seen.stack, of(line))).collect();
+        for (stack, values) in rows {
+            for (measure, value) in [ALLOC_OBJECTS, ALLOC_SPACE, ALLOC_SPACE_ERROR].into_iter().zip(values) {
                 self.stacks.take(stack, measure.index, u64::MAX);
                 self.stacks.add(stack, measure.index, value);
             }
@@ -312,7 +333,8 @@ impl Profile for EstimatedProfile {
     }
 
     fn measures(&self) -> Vec<Measure> {
-        vec![ALLOC_OBJECTS, ALLOC_SPACE]
+        let error = self.has_errors.then_some(ALLOC_SPACE_ERROR);
+        [ALLOC_OBJECTS, ALLOC_SPACE].into_iter().chain(error).collect()
     }
 
     fn shown(&self) -> Measure {
