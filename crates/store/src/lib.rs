@@ -13,5 +13,6 @@ mod units;
 mod write;
 
 pub use config::StoreConfig;
+pub use read::{Query, Selection};
 
 pub use write::{Dropped, Store, StoreCounts, StoreError};
