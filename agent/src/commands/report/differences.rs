@@ -2,20 +2,22 @@
 
 use std::io::{self, IsTerminal as _};
 use std::path::Path;
+use std::time::SystemTime;
 
 use lj_trace_profile::diff::{DiffLook, ProfileDiff};
 use lj_trace_profile::{Format, Output};
+use lj_trace_store::Query;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::rendering::{Rendering, room_of, to};
-use super::{ReportArgs, open, warn_of};
+use super::{ReportArgs, open, stored, warn_of};
 use crate::exit::{CommandError, ExitCode};
 
-/// Compares the stream with the `old` one, in all outputs.
+/// Compares the stream with an older one, or what is stored with what was stored of another time, in all outputs.
 ///
 /// # Errors
 /// As for a report of one of them; exit code 64 if they are of different kinds, or an output has no such format.
-pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), CommandError> {
+pub fn write(outputs: &[Output], args: &ReportArgs) -> Result<(), CommandError> {
     if args.leak_only || args.human_readable {
         let message = "--diff has no --leak-only and no --human-readable: use --weight held for what is still held";
         return Err(CommandError::usage(message));
@@ -25,7 +27,12 @@ pub fn write(old: &Path, outputs: &[Output], args: &ReportArgs) -> Result<(), Co
         let message = "differences can be shown as text, folded stacks (.folded) and flame graphs (.svg)";
         return Err(CommandError::usage(message));
     }
-    let (old, new) = (read(old, args)?, read(&args.file, args)?);
+    let (now, weight) = (SystemTime::now(), args.weight.unwrap_or_default());
+    let new_query = args.stored.query(now, weight);
+    let (old, new) = match &args.diff {
+        Some(old) => (read(old, &new_query, args)?, read(&args.file, &new_query, args)?),
+        None => (read(&args.file, &args.stored.old_query(now, weight), args)?, read(&args.file, &new_query, args)?),
+    };
     if old.is_memory() != new.is_memory() {
         return Err(CommandError::usage("a CPU profile cannot be compared with a memory profile"));
     }
@@ -53,9 +60,12 @@ fn has_colors() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-fn read(file: &Path, args: &ReportArgs) -> Result<Rendering, CommandError> {
-    let (stream, name) = open(file, args.quiet)?;
+fn read(file: &Path, query: &Query, args: &ReportArgs) -> Result<Rendering, CommandError> {
     let stacks = Output { format: Some(Format::Folded), file: None };
+    if file.is_dir() {
+        return stored::open(file, query, &[stacks], args);
+    }
+    let (stream, name) = open(file, args.quiet)?;
     let (rendering, cut) = Rendering::read(stream, &[stacks], args, &name)?;
     warn_of(cut, &name);
     Ok(rendering)

@@ -1,12 +1,15 @@
-//! `lj-trace report`: renders a stream.
+//! `lj-trace report`: renders a stream, or profiles that the agent has stored.
 
 mod differences;
 mod progress;
 mod rendering;
+mod stored;
+mod times;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use clap::Args;
 use lj_trace_probes::journal::{Priority, say};
@@ -14,6 +17,7 @@ use lj_trace_profile::{Format, Output, Weight};
 use lj_trace_streams::{Stream, StreamError};
 use progress::WithProgress;
 use rendering::Rendering;
+use stored::StoredArgs;
 
 use super::outputs::check_distinct;
 use crate::exit::CommandError;
@@ -31,16 +35,24 @@ Examples:
   lj-trace report memprof.bin --leak-only                 what is still held, and by which line
   lj-trace report memprof.bin --format text               who allocates, who holds, what is garbage, how the heap grows
   lj-trace report memprof.bin -o mem.svg                  a flame graph of the bytes allocated
-  lj-trace report memprof.bin --weight held -o leak.svg   a flame graph of the bytes still held";
+  lj-trace report memprof.bin --weight held -o leak.svg   a flame graph of the bytes still held
+  lj-trace report /var/lib/lj-trace/profiles --from -1h --service shop -o shop.svg
+                                                          the last hour of a service, as the agent has stored it
+  lj-trace report /var/lib/lj-trace/profiles --service shop --from -1h --diff-from -2h
+                                                          what takes more time than in the hour before
+  lj-trace report /var/lib/lj-trace/profiles --service shop --attribute service.version=2 --diff-attribute service.version=1
+                                                          what takes more time than in the old version
+  lj-trace report /var/lib/lj-trace/profiles --service shop --from -1d --kind memory --leak-only
+                                                          what is held, by which line, and how that grew over the day";
 
-/// Render a sysprof or memprof stream, written by lj-trace or by Tarantool.
+/// Render a sysprof or memprof stream, written by lj-trace or by Tarantool, or a folder of stored profiles.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ReportArgs {
-    /// The stream; `-` is standard input
+    /// The stream, or a folder that `lj-trace agent` has stored profiles in; `-` is standard input
     pub file: PathBuf,
 
-    /// Compare with this older stream of the same kind
+    /// Compare with this older stream of the same kind, or with another folder of stored profiles
     ///
     /// As text, as folded stacks with two numbers each (.folded), or as a flame graph (.svg), red where there is more
     /// than before, blue where there is less. Time is compared by shares, memory in bytes.
@@ -81,6 +93,10 @@ pub struct ReportArgs {
     /// Memory profiles: what the widths in pictures and stacks mean [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
+
+    /// What of a folder.
+    #[command(flatten)]
+    pub stored: StoredArgs,
 }
 
 /// Renders the stream as `args` say.
@@ -91,8 +107,17 @@ pub fn run(args: &ReportArgs) -> Result<(), CommandError> {
     let standard_output = [Output { format: None, file: None }];
     let outputs = if args.output.is_empty() { &standard_output[..] } else { &args.output };
     check_distinct(outputs.iter().map(|output| output.file.as_deref()))?;
-    if let Some(old) = &args.diff {
-        return differences::write(old, outputs, args);
+    let is_folder = args.file.is_dir();
+    if !is_folder {
+        args.stored.check_none(&args.file)?;
+    }
+    if args.diff.is_some() || args.stored.compares() {
+        return differences::write(outputs, args);
+    }
+    if is_folder {
+        let query = args.stored.query(SystemTime::now(), args.weight.unwrap_or_default());
+        let rendering = stored::open(&args.file, &query, outputs, args)?;
+        return outputs.iter().try_for_each(|output| rendering.write(output, args));
     }
     let (stream, name) = open(&args.file, args.quiet)?;
     let (rendering, cut) = Rendering::read(stream, outputs, args, &name)?;
@@ -147,6 +172,7 @@ mod tests {
             diff: None,
             source: None,
             quiet: true,
+            stored: StoredArgs::default(),
         }
     }
 

@@ -122,8 +122,10 @@ impl Rendering {
     /// It cannot take the bytes.
     pub fn write(&self, output: &Output, args: &ReportArgs) -> Result<(), CommandError> {
         let format = match self {
-            // What the reference parser prints are heap balances, most of all.
-            Self::Sample(_) => output.format.or(args.format).unwrap_or(Format::Text),
+            // What the reference parser prints are heap balances, most of all; of what is stored it prints nothing.
+            Self::Sample(_) | Self::Memory { summary: None, .. } => {
+                output.format.or(args.format).unwrap_or(Format::Text)
+            }
             _ => format_of(output, args, self.is_memory()),
         };
         if output.file.is_none() && format.is_binary() && io::stdout().is_terminal() {
@@ -208,7 +210,7 @@ fn format_of(output: &Output, args: &ReportArgs, is_memory: bool) -> Format {
 }
 
 /// Refuses options of memory profiles.
-fn check_cpu_options(args: &ReportArgs, name: &str) -> Result<(), CommandError> {
+pub fn check_cpu_options(args: &ReportArgs, name: &str) -> Result<(), CommandError> {
     let refuse = |message: &str| Err(CommandError::usage(format!("{message}, but {name} is a CPU profile")));
     if args.leak_only || args.human_readable {
         return refuse("--leak-only and --human-readable are for memory profiles");
@@ -245,7 +247,7 @@ fn asks_for_tarantool(args: &ReportArgs) -> bool {
 }
 
 /// Refuses options that no output would heed.
-fn check_memory_options(args: &ReportArgs, formats: &[Format]) -> Result<(), CommandError> {
+pub fn check_memory_options(args: &ReportArgs, formats: &[Format]) -> Result<(), CommandError> {
     let refuse = |message: &str| Err(CommandError::usage(message));
     if args.source.is_some() {
         return refuse("--source is for CPU profiles: reports of memory show no code");

@@ -8,7 +8,7 @@ mod notes;
 mod text;
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 pub use about::AboutEstimate;
@@ -339,6 +339,11 @@ impl Profile for EstimatedProfile {
 
     fn shown(&self) -> Measure {
         ALLOC_SPACE
+    }
+
+    fn errors(&self, measure: &Measure) -> HashMap<StackId, f64> {
+        let error = |line: &Line| if measure.index == ALLOC_SPACE.index { line.bytes.error } else { line.count.error };
+        self.rows().into_iter().filter_map(|(seen, line)| Some((seen.stack, error(&line)?))).collect()
     }
 
     fn losses(&self) -> &BTreeMap<String, u64> {

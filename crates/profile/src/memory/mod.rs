@@ -2,6 +2,7 @@
 
 pub mod growth;
 pub mod sources;
+mod stored;
 pub mod text;
 
 use std::collections::BTreeMap;
@@ -13,9 +14,10 @@ use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_text::{Room, bytes};
 use sources::Sources;
+pub use stored::{Step, Stored};
 
 use super::Frame;
-use super::model::{Measure, Profile, StackId, StackTable, Unit};
+use super::model::{Measure, Profile, Recorded, StackId, StackTable, Unit};
 
 /// What a memory profile weighs its stacks by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -84,6 +86,8 @@ pub struct MemoryProfile {
     events: u64,
     /// Bytes of all allocations so far: the clock by which blocks age.
     allocated: u64,
+    /// What is known of one that was put together of many.
+    stored: Option<Stored>,
     /// Of which program, as a title: a command line, a pid, a file.
     pub title: String,
 }
@@ -317,6 +321,8 @@ impl Profile for MemoryProfile {
     fn subtitle(&self) -> String {
         let total = self.total();
         let measured = match self.weight {
+            // An estimate does not tell how many there were.
+            Weight::Allocated if self.events == 0 => format!("{} allocated", bytes(total)),
             Weight::Allocated => format!("{} allocated in {} events", bytes(total), self.events),
             Weight::Events => format!("{} allocations, reallocations and frees", self.events),
             Weight::Held => format!("{} still held after {} events", bytes(total), self.events),
@@ -338,6 +344,10 @@ impl Profile for MemoryProfile {
 
     fn shown(&self) -> Measure {
         self.weight.measure()
+    }
+
+    fn recorded(&self) -> Option<Recorded> {
+        self.stored.as_ref()?.recorded
     }
 
     fn losses(&self) -> &BTreeMap<String, u64> {

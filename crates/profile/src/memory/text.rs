@@ -8,7 +8,7 @@ use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{Room, bytes, percent, signed_bytes};
 
-use super::{Garbage, MemoryProfile};
+use super::{Garbage, MemoryProfile, stored};
 use crate::Frame;
 use crate::answer::{MemoryQuestion, memory_sentence};
 use crate::model::{Profile as _, Row, StackTable};
@@ -46,8 +46,13 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
     }
     said(profile, &places, options, room).iter().try_for_each(|sentence| writeln!(out, "{sentence}"))?;
     let events = profile.events();
-    writeln!(out, "{events} events: {} allocated by {allocations} allocations and reallocations", bytes(allocated))?;
-    write_growth(profile, held, out)?;
+    // An estimate does not tell how many there were.
+    let counted = if events == 0 { String::new() } else { format!("{events} events: ") };
+    writeln!(out, "{counted}{} allocated by {allocations} allocations and reallocations", bytes(allocated))?;
+    match profile.stored() {
+        Some(stored) => stored::write(profile, stored, room, out)?,
+        None => write_growth(profile, held, out)?,
+    }
     if !options.leak_only && allocations > 0 {
         let by_bytes: (Key, Key) = (|place| place.allocated, |place| place.allocations);
         let title = "Top lines by the bytes that they allocate";
@@ -60,7 +65,8 @@ pub fn write(profile: &MemoryProfile, options: MemoryTextOptions, room: Room, ou
         let title = "Still held: allocated during the recording, and not freed by its end";
         write_table(&places, title, by_held, |place| holder(place, held), holders(room), out)?;
     }
-    if profile.follows_blocks() && !options.leak_only {
+    // What is put together of intervals has not what was freed in them.
+    if profile.follows_blocks() && !options.leak_only && profile.stored().is_none() {
         let by_garbage: (Key, Key) = (|place| place.garbage.bytes, |place| place.garbage.objects);
         let title = "Garbage: allocated and freed again; the shorter it lives, the easier it is done without";
         write_table(&places, title, by_garbage, garbage, garbage_table(room), out)?;

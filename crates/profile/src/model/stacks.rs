@@ -176,6 +176,11 @@ impl StackTable {
         (0..).map(StackId).zip(self.stacks.iter().map(|stack| self.row_of(stack)))
     }
 
+    /// The labels of a stack and all of its frames, root first: with the only root of a profile, which is not shown.
+    pub fn all_frames(&self, stack: StackId) -> Option<(&Labels, &[FrameId])> {
+        self.whole(stack).map(|(labels, frames, _)| (labels, frames))
+    }
+
     /// The stacks that have some of a weight, root first, and how much, in the order in which they were first seen.
     pub fn iter(&self, index: usize) -> impl Iterator<Item = (&[FrameId], u64)> {
         self.rows().filter(move |row| row.weights[index] > 0).map(move |row| (row.frames, row.weights[index]))

@@ -1,0 +1,187 @@
+//! One file: whether it is what it should be, and which of its row groups are of interest.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::reader::{ChunkReader, FileReader as _, Length, SerializedFileReader};
+use parquet::file::statistics::Statistics;
+use parquet::schema::types::SchemaDescriptor;
+
+use super::error::Refused;
+use super::merged::Merged;
+use super::query::Query;
+use super::rows::Group;
+use crate::schema::{CPU, Column, MEMORY, columns};
+
+/// Bytes of what a file says of itself, at most. The store's own have some kilobytes.
+const FOOTER: u64 = 16 << 20;
+
+/// Bytes of a file, at most; the store ends them at 64 MB.
+const FILE: u64 = 4 << 30;
+
+/// Bytes of one column of a row group as it is written, at most.
+const CHUNK: i64 = 1 << 30;
+
+/// What every Parquet file ends with.
+const MAGIC: &[u8] = b"PAR1";
+
+/// A file, read at places. Nothing is read beyond the end that it had when it was opened.
+#[derive(Clone)]
+struct Input {
+    file: Arc<File>,
+    length: u64,
+}
+
+/// A place in it.
+struct At {
+    input: Input,
+    place: u64,
+}
+
+impl Read for At {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.input.length.saturating_sub(self.place)).unwrap_or(usize::MAX);
+        let length = buffer.len().min(left);
+        let read = self.input.file.read_at(&mut buffer[..length], self.place)?;
+        self.place += read as u64;
+        Ok(read)
+    }
+}
+
+impl Length for Input {
+    fn len(&self) -> u64 {
+        self.length
+    }
+}
+
+impl ChunkReader for Input {
+    type T = io::BufReader<At>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        Ok(io::BufReader::new(At { input: self.clone(), place: start }))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        let end = start.checked_add(length as u64).filter(|&end| end <= self.length);
+        if end.is_none() {
+            return Err(ParquetError::EOF("beyond the end of the file".to_owned()));
+        }
+        let mut bytes = vec![0; length];
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(bytes.into())
+    }
+}
+
+/// Reads what is asked for.
+pub fn read(file: &File, query: &Query, merged: &mut Merged) -> Result<(), Refused> {
+    let length = file.metadata().map_err(|error| Refused::NotOpened(error.to_string()))?.len();
+    let file = file.try_clone().map_err(|error| Refused::NotOpened(error.to_string()))?;
+    let input = Input { file: Arc::new(file), length };
+    check_end(&input)?;
+    // Of garbage, the library may think that it cannot be. What came before stays, as of any file that ends early.
+    let outcome = catch_unwind(AssertUnwindSafe(|| read_groups(input, query, merged)));
+    outcome.unwrap_or_else(|_| Err(Refused::Damaged("its pages contradict each other".to_owned())))
+}
+
+fn read_groups(input: Input, query: &Query, merged: &mut Merged) -> Result<(), Refused> {
+    let length = input.length;
+    let reader = SerializedFileReader::new(input)?;
+    let places = places(reader.metadata().file_metadata().schema_descr())?;
+    for index in 0..reader.num_row_groups() {
+        let metadata = reader.metadata().row_group(index);
+        check_group(metadata, length)?;
+        if may_have(metadata, &places, query) {
+            let group = reader.get_row_group(index)?;
+            Group::new(&*group, &places)?.read(metadata.num_rows(), query, merged)?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether it ends as a Parquet file of a reasonable size does. A sparse file of terabytes does not.
+fn check_end(input: &Input) -> Result<(), Refused> {
+    let mut end = [0; 8];
+    let at = input.length.checked_sub(8).filter(|_| input.length <= FILE).ok_or(Refused::NotParquet)?;
+    input.file.read_exact_at(&mut end, at).map_err(|error| Refused::NotOpened(error.to_string()))?;
+    let (footer, magic) = end.split_at(4);
+    let footer = footer.iter().rev().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
+    if magic != MAGIC || footer > at {
+        Err(Refused::NotParquet)
+    } else if footer > FOOTER {
+        Err(Refused::Damaged(format!("what it says of itself has {footer} bytes")))
+    } else {
+        Ok(())
+    }
+}
+
+/// Where the columns are in this file: others may have been added by whoever rewrote it.
+fn places(schema: &SchemaDescriptor) -> Result<Vec<usize>, Refused> {
+    let ours = columns();
+    let place = |column: Column| {
+        let own = ours.column(column as usize);
+        let path = own.path().string();
+        let found = schema.columns().iter().position(|one| {
+            one.path() == own.path()
+                && one.physical_type() == own.physical_type()
+                && one.max_rep_level() == own.max_rep_level()
+                && one.max_def_level() == own.max_def_level()
+        });
+        found.ok_or(Refused::OtherColumns(path))
+    };
+    Column::ALL.into_iter().map(place).collect()
+}
+
+/// The library takes it for granted that chunks lie within their file.
+fn check_group(group: &RowGroupMetaData, length: u64) -> Result<(), Refused> {
+    let damaged = |what: &str| Err(Refused::Damaged(what.to_owned()));
+    if !(0..=1 << 32).contains(&group.num_rows()) {
+        return damaged("a row group has an impossible number of rows");
+    }
+    for column in group.columns() {
+        let start = column.dictionary_page_offset().unwrap_or_else(|| column.data_page_offset());
+        let lengths = [start, column.data_page_offset(), column.compressed_size(), column.uncompressed_size()];
+        let end = start.checked_add(column.compressed_size()).and_then(|end| u64::try_from(end).ok());
+        if lengths.iter().any(|&number| number < 0) || end.is_none_or(|end| end > length) {
+            return damaged("a column lies beyond the end of the file");
+        }
+        if column.compressed_size() > CHUNK {
+            return damaged("a column of a row group is larger than 1 GiB");
+        }
+    }
+    Ok(())
+}
+
+/// Whether a row group can have some of what is asked for, by the least and the greatest value of its columns.
+fn may_have(group: &RowGroupMetaData, places: &[usize], query: &Query) -> bool {
+    let statistics = |column: Column| group.column(places[column as usize]).statistics();
+    let numbers = |column, from: i64, to: i64| match statistics(column) {
+        Some(Statistics::Int64(of)) => {
+            of.min_opt().is_none_or(|least| *least <= to) && of.max_opt().is_none_or(|most| *most >= from)
+        }
+        _ => true,
+    };
+    let text = |column, wanted: Option<&str>| match (statistics(column), wanted) {
+        (Some(Statistics::ByteArray(of)), Some(wanted)) => {
+            // Long texts are cut there.
+            let wanted = &wanted.as_bytes()[..wanted.len().min(32)];
+            let cut = |bytes: &[u8]| bytes[..bytes.len().min(32)].to_vec();
+            of.min_opt().is_none_or(|least| cut(least.data()).as_slice() <= wanted)
+                && of.max_opt().is_none_or(|most| cut(most.data()).as_slice() >= wanted)
+        }
+        _ => true,
+    };
+    let [from, to] = query.range();
+    let kind = query.kind.map(|kind| if kind == lj_trace_profile::ProfileKind::Cpu { CPU } else { MEMORY });
+    let pid = query.pid.map(i64::from);
+    numbers(Column::Time, from, to.saturating_sub(1))
+        && pid.is_none_or(|pid| numbers(Column::Pid, pid, pid))
+        && text(Column::Host, query.host.as_deref())
+        && text(Column::ServiceName, query.service.as_deref())
+        && text(Column::Kind, kind)
+}

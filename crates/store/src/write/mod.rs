@@ -1,0 +1,13 @@
+//! Profiles into files.
+
+mod counts;
+mod encode;
+mod error;
+mod kept;
+mod rows;
+mod store;
+mod texts;
+
+pub use counts::{Dropped, StoreCounts};
+pub use error::StoreError;
+pub use store::Store;

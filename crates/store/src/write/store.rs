@@ -1,0 +1,295 @@
+//! The store: intervals in, files out.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::time::{Duration, Instant, SystemTime};
+
+use lj_trace_profile::Interval;
+use parquet::errors::ParquetError;
+
+use super::counts::{Amount, Dropped, StoreCounts};
+use super::encode;
+use super::error::StoreError;
+use super::kept::{Kept, KeptFile};
+use super::rows::Rows;
+use crate::StoreConfig;
+use crate::folder::Folder;
+use crate::names::{FileName, Partition, escaped, stamp};
+
+/// Writes the profiles of a host into a folder.
+///
+/// Each date and service has a file that is not complete yet: its rows are in memory, and what they are so far is written
+/// under the file's name every [`flush`](StoreConfig::flush), whole each time, in place of what was there before. So every file
+/// that can be seen can be read, and a crash loses no more than that time. A file is complete after
+/// [`rotate`](StoreConfig::rotate), or once it is large.
+#[derive(Debug)]
+pub struct Store {
+    config: StoreConfig,
+    root: Folder,
+    /// The host, as names of files have it.
+    host: String,
+    /// Held for as long as this writes there.
+    _lock: File,
+    run: u64,
+    number: u64,
+    open: BTreeMap<Partition, OpenFile>,
+    kept: Kept,
+    counts: StoreCounts,
+    notices: Vec<String>,
+    /// Since when files cannot be written.
+    failing: Option<Instant>,
+}
+
+/// A file that is not complete.
+#[derive(Debug)]
+struct OpenFile {
+    name: FileName,
+    rows: Rows,
+    began: Instant,
+    /// When it was written, and what was in it then.
+    written: Option<(Instant, Amount)>,
+    /// Its size then.
+    size: u64,
+}
+
+impl OpenFile {
+    /// What is not on the disk.
+    fn pending(&self) -> Amount {
+        self.rows.amount().less(self.written.map_or_else(Amount::default, |(_, amount)| amount))
+    }
+}
+
+/// As many folders of services may have a file that is not complete: services name themselves.
+const OPEN: usize = 1000;
+
+/// Once the folder cannot be written, it is tried again after this time.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What is said and was not yet taken.
+const NOTICES: usize = 16;
+
+impl Store {
+    /// Opens the folder; makes it if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be written, or another process writes there.
+    pub fn open(config: StoreConfig) -> Result<Self, StoreError> {
+        let failed = |error| StoreError::Folder { folder: config.folder.clone(), error };
+        let root = Folder::open_or_make(&config.folder).map_err(failed)?;
+        let host = config.host.clone().unwrap_or_else(host_name);
+        let escaped = escaped(&host);
+        let lock = root.lock(&format!(".lj-trace.{escaped}.lock")).map_err(failed)?;
+        let lock = lock.ok_or_else(|| StoreError::InUse { folder: config.folder.clone() })?;
+        let kept = Kept::find(&root, &escaped).map_err(failed)?;
+        let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
+        let mut store = Self {
+            config: StoreConfig { host: Some(host), ..config },
+            root,
+            host: escaped,
+            _lock: lock,
+            // Two runs do not begin in the same microsecond: the lock is between them.
+            run: u64::try_from(run).unwrap_or(u64::MAX),
+            number: 0,
+            open: BTreeMap::new(),
+            kept,
+            counts: StoreCounts::default(),
+            notices: Vec::new(),
+            failing: None,
+        };
+        store.bound(SystemTime::now());
+        Ok(store)
+    }
+
+    /// Takes in an interval of a process. It is copied: the profile may change afterwards.
+    pub fn add(&mut self, interval: &Interval<'_>) {
+        let service = interval.resource.map_or("unknown_service", lj_trace_profile::Resource::service);
+        let partition = Partition::new(interval.began, service);
+        let is_new = !self.open.contains_key(&partition);
+        if self.bytes() >= self.config.memory || is_new && self.open.len() >= OPEN {
+            self.make_room();
+        }
+        let host = self.config.host.clone().unwrap_or_default();
+        if self.bytes() >= self.config.memory {
+            // What it would have been.
+            let amount = Rows::default().add(interval, &host);
+            self.counts.added.add(amount);
+            self.counts.dropped.entry(Dropped::MemoryFull).or_default().add(amount);
+            return;
+        }
+        let number = self.number;
+        let file = self.open.entry(partition).or_insert_with(|| {
+            let name = FileName { host: self.host.clone(), began: stamp(interval.began), run: self.run, number };
+            OpenFile { name, rows: Rows::default(), began: Instant::now(), written: None, size: 0 }
+        });
+        self.number += u64::from(file.name.number == number);
+        let amount = file.rows.add(interval, &host);
+        self.counts.added.add(amount);
+        self.counts.pending.add(amount);
+    }
+
+    /// To be called now and then, such as after each round of intervals: writes what is due, begins new files where the old
+    /// ones are complete, and removes files that are more than what is kept.
+    pub fn end_round(&mut self) {
+        self.end_round_at(Instant::now(), SystemTime::now());
+    }
+
+    fn end_round_at(&mut self, now: Instant, wall: SystemTime) {
+        let since = |then: Instant| now.saturating_duration_since(then);
+        if self.failing.is_some_and(|tried| since(tried) < RETRY) {
+            return;
+        }
+        let due = |file: &OpenFile| {
+            let is_complete = since(file.began) >= self.config.rotate || file.size >= self.config.rotate_size;
+            let last = file.written.map_or(file.began, |(written, _)| written);
+            (is_complete || since(last) >= self.config.flush).then_some(is_complete)
+        };
+        let due: Vec<_> =
+            self.open.iter().filter_map(|(partition, file)| Some((partition.clone(), due(file)?))).collect();
+        for (partition, is_complete) in due {
+            if !self.write(&partition, is_complete, now) {
+                break;
+            }
+        }
+        self.bound(wall);
+    }
+
+    /// Completes all files.
+    pub fn close(mut self) -> StoreCounts {
+        for partition in self.open.keys().cloned().collect::<Vec<_>>() {
+            self.write(&partition, true, Instant::now());
+        }
+        for file in std::mem::take(&mut self.open).into_values() {
+            self.counts.dropped.entry(Dropped::Closed).or_default().add(file.pending());
+            self.counts.pending = self.counts.pending.less(file.pending());
+        }
+        self.bound(SystemTime::now());
+        self.counts.clone()
+    }
+
+    /// What became of all that was added so far.
+    pub fn counts(&self) -> &StoreCounts {
+        &self.counts
+    }
+
+    /// What users should be told: a line each, once for each time that something begins or ends.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Bytes of memory of all rows, about.
+    fn bytes(&self) -> u64 {
+        self.open.values().map(|file| file.rows.bytes() as u64).sum()
+    }
+
+    /// Completes the largest file.
+    fn make_room(&mut self) {
+        let now = Instant::now();
+        if self.failing.is_some_and(|tried| now.saturating_duration_since(tried) < RETRY) {
+            return;
+        }
+        let largest =
+            self.open.iter().max_by_key(|(_, file)| file.rows.bytes()).map(|(partition, _)| partition.clone());
+        if let Some(largest) = largest {
+            self.write(&largest, true, now);
+        }
+    }
+
+    /// Writes the file of a partition as far as it is; whether that went well.
+    fn write(&mut self, partition: &Partition, is_complete: bool, now: Instant) -> bool {
+        let Some(file) = self.open.get_mut(partition) else { return true };
+        let pending = file.pending();
+        if pending != Amount::default() {
+            match write_whole(&self.root, partition, file) {
+                Ok(size) => {
+                    file.size = size;
+                    file.written = Some((now, file.rows.amount()));
+                    self.counts.pending = self.counts.pending.less(pending);
+                    self.counts.written.add(pending);
+                    let name = file.name.text();
+                    self.kept
+                        .set(KeptFile { began: file.name.began.clone(), partition: partition.clone(), name }, size);
+                    if self.failing.take().is_some() {
+                        self.say(format!("{} can be written again", self.config.folder.display()));
+                    }
+                }
+                Err(error) => {
+                    self.counts.failures += 1;
+                    if self.failing.replace(now).is_none() {
+                        let folder = self.config.folder.display();
+                        self.say(format!(
+                            "cannot write profiles to {folder}: {error}; they wait in memory as long as it has room"
+                        ));
+                    }
+                    return false;
+                }
+            }
+        }
+        if is_complete && self.open.remove(partition).is_some_and(|file| file.written.is_some()) {
+            self.counts.files += 1;
+        }
+        true
+    }
+
+    /// Removes the oldest files as long as there are more than what is kept.
+    fn bound(&mut self, now: SystemTime) {
+        while let Some(file) = self.kept.excess(&self.config, now) {
+            // What is in memory of it would be written under its name again.
+            let is_open = |open: &OpenFile| open.name.text() == file.name;
+            if self.open.get(&file.partition).is_some_and(is_open) && !self.write(&file.partition, true, Instant::now())
+            {
+                break;
+            }
+            match self.kept.remove(&self.root, &file) {
+                Ok(bytes) => {
+                    self.counts.removed += 1;
+                    self.counts.removed_bytes += bytes;
+                }
+                Err(error) => self.say(format!("cannot remove {}: {error}", file.name)),
+            }
+        }
+        self.counts.bytes = self.kept.bytes();
+    }
+
+    fn say(&mut self, notice: String) {
+        if self.notices.len() < NOTICES {
+            self.notices.push(notice);
+        }
+    }
+}
+
+/// Writes all rows of a file under a hidden name, has the disk take them, and gives the file its name; gives its size.
+fn write_whole(root: &Folder, partition: &Partition, file: &OpenFile) -> io::Result<u64> {
+    let folder = root.inside_or_made(&partition.date)?.inside_or_made(&partition.service)?;
+    let (partial, name) = (file.name.partial(), file.name.text());
+    let written = write_partial(&folder, &partial, &file.rows).and_then(|size| {
+        folder.rename(&partial, &name)?;
+        folder.sync()?;
+        Ok(size)
+    });
+    if written.is_err() {
+        // There may be none; it takes room that others need.
+        let _ = folder.remove(&partial);
+    }
+    written
+}
+
+fn write_partial(folder: &Folder, name: &str, rows: &Rows) -> io::Result<u64> {
+    let mut out = BufWriter::with_capacity(1 << 16, folder.create(name)?);
+    encode::write(rows, &mut out).map_err(|error| match error {
+        ParquetError::External(error) => match error.downcast::<io::Error>() {
+            Ok(error) => *error,
+            Err(error) => io::Error::other(error),
+        },
+        error => io::Error::other(error),
+    })?;
+    out.flush()?;
+    let file = out.get_ref();
+    file.sync_all()?;
+    Ok(file.metadata()?.len())
+}
+
+/// What the kernel calls this host.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,40 @@
+//! Texts of a file, each held once.
+
+use std::collections::HashMap;
+
+use parquet::data_type::ByteArray;
+
+/// Texts by number.
+#[derive(Debug, Default)]
+pub struct Texts {
+    texts: Vec<ByteArray>,
+    numbers: HashMap<Box<str>, u32, foldhash::fast::RandomState>,
+    bytes: usize,
+}
+
+/// Bytes of memory that a text takes besides itself, about.
+const TEXT: usize = 120;
+
+impl Texts {
+    /// The number of a text.
+    pub fn intern(&mut self, text: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(text) {
+            return number;
+        }
+        let number = u32::try_from(self.texts.len()).unwrap_or(u32::MAX);
+        self.texts.push(ByteArray::from(text));
+        self.numbers.insert(text.into(), number);
+        self.bytes += TEXT + 2 * text.len();
+        number
+    }
+
+    /// The text of a number.
+    pub fn get(&self, number: u32) -> ByteArray {
+        self.texts.get(number as usize).cloned().unwrap_or_default()
+    }
+
+    /// How many bytes all take, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
