@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lj_trace_store::StoreConfig;
 use serde::{Deserialize, Deserializer};
 
 use super::rules::Rule;
@@ -56,6 +57,8 @@ pub struct Config {
     pub service: Vec<ServiceName>,
     /// Attributes that all profiles get.
     pub labels: BTreeMap<String, String>,
+    /// Where profiles are kept as Parquet files. It is there by default if there is no other sink.
+    pub store: Option<StoreConfig>,
     /// A file with attributes by container id, such as the names that Kubernetes has for it.
     pub container_attributes: Option<PathBuf>,
 }
@@ -82,6 +85,13 @@ pub struct ServiceName {
     pub of: Rule,
 }
 
+/// Where profiles go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sinks {
+    /// As files of this host.
+    pub store: Option<StoreConfig>,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -98,6 +108,7 @@ impl Default for Config {
             drop: Vec::new(),
             service: Vec::new(),
             labels: BTreeMap::new(),
+            store: None,
             container_attributes: None,
         }
     }
@@ -136,8 +147,10 @@ impl Config {
         config.check().map(|()| config)
     }
 
-    /// What it says of sinks.
-    pub fn sinks(&self) {}
+    /// Where profiles go.
+    pub fn sinks(&self) -> Sinks {
+        Sinks { store: Some(self.store.clone().unwrap_or_default()) }
+    }
 
     /// Whether its values fit together.
     ///

@@ -2,12 +2,18 @@
 
 use crate::daemon::config::Config;
 use crate::daemon::sinks::HostSink;
-use crate::exit::CommandError;
+use crate::daemon::sinks::stored::Stored;
+use crate::exit::{CommandError, ExitCode};
 
 /// Opens them.
 ///
 /// # Errors
 /// One of them cannot be.
-pub fn open(_config: &Config) -> Result<Vec<Box<dyn HostSink>>, CommandError> {
-    Ok(Vec::new())
+pub fn open(config: &Config) -> Result<Vec<Box<dyn HostSink>>, CommandError> {
+    let mut all: Vec<Box<dyn HostSink>> = Vec::new();
+    if let Some(config) = config.sinks().store {
+        let stored = Stored::open(config).map_err(|error| CommandError::new(ExitCode::IO, error.to_string()))?;
+        all.push(Box::new(stored));
+    }
+    Ok(all)
 }

@@ -9,6 +9,8 @@ use lj_trace_engine::{EngineError, Interval, Sink, SinkFactory};
 use lj_trace_process::Process;
 use lj_trace_profile::{ProfileKind, Resource};
 
+pub mod stored;
+
 /// Takes the profiles of all processes of this host.
 pub trait HostSink: Send {
     /// Takes the profile of one process, whose [`Interval::resource`] is there.
