@@ -25,6 +25,7 @@ pub mod measured;
 pub mod memory_truth;
 pub mod nginx;
 pub mod oracle;
+pub mod own_process;
 pub mod pauses;
 pub mod profiles;
 pub mod programs;

@@ -32,7 +32,7 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
         return dry_run::run(&config, &containers(&config)?, args.json).map(|()| ExitCode::OK);
     }
     priority::raise();
-    let interrupts = Interrupts::listen()?;
+    let interrupts = Interrupts::listen_but_for_hangup()?;
     if config.memory.is_some() {
         start_guardian()?;
     }

@@ -36,6 +36,19 @@ impl Interrupts {
     /// # Errors
     /// The system has no more descriptors.
     pub fn listen() -> Result<Self, CommandError> {
+        Self::listen_to(&SIGNALS)
+    }
+
+    /// The same, but that SIGHUP means something else.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
+    pub fn listen_but_for_hangup() -> Result<Self, CommandError> {
+        let signals: Vec<_> = SIGNALS.into_iter().filter(|signal| *signal != libc::SIGHUP).collect();
+        Self::listen_to(&signals)
+    }
+
+    fn listen_to(signals: &[libc::c_int]) -> Result<Self, CommandError> {
         let failed = || CommandError::internal(&io::Error::last_os_error());
         // SAFETY: eventfd(2) takes two plain integers.
         let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -47,7 +60,7 @@ impl Interrupts {
         EVENT.store(event.as_raw_fd(), Ordering::SeqCst);
         FIRST.store(0, Ordering::SeqCst);
         SIGNAL.store(0, Ordering::SeqCst);
-        for signal in SIGNALS.into_iter().filter(|&signal| signal != libc::SIGHUP || !is_ignored(signal)) {
+        for signal in signals.iter().copied().filter(|&signal| signal != libc::SIGHUP || !is_ignored(signal)) {
             // SAFETY: all zeros are a valid `sigaction`: no flags, no signals to block.
             let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
             action.sa_sigaction = heard as extern "C" fn(libc::c_int) as libc::sighandler_t;
