@@ -149,7 +149,7 @@ fn a_full_disk_is_said_once_and_costs_no_more_than_memory_has_no_room_for() {
     let folder = disk.0.path();
     let filler = folder.join("filler");
     let mut store = Store::open(StoreConfig { memory: 300_000, ..eager(folder) }).unwrap();
-    fs::write(&filler, vec![0; 1 << 20]).unwrap_err();
+    fs::write(&filler, vec![0; 2 << 20]).unwrap_err();
     let mut random = Random::new(3);
     let mut added = 0;
     while store.counts().dropped.is_empty() {

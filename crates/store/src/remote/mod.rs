@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path;
-use object_store::{ClientOptions, MultipartUpload as _, ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig};
+use object_store::{ClientOptions, MultipartUpload as _, ObjectStoreExt as _, PutPayload, RetryConfig};
 
 use crate::RemoteConfig;
 use transport::UreqConnector;
