@@ -13,6 +13,7 @@ pub mod code;
 pub mod consumers;
 pub mod crafted;
 pub mod disk;
+pub mod engines;
 pub mod estimates;
 pub mod folded;
 pub mod heap;

@@ -44,6 +44,8 @@ pub const GO: &str = "go";
 pub const CHROMIUM: &str = "chromium";
 /// The packages of `tests/consumers/package.json`.
 pub const NPM_PACKAGES: &str = "npm-packages";
+/// The Python package `duckdb`, which reads Parquet files.
+pub const DUCKDB: &str = "duckdb";
 
 /// The builds that every test of a LuaJIT's inside runs on.
 pub const ALL: [&str; 3] = [LUAJIT, LUAJIT2, TARANTOOL];
@@ -60,6 +62,7 @@ impl Program {
         let path = match name {
             LUAJIT | GO | CHROMIUM => find_command(name),
             NPM_PACKAGES => Some(consumers_folder().join("package-lock.json")),
+            DUCKDB => Some(engines_folder().join("duckdb/duckdb/__init__.py")),
             _ => Some(folder(name).join(match name {
                 LUAJIT2 => "usr/bin/luajit",
                 TARANTOOL => "usr/bin/tarantool",
@@ -111,6 +114,11 @@ pub fn consumers_folder() -> PathBuf {
     let home = || Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cache");
     let default = || cache().unwrap_or_else(home).join("lj-trace/consumers");
     env::var_os("LJ_TRACE_TEST_CONSUMERS").map_or_else(default, PathBuf::from)
+}
+
+/// The folder with a folder for each engine that reads what is stored, beside that.
+pub fn engines_folder() -> PathBuf {
+    consumers_folder().with_file_name("engines")
 }
 
 /// The folder that a Debian package is unpacked into.

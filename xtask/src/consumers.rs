@@ -1,4 +1,5 @@
-//! The programs that people open profiles with, for the tests: Go's pprof, Chromium, speedscope, the Firefox profiler.
+//! The programs that people open profiles with, for the tests: Go's pprof, Chromium, speedscope, the Firefox profiler,
+//! DuckDB.
 //!
 //! Where one cannot be had, its tests say so and do not run: a registry that is out of reach is no fault of lj-trace.
 
@@ -7,6 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
+use crate::engines::DUCKDB;
 use crate::run::run;
 use crate::{apt, paths};
 
@@ -25,7 +27,9 @@ pub fn npm_folder() -> PathBuf {
 /// The consumers that are not there.
 pub fn missing() -> Vec<&'static str> {
     let commands = COMMANDS.iter().filter(|(command, _)| paths::find_command(command).is_none());
-    commands.map(|(command, _)| *command).chain((!has_npm_packages()).then_some(NPM)).collect()
+    let others = [(NPM, has_npm_packages()), (DUCKDB.name, DUCKDB.is_here())];
+    let others = others.into_iter().filter(|(_, is_here)| !is_here).map(|(name, _)| name);
+    commands.map(|(command, _)| *command).chain(others).collect()
 }
 
 fn has_npm_packages() -> bool {
@@ -50,6 +54,7 @@ fn install_one(name: &str) -> Result<()> {
             eprintln!("setup: installing {package}");
             apt::install(&[(*package).to_owned()])
         }
+        None if name == DUCKDB.name => DUCKDB.install(),
         None => install_npm_packages(),
     }
 }

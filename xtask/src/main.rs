@@ -7,6 +7,7 @@ mod consumers;
 mod demo;
 mod dist;
 mod docs;
+mod engines;
 mod fuzz;
 mod kernel;
 mod layouts;
@@ -57,6 +58,8 @@ enum Task {
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
+    /// Have ClickHouse and Spark read what is stored (they are large: not part of `test`)
+    Engines,
     /// Look for input that the readers of streams, ELF files and VMs do not survive, with cargo-fuzz
     Fuzz(fuzz::Options),
     /// Let lj-trace come and go for long while nginx answers requests, and show what that does to it
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Task::Pictures(options) => pictures::pictures(&options),
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
+        Task::Engines => engines::engines(),
         Task::Fuzz(options) => fuzz::fuzz(&options),
         Task::Soak(options) => soak::soak(&options),
         Task::Matrix => matrix::matrix(),

@@ -133,7 +133,7 @@ fn the_site_has_every_page_once() {
 }
 
 /// Where errors are that users can meet.
-const ERRORS: [&str; 11] = [
+const ERRORS: [&str; 13] = [
     "crates/process/src/process.rs",
     "crates/luajit/src/find.rs",
     "crates/profile/src/formats/output.rs",
@@ -145,6 +145,8 @@ const ERRORS: [&str; 11] = [
     "crates/heap/src/pause.rs",
     "crates/heap/src/copy/store.rs",
     "crates/streams/src/error.rs",
+    "crates/store/src/write/error.rs",
+    "crates/store/src/read/error.rs",
 ];
 
 /// The texts of `#[error("...")]` in a file.

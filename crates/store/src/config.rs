@@ -35,6 +35,24 @@ pub struct StoreConfig {
     /// How old a file may become before it is removed.
     #[serde(deserialize_with = "units::duration")]
     pub keep_age: Duration,
+    /// Where complete files go on to; they are removed from the folder then.
+    pub remote: Option<RemoteConfig>,
+}
+
+/// S3-compatible storage. Credentials come from where AWS's tools look for them: `AWS_ACCESS_KEY_ID` and
+/// `AWS_SECRET_ACCESS_KEY`, a web identity, the metadata of the instance.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RemoteConfig {
+    /// `s3://BUCKET/PREFIX`.
+    pub url: String,
+    /// The server, if it is not Amazon's: `https://minio.example:9000`.
+    pub endpoint: Option<String>,
+    /// The region, if the environment does not say it.
+    pub region: Option<String>,
+    /// Whether the server may be talked to without TLS.
+    #[serde(default)]
+    pub allow_http: bool,
 }
 
 /// Where the agent keeps profiles if it is not told where to send them.
@@ -51,6 +69,7 @@ impl Default for StoreConfig {
             memory: 16 << 20,
             keep: 10 << 30,
             keep_age: Duration::from_secs(14 * 86_400),
+            remote: None,
         }
     }
 }

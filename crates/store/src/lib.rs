@@ -8,11 +8,13 @@ mod folder;
 mod frames;
 mod names;
 pub mod read;
+#[cfg(feature = "s3")]
+mod remote;
 pub mod schema;
 mod units;
 mod write;
 
-pub use config::StoreConfig;
+pub use config::{RemoteConfig, StoreConfig};
 pub use read::{Query, Selection};
 
 pub use write::{Dropped, Store, StoreCounts, StoreError};

@@ -72,6 +72,12 @@ pub struct StoreCounts {
     pub removed: u64,
     /// Their bytes.
     pub removed_bytes: u64,
+    /// Complete files that went to other storage.
+    pub uploaded: u64,
+    /// Their bytes.
+    pub uploaded_bytes: u64,
+    /// Times one could not be sent; it is sent again later.
+    pub upload_failures: u64,
 }
 
 impl StoreCounts {

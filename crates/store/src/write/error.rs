@@ -20,4 +20,12 @@ pub enum StoreError {
         /// The folder.
         folder: PathBuf,
     },
+    /// The storage is not known, or this was built without it.
+    #[error("profiles cannot go to {url}: {reason}")]
+    Remote {
+        /// Where they should go.
+        url: String,
+        /// Why not.
+        reason: String,
+    },
 }

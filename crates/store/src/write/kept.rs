@@ -62,6 +62,11 @@ impl Kept {
         self.bytes = self.bytes + bytes - old;
     }
 
+    /// All of them.
+    pub fn files(&self) -> impl Iterator<Item = &KeptFile> {
+        self.files.keys()
+    }
+
     /// Bytes of all.
     pub fn bytes(&self) -> u64 {
         self.bytes

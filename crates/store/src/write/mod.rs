@@ -4,6 +4,7 @@ mod counts;
 mod encode;
 mod error;
 mod kept;
+mod onward;
 mod rows;
 mod store;
 mod texts;

@@ -12,6 +12,7 @@ use super::counts::{Amount, Dropped, StoreCounts};
 use super::encode;
 use super::error::StoreError;
 use super::kept::{Kept, KeptFile};
+use super::onward::Onward;
 use super::rows::Rows;
 use crate::StoreConfig;
 use crate::folder::Folder;
@@ -35,6 +36,7 @@ pub struct Store {
     number: u64,
     open: BTreeMap<Partition, OpenFile>,
     kept: Kept,
+    onward: Onward,
     counts: StoreCounts,
     notices: Vec<String>,
     /// Since when files cannot be written.
@@ -66,6 +68,9 @@ const OPEN: usize = 1000;
 /// Once the folder cannot be written, it is tried again after this time.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// How long files have at the end to go on to other storage.
+const LAST: Duration = Duration::from_secs(10);
+
 /// What is said and was not yet taken.
 const NOTICES: usize = 16;
 
@@ -83,7 +88,9 @@ impl Store {
         let lock = lock.ok_or_else(|| StoreError::InUse { folder: config.folder.clone() })?;
         let kept = Kept::find(&root, &escaped).map_err(failed)?;
         let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
+        let onward = Onward::start(config.remote.as_ref())?;
         let mut store = Self {
+            onward,
             config: StoreConfig { host: Some(host), ..config },
             root,
             host: escaped,
@@ -151,10 +158,12 @@ impl Store {
                 break;
             }
         }
+        self.send_on(now, Duration::ZERO);
         self.bound(wall);
     }
 
-    /// Completes all files.
+    /// Completes all files. If they go on to other storage, there are some seconds for it; the others go when a store is
+    /// opened next.
     pub fn close(mut self) -> StoreCounts {
         for partition in self.open.keys().cloned().collect::<Vec<_>>() {
             self.write(&partition, true, Instant::now());
@@ -163,8 +172,38 @@ impl Store {
             self.counts.dropped.entry(Dropped::Closed).or_default().add(file.pending());
             self.counts.pending = self.counts.pending.less(file.pending());
         }
+        let end = Instant::now() + LAST;
+        while self.onward.is_on() && self.kept.files().next().is_some() && Instant::now() < end {
+            if !self.send_on(Instant::now(), end.saturating_duration_since(Instant::now())) {
+                break;
+            }
+        }
         self.bound(SystemTime::now());
         self.counts.clone()
+    }
+
+    /// Takes note of what has gone to other storage, and hands on what is complete. Whether something is on its way.
+    fn send_on(&mut self, now: Instant, mut wait: Duration) -> bool {
+        let is_open: std::collections::BTreeSet<String> = self.open.values().map(|file| file.name.text()).collect();
+        let complete = self.kept.files().filter(|file| !is_open.contains(&file.name));
+        self.onward.offer(&self.root, complete, now);
+        let is_sending = self.onward.is_sending();
+        while let Some((file, outcome)) = self.onward.outcome(wait, now) {
+            wait = Duration::ZERO;
+            match outcome {
+                Ok(bytes) => {
+                    self.counts.uploaded += 1;
+                    self.counts.uploaded_bytes += bytes;
+                    if let Err(error) = self.kept.remove(&self.root, &file) {
+                        self.say(format!("cannot remove {}, which was sent: {error}", file.name));
+                    }
+                }
+                // What it was is said by the notice.
+                Err(_) => self.counts.upload_failures += 1,
+            }
+        }
+        self.onward.take_notice().into_iter().for_each(|notice| self.say(notice));
+        is_sending
     }
 
     /// What became of all that was added so far.

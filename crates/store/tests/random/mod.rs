@@ -36,6 +36,11 @@ impl Random {
         }
     }
 
+    /// A name that cannot be compressed.
+    pub fn noise(&mut self) -> String {
+        std::iter::repeat_with(|| self.0.alphanumeric()).take(120).collect()
+    }
+
     fn text(&mut self) -> Arc<str> {
         self.name().into()
     }

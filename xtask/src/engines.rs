@@ -1,0 +1,68 @@
+//! The engines that read what is stored, as Python packages from PyPI, each in a folder of its own: DuckDB for every test run;
+//! ClickHouse (chDB) and Spark, half a gigabyte each, for `cargo xtask engines`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::run::run;
+use crate::toolchain::host_cargo;
+use crate::{build, lupa, paths};
+
+/// An engine, by its name among the tests.
+pub struct Engine {
+    /// The package and its module.
+    pub name: &'static str,
+    version: &'static str,
+}
+
+/// What every run of the tests reads files with.
+pub const DUCKDB: Engine = Engine { name: "duckdb", version: "2.0.0" };
+const LARGE: [Engine; 2] = [Engine { name: "chdb", version: "4.4.0" }, Engine { name: "pyspark", version: "4.3.0" }];
+
+impl Engine {
+    fn folder(&self) -> PathBuf {
+        paths::cache().join("engines").join(self.name)
+    }
+
+    /// Whether it is there, in the version that is tested.
+    pub fn is_here(&self) -> bool {
+        self.folder().join(format!("{}-{}.dist-info", self.name, self.version)).is_dir()
+    }
+
+    /// Puts it into its folder.
+    pub fn install(&self) -> Result<()> {
+        if !lupa::can_be_had() {
+            bail!("there is no python3 with pip");
+        }
+        let (folder, partial) = (self.folder(), self.folder().with_extension("partial"));
+        eprintln!("setup: installing {} {} into {}", self.name, self.version, folder.display());
+        for leftover in [&folder, &partial] {
+            if leftover.exists() {
+                std::fs::remove_dir_all(leftover).with_context(|| format!("cannot remove {}", leftover.display()))?;
+            }
+        }
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--root-user-action", "ignore", "--target"]).arg(&partial);
+        run(pip.arg(format!("{}=={}", self.name, self.version)))?;
+        std::fs::rename(&partial, &folder).with_context(|| format!("cannot make {}", folder.display()))
+    }
+}
+
+/// Has ClickHouse and Spark read what is stored, with the queries of docs/store.md.
+pub fn engines() -> Result<()> {
+    for engine in LARGE.iter().chain([&DUCKDB]).filter(|engine| !engine.is_here()) {
+        engine.install()?;
+    }
+    if paths::find_command("java").is_none() {
+        bail!("Spark needs Java: `apt-get install openjdk-17-jre-headless`");
+    }
+    let binary = build::build(&build::Options::default())?;
+    let mut cargo = host_cargo("test")?;
+    cargo.args(["--package", "lj-trace-tests", "--test", "store", "clickhouse_and_spark", "--", "--nocapture"]);
+    run(cargo
+        .env("LJ_TRACE_BIN", binary)
+        .env("LJ_TRACE_TEST_ENGINES", "all")
+        .env(build::BPF_OBJECT, build::bpf_object()))
+}
