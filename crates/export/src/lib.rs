@@ -23,3 +23,6 @@ pub use delivery::{Counters, DropReason, Held, StartError};
 pub use exporter::Exporter;
 pub use pushed::DEFAULT_LABELS;
 pub use request::{Request, RequestInfo};
+
+#[cfg(test)]
+mod tests;

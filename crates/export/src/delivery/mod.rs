@@ -121,5 +121,7 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         self.shared.lock().is_abandoned = true;
         self.shared.changed.notify_all();
+        // The thread may wait for a server a while longer; what it sends from the disk then is sent twice.
+        self.shared.close_spool();
     }
 }

@@ -91,7 +91,9 @@ impl State {
 /// The state, and the spool, which is locked for longer: it writes to disks.
 pub struct Shared {
     state: Mutex<State>,
-    spool: Option<Mutex<Spool>>,
+    /// [`None`] if there is none, or none any more.
+    spool: Mutex<Option<Spool>>,
+    has_spool: bool,
     /// Something is new: a request, the end.
     pub changed: Condvar,
     /// How it is sent.
@@ -112,7 +114,8 @@ impl Shared {
             is_spilling: false,
             successes: 0,
         };
-        Self { state: Mutex::new(state), spool: spool.map(Mutex::new), changed: Condvar::new(), config }
+        let has_spool = spool.is_some();
+        Self { state: Mutex::new(state), spool: Mutex::new(spool), has_spool, changed: Condvar::new(), config }
     }
 
     /// The state.
@@ -127,11 +130,16 @@ impl Shared {
 
     /// Whether there is a spool.
     pub fn has_spool(&self) -> bool {
-        self.spool.is_some()
+        self.has_spool
     }
 
-    fn spool(&self) -> Option<MutexGuard<'_, Spool>> {
-        Some(self.spool.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    fn spool(&self) -> MutexGuard<'_, Option<Spool>> {
+        self.spool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the spool to whoever opens it next.
+    pub fn close_spool(&self) {
+        *self.spool() = None;
     }
 
     /// The oldest request of a queue that is too full.
@@ -145,12 +153,13 @@ impl Shared {
     /// # Errors
     /// The request, if it cannot be there.
     pub fn spill(&self, waiting: Waiting) -> Result<(), Waiting> {
-        let Some(mut spool) = self.spool() else { return Err(waiting) };
+        let mut spool = self.spool();
+        let Some(spool) = spool.as_mut() else { return Err(waiting) };
         if waiting.bytes() > spool.max_bytes() {
             return Err(waiting);
         }
         while self.lock().counters.spool_bytes + waiting.bytes() > spool.max_bytes() {
-            if !self.drop_oldest(&spool) {
+            if !self.drop_oldest(spool) {
                 return Err(waiting);
             }
         }
@@ -171,7 +180,7 @@ impl Shared {
                     state.counters.last_error = Some(format!("the spool cannot be written: {error}"));
                     drop(state);
                     let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
-                    if !is_full || !self.drop_oldest(&spool) {
+                    if !is_full || !self.drop_oldest(spool) {
                         return Err(waiting);
                     }
                 }
@@ -193,12 +202,12 @@ impl Shared {
 
     /// Reads a request of the spool.
     pub fn read(&self, entry: &Entry) -> Option<Request> {
-        self.spool()?.read(entry)
+        self.spool().as_ref()?.read(entry)
     }
 
     /// Removes a request of the spool, which was counted off already.
     pub fn remove(&self, entry: &Entry) {
-        if let Some(spool) = self.spool() {
+        if let Some(spool) = self.spool().as_ref() {
             spool.remove(entry);
         }
     }
