@@ -7,6 +7,7 @@ mod consumers;
 mod demo;
 mod dist;
 mod docs;
+mod engines;
 mod fuzz;
 mod kernel;
 mod layouts;
@@ -42,7 +43,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Task {
     /// Find what builds and tests need, and install what is missing
-    Setup,
+    Setup(setup::Options),
     /// Build target/release/lj-trace, one file with the BPF programs inside
     Build(build::Options),
     /// Profile a real LuaJIT program and show where the flame graph is
@@ -75,7 +76,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
-        Task::Setup => setup::setup_for_tests(),
+        Task::Setup(options) => setup::with(&options),
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
         Task::Dist(options) => dist::dist(&options),

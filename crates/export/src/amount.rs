@@ -26,8 +26,7 @@ pub struct Amount {
 
 impl Amount {
     /// Nothing.
-    pub const NONE: Self =
-        Self { cpu: KindAmount { count: 0, sum: 0 }, allocations: KindAmount { count: 0, sum: 0 } };
+    pub const NONE: Self = Self { cpu: KindAmount { count: 0, sum: 0 }, allocations: KindAmount { count: 0, sum: 0 } };
 
     /// What there is of a kind.
     pub fn of(&self, kind: ProfileKind) -> KindAmount {

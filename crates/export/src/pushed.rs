@@ -249,7 +249,8 @@ fn series_of_json(body: &[u8]) -> Option<Vec<Series>> {
         let text = |value: &serde_json::Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
         let label = |value| Some(Label { name: text(value, "name")?, value: text(value, "value")? });
         let labels: Option<Vec<_>> = series.get("labels")?.get("labels")?.as_array()?.iter().map(label).collect();
-        let sample = |value| Some(RawSample { raw_profile: BASE64.decode(text(value, "rawProfile")?).ok()?, id: String::new() });
+        let sample =
+            |value| Some(RawSample { raw_profile: BASE64.decode(text(value, "rawProfile")?).ok()?, id: String::new() });
         let samples: Option<Vec<_>> = series.get("samples")?.as_array()?.iter().map(sample).collect();
         Some(Series { labels: labels?, samples: samples? })
     };

@@ -118,7 +118,6 @@ mod tests {
             (301, DropReason::Refused),
             (404, DropReason::Refused),
             (401, DropReason::Unauthorized),
-            
         ] {
             let Answer::Never { kind: actual, .. } = read(status) else { panic!("{status}") };
             assert_eq!(actual, kind, "{status}");

@@ -89,7 +89,8 @@ impl Client {
             return Err(StartError::InTheClear { url: format!("http://{host}") });
         }
         for (name, value) in &config.headers {
-            let is_good = ureq::http::HeaderName::try_from(name).is_ok() && ureq::http::HeaderValue::try_from(value).is_ok();
+            let is_good =
+                ureq::http::HeaderName::try_from(name).is_ok() && ureq::http::HeaderValue::try_from(value).is_ok();
             if !is_good {
                 return Err(StartError::Header { name: name.clone() });
             }
@@ -120,9 +121,7 @@ impl Client {
         let about = &request.about;
         let path = self.config.path.as_deref().unwrap_or(&about.path);
         match self.post(path, &about.content_type, about.is_gzipped, &request.body, within) {
-            Ok(Reply { status, retry_after, body }) => {
-                read(self.config.kind, status, retry_after.as_deref(), &body)
-            }
+            Ok(Reply { status, retry_after, body }) => read(self.config.kind, status, retry_after.as_deref(), &body),
             Err(reason) => Answer::Later { reason, after: None, answered: false },
         }
     }

@@ -172,7 +172,12 @@ impl Spool {
             let _ = fs::remove_file(self.folder.join(&name));
             return Err(error);
         }
-        Ok(Entry { name, bytes: (head.len() + body.len()) as u64, about: request.about.clone(), strikes: Strikes::default() })
+        Ok(Entry {
+            name,
+            bytes: (head.len() + body.len()) as u64,
+            about: request.about.clone(),
+            strikes: Strikes::default(),
+        })
     }
 
     /// Reads a request; [`None`] if it is not what was written.

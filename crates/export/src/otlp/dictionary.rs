@@ -84,7 +84,8 @@ impl DictionaryBuilder {
     /// The place of a function.
     pub fn function(&mut self, name: &str, file: &str, start_line: i64) -> i32 {
         let (name_strindex, filename_strindex) = (self.string(name), self.string(file));
-        let put = self.functions.put(Function { name_strindex, system_name_strindex: 0, filename_strindex, start_line });
+        let put =
+            self.functions.put(Function { name_strindex, system_name_strindex: 0, filename_strindex, start_line });
         self.counted(put, 20)
     }
 

@@ -101,11 +101,7 @@ fn halves(message: &ExportRequest) -> Option<[ExportRequest; 2]> {
 }
 
 /// A message of these profiles. [`None`] if it refers to what is not there: it was read from a disk.
-fn rebuilt(
-    message: &ExportRequest,
-    old: &Dictionary,
-    profiles: Vec<(usize, usize, Profile)>,
-) -> Option<ExportRequest> {
+fn rebuilt(message: &ExportRequest, old: &Dictionary, profiles: Vec<(usize, usize, Profile)>) -> Option<ExportRequest> {
     let mut copy = Copier { old, new: DictionaryBuilder::default() };
     let mut resource_profiles: Vec<ResourceProfiles> = Vec::new();
     let mut last = None;
