@@ -42,6 +42,8 @@ pub const LUPA: &str = "lupa";
 pub const GO: &str = "go";
 /// Debian's Chromium.
 pub const CHROMIUM: &str = "chromium";
+/// The OpenTelemetry Collector of `tests/consumers/collector.yaml`.
+pub const COLLECTOR: &str = "otelcol";
 /// The packages of `tests/consumers/package.json`.
 pub const NPM_PACKAGES: &str = "npm-packages";
 /// The Python package `duckdb`, which reads Parquet files.
@@ -61,6 +63,7 @@ impl Program {
     pub fn find(name: &'static str) -> Option<Self> {
         let path = match name {
             LUAJIT | GO | CHROMIUM => find_command(name),
+            COLLECTOR => Some(cache_folder().join("engines/otelcol-0.165.0/otelcol-profiles")),
             NPM_PACKAGES => Some(consumers_folder().join("package-lock.json")),
             DUCKDB => Some(engines_folder().join("duckdb/duckdb/__init__.py")),
             _ => Some(folder(name).join(match name {
@@ -89,7 +92,11 @@ impl Program {
         if let Some(path) = path.filter(|path| path.is_file()) {
             return Some(Self { name, path });
         }
-        skip_without(name, &format!("{name} is missing (`cargo xtask matrix` provides all of the matrix)"));
+        let provided = match name {
+            COLLECTOR => "`cargo xtask setup --engines` builds it",
+            _ => "`cargo xtask matrix` provides all of the matrix",
+        };
+        skip_without(name, &format!("{name} is missing ({provided})"));
         None
     }
 }
@@ -110,10 +117,15 @@ impl Program {
 /// The folder that the packages of the npm registry are installed into: `LJ_TRACE_TEST_CONSUMERS`, or where
 /// `cargo xtask setup` puts them.
 pub fn consumers_folder() -> PathBuf {
+    let default = || cache_folder().join("consumers");
+    env::var_os("LJ_TRACE_TEST_CONSUMERS").map_or_else(default, PathBuf::from)
+}
+
+/// The folder of what takes long to build or to fetch.
+fn cache_folder() -> PathBuf {
     let cache = || env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || Path::new(&env::var_os("HOME").unwrap_or_default()).join(".cache");
-    let default = || cache().unwrap_or_else(home).join("lj-trace/consumers");
-    env::var_os("LJ_TRACE_TEST_CONSUMERS").map_or_else(default, PathBuf::from)
+    cache().unwrap_or_else(home).join("lj-trace")
 }
 
 /// The folder with a folder for each engine that reads what is stored, beside that.

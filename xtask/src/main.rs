@@ -3,6 +3,7 @@
 mod apt;
 mod bench;
 mod build;
+mod collector;
 mod consumers;
 mod demo;
 mod dist;
@@ -43,7 +44,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Task {
     /// Find what builds and tests need, and install what is missing
-    Setup,
+    Setup(setup::Options),
     /// Build target/release/lj-trace, one file with the BPF programs inside
     Build(build::Options),
     /// Profile a real LuaJIT program and show where the flame graph is
@@ -78,7 +79,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().task {
-        Task::Setup => setup::setup_for_tests(),
+        Task::Setup(options) => setup::with(&options),
         Task::Build(options) => setup::setup().and_then(|()| build::build(&options).map(drop)),
         Task::Demo(options) => demo::demo(&options),
         Task::Dist(options) => dist::dist(&options),

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::run::output;
-use crate::{apt, consumers, lupa, paths};
+use crate::{apt, collector, consumers, lupa, paths};
 
 /// A real program.
 pub struct Program {
@@ -149,7 +149,11 @@ fn is_library(package: &str) -> bool {
 /// Names of the programs that are not there: this system has no package of them.
 pub fn missing() -> Vec<&'static str> {
     let programs = UNPACKED.iter().filter(|program| !program.is_here()).map(|program| program.name);
-    programs.chain((!lupa::is_here()).then_some(lupa::NAME)).chain(consumers::missing()).collect()
+    programs
+        .chain((!lupa::is_here()).then_some(lupa::NAME))
+        .chain(consumers::missing())
+        .chain(collector::missing())
+        .collect()
 }
 
 #[cfg(test)]

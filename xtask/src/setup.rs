@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::programs::{self, Program, Scope, UNPACKED};
 use crate::run::run;
 use crate::toolchain::{self, BpfCompiler, BpfToolchain};
-use crate::{apt, consumers, lupa, paths};
+use crate::{apt, collector, consumers, lupa, paths};
 
 /// Packages with a Rust compiler, its cargo, and the sources of its library, newest kind first.
 const RUST_PACKAGES: [[&str; 3]; 2] = [["rustc-web", "cargo-web", "rust-web-src"], ["rustc", "cargo", "rust-src"]];
@@ -18,6 +18,20 @@ const LINKER_PACKAGES: [&str; 3] = ["libzstd-dev", "zlib1g-dev", "libxml2-dev"];
 /// Installs what is missing, saying so beforehand; does nothing if nothing is.
 pub fn setup() -> Result<()> {
     setup_for(Scope::Tests)
+}
+
+/// Options of `cargo xtask setup`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Build servers that take profiles too, for the tests of what is sent to them: some minutes, once
+    #[arg(long)]
+    engines: bool,
+}
+
+/// Installs what builds and tests need.
+pub fn with(options: &Options) -> Result<()> {
+    setup_for_tests()?;
+    if options.engines { collector::install() } else { Ok(()) }
 }
 
 /// Installs, beside that, what the tests open profiles with. Where some of it cannot be had, the tests go without it.

@@ -7,7 +7,7 @@ pub mod folded;
 mod functions;
 pub mod output;
 pub mod picture;
-mod pprof;
+pub mod pprof;
 mod speedscope;
 pub mod svg;
 

@@ -1,6 +1,7 @@
 //! pprof's format: a gzipped protocol buffer, for `go tool pprof` and the services that collect profiles.
 
 mod message;
+mod push;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -10,11 +11,12 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use lj_trace_text::untrusted::Untrusted;
 use prost::Message as _;
+pub use push::PushedProfile;
 
 use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType};
 use super::functions::FunctionTable;
 use crate::Frame;
-use crate::model::{Measure, NativeModule, Profile, Recorded, Row, Unit};
+use crate::model::{FrameId, Measure, NativeModule, Profile, Recorded, Row, Unit};
 
 /// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
 ///
@@ -26,8 +28,24 @@ pub fn write(profile: &dyn Profile, recorded: Option<Recorded>, out: impl Write)
     gzip.finish()?.flush()
 }
 
+/// What of a profile is written.
+#[derive(Clone, Copy)]
+struct Selection {
+    /// Only the label that has few values: the VM's state.
+    is_bounded: bool,
+    /// Frames of the kernel.
+    kernel_frames: bool,
+}
+
+impl Default for Selection {
+    fn default() -> Self {
+        Self { is_bounded: false, kernel_frames: true }
+    }
+}
+
 #[derive(Default)]
 struct Builder {
+    selection: Selection,
     strings: Vec<String>,
     indices: HashMap<String, i64>,
 }
@@ -95,16 +113,22 @@ impl Builder {
         if value.iter().all(|&value| value == 0) {
             return None;
         }
-        let location_id = row.frames.iter().rev().map(|frame| frame.index() as u64 + 1).collect();
+        let stacks = profile.weighted();
+        let Selection { is_bounded, kernel_frames } = self.selection;
+        let is_wanted = |id: &&FrameId| kernel_frames || !matches!(stacks.frame(**id), Some(Frame::Kernel { .. }));
+        let location_id = row.frames.iter().rev().filter(is_wanted).map(|frame| frame.index() as u64 + 1).collect();
         let mut label = Vec::new();
         let mut text = |builder: &mut Self, key, value: &str| {
             label.push(Label { key: builder.string(key), str: builder.string(value), num: 0 });
         };
-        if let Some(root) = row.root.and_then(|root| profile.weighted().frame(root)) {
+        if let Some(root) = row.root.and_then(|root| stacks.frame(root)).filter(|_| !is_bounded) {
             text(self, "vm", &root.to_string());
         }
         if let Some(state) = row.labels.state {
             text(self, "vm_state", &state.to_string());
+        }
+        if is_bounded {
+            return Some(Sample { location_id, value, label });
         }
         if let Some(thread) = &row.labels.thread {
             if let Some(name) = &thread.name {

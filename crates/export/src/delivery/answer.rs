@@ -1,0 +1,148 @@
+//! What a server's answer means for what was sent.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prost::Message as _;
+
+use crate::SinkKind;
+use crate::otlp::message::ExportResponse;
+
+use super::counters::DropReason;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It was taken, but for so many profiles; and what the server says of these.
+    Taken {
+        /// Profiles that were not.
+        rejected: u64,
+        /// Why, in the server's words.
+        said: String,
+    },
+    /// It may be taken later.
+    Later {
+        /// Why not now.
+        reason: String,
+        /// How long the server wants to be left alone.
+        after: Option<Duration>,
+        /// Whether the server was there and said so, of this request.
+        answered: bool,
+    },
+    /// It is too large.
+    TooLarge {
+        /// What was answered.
+        reason: String,
+    },
+    /// It will not be taken.
+    Never {
+        /// What kind of refusal it is.
+        kind: DropReason,
+        /// What was answered.
+        reason: String,
+    },
+}
+
+/// The longest that a server is left alone because it said so.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Reads an answer.
+pub fn read(kind: SinkKind, status: u16, retry_after: Option<&str>, body: &[u8]) -> Answer {
+    let reason = || {
+        let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        format!("HTTP {status} {}", text.trim()).trim_end().to_owned()
+    };
+    match status {
+        200..300 => taken(kind, body),
+        413 => Answer::TooLarge { reason: reason() },
+        // 500 and others may be of the moment: what fails again and again while others are taken is given up.
+        408 | 425 | 429 | 500..600 => Answer::Later {
+            reason: reason(),
+            after: retry_after.and_then(|text| wait(text, SystemTime::now())),
+            answered: !matches!(status, 429 | 503),
+        },
+        401 | 403 | 407 => Answer::Never { kind: DropReason::Unauthorized, reason: reason() },
+        _ => Answer::Never { kind: DropReason::Refused, reason: reason() },
+    }
+}
+
+fn taken(kind: SinkKind, body: &[u8]) -> Answer {
+    // Whatever else a server answers, it took it.
+    let partial = (kind == SinkKind::Otlp).then(|| ExportResponse::decode(body).ok()?.partial_success).flatten();
+    let partial = partial.unwrap_or_default();
+    let said: String = partial.error_message.chars().filter(|c| !c.is_control()).take(300).collect();
+    Answer::Taken { rejected: u64::try_from(partial.rejected_profiles).unwrap_or(0), said }
+}
+
+/// What `Retry-After` says: seconds, or a date.
+fn wait(text: &str, now: SystemTime) -> Option<Duration> {
+    let text = text.trim();
+    let wait = match text.parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => date(text)?.duration_since(now).unwrap_or_default(),
+    };
+    Some(wait.min(LONGEST))
+}
+
+/// A date such as `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that servers may send.
+fn date(text: &str) -> Option<SystemTime> {
+    const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let mut words = text.split(' ').skip(1);
+    let day: u64 = words.next()?.parse().ok()?;
+    let name = words.next()?;
+    let month = MONTHS.iter().position(|month| *month == name)? as u64 + 1;
+    let year: u64 = words.next()?.parse().ok().filter(|year| (1970..10_000).contains(year))?;
+    let mut clock = words.next()?.split(':').map(|number| number.parse::<u64>().ok().filter(|number| *number < 61));
+    let [hour, minute, second] = [clock.next()??, clock.next()??, clock.next()??];
+    // Days since 1970, by years that begin in March: then the leap day is the last one.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let days = 365 * y + y / 4 - y / 100 + y / 400 + (153 * m + 2) / 5 + day.checked_sub(1)?;
+    let days = days.checked_sub(719_468)?;
+    UNIX_EPOCH.checked_add(Duration::from_secs(days * 86_400 + hour * 3600 + minute * 60 + second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::otlp::message::PartialSuccess;
+
+    #[test]
+    fn answers_mean_what_the_protocol_says() {
+        let read = |status| read(SinkKind::Otlp, status, Some("7"), b"no\nmore");
+        for status in [429, 500, 501, 502, 503, 504, 408] {
+            let Answer::Later { after, reason, .. } = read(status) else { panic!("{status}") };
+            assert_eq!((after, reason), (Some(Duration::from_secs(7)), format!("HTTP {status} no more")));
+        }
+        for (status, kind) in [
+            (400, DropReason::Refused),
+            (301, DropReason::Refused),
+            (404, DropReason::Refused),
+            (401, DropReason::Unauthorized),
+        ] {
+            let Answer::Never { kind: actual, .. } = read(status) else { panic!("{status}") };
+            assert_eq!(actual, kind, "{status}");
+        }
+        assert!(matches!(read(413), Answer::TooLarge { .. }));
+        assert_eq!(read(200), Answer::Taken { rejected: 0, said: String::new() });
+    }
+
+    #[test]
+    fn what_was_taken_in_part_is_read() {
+        let partial = PartialSuccess { rejected_profiles: 3, error_message: "bad\n".into() };
+        let body = ExportResponse { partial_success: Some(partial) }.encode_to_vec();
+        assert_eq!(read(SinkKind::Otlp, 200, None, &body), Answer::Taken { rejected: 3, said: "bad".into() });
+        assert_eq!(read(SinkKind::Parca, 200, None, &body), Answer::Taken { rejected: 0, said: String::new() });
+    }
+
+    #[test]
+    fn dates_are_read() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        assert_eq!(date("Sun, 06 Nov 1994 08:49:37 GMT"), Some(at(784_111_777)));
+        assert_eq!(date("Thu, 29 Feb 2024 00:00:00 GMT"), Some(at(1_709_164_800)));
+        assert_eq!(wait("Sun, 06 Nov 1994 08:49:37 GMT", at(784_111_770)), Some(Duration::from_secs(7)));
+        assert_eq!(wait("99999999999", at(0)), Some(LONGEST));
+        for wrong in ["", "soon", "-1", "Sun, 00 Nov 1994 08:49:37 GMT", "Sun, 06 Foo 1994 08:49:37 GMT"] {
+            assert_eq!(wait(wrong, at(0)), None, "{wrong}");
+        }
+    }
+}

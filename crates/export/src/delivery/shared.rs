@@ -1,0 +1,229 @@
+//! What the thread of a sink and its owner share.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::counters::{Counters, DropReason, Held};
+use super::spool::{Entry, Spool, Strikes};
+use crate::{Request, SinkConfig};
+
+/// A request in memory.
+#[derive(Clone)]
+pub struct Waiting {
+    /// What is sent.
+    pub request: Arc<Request>,
+    /// How it fared so far.
+    pub strikes: Strikes,
+}
+
+impl Waiting {
+    /// One that was not tried yet.
+    pub fn new(request: Request) -> Self {
+        Self { request: Arc::new(request), strikes: Strikes::default() }
+    }
+
+    /// How much it counts.
+    pub fn held(&self) -> Held {
+        Held::one(self.request.about.amount)
+    }
+
+    fn bytes(&self) -> u64 {
+        // With what is known of it.
+        self.request.body.len() as u64 + 512
+    }
+}
+
+/// All of it changes under one lock, so that the counters add up whenever one looks.
+pub struct State {
+    /// What became of everything.
+    pub counters: Counters,
+    queue: VecDeque<Waiting>,
+    /// What is on disk, oldest first, but for what is being sent from there.
+    pub spooled: VecDeque<Entry>,
+    /// What is being sent out of memory.
+    pub in_flight: Option<Waiting>,
+    /// Until when things are sent before the end.
+    pub ending: Option<Instant>,
+    /// The thread has ended, or will not touch anything any more.
+    pub is_finished: bool,
+    /// The thread must not touch anything any more.
+    pub is_abandoned: bool,
+    /// The thread writes a request to the disk.
+    pub is_spilling: bool,
+    /// How many requests were taken.
+    pub successes: u64,
+}
+
+impl State {
+    /// Puts a request at the end of the queue. It was counted before.
+    pub fn queue(&mut self, waiting: Waiting) {
+        self.counters.queue_bytes += waiting.bytes();
+        self.queue.push_back(waiting);
+    }
+
+    /// Puts a request at the front of the queue.
+    pub fn queue_first(&mut self, waiting: Waiting) {
+        self.counters.queue_bytes += waiting.bytes();
+        self.queue.push_front(waiting);
+    }
+
+    /// Takes the first one.
+    pub fn next(&mut self) -> Option<Waiting> {
+        let waiting = self.queue.pop_front()?;
+        self.counters.queue_bytes = self.counters.queue_bytes.saturating_sub(waiting.bytes());
+        Some(waiting)
+    }
+
+    /// Whether nothing is queued.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes all.
+    pub fn take_queue(&mut self) -> VecDeque<Waiting> {
+        self.counters.queue_bytes = 0;
+        std::mem::take(&mut self.queue)
+    }
+}
+
+/// The state, and the spool, which is locked for longer: it writes to disks.
+pub struct Shared {
+    state: Mutex<State>,
+    /// [`None`] if there is none, or none any more.
+    spool: Mutex<Option<Spool>>,
+    has_spool: bool,
+    /// Something is new: a request, the end.
+    pub changed: Condvar,
+    /// How it is sent.
+    pub config: SinkConfig,
+}
+
+impl Shared {
+    /// Nothing is queued, and this is in the spool.
+    pub fn new(config: SinkConfig, spool: Option<Spool>, counters: Counters, found: Vec<Entry>) -> Self {
+        let state = State {
+            counters,
+            queue: VecDeque::new(),
+            spooled: found.into(),
+            in_flight: None,
+            ending: None,
+            is_finished: false,
+            is_abandoned: false,
+            is_spilling: false,
+            successes: 0,
+        };
+        let has_spool = spool.is_some();
+        Self { state: Mutex::new(state), spool: Mutex::new(spool), has_spool, changed: Condvar::new(), config }
+    }
+
+    /// The state.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something is new, for no longer than `time`.
+    pub fn wait<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Whether there is a spool.
+    pub fn has_spool(&self) -> bool {
+        self.has_spool
+    }
+
+    fn spool(&self) -> MutexGuard<'_, Option<Spool>> {
+        self.spool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the spool to whoever opens it next.
+    pub fn close_spool(&self) {
+        *self.spool() = None;
+    }
+
+    /// The oldest request of a queue that is too full.
+    pub fn over_full(&self) -> Option<Waiting> {
+        let mut state = self.lock();
+        (state.counters.queue_bytes > self.config.max_queue).then(|| state.next()).flatten()
+    }
+
+    /// Moves a request that is counted as queued to the disk, where the oldest make room for it.
+    ///
+    /// # Errors
+    /// The request, if it cannot be there.
+    pub fn spill(&self, waiting: Waiting) -> Result<(), Waiting> {
+        let mut spool = self.spool();
+        let Some(spool) = spool.as_mut() else { return Err(waiting) };
+        if waiting.bytes() > spool.max_bytes() {
+            return Err(waiting);
+        }
+        while self.lock().counters.spool_bytes + waiting.bytes() > spool.max_bytes() {
+            if !self.drop_oldest(spool) {
+                return Err(waiting);
+            }
+        }
+        loop {
+            match spool.write(&waiting.request) {
+                Ok(mut entry) => {
+                    entry.strikes = waiting.strikes;
+                    let mut state = self.lock();
+                    state.counters.queued -= waiting.held();
+                    state.counters.spooled += waiting.held();
+                    state.counters.spool_bytes += entry.bytes;
+                    state.spooled.push_back(entry);
+                    return Ok(());
+                }
+                Err(error) => {
+                    let mut state = self.lock();
+                    state.counters.spool_failures += 1;
+                    state.counters.last_error = Some(format!("the spool cannot be written: {error}"));
+                    drop(state);
+                    let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+                    if !is_full || !self.drop_oldest(spool) {
+                        return Err(waiting);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops the oldest request of the spool, if there is one.
+    fn drop_oldest(&self, spool: &Spool) -> bool {
+        let mut state = self.lock();
+        let Some(oldest) = state.spooled.pop_front() else { return false };
+        let held = Held::one(oldest.about.amount);
+        state.forget_spooled(&oldest);
+        state.counters.drop(DropReason::SpoolFull, held);
+        drop(state);
+        spool.remove(&oldest);
+        true
+    }
+
+    /// Reads a request of the spool.
+    pub fn read(&self, entry: &Entry) -> Option<Request> {
+        self.spool().as_ref()?.read(entry)
+    }
+
+    /// Removes a request of the spool, which was counted off already.
+    pub fn remove(&self, entry: &Entry) {
+        if let Some(spool) = self.spool().as_ref() {
+            spool.remove(entry);
+        }
+    }
+
+    /// Drops a request that is counted as queued.
+    pub fn drop_queued(&self, reason: DropReason, waiting: &Waiting) {
+        let mut state = self.lock();
+        state.counters.queued -= waiting.held();
+        state.counters.drop(reason, waiting.held());
+    }
+}
+
+impl State {
+    /// Counts a request off the spool.
+    pub fn forget_spooled(&mut self, entry: &Entry) {
+        self.counters.spooled -= Held::one(entry.about.amount);
+        self.counters.spool_bytes = self.counters.spool_bytes.saturating_sub(entry.bytes);
+    }
+}

@@ -1,0 +1,306 @@
+//! Profiles in pprof's format with the labels of a series, for the push APIs of Pyroscope and Parca.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
+use lj_trace_profile::formats::pprof::PushedProfile;
+use lj_trace_profile::model::Recorded;
+use lj_trace_profile::{Interval, ProfileKind, Resource};
+use prost::Message as _;
+
+use crate::encode::{EncodeOptions, Encoder, gunzip, gzip};
+use crate::request::TimeRange;
+use crate::stacks::resource_of;
+use crate::{Amount, Request, RequestInfo};
+
+/// Where Pyroscope takes profiles.
+pub const PYROSCOPE_PATH: &str = "/push.v1.PusherService/Push";
+
+/// Where Parca takes profiles.
+pub const PARCA_PATH: &str = "/api/profiles/writeraw";
+
+/// The attributes of a process that become labels, where nobody chose others: they have few values, and last longer than a
+/// process.
+pub const DEFAULT_LABELS: [&str; 12] = [
+    "service.namespace",
+    "service.version",
+    "deployment.environment.name",
+    "host.name",
+    "container.name",
+    "k8s.cluster.name",
+    "k8s.namespace.name",
+    "k8s.deployment.name",
+    "k8s.pod.name",
+    "k8s.container.name",
+    "luajit.fork",
+    "luajit.version",
+];
+
+/// Pyroscope refuses more labels than 30, and longer values than this.
+const MAX_LABELS: usize = 30;
+const MAX_VALUE: usize = 2048;
+
+/// Pyroscope's `PushRequest`; Parca's `WriteRawRequest` has the same content, as JSON.
+#[derive(Clone, PartialEq, prost::Message)]
+struct PushRequest {
+    #[prost(message, repeated, tag = "1")]
+    series: Vec<Series>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Series {
+    #[prost(message, repeated, tag = "1")]
+    labels: Vec<Label>,
+    #[prost(message, repeated, tag = "2")]
+    samples: Vec<RawSample>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Label {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    value: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct RawSample {
+    #[prost(bytes = "vec", tag = "1")]
+    raw_profile: Vec<u8>,
+    #[prost(string, tag = "2")]
+    id: String,
+}
+
+/// How series are written into a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// A message.
+    Pyroscope,
+    /// JSON.
+    Parca,
+}
+
+/// Makes requests of pushed series.
+pub struct PushEncoder {
+    options: EncodeOptions,
+    form: Form,
+    series: Vec<(Series, Amount)>,
+    bytes: usize,
+    time: TimeRange,
+    full: Vec<Request>,
+}
+
+impl PushEncoder {
+    /// For Pyroscope.
+    pub fn pyroscope(options: EncodeOptions) -> Self {
+        Self::new(options, Form::Pyroscope)
+    }
+
+    /// For Parca.
+    pub fn parca(options: EncodeOptions) -> Self {
+        Self::new(options, Form::Parca)
+    }
+
+    fn new(options: EncodeOptions, form: Form) -> Self {
+        Self { options, form, series: Vec::new(), bytes: 0, time: TimeRange::default(), full: Vec::new() }
+    }
+
+    fn close(&mut self) {
+        let series = std::mem::take(&mut self.series);
+        self.bytes = 0;
+        if !series.is_empty() {
+            let time = std::mem::take(&mut self.time).get();
+            self.full.push(request(self.form, series, time));
+        }
+    }
+
+    fn push(&mut self, labels: &[Label], profile: PushedProfile, interval: &Interval<'_>) {
+        let bytes = profile.encode();
+        if bytes.len() > self.options.max_bytes
+            && let Some(halves) = profile.clone().halves()
+        {
+            return halves.into_iter().for_each(|half| self.push(labels, half, interval));
+        }
+        if self.bytes + bytes.len() > self.options.max_bytes {
+            self.close();
+        }
+        self.bytes += bytes.len() + labels.iter().map(|label| label.name.len() + label.value.len() + 8).sum::<usize>();
+        self.time.add(interval.began, interval.ended);
+        self.series.push((series(labels.to_vec(), gzip(&bytes)), amount(&profile)));
+    }
+}
+
+impl Encoder for PushEncoder {
+    fn add(&mut self, interval: &Interval<'_>) {
+        let duration = interval.ended.duration_since(interval.began).unwrap_or_default();
+        let recorded = Recorded { began: interval.began, duration };
+        let profile = PushedProfile::new(interval.profile, Some(recorded), self.options.kernel_frames);
+        if !profile.is_empty() {
+            let labels = labels(interval.kind, &resource_of(interval), &self.options);
+            self.push(&labels, profile, interval);
+        }
+    }
+
+    fn take(&mut self) -> Vec<Request> {
+        self.close();
+        std::mem::take(&mut self.full)
+    }
+}
+
+fn series(labels: Vec<Label>, raw_profile: Vec<u8>) -> Series {
+    let id = fastrand::u128(..);
+    // As a UUID of version 4.
+    let id = (id & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
+    let hex = format!("{id:032x}");
+    let id = format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]);
+    Series { labels, samples: vec![RawSample { raw_profile, id }] }
+}
+
+/// The labels of a process's series, in the order of their names.
+fn labels(kind: ProfileKind, resource: &Resource, options: &EncodeOptions) -> Vec<Label> {
+    let is_wanted = |name: &str| match &options.attributes {
+        Some(wanted) => wanted.iter().any(|wanted| wanted == name),
+        None => DEFAULT_LABELS.contains(&name),
+    };
+    let name = match kind {
+        ProfileKind::Cpu => "process_cpu",
+        ProfileKind::Allocations => "memory",
+    };
+    let mut labels = BTreeMap::from([("__name__".to_owned(), name), ("service_name".to_owned(), resource.service())]);
+    for (name, value) in resource.attributes().filter(|(name, _)| is_wanted(name)) {
+        if labels.len() < MAX_LABELS {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let name = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+            labels.entry(name).or_insert(value);
+        }
+    }
+    let label = |(name, value): (String, &str)| Label { name, value: cut(value).to_owned() };
+    labels.into_iter().map(label).collect()
+}
+
+/// As much of a text as a label may have.
+fn cut(text: &str) -> &str {
+    let end = (0..=MAX_VALUE.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
+}
+
+fn amount(profile: &PushedProfile) -> Amount {
+    let mut amount = Amount::NONE;
+    for (name, total) in profile.totals() {
+        match name {
+            "samples" => amount.cpu.count = total,
+            "cpu" => amount.cpu.sum = total,
+            "alloc_objects" => amount.allocations.count = total,
+            "alloc_space" => amount.allocations.sum = total,
+            _ => {}
+        }
+    }
+    amount
+}
+
+fn request(form: Form, series: Vec<(Series, Amount)>, time: [u64; 2]) -> Request {
+    let mut amount = Amount::NONE;
+    let profiles = series.len() as u64;
+    let series: Vec<Series> = series
+        .into_iter()
+        .map(|(series, of_series)| {
+            amount += of_series;
+            series
+        })
+        .collect();
+    let labels = series.first().map(|series| series.labels.as_slice()).unwrap_or_default();
+    let service = labels.iter().find(|label| label.name == "service_name").map(|label| label.value.clone());
+    let service = service.unwrap_or_default();
+    let (path, content_type, body) = match form {
+        Form::Pyroscope => (PYROSCOPE_PATH, "application/proto", PushRequest { series }.encode_to_vec()),
+        Form::Parca => (PARCA_PATH, "application/json", json(&series)),
+    };
+    let about = RequestInfo {
+        path: path.into(),
+        content_type: content_type.into(),
+        // What is large in it is compressed already; and Parca's gateway would not decompress it.
+        is_gzipped: false,
+        amount,
+        service,
+        profiles,
+        time,
+    };
+    Request { about, body }
+}
+
+/// A `WriteRawRequest`.
+fn json(series: &[Series]) -> Vec<u8> {
+    let one = |series: &Series| {
+        let label = |label: &Label| serde_json::json!({ "name": label.name, "value": label.value });
+        let labels: Vec<_> = series.labels.iter().map(label).collect();
+        let sample = |sample: &RawSample| serde_json::json!({ "rawProfile": BASE64.encode(&sample.raw_profile) });
+        let samples: Vec<_> = series.samples.iter().map(sample).collect();
+        serde_json::json!({ "labels": { "labels": labels }, "samples": samples })
+    };
+    let series: Vec<_> = series.iter().map(one).collect();
+    serde_json::json!({ "series": series, "normalized": true }).to_string().into_bytes()
+}
+
+/// What [`json`] made.
+fn series_of_json(body: &[u8]) -> Option<Vec<Series>> {
+    let json: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let one = |series: &serde_json::Value| {
+        let text = |value: &serde_json::Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
+        let label = |value| Some(Label { name: text(value, "name")?, value: text(value, "value")? });
+        let labels: Option<Vec<_>> = series.get("labels")?.get("labels")?.as_array()?.iter().map(label).collect();
+        let sample =
+            |value| Some(RawSample { raw_profile: BASE64.decode(text(value, "rawProfile")?).ok()?, id: String::new() });
+        let samples: Option<Vec<_>> = series.get("samples")?.as_array()?.iter().map(sample).collect();
+        Some(Series { labels: labels?, samples: samples? })
+    };
+    json.get("series")?.as_array()?.iter().map(one).collect()
+}
+
+/// A request in two halves; [`None`] if it has a single sample, or is none of these.
+pub(crate) fn split(whole: &Request, form: Form, limit: usize) -> Option<Vec<Request>> {
+    let mut all = match form {
+        Form::Pyroscope => PushRequest::decode(whole.body.as_slice()).ok()?.series,
+        Form::Parca => series_of_json(&whole.body)?,
+    };
+    let profile_of = |series: &Series| PushedProfile::decode(&gunzip(&series.samples.first()?.raw_profile, limit)?);
+    let second = match all.as_mut_slice() {
+        [] => return None,
+        [single] => {
+            let [first, second] = profile_of(single)?.halves()?;
+            let labels = single.labels.clone();
+            *single = series(labels.clone(), gzip(&first.encode()));
+            vec![series(labels, gzip(&second.encode()))]
+        }
+        _ => all.split_off(all.len() / 2),
+    };
+    let request_of = |half: Vec<Series>| {
+        let counted = |series: Series| Some((amount(&profile_of(&series)?), series));
+        let counted: Option<Vec<_>> = half.into_iter().map(counted).collect();
+        let series = counted?.into_iter().map(|(amount, series)| (series, amount)).collect();
+        Some(request(form, series, whole.about.time))
+    };
+    [all, second].into_iter().map(request_of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_bounded_in_number_and_size() {
+        let mut resource = Resource::of_service("shop");
+        (0..100).for_each(|number| resource.set(&format!("a.{number}"), "x"));
+        resource.set("process.pid", "7");
+        resource.set("host.name", "ü".repeat(3000));
+        let mut options = crate::SinkConfig::new(crate::SinkKind::Pyroscope, "").encode_options();
+        let names = |options: &EncodeOptions| {
+            let labels = labels(ProfileKind::Cpu, &resource, options);
+            assert!(labels.iter().all(|label| label.value.len() <= MAX_VALUE));
+            labels.into_iter().map(|label| label.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&options), ["__name__", "host_name", "service_name"]);
+        options.attributes = Some((0..100).map(|number| format!("a.{number}")).collect());
+        assert_eq!(names(&options).len(), MAX_LABELS);
+    }
+}

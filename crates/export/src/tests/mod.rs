@@ -1,0 +1,7 @@
+//! Tests of the whole way, from a profile to a server.
+
+mod bad_server;
+mod exact;
+mod outage;
+mod profiles;
+mod server;
