@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lj_trace_export::SinkConfig;
 use lj_trace_store::StoreConfig;
 use serde::{Deserialize, Deserializer};
 
@@ -17,6 +18,9 @@ use crate::values::{parse_duration, parse_share, parse_size};
 
 /// Where the configuration is, if none is named.
 pub const DEFAULT_FILE: &str = "/etc/lj-trace/agent.toml";
+
+/// Where what cannot be sent waits, if a sink names no other place.
+const SPOOL: &str = "/var/lib/lj-trace/spool";
 
 /// A configuration is shorter than this.
 const LONGEST: u64 = 1 << 20;
@@ -57,6 +61,8 @@ pub struct Config {
     pub service: Vec<ServiceName>,
     /// Attributes that all profiles get.
     pub labels: BTreeMap<String, String>,
+    /// Servers that profiles are sent to.
+    pub sink: Vec<SinkConfig>,
     /// Where profiles are kept as Parquet files. It is there by default if there is no other sink.
     pub store: Option<StoreConfig>,
     /// A file with attributes by container id, such as the names that Kubernetes has for it.
@@ -88,6 +94,8 @@ pub struct ServiceName {
 /// Where profiles go.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sinks {
+    /// To servers.
+    pub servers: Vec<SinkConfig>,
     /// As files of this host.
     pub store: Option<StoreConfig>,
 }
@@ -108,6 +116,7 @@ impl Default for Config {
             drop: Vec::new(),
             service: Vec::new(),
             labels: BTreeMap::new(),
+            sink: Vec::new(),
             store: None,
             container_attributes: None,
         }
@@ -149,7 +158,10 @@ impl Config {
 
     /// Where profiles go.
     pub fn sinks(&self) -> Sinks {
-        Sinks { store: Some(self.store.clone().unwrap_or_default()) }
+        let with_spool =
+            |sink: &SinkConfig| SinkConfig { spool: sink.spool.clone().or_else(|| Some(SPOOL.into())), ..sink.clone() };
+        let default = self.sink.is_empty().then(StoreConfig::default);
+        Sinks { servers: self.sink.iter().map(with_spool).collect(), store: self.store.clone().or(default) }
     }
 
     /// Whether its values fit together.
@@ -292,13 +304,26 @@ mod tests {
             [[service]]
             name = "shop"
             of = { unit = "nginx" }
+
+            [[sink]]
+            kind = "otlp"
+            url = "http://127.0.0.1:4318"
+
+            [store]
+            folder = "/srv/profiles"
+            keep = "2G"
         "#;
         let config = Config::parse(text).unwrap();
         assert_eq!((config.rate, config.interval, config.memory), (49, Duration::from_secs(30), Some(0.01)));
         assert_eq!((config.probability, config.metrics), (0.1, None));
         assert_eq!(config.limits, OwnLimits { cpu: 0.02, memory: 64 << 20 });
         assert_eq!((config.select.len(), config.drop.len(), config.service[0].name.as_str()), (2, 1, "shop"));
+        let Sinks { servers, store } = config.sinks();
+        assert_eq!((servers.len(), servers[0].spool.as_deref()), (1, Some(Path::new(SPOOL))));
+        assert_eq!(store.unwrap().folder, Path::new("/srv/profiles"));
         assert_eq!(Config::parse("").unwrap(), Config::default());
+        let servers = Config { sink: servers, ..Config::default() };
+        assert!(servers.sinks().store.is_none() && Config::default().sinks().store.is_some());
     }
 
     #[test]

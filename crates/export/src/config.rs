@@ -42,7 +42,7 @@ impl SinkKind {
 }
 
 /// A server, and how it is sent to.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct SinkConfig {
     /// What it speaks.
@@ -108,7 +108,7 @@ pub struct SinkConfig {
 }
 
 /// A user with a password.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct BasicAuth {
     /// The user.

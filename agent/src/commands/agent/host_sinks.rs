@@ -1,7 +1,12 @@
 //! The sinks that a configuration asks for.
 
-use crate::daemon::config::Config;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+
+use crate::daemon::config::{Config, Sinks};
 use crate::daemon::sinks::HostSink;
+use crate::daemon::sinks::exported::Exported;
 use crate::daemon::sinks::stored::Stored;
 use crate::exit::{CommandError, ExitCode};
 
@@ -11,9 +16,22 @@ use crate::exit::{CommandError, ExitCode};
 /// One of them cannot be.
 pub fn open(config: &Config) -> Result<Vec<Box<dyn HostSink>>, CommandError> {
     let mut all: Vec<Box<dyn HostSink>> = Vec::new();
-    if let Some(config) = config.sinks().store {
+    let Sinks { servers, store } = config.sinks();
+    for config in servers {
+        config.spool.as_deref().map_or(Ok(()), make_own)?;
+        let exported = Exported::start(config).map_err(|error| CommandError::usage(error.to_string()))?;
+        all.push(Box::new(exported));
+    }
+    if let Some(config) = store {
+        config.folder.parent().map_or(Ok(()), make_own)?;
         let stored = Stored::open(config).map_err(|error| CommandError::new(ExitCode::IO, error.to_string()))?;
         all.push(Box::new(stored));
     }
     Ok(all)
+}
+
+/// Makes a folder for nobody else, unless it is there.
+fn make_own(folder: &Path) -> Result<(), CommandError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| CommandError::io(&format!("make {}", folder.display()), &error))
 }

@@ -13,6 +13,7 @@ use lj_trace_process::privileges::{self, priority};
 use tokio::signal::unix::{SignalKind, signal};
 
 pub use overrides::AgentArgs;
+pub(super) use overrides::parse_sink;
 
 use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, start_guardian};

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 
+use lj_trace_export::{SinkConfig, SinkKind};
+
 use crate::daemon::config::{Config, DEFAULT_FILE, parse_metrics, parse_probability};
 use crate::daemon::rules::Rule;
 use crate::exit::CommandError;
@@ -45,6 +47,10 @@ pub struct AgentArgs {
     #[arg(long, value_name = "SHARE", value_parser = parse_probability)]
     pub probability: Option<f64>,
 
+    /// Send profiles to a server: otlp=http://HOST:4318, pyroscope=http://HOST:4040 or parca=http://HOST:7070
+    #[arg(long, value_name = "KIND=URL", value_parser = parse_sink)]
+    pub sink: Vec<SinkConfig>,
+
     /// An attribute that all profiles get: deployment.environment.name=production
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
     pub label: Vec<(String, String)>,
@@ -70,6 +76,8 @@ Examples:
   sudo lj-trace agent --dry-run                       which processes would be recorded, and under which name
   sudo lj-trace agent                                 all of them, into /var/lib/lj-trace/profiles
   sudo lj-trace agent --select unit=nginx --memory 1% the workers of a unit, and what they allocate
+  sudo lj-trace agent --sink otlp=http://127.0.0.1:4318
+                                                      to a Collector
   sudo lj-trace agent --config agent.toml             as the file says: rules, names, sinks";
 
 impl AgentArgs {
@@ -89,6 +97,7 @@ impl AgentArgs {
         }
         config.drop.extend(self.drop.iter().cloned());
         config.labels.extend(self.label.iter().cloned());
+        config.sink.extend(self.sink.iter().cloned());
         config.memory = self.memory.or(config.memory);
         set(&mut config.rate, self.rate);
         set(&mut config.interval, self.interval);
@@ -103,6 +112,19 @@ fn set<T>(value: &mut T, said: Option<T>) {
     if let Some(said) = said {
         *value = said;
     }
+}
+
+/// Reads a server of the command line, whose other settings are those by default.
+pub(in crate::commands) fn parse_sink(text: &str) -> Result<SinkConfig, String> {
+    const EXPECTED: &str = "expected KIND=URL with otlp, pyroscope or parca: otlp=http://127.0.0.1:4318";
+    let (kind, url) = text.split_once('=').ok_or(EXPECTED)?;
+    let kind = match kind {
+        "otlp" => SinkKind::Otlp,
+        "pyroscope" => SinkKind::Pyroscope,
+        "parca" => SinkKind::Parca,
+        _ => return Err(EXPECTED.to_owned()),
+    };
+    Ok(SinkConfig::new(kind, url))
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {

@@ -9,6 +9,7 @@ use lj_trace_engine::{EngineError, Interval, Sink, SinkFactory};
 use lj_trace_process::Process;
 use lj_trace_profile::{ProfileKind, Resource};
 
+pub mod exported;
 pub mod stored;
 
 /// Takes the profiles of all processes of this host.
