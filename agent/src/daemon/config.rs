@@ -180,7 +180,7 @@ impl Config {
 
 /// An error of the TOML library in one line, with the number of the line.
 fn one_line(text: &str, error: &toml::de::Error) -> String {
-    let line = error.span().map(|span| text[..span.start.min(text.len())].lines().count().max(1));
+    let line = error.span().map(|span| text[..span.start.min(text.len())].matches('\n').count() + 1);
     let message = error.message().replace('\n', ", ");
     line.map_or(message.clone(), |line| format!("line {line}: {message}"))
 }

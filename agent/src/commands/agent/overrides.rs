@@ -75,7 +75,8 @@ const EXAMPLES: &str = "\
 Examples:
   sudo lj-trace agent --dry-run                       which processes would be recorded, and under which name
   sudo lj-trace agent                                 all of them, into /var/lib/lj-trace/profiles
-  sudo lj-trace agent --select unit=nginx --memory 1% the workers of a unit, and what they allocate
+  sudo lj-trace agent --select unit=nginx --memory 1%
+                                                      the workers of a unit, and what they allocate
   sudo lj-trace agent --sink otlp=http://127.0.0.1:4318
                                                       to a Collector
   sudo lj-trace agent --config agent.toml             as the file says: rules, names, sinks";

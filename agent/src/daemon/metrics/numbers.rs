@@ -149,7 +149,7 @@ mod tests {
         let text = Numbers { recorded: 5, totals, sinks: vec![sink], ..Numbers::default() }.text();
         for line in [
             "# TYPE lj_trace_processes gauge",
-            "lj_trace_processes 5",
+            "lj_trace_processes 5.0",
             "lj_trace_samples_total 42",
             "lj_trace_samples_lost_total{reason=\"ring full\"} 3",
             "lj_trace_sink_sent_total{sink=\"otlp \\\"x\\\"\"} 7",
