@@ -18,7 +18,7 @@ pub struct Engine {
 }
 
 /// What every run of the tests reads files with.
-pub const DUCKDB: Engine = Engine { name: "duckdb", version: "2.0.0" };
+pub const DUCKDB: Engine = Engine { name: "duckdb", version: "2.0.1" };
 const LARGE: [Engine; 2] = [Engine { name: "chdb", version: "4.4.0" }, Engine { name: "pyspark", version: "4.3.0" }];
 
 impl Engine {
