@@ -18,7 +18,7 @@ pub struct Engine {
 }
 
 /// What every run of the tests reads files with.
-pub const DUCKDB: Engine = Engine { name: "duckdb", version: "2.0.0" };
+pub const DUCKDB: Engine = Engine { name: "duckdb", version: "2.0.1" };
 const LARGE: [Engine; 2] = [Engine { name: "chdb", version: "4.4.0" }, Engine { name: "pyspark", version: "4.3.0" }];
 
 impl Engine {
@@ -50,7 +50,20 @@ impl Engine {
     }
 }
 
-/// Has ClickHouse and Spark read what is stored, with the queries of docs/store.md.
+/// An S3-compatible server, from Go's modules.
+const S3: &str = "github.com/versity/versitygw/cmd/versitygw@v1.8.0";
+
+fn s3_server() -> Result<PathBuf> {
+    let folder = paths::cache().join("engines/versitygw-1.8.0");
+    let program = folder.join("versitygw");
+    if !program.is_file() {
+        eprintln!("setup: building {S3}");
+        run(Command::new("go").args(["install", S3]).env("GOBIN", folder))?;
+    }
+    Ok(program)
+}
+
+/// Has ClickHouse and Spark read what is stored, with the queries of docs/store.md, and an S3-compatible server take it.
 pub fn engines() -> Result<()> {
     for engine in LARGE.iter().chain([&DUCKDB]).filter(|engine| !engine.is_here()) {
         engine.install()?;
@@ -58,6 +71,9 @@ pub fn engines() -> Result<()> {
     if paths::find_command("java").is_none() {
         bail!("Spark needs Java: `apt-get install openjdk-17-jre-headless`");
     }
+    let mut cargo = host_cargo("test")?;
+    cargo.args(["--package", "lj-trace-store", "--features", "s3", "--test", "remote"]);
+    run(cargo.env("LJ_TRACE_TEST_VERSITYGW", s3_server()?))?;
     let binary = build::build(&build::Options::default())?;
     let mut cargo = host_cargo("test")?;
     cargo.args(["--package", "lj-trace-tests", "--test", "store", "clickhouse_and_spark", "--", "--nocapture"]);

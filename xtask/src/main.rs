@@ -59,7 +59,7 @@ enum Task {
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
-    /// Have ClickHouse and Spark read what is stored (they are large: not part of `test`)
+    /// Have ClickHouse and Spark read what is stored, and an S3 server take it (they are large: not part of `test`)
     Engines,
     /// Look for input that the readers of streams, ELF files and VMs do not survive, with cargo-fuzz
     Fuzz(fuzz::Options),

@@ -3,6 +3,7 @@
 mod random;
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -121,6 +122,15 @@ fn two_at_once_are_refused() {
     assert!(matches!(missing, Err(StoreError::Folder { .. })));
 }
 
+/// Notes that something is not tested, for `cargo xtask test` to tell.
+fn skip(reason: &str) {
+    println!("not tested: {reason}");
+    if let Some(file) = std::env::var_os("LJ_TRACE_TEST_SKIPS") {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+        file.write_all(format!("{}: {reason}\n", file!()).as_bytes()).unwrap();
+    }
+}
+
 /// A file system of a megabyte.
 struct SmallDisk(tempfile::TempDir);
 
@@ -143,7 +153,7 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_disk_is_said_once_and_costs_no_more_than_memory_has_no_room_for() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("not tested: only root can mount a small disk");
+        skip("a full disk: only root can mount a small one");
         return;
     };
     let folder = disk.0.path();

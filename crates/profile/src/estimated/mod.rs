@@ -50,7 +50,7 @@ pub struct EstimatedProfile {
 }
 
 /// The standard error of the bytes, where that is a measure of its own.
-const ALLOC_SPACE_ERROR: Measure = Measure::new("alloc_space_error", Unit::Bytes, 2);
+pub const ALLOC_SPACE_ERROR: Measure = Measure::new("alloc_space_error", Unit::Bytes, 2);
 
 /// Bytes of memory for the stacks of sources: for ten thousand. Each has figures in every window that is kept.
 const STACKS: usize = 4 << 20;

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use lj_trace_text::untrusted::Untrusted;
+
 use super::error::StoreError;
 use super::kept::KeptFile;
 use crate::RemoteConfig;
@@ -20,6 +22,9 @@ pub struct Onward {
     failing: Option<Instant>,
     notice: Option<String>,
 }
+
+/// Characters of an error that are said.
+const SAID: usize = 400;
 
 /// What could not be sent is tried again after this time.
 const RETRY: Duration = Duration::from_secs(30);
@@ -105,9 +110,11 @@ impl Onward {
             Ok(_) => {}
             Err(error) => {
                 if self.failing.replace(now).is_none() {
+                    // What a server says may be long, and anything.
+                    let error: String = Untrusted(error).to_string().chars().take(SAID).collect();
+                    let url = &self.url;
                     self.notice = Some(format!(
-                        "cannot send profiles to {}: {error}; they stay in the folder until it takes them",
-                        self.url
+                        "cannot send profiles to {url}: {error}; they stay in the folder until it takes them"
                     ));
                 }
             }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
+use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
 use lj_trace_profile::model::{Labels, Measure, Unit};
 use lj_trace_profile::{Frame, Interval, Profile, ProfileKind, Resource};
 
@@ -84,7 +85,9 @@ const MEASURES: [Measure; 5] = [
 /// The measures that rows are of: each weight once. Those that follow from it by a factor, such as CPU time from samples,
 /// are left to whoever reads.
 pub fn measures(kind: ProfileKind, profile: &dyn Profile) -> Vec<Measure> {
-    let mut measures: Vec<Measure> = profile.measures().into_iter().filter(|measure| measure.factor == 1).collect();
+    // Errors have a column of their own.
+    let is_own = |measure: &Measure| measure.factor == 1 && measure.name != ALLOC_SPACE_ERROR.name;
+    let mut measures: Vec<Measure> = profile.measures().into_iter().filter(is_own).collect();
     if kind == ProfileKind::Allocations {
         let totals = profile.weighted().totals();
         let is_new = |measure: &Measure| measures.iter().all(|known| known.index != measure.index);
