@@ -318,6 +318,7 @@ impl Estimation {
 
 #[cfg(test)]
 mod tests {
+    use lj_trace_profile::Profile as _;
     use lj_trace_streams::Symbol;
     use lj_trace_text::Room;
 
@@ -360,6 +361,36 @@ mod tests {
         assert_eq!(estimation.tallies.len(), 1, "events may be on their way");
         estimation.complete(120 * MS);
         assert!(estimation.tallies.is_empty());
+    }
+
+    #[test]
+    fn each_interval_has_what_was_allocated_in_it() {
+        let mut estimation = estimation();
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut at, mut number) = (100 * MS, 0);
+        for _ in 0..20 {
+            let mut allocated = 0;
+            for _ in 0..random.usize(0..4) {
+                number += 1;
+                estimation.window(WindowEvent::Staying { number, opened: at });
+                for _ in 0..random.usize(1..5) {
+                    let size = random.u64(1..1000);
+                    alloc(&mut estimation, number as u8, size);
+                    allocated += size;
+                }
+                let closed = at + random.u64(200..900) * MS;
+                let event = WindowEvent::Closed { number, opened: at, closed, stayed: true, cost: 0.0 };
+                estimation.window(event);
+                at = closed + 20 * MS;
+                estimation.complete(at);
+            }
+            let profile = estimation.profile();
+            let [_, bytes, ..] = profile.weighted().totals();
+            assert_eq!(bytes, allocated);
+            profile.lose("lost", 1);
+            assert_eq!(profile.losses()["lost"], 1);
+            estimation.begin_anew();
+        }
     }
 
     #[test]
