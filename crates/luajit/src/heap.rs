@@ -68,14 +68,15 @@ pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Al
 /// More functions are not told of.
 const MAX_FUNCTIONS: usize = 1 << 16;
 
-/// Addresses of the functions of `vm`, newest first, as far as `limit` allows: they are often older than most of a heap.
-pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Vec<u64> {
+/// Addresses of the functions of `vm`, newest first, among its newest `objects`.
+pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm, mut objects: usize) -> Vec<u64> {
     let mut found = Vec::new();
-    walk(memory, vm, limit, |object, kind| {
+    walk(memory, vm, Duration::MAX, |object, kind| {
         if kind == gct::FUNC {
             found.push(object);
         }
-        found.len() < MAX_FUNCTIONS
+        objects = objects.saturating_sub(1);
+        objects > 0 && found.len() < MAX_FUNCTIONS
     });
     found
 }
