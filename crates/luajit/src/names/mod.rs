@@ -5,6 +5,7 @@
 //! definition names it: the upvalue that another function has it in ([`used`]), or the field of a loaded module.
 
 mod definition;
+mod list;
 mod path;
 mod search;
 mod used;
@@ -32,7 +33,10 @@ const MOST_OBJECTS: u64 = 32 << 20;
 const OBJECTS_PER_BATCH: u64 = 1 << 15;
 
 /// Objects among which functions are searched that use others.
-const OBJECTS_OF_USERS: usize = 1 << 18;
+const OBJECTS_OF_USERS: u64 = 4 << 20;
+
+/// Batches after which these are searched once more, for what was loaded since.
+const BATCHES_BETWEEN: u32 = 64;
 
 /// How often a search is begun anew for a function whose parent was not where it was said to be.
 const ATTEMPTS: u32 = 4;
@@ -50,6 +54,8 @@ pub struct FunctionNamer {
     parent: Option<Arc<Prototype>>,
     /// What functions are called without their definitions, once that was needed.
     remaining: Option<Remaining>,
+    /// Batches since that was read.
+    batches: u32,
     /// Objects that may be looked at.
     allowance: u64,
     unsearched: u64,
@@ -69,6 +75,7 @@ impl FunctionNamer {
             names: HashMap::new(),
             parent: None,
             remaining: None,
+            batches: 0,
             allowance: objects,
             unsearched: 0,
         }
@@ -76,6 +83,7 @@ impl FunctionNamer {
 
     /// Notes that time has passed: some more objects may be looked at.
     pub fn begin_batch(&mut self) {
+        self.batches = self.batches.saturating_add(1);
         self.allowance = self.allowance.saturating_add(OBJECTS_PER_BATCH).min(MOST_OBJECTS);
     }
 
@@ -161,12 +169,11 @@ impl FunctionNamer {
             return known;
         }
         // What was loaded since the last time may have one.
-        let cost = OBJECTS_OF_USERS as u64;
-        if self.remaining.is_some() && self.allowance < 2 * cost {
+        if self.remaining.is_some() && self.batches < BATCHES_BETWEEN {
             return None;
         }
-        self.allowance = self.allowance.saturating_sub(cost);
-        let remaining = self.remaining.insert(Remaining::read(memory, vm));
+        self.batches = 0;
+        let remaining = self.remaining.insert(Remaining::read(memory, vm, &mut self.allowance));
         remaining.name(key.address)
     }
 }
@@ -187,8 +194,12 @@ struct Remaining {
 }
 
 impl Remaining {
-    fn read<M: ReadMemory>(memory: &M, vm: &Vm) -> Self {
-        Self { used: used_names(memory, vm, OBJECTS_OF_USERS), fields: FunctionNames::read(memory, vm) }
+    fn read<M: ReadMemory>(memory: &M, vm: &Vm, allowance: &mut u64) -> Self {
+        let all = OBJECTS_OF_USERS.min(*allowance);
+        let mut left = all;
+        let used = used_names(memory, vm, &mut left);
+        *allowance -= all - left;
+        Self { used, fields: FunctionNames::read(memory, vm) }
     }
 
     fn name(&self, prototype: u64) -> Option<String> {

@@ -4,33 +4,32 @@
 //! objects are put at its front, and a parent is made when its body is compiled, which is after its children: on the list it
 //! always comes before them. So a search for a parent is over where the child is.
 //!
-//! The list changes while it is walked. What it led to is no proof: who uses a parent looks whether it has the child.
+//! What a walk over a list that changes has led to is no proof: who uses a parent looks whether it has the child.
 //!
 //! [`gc.root`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L606
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
+use super::list::{ListWalk, WalkEnd};
 use crate::Vm;
-use crate::object::{field, type_of};
+use crate::object::field;
 use crate::page_cache::PageCache;
 use crate::prototype::{Prototype, PrototypeKey};
 
 /// Prototypes whose parents are kept: some 20 MB at most. Of those beyond, each is searched when it is asked for.
 const MAX_KNOWN: usize = 1 << 19;
 
-/// Prototypes to which a walk can return where the list was torn behind them.
-const MAX_PLACES: usize = 256;
-
-/// What a return costs, in objects: more than a few never lead on.
-const COST_OF_RETURN: u64 = 256;
-
 /// `PROTO_CHILD` ([`lj_obj.h`]): it has prototypes among its constants.
 ///
 /// [`lj_obj.h`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L372-L376
 const PROTO_CHILD: u8 = 1;
+
+/// What it costs to read a prototype that makes functions, in objects.
+const COST_OF_PARENT: u64 = 16;
 
 /// How a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,31 +72,21 @@ pub struct ParentSearch {
 /// How many walks over the whole list it takes to say that a prototype has no parent: one may have been led astray.
 const WALKS: u32 = 2;
 
-/// What it costs to read a prototype that makes functions, in objects.
-const COST_OF_PARENT: u64 = 16;
-
-/// One place is kept for so many prototypes.
-const PROTOTYPES_PER_PLACE: u32 = 16;
-
 /// A walk that is not over.
 #[derive(Debug, Default)]
 struct Walk {
     /// What it was started for.
     child: u64,
-    prototypes: u32,
-    /// The prototypes that it came by last: they live long, and on the list nothing moves.
-    places: VecDeque<PrototypeKey>,
+    list: ListWalk,
 }
 
-/// Where a part of a walk has ended.
+/// Where a visitor ends a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// At the end of the list, or where all that follows is known.
-    List,
-    /// At the prototype that was searched.
+enum Visited {
+    /// All that follows is known.
+    Known,
+    /// The prototype that was searched.
     Child,
-    /// There was too much.
-    Budget,
 }
 
 impl ParentSearch {
@@ -120,7 +109,6 @@ impl ParentSearch {
     }
 
     /// How many prototypes are known.
-    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -140,11 +128,11 @@ impl ParentSearch {
                 return Found::Unknown;
             }
             let end = self.go_on(memory, vm, child, budget);
-            if end == End::Budget {
+            if end == WalkEnd::Budget {
                 continue;
             }
             self.walk = None;
-            if end == End::List && self.walks < WALKS {
+            if end != WalkEnd::Visitor(Visited::Child) && self.walks < WALKS {
                 self.walks += 1;
             } else if !matches!(self.known.get(&child.address), Some(Known::Parent(_))) {
                 // A new one, or one that there was no room for: the walk was for it alone.
@@ -155,92 +143,46 @@ impl ParentSearch {
     }
 
     /// Goes on with the walk, or starts one.
-    fn go_on<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, child: &PrototypeKey, budget: &mut u64) -> End {
+    fn go_on<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        child: &PrototypeKey,
+        budget: &mut u64,
+    ) -> WalkEnd<Visited> {
         // One for a single prototype does not show what is newer.
         let fits = |walk: &Walk| self.walks < WALKS || walk.child == child.address;
         let new = Walk { child: child.address, ..Walk::default() };
         let mut walk = self.walk.take().filter(fits).unwrap_or(new);
-        let end = loop {
-            let next = walk.next(memory, vm);
-            if let Some(end) = self.follow(&mut walk, memory, vm, next, child, budget) {
-                break end;
-            }
-            *budget = budget.saturating_sub(COST_OF_RETURN);
-        };
+        let end = walk.list.go_on(memory, vm, budget, |pages, object, budget| match object.kind {
+            gct::PROTO => self.see(pages, &vm.layout, object.address, child, budget),
+            _ => Some(ControlFlow::Continue(())),
+        });
         self.walk = Some(walk);
         end
     }
 
-    /// Follows the list from an object on. [`None`] if it is torn.
-    fn follow<M: ReadMemory>(
-        &mut self,
-        walk: &mut Walk,
-        memory: &M,
-        vm: &Vm,
-        mut object: u64,
-        child: &PrototypeKey,
-        budget: &mut u64,
-    ) -> Option<End> {
-        let (layout, pages) = (&vm.layout, PageCache::new(memory));
-        // A list that became a ring comes back to an object that is noted each time that the walk has become twice as long
-        // (Brent's algorithm).
-        let mut noted = 0;
-        for count in 1_usize.. {
-            // The main thread is the VM's first object, so the last one on the list before userdata.
-            if object == 0 || object == vm.main_thread {
-                return Some(End::List);
-            }
-            if object == noted {
-                return None;
-            }
-            if *budget == 0 {
-                return Some(End::Budget);
-            }
-            *budget -= 1;
-            if count.is_power_of_two() {
-                noted = object;
-            }
-            // Each object may be on a page of its own: no more than 32 MiB of them are kept.
-            if count % 8192 == 0 {
-                pages.clear();
-            }
-            let kind = type_of(&pages, layout, object).ok()?;
-            let next = pages.read_ref(layout.is_gc64(), object).ok()?;
-            if kind == gct::PROTO {
-                if let Some(end) = self.see(walk, &pages, layout, object, child, budget) {
-                    return Some(end);
-                }
-            } else if !(gct::STR..=13).contains(&kind) {
-                return None;
-            }
-            object = next;
-        }
-        None
-    }
-
-    /// Notes a prototype of the list. Gives how the walk ends if that is here.
+    /// Notes a prototype of the list, and says whether the walk ends there. [`None`] if it is none.
     fn see<M: ReadMemory>(
         &mut self,
-        walk: &mut Walk,
         pages: &PageCache<'_, M>,
         layout: &VmLayout,
         address: u64,
         child: &PrototypeKey,
         budget: &mut u64,
-    ) -> Option<End> {
+    ) -> Option<ControlFlow<Visited>> {
         // The second walk is for what the first one has missed.
         if self.walks == 1 && self.known.contains_key(&address) {
-            return None;
+            return Some(ControlFlow::Continue(()));
         }
         let key = Prototype::key_at(pages, layout, address).ok()?;
-        walk.note(key);
-        let flags: u8 = pages.read(field(address, layout.pt_flags)).unwrap_or(0);
+        let flags: u8 = pages.read(field(address, layout.pt_flags)).ok()?;
         if flags & PROTO_CHILD != 0 {
             *budget = budget.saturating_sub(COST_OF_PARENT);
             let parent = Prototype::read_of(pages, layout, key).ok()?;
             let is_known = |child| self.known.get(&child) == Some(&Known::Parent(address));
             if self.walks >= WALKS && parent.has_children() && parent.children().all(is_known) {
-                return Some(End::List);
+                return Some(ControlFlow::Break(Visited::Known));
             }
             self.add_children(&parent);
         }
@@ -249,32 +191,10 @@ impl ParentSearch {
             self.insert(address, Known::Alone(print(&key)));
         }
         // Only the first walks are for all prototypes.
-        (self.walks >= WALKS && address == child.address).then_some(End::Child)
+        let is_over = self.walks >= WALKS && address == child.address;
+        Some(if is_over { ControlFlow::Break(Visited::Child) } else { ControlFlow::Continue(()) })
     }
 }
 
-impl Walk {
-    fn note(&mut self, place: PrototypeKey) {
-        self.prototypes += 1;
-        if self.prototypes % PROTOTYPES_PER_PLACE != 1 {
-            return;
-        }
-        if self.places.len() >= MAX_PLACES {
-            self.places.pop_front();
-        }
-        self.places.push_back(place);
-    }
-
-    /// The object to go on with: what follows the last prototype that is there still, or the first object of all.
-    fn next<M: ReadMemory>(&mut self, memory: &M, vm: &Vm) -> u64 {
-        let gc64 = vm.layout.is_gc64();
-        while let Some(place) = self.places.pop_back() {
-            if Prototype::key_at(memory, &vm.layout, place.address) == Ok(place)
-                && let Ok(next) = memory.read_ref(gc64, place.address)
-            {
-                return next;
-            }
-        }
-        memory.read_ref(gc64, field(vm.global, vm.layout.g_gc_root)).unwrap_or(0)
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -8,11 +8,12 @@
 //! [`FrameLink`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L167-L205
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::ControlFlow;
 
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::ReadMemory;
 
-use crate::heap;
+use super::list::ListWalk;
 use crate::machine::Vm;
 use crate::object::{Function, field, read_function, read_some};
 use crate::page_cache::PageCache;
@@ -30,11 +31,11 @@ pub struct UsedName {
     pub name: String,
 }
 
-/// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them. `objects` says how
-/// many objects are looked at to find functions.
+/// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them. It looks at no
+/// more objects than `budget` to find functions.
 ///
 /// Never fails: what cannot be read is missing.
-pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, objects: usize) -> HashMap<u64, UsedName> {
+pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashMap<u64, UsedName> {
     let pages = PageCache::new(memory);
     let (layout, shape) = (&vm.layout, Shape::new(vm.layout));
     let gc64 = layout.is_gc64();
@@ -44,7 +45,7 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, objects: usize) -> HashMap
     // What runs is there for certain. The list of all objects changes while it is walked, where the program makes some all
     // the time, and is seen as a whole by chance only.
     let mut left = functions_on_stack(memory, vm);
-    left.extend(heap::functions(memory, vm, objects));
+    left.extend(functions(memory, vm, budget));
     while let Some(function) = left.pop() {
         if !seen.insert(function) {
             continue;
@@ -74,6 +75,21 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, objects: usize) -> HashMap
         }
     }
     names
+}
+
+/// More functions are not looked at.
+const MAX_FUNCTIONS: usize = 1 << 16;
+
+/// What may be a function on the list of all objects, the newest first.
+fn functions<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashSet<u64> {
+    let mut found = HashSet::new();
+    ListWalk::default().go_on(memory, vm, budget, |_, object, _| {
+        if object.kind == gct::FUNC {
+            found.insert(object.address);
+        }
+        Some(if found.len() < MAX_FUNCTIONS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    });
+    found
 }
 
 /// What may be a function on the stacks of the main thread and of the coroutine that runs.
