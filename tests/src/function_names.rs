@@ -35,23 +35,47 @@ const KINDS: [(&str, Option<&str>, Call); 26] = [
     ("M.a# = { c = {} }\nfunction M.a#.c.b#(...)$end work[#work + 1] = M.a#.c.b#", Some("M.a#.c.b#"), Call::Any),
     ("function Class:m#(...)$end work[#work + 1] = Class.m#", Some("Class:m#"), Call::Any),
     ("Class.s# = function(...)$end work[#work + 1] = object.s#", Some("Class.s#"), Call::Any),
-    ("handlers[\"a-f#\"] = function(...)$end work[#work + 1] = handlers[\"a-f#\"]", Some("handlers[\"a-f#\"]"), Call::Any),
+    (
+        "handlers[\"a-f#\"] = function(...)$end work[#work + 1] = handlers[\"a-f#\"]",
+        Some("handlers[\"a-f#\"]"),
+        Call::Any,
+    ),
     ("handlers[7#] = function(...)$end work[#work + 1] = handlers[7#]", Some("handlers[7#]"), Call::Any),
-    ("local key# = \"k\" .. #\nhandlers[key#] = function(...)$end work[#work + 1] = handlers[key#]", Some("handlers[key#]"), Call::Any),
+    (
+        "local key# = \"k\" .. #\nhandlers[key#] = function(...)$end work[#work + 1] = handlers[key#]",
+        Some("handlers[key#]"),
+        Call::Any,
+    ),
     ("local u#\nlocal function set# ()\nu# = function(...)$end end set#() work[#work + 1] = u#", Some("u#"), Call::Any),
     ("adopt(function(...)$end)", None, Call::Any),
     ("for turn = 1, 3 do local l# = function(...)$return turn end work[#work + 1] = l# end", Some("l#"), Call::Any),
     ("M.x# = function(...)$end N.y# = M.x# work[#work + 1] = N.y#", Some("M.x#"), Call::Any),
-    ("local t# = setmetatable({}, { __call = function(...)$end }) work[#work + 1] = t#", Some("__call"), Call::Callable),
-    ("local t# = setmetatable({}, { __index = function(...)$return 1 end }) indexed[#indexed + 1] = t#", Some("__index"), Call::None),
-    ("local mt# = {}\nmt#.__add = function(...)$return 1 end added[#added + 1] = setmetatable({}, mt#)", Some("mt#.__add"), Call::None),
+    (
+        "local t# = setmetatable({}, { __call = function(...)$end }) work[#work + 1] = t#",
+        Some("__call"),
+        Call::Callable,
+    ),
+    (
+        "local t# = setmetatable({}, { __index = function(...)$return 1 end }) indexed[#indexed + 1] = t#",
+        Some("__index"),
+        Call::None,
+    ),
+    (
+        "local mt# = {}\nmt#.__add = function(...)$return 1 end added[#added + 1] = setmetatable({}, mt#)",
+        Some("mt#.__add"),
+        Call::None,
+    ),
     ("local c# = { on = { open = function(...)$end } } work[#work + 1] = c#.on.open", Some("c#.on.open"), Call::Any),
     ("local a#, b# = 1, function(...)$end work[#work + 1] = b#", Some("b#"), Call::Any),
     ("local a#, b# = function(...)$end, 1 work[#work + 1] = a#", Some("a#"), Call::Any),
     ("local o# = nothing or function(...)$end work[#work + 1] = o#", Some("o#"), Call::Any),
     ("local c# = setmetatable({ run = function(...)$end }, Class) work[#work + 1] = c#.run", Some("c#.run"), Call::Any),
     ("M.list# = { 1, 2, function(...)$end } work[#work + 1] = M.list#[3]", Some("M.list#[3]"), Call::Any),
-    ("handlers[\"c-f#\"] = function(...)$end work[#work + 1] = setmetatable({}, { __call = handlers[\"c-f#\"] })", Some("handlers[\"c-f#\"]"), Call::Callable),
+    (
+        "handlers[\"c-f#\"] = function(...)$end work[#work + 1] = setmetatable({}, { __call = handlers[\"c-f#\"] })",
+        Some("handlers[\"c-f#\"]"),
+        Call::Callable,
+    ),
 ];
 
 /// How a function is called.
@@ -76,7 +100,8 @@ const CALLS: [&str; 6] = [
 ];
 
 /// What the first lines of a script set up.
-const BEGINNING: &str = "local M, N, Class, handlers, work, indexed, added, table_of_all = {}, {}, {}, {}, {}, {}, {}, {}
+const BEGINNING: &str =
+    "local M, N, Class, handlers, work, indexed, added, table_of_all = {}, {}, {}, {}, {}, {}, {}, {}
 local nothing
 Class.__index = Class
 local object = setmetatable({}, Class)
@@ -95,7 +120,9 @@ impl NamedProgram {
         let mut script = BEGINNING.to_owned();
         program.names.insert(("main.lua".to_owned(), 5), Some("adopt".to_owned()));
         program.names.insert(("main.lua".to_owned(), 6), Some("call".to_owned()));
-        let body = |rng: &mut Rng| format!(" local n = {} for i = 1, {loops} do n = n + i % 7 end sink = {{ n }} ", rng.u8(..));
+        let body = |rng: &mut Rng| {
+            format!(" local n = {} for i = 1, {loops} do n = n + i % 7 end sink = {{ n }} ", rng.u8(..))
+        };
         let (mut calls, mut works) = (Vec::new(), 0);
         for (number, kind) in kinds.into_iter().enumerate() {
             let (text, name, call) = KINDS[kind];
@@ -103,7 +130,9 @@ impl NamedProgram {
             let text = text.replace("[#", "\0").replace('#', &number).replace('\0', "[#");
             let text = text.replace("[#]", &format!("[{number}]")).replace('$', &body(&mut rng));
             script.push_str("do ");
-            let line = 1 + (script.matches('\n').count() + text.lines().position(|line| line.contains("for i = 1")).unwrap_or(0)) as u32;
+            let line = 1
+                + (script.matches('\n').count() + text.lines().position(|line| line.contains("for i = 1")).unwrap_or(0))
+                    as u32;
             let _ = writeln!(script, "{text} end");
             program.names.insert(("main.lua".to_owned(), line), name.map(|name| name.replace('#', &number)));
             let times = if text.contains("turn = 1, 3") { 3 } else { 1 };
@@ -113,7 +142,10 @@ impl NamedProgram {
                     _ => {
                         works += 1;
                         let way = if call == Call::Callable { rng.usize(0..4) } else { rng.usize(0..CALLS.len()) };
-                        calls.push(format!("do {} end", CALLS[way].replace("work[#]", &format!("work[{works}]")).replace('#', &works.to_string())));
+                        calls.push(format!(
+                            "do {} end",
+                            CALLS[way].replace("work[#]", &format!("work[{works}]")).replace('#', &works.to_string())
+                        ));
                     }
                 }
             }
@@ -127,7 +159,13 @@ impl NamedProgram {
             let text = format!(
                 "local own = {{}} {keep}\nlocal function helper{module}(...){body}end\nfunction own.f{module}(...) helper{module}() {body}end\nown.inner = {{ }}\nown.inner.g{module} = function(...){body}end\nreturn own\n"
             );
-            let path = |field: String| Some(if stays { format!("own.{field}") } else { field.rsplit('.').next().unwrap_or_default().to_owned() });
+            let path = |field: String| {
+                Some(if stays {
+                    format!("own.{field}")
+                } else {
+                    field.rsplit('.').next().unwrap_or_default().to_owned()
+                })
+            };
             let file = format!("{name}.lua");
             program.names.insert((file.clone(), 2), Some(format!("helper{module}")));
             program.names.insert((file.clone(), 3), path(format!("f{module}")));
@@ -140,7 +178,9 @@ impl NamedProgram {
         rng.shuffle(&mut calls);
         let _ = writeln!(script, "collectgarbage() collectgarbage() print('ready') io.stdout:flush()");
         let _ = writeln!(script, "while true do\n{}", calls.join("\n"));
-        script.push_str("for i = 1, #indexed do sink = indexed[i].any end for i = 1, #added do sink = added[i] + 1 end\nend\n");
+        script.push_str(
+            "for i = 1, #indexed do sink = indexed[i].any end for i = 1, #added do sink = added[i] + 1 end\nend\n",
+        );
         program.files.insert(0, ("main.lua".to_owned(), script));
         program
     }
@@ -151,7 +191,11 @@ impl NamedProgram {
     /// If a file cannot be written.
     pub fn write(&self, folder: &Path, jit: bool) -> Result<()> {
         for (name, text) in &self.files {
-            let first = format!("package.path = '{}/?.lua;' .. package.path {} ", folder.display(), if jit { "" } else { "jit.off()" });
+            let first = format!(
+                "package.path = '{}/?.lua;' .. package.path {} ",
+                folder.display(),
+                if jit { "" } else { "jit.off()" }
+            );
             let text = if name == "main.lua" { format!("{first}{text}") } else { text.clone() };
             std::fs::write(folder.join(name), text)?;
         }
@@ -165,7 +209,9 @@ pub fn names_in(text: &str, folder: &Path) -> BTreeMap<Place, Vec<String>> {
     let folder = format!("@{}/", folder.display());
     for frame in text.lines().filter_map(|line| line.rsplit_once(' ')).flat_map(|(stack, _)| stack.split(';')) {
         let frame = frame.strip_suffix("_[j]").unwrap_or(frame);
-        let Some((name, place)) = frame.split_once(&folder).filter(|(name, _)| !name.starts_with("TRACE")) else { continue };
+        let Some((name, place)) = frame.split_once(&folder).filter(|(name, _)| !name.starts_with("TRACE")) else {
+            continue;
+        };
         let Some((file, Ok(line))) = place.rsplit_once(':').map(|(file, line)| (file, line.parse())) else { continue };
         let known = names.entry((file.to_owned(), line)).or_default();
         if !known.iter().any(|known| known == name) {

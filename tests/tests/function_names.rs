@@ -74,7 +74,8 @@ fn every_function_has_its_name(program: &'static str, jit: bool, mode: &str) -> 
     let Some(host) = Program::find(program) else { return Ok(()) };
     let (mut seen, mut all) = (0, 0);
     for seed in SEEDS {
-        let (of_one, functions) = record(&host, seed, jit, mode).with_context(|| format!("seed {seed} on {program}"))?;
+        let (of_one, functions) =
+            record(&host, seed, jit, mode).with_context(|| format!("seed {seed} on {program}"))?;
         (seen, all) = (seen + of_one, all + functions);
     }
     println!("{program}, {mode}: {seen} of {all} functions are seen, and named as they are defined");

@@ -136,12 +136,7 @@ impl Namer {
 
     /// The name of a Lua frame.
     pub fn lua(&mut self, record: &FrameRecord, is_compiled: bool) -> Arc<Named> {
-        let key = LuaKey {
-            vm: record.vm,
-            prototype: PrototypeKey::of(record),
-            position: record.position,
-            is_compiled,
-        };
+        let key = LuaKey { vm: record.vm, prototype: PrototypeKey::of(record), position: record.position, is_compiled };
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }

@@ -132,7 +132,9 @@ impl<'a> Code<'a> {
                 }
                 Op::RETM | Op::RET | Op::RET0 | Op::RET1 => return None,
                 // `setmetatable(table, ...)` returns its table.
-                Op::CALL if slot == self.first_argument(instruction) && self.calls_setmetatable(position, instruction) => {
+                Op::CALL
+                    if slot == self.first_argument(instruction) && self.calls_setmetatable(position, instruction) =>
+                {
                     slot = instruction.a();
                 }
                 op if opcode.a == OperandA::Base => {

@@ -82,7 +82,7 @@ impl ListWalk {
         let (layout, pages) = (&vm.layout, PageCache::new(memory));
         // A list that became a ring comes back to an object that is noted each time that the walk has become twice as long
         // (Brent's algorithm).
-        let mut noted = 0;
+        let (mut noted, mut last) = (0, None);
         for count in 1_usize.. {
             // The main thread is the VM's first object, so the last one on the list before userdata.
             if address == 0 || address == vm.main_thread {
@@ -92,6 +92,7 @@ impl ListWalk {
                 return None;
             }
             if *budget == 0 {
+                self.places.extend(last.and_then(|last| Prototype::key_at(&pages, layout, last).ok()));
                 return Some(WalkEnd::Budget);
             }
             *budget -= 1;
@@ -110,6 +111,7 @@ impl ListWalk {
             }
             if kind == gct::PROTO {
                 self.note(&pages, vm, address)?;
+                last = Some(address);
             }
             if let ControlFlow::Break(end) = visit(&pages, Listed { address, kind }, budget)? {
                 return Some(WalkEnd::Visitor(end));

@@ -76,7 +76,10 @@ mod tests {
         let field = Path::field(table(), "get");
         assert_eq!((field.clone().into_text(), field.of_method()), ("handlers.get".into(), "handlers:get".into()));
         let quoted = Path::field(table(), "a-\"b\"\n");
-        assert_eq!((quoted.clone().into_text(), quoted.of_method().contains(':')), (r#"handlers["a-\"b\"\n"]"#.into(), false));
+        assert_eq!(
+            (quoted.clone().into_text(), quoted.of_method().contains(':')),
+            (r#"handlers["a-\"b\"\n"]"#.into(), false)
+        );
         assert_eq!(Path::element(table(), "3").into_text(), "handlers[3]");
         assert_eq!(Path::field(None, "alone").of_method(), "alone");
         assert_eq!(Path::element(None, "3").into_text(), "[3]");

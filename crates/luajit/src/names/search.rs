@@ -108,11 +108,6 @@ impl ParentSearch {
         self.known.remove(&prototype);
     }
 
-    /// How many prototypes are known.
-    pub fn len(&self) -> usize {
-        self.known.len()
-    }
-
     /// Searches the parent of a prototype. It looks at no more objects than `budget`, which gets less by those that it has looked
     /// at; the next search goes on where this one ends.
     pub fn parent<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, child: &PrototypeKey, budget: &mut u64) -> Found {

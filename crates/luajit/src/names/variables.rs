@@ -132,7 +132,11 @@ mod tests {
         let slots = VariablesBySlot::of(&prototype);
         assert_eq!(slots.name(3, 0).as_deref(), Some("f"));
         assert_eq!((slots.name(1, 0), slots.name(12, 0)), (None, None));
-        assert_eq!((slots.name(4, 1), slots.name(8, 1)), (None, None), "those of a loop have no names of the program's");
+        assert_eq!(
+            (slots.name(4, 1), slots.name(8, 1)),
+            (None, None),
+            "those of a loop have no names of the program's"
+        );
         assert_eq!(slots.name(9, 1).as_deref(), Some("late"));
         assert_eq!(prototype.locals_at(4), [(0, "f".to_owned())]);
         assert_eq!(prototype.locals_at(9), [(0, "f".to_owned()), (1, "late".to_owned())]);
