@@ -1,12 +1,19 @@
 //! Functions are named by their definitions: one name for each, and the right one, in every output.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_luajit::{FunctionNamer, Prototype, find_vms, heap};
+use lj_trace_process::Process;
+use lj_trace_tests::attach_time;
 use lj_trace_tests::function_names::{NamedProgram, names_in};
 use lj_trace_tests::programs::{LUAJIT, LUAJIT2, Program, TARANTOOL};
 use lj_trace_tests::tracer::run;
 use lj_trace_tests::workload::Workload;
+
+/// A program with as many functions as its argument says.
+const PROTOTYPES: &str = "prototypes.lua";
 
 /// The seeds whose programs are recorded.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
@@ -143,4 +150,63 @@ fn allocating_compiled_on_luajit2() -> Result<()> {
 #[test]
 fn allocating_compiled_on_tarantool() -> Result<()> {
     every_function_has_its_name(TARANTOOL, true, "memprof")
+}
+
+/// Names are looked for once a function was sampled: attaching does not wait for them.
+#[test]
+fn attaching_takes_no_longer_with_many_prototypes() -> Result<()> {
+    let Some(host) = Program::find(LUAJIT) else { return Ok(()) };
+    let [few, many] = ["100", "100000"].map(|count| Workload::start(&host, PROTOTYPES, &[count]));
+    let (few, many) = (few?, many?);
+    // The quickest of several, in turns: others use the machine, too.
+    let mut times = [Duration::MAX; 2];
+    for _ in 0..3 {
+        for (time, workload) in times.iter_mut().zip([&few, &many]) {
+            *time = attach_time::quickest(workload)?.min(*time);
+        }
+    }
+    println!("attached in {:?} to 100 prototypes, in {:?} to 100,000", times[0], times[1]);
+    // What is larger takes longer to be searched for VMs: a tenth of a second is for that.
+    ensure!(times[1] < 2 * times[0] + Duration::from_millis(100), "{times:?}");
+    Ok(())
+}
+
+/// What the first name costs, and the memory that is kept for the others.
+#[test]
+fn the_first_name_among_many_prototypes_is_found_and_is_bounded() -> Result<()> {
+    let Some(host) = Program::find(LUAJIT) else { return Ok(()) };
+    let workload = Workload::start(&host, PROTOTYPES, &["100000"])?;
+    let process = Process::open(workload.pid())?;
+    let [vm] = &find_vms(&process, &process.maps()?)?[..] else { anyhow::bail!("not one VM") };
+    let memory = process.memory();
+    let all = heap::all_prototypes(&memory, vm, Duration::from_secs(60));
+    ensure!(all.addresses.len() > 100_000, "{}", all.addresses.len());
+    let keys: Vec<_> = all.addresses.iter().filter_map(|&at| Prototype::key_at(&memory, &vm.layout, at).ok()).collect();
+    let own = keys.iter().filter(|key| key.firstline == 12).find_map(|key| {
+        let read = Prototype::read(&memory, &vm.layout, *key).ok()?;
+        read.chunkname.ends_with(PROTOTYPES).then_some(*key)
+    });
+    let own = own.context("the function that runs is not there")?;
+    let (before, began) = (own_memory()?, Instant::now());
+    let mut namer = FunctionNamer::default();
+    let name = namer.name(&memory, vm, &own);
+    let (first, grown) = (began.elapsed(), own_memory()?.saturating_sub(before));
+    ensure!(name.as_deref() == Some("Busy.work") && namer.unsearched() == 0, "{name:?}");
+    let began = Instant::now();
+    let some: Vec<_> = keys.iter().filter(|key| key.firstline > 1).step_by(100).collect();
+    for key in &some {
+        let name = namer.name(&memory, vm, key);
+        ensure!(name.as_deref().is_some_and(|name| name.starts_with("own.f") || name == "Busy.work"), "{name:?}");
+    }
+    let each = began.elapsed() / some.len().max(1) as u32;
+    println!("for 10,000 prototypes: {:?} once, {} KiB kept; then {each:?} for a name", first / 10, grown / 10 / 1024);
+    ensure!(grown < 40 << 20, "{grown} bytes");
+    Ok(())
+}
+
+/// What this process has in memory, in bytes.
+fn own_memory() -> Result<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm")?;
+    let resident: u64 = pages.split_whitespace().nth(1).context("no resident pages")?.parse()?;
+    Ok(resident * 4096)
 }

@@ -44,6 +44,11 @@ impl Definitions {
         self.namer.unsearched()
     }
 
+    /// The same number, which counts elsewhere from now on.
+    pub fn take_unsearched(&mut self) -> u64 {
+        self.namer.take_unsearched()
+    }
+
     /// Notes what a prototype makes.
     pub fn add_children(&mut self, parent: &Prototype) {
         self.namer.add_children(parent);

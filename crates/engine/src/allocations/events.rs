@@ -88,6 +88,8 @@ pub struct MemoryTally {
     pub nameless: u64,
     /// Events of traces whose starts were lost.
     pub lost_starts: u64,
+    /// Functions that may have a name that would have taken too much work to find.
+    pub unsearched: u64,
 }
 
 impl MemoryTally {
@@ -102,6 +104,7 @@ impl MemoryTally {
             freed: self.freed + other.freed,
             nameless: self.nameless + other.nameless,
             lost_starts: self.lost_starts + other.lost_starts,
+            unsearched: self.unsearched + other.unsearched,
         }
     }
 }
@@ -284,7 +287,8 @@ impl MemoryEvents {
 
     /// What became of the events so far, which count elsewhere from now on.
     pub fn take_tally(&mut self) -> MemoryTally {
-        std::mem::take(&mut self.tally)
+        let unsearched = self.definitions.take_unsearched();
+        MemoryTally { unsearched, ..std::mem::take(&mut self.tally) }
     }
 
     /// Its number in the outputs.
@@ -301,7 +305,7 @@ impl MemoryEvents {
 
     /// What became of the events so far.
     pub fn tally(&self) -> MemoryTally {
-        self.tally
+        MemoryTally { unsearched: self.definitions.unsearched(), ..self.tally }
     }
 
     /// Notes that time has passed: what can change meanwhile is looked at again.

@@ -59,6 +59,10 @@ impl VmNames {
     }
 }
 
+/// Stands before the number of functions that take more work to name than there may be.
+pub const UNSEARCHED: &str =
+    "functions without a name, which would have taken too much work to find in so large a heap";
+
 /// How often libraries are looked through for names again.
 const LIBRARIES_INTERVAL: Duration = Duration::from_secs(1);
 

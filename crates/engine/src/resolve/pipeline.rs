@@ -220,6 +220,11 @@ impl Pipeline {
         free.into_iter().filter_map(|index| self.places.number(index)).collect()
     }
 
+    /// How many functions may have a name that would have taken too much work to find.
+    pub fn unsearched_names(&self) -> u64 {
+        self.namer.unsearched()
+    }
+
     fn replace_traces(&mut self, index: usize) {
         let left = std::mem::replace(&mut self.traces[index], Traces::within(&self.allowance));
         self.unfinished += left.unfinished();

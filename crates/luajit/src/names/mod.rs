@@ -92,6 +92,11 @@ impl FunctionNamer {
         self.unsearched
     }
 
+    /// The same number, which counts elsewhere from now on.
+    pub fn take_unsearched(&mut self) -> u64 {
+        std::mem::take(&mut self.unsearched)
+    }
+
     /// Takes in what a prototype makes, where that is at hand.
     pub fn add_children(&mut self, parent: &Prototype) {
         self.search.add_children(parent);
