@@ -349,7 +349,9 @@ impl PrototypeBlock<'_> {
         let mut names = HashMap::new();
         for word in bytecode {
             let instruction = Instruction(*word);
-            let index = match instruction.opcode(set).map(|opcode| opcode.op) {
+            let op = instruction.opcode(set).map(|opcode| opcode.op);
+            let is_text = op == Some(Op::KSTR);
+            let index = match op {
                 Some(Op::GGET | Op::GSET) => instruction.d(),
                 Some(Op::KSTR) if defines => instruction.d(),
                 Some(Op::TGETS | Op::TSETS) => u16::from(instruction.c()),
@@ -357,7 +359,12 @@ impl PrototypeBlock<'_> {
             };
             let string = self.constant(index)?;
             if let std::collections::hash_map::Entry::Vacant(entry) = names.entry(index) {
-                entry.insert(text(read_string(memory, self.layout, string, MAX_NAME)?));
+                match read_string(memory, self.layout, string, MAX_NAME) {
+                    Ok(name) => drop(entry.insert(text(name))),
+                    // Most of these are no keys.
+                    Err(_) if is_text => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
         Ok(names)

@@ -2,12 +2,10 @@
 //! stored in.
 //!
 //! Lua functions have no names of their own, but `function M.f() end` and `local f = function() end` compile to an `FNEW`
-//! that makes the function, and to instructions that store it ([`func_body`], [`bcemit_store`], `lj_parse.c`).
-//! These are read as they stand, one after the other: names need no more, for LuaJIT's parser stores a value right
-//! behind the expression that makes it.
+//! that makes the function, and to instructions that store it ([`BCDEF`], `lj_bc.h`). These are read as they stand, one after
+//! the other: names need no more, for LuaJIT's parser stores a value right behind the expression that makes it.
 //!
-//! [`func_body`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_parse.c#L1880-L1920
-//! [`bcemit_store`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_parse.c#L615-L650
+//! [`BCDEF`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_bc.h#L71-L206
 
 use std::cell::Cell;
 
@@ -45,8 +43,8 @@ impl Definition {
 
 impl Prototype {
     /// How it defines the function whose prototype is at `function`, if it does so under a name.
-    pub fn definition_of(&self, function: u64, set: BytecodeSet, fr2: bool) -> Option<Definition> {
-        let code = Code::new(self, set, fr2);
+    pub(super) fn definition_of(&self, function: u64, set: BytecodeSet, fr2: bool) -> Option<Definition> {
+        let code = CodeReader::new(self, set, fr2);
         let mut positions = 0..self.bytecode.len() as u32;
         let position = positions.find(|&position| code.made_at(position).is_some_and(|(made, _)| made == function))?;
         code.definition(position)
@@ -54,7 +52,7 @@ impl Prototype {
 }
 
 /// A prototype's code, to look around in.
-struct Code<'a> {
+struct CodeReader<'a> {
     prototype: &'a Prototype,
     opcodes: Vec<&'static Opcode>,
     variables: VariablesBySlot<'a>,
@@ -62,7 +60,7 @@ struct Code<'a> {
     steps: Cell<u32>,
 }
 
-impl<'a> Code<'a> {
+impl<'a> CodeReader<'a> {
     fn new(prototype: &'a Prototype, set: BytecodeSet, fr2: bool) -> Self {
         let variables = VariablesBySlot::of(prototype);
         Self { prototype, opcodes: opcodes(set).collect(), variables, fr2, steps: Cell::new(MAX_STEPS) }

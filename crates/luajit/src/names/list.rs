@@ -42,7 +42,7 @@ pub struct Listed {
 
 /// How a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WalkEnd<B> {
+pub enum ListEnd<B> {
     /// At the end of the list.
     List,
     /// Where the visitor said so.
@@ -60,7 +60,7 @@ impl ListWalk {
         vm: &Vm,
         budget: &mut u64,
         mut visit: impl FnMut(&PageCache<'_, M>, Listed, &mut u64) -> Option<ControlFlow<B>>,
-    ) -> WalkEnd<B> {
+    ) -> ListEnd<B> {
         loop {
             let next = self.next(memory, vm);
             if let Some(end) = self.follow(memory, vm, next, budget, &mut visit) {
@@ -78,7 +78,7 @@ impl ListWalk {
         mut address: u64,
         budget: &mut u64,
         visit: &mut impl FnMut(&PageCache<'_, M>, Listed, &mut u64) -> Option<ControlFlow<B>>,
-    ) -> Option<WalkEnd<B>> {
+    ) -> Option<ListEnd<B>> {
         let (layout, pages) = (&vm.layout, PageCache::new(memory));
         // A list that became a ring comes back to an object that is noted each time that the walk has become twice as long
         // (Brent's algorithm).
@@ -86,14 +86,14 @@ impl ListWalk {
         for count in 1_usize.. {
             // The main thread is the VM's first object, so the last one on the list before userdata.
             if address == 0 || address == vm.main_thread {
-                return Some(WalkEnd::List);
+                return Some(ListEnd::List);
             }
             if address == noted {
                 return None;
             }
             if *budget == 0 {
                 self.places.extend(last.and_then(|last| Prototype::key_at(&pages, layout, last).ok()));
-                return Some(WalkEnd::Budget);
+                return Some(ListEnd::Budget);
             }
             *budget -= 1;
             if count.is_power_of_two() {
@@ -114,7 +114,7 @@ impl ListWalk {
                 last = Some(address);
             }
             if let ControlFlow::Break(end) = visit(&pages, Listed { address, kind }, budget)? {
-                return Some(WalkEnd::Visitor(end));
+                return Some(ListEnd::Visitor(end));
             }
             address = next;
         }

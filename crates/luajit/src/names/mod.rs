@@ -16,7 +16,6 @@ use std::sync::Arc;
 
 use lj_trace_common::memory::ReadMemory;
 
-pub use definition::Definition;
 use search::{Found, ParentSearch};
 use used::{UsedName, used_names};
 

@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use lj_trace_common::layout::{VmLayout, gct};
 use lj_trace_common::memory::ReadMemory;
 
-use super::list::{ListWalk, WalkEnd};
+use super::list::{ListEnd, ListWalk};
 use crate::Vm;
 use crate::object::field;
 use crate::page_cache::PageCache;
@@ -23,9 +23,9 @@ use crate::prototype::{Prototype, PrototypeKey};
 /// Prototypes whose parents are kept: some 20 MB at most. Of those beyond, each is searched when it is asked for.
 const MAX_KNOWN: usize = 1 << 19;
 
-/// `PROTO_CHILD` ([`lj_obj.h`]): it has prototypes among its constants.
+/// `PROTO_CHILD` ([`PROTO_*`] of `lj_obj.h`): it has prototypes among its constants.
 ///
-/// [`lj_obj.h`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L372-L376
+/// [`PROTO_*`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L398-L404
 const PROTO_CHILD: u8 = 1;
 
 /// What it costs to read a prototype that makes functions, in objects.
@@ -64,7 +64,7 @@ pub struct ParentSearch {
     known: HashMap<u64, Known>,
     /// How many walks were made over the whole list.
     walks: u32,
-    walk: Option<Walk>,
+    walk: Option<ParentWalk>,
     /// The one that is asked for: there is room for it.
     wanted: u64,
 }
@@ -74,7 +74,7 @@ const WALKS: u32 = 2;
 
 /// A walk that is not over.
 #[derive(Debug, Default)]
-struct Walk {
+struct ParentWalk {
     /// What it was started for.
     child: u64,
     list: ListWalk,
@@ -123,11 +123,11 @@ impl ParentSearch {
                 return Found::Unknown;
             }
             let end = self.go_on(memory, vm, child, budget);
-            if end == WalkEnd::Budget {
+            if end == ListEnd::Budget {
                 continue;
             }
             self.walk = None;
-            if end != WalkEnd::Visitor(Visited::Child) && self.walks < WALKS {
+            if end != ListEnd::Visitor(Visited::Child) && self.walks < WALKS {
                 self.walks += 1;
             } else if !matches!(self.known.get(&child.address), Some(Known::Parent(_))) {
                 // A new one, or one that there was no room for: the walk was for it alone.
@@ -144,10 +144,10 @@ impl ParentSearch {
         vm: &Vm,
         child: &PrototypeKey,
         budget: &mut u64,
-    ) -> WalkEnd<Visited> {
+    ) -> ListEnd<Visited> {
         // One for a single prototype does not show what is newer.
-        let fits = |walk: &Walk| self.walks < WALKS || walk.child == child.address;
-        let new = Walk { child: child.address, ..Walk::default() };
+        let fits = |walk: &ParentWalk| self.walks < WALKS || walk.child == child.address;
+        let new = ParentWalk { child: child.address, ..ParentWalk::default() };
         let mut walk = self.walk.take().filter(fits).unwrap_or(new);
         let end = walk.list.go_on(memory, vm, budget, |pages, object, budget| match object.kind {
             gct::PROTO => self.see(pages, &vm.layout, object.address, child, budget),
