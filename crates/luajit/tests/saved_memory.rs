@@ -262,6 +262,12 @@ fn no_damage_matters() {
             drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
             see_with(&damaged, &damaged.maps, vm.clone());
             assert!(started.elapsed() < Duration::from_secs(5), "{}: {:?}", build.name, started.elapsed());
+            let mut namer = FunctionNamer::within(20_000);
+            for address in heap::prototypes(&damaged, &vm).into_iter().take(20) {
+                let Ok(key) = Prototype::key_at(&damaged, &vm.layout, address) else { continue };
+                let name = namer.name(&damaged, &vm, &key);
+                assert!(name.is_none_or(|name| name.len() < 1000));
+            }
         }
     }
 }
