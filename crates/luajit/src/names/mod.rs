@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use lj_trace_common::memory::ReadMemory;
 
-use search::{Found, ParentSearch};
+use search::{FoundParent, ParentSearch};
 use used::{UsedName, used_names};
 
 use crate::prototype::{Prototype, PrototypeKey};
@@ -126,13 +126,13 @@ impl FunctionNamer {
         }
         for _ in 0..ATTEMPTS {
             match self.search.parent(memory, vm, key, &mut self.allowance) {
-                Found::Parent(parent) => match self.defined_by(memory, vm, parent, key) {
+                FoundParent::Parent(parent) => match self.defined_by(memory, vm, parent, key) {
                     Ok(name) => return name,
                     // Something else is there by now.
                     Err(WrongParent) => self.search.forget(key.address),
                 },
-                Found::None => break,
-                Found::Unknown => {
+                FoundParent::None => break,
+                FoundParent::Unknown => {
                     self.unsearched += 1;
                     return None;
                 }

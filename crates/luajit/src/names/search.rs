@@ -33,7 +33,7 @@ const COST_OF_PARENT: u64 = 16;
 
 /// How a search ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum FoundParent {
     /// Here is a prototype that may be the parent.
     Parent(u64),
     /// There is none any more.
@@ -110,17 +110,23 @@ impl ParentSearch {
 
     /// Searches the parent of a prototype. It looks at no more objects than `budget`, which gets less by those that it has looked
     /// at; the next search goes on where this one ends.
-    pub fn parent<M: ReadMemory>(&mut self, memory: &M, vm: &Vm, child: &PrototypeKey, budget: &mut u64) -> Found {
+    pub fn parent<M: ReadMemory>(
+        &mut self,
+        memory: &M,
+        vm: &Vm,
+        child: &PrototypeKey,
+        budget: &mut u64,
+    ) -> FoundParent {
         self.wanted = child.address;
         loop {
             match self.known.get(&child.address) {
-                Some(&Known::Parent(parent)) => return Found::Parent(parent),
+                Some(&Known::Parent(parent)) => return FoundParent::Parent(parent),
                 // It was there when the whole list was looked at.
-                Some(&Known::Alone(known)) if self.walks >= WALKS && known == print(child) => return Found::None,
+                Some(&Known::Alone(known)) if self.walks >= WALKS && known == print(child) => return FoundParent::None,
                 _ => {}
             }
             if *budget == 0 {
-                return Found::Unknown;
+                return FoundParent::Unknown;
             }
             let end = self.go_on(memory, vm, child, budget);
             if end == ListEnd::Budget {
@@ -132,7 +138,7 @@ impl ParentSearch {
             } else if !matches!(self.known.get(&child.address), Some(Known::Parent(_))) {
                 // A new one, or one that there was no room for: the walk was for it alone.
                 self.insert(child.address, Known::Alone(print(child)));
-                return Found::None;
+                return FoundParent::None;
             }
         }
     }

@@ -74,13 +74,13 @@ fn parents_are_found_and_those_without_are_said_to_have_none() {
     let mut search = ParentSearch::default();
     let mut budget = PLENTY;
     for (child, parent) in [(3, Some(1)), (4, Some(1)), (5, Some(3)), (1, None)] {
-        let expected = parent.map_or(Found::None, |parent| Found::Parent(place(parent)));
+        let expected = parent.map_or(FoundParent::None, |parent| FoundParent::Parent(place(parent)));
         assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, child), &mut budget), expected, "{child}");
     }
     let used = PLENTY - budget;
     assert!(used < 200, "{used}");
     // Once the list was looked at, nothing more is read for what was there.
-    assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 1), &mut budget), Found::None);
+    assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 1), &mut budget), FoundParent::None);
     assert_eq!(PLENTY - budget, used);
 }
 
@@ -90,10 +90,10 @@ fn a_search_goes_on_where_its_budget_ended() {
     let child = key(&memory, &vm, 5);
     let mut search = ParentSearch::default();
     let found = (0..1000).find_map(|_| match search.parent(&memory, &vm, &child, &mut 6) {
-        Found::Unknown => None,
+        FoundParent::Unknown => None,
         found => Some(found),
     });
-    assert_eq!(found, Some(Found::Parent(place(3))));
+    assert_eq!(found, Some(FoundParent::Parent(place(3))));
 }
 
 #[test]
@@ -105,8 +105,8 @@ fn new_prototypes_are_found_before_what_is_known() {
     let mut search = ParentSearch::default();
     let mut budget = PLENTY;
     let (first, _) = vm_with(&objects, |number| if number == 0 { 2 } else { number + 1 });
-    assert_eq!(search.parent(&first, &vm, &old, &mut budget), Found::None);
-    assert_eq!(search.parent(&now, &vm, &key(&now, &vm, 1), &mut budget), Found::Parent(place(0)));
+    assert_eq!(search.parent(&first, &vm, &old, &mut budget), FoundParent::None);
+    assert_eq!(search.parent(&now, &vm, &key(&now, &vm, 1), &mut budget), FoundParent::Parent(place(0)));
 }
 
 #[test]
@@ -115,10 +115,10 @@ fn another_prototype_at_the_same_address_is_searched_again() {
     let mut search = ParentSearch::default();
     let mut budget = PLENTY;
     let alone = key(&memory, &vm, 1);
-    assert_eq!(search.parent(&memory, &vm, &alone, &mut budget), Found::None);
+    assert_eq!(search.parent(&memory, &vm, &alone, &mut budget), FoundParent::None);
     let left = budget;
     let other = PrototypeKey { firstline: 77, ..alone };
-    assert_eq!(search.parent(&memory, &vm, &other, &mut budget), Found::None);
+    assert_eq!(search.parent(&memory, &vm, &other, &mut budget), FoundParent::None);
     assert!(budget < left, "the list was not looked at");
 }
 
@@ -129,13 +129,13 @@ fn rings_and_torn_lists_end() {
         let mut search = ParentSearch::default();
         let mut budget = 20_000;
         let child = key(&memory, &vm, 1);
-        assert_eq!(search.parent(&memory, &vm, &child, &mut budget), Found::Unknown, "{entry}");
+        assert_eq!(search.parent(&memory, &vm, &child, &mut budget), FoundParent::Unknown, "{entry}");
         assert_eq!(budget, 0);
         // What lies on it is found all the same.
-        assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 5), &mut budget), Found::Parent(place(3)));
+        assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 5), &mut budget), FoundParent::Parent(place(3)));
     }
     let (memory, vm) = vm_with(&NESTED, |number| if number == 3 { 0x1000_0000 } else { number + 1 });
     let mut budget = 20_000;
     let mut search = ParentSearch::default();
-    assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 4), &mut budget), Found::Parent(place(1)));
+    assert_eq!(search.parent(&memory, &vm, &key(&memory, &vm, 4), &mut budget), FoundParent::Parent(place(1)));
 }
