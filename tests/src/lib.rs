@@ -16,6 +16,7 @@ pub mod disk;
 pub mod engines;
 pub mod estimates;
 pub mod folded;
+pub mod function_names;
 pub mod heap;
 pub mod hosts;
 pub mod inlined;

@@ -53,11 +53,11 @@ fn expected_stack() -> Vec<String> {
         lua("leaf", "leaf", "waits"),
         lua("leaf", "leaf", "calls itself"),
         lua("leaf", "leaf", "calls itself"),
-        lua("", "leaf", "calls itself"),
+        lua("leaf", "leaf", "calls itself"),
         "pcall".into(),
         format!("@{SCRIPT}:{}:{own}", own - 1),
         "coroutine.wrap_aux".into(),
-        lua("", "compare", "resumes"),
+        lua("compare", "compare", "resumes"),
         "table.sort".into(),
         format!("main chunk@{SCRIPT}:0:{}", line_of(SCRIPT, "sorts")),
     ]
@@ -86,7 +86,7 @@ fn check_locals(thread: &Value) -> Result<()> {
     let all = thread["frames"].as_array().context("no frames")?;
     let leaves: Vec<&Value> =
         all.iter().filter(|frame| frame["function"].as_str().is_some_and(|name| name.starts_with("leaf@"))).collect();
-    let [innermost, second, third] = leaves[..] else { anyhow::bail!("{leaves:#?}") };
+    let [innermost, second, third, _] = leaves[..] else { anyhow::bail!("{leaves:#?}") };
     ensure!(local(innermost, "depth") == "0" && local(innermost, "label") == "\"hello321\"", "{innermost:#}");
     ensure!(local(innermost, "yes") == "true" && local(innermost, "number") == "42.5", "{innermost:#}");
     ensure!(local(innermost, "nothing") == "nil", "{innermost:#}");
@@ -108,13 +108,13 @@ fn check_coroutines(vm: &Value, tid: &Value) -> Result<()> {
     ensure!(vm["complete"] == true, "{vm:#}");
     let all = vm["coroutines"].as_array().context("no coroutines")?;
     let with = |status: &str| -> Vec<&Value> { all.iter().filter(|coroutine| coroutine["status"] == status).collect() };
-    let yielded = ["coroutine.yield".to_owned(), lua("", "generator", "yields")];
+    let yielded = ["coroutine.yield".to_owned(), lua("generator", "generator", "yields")];
     let suspended: Vec<_> = with("suspended").into_iter().filter(|coroutine| frames(coroutine) == yielded).collect();
     ensure!(suspended.len() == 3, "{all:#?}");
     let mut items: Vec<&str> = suspended.iter().map(|coroutine| local(&coroutine["frames"][1], "text")).collect();
     items.sort_unstable();
     ensure!(items == ["\"item 1\"", "\"item 2\"", "\"item 3\""], "{items:?}");
-    let fresh = [format!("@{SCRIPT}:{}", definition_of(SCRIPT, "generator"))];
+    let fresh = [format!("generator@{SCRIPT}:{}", definition_of(SCRIPT, "generator"))];
     ensure!(with("not-started").iter().any(|coroutine| frames(coroutine) == fresh), "{all:#?}");
     let fails = line_of(SCRIPT, "fails");
     let failed = ["error".to_owned(), format!("@{SCRIPT}:{}:{fails}", fails - 1)];
@@ -186,7 +186,8 @@ fn shows_the_functions_inlined_into_a_trace() -> Result<()> {
     let lua = |name: &str, function: &str, mark: &str| {
         format!("{name}@{SCRIPT}:{}:{}", definition_of(SCRIPT, function), line_of(SCRIPT, mark))
     };
-    let compiled = [lua("pause", "pause", "waits"), lua("step", "step", "calls pause"), lua("", "run", "calls step")];
+    let compiled =
+        [lua("pause", "pause", "waits"), lua("step", "step", "calls pause"), lua("run", "run", "calls step")];
     let below = ["coroutine.wrap_aux".to_owned(), format!("main chunk@{SCRIPT}:0:{}", line_of(SCRIPT, "resumes"))];
     for program in ALL.into_iter().filter_map(Program::find) {
         let workload = Workload::start(&program, SCRIPT, &[])?;

@@ -42,7 +42,7 @@ impl<'a> Names<'a> {
         let mut named: Vec<FrameDump> = Vec::with_capacity(frames.len());
         // Where the last frame's native function begins.
         let mut native_start = None;
-        for (index, frame) in frames.iter().enumerate() {
+        for frame in frames {
             let start = native_start.take();
             match frame {
                 JoinedFrame::Native { pc, is_return } => {
@@ -57,17 +57,9 @@ impl<'a> Names<'a> {
                 // A dump leaves none out.
                 JoinedFrame::LeftOut(count) => named.push(unresolved(&format!("{count} Lua frames left out"))),
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
-                    let caller = match frames.get(index + 1) {
-                        Some(JoinedFrame::Lua(caller) | JoinedFrame::Compiled(caller))
-                            if caller.kind == RecordKind::Lua as u8 =>
-                        {
-                            Some(caller)
-                        }
-                        _ => None,
-                    };
                     // What a trace has inlined keeps its variables in registers.
                     let in_memory = if matches!(frame, JoinedFrame::Compiled(_)) { &[] } else { snapshots };
-                    let function = self.lua(record, caller, in_memory);
+                    let function = self.lua(record, in_memory);
                     named.push(FrameDump { trace: number_of(frame, trace), ..function });
                 }
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) => {
@@ -107,20 +99,15 @@ impl<'a> Names<'a> {
                     position: NO_POSITION,
                     ..record
                 };
-                Some(self.lua(&record, None, &[]))
+                Some(self.lua(&record, &[]))
             }
             LuaValue::CFunction { ffid, code } => Some(self.c_function(&c_record(record.vm, ffid, code))),
             _ => None,
         }
     }
 
-    fn lua(
-        &mut self,
-        record: &FrameRecord,
-        caller: Option<&FrameRecord>,
-        snapshots: &[&CoroutineSnapshot],
-    ) -> FrameDump {
-        let function = self.namer.lua(record, caller, false);
+    fn lua(&mut self, record: &FrameRecord, snapshots: &[&CoroutineSnapshot]) -> FrameDump {
+        let function = self.namer.lua(record, false);
         let (source, line) = match &*function {
             Named::Lua { chunk, line, .. } => (Some(chunk.to_string()), *line),
             _ => (None, None),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind, SampledRegisters};
 use lj_trace_luajit::page_cache::PageCache;
-use lj_trace_luajit::{Prototype, PrototypeKey, Vm, VmStatus, function_name};
+use lj_trace_luajit::{FunctionNamer, Prototype, PrototypeKey, Vm, VmStatus};
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 
@@ -24,6 +24,9 @@ pub struct Activity {
     pub line: Option<u32>,
 }
 
+/// Objects of a heap that are looked at to find who has made a function: there may be many processes to look at.
+const OBJECTS: u64 = 1 << 18;
+
 /// What `vm` executes; [`None`] if its host does not call it at the moment.
 pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Activity> {
     // LuaJIT 2.0 does not say which coroutine runs: its main thread shows at least whether any does.
@@ -38,12 +41,14 @@ pub fn activity(memory: &ProcessMemory, vm: &Vm, status: &VmStatus) -> Option<Ac
         && let Ok(prototype) = Prototype::read(&live, &vm.layout, PrototypeKey::of(&stack.frames[index]))
     {
         let record = &stack.frames[index];
-        let caller = stack.frames.get(index + 1).filter(|caller| is_lua(caller) && caller.position != NO_POSITION);
-        let name = caller.and_then(|caller| {
-            let prototype = Prototype::read(&live, &vm.layout, PrototypeKey::of(caller)).ok()?;
-            function_name(&prototype, caller.position, vm.bytecode_set(), vm.layout.is_gc64())
-        });
-        let name = name.map(|name| name.name.into());
+        // Whoever has made it is often on the stack as well.
+        let mut namer = FunctionNamer::within(OBJECTS);
+        for record in stack.frames[index..].iter().filter(|record| is_lua(record)) {
+            if let Ok(caller) = Prototype::read(&live, &vm.layout, PrototypeKey::of(record)) {
+                namer.add_children(&caller);
+            }
+        }
+        let name = namer.name(&live, vm, &prototype.key);
         activity.line = Some(record.position).filter(|&at| at != NO_POSITION).and_then(|at| prototype.line_at(at));
         let frame = Frame::lua(name, prototype.chunkname.as_bytes(), record.first_line, activity.line);
         activity.function = Some(frame.to_string());

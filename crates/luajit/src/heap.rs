@@ -65,21 +65,6 @@ pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Al
     found
 }
 
-/// More functions are not told of.
-const MAX_FUNCTIONS: usize = 1 << 16;
-
-/// Addresses of the functions of `vm`, newest first, as far as `limit` allows: they are often older than most of a heap.
-pub fn functions<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Vec<u64> {
-    let mut found = Vec::new();
-    walk(memory, vm, limit, |object, kind| {
-        if kind == gct::FUNC {
-            found.push(object);
-        }
-        found.len() < MAX_FUNCTIONS
-    });
-    found
-}
-
 /// More coroutines are not told of: what is known of them has to have room.
 const MAX_COROUTINES: usize = 1 << 22;
 

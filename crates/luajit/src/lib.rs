@@ -3,7 +3,7 @@
 //! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
 //! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables
 //! and stacks point to (`pointed`), and where LuaJIT's allocator puts VMs (`edges`). Everything else reads objects of a proven VM:
-//! [`object`] the basics, [`prototype`] and [`mod@function_name`] what a Lua frame is called,
+//! [`object`] the basics, [`prototype`] and [`names`] what a Lua function is called,
 //! [`fast_functions`] the names of built-in functions, [`traces`] the machine code of the JIT compiler, [`jit`] what that
 //! compiler gave up on and why.
 
@@ -14,11 +14,11 @@ pub mod debug_layout;
 mod edges;
 pub mod fast_functions;
 pub mod find;
-pub mod function_name;
 pub mod heap;
 pub mod jit;
 pub mod lua_value;
 mod machine;
+pub mod names;
 pub mod object;
 pub mod overlay;
 pub mod page_cache;
@@ -34,19 +34,17 @@ pub mod testing;
 pub mod text;
 pub mod trace;
 pub mod traces;
-mod used_names;
 pub mod value;
 
 pub use fast_functions::FunctionNames;
 pub use find::{FindError, FirstVms, find_first_vms, find_vms, prove_again, prove_still, runs_its_text};
-pub use function_name::{FunctionName, NameKind, function_name};
 pub use lj_trace_layouts as layouts;
 pub use lua_value::LuaValue;
 pub use machine::{InterpreterText, Vm};
+pub use names::FunctionNamer;
 pub use prototype::{Prototype, PrototypeError, PrototypeKey, Prototypes};
 pub use prototype_batch::read_prototypes;
 pub use prove::bytecode_set;
 pub use scan::Candidate;
 pub use status::{Jit, VmStatus};
 pub use traces::{Trace, read_traces, trace_at, trace_by_number};
-pub use used_names::used_names;

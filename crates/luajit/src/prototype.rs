@@ -201,6 +201,16 @@ impl Prototype {
         self.children.get(&index).copied()
     }
 
+    /// Whether it makes functions.
+    pub fn has_children(&self) -> bool {
+        !self.children.is_empty()
+    }
+
+    /// The prototypes of the functions that it makes.
+    pub fn children(&self) -> impl Iterator<Item = u64> {
+        self.children.values().copied()
+    }
+
     /// How many bytes of memory it takes, about.
     pub fn size(&self) -> usize {
         /// Entries of the small tables: a key, a string, its heap block, and room that stays free.
@@ -329,20 +339,32 @@ impl PrototypeBlock<'_> {
         self.reference(constants.wrapping_sub(width * (u64::from(index) + 1)))
     }
 
-    /// The string constants that instructions use as names of globals and fields, by their index.
+    /// The string constants that instructions use as names of globals and fields, by their index; in a prototype that makes functions
+    /// all of them.
     fn names<M: ReadMemory>(&self, memory: &M, bytecode: &[u32]) -> Result<HashMap<u16, String>, PrototypeError> {
         let set = bytecode_set(self.layout);
+        // Constant keys of tables have registers where functions are defined.
+        let is_new = |word: &u32| Instruction(*word).opcode(set).is_some_and(|opcode| opcode.op == Op::FNEW);
+        let defines = bytecode.iter().any(is_new);
         let mut names = HashMap::new();
         for word in bytecode {
             let instruction = Instruction(*word);
-            let index = match instruction.opcode(set).map(|opcode| opcode.op) {
+            let op = instruction.opcode(set).map(|opcode| opcode.op);
+            let is_text = op == Some(Op::KSTR);
+            let index = match op {
                 Some(Op::GGET | Op::GSET) => instruction.d(),
+                Some(Op::KSTR) if defines => instruction.d(),
                 Some(Op::TGETS | Op::TSETS) => u16::from(instruction.c()),
                 _ => continue,
             };
             let string = self.constant(index)?;
             if let std::collections::hash_map::Entry::Vacant(entry) = names.entry(index) {
-                entry.insert(text(read_string(memory, self.layout, string, MAX_NAME)?));
+                match read_string(memory, self.layout, string, MAX_NAME) {
+                    Ok(name) => drop(entry.insert(text(name))),
+                    // Most of these are no keys.
+                    Err(_) if is_text => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
         Ok(names)
@@ -404,6 +426,11 @@ impl Prototypes {
         if let Some(known) = self.known.remove(key) {
             self.bytes -= ENTRY_SIZE + known.size();
         }
+    }
+
+    /// Whether a prototype was read.
+    pub fn knows(&self, key: &PrototypeKey) -> bool {
+        self.known.contains_key(key)
     }
 
     /// How many prototypes are known.

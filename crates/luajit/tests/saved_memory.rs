@@ -15,7 +15,9 @@ use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::layout::ABSENT;
 use lj_trace_common::memory::ReadMemory as _;
 use lj_trace_luajit::object::field;
-use lj_trace_luajit::{Candidate, FindError, FunctionNames, Prototype, find_vms, heap, prove_still, read_prototypes};
+use lj_trace_luajit::{
+    Candidate, FindError, FunctionNamer, FunctionNames, Prototype, find_vms, heap, prove_still, read_prototypes,
+};
 use lj_trace_process::Process;
 use saved::Saved;
 use saved::recorder::Recorder;
@@ -162,6 +164,13 @@ fn references_into_nothing_end_a_walk() {
             // It may have no such part anyway; no error is fine, a panic is not.
             let _ = Prototype::read(&damaged, &layout, key);
         }
+        // Names take no end either, wherever the list leads.
+        let mut damaged = saved.clone();
+        damaged.put_ref(prototype, dangling);
+        assert!(heap::prototypes(&saved, &vm).iter().all(|&address| {
+            let key = Prototype::key_at(&saved, &layout, address).unwrap();
+            FunctionNamer::within(100_000).name(&damaged, &vm, &key).is_none_or(|name| name.len() < 1000)
+        }));
         saved.put_ref(field(vm.global, layout.g_gc_root), dangling);
         assert_eq!(heap::prototypes(&saved, &vm), BTreeSet::new());
         assert_eq!(heap::coroutines(&saved, &vm, LONG).threads, [vm.main_thread]);
@@ -253,6 +262,12 @@ fn no_damage_matters() {
             drop(prove_still(&damaged, &damaged.maps, 1, damaged.place, damaged.cframe_size));
             see_with(&damaged, &damaged.maps, vm.clone());
             assert!(started.elapsed() < Duration::from_secs(5), "{}: {:?}", build.name, started.elapsed());
+            let mut namer = FunctionNamer::within(20_000);
+            for address in heap::prototypes(&damaged, &vm).into_iter().take(20) {
+                let Ok(key) = Prototype::key_at(&damaged, &vm.layout, address) else { continue };
+                let name = namer.name(&damaged, &vm, &key);
+                assert!(name.is_none_or(|name| name.len() < 1000));
+            }
         }
     }
 }

@@ -3,38 +3,50 @@ local util = require("jit.util")
 local out = {}
 local function say(...) out[#out + 1] = table.concat({ ... }, "\t") end
 
--- What each function is called, by LuaJIT's own inference (debug.getinfo, lj_debug_funcname).
-local function whoami()
-  local me, caller = debug.getinfo(2, "n"), debug.getinfo(3, "Slf")
-  local address = tostring(caller.func):match("0x%x+")
-  say("name", address, caller.currentline, me.namewhat == "" and "-" or me.namewhat, me.name or "-")
-end
-function a_global() whoami() return 1 end
-local object = { field = a_global, method = a_global, inner = { deep = a_global } }
-local meta = setmetatable({}, { __add = a_global, __index = a_global, __call = a_global, __lt = a_global })
-local upvalue = a_global
-local function iterator() whoami() end
-local function calls(parameter)
-  local in_local = a_global
-  a_global()
-  object.field()
-  object:method()
-  object.inner.deep()
-  upvalue()
-  in_local()
-  parameter()
-  local _ = meta + 1
-  _ = meta.anything
-  _ = meta < meta
-  meta();
-  (function() whoami() end)()
-  for _ in iterator do end
-  for _ = 1, 1 do local in_loop = a_global in_loop() end
-  local copy = in_local copy()
-  if parameter then local t = { a_global() } in_local(t) end
-  return nil
-end
-calls(a_global)
+-- What each function is called: by where it is defined, not by who calls it.
+local function named(name, func) say("name", tostring(func):match("0x%x+"), name) return func end
+function a_global() return 1 end
+local object = { field = function() end, inner = { deep = function() end }, function() end }
+function object:method() end
+function object.inner.later() end
+object["not a name"] = function() end
+local meta = setmetatable({ open = function() end }, { __add = function() end })
+local assigned, twice
+assigned, twice = function() end, assigned
+local before = a_global
+local function recursive(depth) return depth and recursive(depth - 1) end
+local function sets_upvalue() twice = function() end end
+sets_upvalue()
+local function takes(given) return given end
+local unnamed = takes(function() end)
+local chosen = before == nil and function() end or function() return 2 end
+local chunk = loadstring("local own = {} function own.of_gone() end local function helper() end function own.user() helper() end return own, helper")
+package.loaded.names_of_gone = chunk()
+local _, helper = chunk()
+named("a_global", before)
+named("object.field", object.field)
+named("object.inner.deep", object.inner.deep)
+named("object[1]", object[1])
+named("object:method", object.method)
+named("object.inner.later", object.inner.later)
+named('object["not a name"]', object["not a name"])
+named("meta.open", meta.open)
+named("__add", getmetatable(meta).__add)
+named("assigned", assigned)
+named("twice", twice)
+named("recursive", recursive)
+named("sets_upvalue", sets_upvalue)
+named("named", named)
+named("-", unnamed)
+named("chosen", chosen)
+named("own.of_gone", package.loaded.names_of_gone.of_gone)
+named("helper", helper)
+-- The chunk that has defined this one is gone: its module has a field of this name.
+local gone = loadstring("local own = {} local function helper() end function own.of_gone() helper() end return own, helper")()
+package.loaded.names_of_gone_chunk = gone
+collectgarbage() collectgarbage()
+named("of_gone", gone.of_gone)
+local calls = object.method
 
 -- The line of each instruction.
 local function lines(func)
@@ -45,7 +57,7 @@ local function lines(func)
   say("proto", address, info.linedefined, info.lastlinedefined, info.bytecodes, info.source)
 end
 lines(calls)
-lines(whoami)
+lines(named)
 local long = { "local x = ..." }
 for i = 1, 300 do long[#long + 1] = i % 9 == 0 and "x = x + " .. i or "" end
 local long_function = assert(loadstring(table.concat(long, "\n"), "=long"))
@@ -80,4 +92,4 @@ io.write("ready\n")
 io.flush()
 io.read()
 -- What was told about must not be collected before.
-long_function()
+long_function(chunk, helper, unnamed, chosen, assigned, twice)

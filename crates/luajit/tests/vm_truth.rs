@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 
 use lj_trace_luajit::object::{Function, read_function};
 use lj_trace_luajit::{
-    FindError, FunctionNames, NameKind, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, find_vms,
-    function_name, read_traces,
+    FindError, FunctionNamer, FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, find_vms,
+    read_traces,
 };
 use lj_trace_process::{Process, TargetError};
 
@@ -100,36 +100,22 @@ fn finds_the_vm_and_sees_it_go() {
 }
 
 #[test]
-fn infers_names_as_luajit_does() {
+fn names_functions_by_their_definitions() {
     let Some(truth) = Truth::start() else { return };
-    let vm = truth.vm();
+    let (memory, vm) = (truth.process().memory(), truth.vm());
+    let mut namer = FunctionNamer::default();
     for line in truth.about("name") {
-        let [address, source_line, kind, name] = line else { panic!("{line:?}") };
-        let prototype = prototype_of(&truth, &vm, address);
-        let on_line = (1..prototype.key.sizebc)
-            .filter(|position| prototype.line_at(*position).map(u64::from) == Some(number(source_line)));
-        let inferred = on_line.map(|position| {
-            function_name(&prototype, position, vm.bytecode_set(), vm.layout.is_gc64()).map_or_else(
-                || ("-".to_owned(), "-".to_owned()),
-                |name| {
-                    let kind = match name.kind {
-                        NameKind::Global => "global",
-                        NameKind::Local => "local",
-                        NameKind::Method => "method",
-                        NameKind::Field => "field",
-                        NameKind::Upvalue => "upvalue",
-                        NameKind::Metamethod => "metamethod",
-                    };
-                    (kind.to_owned(), name.name)
-                },
-            )
-        });
-        let inferred: Vec<_> = inferred.collect();
-        assert!(
-            inferred.contains(&(kind.clone(), name.clone())),
-            "line {source_line}: {kind} {name}, not {inferred:?}"
-        );
+        let [address, name] = line else { panic!("{line:?}") };
+        let key = prototype_of(&truth, &vm, address).key;
+        let expected = if name == "-" { None } else { Some(name.as_str()) };
+        assert_eq!(namer.name(&memory, &vm, &key).as_deref(), expected, "{line:?}");
+        assert_eq!(namer.name(&memory, &vm, &key).as_deref(), expected, "{line:?} at the second time");
     }
+    assert_eq!(namer.unsearched(), 0);
+    let mut bounded = FunctionNamer::within(10);
+    let key = prototype_of(&truth, &vm, &truth.about("name")[0][0]).key;
+    assert_eq!(bounded.name(&memory, &vm, &key), None, "ten objects are not enough");
+    assert_eq!(bounded.unsearched(), 1);
 }
 
 #[test]

@@ -1,8 +1,4 @@
 //! How frames are named, in every output of our own.
-//!
-//! LuaJIT's sources: [`lj_debug_funcname`].
-//!
-//! [`lj_debug_funcname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L298-L324
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +18,7 @@ pub enum Frame {
     /// A Lua function: `name@file.lua:LINE`, with the line where the function is defined; without the name where it
     /// cannot be inferred; `main chunk@file.lua:0` for a main chunk.
     Lua {
-        /// Its name, as `lj_debug_funcname` infers it.
+        /// Its name, where it is defined.
         name: Option<Arc<str>>,
         /// Its chunk as shown; see [`chunk_name`].
         chunk: Arc<str>,

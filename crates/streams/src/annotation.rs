@@ -4,10 +4,6 @@
 //! numbers of a run. lj-trace writes them as C symbols at addresses of the first 64 KiB, where nothing is ever
 //! mapped (`vm.mmap_min_addr`) and no sample can point. Every parser of the format takes them for symbols that are
 //! never used.
-//!
-//! LuaJIT's sources: [`lj_debug_funcname`].
-//!
-//! [`lj_debug_funcname`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_debug.c#L298-L324
 
 use std::sync::Arc;
 
@@ -44,9 +40,9 @@ pub enum Annotation {
     Writer,
     /// The name of a Lua function.
     FunctionName {
-        /// Address of its prototype, or one within it if callers use other names too.
+        /// Address of its prototype, or one within it that stands for it.
         proto: u64,
-        /// The name, as `lj_debug_funcname` would infer it.
+        /// The name, where it is defined.
         name: Arc<str>,
     },
     /// A Lua function, at this address, was compiled into a trace.

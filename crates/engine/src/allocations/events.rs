@@ -6,7 +6,7 @@
 //! [`close_state`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_state.c#L214-L244
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use lj_trace_common::allocation::event::{NAME_SIZE, NAMELESS};
 use lj_trace_common::allocation::on_trace::TracePlace;
 use lj_trace_common::allocation::{AllocationEvent, AllocationKind, AllocationSource, PrototypeSeen, TraceSeen};
-use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_prototypes, read_traces, used_names};
+use lj_trace_luajit::{FunctionNames, Prototype, Prototypes, Vm, heap, read_prototypes, read_traces};
 use lj_trace_probes::allocator::AllocationRecord;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame;
@@ -49,6 +49,8 @@ pub struct MemoryEvents {
     first_symbols: Vec<Symbol>,
     /// What the stream says that the addresses of prototypes mean.
     known: AddrMap<u64, Meaning>,
+    /// Those of which it says what they are called, or which have no name.
+    named: HashSet<u64>,
     /// What there is for names, of all VMs together.
     room: NameRoom,
     /// Whether the stream knows what stands for functions without a name: of Lua, and of C.
@@ -86,6 +88,8 @@ pub struct MemoryTally {
     pub nameless: u64,
     /// Events of traces whose starts were lost.
     pub lost_starts: u64,
+    /// Functions that may have a name that would have taken too much work to find.
+    pub unsearched: u64,
 }
 
 impl MemoryTally {
@@ -100,6 +104,7 @@ impl MemoryTally {
             freed: self.freed + other.freed,
             nameless: self.nameless + other.nameless,
             lost_starts: self.lost_starts + other.lost_starts,
+            unsearched: self.unsearched + other.unsearched,
         }
     }
 }
@@ -115,7 +120,7 @@ pub struct Meaning {
 }
 
 impl Meaning {
-    fn of(prototype: &Prototype) -> Self {
+    pub(super) fn of(prototype: &Prototype) -> Self {
         Self::new(prototype.chunkname.as_bytes(), prototype.key.firstline)
     }
 
@@ -171,6 +176,7 @@ impl MemoryEvents {
             is_late: false,
             first_symbols: Vec::new(),
             known: AddrMap::default(),
+            named: HashSet::new(),
             room: room.clone(),
             knows_nameless: [false; 2],
             c_functions: HashMap::new(),
@@ -192,16 +198,10 @@ impl MemoryEvents {
         read_prototypes(&memory, &vm.layout, heap::prototypes(&memory, &vm), |prototype| {
             if self.learn(prototype.key.address, Meaning::of(&prototype)) == Some(true) {
                 symbols.push(lua_symbol(&prototype));
-                self.definitions.add(&memory, &vm, &prototype);
+                self.definitions.add_children(&prototype);
             }
             ControlFlow::Continue(())
         });
-        self.name_by_use(&memory, &vm, &mut prototypes);
-        let names = self.known.iter().filter_map(|(&proto, &meaning)| {
-            let name = self.definitions.name(proto, meaning)?.into();
-            Some(Annotation::FunctionName { proto, name }.to_symbol())
-        });
-        symbols.extend(names);
         for trace in process.maps().map(|maps| read_traces(&memory, &maps, &vm)).unwrap_or_default() {
             let Some((prototype, line)) = start_of(&memory, &vm, &mut prototypes, &trace) else { continue };
             let (proto, number) = (prototype.key.address, u64::from(trace.number));
@@ -209,6 +209,7 @@ impl MemoryEvents {
             let start = match self.learn(proto, meaning) {
                 Some(is_new) => {
                     symbols.extend(is_new.then(|| lua_symbol(&prototype)));
+                    symbols.extend(self.name_of(proto, meaning));
                     Start::At { proto, line, meaning }
                 }
                 None => Start::Lost,
@@ -224,20 +225,13 @@ impl MemoryEvents {
         self.first_symbols = symbols;
     }
 
-    /// Names functions whose chunks are gone by what others call them, also those that are not known yet.
-    fn name_by_use(&mut self, memory: &ProcessMemory, vm: &Vm, prototypes: &mut Prototypes) {
-        for (&address, &meaning) in &self.known {
-            if let Some(name) = self.functions.lua_function(address) {
-                self.definitions.add_used(address, meaning, name);
-            }
+    /// What has to be said of the name of a function before events of it, or of traces that start in it; once for each.
+    fn name_of(&mut self, proto: u64, meaning: Meaning) -> Option<Symbol> {
+        if !self.named.insert(proto) {
+            return None;
         }
-        for (address, name) in used_names(memory, vm) {
-            if let Ok(key) = Prototype::key_at(memory, &vm.layout, address)
-                && let Ok(prototype) = prototypes.get(memory, &vm.layout, key)
-            {
-                self.definitions.add_used(address, Meaning::of(&prototype), &name);
-            }
-        }
+        let name = self.definitions.name(&self.memory, &self.vm, proto, meaning)?;
+        Some(Annotation::FunctionName { proto, name }.to_symbol())
     }
 
     /// Notes what the address of a prototype means; whether that is new. [`None`] if there is no room for it.
@@ -256,6 +250,10 @@ impl MemoryEvents {
     /// Forgets what an address means, if it is that of a prototype: whether it is.
     fn forget(&mut self, proto: u64) -> bool {
         let known = self.known.remove(&proto);
+        if known.is_some() {
+            self.named.remove(&proto);
+            self.definitions.forget(proto);
+        }
         known.inspect(|meaning| self.room.give(meaning.room())).is_some()
     }
 
@@ -289,7 +287,8 @@ impl MemoryEvents {
 
     /// What became of the events so far, which count elsewhere from now on.
     pub fn take_tally(&mut self) -> MemoryTally {
-        std::mem::take(&mut self.tally)
+        let unsearched = self.definitions.take_unsearched();
+        MemoryTally { unsearched, ..std::mem::take(&mut self.tally) }
     }
 
     /// Its number in the outputs.
@@ -306,7 +305,7 @@ impl MemoryEvents {
 
     /// What became of the events so far.
     pub fn tally(&self) -> MemoryTally {
-        self.tally
+        MemoryTally { unsearched: self.definitions.unsearched(), ..self.tally }
     }
 
     /// Notes that time has passed: what can change meanwhile is looked at again.
@@ -386,7 +385,7 @@ impl MemoryEvents {
     fn line_on_trace(&mut self, place: Option<TracePlace>, out: &mut MemoryOutputs) -> Option<Source> {
         let place = place.filter(|_| out.shows_lines())?;
         let identity = *self.traces.identity(place.number)?;
-        let line = self.trace_lines.line(&self.memory, &self.vm, &self.definitions, &identity, place);
+        let line = self.trace_lines.line(&self.memory, &self.vm, &mut self.definitions, &identity, place);
         if self.trace_lines.has_forgotten() {
             out.forget_lines(self.number);
             self.c_callers.tell_again();
@@ -418,7 +417,7 @@ impl MemoryEvents {
             let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
             let symbol = c_functions.get(&call.function)?;
             (Meaning::of(&prototype) == call.meaning).then(|| {
-                let name = definitions.name(call.prototype, call.meaning).map(Into::into);
+                let name = definitions.name(memory, vm, call.prototype, call.meaning);
                 let first_line = prototype.key.firstline;
                 vec![
                     Frame::Chunk { chunk: chunk.clone() },
@@ -481,22 +480,21 @@ impl MemoryEvents {
         };
         let meaning = Meaning::new(&name, seen.first_line);
         match self.learn(seen.prototype, meaning) {
-            Some(true) => {}
-            Some(false) => return Ok(()),
+            Some(true) => {
+                let symbol = Symbol::lua(seen.prototype, &name, u64::from(seen.first_line));
+                out.event(self.number, &Event::Symbol(symbol))?;
+            }
+            Some(false) => {}
             None => {
                 out.forget_prototype(self.number, seen.prototype);
                 return Ok(());
             }
         }
-        out.event(self.number, &Event::Symbol(Symbol::lua(seen.prototype, &name, u64::from(seen.first_line))))?;
-        self.definitions.add_new(&self.memory, &self.vm, seen.prototype);
-        match self.definitions.name(seen.prototype, meaning) {
-            Some(name) => {
-                let name = Annotation::FunctionName { proto: seen.prototype, name: name.into() };
-                out.event(self.number, &Event::Symbol(name.to_symbol()))
-            }
-            None => Ok(()),
+        if let Some(name) = self.name_of(seen.prototype, meaning) {
+            out.event(self.number, &Event::Symbol(name))?;
         }
+        self.definitions.see(&self.memory, &self.vm, seen.prototype);
+        Ok(())
     }
 
     /// A name that did not come along in full: it is read where it was, if it is there still.
@@ -573,6 +571,11 @@ impl MemoryEvents {
                 Ok(Source::Trace { number, mcode: (self.version == 2).then_some(mcode.unwrap_or(0)) })
             }
             3.. => {
+                if let Start::At { proto, meaning, .. } = start
+                    && let Some(name) = self.name_of(proto, meaning)
+                {
+                    out.event(self.number, &Event::Symbol(name))?;
+                }
                 let named = self.traces.name(number, start, &self.room);
                 for symbol in named.symbols {
                     out.event(self.number, &Event::Symbol(symbol))?;

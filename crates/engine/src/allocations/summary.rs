@@ -11,6 +11,7 @@ use super::estimation::Estimation;
 use super::events::MemoryTally;
 use super::ledger::Ledger;
 use crate::output::next_step;
+use crate::resolve::UNSEARCHED;
 
 /// The numbers of a finished recording of allocations.
 #[derive(Clone, Debug)]
@@ -79,8 +80,17 @@ impl MemorySummary {
     }
 
     fn write(&self, out: &mut String, end: &str, files: &[PathBuf]) -> std::fmt::Result {
-        let MemoryTally { events, allocations, allocated, reallocations, frees, freed, nameless, lost_starts } =
-            self.tally;
+        let MemoryTally {
+            events,
+            allocations,
+            allocated,
+            reallocations,
+            frees,
+            freed,
+            nameless,
+            lost_starts,
+            unsearched,
+        } = self.tally;
         for (reason, count) in &self.lost {
             writeln!(out, "LOST: {count} {reason}")?;
         }
@@ -114,6 +124,9 @@ impl MemorySummary {
         }
         if lost_starts != 0 {
             writeln!(out, "  [unknown: the start of the trace was lost] {lost_starts}")?;
+        }
+        if unsearched != 0 {
+            writeln!(out, "  {UNSEARCHED}: {unsearched}")?;
         }
         for (what, count) in &self.noted {
             writeln!(out, "  {what}: {count}")?;

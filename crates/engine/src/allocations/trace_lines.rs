@@ -71,7 +71,7 @@ impl TraceLines {
         &mut self,
         memory: &ProcessMemory,
         vm: &Vm,
-        definitions: &Definitions,
+        definitions: &mut Definitions,
         identity: &TraceIdentity,
         place: TracePlace,
     ) -> Option<(Source, Option<TraceLine>)> {
@@ -121,14 +121,14 @@ impl TraceLines {
         &mut self,
         memory: &ProcessMemory,
         vm: &Vm,
-        definitions: &Definitions,
+        definitions: &mut Definitions,
         identity: &TraceIdentity,
         offset: u32,
     ) -> Option<TraceLine> {
         let trace = known(&mut self.traces, memory, vm, identity)?;
         // The call is before its return address.
         let span = trace.attribution.at(offset.checked_sub(1)?).filter(|span| span.certain)?;
-        let frames = frames(&trace, &span.chain, definitions)?;
+        let frames = frames(memory, vm, &trace, &span.chain, definitions)?;
         Some(TraceLine { frames, entered: trace.body.trace.startpt })
     }
 }
@@ -140,7 +140,13 @@ fn known(traces: &mut Traces, memory: &ProcessMemory, vm: &Vm, identity: &TraceI
 }
 
 /// The innermost Lua function of a chain: its file, the function, and the line.
-fn frames(trace: &KnownTrace, chain: &Chain, definitions: &Definitions) -> Option<Vec<Frame>> {
+fn frames(
+    memory: &ProcessMemory,
+    vm: &Vm,
+    trace: &KnownTrace,
+    chain: &Chain,
+    definitions: &mut Definitions,
+) -> Option<Vec<Frame>> {
     let lua = |(callee, position): &(lj_trace_luajit::trace::Callee, u32)| {
         Some((trace.functions.prototype(callee.prototype()?)?, *position))
     };
@@ -148,7 +154,7 @@ fn frames(trace: &KnownTrace, chain: &Chain, definitions: &Definitions) -> Optio
     let chunk: Arc<str> = chunk_name(prototype.chunkname.as_bytes()).into();
     let first_line = prototype.key.firstline;
     let meaning = Meaning::new(prototype.chunkname.as_bytes(), first_line);
-    let name = definitions.name(prototype.key.address, meaning).map(Into::into);
+    let name = definitions.name(memory, vm, prototype.key.address, meaning);
     let mut frames = vec![
         Frame::Chunk { chunk: chunk.clone() },
         Frame::Lua { name, chunk: chunk.clone(), first_line, line: None, compiled: true },

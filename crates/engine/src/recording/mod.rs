@@ -33,7 +33,7 @@ use crate::allocations::MemorySummary;
 use crate::cpu::{Outputs, SampleListener, Summary, Verbosity, about_process};
 use crate::error::EngineError;
 use crate::options::Options;
-use crate::resolve::Pipeline;
+use crate::resolve::{Pipeline, UNSEARCHED};
 use crate::target::RecordTarget;
 use allocations::{MemoryPreparation, MemoryRecording};
 use budget::Budget;
@@ -740,6 +740,7 @@ impl Recording {
         let Costs { cpu: cpu_cost, memory: memory_cost, used, tick } = cost.finish(&programs, disturbed);
         let lost_samples = lost_samples(&programs, samples.as_ref());
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
+        let unsearched = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unsearched_names());
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { sampler, mut outputs }| {
             let mut lost = lost_samples;
@@ -750,6 +751,7 @@ impl Recording {
             noted.extend((folded > 0).then_some((FOLDED, folded)));
             noted.extend((new_cpus > 0).then_some((NEW_CPUS, new_cpus)));
             noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
+            noted.extend((unsearched > 0).then_some((UNSEARCHED, unsearched)));
             let summary = Summary {
                 pid: options.pid,
                 rate: options.rate,

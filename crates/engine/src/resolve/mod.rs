@@ -12,6 +12,6 @@ mod vm_work;
 
 pub use layout_decision::LayoutDecision;
 pub use machine_code::machine_code;
-pub use naming::Namer;
+pub use naming::{Namer, UNSEARCHED};
 pub use pipeline::{Code, Pipeline, Resolved, ResolvedFrame, Tally};
 pub use trace_table::{SampledTrace, TraceTable};

@@ -1,4 +1,4 @@
-//! Gives frames their names: Lua functions from their prototypes and from how their callers call them, fast
+//! Gives frames their names: Lua functions from where they are defined, fast
 //! functions from the VM's library tables, native code from symbol tables.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 
 use lj_trace_luajit::{
-    FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, function_name, trace_by_number,
+    FunctionNamer, FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, trace_by_number,
 };
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::Frame as Named;
@@ -30,27 +30,38 @@ pub struct Namer {
 /// Names kept: as many as most programs show at a time. Those of programs that make functions all the time are made anew.
 const MAX_CACHED: usize = 1 << 13;
 
-/// What the name of a Lua frame depends on: its function and line, and the call that it came from.
+/// What the name of a Lua frame depends on: its function and line.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct LuaKey {
     vm: u16,
     prototype: PrototypeKey,
     position: u32,
-    caller: Option<(PrototypeKey, u32)>,
     is_compiled: bool,
 }
 
 struct VmNames {
     vm: Vm,
+    /// Lua functions.
+    defined: FunctionNamer,
+    /// Those of libraries.
     functions: FunctionNames,
     functions_read: Instant,
 }
 
 impl VmNames {
     fn read(memory: &ProcessMemory, vm: &Vm) -> Self {
-        Self { vm: vm.clone(), functions: FunctionNames::read(memory, vm), functions_read: Instant::now() }
+        Self {
+            vm: vm.clone(),
+            defined: FunctionNamer::default(),
+            functions: FunctionNames::read(memory, vm),
+            functions_read: Instant::now(),
+        }
     }
 }
+
+/// Stands before the number of functions that take more work to name than there may be.
+pub const UNSEARCHED: &str =
+    "functions without a name, which would have taken too much work to find in so large a heap";
 
 /// How often libraries are looked through for names again.
 const LIBRARIES_INTERVAL: Duration = Duration::from_secs(1);
@@ -105,15 +116,31 @@ impl Namer {
         self.prototypes.get(&self.memory, &vm.vm.layout, PrototypeKey::of(record))
     }
 
-    /// The name of a Lua frame. `caller` is the frame that called it, if that is a Lua function of the same stack.
-    pub fn lua(&mut self, record: &FrameRecord, caller: Option<&FrameRecord>, is_compiled: bool) -> Arc<Named> {
-        let key = LuaKey {
-            vm: record.vm,
-            prototype: PrototypeKey::of(record),
-            position: record.position,
-            caller: caller.map(|caller| (PrototypeKey::of(caller), caller.position)),
-            is_compiled,
-        };
+    /// Notes that time has passed: more functions may be looked for.
+    pub fn begin_batch(&mut self) {
+        self.vms.iter_mut().for_each(|names| names.defined.begin_batch());
+    }
+
+    /// How many functions may have a name that would have taken too much work to find.
+    pub fn unsearched(&self) -> u64 {
+        self.vms.iter().map(|names| names.defined.unsearched()).sum()
+    }
+
+    /// Looks at the functions of a stack before they are named: one may have made another.
+    pub fn see<'a>(&mut self, records: impl IntoIterator<Item = &'a FrameRecord>) {
+        for record in records.into_iter().filter(|record| record.kind == RecordKind::Lua as u8 && record.code != 0) {
+            if !self.prototypes.knows(&PrototypeKey::of(record))
+                && let Ok(prototype) = self.prototype(record)
+                && let Some(names) = self.vms.get_mut(usize::from(record.vm))
+            {
+                names.defined.add_children(&prototype);
+            }
+        }
+    }
+
+    /// The name of a Lua frame.
+    pub fn lua(&mut self, record: &FrameRecord, is_compiled: bool) -> Arc<Named> {
+        let key = LuaKey { vm: record.vm, prototype: PrototypeKey::of(record), position: record.position, is_compiled };
         if let Some(known) = self.cache.get(&key) {
             return known.clone();
         }
@@ -127,8 +154,9 @@ impl Namer {
             Err(error) => return Named::Unresolved { reason: error.to_string().into() }.into(),
         };
         let line = (record.position != NO_POSITION).then(|| prototype.line_at(record.position)).flatten();
-        let name = caller.and_then(|caller| self.name_by_call(caller));
-        let mut named = Named::lua(name.map(Into::into), prototype.chunkname.as_bytes(), record.first_line, line);
+        let names = self.vms.get_mut(usize::from(record.vm));
+        let name = names.and_then(|names| names.defined.name(&self.memory, &names.vm, &prototype.key));
+        let mut named = Named::lua(name, prototype.chunkname.as_bytes(), record.first_line, line);
         if is_compiled {
             named = named.compiled();
         }
@@ -138,17 +166,6 @@ impl Namer {
         }
         self.cache.insert(key, named.clone());
         named
-    }
-
-    /// What `caller` calls the function that it is calling.
-    fn name_by_call(&mut self, caller: &FrameRecord) -> Option<String> {
-        if caller.position == NO_POSITION {
-            return None;
-        }
-        let prototype = self.prototype(caller).ok()?;
-        let vm = &self.vms.get(usize::from(caller.vm))?.vm;
-        let name = function_name(&prototype, caller.position, vm.bytecode_set(), vm.layout.is_gc64())?;
-        Some(name.name)
     }
 
     /// Where trace `number` starts, as `@file.lua:12`.

@@ -220,6 +220,11 @@ impl Pipeline {
         free.into_iter().filter_map(|index| self.places.number(index)).collect()
     }
 
+    /// How many functions may have a name that would have taken too much work to find.
+    pub fn unsearched_names(&self) -> u64 {
+        self.namer.unsearched()
+    }
+
     fn replace_traces(&mut self, index: usize) {
         let left = std::mem::replace(&mut self.traces[index], Traces::within(&self.allowance));
         self.unfinished += left.unfinished();
@@ -257,6 +262,7 @@ impl Pipeline {
 
     /// Looks again at what the target generates while it runs. Call it before every batch of samples.
     pub fn refresh(&mut self) {
+        self.namer.begin_batch();
         for (index, (code, vm)) in self.codes.iter_mut().zip(&self.vms).enumerate() {
             if !self.places.is_known(index) {
                 code.mcode.clear();
@@ -466,7 +472,12 @@ impl Pipeline {
                 frames.push(mark(Named::Unresolved { reason: KERNEL_STACK_CUT.into() }));
             }
         }
-        for (index, frame) in merged.frames.iter().enumerate() {
+        let lua = |frame: &'_ JoinedFrame| match frame {
+            JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) => Some(*record),
+            _ => None,
+        };
+        self.namer.see(&merged.frames.iter().filter_map(lua).collect::<Vec<_>>());
+        for frame in &merged.frames {
             match frame {
                 JoinedFrame::Native { pc, is_return } => frames.push(self.native(*pc, *is_return)),
                 JoinedFrame::Trace => frames.push(mark(self.trace(sample))),
@@ -474,16 +485,8 @@ impl Pipeline {
                 JoinedFrame::LeftOut(count) => frames.push(mark(Named::left_out(*count))),
                 JoinedFrame::Unresolved(reason) => frames.push(self.unresolved(*reason)),
                 JoinedFrame::Lua(record) | JoinedFrame::Compiled(record) if record.kind == RecordKind::Lua as u8 => {
-                    let caller = match merged.frames.get(index + 1) {
-                        Some(JoinedFrame::Lua(caller) | JoinedFrame::Compiled(caller))
-                            if caller.kind == RecordKind::Lua as u8 =>
-                        {
-                            Some(caller)
-                        }
-                        _ => None,
-                    };
                     let is_compiled = matches!(frame, JoinedFrame::Compiled(_));
-                    let named = self.namer.lua(record, caller, is_compiled);
+                    let named = self.namer.lua(record, is_compiled);
                     self.was_late |= matches!(*named, Named::Unresolved { .. });
                     let position = (record.position != NO_POSITION).then_some(record.position);
                     let code = Code::Lua { prototype: PrototypeKey::of(record), position };

@@ -1,7 +1,7 @@
 //! Places in Lua code, by the addresses of their instructions.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::object::field;
 use crate::prototype::{Prototype, PrototypeKey, Prototypes};
 use crate::prototype_batch::read_prototypes;
-use crate::{Vm, heap, used_names};
+use crate::{FunctionNamer, Vm, heap};
 
 /// A place in a Lua function. Its text is the target's, with all escaped that is no plain text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -33,7 +33,7 @@ pub struct CodePlaces<'a, M> {
     vm: &'a Vm,
     /// By the address of its first instruction.
     prototypes: BTreeMap<u64, PrototypeKey>,
-    names: HashMap<u64, String>,
+    names: RefCell<FunctionNamer>,
     read: RefCell<Prototypes>,
     /// Whether these are all prototypes.
     pub complete: bool,
@@ -43,17 +43,15 @@ impl<'a, M: ReadMemory> CodePlaces<'a, M> {
     /// Reads all prototypes of `vm`, as far as `limit` allows, and shows each to `visit`.
     pub fn collect(memory: &'a M, vm: &'a Vm, limit: Duration, mut visit: impl FnMut(&Prototype)) -> Self {
         let found = heap::all_prototypes(memory, vm, limit);
-        let (layout, set) = (&vm.layout, vm.bytecode_set());
-        let (mut prototypes, mut names) = (BTreeMap::new(), HashMap::new());
+        let layout = &vm.layout;
+        let (mut prototypes, mut names) = (BTreeMap::new(), FunctionNamer::default());
         read_prototypes(memory, layout, found.addresses, |prototype| {
             prototypes.insert(field(prototype.key.address, layout.sizeof_pt), prototype.key);
-            names.extend(prototype.definitions(set));
+            names.add_children(&prototype);
             visit(&prototype);
             ControlFlow::Continue(())
         });
-        for (prototype, name) in used_names(memory, vm) {
-            names.entry(prototype).or_insert(name);
-        }
+        let names = RefCell::new(names);
         Self { memory, vm, prototypes, names, read: RefCell::default(), complete: found.complete }
     }
 
@@ -81,11 +79,11 @@ impl<'a, M: ReadMemory> CodePlaces<'a, M> {
         if prototype.is_builtin() {
             return Place { function: format!("[Lua function of LuaJIT's library]@{source}"), source, line: None };
         }
-        let name = match prototype.key.firstline {
-            0 => "main chunk",
-            _ => self.names.get(&prototype.key.address).map_or("", String::as_str),
+        let name: Arc<str> = match prototype.key.firstline {
+            0 => "main chunk".into(),
+            _ => self.names.borrow_mut().name(self.memory, self.vm, &prototype.key).unwrap_or_default(),
         };
-        let function = format!("{}@{source}:{}", Untrusted(name), prototype.key.firstline);
+        let function = format!("{}@{source}:{}", Untrusted(&name), prototype.key.firstline);
         Place { function, source, line: prototype.line_at(position) }
     }
 

@@ -198,8 +198,8 @@ impl<W: Write> SysprofWriter<W> {
     }
 
     /// Makes the stream say from here on that a prototype at `proto` is this function, and gives the address that
-    /// stands for it under this name: callers may call one function by several names, and it may be `compiled` into
-    /// traces or not, so each but the first has an address of its own within the prototype. Writes nothing where the stream says so already; a prototype that
+    /// stands for it under this name: it may be `compiled` into traces or not, so one of both has
+    /// an address of its own within the prototype. Writes nothing where the stream says so already; a prototype that
     /// was freed and whose memory was reused gets its new meaning.
     ///
     /// # Errors

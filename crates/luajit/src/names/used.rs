@@ -1,6 +1,6 @@
 //! What Lua functions are called by those that use them.
 //!
-//! The function that has defined another one tells its name best, but is often gone: a chunk is collected once it has
+//! The function that has defined another one tells its name best, but is often gone: a module's chunk is collected once it has
 //! run. What remains are the closures that have it in an upvalue, which has a name, too.
 //!
 //! LuaJIT's sources: [`FrameLink`].
@@ -8,50 +8,53 @@
 //! [`FrameLink`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_obj.h#L167-L205
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::ops::ControlFlow;
 
 use lj_trace_common::layout::{ABSENT, gct};
 use lj_trace_common::memory::ReadMemory;
 
-use super::heap;
-use super::machine::Vm;
-use super::object::{Function, field, read_function, read_some};
-use super::page_cache::PageCache;
-use super::prototype::Prototype;
-use super::value::{self, Value};
+use super::list::ListWalk;
+use crate::machine::Vm;
+use crate::object::{Function, field, read_function, read_some};
+use crate::page_cache::PageCache;
+use crate::prototype::Prototype;
 use crate::shape::Shape;
+use crate::value::{self, Value};
 
-/// How long it looks for functions, and then at them: somebody is waiting.
-const TIME_LIMIT: Duration = Duration::from_millis(150);
+/// A name by use: the best one is the smallest, so that it does not matter which is found first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UsedName {
+    /// Whether a function of another chunk uses it under this name. One of the same chunk has the variable that it was
+    /// defined as.
+    pub is_foreign: bool,
+    /// The upvalue.
+    pub name: String,
+}
 
-/// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them.
+/// The names of Lua functions by the addresses of their prototypes, as upvalues of other functions have them. It looks at no
+/// more objects than `budget` to find functions.
 ///
 /// Never fails: what cannot be read is missing.
-pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm) -> HashMap<u64, String> {
-    let mut started = Instant::now();
+pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashMap<u64, UsedName> {
     let pages = PageCache::new(memory);
     let (layout, shape) = (&vm.layout, Shape::new(vm.layout));
     let gc64 = layout.is_gc64();
-    let mut upvalues: HashMap<u64, Vec<String>> = HashMap::new();
-    let (mut names, mut seen) = (HashMap::new(), HashSet::new());
+    // By prototype: its chunk's name, and those of its upvalues.
+    let mut users: HashMap<u64, (u64, Vec<String>)> = HashMap::new();
+    let (mut names, mut seen) = (HashMap::<u64, UsedName>::new(), HashSet::new());
     // What runs is there for certain. The list of all objects changes while it is walked, where the program makes some all
     // the time, and is seen as a whole by chance only.
     let mut left = functions_on_stack(memory, vm);
-    let mut others = None;
-    while started.elapsed() <= TIME_LIMIT {
-        if left.is_empty() && others.is_none() {
-            others = Some(heap::functions(memory, vm, TIME_LIMIT).into_iter());
-            started = Instant::now();
-        }
-        let Some(function) = left.pop().or_else(|| others.as_mut()?.next()) else { break };
+    left.extend(functions(memory, vm, budget));
+    while let Some(function) = left.pop() {
         if !seen.insert(function) {
             continue;
         }
         let Ok(Function::Lua { prototype }) = read_function(&pages, layout, function) else { continue };
-        let own = upvalues.entry(prototype).or_insert_with(|| {
-            let read =
-                Prototype::key_at(&pages, layout, prototype).and_then(|key| Prototype::read(&pages, layout, key));
-            read.map(|prototype| prototype.upvalues).unwrap_or_default()
+        let (chunk, own) = users.entry(prototype).or_insert_with(|| {
+            let key = Prototype::key_at(&pages, layout, prototype);
+            let read = key.and_then(|key| Prototype::read(&pages, layout, key));
+            read.map(|prototype| (prototype.key.chunkname, prototype.upvalues)).unwrap_or_default()
         });
         let count = pages.read::<u8>(field(function, layout.fn_nupvalues)).unwrap_or(0);
         for (index, name) in (0..u64::from(count)).zip(own.iter()) {
@@ -62,12 +65,31 @@ pub fn used_names<M: ReadMemory>(memory: &M, vm: &Vm) -> HashMap<u64, String> {
                 .and_then(|place| value::read(&pages, layout, place));
             let Ok(Value::Object { gct: gct::FUNC, address }) = value else { continue };
             left.push(address);
-            if let Ok(Function::Lua { prototype }) = read_function(&pages, layout, address) {
-                names.entry(prototype).or_insert_with(|| name.clone());
+            let Ok(Function::Lua { prototype }) = read_function(&pages, layout, address) else { continue };
+            let Ok(key) = Prototype::key_at(&pages, layout, prototype) else { continue };
+            let name = UsedName { is_foreign: key.chunkname != *chunk, name: name.clone() };
+            match names.get(&prototype) {
+                Some(known) if *known <= name => {}
+                _ => drop(names.insert(prototype, name)),
             }
         }
     }
     names
+}
+
+/// More functions are not looked at.
+const MAX_FUNCTIONS: usize = 1 << 16;
+
+/// What may be a function on the list of all objects, the newest first.
+fn functions<M: ReadMemory>(memory: &M, vm: &Vm, budget: &mut u64) -> HashSet<u64> {
+    let mut found = HashSet::new();
+    ListWalk::default().go_on(memory, vm, budget, |_, object, _| {
+        if object.kind == gct::FUNC {
+            found.insert(object.address);
+        }
+        Some(if found.len() < MAX_FUNCTIONS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    });
+    found
 }
 
 /// What may be a function on the stacks of the main thread and of the coroutine that runs.
