@@ -207,7 +207,7 @@ fn whoever_is_killed_leaves_whole_files() {
         child.wait().unwrap();
         partial += usize::from(files(folder.path()).iter().any(|path| path.to_string_lossy().ends_with(".partial")));
         let now = samples(folder.path());
-        assert!(now >= before && now % 50 == 0, "{before} {now}");
+        assert!(now >= before && now.is_multiple_of(50), "{before} {now}");
         before = now;
     }
     assert!(before > 0);

@@ -9,6 +9,9 @@ use lj_trace_profile::{Interval, Profile, ProfileKind, Resource, Weight};
 use lj_trace_store::{Query, Store, StoreConfig, read};
 use random::{Random, content};
 
+/// What was added: service, host, process, quarter of an hour, samples.
+type Added = (&'static str, &'static str, u32, u64, u64);
+
 const BEGAN: u64 = 1_764_103_390;
 
 fn at(second: u64) -> SystemTime {
@@ -75,9 +78,7 @@ fn what_is_asked_for_is_what_is_read() {
         assert_eq!(selection.refused, []);
         selection.cpu.map_or(0, |cpu| cpu.samples())
     };
-    let sum = |is_asked: &dyn Fn(&(&str, &str, u32, u64, u64)) -> bool| {
-        all.iter().filter(|one| is_asked(one)).map(|one| one.4).sum::<u64>()
-    };
+    let sum = |is_asked: &dyn Fn(&Added) -> bool| all.iter().filter(|one| is_asked(one)).map(|one| one.4).sum::<u64>();
     let text = |text: &str| Some(text.to_owned());
     let query = Query::default();
     assert_eq!(samples(&query), sum(&|_| true));

@@ -1,7 +1,7 @@
 //! Rows of many intervals as one profile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasher as _, Hash, Hasher as _};
+use std::hash::BuildHasher as _;
 use std::time::{Duration, UNIX_EPOCH};
 
 use lj_trace_profile::memory::{Step, Stored};
@@ -194,10 +194,8 @@ impl OfKind {
     /// The number of a frame. Most are known; comparing two hashes takes no copies of names.
     fn frame(&mut self, frame: ReadFrame<'_>) -> FrameId {
         let key = [0, 1].map(|index: usize| {
-            let mut hasher = self.hashers[index].build_hasher();
             let ReadFrame { shown, kind, name, file, first_line, line } = frame;
-            (shown, kind, name, file, first_line, line).hash(&mut hasher);
-            hasher.finish()
+            self.hashers[index].hash_one((shown, kind, name, file, first_line, line))
         });
         if let Some(&id) = self.frames.get(&key) {
             return id;
