@@ -1,9 +1,11 @@
 //! Requests to a server: a thread, a queue in memory, a spool on disk, and what became of each.
 
 mod answer;
+mod backoff;
 mod client;
 mod counters;
 mod shared;
+mod split;
 mod spool;
 mod worker;
 

@@ -8,15 +8,14 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::answer::Answer;
+use super::backoff::Backoff;
 use super::client::Client;
 use super::counters::{DropReason, Held};
 use super::shared::{Shared, State, Waiting};
+use super::split::split;
 use super::spool::Entry;
+use crate::Request;
 use crate::check::Readback;
-use crate::{Request, SinkKind};
-
-/// The first wait after a failure; each further one is twice as long.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 /// How long a disk is left alone that could not be written to.
 const DISK_WAIT: Duration = Duration::from_secs(5);
@@ -38,9 +37,7 @@ enum Job {
 struct Worker<'a> {
     shared: &'a Shared,
     client: &'a Client,
-    failures: u32,
-    /// Until when the server is left alone.
-    server_rests: Option<Instant>,
+    server: Backoff,
     disk_rests: Option<Instant>,
     readback: Option<Readback>,
     /// What was said already: once is enough, until something is taken again.
@@ -49,15 +46,8 @@ struct Worker<'a> {
 
 /// Sends until the end.
 pub fn run(shared: &Shared, client: &Client) {
-    let mut worker = Worker {
-        shared,
-        client,
-        failures: 0,
-        server_rests: None,
-        disk_rests: None,
-        readback: None,
-        said: BTreeSet::new(),
-    };
+    let mut worker =
+        Worker { shared, client, server: Backoff::default(), disk_rests: None, readback: None, said: BTreeSet::new() };
     loop {
         match worker.next_job() {
             Job::Send(waiting) => worker.send(waiting),
@@ -81,7 +71,7 @@ impl Worker<'_> {
             }
             let rests = |until: Option<Instant>| until.filter(|until| *until > now);
             let mut wake = now + Duration::from_secs(3600);
-            match rests(self.server_rests) {
+            match rests(self.server.until) {
                 Some(until) => {
                     wake = until;
                     let disk_rests = rests(self.disk_rests);
@@ -208,7 +198,7 @@ impl Worker<'_> {
         state.counters.sent += Held { requests: u64::from(!is_all), amount: about.amount - lost };
         state.counters.last_error = None;
         state.successes += 1;
-        (self.failures, self.server_rests) = (0, None);
+        self.server = Backoff::default();
         if state.successes == 1 && self.shared.config.verify {
             self.readback = Some(Readback::of(self.shared.config.kind, about));
         }
@@ -245,12 +235,7 @@ impl Worker<'_> {
     fn fail(&mut self, state: &mut State, reason: &str, after: Option<Duration>) {
         state.counters.retries += 1;
         state.counters.last_error = Some(reason.to_owned());
-        let longest = self.shared.config.longest_wait;
-        let wait = FIRST_WAIT.min(longest).saturating_mul(1 << self.failures.min(20)).min(longest);
-        // Many agents that failed at once must not come back at once.
-        let wait = after.unwrap_or(wait.mul_f64(0.5)) + wait.mul_f64(0.5 * fastrand::f64());
-        self.failures = self.failures.saturating_add(1);
-        self.server_rests = Some(Instant::now() + wait);
+        self.server.fail(self.shared.config.longest_wait, after);
         self.say("later", &format!("{reason}; it is tried again"));
     }
 
@@ -305,18 +290,4 @@ impl Worker<'_> {
             log::warn!("{} ({}): {text}", self.shared.config.name(), self.shared.config.url);
         }
     }
-}
-
-/// The parts of a request, if they hold what it holds.
-fn split(kind: SinkKind, request: &Request) -> Option<Vec<Request>> {
-    /// What a request may be at most once it is not compressed.
-    const MOST: usize = 64 << 20;
-    let parts = match kind {
-        SinkKind::Otlp => crate::otlp::split(request, MOST),
-        SinkKind::Pyroscope => crate::pushed::split(request, crate::pushed::Form::Pyroscope, MOST),
-        SinkKind::Parca => crate::pushed::split(request, crate::pushed::Form::Parca, MOST),
-    }?;
-    let mut sum = crate::Amount::NONE;
-    parts.iter().for_each(|part| sum += part.about.amount);
-    (sum == request.about.amount).then_some(parts)
 }

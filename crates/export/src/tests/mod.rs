@@ -5,3 +5,4 @@ mod exact;
 mod outage;
 mod profiles;
 mod server;
+mod tls;
