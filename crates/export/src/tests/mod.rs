@@ -1,6 +1,7 @@
 //! Tests of the whole way, from a profile to a server.
 
 mod bad_server;
+mod checked;
 mod exact;
 mod outage;
 mod profiles;
