@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Frame, Interval, Profile as _, ProfileKind, Resource};
 
-use crate::delivery::{Client, StartError};
 use crate::otlp::PROTO_VERSION;
+use crate::server::{Client, StartError};
 use crate::{RequestInfo, SinkConfig, SinkKind};
 
 /// Which servers take OTLP as it is sent here, as far as is known.

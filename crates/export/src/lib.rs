@@ -9,20 +9,24 @@ mod amount;
 pub mod check;
 mod config;
 pub mod delivery;
+mod drop_reason;
 pub mod encode;
 mod exporter;
 pub mod otlp;
 pub mod pushed;
 mod request;
+pub mod server;
 mod stacks;
 mod units;
 
 pub use amount::{Amount, KindAmount};
 pub use config::{BasicAuth, SinkConfig, SinkKind};
-pub use delivery::{Counters, DropReason, Held, StartError};
+pub use delivery::{Counters, Held};
+pub use drop_reason::DropReason;
 pub use exporter::Exporter;
 pub use pushed::DEFAULT_LABELS;
 pub use request::{Request, RequestInfo};
+pub use server::StartError;
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,6 @@
 //! Requests to a server: a thread, a queue in memory, a spool on disk, and what became of each.
 
-mod answer;
 mod backoff;
-mod client;
 mod counters;
 mod shared;
 mod split;
@@ -13,11 +11,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use self::client::{Client, Reply, StartError};
-pub use self::counters::{Counters, DropReason, Held};
+pub use self::counters::{Counters, Held};
 use self::shared::{Shared, Waiting};
 use self::spool::Spool;
-use crate::{Amount, Request, SinkConfig};
+use crate::server::{Client, StartError};
+use crate::{Amount, DropReason, Request, SinkConfig};
 
 /// A server that is sent to.
 pub struct Delivery {

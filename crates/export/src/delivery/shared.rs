@@ -5,9 +5,9 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::counters::{Counters, DropReason, Held};
+use super::counters::{Counters, Held};
 use super::spool::{Entry, Spool, Strikes};
-use crate::{Request, SinkConfig};
+use crate::{DropReason, Request, SinkConfig};
 
 /// A request in memory.
 #[derive(Clone)]

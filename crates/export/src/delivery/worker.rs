@@ -7,15 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::answer::Answer;
 use super::backoff::Backoff;
-use super::client::Client;
-use super::counters::{DropReason, Held};
+use super::counters::Held;
 use super::shared::{Shared, State, Waiting};
 use super::split::split;
 use super::spool::Entry;
-use crate::Request;
 use crate::check::Readback;
+use crate::server::{Answer, Client};
+use crate::{DropReason, Request};
 
 /// How long a disk is left alone that could not be written to.
 const DISK_WAIT: Duration = Duration::from_secs(5);
