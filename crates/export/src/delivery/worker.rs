@@ -8,10 +8,10 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::counters::Held;
+use super::counters::RequestSum;
 use super::shared::{Shared, State, Waiting};
 use super::split::split;
-use super::spool::Entry;
+use super::spool::SpoolEntry;
 use crate::check::Readback;
 use crate::server::{Answer, Client};
 use crate::{DropReason, Request};
@@ -22,12 +22,12 @@ const DISK_WAIT: Duration = Duration::from_secs(5);
 /// Where a request is while it is sent.
 enum Place {
     Memory(Waiting),
-    Disk(Entry),
+    Disk(SpoolEntry),
 }
 
 enum Job {
     Send(Waiting),
-    Resend(Entry),
+    Resend(SpoolEntry),
     Spill(Waiting),
     Verify,
     End,
@@ -122,7 +122,7 @@ impl Worker<'_> {
         self.deliver(&request, Place::Memory(waiting));
     }
 
-    fn resend(&mut self, entry: Entry) {
+    fn resend(&mut self, entry: SpoolEntry) {
         match self.shared.read(&entry) {
             Some(request) => self.deliver(&request, Place::Disk(entry)),
             None => {
@@ -190,11 +190,11 @@ impl Worker<'_> {
         let lost = about.amount.share(rejected.min(about.profiles), about.profiles);
         let is_all = rejected >= about.profiles && rejected > 0;
         if rejected > 0 {
-            let held = Held { requests: u64::from(is_all), amount: lost };
+            let held = RequestSum { requests: u64::from(is_all), amount: lost };
             state.counters.drop(DropReason::PartlyRejected, held);
             state.counters.rejected_profiles += rejected;
         }
-        state.counters.sent += Held { requests: u64::from(!is_all), amount: about.amount - lost };
+        state.counters.sent += RequestSum { requests: u64::from(!is_all), amount: about.amount - lost };
         state.counters.last_error = None;
         state.successes += 1;
         self.server = Backoff::default();
@@ -217,7 +217,7 @@ impl Worker<'_> {
             Place::Memory(waiting) => waiting.request.about.amount,
             Place::Disk(entry) => entry.about.amount,
         };
-        state.counters.drop(reason, Held::one(amount));
+        state.counters.drop(reason, RequestSum::one(amount));
     }
 
     /// Has the parts of a request queued in its place.
@@ -225,7 +225,7 @@ impl Worker<'_> {
         self.count_off(state, place);
         state.counters.recorded.requests += parts.len() as u64 - 1;
         for part in parts.into_iter().rev() {
-            state.counters.queued += Held::one(part.about.amount);
+            state.counters.queued += RequestSum::one(part.about.amount);
             state.queue_first(Waiting::new(part));
         }
     }
@@ -254,8 +254,7 @@ impl Worker<'_> {
                 drop(state);
                 self.spill(waiting);
             }
-            Place::Memory(waiting) if answered => state.queue(waiting),
-            Place::Memory(waiting) => state.queue_first(waiting),
+            Place::Memory(waiting) => state.queue_again(waiting, !answered, self.shared.config.max_queue),
         }
     }
 
@@ -265,7 +264,7 @@ impl Worker<'_> {
         state.is_spilling = false;
         if let Err(waiting) = outcome {
             self.disk_rests = Some(Instant::now() + DISK_WAIT);
-            state.queue_first(waiting);
+            state.queue_again(waiting, true, self.shared.config.max_queue);
             let reason = state.counters.last_error.clone().unwrap_or_default();
             self.say("spool", &reason);
         }

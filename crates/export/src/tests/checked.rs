@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use super::bad_server::{config, round, until};
 use super::server::{Does, Server};
-use crate::check::{SERVICE, Verdict, check};
+use crate::check::{SERVICE, StoredVerdict, check};
 use crate::{Exporter, SinkKind};
 
 fn answers(text: &str) -> Does {
@@ -24,12 +24,12 @@ fn a_server_that_takes_and_does_not_store_is_told_from_one_that_does() {
         };
         let key = if kind == SinkKind::Parca { "labelValues" } else { "names" };
         let good = report(answers(&format!("{{\"{key}\":[\"other\",\"{SERVICE}\"]}}")));
-        assert!(good.is_good() && matches!(good.verdict, Some(Verdict::Stored { .. })), "{good}");
+        assert!(good.is_good() && matches!(good.verdict, Some(StoredVerdict::Stored { .. })), "{good}");
         let trap = report(answers(&format!("{{\"{key}\":[]}}")));
-        assert!(!trap.is_good() && matches!(trap.verdict, Some(Verdict::NotStored { .. })), "{trap}");
+        assert!(!trap.is_good() && matches!(trap.verdict, Some(StoredVerdict::NotStored { .. })), "{trap}");
         assert!(trap.to_string().contains("it may be too old; these go together"), "{trap}");
         let silent = report(answers("<html>"));
-        assert!(silent.is_good() && matches!(silent.verdict, Some(Verdict::CannotTell { .. })), "{silent}");
+        assert!(silent.is_good() && matches!(silent.verdict, Some(StoredVerdict::CannotTell { .. })), "{silent}");
         let none = report(Does::Answers(404, "", b"no such page".to_vec()));
         assert!(!none.is_good() && none.verdict.is_none(), "{none}");
         assert_eq!(none.to_string().contains("--feature-gates=+service.profilesSupport and"), kind == SinkKind::Otlp);
@@ -45,6 +45,6 @@ fn the_first_push_is_read_back() {
     let mut rng = Rng::with_seed(1);
     round(&mut exporter, &mut rng);
     let counters = until(&exporter, "the verdict", |counters| counters.verified.is_some());
-    assert!(matches!(counters.verified, Some(Verdict::Stored { .. })), "{counters:#?}");
+    assert!(matches!(counters.verified, Some(StoredVerdict::Stored { .. })), "{counters:#?}");
     assert_eq!(server.posts(), 2);
 }
