@@ -15,9 +15,12 @@ use workspace::{is_for_tests, packages, root, sources};
 const TOOLS: [&str; 2] = ["tests", "xtask"];
 
 /// Files whose names are not ours.
-const FOREIGN: [&str; 1] = [
+const FOREIGN: [&str; 3] = [
     // The messages of `profile.proto`, as its documentation has them.
     "crates/profile/src/formats/pprof/message.rs",
+    // Those of OTLP and of the push APIs, as theirs has them.
+    "crates/export/src/otlp/message.rs",
+    "crates/export/src/pushed/message.rs",
 ];
 
 /// Where each type is that is public in its module.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Frame, Interval, Profile as _, ProfileKind, Resource};
 
-use crate::delivery::{Client, StartError};
 use crate::otlp::PROTO_VERSION;
+use crate::server::{Client, StartError};
 use crate::{RequestInfo, SinkConfig, SinkKind};
 
 /// Which servers take OTLP as it is sent here, as far as is known.
@@ -22,7 +22,7 @@ pub const SERVICE: &str = "lj-trace-doctor";
 
 /// Whether what a server took is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum StoredVerdict {
     /// It is.
     Stored {
         /// Who said so.
@@ -40,14 +40,14 @@ pub enum Verdict {
     },
 }
 
-impl Verdict {
+impl StoredVerdict {
     /// Whether there is nothing to be done.
     pub fn is_good(&self) -> bool {
         !matches!(self, Self::NotStored { .. })
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for StoredVerdict {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stored { by } => write!(formatter, "what was sent is stored ({by})"),
@@ -68,13 +68,13 @@ pub struct Report {
     /// Whether it took the profile; the reason if it did not.
     pub taken: Result<(), String>,
     /// What of the profile was found again, if it was taken.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<StoredVerdict>,
 }
 
 impl Report {
     /// Whether nothing speaks against the server.
     pub fn is_good(&self) -> bool {
-        self.taken.is_ok() && self.verdict.as_ref().is_none_or(Verdict::is_good)
+        self.taken.is_ok() && self.verdict.as_ref().is_none_or(StoredVerdict::is_good)
     }
 }
 
@@ -156,7 +156,7 @@ pub struct Readback {
     about: RequestInfo,
     tries: u32,
     due: Instant,
-    last: Option<Verdict>,
+    last: Option<StoredVerdict>,
 }
 
 /// How long after a push it is looked for, each time.
@@ -171,17 +171,17 @@ impl Readback {
 
     /// When to look next.
     pub fn due(&self) -> Option<Instant> {
-        self.last.as_ref().is_none_or(|last| matches!(last, Verdict::NotStored { .. })).then_some(self.due)
+        self.last.as_ref().is_none_or(|last| matches!(last, StoredVerdict::NotStored { .. })).then_some(self.due)
     }
 
     /// What is known until now.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> StoredVerdict {
         let reason = "nobody asked yet".to_owned();
-        self.last.clone().unwrap_or(Verdict::CannotTell { reason })
+        self.last.clone().unwrap_or(StoredVerdict::CannotTell { reason })
     }
 
     /// Looks for it; a verdict once that is final.
-    pub fn look(&mut self, client: &Client) -> Option<Verdict> {
+    pub fn look(&mut self, client: &Client) -> Option<StoredVerdict> {
         if Instant::now() < self.due {
             return None;
         }
@@ -191,7 +191,7 @@ impl Readback {
         self.last = Some(verdict.clone());
         match (&verdict, next) {
             // Servers need a while for what is new.
-            (Verdict::NotStored { .. }, Some(wait)) => {
+            (StoredVerdict::NotStored { .. }, Some(wait)) => {
                 self.due = Instant::now() + Duration::from_secs(*wait);
                 None
             }
@@ -199,7 +199,7 @@ impl Readback {
         }
     }
 
-    fn ask(&self, client: &Client) -> Verdict {
+    fn ask(&self, client: &Client) -> StoredVerdict {
         match self.kind {
             SinkKind::Parca => self.ask_parca(client),
             // A Pyroscope takes both, on the same port.
@@ -207,13 +207,13 @@ impl Readback {
         }
     }
 
-    fn found(&self, by: &str, names: Option<&Vec<serde_json::Value>>) -> Verdict {
+    fn found(&self, by: &str, names: Option<&Vec<serde_json::Value>>) -> StoredVerdict {
         let is_there = names.is_some_and(|names| names.iter().any(|name| *name == *self.about.service));
         let by = by.to_owned();
-        if is_there { Verdict::Stored { by } } else { Verdict::NotStored { by } }
+        if is_there { StoredVerdict::Stored { by } } else { StoredVerdict::NotStored { by } }
     }
 
-    fn ask_pyroscope(&self, client: &Client) -> Verdict {
+    fn ask_pyroscope(&self, client: &Client) -> StoredVerdict {
         const BY: &str = "Pyroscope's list of services";
         let [began, ended] = self.milliseconds();
         let service = serde_json::Value::from(self.about.service.as_str());
@@ -235,7 +235,7 @@ impl Readback {
         }
     }
 
-    fn ask_parca(&self, client: &Client) -> Verdict {
+    fn ask_parca(&self, client: &Client) -> StoredVerdict {
         const BY: &str = "Parca's list of services";
         let [began, ended] = self.milliseconds().map(|time| time / 1000);
         let path = format!("/api/profiles/labels/service_name/values?start={began}&end={}", ended + 1);
@@ -256,6 +256,6 @@ impl Readback {
     }
 }
 
-fn cannot_tell(reason: &str) -> Verdict {
-    Verdict::CannotTell { reason: reason.to_owned() }
+fn cannot_tell(reason: &str) -> StoredVerdict {
+    StoredVerdict::CannotTell { reason: reason.to_owned() }
 }

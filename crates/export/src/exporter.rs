@@ -6,7 +6,7 @@ use lj_trace_profile::Interval;
 
 use crate::delivery::Delivery;
 use crate::encode::Encoder;
-use crate::{Amount, Counters, SinkConfig, StartError};
+use crate::{Amount, SinkConfig, SinkCounters, StartError};
 
 /// A sink that runs: it takes profiles in, and a thread of it delivers them.
 pub struct Exporter {
@@ -48,12 +48,12 @@ impl Exporter {
     }
 
     /// What became of all that was taken in until the last end of a round.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> SinkCounters {
         self.delivery.counters()
     }
 
     /// Sends what it has, for no longer than `grace`; the rest is spooled, or dropped and counted where there is no spool.
-    pub fn shut_down(mut self, grace: Duration) -> Counters {
+    pub fn shut_down(mut self, grace: Duration) -> SinkCounters {
         self.end_round();
         self.delivery.shut_down(grace)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lj_trace_export::{Amount, Counters, Exporter, SinkConfig, StartError};
+use lj_trace_export::{Amount, Exporter, SinkConfig, SinkCounters, StartError};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_profile::Interval;
 
@@ -29,7 +29,7 @@ impl Exported {
     }
 
     /// Says once what goes wrong, and that it does no more.
-    fn tell(&mut self, counters: &Counters) {
+    fn tell(&mut self, counters: &SinkCounters) {
         let name = self.exporter.name();
         if counters.last_error != self.said {
             let text = match &counters.last_error {

@@ -1,9 +1,9 @@
 //! Requests to a server: a thread, a queue in memory, a spool on disk, and what became of each.
 
-mod answer;
-mod client;
+mod backoff;
 mod counters;
 mod shared;
+mod split;
 mod spool;
 mod worker;
 
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use self::client::{Client, Reply, StartError};
-pub use self::counters::{Counters, DropReason, Held};
+pub use self::counters::{RequestSum, SinkCounters};
 use self::shared::{Shared, Waiting};
 use self::spool::Spool;
-use crate::{Amount, Request, SinkConfig};
+use crate::server::{Client, StartError};
+use crate::{Amount, DropReason, Request, SinkConfig};
 
 /// A server that is sent to.
 pub struct Delivery {
@@ -30,7 +30,7 @@ impl Delivery {
     /// The configuration cannot work.
     pub fn start(config: SinkConfig) -> Result<Self, StartError> {
         let client = Client::new(&config)?;
-        let mut counters = Counters::default();
+        let mut counters = SinkCounters::default();
         let mut found = Vec::new();
         let spool = match &config.spool {
             Some(folder) => {
@@ -46,7 +46,7 @@ impl Delivery {
             None => None,
         };
         for entry in &found {
-            let held = Held::one(entry.about.amount);
+            let held = RequestSum::one(entry.about.amount);
             counters.found += held;
             counters.spooled += held;
             counters.spool_bytes += entry.bytes;
@@ -68,9 +68,9 @@ impl Delivery {
     pub fn push(&self, requests: Vec<Request>, recorded: Amount) {
         {
             let mut state = self.shared.lock();
-            state.counters.recorded += Held { requests: requests.len() as u64, amount: recorded };
+            state.counters.recorded += RequestSum { requests: requests.len() as u64, amount: recorded };
             for request in requests {
-                state.counters.queued += Held::one(request.about.amount);
+                state.counters.queued += RequestSum::one(request.about.amount);
                 state.queue(Waiting::new(request));
             }
         }
@@ -83,12 +83,12 @@ impl Delivery {
     }
 
     /// What became of all so far.
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> SinkCounters {
         self.shared.lock().counters.clone()
     }
 
     /// Sends for no longer than `grace`, and spools or drops the rest.
-    pub fn shut_down(self, grace: Duration) -> Counters {
+    pub fn shut_down(self, grace: Duration) -> SinkCounters {
         let deadline = Instant::now() + grace;
         let mut state = self.shared.lock();
         state.ending = Some(deadline);

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::counters::{Counters, DropReason, Held};
-use super::spool::{Entry, Spool, Strikes};
-use crate::{Request, SinkConfig};
+use super::counters::{RequestSum, SinkCounters};
+use super::spool::{Spool, SpoolEntry, Strikes};
+use crate::{DropReason, Request, SinkConfig};
 
 /// A request in memory.
 #[derive(Clone)]
@@ -25,8 +25,8 @@ impl Waiting {
     }
 
     /// How much it counts.
-    pub fn held(&self) -> Held {
-        Held::one(self.request.about.amount)
+    pub fn held(&self) -> RequestSum {
+        RequestSum::one(self.request.about.amount)
     }
 
     fn bytes(&self) -> u64 {
@@ -38,10 +38,10 @@ impl Waiting {
 /// All of it changes under one lock, so that the counters add up whenever one looks.
 pub struct State {
     /// What became of everything.
-    pub counters: Counters,
+    pub counters: SinkCounters,
     queue: VecDeque<Waiting>,
     /// What is on disk, oldest first, but for what is being sent from there.
-    pub spooled: VecDeque<Entry>,
+    pub spooled: VecDeque<SpoolEntry>,
     /// What is being sent out of memory.
     pub in_flight: Option<Waiting>,
     /// Until when things are sent before the end.
@@ -67,6 +67,18 @@ impl State {
     pub fn queue_first(&mut self, waiting: Waiting) {
         self.counters.queue_bytes += waiting.bytes();
         self.queue.push_front(waiting);
+    }
+
+    /// Puts one back that was taken out. If the queue has no room for it any more it is dropped: it is the oldest.
+    pub fn queue_again(&mut self, waiting: Waiting, is_first: bool, most: u64) {
+        if self.counters.queue_bytes + waiting.bytes() > most {
+            self.counters.queued -= waiting.held();
+            self.counters.drop(DropReason::QueueFull, waiting.held());
+        } else if is_first {
+            self.queue_first(waiting);
+        } else {
+            self.queue(waiting);
+        }
     }
 
     /// Takes the first one.
@@ -102,7 +114,7 @@ pub struct Shared {
 
 impl Shared {
     /// Nothing is queued, and this is in the spool.
-    pub fn new(config: SinkConfig, spool: Option<Spool>, counters: Counters, found: Vec<Entry>) -> Self {
+    pub fn new(config: SinkConfig, spool: Option<Spool>, counters: SinkCounters, found: Vec<SpoolEntry>) -> Self {
         let state = State {
             counters,
             queue: VecDeque::new(),
@@ -192,7 +204,7 @@ impl Shared {
     fn drop_oldest(&self, spool: &Spool) -> bool {
         let mut state = self.lock();
         let Some(oldest) = state.spooled.pop_front() else { return false };
-        let held = Held::one(oldest.about.amount);
+        let held = RequestSum::one(oldest.about.amount);
         state.forget_spooled(&oldest);
         state.counters.drop(DropReason::SpoolFull, held);
         drop(state);
@@ -201,12 +213,12 @@ impl Shared {
     }
 
     /// Reads a request of the spool.
-    pub fn read(&self, entry: &Entry) -> Option<Request> {
+    pub fn read(&self, entry: &SpoolEntry) -> Option<Request> {
         self.spool().as_ref()?.read(entry)
     }
 
     /// Removes a request of the spool, which was counted off already.
-    pub fn remove(&self, entry: &Entry) {
+    pub fn remove(&self, entry: &SpoolEntry) {
         if let Some(spool) = self.spool().as_ref() {
             spool.remove(entry);
         }
@@ -222,8 +234,8 @@ impl Shared {
 
 impl State {
     /// Counts a request off the spool.
-    pub fn forget_spooled(&mut self, entry: &Entry) {
-        self.counters.spooled -= Held::one(entry.about.amount);
+    pub fn forget_spooled(&mut self, entry: &SpoolEntry) {
+        self.counters.spooled -= RequestSum::one(entry.about.amount);
         self.counters.spool_bytes = self.counters.spool_bytes.saturating_sub(entry.bytes);
     }
 }

@@ -45,7 +45,7 @@ impl Strikes {
 
 /// A request on disk.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct SpoolEntry {
     name: String,
     /// The size of its file, in bytes.
     pub bytes: u64,
@@ -58,7 +58,7 @@ pub struct Entry {
 /// A folder with requests.
 pub struct Spool {
     folder: PathBuf,
-    /// Held for as long as this exists: two would send everything twice.
+    /// RequestSum for as long as this exists: two would send everything twice.
     _lock: File,
     max_bytes: u64,
     next: u64,
@@ -70,7 +70,7 @@ impl Spool {
     ///
     /// # Errors
     /// It cannot be used.
-    pub fn open(folder: &Path, max_bytes: u64) -> io::Result<(Self, Vec<Entry>, u64)> {
+    pub fn open(folder: &Path, max_bytes: u64) -> io::Result<(Self, Vec<SpoolEntry>, u64)> {
         DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_DIRECTORY);
@@ -94,7 +94,7 @@ impl Spool {
         self.max_bytes
     }
 
-    fn read_all(&mut self) -> io::Result<(Vec<Entry>, u64)> {
+    fn read_all(&mut self) -> io::Result<(Vec<SpoolEntry>, u64)> {
         let mut names: Vec<String> = Vec::new();
         for entry in fs::read_dir(&self.folder)?.take(MAX_FILES) {
             let Ok(name) = entry?.file_name().into_string() else { continue };
@@ -129,7 +129,7 @@ impl Spool {
         if is_good { Ok(file) } else { Err(io::Error::other("no file of the spool")) }
     }
 
-    fn header(&self, name: &str) -> io::Result<Entry> {
+    fn header(&self, name: &str) -> io::Result<SpoolEntry> {
         let file = self.open_file(name)?;
         let bytes = file.metadata()?.len();
         let mut head = Vec::new();
@@ -138,14 +138,14 @@ impl Spool {
         if bytes != body_at as u64 + header.body_bytes {
             return Err(io::Error::other("another size"));
         }
-        Ok(Entry { name: name.to_owned(), bytes, about: header.about, strikes: Strikes::default() })
+        Ok(SpoolEntry { name: name.to_owned(), bytes, about: header.about, strikes: Strikes::default() })
     }
 
     /// Writes a request. It is on disk when this returns.
     ///
     /// # Errors
     /// There is no room, or something else is wrong. Nothing is left of it then.
-    pub fn write(&mut self, request: &Request) -> io::Result<Entry> {
+    pub fn write(&mut self, request: &Request) -> io::Result<SpoolEntry> {
         let body = &request.body;
         let header =
             Header { about: request.about.clone(), body_bytes: body.len() as u64, crc32: crc32fast::hash(body) };
@@ -172,7 +172,7 @@ impl Spool {
             let _ = fs::remove_file(self.folder.join(&name));
             return Err(error);
         }
-        Ok(Entry {
+        Ok(SpoolEntry {
             name,
             bytes: (head.len() + body.len()) as u64,
             about: request.about.clone(),
@@ -181,7 +181,7 @@ impl Spool {
     }
 
     /// Reads a request; [`None`] if it is not what was written.
-    pub fn read(&self, entry: &Entry) -> Option<Request> {
+    pub fn read(&self, entry: &SpoolEntry) -> Option<Request> {
         let mut bytes = Vec::new();
         self.open_file(&entry.name).ok()?.take(entry.bytes + 1).read_to_end(&mut bytes).ok()?;
         let (header, body_at) = parse(&bytes)?;
@@ -193,7 +193,7 @@ impl Spool {
     }
 
     /// Removes a request.
-    pub fn remove(&self, entry: &Entry) {
+    pub fn remove(&self, entry: &SpoolEntry) {
         // If it stays it is sent twice at worst, by the next run.
         let _ = fs::remove_file(self.folder.join(&entry.name));
     }

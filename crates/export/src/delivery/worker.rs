@@ -7,16 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::answer::Answer;
-use super::client::Client;
-use super::counters::{DropReason, Held};
+use super::backoff::Backoff;
+use super::counters::RequestSum;
 use super::shared::{Shared, State, Waiting};
-use super::spool::Entry;
+use super::split::split;
+use super::spool::SpoolEntry;
 use crate::check::Readback;
-use crate::{Request, SinkKind};
-
-/// The first wait after a failure; each further one is twice as long.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
+use crate::server::{Answer, Client};
+use crate::{DropReason, Request};
 
 /// How long a disk is left alone that could not be written to.
 const DISK_WAIT: Duration = Duration::from_secs(5);
@@ -24,12 +22,12 @@ const DISK_WAIT: Duration = Duration::from_secs(5);
 /// Where a request is while it is sent.
 enum Place {
     Memory(Waiting),
-    Disk(Entry),
+    Disk(SpoolEntry),
 }
 
 enum Job {
     Send(Waiting),
-    Resend(Entry),
+    Resend(SpoolEntry),
     Spill(Waiting),
     Verify,
     End,
@@ -38,9 +36,7 @@ enum Job {
 struct Worker<'a> {
     shared: &'a Shared,
     client: &'a Client,
-    failures: u32,
-    /// Until when the server is left alone.
-    server_rests: Option<Instant>,
+    server: Backoff,
     disk_rests: Option<Instant>,
     readback: Option<Readback>,
     /// What was said already: once is enough, until something is taken again.
@@ -49,15 +45,8 @@ struct Worker<'a> {
 
 /// Sends until the end.
 pub fn run(shared: &Shared, client: &Client) {
-    let mut worker = Worker {
-        shared,
-        client,
-        failures: 0,
-        server_rests: None,
-        disk_rests: None,
-        readback: None,
-        said: BTreeSet::new(),
-    };
+    let mut worker =
+        Worker { shared, client, server: Backoff::default(), disk_rests: None, readback: None, said: BTreeSet::new() };
     loop {
         match worker.next_job() {
             Job::Send(waiting) => worker.send(waiting),
@@ -81,7 +70,7 @@ impl Worker<'_> {
             }
             let rests = |until: Option<Instant>| until.filter(|until| *until > now);
             let mut wake = now + Duration::from_secs(3600);
-            match rests(self.server_rests) {
+            match rests(self.server.until) {
                 Some(until) => {
                     wake = until;
                     let disk_rests = rests(self.disk_rests);
@@ -133,7 +122,7 @@ impl Worker<'_> {
         self.deliver(&request, Place::Memory(waiting));
     }
 
-    fn resend(&mut self, entry: Entry) {
+    fn resend(&mut self, entry: SpoolEntry) {
         match self.shared.read(&entry) {
             Some(request) => self.deliver(&request, Place::Disk(entry)),
             None => {
@@ -201,14 +190,14 @@ impl Worker<'_> {
         let lost = about.amount.share(rejected.min(about.profiles), about.profiles);
         let is_all = rejected >= about.profiles && rejected > 0;
         if rejected > 0 {
-            let held = Held { requests: u64::from(is_all), amount: lost };
+            let held = RequestSum { requests: u64::from(is_all), amount: lost };
             state.counters.drop(DropReason::PartlyRejected, held);
             state.counters.rejected_profiles += rejected;
         }
-        state.counters.sent += Held { requests: u64::from(!is_all), amount: about.amount - lost };
+        state.counters.sent += RequestSum { requests: u64::from(!is_all), amount: about.amount - lost };
         state.counters.last_error = None;
         state.successes += 1;
-        (self.failures, self.server_rests) = (0, None);
+        self.server = Backoff::default();
         if state.successes == 1 && self.shared.config.verify {
             self.readback = Some(Readback::of(self.shared.config.kind, about));
         }
@@ -228,7 +217,7 @@ impl Worker<'_> {
             Place::Memory(waiting) => waiting.request.about.amount,
             Place::Disk(entry) => entry.about.amount,
         };
-        state.counters.drop(reason, Held::one(amount));
+        state.counters.drop(reason, RequestSum::one(amount));
     }
 
     /// Has the parts of a request queued in its place.
@@ -236,7 +225,7 @@ impl Worker<'_> {
         self.count_off(state, place);
         state.counters.recorded.requests += parts.len() as u64 - 1;
         for part in parts.into_iter().rev() {
-            state.counters.queued += Held::one(part.about.amount);
+            state.counters.queued += RequestSum::one(part.about.amount);
             state.queue_first(Waiting::new(part));
         }
     }
@@ -245,12 +234,7 @@ impl Worker<'_> {
     fn fail(&mut self, state: &mut State, reason: &str, after: Option<Duration>) {
         state.counters.retries += 1;
         state.counters.last_error = Some(reason.to_owned());
-        let longest = self.shared.config.longest_wait;
-        let wait = FIRST_WAIT.min(longest).saturating_mul(1 << self.failures.min(20)).min(longest);
-        // Many agents that failed at once must not come back at once.
-        let wait = after.unwrap_or(wait.mul_f64(0.5)) + wait.mul_f64(0.5 * fastrand::f64());
-        self.failures = self.failures.saturating_add(1);
-        self.server_rests = Some(Instant::now() + wait);
+        self.server.fail(self.shared.config.longest_wait, after);
         self.say("later", &format!("{reason}; it is tried again"));
     }
 
@@ -270,8 +254,7 @@ impl Worker<'_> {
                 drop(state);
                 self.spill(waiting);
             }
-            Place::Memory(waiting) if answered => state.queue(waiting),
-            Place::Memory(waiting) => state.queue_first(waiting),
+            Place::Memory(waiting) => state.queue_again(waiting, !answered, self.shared.config.max_queue),
         }
     }
 
@@ -281,7 +264,7 @@ impl Worker<'_> {
         state.is_spilling = false;
         if let Err(waiting) = outcome {
             self.disk_rests = Some(Instant::now() + DISK_WAIT);
-            state.queue_first(waiting);
+            state.queue_again(waiting, true, self.shared.config.max_queue);
             let reason = state.counters.last_error.clone().unwrap_or_default();
             self.say("spool", &reason);
         }
@@ -305,18 +288,4 @@ impl Worker<'_> {
             log::warn!("{} ({}): {text}", self.shared.config.name(), self.shared.config.url);
         }
     }
-}
-
-/// The parts of a request, if they hold what it holds.
-fn split(kind: SinkKind, request: &Request) -> Option<Vec<Request>> {
-    /// What a request may be at most once it is not compressed.
-    const MOST: usize = 64 << 20;
-    let parts = match kind {
-        SinkKind::Otlp => crate::otlp::split(request, MOST),
-        SinkKind::Pyroscope => crate::pushed::split(request, crate::pushed::Form::Pyroscope, MOST),
-        SinkKind::Parca => crate::pushed::split(request, crate::pushed::Form::Parca, MOST),
-    }?;
-    let mut sum = crate::Amount::NONE;
-    parts.iter().for_each(|part| sum += part.about.amount);
-    (sum == request.about.amount).then_some(parts)
 }

@@ -10,7 +10,7 @@ use prost::Message as _;
 use super::profiles::{cpu, interval, memory, resource};
 use super::server::{Does, Server, ok};
 use crate::otlp::message::{ExportResponse, PartialSuccess};
-use crate::{Amount, Counters, DropReason, Exporter, SinkConfig, SinkKind};
+use crate::{Amount, DropReason, Exporter, SinkConfig, SinkCounters, SinkKind};
 
 /// A sink with short waits.
 pub fn config(server: &Server) -> SinkConfig {
@@ -30,7 +30,7 @@ pub fn round(exporter: &mut Exporter, rng: &mut Rng) {
 }
 
 /// Waits until it is so; the counters add up all the time.
-pub fn until(exporter: &Exporter, what: &str, is_so: impl Fn(&Counters) -> bool) -> Counters {
+pub fn until(exporter: &Exporter, what: &str, is_so: impl Fn(&SinkCounters) -> bool) -> SinkCounters {
     let start = Instant::now();
     loop {
         let counters = exporter.counters();
@@ -43,7 +43,7 @@ pub fn until(exporter: &Exporter, what: &str, is_so: impl Fn(&Counters) -> bool)
     }
 }
 
-fn is_all_sent(counters: &Counters) -> bool {
+fn is_all_sent(counters: &SinkCounters) -> bool {
     counters.sent.requests > 0 && counters.queued.requests == 0 && counters.spooled.requests == 0
 }
 

@@ -1,7 +1,9 @@
 //! Tests of the whole way, from a profile to a server.
 
 mod bad_server;
+mod checked;
 mod exact;
 mod outage;
 mod profiles;
 mod server;
+mod tls;

@@ -16,7 +16,7 @@ fn what_was_spooled_is_sent_by_the_next_run() {
     let mut config = config(&server);
     config.spool = Some(folder.path().to_owned());
     let mut rng = Rng::with_seed(1);
-    let mut recorded = crate::Held::default();
+    let mut recorded = crate::RequestSum::default();
     for run in 1..=3 {
         let mut exporter = Exporter::start(config.clone()).unwrap();
         assert_eq!(exporter.counters().found, recorded);

@@ -4,10 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message as _;
 
-use crate::SinkKind;
 use crate::otlp::message::ExportResponse;
-
-use super::counters::DropReason;
+use crate::{DropReason, SinkKind};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -117,7 +117,7 @@ impl Client {
     }
 
     /// Posts a request to where the configuration says; for no longer than `within`.
-    pub(super) fn send(&self, request: &Request, within: Duration) -> Answer {
+    pub(crate) fn send(&self, request: &Request, within: Duration) -> Answer {
         let about = &request.about;
         let path = self.config.path.as_deref().unwrap_or(&about.path);
         match self.post(path, &about.content_type, about.is_gzipped, &request.body, within) {

@@ -1,14 +1,15 @@
 //! Profiles in pprof's format with the labels of a series, for the push APIs of Pyroscope and Parca.
 
+mod message;
+
 use std::collections::BTreeMap;
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD as BASE64;
 use lj_trace_profile::formats::pprof::PushedProfile;
 use lj_trace_profile::model::Recorded;
 use lj_trace_profile::{Interval, ProfileKind, Resource};
 use prost::Message as _;
 
+use self::message::{Label, PushRequest, RawSample, Series, json, series_of_json};
 use crate::encode::{EncodeOptions, Encoder, gunzip, gzip};
 use crate::request::TimeRange;
 use crate::stacks::resource_of;
@@ -40,37 +41,6 @@ pub const DEFAULT_LABELS: [&str; 12] = [
 /// Pyroscope refuses more labels than 30, and longer values than this.
 const MAX_LABELS: usize = 30;
 const MAX_VALUE: usize = 2048;
-
-/// Pyroscope's `PushRequest`; Parca's `WriteRawRequest` has the same content, as JSON.
-#[derive(Clone, PartialEq, prost::Message)]
-struct PushRequest {
-    #[prost(message, repeated, tag = "1")]
-    series: Vec<Series>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Series {
-    #[prost(message, repeated, tag = "1")]
-    labels: Vec<Label>,
-    #[prost(message, repeated, tag = "2")]
-    samples: Vec<RawSample>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Label {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "2")]
-    value: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct RawSample {
-    #[prost(bytes = "vec", tag = "1")]
-    raw_profile: Vec<u8>,
-    #[prost(string, tag = "2")]
-    id: String,
-}
 
 /// How series are written into a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,34 +197,6 @@ fn request(form: Form, series: Vec<(Series, Amount)>, time: [u64; 2]) -> Request
         time,
     };
     Request { about, body }
-}
-
-/// A `WriteRawRequest`.
-fn json(series: &[Series]) -> Vec<u8> {
-    let one = |series: &Series| {
-        let label = |label: &Label| serde_json::json!({ "name": label.name, "value": label.value });
-        let labels: Vec<_> = series.labels.iter().map(label).collect();
-        let sample = |sample: &RawSample| serde_json::json!({ "rawProfile": BASE64.encode(&sample.raw_profile) });
-        let samples: Vec<_> = series.samples.iter().map(sample).collect();
-        serde_json::json!({ "labels": { "labels": labels }, "samples": samples })
-    };
-    let series: Vec<_> = series.iter().map(one).collect();
-    serde_json::json!({ "series": series, "normalized": true }).to_string().into_bytes()
-}
-
-/// What [`json`] made.
-fn series_of_json(body: &[u8]) -> Option<Vec<Series>> {
-    let json: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let one = |series: &serde_json::Value| {
-        let text = |value: &serde_json::Value, key: &str| Some(value.get(key)?.as_str()?.to_owned());
-        let label = |value| Some(Label { name: text(value, "name")?, value: text(value, "value")? });
-        let labels: Option<Vec<_>> = series.get("labels")?.get("labels")?.as_array()?.iter().map(label).collect();
-        let sample =
-            |value| Some(RawSample { raw_profile: BASE64.decode(text(value, "rawProfile")?).ok()?, id: String::new() });
-        let samples: Option<Vec<_>> = series.get("samples")?.as_array()?.iter().map(sample).collect();
-        Some(Series { labels: labels?, samples: samples? })
-    };
-    json.get("series")?.as_array()?.iter().map(one).collect()
 }
 
 /// A request in two halves; [`None`] if it has a single sample, or is none of these.
