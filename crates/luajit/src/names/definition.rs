@@ -135,10 +135,11 @@ impl<'a> CodeReader<'a> {
                 {
                     slot = instruction.a();
                 }
-                op if opcode.a == OperandA::Base => {
-                    if slot >= instruction.a() && (op != Op::KNIL || u16::from(slot) <= instruction.d()) {
-                        return None;
-                    }
+                op if opcode.a == OperandA::Base
+                    && slot >= instruction.a()
+                    && (op != Op::KNIL || u16::from(slot) <= instruction.d()) =>
+                {
+                    return None;
                 }
                 _ if opcode.a == OperandA::Destination && is_value => return None,
                 _ => {}

@@ -149,9 +149,11 @@ fn garbage_ends() {
         (random >> 32) as u32
     };
     for _ in 0..200 {
-        let mut code: Vec<u32> = (0..300).map(|_| next() % 100 | next() << 8).collect();
+        let mut code: Vec<u32> = (0..300).map(|_| (next() % 100) | (next() << 8)).collect();
         code.extend((0..4).map(|child| ad(Op::FNEW, next() % 9, child)));
-        code.extend((0..50).map(|_| next() % 100 | (next() % 8) << 8 | (next() % 12) << 16 | (next() % 8) << 24));
+        code.extend(
+            (0..50).map(|_| (next() % 100) | ((next() % 8) << 8) | ((next() % 12) << 16) | ((next() % 8) << 24)),
+        );
         let varinfo: Vec<u8> = (0..40).map(|_| next() as u8).collect();
         assert!(names(&code, &varinfo).len() <= 4);
     }
