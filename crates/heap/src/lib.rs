@@ -38,7 +38,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lj_trace_common::memory::ReadMemory;
 
-pub use copy::StoreError;
+pub use copy::CopyStoreError;
 use lj_trace_luajit::Vm;
 use lj_trace_luajit::object::field;
 use lj_trace_luajit::shape::Shape;
@@ -84,7 +84,7 @@ pub enum HeapError {
     Target(#[from] TargetError),
     /// There is no room for the copy.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] CopyStoreError),
 }
 
 /// How far a snapshot is.

@@ -21,7 +21,7 @@ pub struct Folder(OwnedFd);
 
 /// What is in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct FolderEntry {
     /// Its name; those that are no text are left out, since the store writes none.
     pub name: String,
     /// Whether it is a folder.
@@ -118,7 +118,7 @@ impl Folder {
     }
 
     /// What is in it, in the order of names.
-    pub fn entries(&self) -> io::Result<Vec<Entry>> {
+    pub fn entries(&self) -> io::Result<Vec<FolderEntry>> {
         let mut entries = Vec::new();
         for entry in Dir::read_from(&self.0)? {
             let entry = entry?;
@@ -131,7 +131,7 @@ impl Folder {
                 let stat = rustix::fs::statat(&self.0, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
                 kind = FileType::from_raw_mode(stat.st_mode);
             }
-            entries.push(Entry { name: name.to_owned(), is_folder: kind == FileType::Directory });
+            entries.push(FolderEntry { name: name.to_owned(), is_folder: kind == FileType::Directory });
         }
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(entries)

@@ -17,8 +17,8 @@ use lj_trace_luajit::overlay::plain_at;
 use lj_trace_process::{Maps, PageKind, PageMap, Process, ProcessMemory};
 
 use self::ranges::{common, union, without};
-use self::store::Store;
-pub use self::store::{StoreError, folders};
+use self::store::CopyStore;
+pub use self::store::{CopyStoreError, folders};
 use super::blocks::ReadSome;
 use super::not_on_stack::NotOnStack;
 
@@ -92,7 +92,7 @@ impl<'a> Plan<'a> {
 #[derive(Debug)]
 pub struct HeapCopy {
     runs: Vec<Run>,
-    store: Store,
+    store: CopyStore,
     /// What was looked at: a page in there that is not in a run is one of zeros.
     covered: Vec<Range<u64>>,
     maps: Maps,
@@ -108,8 +108,8 @@ impl HeapCopy {
     /// are.
     ///
     /// # Errors
-    /// [`StoreError`] if there is no room for it.
-    pub fn take(plan: Plan<'_>, maps: Maps, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, StoreError> {
+    /// [`CopyStoreError`] if there is no room for it.
+    pub fn take(plan: Plan<'_>, maps: Maps, progress: &mut dyn FnMut(u64, u64)) -> Result<Self, CopyStoreError> {
         let covered = plan.wanted(&maps);
         let Plan { process, pages, folders, .. } = plan;
         let runs: Vec<Range<u64>> = covered.iter().flat_map(|range| pages.runs(PageKind::Any, range)).collect();
@@ -121,7 +121,7 @@ impl HeapCopy {
             places: Vec::new(),
             wanted: 0,
             runs: Vec::new(),
-            store: Store::new(folders),
+            store: CopyStore::new(folders),
             progress,
         };
         for mut run in runs {
@@ -246,12 +246,12 @@ struct Copier<'a> {
     places: Vec<(u64, usize)>,
     wanted: usize,
     runs: Vec<Run>,
-    store: Store,
+    store: CopyStore,
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
 impl Copier<'_> {
-    fn read(&mut self) -> Result<(), StoreError> {
+    fn read(&mut self) -> Result<(), CopyStoreError> {
         self.wanted = 0;
         let mut places = std::mem::take(&mut self.places);
         let mut rest = &mut places[..];

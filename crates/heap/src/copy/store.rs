@@ -14,7 +14,7 @@ const IN_MEMORY: usize = 32 << 20;
     "cannot keep a copy of the heap in {}: {source} (it takes as much room as the heap; TMPDIR names another folder)",
     folder.display()
 )]
-pub struct StoreError {
+pub struct CopyStoreError {
     /// The folder of the file.
     pub folder: PathBuf,
     /// Why.
@@ -23,7 +23,7 @@ pub struct StoreError {
 
 /// Bytes, one after the other.
 #[derive(Debug)]
-pub struct Store {
+pub struct CopyStore {
     memory: Vec<u8>,
     limit: usize,
     file: Option<(File, PathBuf)>,
@@ -31,7 +31,7 @@ pub struct Store {
     folders: Vec<PathBuf>,
 }
 
-impl Store {
+impl CopyStore {
     /// An empty one, whose file will be in the first of these folders that takes it.
     pub fn new(folders: Vec<PathBuf>) -> Self {
         Self::with_limit(folders, IN_MEMORY)
@@ -49,8 +49,8 @@ impl Store {
     /// Adds bytes at the end.
     ///
     /// # Errors
-    /// [`StoreError`] if no file can be made, or its file system is full.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+    /// [`CopyStoreError`] if no file can be made, or its file system is full.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), CopyStoreError> {
         if self.file.is_none() && self.memory.len() + bytes.len() <= self.limit {
             self.memory.extend_from_slice(bytes);
         } else {
@@ -58,22 +58,22 @@ impl Store {
                 self.file = Some(self.unnamed()?);
             }
             if let Some((file, folder)) = &mut self.file {
-                file.write_all(bytes).map_err(|source| StoreError { folder: folder.clone(), source })?;
+                file.write_all(bytes).map_err(|source| CopyStoreError { folder: folder.clone(), source })?;
             }
         }
         self.length += bytes.len() as u64;
         Ok(())
     }
 
-    fn unnamed(&self) -> Result<(File, PathBuf), StoreError> {
+    fn unnamed(&self) -> Result<(File, PathBuf), CopyStoreError> {
         let mut refused = None;
         for folder in &self.folders {
             match unnamed(folder) {
                 Ok(file) => return Ok((file, folder.clone())),
-                Err(source) => refused = refused.or(Some(StoreError { folder: folder.clone(), source })),
+                Err(source) => refused = refused.or(Some(CopyStoreError { folder: folder.clone(), source })),
             }
         }
-        let nowhere = || StoreError { folder: PathBuf::new(), source: io::ErrorKind::NotFound.into() };
+        let nowhere = || CopyStoreError { folder: PathBuf::new(), source: io::ErrorKind::NotFound.into() };
         Err(refused.unwrap_or_else(nowhere))
     }
 
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn what_is_too_much_goes_to_a_file_without_a_name() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = Store::with_limit(vec!["/nowhere".into(), folder.path().to_owned()], 1000);
+        let mut store = CopyStore::with_limit(vec!["/nowhere".into(), folder.path().to_owned()], 1000);
         let bytes: Vec<u8> = (0..5000_u32).map(|index| (index / 3) as u8).collect();
         bytes.chunks(300).for_each(|chunk| store.append(chunk).unwrap());
         assert_eq!((store.memory.len(), store.len()), (900, 5000));
@@ -148,10 +148,10 @@ mod tests {
     #[test]
     fn a_full_disk_is_said() {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut store = Store { file: Some((full, "/dev".into())), ..Store::with_limit(Vec::new(), 0) };
+        let mut store = CopyStore { file: Some((full, "/dev".into())), ..CopyStore::with_limit(Vec::new(), 0) };
         let error = store.append(&[1]).unwrap_err().to_string();
         assert!(error.contains("/dev: No space left") && error.contains("TMPDIR"), "{error}");
-        let error = Store::with_limit(vec!["/nowhere".into()], 0).append(&[1]).unwrap_err().to_string();
+        let error = CopyStore::with_limit(vec!["/nowhere".into()], 0).append(&[1]).unwrap_err().to_string();
         assert!(error.contains("/nowhere"), "{error}");
     }
 }

@@ -14,7 +14,7 @@ use lj_trace_streams::hash::HeapMap;
 use lj_trace_streams::memprof::{Event, Source};
 use lj_trace_text::{Room, bytes};
 use sources::Sources;
-pub use stored::{Step, Stored};
+pub use stored::{GrowthStep, StoredMemory};
 
 use super::Frame;
 use super::model::{Measure, Profile, Recorded, StackId, StackTable, Unit};
@@ -87,7 +87,7 @@ pub struct MemoryProfile {
     /// Bytes of all allocations so far: the clock by which blocks age.
     allocated: u64,
     /// What is known of one that was put together of many.
-    stored: Option<Stored>,
+    stored: Option<StoredMemory>,
     /// Of which program, as a title: a command line, a pid, a file.
     pub title: String,
 }

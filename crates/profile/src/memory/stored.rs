@@ -11,18 +11,18 @@ use crate::model::{Recorded, StackTable};
 
 /// What is known of such a profile beside its stacks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stored {
+pub struct StoredMemory {
     /// When the intervals were.
     pub recorded: Option<Recorded>,
     /// What there was in intervals, in the order of time.
-    pub steps: Vec<Step>,
+    pub steps: Vec<GrowthStep>,
     /// If bytes were estimated: by how much their sum may be more or less, in 19 of 20 cases.
     pub error: Option<f64>,
 }
 
 /// Intervals that began at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct GrowthStep {
     /// When they began.
     pub time: SystemTime,
     /// Bytes that were allocated in them.
@@ -36,7 +36,7 @@ const PARTS: usize = 12;
 
 impl MemoryProfile {
     /// A profile of such stacks, whose weights are those of a memory profile.
-    pub fn of_stacks(weight: Weight, title: impl Into<String>, stacks: StackTable, stored: Stored) -> Self {
+    pub fn of_stacks(weight: Weight, title: impl Into<String>, stacks: StackTable, stored: StoredMemory) -> Self {
         let totals = stacks.totals();
         Self {
             events: totals[EVENTS.index],
@@ -48,18 +48,18 @@ impl MemoryProfile {
     }
 
     /// What was put together, if it was.
-    pub fn stored(&self) -> Option<&Stored> {
+    pub fn stored(&self) -> Option<&StoredMemory> {
         self.stored.as_ref()
     }
 }
 
 /// The steps of so many equal stretches of time, or of fewer if there are fewer steps.
-fn parts(steps: &[Step]) -> Vec<Step> {
+fn parts(steps: &[GrowthStep]) -> Vec<GrowthStep> {
     let [Some(first), Some(last)] = [steps.first(), steps.last()] else { return Vec::new() };
-    let since = |step: &Step| step.time.duration_since(first.time).unwrap_or_default();
+    let since = |step: &GrowthStep| step.time.duration_since(first.time).unwrap_or_default();
     // The last step is within the last part.
     let part = (since(last) + std::time::Duration::from_nanos(1)).div_f64(PARTS as f64);
-    let mut parts: Vec<(u128, Step)> = Vec::new();
+    let mut parts: Vec<(u128, GrowthStep)> = Vec::new();
     for step in steps {
         let number = since(step).as_nanos() / part.as_nanos().max(1);
         match parts.last_mut() {
@@ -74,7 +74,7 @@ fn parts(steps: &[Step]) -> Vec<Step> {
 }
 
 /// Writes how it went over time.
-pub(super) fn write(profile: &MemoryProfile, stored: &Stored, room: Room, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(profile: &MemoryProfile, stored: &StoredMemory, room: Room, out: &mut dyn Write) -> io::Result<()> {
     if let Some(error) = stored.error {
         writeln!(
             out,
@@ -87,8 +87,8 @@ pub(super) fn write(profile: &MemoryProfile, stored: &Stored, room: Room, out: &
         return Ok(());
     }
     writeln!(out, "\nOver time, by when intervals began")?;
-    let held = |step: &Step| if profile.follows_blocks() { bytes(step.held) } else { String::new() };
-    let largest = |step: &Step| if profile.follows_blocks() { step.held } else { step.allocated };
+    let held = |step: &GrowthStep| if profile.follows_blocks() { bytes(step.held) } else { String::new() };
+    let largest = |step: &GrowthStep| if profile.follows_blocks() { step.held } else { step.allocated };
     let most = parts.iter().map(largest).max().unwrap_or(0).max(1);
     let title = if profile.follows_blocks() { "held" } else { "" };
     let columns = [Column::left("from", 23), Column::right("allocated", 11), Column::right(title, 11)];

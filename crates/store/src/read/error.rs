@@ -15,7 +15,7 @@ pub struct ReadError {
 
 /// Why a file is left out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum RefusedFile {
     /// It cannot be opened, or is a link, a pipe, a device.
     #[error("it cannot be opened: {0}")]
     NotOpened(String),
@@ -30,7 +30,7 @@ pub enum Refused {
     Damaged(String),
 }
 
-impl From<parquet::errors::ParquetError> for Refused {
+impl From<parquet::errors::ParquetError> for RefusedFile {
     fn from(error: parquet::errors::ParquetError) -> Self {
         Self::Damaged(error.to_string())
     }

@@ -13,7 +13,7 @@ use parquet::file::reader::{ChunkReader, FileReader as _, Length, SerializedFile
 use parquet::file::statistics::Statistics;
 use parquet::schema::types::SchemaDescriptor;
 
-use super::error::Refused;
+use super::error::RefusedFile;
 use super::merged::Merged;
 use super::query::Query;
 use super::rows::Group;
@@ -79,17 +79,17 @@ impl ChunkReader for Input {
 }
 
 /// Reads what is asked for.
-pub fn read(file: &File, query: &Query, merged: &mut Merged) -> Result<(), Refused> {
-    let length = file.metadata().map_err(|error| Refused::NotOpened(error.to_string()))?.len();
-    let file = file.try_clone().map_err(|error| Refused::NotOpened(error.to_string()))?;
+pub fn read(file: &File, query: &Query, merged: &mut Merged) -> Result<(), RefusedFile> {
+    let length = file.metadata().map_err(|error| RefusedFile::NotOpened(error.to_string()))?.len();
+    let file = file.try_clone().map_err(|error| RefusedFile::NotOpened(error.to_string()))?;
     let input = Input { file: Arc::new(file), length };
     check_end(&input)?;
     // Of garbage, the library may think that it cannot be. What came before stays, as of any file that ends early.
     let outcome = catch_unwind(AssertUnwindSafe(|| read_groups(input, query, merged)));
-    outcome.unwrap_or_else(|_| Err(Refused::Damaged("its pages contradict each other".to_owned())))
+    outcome.unwrap_or_else(|_| Err(RefusedFile::Damaged("its pages contradict each other".to_owned())))
 }
 
-fn read_groups(input: Input, query: &Query, merged: &mut Merged) -> Result<(), Refused> {
+fn read_groups(input: Input, query: &Query, merged: &mut Merged) -> Result<(), RefusedFile> {
     let length = input.length;
     let reader = SerializedFileReader::new(input)?;
     let places = places(reader.metadata().file_metadata().schema_descr())?;
@@ -105,23 +105,23 @@ fn read_groups(input: Input, query: &Query, merged: &mut Merged) -> Result<(), R
 }
 
 /// Whether it ends as a Parquet file of a reasonable size does. A sparse file of terabytes does not.
-fn check_end(input: &Input) -> Result<(), Refused> {
+fn check_end(input: &Input) -> Result<(), RefusedFile> {
     let mut end = [0; 8];
-    let at = input.length.checked_sub(8).filter(|_| input.length <= FILE).ok_or(Refused::NotParquet)?;
-    input.file.read_exact_at(&mut end, at).map_err(|error| Refused::NotOpened(error.to_string()))?;
+    let at = input.length.checked_sub(8).filter(|_| input.length <= FILE).ok_or(RefusedFile::NotParquet)?;
+    input.file.read_exact_at(&mut end, at).map_err(|error| RefusedFile::NotOpened(error.to_string()))?;
     let (footer, magic) = end.split_at(4);
     let footer = footer.iter().rev().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
     if magic != MAGIC || footer > at {
-        Err(Refused::NotParquet)
+        Err(RefusedFile::NotParquet)
     } else if footer > FOOTER {
-        Err(Refused::Damaged(format!("what it says of itself has {footer} bytes")))
+        Err(RefusedFile::Damaged(format!("what it says of itself has {footer} bytes")))
     } else {
         Ok(())
     }
 }
 
 /// Where the columns are in this file: others may have been added by whoever rewrote it.
-fn places(schema: &SchemaDescriptor) -> Result<Vec<usize>, Refused> {
+fn places(schema: &SchemaDescriptor) -> Result<Vec<usize>, RefusedFile> {
     let ours = columns();
     let place = |column: Column| {
         let own = ours.column(column as usize);
@@ -132,14 +132,14 @@ fn places(schema: &SchemaDescriptor) -> Result<Vec<usize>, Refused> {
                 && one.max_rep_level() == own.max_rep_level()
                 && one.max_def_level() == own.max_def_level()
         });
-        found.ok_or(Refused::OtherColumns(path))
+        found.ok_or(RefusedFile::OtherColumns(path))
     };
     Column::ALL.into_iter().map(place).collect()
 }
 
 /// The library takes it for granted that chunks lie within their file.
-fn check_group(group: &RowGroupMetaData, length: u64) -> Result<(), Refused> {
-    let damaged = |what: &str| Err(Refused::Damaged(what.to_owned()));
+fn check_group(group: &RowGroupMetaData, length: u64) -> Result<(), RefusedFile> {
+    let damaged = |what: &str| Err(RefusedFile::Damaged(what.to_owned()));
     if !(0..=1 << 32).contains(&group.num_rows()) {
         return damaged("a row group has an impossible number of rows");
     }

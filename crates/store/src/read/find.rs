@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::io;
 
-use super::error::Refused;
+use super::error::RefusedFile;
 use super::query::Query;
 use crate::folder::Folder;
 
 /// A file with its name within the folder, or why it is not opened.
-type Found = Result<(String, File), (String, Refused)>;
+type Found = Result<(String, File), (String, RefusedFile)>;
 
 /// Hands out all files, by date and service.
 pub fn each(root: &Folder, query: &Query, take: &mut dyn FnMut(Found)) -> io::Result<()> {
@@ -48,6 +48,6 @@ fn hand_out(folder: &Folder, path: &str, name: &str, take: &mut dyn FnMut(Found)
         Ok(file) => take(Ok((whole, file))),
         // The store removes the oldest files while others read.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => take(Err((whole, Refused::NotOpened(error.to_string())))),
+        Err(error) => take(Err((whole, RefusedFile::NotOpened(error.to_string())))),
     }
 }

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::BuildHasher as _;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lj_trace_profile::memory::{Step, Stored};
+use lj_trace_profile::memory::{GrowthStep, StoredMemory};
 use lj_trace_profile::model::labels::ThreadLabel;
 use lj_trace_profile::model::{FrameId, Labels, Recorded, StackTable};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Frame, MemoryProfile};
 use lj_trace_streams::VmState;
 
-use super::error::Refused;
+use super::error::RefusedFile;
 use super::query::Query;
 use super::rows::{OfInterval, ReadRow};
 use crate::frames::{ReadFrame, state};
@@ -25,7 +25,7 @@ pub struct Selection {
     /// Who allocated, if there is something of it.
     pub memory: Option<MemoryProfile>,
     /// Files that are left out, and why, the first of them.
-    pub refused: Vec<(String, Refused)>,
+    pub refused: Vec<(String, RefusedFile)>,
     /// How many were left out.
     pub refused_files: u64,
     /// Rows of measures that this version does not know.
@@ -45,7 +45,7 @@ const STACKS: usize = 256 << 20;
 pub struct Merged {
     cpu: OfKind,
     memory: OfKind,
-    refused: Vec<(String, Refused)>,
+    refused: Vec<(String, RefusedFile)>,
     refused_files: u64,
     unknown_rows: u64,
 }
@@ -94,7 +94,7 @@ fn index_of(sample_type: &[u8], is_cpu: bool) -> Option<usize> {
 
 impl Merged {
     /// Notes that a file is left out.
-    pub fn refuse(&mut self, name: String, why: Refused) {
+    pub fn refuse(&mut self, name: String, why: RefusedFile) {
         self.refused_files += 1;
         if self.refused.len() < TOLD {
             self.refused.push((name, why));
@@ -261,13 +261,13 @@ impl OfKind {
 
     fn memory_profile(self, query: &Query) -> MemoryProfile {
         let (title, recorded) = (self.title("Memory profile"), self.recorded());
-        let steps = self.times.iter().map(|(time, &[allocated, held])| Step {
+        let steps = self.times.iter().map(|(time, &[allocated, held])| GrowthStep {
             time: UNIX_EPOCH + Duration::from_micros(u64::try_from(*time).unwrap_or(0)),
             allocated,
             held,
         });
         let stored =
-            Stored { recorded, steps: steps.collect(), error: (self.errors > 0.0).then(|| self.errors.sqrt()) };
+            StoredMemory { recorded, steps: steps.collect(), error: (self.errors > 0.0).then(|| self.errors.sqrt()) };
         let mut profile = MemoryProfile::of_stacks(query.weight, title, self.stacks, stored);
         if self.measured[2] || self.measured[3] {
             profile.follow_blocks();

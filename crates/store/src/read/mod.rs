@@ -10,7 +10,7 @@ mod rows;
 
 use std::path::Path;
 
-pub use error::{ReadError, Refused};
+pub use error::{ReadError, RefusedFile};
 use merged::Merged;
 pub use merged::Selection;
 pub use query::Query;

@@ -4,7 +4,7 @@ use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
 use parquet::file::reader::RowGroupReader;
 
 use super::columns::ReadColumn;
-use super::error::Refused;
+use super::error::RefusedFile;
 use super::merged::Merged;
 use super::query::Query;
 use crate::frames::ReadFrame;
@@ -103,19 +103,19 @@ macro_rules! all {
             is_whole &= column.$method($rows)?;
         })*
         if !is_whole {
-            return Err(Refused::Damaged("its columns have different lengths".to_owned()));
+            return Err(RefusedFile::Damaged("its columns have different lengths".to_owned()));
         }
     }};
 }
 
 impl Group {
     /// The columns of a row group, which are at these places.
-    pub fn new(group: &dyn RowGroupReader, places: &[usize]) -> Result<Self, Refused> {
+    pub fn new(group: &dyn RowGroupReader, places: &[usize]) -> Result<Self, RefusedFile> {
         let ours = columns();
         let most = |column: Column| ours.column(column as usize).max_def_level();
         let reader = |column: Column| group.get_column_reader(places[column as usize]);
-        let numbers = |column| Ok::<_, Refused>(Numbers::new(reader(column)?, most(column)));
-        let text = |column| Ok::<_, Refused>(Text::new(reader(column)?, most(column)));
+        let numbers = |column| Ok::<_, RefusedFile>(Numbers::new(reader(column)?, most(column)));
+        let text = |column| Ok::<_, RefusedFile>(Text::new(reader(column)?, most(column)));
         Ok(Self {
             time: numbers(Column::Time)?,
             duration: numbers(Column::Duration)?,
@@ -143,7 +143,7 @@ impl Group {
     }
 
     /// Reads all rows, and hands those on that are asked for.
-    pub fn read(mut self, rows: i64, query: &Query, merged: &mut Merged) -> Result<(), Refused> {
+    pub fn read(mut self, rows: i64, query: &Query, merged: &mut Merged) -> Result<(), RefusedFile> {
         let mut left = usize::try_from(rows).unwrap_or(0);
         while left > 0 {
             let count = left.min(BATCH);

@@ -23,7 +23,7 @@ impl fmt::Display for Dropped {
 
 /// Rows, and what the shown measure of their profiles adds up to: samples, or bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
+pub struct StoredAmount {
     /// Intervals of processes.
     pub intervals: u64,
     /// Rows of a table.
@@ -32,7 +32,7 @@ pub struct Amount {
     pub samples: u64,
 }
 
-impl Amount {
+impl StoredAmount {
     /// Adds.
     pub fn add(&mut self, other: Self) {
         self.intervals += other.intervals;
@@ -55,13 +55,13 @@ impl Amount {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreCounts {
     /// Handed to the store.
-    pub added: Amount,
+    pub added: StoredAmount,
     /// In files that are whole, and on the disk.
-    pub written: Amount,
+    pub written: StoredAmount,
     /// In memory.
-    pub pending: Amount,
+    pub pending: StoredAmount,
     /// Lost, by reason.
-    pub dropped: BTreeMap<Dropped, Amount>,
+    pub dropped: BTreeMap<Dropped, StoredAmount>,
     /// Files that are complete.
     pub files: u64,
     /// Bytes of all files of this host that are there.

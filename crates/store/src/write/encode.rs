@@ -10,7 +10,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesPtr};
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 
-use super::rows::{FrameRow, Row, Rows};
+use super::rows::{FrameRow, Rows, StoredRow};
 use crate::schema::{Column, columns, message};
 
 /// Rows that are found, and left out, together.
@@ -104,10 +104,10 @@ impl<T> Levels<T> {
     }
 }
 
-fn write_column(rows: &Rows, group: &[Row], column: Column, out: &mut SerializedColumnWriter<'_>) -> Result<()> {
-    let of = |row: &Row| *rows.interval_of(row);
+fn write_column(rows: &Rows, group: &[StoredRow], column: Column, out: &mut SerializedColumnWriter<'_>) -> Result<()> {
+    let of = |row: &StoredRow| *rows.interval_of(row);
     let text = |number: u32| rows.texts.get(number);
-    let leaf = |row: &Row| rows.frames_of(row).next().copied();
+    let leaf = |row: &StoredRow| rows.frames_of(row).next().copied();
     match column {
         Column::Time => required::<Int64Type>(group, |row| of(row).time, out),
         Column::Duration => required::<Int64Type>(group, |row| of(row).duration, out),
@@ -138,8 +138,8 @@ fn write_column(rows: &Rows, group: &[Row], column: Column, out: &mut Serialized
 }
 
 fn required<D: DataType>(
-    group: &[Row],
-    value: impl Fn(&Row) -> D::T,
+    group: &[StoredRow],
+    value: impl Fn(&StoredRow) -> D::T,
     out: &mut SerializedColumnWriter<'_>,
 ) -> Result<()> {
     let mut levels = Levels::default();
@@ -150,8 +150,8 @@ fn required<D: DataType>(
 }
 
 fn optional<D: DataType>(
-    group: &[Row],
-    value: impl Fn(&Row) -> Option<D::T>,
+    group: &[StoredRow],
+    value: impl Fn(&StoredRow) -> Option<D::T>,
     out: &mut SerializedColumnWriter<'_>,
 ) -> Result<()> {
     let mut levels = Levels::default();
@@ -163,8 +163,8 @@ fn optional<D: DataType>(
 
 fn pairs(
     rows: &Rows,
-    group: &[Row],
-    map: impl Fn(&Row) -> u32,
+    group: &[StoredRow],
+    map: impl Fn(&StoredRow) -> u32,
     part: impl Fn(&(u32, u32)) -> u32,
     out: &mut SerializedColumnWriter<'_>,
 ) -> Result<()> {
@@ -180,7 +180,7 @@ fn pairs(
 /// A list with a value of each frame. Stacks can be deep, so it is handed over as soon as it is long.
 fn frames<D: DataType>(
     rows: &Rows,
-    group: &[Row],
+    group: &[StoredRow],
     value: impl Fn(&FrameRow) -> Option<D::T>,
     whole: bool,
     out: &mut SerializedColumnWriter<'_>,

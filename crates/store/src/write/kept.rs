@@ -10,7 +10,7 @@ use crate::names::{FileName, Partition, stamp};
 
 /// The files that stores of this host wrote, oldest first. No others are ever removed.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct KeptFiles {
     /// The bytes of each.
     files: BTreeMap<KeptFile, u64>,
     bytes: u64,
@@ -29,11 +29,11 @@ pub struct KeptFile {
 
 /// The folders in a folder whose names begin so.
 pub fn folders(folder: &Folder, prefix: &str) -> io::Result<Vec<String>> {
-    let is_one = |entry: &crate::folder::Entry| entry.is_folder && entry.name.starts_with(prefix);
+    let is_one = |entry: &crate::folder::FolderEntry| entry.is_folder && entry.name.starts_with(prefix);
     Ok(folder.entries()?.into_iter().filter(is_one).map(|entry| entry.name).collect())
 }
 
-impl Kept {
+impl KeptFiles {
     /// Finds the files of this host. What a store of this host has left unfinished is removed: it holds nothing that could
     /// be read.
     pub fn find(root: &Folder, host: &str) -> io::Result<Self> {

@@ -8,7 +8,7 @@ use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
 use lj_trace_profile::model::{Labels, Measure, Unit};
 use lj_trace_profile::{Frame, Interval, Profile, ProfileKind, Resource};
 
-use super::counts::Amount;
+use super::counts::StoredAmount;
 use super::texts::Texts;
 use crate::frames::FrameFields;
 use crate::schema::{CPU, LOST, MEMORY, label};
@@ -28,8 +28,8 @@ pub struct Rows {
     maps: Vec<Box<[(u32, u32)]>>,
     map_numbers: Map<Box<[(u32, u32)]>, u32>,
     intervals: Vec<IntervalRow>,
-    rows: Vec<Row>,
-    amount: Amount,
+    rows: Vec<StoredRow>,
+    amount: StoredAmount,
     bytes: usize,
 }
 
@@ -59,7 +59,7 @@ pub struct IntervalRow {
 
 /// What a row has of its own.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct StoredRow {
     pub interval: u32,
     pub stack: u32,
     pub labels: u32,
@@ -103,10 +103,10 @@ fn signed(value: u64) -> i64 {
 
 impl Rows {
     /// Takes in an interval; gives how much it is.
-    pub fn add(&mut self, interval: &Interval<'_>, host: &str) -> Amount {
+    pub fn add(&mut self, interval: &Interval<'_>, host: &str) -> StoredAmount {
         let Interval { kind, profile, .. } = *interval;
         let number = self.interval(interval, host);
-        let mut amount = Amount { intervals: 1, ..Amount::default() };
+        let mut amount = StoredAmount { intervals: 1, ..StoredAmount::default() };
         for measure in measures(kind, profile) {
             let [sample_type, unit] = [measure.name, measure.unit.name()].map(|text| self.texts.intern(text));
             let errors = profile.errors(&measure);
@@ -126,7 +126,7 @@ impl Rows {
                 let stack = self.stack(frames);
                 let labels = self.labels(row.labels, root);
                 let error = errors.get(&id).copied();
-                self.push(Row {
+                self.push(StoredRow {
                     interval: number,
                     stack,
                     labels,
@@ -185,11 +185,11 @@ impl Rows {
 
     fn push_plain(&mut self, interval: u32, sample_type: u32, unit: u32, reason: Option<u32>, value: i64) {
         let (stack, labels) = (self.stack(Vec::new()), self.map(Vec::new()));
-        self.push(Row { interval, stack, labels, sample_type, unit, reason, value, error: None });
+        self.push(StoredRow { interval, stack, labels, sample_type, unit, reason, value, error: None });
     }
 
-    fn push(&mut self, row: Row) {
-        self.bytes += size_of::<Row>();
+    fn push(&mut self, row: StoredRow) {
+        self.bytes += size_of::<StoredRow>();
         self.rows.push(row);
     }
 
@@ -258,18 +258,18 @@ impl Rows {
     }
 
     /// All rows, in the order in which they came.
-    pub fn all(&self) -> &[Row] {
+    pub fn all(&self) -> &[StoredRow] {
         &self.rows
     }
 
     /// The interval of a row.
-    pub fn interval_of(&self, row: &Row) -> &IntervalRow {
+    pub fn interval_of(&self, row: &StoredRow) -> &IntervalRow {
         // Numbers are given by this table alone.
         &self.intervals[row.interval as usize]
     }
 
     /// The frames of a row, leaf first.
-    pub fn frames_of(&self, row: &Row) -> impl Iterator<Item = &FrameRow> {
+    pub fn frames_of(&self, row: &StoredRow) -> impl Iterator<Item = &FrameRow> {
         self.stacks[row.stack as usize].iter().map(|frame| &self.frames[*frame as usize])
     }
 
@@ -279,7 +279,7 @@ impl Rows {
     }
 
     /// How much there is.
-    pub fn amount(&self) -> Amount {
+    pub fn amount(&self) -> StoredAmount {
         self.amount
     }
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 use lj_trace_profile::Interval;
 use parquet::errors::ParquetError;
 
-use super::counts::{Amount, Dropped, StoreCounts};
+use super::counts::{Dropped, StoreCounts, StoredAmount};
 use super::encode;
 use super::error::StoreError;
-use super::kept::{Kept, KeptFile};
+use super::kept::{KeptFile, KeptFiles};
 use super::onward::Onward;
 use super::rows::Rows;
 use crate::StoreConfig;
@@ -35,7 +35,7 @@ pub struct Store {
     run: u64,
     number: u64,
     open: BTreeMap<Partition, OpenFile>,
-    kept: Kept,
+    kept: KeptFiles,
     onward: Onward,
     counts: StoreCounts,
     notices: Vec<String>,
@@ -50,15 +50,15 @@ struct OpenFile {
     rows: Rows,
     began: Instant,
     /// When it was written, and what was in it then.
-    written: Option<(Instant, Amount)>,
+    written: Option<(Instant, StoredAmount)>,
     /// Its size then.
     size: u64,
 }
 
 impl OpenFile {
     /// What is not on the disk.
-    fn pending(&self) -> Amount {
-        self.rows.amount().less(self.written.map_or_else(Amount::default, |(_, amount)| amount))
+    fn pending(&self) -> StoredAmount {
+        self.rows.amount().less(self.written.map_or_else(StoredAmount::default, |(_, amount)| amount))
     }
 }
 
@@ -86,7 +86,7 @@ impl Store {
         let escaped = escaped(&host);
         let lock = root.lock(&format!(".lj-trace.{escaped}.lock")).map_err(failed)?;
         let lock = lock.ok_or_else(|| StoreError::InUse { folder: config.folder.clone() })?;
-        let kept = Kept::find(&root, &escaped).map_err(failed)?;
+        let kept = KeptFiles::find(&root, &escaped).map_err(failed)?;
         let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros();
         let onward = Onward::start(config.remote.as_ref())?;
         let mut store = Self {
@@ -238,7 +238,7 @@ impl Store {
     fn write(&mut self, partition: &Partition, is_complete: bool, now: Instant) -> bool {
         let Some(file) = self.open.get_mut(partition) else { return true };
         let pending = file.pending();
-        if pending != Amount::default() {
+        if pending != StoredAmount::default() {
             match write_whole(&self.root, partition, file) {
                 Ok(size) => {
                     file.size = size;

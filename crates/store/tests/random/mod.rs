@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use lj_trace_profile::memory::Stored;
+use lj_trace_profile::memory::StoredMemory;
 use lj_trace_profile::model::labels::ThreadLabel;
 use lj_trace_profile::model::{Labels, StackTable};
 use lj_trace_profile::profile::SampleInfo;
@@ -129,7 +129,7 @@ impl Random {
                 }
             }
         }
-        let mut profile = MemoryProfile::of_stacks(Weight::Held, "random", stacks, Stored::default());
+        let mut profile = MemoryProfile::of_stacks(Weight::Held, "random", stacks, StoredMemory::default());
         for _ in 0..self.0.usize(0..4) {
             profile.lose(&self.name(), self.0.u64(1..1000));
         }
