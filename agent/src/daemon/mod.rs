@@ -10,6 +10,8 @@ mod groups;
 pub mod metadata;
 mod metrics;
 mod own_usage;
+#[cfg(test)]
+mod packaged;
 mod ready;
 pub mod rules;
 pub mod sinks;
