@@ -75,7 +75,9 @@ fn each_key_is_in_the_file_and_on_the_page() {
     for key in tables.iter().flatten() {
         let is_key = |line: &str| {
             line.starts_with(&format!("{key} = "))
-                || [format!("[{key}]"), format!("[[{key}]]"), format!("[store.{key}]")].iter().any(|table| line == table)
+                || [format!("[{key}]"), format!("[[{key}]]"), format!("[store.{key}]")]
+                    .iter()
+                    .any(|table| line == table)
         };
         assert!(file.lines().any(is_key), "packaging/agent.toml has no {key}");
         let names = [format!("`{key}`"), format!("`[{key}]`"), format!("`[[{key}]]`"), format!("`[store.{key}]`")];
