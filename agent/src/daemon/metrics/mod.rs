@@ -16,7 +16,7 @@ pub use numbers::Numbers;
 #[derive(Debug)]
 pub struct Metrics {
     shared: Arc<Shared>,
-    _server: server::Server,
+    _server: server::MetricsServer,
 }
 
 #[derive(Debug, Default)]

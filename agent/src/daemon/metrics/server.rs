@@ -26,13 +26,13 @@ const TIME: Duration = Duration::from_secs(5);
 
 /// Serves until it is dropped; then the address is free again.
 #[derive(Debug)]
-pub struct Server {
+pub struct MetricsServer {
     /// The thread ends when this is gone.
     goes_on: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Server {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
         drop(self.goes_on.take());
         // One that has panicked has said so.
@@ -44,7 +44,7 @@ impl Drop for Server {
 ///
 /// # Errors
 /// The address is taken, or the system has no more threads.
-pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'static) -> io::Result<Server> {
+pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'static) -> io::Result<MetricsServer> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -60,7 +60,7 @@ pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'sta
         });
     };
     let thread = thread::Builder::new().name("metrics".to_owned()).spawn(work)?;
-    Ok(Server { goes_on: Some(goes_on), thread: Some(thread) })
+    Ok(MetricsServer { goes_on: Some(goes_on), thread: Some(thread) })
 }
 
 async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener, text: Arc<F>) {
