@@ -216,3 +216,37 @@ fn an_agent_that_may_use_little_records_fewer_and_says_so() -> Result<()> {
     agent.tracer.wait()?.expect(0, &["limits.memory allows more"]);
     Ok(())
 }
+
+#[test]
+fn a_reload_that_changes_rates_or_sinks_goes_on() -> Result<()> {
+    let mut agent = Agent::start("")?;
+    let busy = agent.process(1, 0, "first")?;
+    agent.wait_for(1)?;
+    // All begins anew, at the same address.
+    agent.reload(&agent.with("rate = 29"))?;
+    agent.tracer.wait_until("CPU at 29 Hz")?;
+    agent.wait_for(1)?;
+    // Another sink beside the folder that is in use. Nobody listens there.
+    let spool = agent.folder.path().join("spool");
+    let sink = format!("[[sink]]\nkind = \"otlp\"\nurl = \"http://127.0.0.1:1\"\nspool = \"{}\"\n", spool.display());
+    agent.reload(&format!("{}\n{sink}", agent.with("rate = 29")))?;
+    agent.tracer.wait_until("reloaded: ")?;
+    let_work(busy.pid(), 2.0)?;
+    let start = Instant::now();
+    let value = |metrics: &BTreeMap<String, f64>, what: &str| {
+        metrics.get(&format!("lj_trace_sink_{what}{{sink=\"otlp\"}}")).copied().unwrap_or(0.0)
+    };
+    loop {
+        let metrics = agent.metrics()?;
+        let (recorded, spooled) = (value(&metrics, "recorded_total"), value(&metrics, "spooled"));
+        if spooled > 0.0 {
+            ensure!(spooled <= recorded, "{metrics:?}");
+            break;
+        }
+        ensure!(start.elapsed() < patience(20), "{metrics:?}");
+        sleep(Duration::from_millis(100));
+    }
+    agent.tracer.signal(libc::SIGTERM)?;
+    agent.tracer.wait()?.expect(0, &["beginning anew", "otlp: "]);
+    Ok(())
+}

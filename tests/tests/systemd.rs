@@ -211,20 +211,68 @@ fn a_job_that_cannot_record_fails_with_its_reason() -> Result<()> {
     Ok(())
 }
 
+/// The text of a packaged unit, for this program.
+fn packaged(unit: &str, program: &str) -> Result<String> {
+    let text = std::fs::read_to_string(in_workspace("packaging/systemd").join(unit))?;
+    Ok(text.replace("/usr/bin/lj-trace", program))
+}
+
 #[test]
-fn the_sandbox_is_tight() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    // systemd-analyze wants the program to be there.
-    let unit = std::fs::read_to_string(in_workspace("packaging/systemd/lj-trace@.service"))?;
-    let unit = unit.replace("/usr/bin/lj-trace", &binary().to_string_lossy());
-    let path = folder.path().join("lj-trace@1.service");
-    std::fs::write(&path, unit)?;
-    let mut analyze = std::process::Command::new("systemd-analyze");
-    // 3.0 of 10, where 10 is no protection at all.
-    let output = analyze.args(["security", "--offline=true", "--threshold=30", "--no-pager"]).arg(&path).output();
+fn the_agent_runs_beside_a_recording() -> Result<()> {
+    let Some((systemd, pid)) = boot()? else { return Ok(()) };
+    let folder = systemd.path("run/systemd/system");
+    std::fs::create_dir_all(&folder)?;
+    for unit in ["lj-trace-agent.service", "lj-trace@.service"] {
+        // Addresses are those of this machine.
+        let text = packaged(unit, systemd.program())?.replace(" agent\n", " agent --metrics off\n");
+        std::fs::write(folder.join(unit), text)?;
+    }
+    systemd.run("systemctl daemon-reload && systemctl start lj-trace-agent")?;
+    // Both have /var/lib/lj-trace, and neither takes it from the other.
+    systemd.run(&format!("systemctl start lj-trace@{pid}"))?;
+    systemd.wait_for("systemctl show --property=StatusText --value lj-trace-agent", |status| {
+        status.starts_with("1 processes, ") && !status.contains(", 0 samples")
+    })?;
+    systemd.run("systemctl reload lj-trace-agent")?;
+    let show_journal = "journalctl --unit lj-trace-agent --output cat";
+    systemd.wait_for(show_journal, |journal| journal.contains("reloaded: CPU at 19 Hz"))?;
+    let user = |unit: &str| {
+        systemd.run(&format!("stat --format %u /proc/$(systemctl show --property=MainPID --value {unit})"))
+    };
+    let (own, other) = (user("lj-trace-agent")?, user(&format!("lj-trace@{pid}"))?);
+    ensure!(own != "0" && own == other, "users {own} and {other}");
+    systemd.run(&format!("systemctl stop lj-trace-agent lj-trace@{pid}"))?;
+    let journal = systemd.run(show_journal)?;
+    ensure!(journal.contains("Deactivated successfully") && !journal.contains("cannot"), "{journal}");
+    let files = systemd.run("find /var/lib/private/lj-trace")?;
+    ensure!(files.contains("/service=demo/") && files.contains(".sysprof.bin"), "{files}");
+    Ok(())
+}
+
+/// What `systemd-analyze` says of a file.
+fn analyze(arguments: &[&str], path: &Path) -> Result<String> {
+    let output = std::process::Command::new("systemd-analyze").args(arguments).arg(path).output();
     let output = output.context("cannot run systemd-analyze: run `cargo xtask setup`")?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    println!("{}", said.lines().last().unwrap_or_default());
-    ensure!(output.status.success() && said.contains("Overall exposure level"), "{said}");
+    ensure!(output.status.success(), "{arguments:?}: {said}");
+    Ok(said)
+}
+
+#[test]
+fn the_sandboxes_are_tight() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for (unit, name) in
+        [("lj-trace@.service", "lj-trace@1.service"), ("lj-trace-agent.service", "lj-trace-agent.service")]
+    {
+        // systemd-analyze wants the program to be there.
+        let path = folder.path().join(name);
+        std::fs::write(&path, packaged(unit, &binary().to_string_lossy())?)?;
+        // 3.0 of 10, where 10 is no protection at all.
+        let said = analyze(&["security", "--offline=true", "--threshold=30", "--no-pager"], &path)?;
+        println!("{}", said.lines().last().unwrap_or_default());
+        ensure!(said.contains("Overall exposure level"), "{said}");
+        let said = analyze(&["verify", "--man=no"], &path)?;
+        ensure!(!said.contains(name), "{said}");
+    }
     Ok(())
 }

@@ -49,7 +49,7 @@ enum Task {
     Build(build::Options),
     /// Profile a real LuaJIT program and show where the flame graph is
     Demo(demo::Options),
-    /// Make target/dist/lj-trace_VERSION_amd64.deb and a tarball, which run on Debian 11, Ubuntu 20.04, and later
+    /// Make a .deb, an .rpm, a tarball and an OCI image in target/dist, which run on Debian 11, Ubuntu 20.04, and later
     Dist(dist::Options),
     /// Build the documentation as a site, in target/book, and follow its links
     Docs,

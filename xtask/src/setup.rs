@@ -106,6 +106,7 @@ impl Missing {
             ("tmux", "tmux"),
             ("systemd-analyze", "systemd"),
             ("debootstrap", "debootstrap"),
+            ("rpmbuild", "rpm"),
         ];
         let packages = commands.iter().filter(|(command, _)| paths::find_command(command).is_none());
         // A host of the tests opens VMs of its own with the library.

@@ -10,6 +10,8 @@ mod groups;
 pub mod metadata;
 mod metrics;
 mod own_usage;
+#[cfg(test)]
+mod packaged;
 mod ready;
 pub mod rules;
 pub mod sinks;
@@ -57,8 +59,6 @@ pub struct Reloaded {
     pub config: Config,
     /// Attributes by container id.
     pub containers: ContainerAttributes,
-    /// Sinks in the place of those that there are, if these have changed.
-    pub sinks: Option<Vec<Box<dyn sinks::HostSink>>>,
 }
 
 /// Why the agent stops recording.
@@ -297,11 +297,7 @@ impl<'a> Daemon<'a> {
 
     /// Takes on another configuration; why it has to begin anew, if it has to.
     fn reload(&mut self, reloaded: Reloaded) -> Option<Ended> {
-        let Reloaded { config, containers, sinks } = reloaded;
-        if let Some(sinks) = sinks {
-            self.end_round();
-            self.sinks.replace(sinks);
-        }
+        let Reloaded { config, containers } = reloaded;
         let needs_restart = |old: &Config, new: &Config| {
             let of =
                 |config: &Config| (config.rate, config.memory, config.memory_interval, config.kernel, config.metrics);

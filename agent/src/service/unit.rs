@@ -10,11 +10,13 @@ const OF_CAPABILITIES: [&str; 2] = ["AmbientCapabilities", "CapabilityBoundingSe
 ///
 /// Left out on purpose: `PrivateUsers=`, which takes the power over other processes away; `ProtectProc=` and
 /// `ProcSubset=`, which hide them; `ProtectKernelTunables=`, which hides the kernel's symbols.
-pub const SANDBOX: [(&str, &str); 31] = [
+pub const SANDBOX: [(&str, &str); 32] = [
     // It says when recording has begun, and stops as people do it with Ctrl-C.
     ("Type", "notify"),
     ("TimeoutStopSec", "60"),
-    // Its files are in /var/lib/lj-trace, and belong to nobody else.
+    // Its files are in /var/lib/lj-trace, and belong to nobody else. One name for all units: with one of its own, each that
+    // starts would take the folder from those that run.
+    ("User", "lj-trace"),
     ("DynamicUser", "yes"),
     ("StateDirectory", "lj-trace"),
     ("StateDirectoryMode", "0700"),
@@ -99,6 +101,20 @@ mod tests {
     fn the_template_that_is_packaged_is_this_one() {
         let packaged = include_str!("../../../packaging/systemd/lj-trace@.service");
         assert_eq!(packaged, template("/usr/bin/lj-trace"), "run `lj-trace unit --template`");
+    }
+
+    #[test]
+    fn the_agents_unit_has_the_same_sandbox_but_for_the_network() {
+        let unit = include_str!("../../../packaging/systemd/lj-trace-agent.service");
+        let settings: Vec<(&str, &str)> = unit.lines().filter_map(|line| line.split_once('=')).collect();
+        // Profiles are sent to servers; it has threads for these, and runs for as long as the host does.
+        const OTHERS: [&str; 4] = ["PrivateNetwork", "IPAddressDeny", "RestrictAddressFamilies", "TasksMax"];
+        for (key, value) in SANDBOX {
+            assert_eq!(settings.contains(&(key, value)), !OTHERS.contains(&key), "{key}={value}");
+        }
+        for key in ["WatchdogSec", "ExecReload", "Restart", "WantedBy"] {
+            assert!(settings.iter().any(|(own, _)| *own == key), "{key}");
+        }
     }
 
     #[test]

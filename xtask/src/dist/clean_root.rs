@@ -98,6 +98,9 @@ impl CleanRoot {
             for file in $(dpkg -L lj-trace); do test -e $file; done
             test -f /usr/share/man/man1/lj-trace-record.1.gz
             test -f /usr/lib/systemd/system/lj-trace@.service
+            test -f /usr/lib/systemd/system/lj-trace-agent.service
+            test ! -e /etc/systemd/system/multi-user.target.wants/lj-trace-agent.service
+            lj-trace agent --dry-run --config /etc/lj-trace/agent.toml
             tar -xzf lj-trace.tar.gz
             for program in /usr/bin/lj-trace $(echo lj-trace-*/bin/lj-trace); do
                 echo running $program

@@ -18,7 +18,29 @@ const COMPLETIONS: [(&str, &str); 3] = [
 ];
 
 /// Texts that go along.
-const TEXTS: [&str; 5] = ["README.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE", "docs/guide.md"];
+const TEXTS: [&str; 7] = [
+    "README.md",
+    "SECURITY.md",
+    "LICENSE-MIT",
+    "LICENSE-APACHE",
+    "docs/guide.md",
+    "docs/agent.md",
+    "packaging/grafana/lj-trace-agent.json",
+];
+
+/// Units of systemd. None is enabled by installing it.
+const UNITS: [&str; 2] = ["lj-trace@.service", "lj-trace-agent.service"];
+
+/// The agent's configuration: what people have changed in it stays when another version is installed.
+pub const CONFIGURATION: &str = "etc/lj-trace/agent.toml";
+
+/// What a package is for, in lines.
+pub const DESCRIPTION: &str = "\
+Shows where the CPU time of a running LuaJIT program goes and what allocates
+its memory: from outside, by eBPF, without a rebuild or a restart. Writes
+Tarantool's sysprof and memprof streams, flame graphs, and profiles for pprof,
+speedscope and the Firefox profiler. As an agent it records all LuaJIT programs
+of a host, and sends their profiles to OpenTelemetry, Pyroscope or Parca.";
 
 /// A folder that looks like the root of a system with nothing but lj-trace in it.
 pub struct Stage(PathBuf);
@@ -42,10 +64,12 @@ impl Stage {
         for (shell, place) in COMPLETIONS {
             fs::write(stage.file(place)?, output(Command::new(binary).args(["completions", shell]))?)?;
         }
-        fs::copy(
-            paths::root().join("packaging/systemd/lj-trace@.service"),
-            stage.file("usr/lib/systemd/system/lj-trace@.service")?,
-        )?;
+        let packaging = paths::root().join("packaging");
+        for unit in UNITS {
+            fs::copy(packaging.join("systemd").join(unit), stage.file(&format!("usr/lib/systemd/system/{unit}"))?)?;
+        }
+        fs::copy(packaging.join("agent.toml"), stage.file(CONFIGURATION)?)?;
+        fs::write(stage.file("DEBIAN/conffiles")?, format!("/{CONFIGURATION}\n"))?;
         for text in TEXTS {
             let name = Path::new(text).file_name().unwrap_or_default();
             let place = stage.file("usr/share/doc/lj-trace")?.join(name);
@@ -82,11 +106,8 @@ fn control(version: &str, kilobytes: u64) -> String {
          Installed-Size: {kilobytes}\n\
          Section: devel\n\
          Priority: optional\n\
-         Description: profiler that attaches to running LuaJIT programs\n \
-         Shows where the CPU time of a running LuaJIT program goes and what allocates\n \
-         its memory: from outside, by eBPF, without a rebuild or a restart. Writes\n \
-         Tarantool's sysprof and memprof streams, flame graphs, and profiles for pprof,\n \
-         speedscope and the Firefox profiler.\n"
+         Description: profiler that attaches to running LuaJIT programs\n {}\n",
+        DESCRIPTION.replace('\n', "\n ")
     )
 }
 

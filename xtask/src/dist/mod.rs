@@ -1,7 +1,10 @@
-//! `cargo xtask dist`: what is handed out, a `.deb` and a tarball, of the binary that runs on any Linux of these years.
+//! `cargo xtask dist`: what is handed out, packages, a tarball and an image, of the binary that runs on any Linux of these
+//! years.
 
 mod clean_root;
 mod files;
+mod image;
+mod rpm;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,8 +31,12 @@ pub struct Options {
 pub struct Packages {
     /// For Debian and its relatives.
     pub deb: PathBuf,
+    /// For Fedora and its relatives, where there is an `rpmbuild`.
+    pub rpm: Option<PathBuf>,
     /// For all others.
     pub tarball: PathBuf,
+    /// For containers: an OCI image.
+    pub image: PathBuf,
 }
 
 /// Builds, and packs.
@@ -42,7 +49,14 @@ pub fn dist(options: &Options) -> Result<()> {
         }
     };
     let packages = pack(&binary)?;
-    println!("{}\n{}", packages.deb.display(), packages.tarball.display());
+    let Packages { deb, rpm, tarball, image } = &packages;
+    [Some(deb), rpm.as_ref(), Some(tarball), Some(image)]
+        .into_iter()
+        .flatten()
+        .for_each(|file| println!("{}", file.display()));
+    if rpm.is_none() {
+        println!("no .rpm: this system has no rpmbuild (Debian: rpm, Fedora: rpm-build)");
+    }
     if let Some(release) = &options.check {
         CleanRoot::make(release, &paths::cache().join(format!("root-{release}")), None)?.check(&packages)?;
         println!("ok: both are installed and run in a clean {release}");
@@ -83,7 +97,10 @@ fn pack(binary: &Path) -> Result<Packages> {
     // `lj-trace-1.2.3-x86_64-linux/usr/bin/lj-trace` becomes `.../bin/lj-trace`.
     tar.arg(format!("--transform=s,^\\./usr,{name},;s,^\\.,{name},")).arg("-C").arg(stage.path()).arg(".");
     run_quietly(&mut tar)?;
-    Ok(Packages { deb, tarball })
+    let rpm = paths::find_command("rpmbuild").map(|_| rpm::pack(&stage, &version, &folder)).transpose()?;
+    let image = folder.join(image::name(&version));
+    image::pack(&stage.path().join("usr/bin/lj-trace"), &version, &folder.join("image"), &image)?;
+    Ok(Packages { deb, rpm, tarball, image })
 }
 
 /// `0.1.0`, as the binary itself says.

@@ -56,7 +56,7 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
             let event = unsafe { tokio::io::unix::AsyncFd::register(event) };
             let event = event.map_err(|error| CommandError::internal(&error.into()))?;
             let stop = async { drop(event.readable().await) };
-            Ok::<_, CommandError>(daemon.run(stop, hangup, |current| reload(args, current)).await)
+            Ok::<_, CommandError>(daemon.run(stop, hangup, |current| reload(args, current, &sinks)).await)
         })?;
         daemon.finish();
         match ended {
@@ -85,15 +85,25 @@ fn options(config: &Config, sinks: &Arc<HostSinks>) -> Result<Options, CommandEr
     })
 }
 
-/// Reads the configuration again.
-fn reload(args: &AgentArgs, current: &Config) -> Result<Reloaded, String> {
+/// Reads the configuration again; puts other sinks in the place of those that there are, if these have changed.
+fn reload(args: &AgentArgs, current: &Config, sinks: &HostSinks) -> Result<Reloaded, String> {
     let config = args.config().map_err(|error| error.message)?;
     if config.memory.is_some() && current.memory.is_none() {
         return Err("recording allocations needs privileges that were given up: restart the agent for that".to_owned());
     }
     let containers = containers(&config).map_err(|error| error.message)?;
-    let sinks = (config.sinks() != current.sinks()).then(|| host_sinks::open(&config)).transpose();
-    Ok(Reloaded { sinks: sinks.map_err(|error| error.message)?, config, containers })
+    if config.sinks() != current.sinks() {
+        // A folder is one sink's at a time: those that there are have to end first. What they had not sent is on disk.
+        sinks.replace(Vec::new());
+        let opened = host_sinks::open(&config);
+        let reason = opened.as_ref().err().map(|error| error.message.clone());
+        match opened.or_else(|_| host_sinks::open(current)) {
+            Ok(opened) => sinks.replace(opened),
+            Err(error) => say(Priority::Warning, &format!("lj-trace: nothing is sent or kept: {}", error.message)),
+        }
+        reason.map_or(Ok(()), Err)?;
+    }
+    Ok(Reloaded { config, containers })
 }
 
 /// The attributes of containers, if there is a file that has them.

@@ -16,6 +16,7 @@ pub use numbers::Numbers;
 #[derive(Debug)]
 pub struct Metrics {
     shared: Arc<Shared>,
+    _server: server::MetricsServer,
 }
 
 #[derive(Debug, Default)]
@@ -37,9 +38,9 @@ impl Metrics {
     pub fn serve(address: SocketAddr) -> Result<Self, EngineError> {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
-        server::serve(address, move || own.text())
+        let server = server::serve(address, move || own.text())
             .map_err(|error| EngineError::io(&format!("serve metrics at {address} (--metrics)"), &error))?;
-        Ok(Self { shared })
+        Ok(Self { shared, _server: server })
     }
 
     /// Whether new numbers are wanted.

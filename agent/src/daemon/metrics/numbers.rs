@@ -133,7 +133,33 @@ impl Collector for Numbers {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// Names of metrics in a text.
+    fn names(text: &str) -> BTreeSet<&str> {
+        let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+        text.match_indices("lj_trace_")
+            .map(|(at, _)| &text[at..])
+            .map(|rest| &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())])
+            .collect()
+    }
+
+    #[test]
+    fn the_dashboard_and_its_page_have_each_metric_and_no_other() {
+        let text = Numbers::default().text();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let made: BTreeSet<String> = types
+            .map(|(name, kind)| if kind == "counter" { format!("{name}_total") } else { name.to_owned() })
+            .collect();
+        assert!(made.len() > 10, "{text}");
+        let made: BTreeSet<&str> = made.iter().map(String::as_str).collect();
+        let dashboard = include_str!("../../../../packaging/grafana/lj-trace-agent.json");
+        assert!(serde_json::from_str::<serde_json::Value>(dashboard).unwrap()["panels"].is_array());
+        assert_eq!(names(dashboard), made);
+        assert_eq!(names(include_str!("../../../../docs/agent.md")), made);
+    }
 
     #[test]
     fn prometheus_reads_the_numbers() {

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -15,7 +15,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use lj_trace_process::privileges::{self, Capabilities};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// The content type of the text format (OpenMetrics 1.0).
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -24,20 +24,43 @@ const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8
 const CONNECTIONS: usize = 8;
 const TIME: Duration = Duration::from_secs(5);
 
-/// Serves `text` at `/metrics` of this address, in a thread of its own, for as long as this process runs.
+/// Serves until it is dropped; then the address is free again.
+#[derive(Debug)]
+pub struct MetricsServer {
+    /// The thread ends when this is gone.
+    goes_on: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        drop(self.goes_on.take());
+        // One that has panicked has said so.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Serves `text` at `/metrics` of this address, in a thread of its own.
 ///
 /// # Errors
 /// The address is taken, or the system has no more threads.
-pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'static) -> io::Result<()> {
+pub fn serve(address: SocketAddr, text: impl Fn() -> String + Send + Sync + 'static) -> io::Result<MetricsServer> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (goes_on, ended) = oneshot::channel();
     let work = move || {
         // It begins with all that the agent has, and needs none of it.
         let _ = privileges::keep_only(Capabilities::of(&[]));
-        runtime.block_on(accept(listener, Arc::new(text)));
+        runtime.block_on(async {
+            tokio::select! {
+                () = accept(listener, Arc::new(text)) => {}
+                _ = ended => {}
+            }
+        });
     };
-    thread::Builder::new().name("metrics".to_owned()).spawn(work).map(drop)
+    let thread = thread::Builder::new().name("metrics".to_owned()).spawn(work)?;
+    Ok(MetricsServer { goes_on: Some(goes_on), thread: Some(thread) })
 }
 
 async fn accept<F: Fn() -> String + Send + Sync + 'static>(listener: TcpListener, text: Arc<F>) {
@@ -94,7 +117,7 @@ mod tests {
     #[test]
     fn one_page_is_there_whatever_others_ask() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        serve(free, || "lj_trace_processes 5\n".to_owned()).unwrap();
+        let server = serve(free, || "lj_trace_processes 5\n".to_owned()).unwrap();
         assert!(serve(free, String::new).is_err(), "it is taken");
         let get = |path: &str| ask(free, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"));
         // Those that say nothing take only some of the places.
@@ -108,6 +131,10 @@ mod tests {
         let long = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", "x".repeat(1 << 20));
         assert!(!ask(free, &long).starts_with("HTTP/1.1 200"));
         drop(silent);
+        assert!(get("/metrics").starts_with("HTTP/1.1 200"));
+        drop(server);
+        assert!(TcpStream::connect(free).is_err());
+        let _again = serve(free, String::new).unwrap();
         assert!(get("/metrics").starts_with("HTTP/1.1 200"));
     }
 }
