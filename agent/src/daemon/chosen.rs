@@ -8,25 +8,25 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lj_trace_process::Process;
 use lj_trace_profile::Resource;
 
-use super::config::Config;
+use super::config::AgentConfig;
 
 /// What is chosen in one period on one host.
 #[derive(Clone, Debug)]
-pub struct Chosen {
+pub struct ChosenProcesses {
     probability: f64,
     period: u64,
     host: u32,
 }
 
-impl Chosen {
+impl ChosenProcesses {
     /// The number of the period that it is now.
-    pub fn period(config: &Config) -> u64 {
+    pub fn period(config: &AgentConfig) -> u64 {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         now.as_secs() / config.probability_period.as_secs().max(1)
     }
 
     /// The choice of a period on the host of that identity.
-    pub fn at(period: u64, config: &Config, host: &str) -> Self {
+    pub fn at(period: u64, config: &AgentConfig, host: &str) -> Self {
         Self { probability: config.probability, period, host: crc32fast::hash(host.as_bytes()) }
     }
 
@@ -62,9 +62,9 @@ mod tests {
     fn as_many_are_chosen_as_were_asked_for_and_others_each_time() {
         const PROCESSES: u32 = 10_000;
         for probability in [0.01, 0.1, 0.5, 1.0] {
-            let config = Config { probability, ..Config::default() };
+            let config = AgentConfig { probability, ..AgentConfig::default() };
             let chosen = |period, host| {
-                let chosen = Chosen::at(period, &config, host);
+                let chosen = ChosenProcesses::at(period, &config, host);
                 (0..PROCESSES).filter(|process| chosen.draws(*process, 0x7ffc_0000_1230)).collect::<Vec<_>>()
             };
             let (first, later, elsewhere) = (chosen(1, "a"), chosen(2, "a"), chosen(1, "b"));

@@ -28,7 +28,7 @@ const LONGEST: u64 = 1 << 20;
 /// What the agent does.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Config {
+pub struct AgentConfig {
     /// CPU samples a second of each thread's CPU time.
     pub rate: u32,
     /// How long an interval lasts that is sent as one profile.
@@ -100,7 +100,7 @@ pub struct Sinks {
     pub store: Option<StoreConfig>,
 }
 
-impl Default for Config {
+impl Default for AgentConfig {
     fn default() -> Self {
         Self {
             rate: 19,
@@ -129,7 +129,7 @@ impl Default for OwnLimits {
     }
 }
 
-impl Config {
+impl AgentConfig {
     /// Reads a file.
     ///
     /// # Errors
@@ -256,7 +256,7 @@ pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, String> {
     if text == OFF { Ok(None) } else { address() }
 }
 
-impl fmt::Display for Config {
+impl fmt::Display for AgentConfig {
     /// What is recorded, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CPU at {} Hz", self.rate)?;
@@ -313,7 +313,7 @@ mod tests {
             folder = "/srv/profiles"
             keep = "2G"
         "#;
-        let config = Config::parse(text).unwrap();
+        let config = AgentConfig::parse(text).unwrap();
         assert_eq!((config.rate, config.interval, config.memory), (49, Duration::from_secs(30), Some(0.01)));
         assert_eq!((config.probability, config.metrics), (0.1, None));
         assert_eq!(config.limits, OwnLimits { cpu: 0.02, memory: 64 << 20 });
@@ -321,9 +321,9 @@ mod tests {
         let Sinks { servers, store } = config.sinks();
         assert_eq!((servers.len(), servers[0].spool.as_deref()), (1, Some(Path::new(SPOOL))));
         assert_eq!(store.unwrap().folder, Path::new("/srv/profiles"));
-        assert_eq!(Config::parse("").unwrap(), Config::default());
-        let servers = Config { sink: servers, ..Config::default() };
-        assert!(servers.sinks().store.is_none() && Config::default().sinks().store.is_some());
+        assert_eq!(AgentConfig::parse("").unwrap(), AgentConfig::default());
+        let servers = AgentConfig { sink: servers, ..AgentConfig::default() };
+        assert!(servers.sinks().store.is_none() && AgentConfig::default().sinks().store.is_some());
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
             ("[limits]\nmemory = \"0\"", "the size must be greater than zero"),
             ("rate =", "line 1: "),
         ] {
-            let error = Config::parse(text).unwrap_err();
+            let error = AgentConfig::parse(text).unwrap_err();
             assert!(error.contains(says) && !error.contains('\n'), "{text:?}: {error:?}");
         }
     }

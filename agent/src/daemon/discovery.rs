@@ -16,8 +16,8 @@ use lj_trace_process::family::last_number;
 use lj_trace_process::{Maps, Process, TargetError, proc_file};
 use lj_trace_profile::Resource;
 
-use super::chosen::Chosen;
-use super::config::Config;
+use super::chosen::ChosenProcesses;
+use super::config::AgentConfig;
 use super::metadata::{self, ContainerAttributes, HostAttributes};
 use crate::host::CodeFiles;
 
@@ -48,7 +48,7 @@ const MOST_WAITING: usize = 64;
 
 /// A process with VMs that is to be recorded.
 #[derive(Debug)]
-pub struct Candidate {
+pub struct FoundProcess {
     /// The process.
     pub process: Process,
     /// Its mappings.
@@ -61,7 +61,7 @@ pub struct Candidate {
 
 /// How processes are found, for the metrics and `--dry-run`.
 #[derive(Clone, Debug, Default)]
-pub struct Found {
+pub struct DiscoveryState {
     /// LuaJIT processes that are not recorded, by process id: what they are called, and why.
     pub left_out: HashMap<u32, (String, String)>,
     /// Whether all processes were looked at that there were at first.
@@ -72,7 +72,7 @@ pub struct Found {
 
 /// Looks for processes until it is dropped.
 pub struct Discovery {
-    candidates: Receiver<Candidate>,
+    candidates: Receiver<FoundProcess>,
     shared: Arc<Shared>,
 }
 
@@ -80,7 +80,7 @@ struct Shared {
     goes_on: AtomicBool,
     /// Those that are looked at again as if they had just started.
     again: Mutex<Vec<Again>>,
-    found: Mutex<Found>,
+    found: Mutex<DiscoveryState>,
 }
 
 /// What is to be looked at again.
@@ -88,7 +88,7 @@ enum Again {
     /// A process that is recorded no more, after so long.
     Process(u32, Duration),
     /// All that were left out: the rules have changed.
-    All(Arc<Config>, Arc<ContainerAttributes>),
+    All(Arc<AgentConfig>, Arc<ContainerAttributes>),
 }
 
 impl Discovery {
@@ -97,7 +97,7 @@ impl Discovery {
     /// # Errors
     /// The system has no more threads.
     pub fn start(
-        config: Arc<Config>,
+        config: Arc<AgentConfig>,
         containers: Arc<ContainerAttributes>,
         host: HostAttributes,
     ) -> std::io::Result<Self> {
@@ -130,7 +130,7 @@ impl Discovery {
     }
 
     /// A process that was found since, if there is one.
-    pub fn next(&self) -> Option<Candidate> {
+    pub fn next(&self) -> Option<FoundProcess> {
         self.candidates.try_recv().ok()
     }
 
@@ -140,12 +140,12 @@ impl Discovery {
     }
 
     /// The rules have changed: whatever was left out is looked at again.
-    pub fn change(&self, config: Arc<Config>, containers: Arc<ContainerAttributes>) {
+    pub fn change(&self, config: Arc<AgentConfig>, containers: Arc<ContainerAttributes>) {
         lock(&self.shared.again).push(Again::All(config, containers));
     }
 
     /// What is not recorded, and why.
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> DiscoveryState {
         lock(&self.shared.found).clone()
     }
 }
@@ -182,7 +182,7 @@ enum State {
 }
 
 struct Look {
-    config: Arc<Config>,
+    config: Arc<AgentConfig>,
     containers: Arc<ContainerAttributes>,
     host: HostAttributes,
     files: CodeFiles,
@@ -190,15 +190,15 @@ struct Look {
     last_number: Option<u32>,
     listed: Option<Instant>,
     next_list: Instant,
-    /// Of [`Chosen`].
+    /// Of [`ChosenProcesses`].
     period: u64,
     shared: Arc<Shared>,
-    sender: SyncSender<Candidate>,
+    sender: SyncSender<FoundProcess>,
 }
 
 /// What a look at a process came to.
 enum Outcome {
-    Candidate(Box<Candidate>),
+    FoundProcess(Box<FoundProcess>),
     /// Nothing to record, now: it has mapped so many pages; whether it has LuaJIT's code in it.
     Without(Option<u64>, bool),
     LeftOut(String, String),
@@ -238,7 +238,7 @@ impl Look {
                 }
             }
         }
-        let period = Chosen::period(&self.config);
+        let period = ChosenProcesses::period(&self.config);
         if std::mem::replace(&mut self.period, period) != period {
             self.reconsider(now);
         }
@@ -293,7 +293,7 @@ impl Look {
         };
         let wait = |longest: Duration| (seen.wait * 2).min(longest);
         let next = match outcome {
-            Outcome::Candidate(candidate) => {
+            Outcome::FoundProcess(candidate) => {
                 lock(&self.shared.found).left_out.remove(&pid);
                 self.sender.send(*candidate).ok()?;
                 Seen { state: State::Recorded, ..seen }
@@ -346,12 +346,12 @@ impl Look {
         if let Some(why) = self.config.leaves_out(&resource) {
             return Outcome::LeftOut(process.command(), why.describe().to_owned());
         }
-        let chosen = Chosen::at(self.period, &self.config, &self.host.identity());
+        let chosen = ChosenProcesses::at(self.period, &self.config, &self.host.identity());
         if !chosen.contains(&process) {
             return Outcome::LeftOut(process.command(), "its turn comes in another probability-period".to_owned());
         }
         chosen.label(&mut resource);
-        Outcome::Candidate(Box::new(Candidate { process, maps, found, resource }))
+        Outcome::FoundProcess(Box::new(FoundProcess { process, maps, found, resource }))
     }
 }
 

@@ -15,7 +15,7 @@ use lj_trace_unwind::module::Module;
 use lj_trace_unwind::opened::FileView;
 use lj_trace_unwind::symbols::links;
 
-use super::config::Config;
+use super::config::AgentConfig;
 use super::groups::Groups;
 use super::rules::attribute;
 
@@ -55,7 +55,7 @@ impl HostAttributes {
 pub fn resource(
     process: &Process,
     host: &HostAttributes,
-    config: &Config,
+    config: &AgentConfig,
     containers: &ContainerAttributes,
 ) -> Resource {
     let pid = process.pid();
@@ -193,7 +193,8 @@ mod tests {
     #[test]
     fn this_process_has_a_name_and_a_host() {
         let process = Process::open(std::process::id()).unwrap();
-        let resource = resource(&process, &HostAttributes::read(), &Config::default(), &ContainerAttributes::new());
+        let resource =
+            resource(&process, &HostAttributes::read(), &AgentConfig::default(), &ContainerAttributes::new());
         assert_eq!(resource.get("process.pid"), Some(std::process::id().to_string().as_str()));
         for key in [Resource::SERVICE_NAME, "host.name", "os.version", attribute::EXECUTABLE] {
             assert!(resource.get(key).is_some_and(|value| !value.is_empty()), "{key}");

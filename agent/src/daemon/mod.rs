@@ -26,9 +26,9 @@ use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
 use tokio::signal::unix::Signal;
 
-use chosen::Chosen;
-use config::Config;
-use discovery::{Candidate, Discovery};
+use chosen::ChosenProcesses;
+use config::AgentConfig;
+use discovery::{Discovery, FoundProcess};
 use metadata::{ContainerAttributes, HostAttributes};
 use metrics::{Metrics, Numbers};
 use own_usage::{Excess, OwnUsage};
@@ -56,7 +56,7 @@ const ATTACH_BUDGET: Duration = Duration::from_millis(50);
 /// What is read again when the agent is told to.
 pub struct Reloaded {
     /// The configuration.
-    pub config: Config,
+    pub config: AgentConfig,
     /// Attributes by container id.
     pub containers: ContainerAttributes,
 }
@@ -67,12 +67,12 @@ pub enum Ended {
     /// It was told to.
     Stopped,
     /// What it is to record has changed so that all has to begin anew.
-    Restart(Box<Config>),
+    Restart(Box<AgentConfig>),
 }
 
 /// The agent while it runs.
 pub struct Daemon<'a> {
-    config: Arc<Config>,
+    config: Arc<AgentConfig>,
     host: HostAttributes,
     session: Session<'a>,
     discovery: Discovery,
@@ -80,7 +80,7 @@ pub struct Daemon<'a> {
     usage: OwnUsage,
     metrics: Option<Metrics>,
     ready: Ready,
-    /// Of [`Chosen`].
+    /// Of [`ChosenProcesses`].
     period: u64,
     refused: u64,
     /// Processes that are not recorded since the agent may not use more memory.
@@ -96,7 +96,7 @@ impl<'a> Daemon<'a> {
     /// # Errors
     /// The session cannot begin, or the address for metrics is taken.
     pub fn start(
-        config: Config,
+        config: AgentConfig,
         containers: ContainerAttributes,
         options: &'a Options,
         sinks: Arc<HostSinks>,
@@ -112,7 +112,7 @@ impl<'a> Daemon<'a> {
         // Ten thousand hosts that were started at once do not send at once.
         let first = config.interval.mul_f64(fastrand::f64());
         Ok(Self {
-            period: Chosen::period(&config),
+            period: ChosenProcesses::period(&config),
             usage: OwnUsage::new(config.limits.clone(), now),
             next_round: now + first,
             next_exits: now,
@@ -139,7 +139,7 @@ impl<'a> Daemon<'a> {
         &mut self,
         stop: impl Future<Output = ()>,
         mut hangup: Signal,
-        mut reload: impl FnMut(&Config) -> Result<Reloaded, String>,
+        mut reload: impl FnMut(&AgentConfig) -> Result<Reloaded, String>,
     ) -> Ended {
         let mut ticks = poll_interval::ticks();
         tokio::pin!(stop);
@@ -198,7 +198,7 @@ impl<'a> Daemon<'a> {
     fn attach(&mut self) {
         let began = Instant::now();
         while began.elapsed() < ATTACH_BUDGET
-            && let Some(Candidate { process, maps, found, resource }) = self.discovery.next()
+            && let Some(FoundProcess { process, maps, found, resource }) = self.discovery.next()
         {
             let pid = process.pid();
             if self.is_full {
@@ -232,9 +232,9 @@ impl<'a> Daemon<'a> {
     fn end_over(&mut self) {
         let before: Vec<u32> = self.pids().collect();
         self.session.end_over();
-        let period = Chosen::period(&self.config);
+        let period = ChosenProcesses::period(&self.config);
         if std::mem::replace(&mut self.period, period) != period {
-            let chosen = Chosen::at(period, &self.config, &self.host.identity());
+            let chosen = ChosenProcesses::at(period, &self.config, &self.host.identity());
             self.session.end_unless(|process| chosen.contains(process));
         }
         self.part_with(&before, SOON);
@@ -298,9 +298,10 @@ impl<'a> Daemon<'a> {
     /// Takes on another configuration; why it has to begin anew, if it has to.
     fn reload(&mut self, reloaded: Reloaded) -> Option<Ended> {
         let Reloaded { config, containers } = reloaded;
-        let needs_restart = |old: &Config, new: &Config| {
-            let of =
-                |config: &Config| (config.rate, config.memory, config.memory_interval, config.kernel, config.metrics);
+        let needs_restart = |old: &AgentConfig, new: &AgentConfig| {
+            let of = |config: &AgentConfig| {
+                (config.rate, config.memory, config.memory_interval, config.kernel, config.metrics)
+            };
             of(old) != of(new)
         };
         if needs_restart(&self.config, &config) {
@@ -311,7 +312,7 @@ impl<'a> Daemon<'a> {
         self.is_full = false;
         let before: Vec<u32> = self.pids().collect();
         let (host, config) = (&self.host, &self.config);
-        let chosen = Chosen::at(self.period, config, &host.identity());
+        let chosen = ChosenProcesses::at(self.period, config, &host.identity());
         self.session.end_unless(|process| {
             let resource = metadata::resource(process, host, config, &containers);
             config.leaves_out(&resource).is_none() && chosen.contains(process)

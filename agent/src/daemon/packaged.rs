@@ -7,7 +7,7 @@ use lj_trace_export::SinkConfig;
 use lj_trace_store::{RemoteConfig, StoreConfig};
 use serde::de::DeserializeOwned;
 
-use super::config::{Config, OwnLimits, ServiceName};
+use super::config::{AgentConfig, OwnLimits, ServiceName};
 use super::rules::Rule;
 
 const PACKAGED: &str = include_str!("../../../packaging/agent.toml");
@@ -24,15 +24,15 @@ fn in_force(examples: bool) -> String {
 
 #[test]
 fn what_is_packaged_changes_nothing() {
-    assert_eq!(Config::parse(PACKAGED).unwrap(), Config::default());
-    let mut settings = Config::parse(&in_force(false)).unwrap();
+    assert_eq!(AgentConfig::parse(PACKAGED).unwrap(), AgentConfig::default());
+    let mut settings = AgentConfig::parse(&in_force(false)).unwrap();
     assert_eq!(settings.store.take(), Some(StoreConfig::default()));
-    assert_eq!(settings, Config::default());
+    assert_eq!(settings, AgentConfig::default());
 }
 
 #[test]
 fn the_examples_are_taken_and_show_defaults() {
-    let config = Config::parse(&in_force(true)).unwrap();
+    let config = AgentConfig::parse(&in_force(true)).unwrap();
     assert_eq!((config.select.len(), config.drop.len(), config.service.len(), config.sink.len()), (1, 1, 1, 1));
     let sink = config.sinks().servers.remove(0);
     // What has no default is an example.
@@ -46,7 +46,7 @@ fn the_examples_are_taken_and_show_defaults() {
         basic_auth: sink.basic_auth.clone(),
         ca_file: sink.ca_file.clone(),
         attributes: sink.attributes.clone(),
-        ..Config { sink: vec![by_default], ..Config::default() }.sinks().servers.remove(0)
+        ..AgentConfig { sink: vec![by_default], ..AgentConfig::default() }.sinks().servers.remove(0)
     };
     assert_eq!(sink, own);
     assert!(config.store.is_some_and(|store| store.host.is_some() && store.remote.is_some()));
@@ -62,7 +62,7 @@ fn keys<T: DeserializeOwned + Debug>() -> BTreeSet<String> {
 #[test]
 fn each_key_is_in_the_file_and_on_the_page() {
     let tables = [
-        keys::<Config>(),
+        keys::<AgentConfig>(),
         keys::<OwnLimits>(),
         keys::<Rule>(),
         keys::<ServiceName>(),

@@ -6,7 +6,7 @@ use lj_trace_engine::session::Observer;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
 
-use super::config::Config;
+use super::config::AgentConfig;
 use crate::service::notify::Notifier;
 
 /// Tells them.
@@ -15,7 +15,7 @@ pub struct Ready(Notifier);
 
 impl Ready {
     /// It looks for processes from now on.
-    pub fn tell(&self, config: &Config) {
+    pub fn tell(&self, config: &AgentConfig) {
         let text = format!("recording all LuaJIT processes: {config}");
         say(Priority::Info, &text);
         self.0.ready(&text);

@@ -3,7 +3,7 @@
 use lj_trace_profile::Resource;
 use serde::Deserialize;
 
-use super::config::Config;
+use super::config::AgentConfig;
 
 /// Chooses processes by what their profiles are labelled with. All that it says has to hold.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl LeftOut {
     }
 }
 
-impl Config {
+impl AgentConfig {
     /// Why a process with this resource is left out; [`None`] if it is recorded.
     pub fn leaves_out(&self, resource: &Resource) -> Option<LeftOut> {
         let any = |rules: &[Rule]| rules.iter().any(|rule| rule.chooses(resource));
@@ -134,8 +134,11 @@ mod tests {
     #[test]
     fn what_is_dropped_is_left_out_of_what_is_selected() {
         let rules = |words: &[&str]| words.iter().map(|word| Rule::parse(word).unwrap()).collect();
-        let config =
-            |select: &[&str], drop: &[&str]| Config { select: rules(select), drop: rules(drop), ..Config::default() };
+        let config = |select: &[&str], drop: &[&str]| AgentConfig {
+            select: rules(select),
+            drop: rules(drop),
+            ..AgentConfig::default()
+        };
         assert_eq!(config(&[], &[]).leaves_out(&nginx()), None);
         assert_eq!(config(&["name=luajit", "name=nginx"], &[]).leaves_out(&nginx()), None);
         assert_eq!(config(&["name=luajit"], &[]).leaves_out(&nginx()), Some(LeftOut::NotSelected));

@@ -10,7 +10,7 @@ use lj_trace_text::table::{Column, Fit, Table};
 use serde::Serialize;
 
 use crate::commands::print;
-use crate::daemon::config::Config;
+use crate::daemon::config::AgentConfig;
 use crate::daemon::discovery::Discovery;
 use crate::daemon::metadata::{ContainerAttributes, HostAttributes};
 use crate::exit::CommandError;
@@ -49,7 +49,7 @@ struct LeftOut {
 ///
 /// # Errors
 /// The list cannot be printed.
-pub fn run(config: &Config, containers: &ContainerAttributes, json: bool) -> Result<(), CommandError> {
+pub fn run(config: &AgentConfig, containers: &ContainerAttributes, json: bool) -> Result<(), CommandError> {
     let (shared, containers) = (config.clone().into(), containers.clone().into());
     let discovery = Discovery::start(shared, containers, HostAttributes::read());
     let discovery = discovery.map_err(|error| CommandError::internal(&error))?;

@@ -4,27 +4,27 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use crate::daemon::config::{Config, Sinks};
+use crate::daemon::config::{AgentConfig, Sinks};
 use crate::daemon::sinks::HostSink;
-use crate::daemon::sinks::exported::Exported;
-use crate::daemon::sinks::stored::Stored;
+use crate::daemon::sinks::exported::ServerSink;
+use crate::daemon::sinks::stored::StoreSink;
 use crate::exit::{CommandError, ExitCode};
 
 /// Opens them.
 ///
 /// # Errors
 /// One of them cannot be.
-pub fn open(config: &Config) -> Result<Vec<Box<dyn HostSink>>, CommandError> {
+pub fn open(config: &AgentConfig) -> Result<Vec<Box<dyn HostSink>>, CommandError> {
     let mut all: Vec<Box<dyn HostSink>> = Vec::new();
     let Sinks { servers, store } = config.sinks();
     for config in servers {
         config.spool.as_deref().map_or(Ok(()), make_own)?;
-        let exported = Exported::start(config).map_err(|error| CommandError::usage(error.to_string()))?;
+        let exported = ServerSink::start(config).map_err(|error| CommandError::usage(error.to_string()))?;
         all.push(Box::new(exported));
     }
     if let Some(config) = store {
         config.folder.parent().map_or(Ok(()), make_own)?;
-        let stored = Stored::open(config).map_err(|error| CommandError::new(ExitCode::IO, error.to_string()))?;
+        let stored = StoreSink::open(config).map_err(|error| CommandError::new(ExitCode::IO, error.to_string()))?;
         all.push(Box::new(stored));
     }
     Ok(all)

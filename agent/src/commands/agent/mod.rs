@@ -17,7 +17,7 @@ pub(super) use overrides::parse_sink;
 
 use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, start_guardian};
-use crate::daemon::config::Config;
+use crate::daemon::config::AgentConfig;
 use crate::daemon::metadata::ContainerAttributes;
 use crate::daemon::sinks::{HostSinks, ProcessSinks};
 use crate::daemon::{Daemon, Ended, Reloaded};
@@ -72,7 +72,7 @@ pub fn run(args: &AgentArgs) -> Result<ExitCode, CommandError> {
 }
 
 /// How each process is recorded.
-fn options(config: &Config, sinks: &Arc<HostSinks>) -> Result<Options, CommandError> {
+fn options(config: &AgentConfig, sinks: &Arc<HostSinks>) -> Result<Options, CommandError> {
     let mode = if config.memory.is_some() { Mode::All } else { Mode::Sysprof };
     let LiveOptions { options, .. } = RecordArgs::live(&["--pid", "1"], None, mode, config.rate, LimitArgs::default())?;
     Ok(Options {
@@ -86,7 +86,7 @@ fn options(config: &Config, sinks: &Arc<HostSinks>) -> Result<Options, CommandEr
 }
 
 /// Reads the configuration again; puts other sinks in the place of those that there are, if these have changed.
-fn reload(args: &AgentArgs, current: &Config, sinks: &HostSinks) -> Result<Reloaded, String> {
+fn reload(args: &AgentArgs, current: &AgentConfig, sinks: &HostSinks) -> Result<Reloaded, String> {
     let config = args.config().map_err(|error| error.message)?;
     if config.memory.is_some() && current.memory.is_none() {
         return Err("recording allocations needs privileges that were given up: restart the agent for that".to_owned());
@@ -107,7 +107,7 @@ fn reload(args: &AgentArgs, current: &Config, sinks: &HostSinks) -> Result<Reloa
 }
 
 /// The attributes of containers, if there is a file that has them.
-fn containers(config: &Config) -> Result<ContainerAttributes, CommandError> {
+fn containers(config: &AgentConfig) -> Result<ContainerAttributes, CommandError> {
     let Some(path) = &config.container_attributes else { return Ok(ContainerAttributes::new()) };
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|error| CommandError::io(&format!("read {}", path.display()), &error))?;

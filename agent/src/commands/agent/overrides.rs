@@ -8,7 +8,7 @@ use clap::Args;
 
 use lj_trace_export::{SinkConfig, SinkKind};
 
-use crate::daemon::config::{Config, DEFAULT_FILE, parse_metrics, parse_probability};
+use crate::daemon::config::{AgentConfig, DEFAULT_FILE, parse_metrics, parse_probability};
 use crate::daemon::rules::Rule;
 use crate::exit::CommandError;
 use crate::values::{parse_duration, parse_share};
@@ -86,12 +86,12 @@ impl AgentArgs {
     ///
     /// # Errors
     /// The configuration cannot be read, or both do not fit together.
-    pub fn config(&self) -> Result<Config, CommandError> {
+    pub fn config(&self) -> Result<AgentConfig, CommandError> {
         let default = Path::new(DEFAULT_FILE);
         let mut config = match &self.config {
-            Some(path) => Config::read(path)?,
-            None if default.exists() => Config::read(default)?,
-            None => Config::default(),
+            Some(path) => AgentConfig::read(path)?,
+            None if default.exists() => AgentConfig::read(default)?,
+            None => AgentConfig::default(),
         };
         if !self.select.is_empty() {
             config.select.clone_from(&self.select);

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::daemon::discovery::Found;
+use crate::daemon::discovery::DiscoveryState;
 use crate::daemon::own_usage::Usage;
 use crate::daemon::sinks::SinkState;
 
@@ -22,7 +22,7 @@ pub struct Numbers {
     /// What was recorded of all processes so far.
     pub totals: Totals,
     /// How processes are found.
-    pub found: Found,
+    pub found: DiscoveryState,
     /// How often a process could not be recorded.
     pub refused: u64,
     /// Profiles with anything in them.

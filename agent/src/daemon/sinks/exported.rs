@@ -12,14 +12,14 @@ use super::{HostSink, SinkState};
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Sends profiles to a server.
-pub struct Exported {
+pub struct ServerSink {
     exporter: Exporter,
     /// What was said last of what goes wrong.
     said: Option<String>,
     is_verified: bool,
 }
 
-impl Exported {
+impl ServerSink {
     /// Begins to send.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Exported {
     }
 }
 
-impl HostSink for Exported {
+impl HostSink for ServerSink {
     fn add(&mut self, interval: &Interval<'_>) {
         self.exporter.add(interval);
     }

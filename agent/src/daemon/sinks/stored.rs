@@ -7,12 +7,12 @@ use lj_trace_store::{Store, StoreConfig, StoreError};
 use super::{HostSink, SinkState};
 
 /// Keeps profiles in files of this host.
-pub struct Stored {
+pub struct StoreSink {
     store: Store,
     name: String,
 }
 
-impl Stored {
+impl StoreSink {
     /// Opens the folder.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ impl Stored {
     }
 }
 
-impl HostSink for Stored {
+impl HostSink for StoreSink {
     fn add(&mut self, interval: &Interval<'_>) {
         self.store.add(interval);
     }
