@@ -15,16 +15,19 @@ use crate::toolchain::host_cargo;
 
 /// End-to-end tests that may run two at a time: they look at what lj-trace says of processes of their own, and measure no time, no
 /// shares between processes, no cost, and nothing of the whole host.
-const BESIDE_OTHERS: [&str; 24] = [
+const BESIDE_OTHERS: [&str; 30] = [
     "alloc_stacks",
     "bad_input",
     "big_streams",
     "comparing",
     "containers",
+    "debuginfod",
     "deep",
-    "dump",
+    "export_otlp",
     "formats",
+    "function_names",
     "heap_diff",
+    "host_agent",
     "hostile",
     "hostile_elf",
     "hostile_files",
@@ -35,11 +38,14 @@ const BESIDE_OTHERS: [&str; 24] = [
     "memprof_symbols",
     "memprof_traces",
     "memprof_vms",
+    "names",
     "renumbered",
     "reuse",
+    "store",
     "stories",
     "traces",
     "vms",
+    "wrong_input",
 ];
 
 /// The same of unit tests, by crate or file.

@@ -26,6 +26,9 @@ const ENVIRONMENT: u64 = 1 << 20;
 const MOST_ATTRIBUTES: usize = 16;
 const LONGEST_VALUE: usize = 256;
 
+/// What attributes begin with that VMs tell.
+const OF_VMS: &str = "luajit.";
+
 /// Attributes by container id.
 pub type ContainerAttributes = BTreeMap<String, BTreeMap<String, String>>;
 
@@ -116,6 +119,11 @@ pub fn add_vms(resource: &mut Resource, process: &Process, maps: &Maps, vms: &[V
     resource.set("process.executable.build_id.gnu", build_id);
 }
 
+/// Adds what the VMs of a process have told before.
+pub fn take_vms(resource: &mut Resource, known: &Resource) {
+    known.attributes().filter(|(key, _)| key.starts_with(OF_VMS)).for_each(|(key, value)| resource.set(key, value));
+}
+
 /// What an environment says of its process, as OpenTelemetry's SDKs read it: `OTEL_RESOURCE_ATTRIBUTES`, and `OTEL_SERVICE_NAME`
 /// in place of what that says of the service.
 fn told_by(environment: &[u8]) -> Vec<(String, String)> {
@@ -181,6 +189,15 @@ mod tests {
         assert_eq!(long[0].1.len(), LONGEST_VALUE);
         let many = (0..100).map(|n| format!("k{n}=v")).collect::<Vec<_>>().join(",");
         assert_eq!(told(&format!("OTEL_RESOURCE_ATTRIBUTES={many}")).len(), MOST_ATTRIBUTES);
+    }
+
+    #[test]
+    fn what_vms_have_told_stays_known() {
+        let mut known = Resource::of_service("old");
+        known.set("luajit.fork", "LuaJIT");
+        let mut resource = Resource::of_service("new");
+        take_vms(&mut resource, &known);
+        assert_eq!((resource.service(), resource.get("luajit.fork")), ("new", Some("LuaJIT")));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `lj-trace agent`: all LuaJIT processes of a host, for as long as it runs.
 //!
-//! [`discovery`] finds processes, [`rules`] and [`chosen`] say which of them are recorded, [`metadata`] what their profiles are
-//! labelled with. The engine records them in one session; each interval goes to all [`sinks`]. [`metrics`] has what became of it.
+//! `discovery` finds processes, `rules` and `chosen` say which of them are recorded, `metadata` what their profiles are
+//! labelled with. The engine records them in one session; each interval goes to all `sinks`. `metrics` has what became of it.
 
 mod chosen;
 pub mod config;
@@ -311,10 +311,14 @@ impl<'a> Daemon<'a> {
         self.usage = OwnUsage::new(self.config.limits.clone(), Instant::now());
         self.is_full = false;
         let before: Vec<u32> = self.pids().collect();
-        let (host, config) = (&self.host, &self.config);
+        let (host, config, sinks) = (&self.host, &self.config, &self.sinks);
         let chosen = ChosenProcesses::at(self.period, config, &host.identity());
         self.session.end_unless(|process| {
-            let resource = metadata::resource(process, host, config, &containers);
+            let mut resource = metadata::resource(process, host, config, &containers);
+            // What its VMs tell was found out when it joined.
+            if let Some(known) = sinks.resource(process.pid()) {
+                metadata::take_vms(&mut resource, &known);
+            }
             config.leaves_out(&resource).is_none() && chosen.contains(process)
         });
         self.discovery.change(Arc::clone(&self.config), Arc::new(containers));

@@ -70,6 +70,11 @@ impl HostSinks {
         self.lock().resources.insert(pid, Arc::new(resource));
     }
 
+    /// What a process is that is recorded.
+    pub fn resource(&self, pid: u32) -> Option<Arc<Resource>> {
+        self.lock().resources.get(&pid).cloned()
+    }
+
     /// A process is recorded no more.
     pub fn forget(&self, pid: u32) {
         self.lock().resources.remove(&pid);

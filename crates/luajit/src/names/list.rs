@@ -23,7 +23,7 @@ const MAX_PLACES: usize = 256;
 const PROTOTYPES_PER_PLACE: u32 = 16;
 
 /// What a return costs, in objects: a list that is torn everywhere ends the walk.
-const COST_OF_RETURN: u64 = 256;
+const COST_OF_RETURN: u64 = 1 << 17;
 
 /// A walk, and where it can go on.
 #[derive(Debug, Default)]

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use object::read::{ReadCache, ReadRef};
+use object::read::{ReadCache, ReadCacheOps, ReadRef};
 
 /// The most that is read of a file at a time: the symbols, notes and strings of the largest programs are smaller, and so
 /// are the debug files of any LuaJIT.
@@ -37,7 +38,7 @@ pub fn refusals() -> u64 {
 /// A file, and what may still be read of it.
 pub struct BoundedFile<'a> {
     file: &'a File,
-    cache: ReadCache<&'a File>,
+    cache: ReadCache<Positioned<'a>>,
     left: AtomicU64,
 }
 
@@ -45,10 +46,40 @@ pub struct BoundedFile<'a> {
 #[derive(Clone, Copy)]
 pub struct Bounded<'a>(&'a BoundedFile<'a>);
 
+/// A file, and where in it is read next. The descriptor has a position too, but that is one for all who read the file: several
+/// threads do so at once.
+struct Positioned<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl ReadCacheOps for Positioned<'_> {
+    fn len(&mut self) -> Result<u64, ()> {
+        self.file.metadata().map(|metadata| metadata.len()).map_err(drop)
+    }
+
+    fn seek(&mut self, at: u64) -> Result<u64, ()> {
+        self.at = at;
+        Ok(at)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, ()> {
+        let count = self.file.read_at(buffer, self.at).map_err(drop)?;
+        self.at = self.at.saturating_add(count as u64);
+        Ok(count)
+    }
+
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), ()> {
+        self.file.read_exact_at(buffer, self.at).map_err(drop)?;
+        self.at = self.at.saturating_add(buffer.len() as u64);
+        Ok(())
+    }
+}
+
 impl<'a> BoundedFile<'a> {
     /// All of a file, up to the limit.
     pub fn new(file: &'a File) -> Self {
-        Self { file, cache: ReadCache::new(file), left: AtomicU64::new(MOST) }
+        Self { file, cache: ReadCache::new(Positioned { file, at: 0 }), left: AtomicU64::new(MOST) }
     }
 
     /// To read from.
