@@ -1,8 +1,8 @@
 //! What Lua functions are called: one name for each, whoever calls it.
 //!
-//! The name is that of the definition ([`definition`]): the variable or field that the function is stored in where it
-//! is made. The function that makes it tells that; which one that is takes a [`search`]. If it is gone, what is left of the
-//! definition names it: the upvalue that another function has it in ([`used`]), or the field of a loaded module.
+//! The name is that of the definition (`definition`): the variable or field that the function is stored in where it
+//! is made. The function that makes it tells that; which one that is takes a `search`. If it is gone, what is left of the
+//! definition names it: the upvalue that another function has it in (`used`), or the field of a loaded module.
 
 mod definition;
 mod list;
