@@ -321,7 +321,8 @@ fn is_quick() -> Result<()> {
             (0..5).map(|_| dump(&workload, &[])?["milliseconds"].as_f64().context("no time")).collect();
         let fastest = times?.into_iter().fold(f64::MAX, f64::min);
         println!("{}: {fastest:.1} ms", program.name);
-        ensure!(fastest < 50.0, "{}: {fastest} ms", program.name);
+        // Some tens of them are for names: the functions that make others are searched in the heap.
+        ensure!(fastest < 150.0, "{}: {fastest} ms", program.name);
     }
     Ok(())
 }
