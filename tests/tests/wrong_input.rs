@@ -139,7 +139,7 @@ const REPORT: &[Case] = &[
     ("report", USAGE, &["FILE is missing"]),
     ("report a.bin b.bin", USAGE, &["unexpected argument `b.bin`"]),
     ("report missing.bin", IO, &["missing.bin", "No such file"]),
-    ("report folder", IO, &["folder", "Is a directory"]),
+    ("report folder", DATA, &["folder has nothing that is asked for", "--service"]),
     ("report empty.bin", IO, &["empty.bin: it is empty", "record again"]),
     ("report text.lua", IO, &["text.lua: not a memprof or sysprof stream", "a .bin file that lj-trace"]),
     ("report garbage.heap.gz", IO, &["garbage.heap.gz: not a memprof", "a .bin file that lj-trace"]),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{Seek as _, SeekFrom};
+use std::io::{Seek, SeekFrom};
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
@@ -57,7 +57,7 @@ struct Positioned<'a> {
 impl ReadCacheOps for Positioned<'_> {
     fn len(&mut self) -> Result<u64, ()> {
         // The sandbox lets the reader ask for nothing else. The position that it moves is nobody's.
-        self.file.seek(SeekFrom::End(0)).map_err(drop)
+        Seek::seek(&mut self.file, SeekFrom::End(0)).map_err(drop)
     }
 
     fn seek(&mut self, at: u64) -> Result<u64, ()> {
