@@ -322,7 +322,7 @@ fn is_quick() -> Result<()> {
         let fastest = times?.into_iter().fold(f64::MAX, f64::min);
         println!("{}: {fastest:.1} ms", program.name);
         // Some tens of them are for names: the functions that make others are searched in the heap.
-        ensure!(fastest < 150.0, "{}: {fastest} ms", program.name);
+        ensure!(fastest < 100.0, "{}: {fastest} ms", program.name);
     }
     Ok(())
 }
