@@ -206,15 +206,7 @@ impl<'a> Daemon<'a> {
                 continue;
             }
             self.sinks.describe(pid, resource);
-            let target = RecordTarget {
-                options: self.session.options().of_child(pid),
-                process,
-                maps,
-                vms: found.vms,
-                may_have_more: found.may_have_more,
-                only: None,
-                live: None,
-            };
+            let target = RecordTarget::of_several(self.session.options(), process, maps, found);
             if let Err(error) = self.session.try_add(target, &self.ready) {
                 self.refused += 1;
                 self.sinks.forget(pid);

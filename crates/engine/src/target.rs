@@ -59,6 +59,13 @@ impl RecordTarget {
         Ok(Self { options, process, maps, vms: Vec::new(), may_have_more: false, only: None, live: None })
     }
 
+    /// One of several processes, in which these VMs were found. `options` are those of all.
+    pub fn of_several(options: &Options, process: Process, maps: Maps, found: FirstVms) -> Self {
+        let options = options.of_child(process.pid());
+        let FirstVms { vms, may_have_more } = found;
+        Self { options, process, maps, vms, may_have_more, only: None, live: None }
+    }
+
     /// The VMs that are recorded, in the order of their numbers in the outputs: the only one that is recorded has none.
     pub fn recorded(&self) -> Vec<Vm> {
         let Self { vms, only, .. } = self;
@@ -169,10 +176,7 @@ fn with_vms(pids: &[u32], options: &Options) -> Vec<RecordTarget> {
         let Ok(process) = Process::open(pid) else { continue };
         let Ok(maps) = process.maps() else { continue };
         match find_first_vms(&process, &maps) {
-            Ok(FirstVms { vms, may_have_more }) => {
-                let options = options.of_child(pid);
-                targets.push(RecordTarget { options, process, maps, vms, may_have_more, only: None, live: None });
-            }
+            Ok(found) => targets.push(RecordTarget::of_several(options, process, maps, found)),
             // A helper without Lua, or one that has just exited.
             Err(FindError::NoVm { .. } | FindError::Target(_)) => {}
             Err(error) => say(Priority::Warning, &format!("lj-trace: process {pid} is not recorded: {error}")),

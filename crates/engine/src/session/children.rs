@@ -67,15 +67,8 @@ impl NewChildren {
 
     /// Those that were found since.
     pub fn take(&self, options: &Options) -> impl Iterator<Item = RecordTarget> {
-        self.found.try_iter().map(|Found { process, maps, found }| RecordTarget {
-            options: options.of_child(process.pid()),
-            process,
-            maps,
-            vms: found.vms,
-            may_have_more: found.may_have_more,
-            only: None,
-            live: None,
-        })
+        let found = self.found.try_iter();
+        found.map(|Found { process, maps, found }| RecordTarget::of_several(options, process, maps, found))
     }
 }
 
