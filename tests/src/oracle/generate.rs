@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use fastrand::Rng;
 
-use super::legal::{Edge, Function, Legal, Via};
+use super::defined::defined_as;
+use super::legal::{Edge, Function, Legal, MAIN_CHUNK, Via};
 use super::plan::{Kind, Plan, Planned, draw};
 use super::text::Text;
 
@@ -61,9 +62,8 @@ pub fn generate(seed: u64) -> Program {
     let plan = draw(&mut random, interface == Interface::Ffi);
     let count = plan.functions.len();
     let mut functions = vec![Function::default(); PLANNED + count];
-    functions[MAIN].name = "main chunk".to_owned();
+    functions[MAIN].name = Some(MAIN_CHUNK.to_owned());
     for (number, function) in functions[PLANNED..].iter_mut().enumerate() {
-        function.name = format!("f{number}");
         function.natives.extend(u32::try_from(number));
     }
     let generator = Generator {
@@ -180,7 +180,8 @@ impl Generator {
     }
 
     fn define_loop(&mut self) {
-        self.functions[LOOP] = Function { name: "run".to_owned(), first: self.text.line(), ..Function::default() };
+        self.functions[LOOP] =
+            Function { name: Some("run".to_owned()), first: self.text.line(), ..Function::default() };
         self.line("local function run(n)");
         self.text.indent();
         self.line("local x = 1.5");
@@ -255,6 +256,7 @@ impl Generator {
         let kind = self.plan.functions[number].kind;
         let id = PLANNED + number;
         self.functions[id].first = self.text.line();
+        self.functions[id].name = defined_as(head);
         self.text.push(head);
         self.text.indent();
         self.text.next();

@@ -15,7 +15,7 @@ pub const ITERATOR: &str = "(for generator)";
 pub enum Token {
     /// A function of the program.
     Lua {
-        /// What its caller calls it; empty where that is not known.
+        /// What it is called, in a recording after its definition, by the VM after its call; empty where it has no name.
         name: String,
         /// Where it begins.
         first: u32,
@@ -68,7 +68,7 @@ pub enum Wrong {
     Function,
     /// The functions are right, a line is not.
     Line,
-    /// A function is called by a name that its caller does not have for it.
+    /// A function has another name than its definition.
     Name,
     /// A native frame stands where it cannot.
     Native,
@@ -95,12 +95,21 @@ pub struct Judge<'a> {
     entry: Option<Vec<Token>>,
 }
 
-/// How much of a stack is held against what it must be. What the VM itself says has no native frames, and all names.
+/// How much of a stack is held against what it must be. What the VM itself says has no native frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rules {
     native: bool,
-    names: bool,
+    names: Option<NamedBy>,
     lines: bool,
+}
+
+/// What tells the name of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NamedBy {
+    /// Its definition: so do recordings.
+    Definition,
+    /// Its caller: so does the VM.
+    Call,
 }
 
 /// Where a stack may be, read so far.
@@ -141,16 +150,16 @@ impl<'a> Judge<'a> {
 
     /// Judges a stack of a recording.
     pub fn judge(&self, stack: &[Token]) -> Verdict {
-        let all = Rules { native: true, names: true, lines: true };
+        let all = Rules { native: true, names: Some(NamedBy::Definition), lines: true };
         if self.is_legal(stack, all, &mut BTreeSet::new()) {
             return if stack.contains(&Token::Mark) { Verdict::Marked } else { Verdict::Right };
         }
         // The first rule without which it passes is what it breaks.
         let without = [
-            (Wrong::Name, Rules { names: false, ..all }),
+            (Wrong::Name, Rules { names: None, ..all }),
             (Wrong::Line, Rules { lines: false, ..all }),
             (Wrong::Native, Rules { native: false, ..all }),
-            (Wrong::Native, Rules { native: false, names: false, lines: false }),
+            (Wrong::Native, Rules { native: false, names: None, lines: false }),
         ];
         let broken = without.iter().find(|(_, rules)| self.is_legal(stack, *rules, &mut BTreeSet::new()));
         Verdict::Wrong(broken.map_or(Wrong::Function, |(wrong, _)| *wrong))
@@ -158,7 +167,7 @@ impl<'a> Judge<'a> {
 
     /// Whether the VM's own words are legal; notes the calls that they show.
     pub fn accepts(&self, stack: &[Token], seen: &mut BTreeSet<Edge>) -> bool {
-        self.is_legal(stack, Rules { native: false, names: true, lines: true }, seen)
+        self.is_legal(stack, Rules { native: false, names: Some(NamedBy::Call), lines: true }, seen)
     }
 
     /// How many frames of a stack show the line where their function begins in place of one that calls something:
@@ -189,6 +198,9 @@ impl<'a> Judge<'a> {
             };
             let mut next = Vec::new();
             for &function in self.candidates(*first) {
+                if rules.names == Some(NamedBy::Definition) && !self.is_defined_as(function, name) {
+                    continue;
+                }
                 let follows = match &states {
                     None => self.may_begin(&between, function, rules),
                     Some(states) => {
@@ -214,6 +226,10 @@ impl<'a> Judge<'a> {
             // Native code alone: outside of the program, or its Lua stack is missing.
             None => between.contains(&&Token::Mark) || !between.iter().any(|token| matches!(token, Token::Own(_))),
         }
+    }
+
+    fn is_defined_as(&self, function: usize, name: &str) -> bool {
+        self.legal.functions[function].name.as_deref().unwrap_or_default() == name
     }
 
     /// Whether a stack may begin with a function.
@@ -244,8 +260,6 @@ impl<'a> Judge<'a> {
             let is_foreign = |token: &&Token| matches!(token, Token::Lua { .. } | Token::Own(_) | Token::Callback(_));
             return !between.iter().any(is_foreign)
                 && (!rules.native || between.iter().any(is_native))
-                // The VM itself may call it after the instruction that allocates.
-                && (!rules.names || !rules.native || name.is_empty() || name == "__gc")
                 && self.is_within(state, rules);
         }
         let is_unknown = self.is_unknown(state.function, state.line);
@@ -253,7 +267,7 @@ impl<'a> Judge<'a> {
             edge.caller == state.function
                 && edge.callee == callee
                 && (self.legal.is_from(edge, state.line) || is_unknown || !rules.lines)
-                && (is_name(&edge.name, name) || name.is_empty() && rules.native || !rules.names)
+                && (rules.names != Some(NamedBy::Call) || is_name(&edge.name, name))
                 && stands_between(edge.via, between, rules)
         };
         let mut found = false;

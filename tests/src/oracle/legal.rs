@@ -2,14 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use super::defined::defined_as;
 use super::generate::MAIN;
 use super::judge::Token;
+
+/// What profiles call the main chunk.
+pub const MAIN_CHUNK: &str = "main chunk";
 
 /// A function of a program; its number is its place among them. The main chunk has number 0.
 #[derive(Clone, Debug, Default)]
 pub struct Function {
-    /// What the program's text calls it.
-    pub name: String,
+    /// What the program's text calls it where it defines it; [`None`] if it is stored nowhere there.
+    pub name: Option<String>,
     /// The line where it begins; 0 for the main chunk.
     pub first: u32,
     /// The line where it ends.
@@ -111,9 +115,9 @@ impl Legal {
         legal
     }
 
-    /// What a program may have on its stacks, from all that it has in the VM's own words.
-    pub fn of_stacks(stacks: &[Vec<Token>]) -> Option<Self> {
-        let main = Function { name: "main chunk".to_owned(), last: u32::MAX, ..Function::default() };
+    /// What a program may have on its stacks, from its text and from all that it has in the VM's own words.
+    pub fn of_stacks(text: &str, stacks: &[Vec<Token>]) -> Option<Self> {
+        let main = Function { name: Some(MAIN_CHUNK.to_owned()), last: u32::MAX, ..Function::default() };
         let (mut functions, mut calls, mut finalizers) = (vec![main], Vec::new(), BTreeSet::new());
         for stack in stacks {
             let mut caller = None;
@@ -123,7 +127,7 @@ impl Legal {
                     Token::Lua { name, first, line } => {
                         let known = functions.iter().position(|function| function.first == *first);
                         let callee = known.unwrap_or_else(|| {
-                            let name = format!("function at line {first}");
+                            let name = text.lines().nth((*first as usize).checked_sub(1)?).and_then(defined_as);
                             functions.push(Function { name, first: *first, last: u32::MAX, ..Function::default() });
                             functions.len() - 1
                         });

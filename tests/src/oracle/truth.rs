@@ -61,7 +61,7 @@ pub fn adopt(host: &Host, text: &str, folder: &Path) -> Result<Program> {
     let mut program = Program { seed: 0, text: text.to_owned(), interface, legal: Legal::default() };
     write(&program, folder)?;
     let stacks: Vec<_> = chains(host, interface, folder)?.iter().map(|chain| tokens(chain)).collect::<Result<_>>()?;
-    program.legal = Legal::of_stacks(&stacks).context("it has calls that the oracle does not know")?;
+    program.legal = Legal::of_stacks(text, &stacks).context("it has calls that the oracle does not know")?;
     // The main chunk has one loop for this, and one for recordings.
     program.legal.open_main();
     Ok(program)

@@ -1,8 +1,9 @@
 //! What Lua functions are called: one name for each, whoever calls it.
 //!
 //! The name is that of the definition (`definition`): the variable or field that the function is stored in where it
-//! is made. The function that makes it tells that; which one that is takes a `search`. If it is gone, what is left of the
-//! definition names it: the upvalue that another function has it in (`used`), or the field of a loaded module.
+//! is made. The function that makes it tells that; which one that is takes a `search`. If it is gone, or stores the function
+//! nowhere, what uses the function names it: the upvalue that another function has it in (`used`), or the field of a loaded
+//! module.
 
 mod definition;
 mod list;
@@ -127,7 +128,9 @@ impl FunctionNamer {
         for _ in 0..ATTEMPTS {
             match self.search.parent(memory, vm, key, &mut self.allowance) {
                 FoundParent::Parent(parent) => match self.defined_by(memory, vm, parent, key) {
-                    Ok(name) => return name,
+                    Ok(Some(name)) => return Some(name),
+                    // An argument, or a result: a variable may have it all the same.
+                    Ok(None) => break,
                     // Something else is there by now.
                     Err(WrongParent) => self.search.forget(key.address),
                 },
