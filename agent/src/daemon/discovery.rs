@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lj_trace_luajit::{FindError, FirstVms, find_first_vms};
-use lj_trace_process::family::last_number;
+use lj_trace_process::started::{Started, StartedProcesses};
 use lj_trace_process::{Maps, Process, TargetError, proc_file};
 use lj_trace_profile::Resource;
 
@@ -24,13 +24,10 @@ use crate::host::CodeFiles;
 /// How often it is looked for new processes.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// All processes are listed as often as that; in between, only numbers are looked at that the kernel has given since.
+/// All processes are listed as often as that; in between, only those are looked at that have started since.
 const LIST_INTERVAL: Duration = Duration::from_secs(10);
 
-/// If it has given more numbers than that, all processes are listed.
-const MANY_NUMBERS: u32 = 256;
-
-/// Where others start processes all the time, it waits for so many times as long as finding them took.
+/// Where others start processes all the time, it waits for so many times as long as listing all took.
 const WAIT: u32 = 100;
 
 /// A process that was met is looked at after so long: it has not just been forked to become another program.
@@ -110,7 +107,7 @@ impl Discovery {
             host,
             files: CodeFiles::default(),
             seen: HashMap::new(),
-            last_number: None,
+            started: StartedProcesses::default(),
             listed: None,
             next_list: Instant::now(),
             period: 0,
@@ -187,7 +184,7 @@ struct Look {
     host: HostAttributes,
     files: CodeFiles,
     seen: HashMap<u32, Seen>,
-    last_number: Option<u32>,
+    started: StartedProcesses,
     listed: Option<Instant>,
     next_list: Instant,
     /// Of [`ChosenProcesses`].
@@ -252,31 +249,21 @@ impl Look {
 
     /// Finds out who has come and who has gone.
     fn meet(&mut self, now: Instant) {
-        let last = last_number();
-        let is_list_due = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL);
-        if now < self.next_list || !is_list_due && last.is_some() && last == self.last_number {
-            return;
+        match self.started.look() {
+            Started::These(started) => started.iter().for_each(|process| self.add(process.pid, now)),
+            Started::Unknown => self.listed = None,
         }
-        let began = Instant::now();
-        let numbers = match (last, self.last_number) {
-            (Some(last), Some(before)) if !is_list_due => last.checked_sub(before).filter(|new| *new <= MANY_NUMBERS),
-            _ => None,
-        };
-        match (numbers, last) {
-            (Some(new), Some(last)) => {
-                (last - new + 1..=last).filter(|pid| is_process(*pid)).for_each(|pid| self.add(pid, now))
-            }
-            _ => {
-                self.listed = Some(now);
-                let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-                let all: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-                self.seen.retain(|pid, _| all.contains(pid));
-                lock(&self.shared.found).left_out.retain(|pid, _| all.contains(pid));
-                all.into_iter().for_each(|pid| self.add(pid, now));
-            }
+        let is_due = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL);
+        if is_due && now >= self.next_list {
+            let began = Instant::now();
+            self.listed = Some(now);
+            let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+            let all: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+            self.seen.retain(|pid, _| all.contains(pid));
+            lock(&self.shared.found).left_out.retain(|pid, _| all.contains(pid));
+            all.into_iter().for_each(|pid| self.add(pid, now));
+            self.next_list = Instant::now() + began.elapsed() * WAIT;
         }
-        self.last_number = last;
-        self.next_list = Instant::now() + began.elapsed() * WAIT;
     }
 
     fn add(&mut self, pid: u32, now: Instant) {
@@ -360,13 +347,6 @@ fn mapped_pages(pid: u32) -> Option<u64> {
     proc_file::read_text(format!("/proc/{pid}/statm")).ok()?.split_whitespace().next()?.parse().ok()
 }
 
-/// Whether a number is that of a process, rather than of a thread.
-fn is_process(pid: u32) -> bool {
-    let status = proc_file::read_text(format!("/proc/{pid}/status")).unwrap_or_default();
-    let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-    group.is_some_and(|group| group.trim().parse() == Ok(pid))
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Command;
@@ -386,17 +366,5 @@ mod tests {
         assert!(own.is_none());
         child.kill().unwrap();
         child.wait().unwrap();
-    }
-
-    #[test]
-    fn threads_are_no_processes() {
-        let thread = thread::spawn(|| {
-            // SAFETY: it takes nothing and cannot fail.
-            let own = unsafe { libc::gettid() } as u32;
-            (own, is_process(own))
-        });
-        let (tid, is_one) = thread.join().unwrap();
-        assert!(tid != std::process::id() && !is_one);
-        assert!(is_process(std::process::id()) && !is_process(0));
     }
 }

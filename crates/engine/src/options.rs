@@ -164,6 +164,9 @@ pub enum UseWatchpoint {
     Never,
 }
 
+/// A whole host has as many of LuaJIT, as far as room is made for them at first.
+const PROCESSES_OF_HOST: usize = 1024;
+
 impl Options {
     /// Whether several processes are recorded, or may be: each gets streams of its own.
     pub fn is_of_several(&self) -> bool {
@@ -234,7 +237,10 @@ impl Options {
     pub fn wanted(&self, processes: usize) -> Wanted {
         let memory = self.kinds.allocations;
         let stack_every = self.alloc_stacks.filter(|_| memory).unwrap_or(0);
-        let processes = u32::try_from(processes).unwrap_or(u32::MAX >> 1);
+        // The maps of a whole host are made when the first of its processes is there.
+        let is_shared_by_host = matches!(self.scope, Scope::Host) && !memory;
+        let expected = if is_shared_by_host { processes.max(PROCESSES_OF_HOST) } else { processes };
+        let processes = u32::try_from(expected).unwrap_or(u32::MAX >> 1);
         let mechanism = match (memory, self.testing.no_uprobe_multi) {
             (true, false) => Mechanism::detect(),
             (true, true) => Mechanism::Classic,

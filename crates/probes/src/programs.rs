@@ -42,6 +42,10 @@ pub struct Programs {
     why_alone: Option<String>,
 }
 
+/// Keeps the programs, maps and events that processes share, though none of these is sampled at the moment: the next one does
+/// not wait for the kernel to verify them.
+pub struct KeptPrograms(#[expect(dead_code, reason = "it is only held")] Arc<Set>);
+
 impl Programs {
     /// Prepares what is wanted for one process alone and tells it about its VMs.
     ///
@@ -49,6 +53,11 @@ impl Programs {
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
     pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
         Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
+    }
+
+    /// Keeps what it shares with others; [`None`] if it shares nothing.
+    pub fn keep(&self) -> Option<KeptPrograms> {
+        self.vms.is_some().then(|| KeptPrograms(Arc::clone(&self.set)))
     }
 
     /// Begins to load what [`join`](Self::join) is going to want, while the process is looked at.

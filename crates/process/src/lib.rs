@@ -23,6 +23,7 @@ pub mod process;
 pub mod sandbox;
 pub mod select;
 pub mod sockets;
+pub mod started;
 pub mod switches;
 pub mod tree;
 

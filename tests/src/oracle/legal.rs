@@ -127,7 +127,7 @@ impl Legal {
                     Token::Lua { name, first, line } => {
                         let known = functions.iter().position(|function| function.first == *first);
                         let callee = known.unwrap_or_else(|| {
-                            let name = text.lines().nth((*first as usize).checked_sub(1)?).and_then(defined_as);
+                            let name = text.lines().nth((*first as usize).saturating_sub(1)).and_then(defined_as);
                             functions.push(Function { name, first: *first, last: u32::MAX, ..Function::default() });
                             functions.len() - 1
                         });

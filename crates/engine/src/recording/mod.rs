@@ -22,7 +22,7 @@ use lj_trace_common::vm::VmConfig;
 use lj_trace_luajit::Vm;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::plan::ProbePlan;
-use lj_trace_probes::programs::Programs;
+use lj_trace_probes::programs::{KeptPrograms, Programs};
 use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_probes::sampler::{EventPlaces, Sampler};
@@ -300,6 +300,11 @@ impl Recording {
     /// Whether it can still reach what its programs have counted.
     pub fn is_in_reach(&self) -> bool {
         self.programs.are_in_reach()
+    }
+
+    /// Keeps the programs that it shares with other processes; [`None`] if it shares none.
+    pub fn keep_programs(&self) -> Option<KeptPrograms> {
+        self.programs.keep()
     }
 
     /// Takes the probes out. What they have recorded can still be drained.

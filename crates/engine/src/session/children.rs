@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lj_trace_luajit::{FirstVms, find_first_vms};
-use lj_trace_process::family::{descendants_of_all, last_number};
+use lj_trace_process::family::descendants_of_all;
+use lj_trace_process::started::{Started, StartedProcesses};
 use lj_trace_process::{Maps, Process};
 
 use crate::error::EngineError;
@@ -93,27 +94,38 @@ struct Watch {
 #[derive(Default)]
 struct Family {
     members: Vec<u32>,
-    /// The last number that the kernel had given by then.
-    last_number: Option<u32>,
-    /// When it may be found out again.
+    started: StartedProcesses,
+    /// When all were listed.
+    listed: Option<Instant>,
+    /// When that may be done again.
     next: Option<Instant>,
 }
 
-/// Where others start processes all the time, it waits for so many times as long as finding out took.
+/// Where others start processes all the time, it waits for so many times as long as listing all took.
 const WAIT: u32 = 100;
 
+/// All are listed as often as that; in between, only those are looked at that have started since.
+const LIST_INTERVAL: Duration = Duration::from_secs(10);
+
 impl Family {
-    /// Finds out who there is, unless there are no new processes on the machine.
+    /// Finds out who there is.
     fn look(&mut self, roots: &[u32]) {
-        let last_number = last_number();
-        let is_same = last_number.is_some() && last_number == self.last_number;
-        if is_same || self.next.is_some_and(|next| Instant::now() < next) {
-            return;
+        match self.started.look() {
+            // Whoever starts others was there before them.
+            Started::These(started) => started.iter().for_each(|process| {
+                let is_family = roots.contains(&process.parent) || self.members.contains(&process.parent);
+                if is_family && !self.members.contains(&process.pid) {
+                    self.members.push(process.pid);
+                }
+            }),
+            Started::Unknown => self.listed = None,
         }
-        let began = Instant::now();
-        self.members = descendants_of_all(roots);
-        self.last_number = last_number;
-        self.next = Instant::now().checked_add(began.elapsed() * WAIT);
+        let is_due = self.listed.is_none_or(|listed| listed.elapsed() >= LIST_INTERVAL);
+        if is_due && self.next.is_none_or(|next| Instant::now() >= next) {
+            let began = Instant::now();
+            self.members = descendants_of_all(roots);
+            (self.listed, self.next) = (Some(began), Instant::now().checked_add(began.elapsed() * WAIT));
+        }
     }
 }
 

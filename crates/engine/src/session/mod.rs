@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lj_trace_probes::journal::{Priority, say};
+use lj_trace_probes::programs::KeptPrograms;
 use lj_trace_process::sandbox::bounded;
 use lj_trace_process::{Exit, Process, sandbox};
 use lj_trace_text::Room;
@@ -49,6 +50,8 @@ pub struct Session<'a> {
     flushed: Option<Instant>,
     /// When it is over, if that is known.
     deadline: Option<Instant>,
+    /// Of a whole host: its processes come and go, and there may be none for some time.
+    kept: Option<KeptPrograms>,
     /// When the files that are being written begin, if each piece of the recording has its own.
     piece: Option<String>,
 }
@@ -105,7 +108,8 @@ impl<'a> Session<'a> {
         let common = common_reports(options, piece.as_deref())?;
         let (running, finished) = (Vec::new(), Vec::new());
         let over = Totals::default();
-        let mut session = Self { options, running, finished, over, common, flushed: None, deadline: None, piece };
+        let mut session =
+            Self { options, running, finished, over, common, flushed: None, deadline: None, kept: None, piece };
         let processes = targets.len();
         for target in targets {
             let new = session.prepare(target, processes)?;
@@ -127,6 +131,9 @@ impl<'a> Session<'a> {
             common.describe(&target.process);
         }
         let recording = Recording::prepare(&target, processes, self.piece.as_deref())?;
+        if matches!(self.options.scope, Scope::Host) {
+            self.kept = recording.keep_programs();
+        }
         let watch = Watch::new(&target, self.options.quiet, processes);
         let exit = match target.process.exit() {
             Exit::Event(fd) => Some(fd),

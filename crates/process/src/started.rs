@@ -1,0 +1,123 @@
+//! Which processes have started since the last look, without a look at all that there are.
+//!
+//! The kernel gives numbers to processes and threads in their order, and tells the last one (`/proc/loadavg`). So only those between
+//! two looks have to be looked at.
+
+use crate::proc_file;
+
+/// If it has given more numbers than that, it takes less to list all processes.
+const MANY: u32 = 256;
+
+/// What has started since the last look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Started {
+    /// These; some may be gone already.
+    These(Vec<StartedProcess>),
+    /// Nobody knows: it was the first look, numbers began anew, or there were too many.
+    Unknown,
+}
+
+/// A process that has started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartedProcess {
+    /// Its id.
+    pub pid: u32,
+    /// That of the process that has started it, or of whoever looks after it since that one is gone.
+    pub parent: u32,
+}
+
+/// Looks for processes that have started.
+#[derive(Debug, Default)]
+pub struct StartedProcesses {
+    last: Option<u32>,
+    /// Numbers that nothing had at the last look: the kernel gives one before it shows who has it.
+    absent: Vec<u32>,
+}
+
+impl StartedProcesses {
+    /// Those since the last look.
+    pub fn look(&mut self) -> Started {
+        let last = last_number();
+        let before = std::mem::replace(&mut self.last, last);
+        let (Some(last), Some(before)) = (last, before) else { return Started::Unknown };
+        let Some(new) = last.checked_sub(before).filter(|new| *new <= MANY) else {
+            self.absent.clear();
+            return Started::Unknown;
+        };
+        let mut started = Vec::new();
+        for pid in std::mem::take(&mut self.absent) {
+            if let Numbered::Process(process) = numbered(pid) {
+                started.push(process);
+            }
+        }
+        for pid in last - new + 1..=last {
+            match numbered(pid) {
+                Numbered::Process(process) => started.push(process),
+                Numbered::Thread => {}
+                Numbered::Nothing => self.absent.push(pid),
+            }
+        }
+        Started::These(started)
+    }
+}
+
+/// The number that the kernel has given last, to a process or a thread, in our PID namespace. [`None`] if it does not tell.
+fn last_number() -> Option<u32> {
+    proc_file::read_text("/proc/loadavg").ok()?.split_whitespace().next_back()?.parse().ok()
+}
+
+/// Who has a number.
+enum Numbered {
+    Process(StartedProcess),
+    Thread,
+    Nothing,
+}
+
+fn numbered(pid: u32) -> Numbered {
+    let Ok(status) = proc_file::read_text(format!("/proc/{pid}/status")) else { return Numbered::Nothing };
+    let field = |name| -> Option<u32> {
+        status.lines().find_map(|line| line.strip_prefix(name)).and_then(|value| value.trim().parse().ok())
+    };
+    match (field("Tgid:"), field("PPid:")) {
+        (Some(group), Some(parent)) if group == pid => Numbered::Process(StartedProcess { pid, parent }),
+        _ => Numbered::Thread,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn every_process_is_seen_and_no_thread() {
+        let mut looks = StartedProcesses::default();
+        assert_eq!(looks.look(), Started::Unknown);
+        for round in 0..40_usize {
+            let mut children: Vec<_> =
+                (0..round % 5).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
+            // SAFETY: it takes nothing and cannot fail.
+            let tid = thread::spawn(|| unsafe { libc::gettid() } as u32).join().unwrap();
+            // Of some, the kernel had not shown more than the number.
+            let mut seen = Vec::new();
+            for _ in 0..2 {
+                match looks.look() {
+                    Started::These(some) => seen.extend(some),
+                    // Many others have started, or their numbers have begun anew.
+                    Started::Unknown => seen.extend(
+                        children.iter().map(|child| StartedProcess { pid: child.id(), parent: std::process::id() }),
+                    ),
+                }
+            }
+            for child in &mut children {
+                let own = StartedProcess { pid: child.id(), parent: std::process::id() };
+                assert_eq!(seen.iter().filter(|one| **one == own).count(), 1, "round {round}: {seen:?}");
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+            assert!(seen.iter().all(|one| one.pid != tid));
+        }
+    }
+}
