@@ -10,6 +10,7 @@ use lj_trace_common::memory::ReadMemory;
 use lj_trace_process::{Maps, PageKind, Process, TargetError};
 
 use super::debug_layout;
+use super::known_files;
 use super::layouts::{self, KnownLayout, may_stay_undecided};
 use super::machine::Vm;
 use super::page_cache::PageCache;
@@ -169,8 +170,15 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
     let mut models: Vec<Vm> = Vec::new();
     let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
     let mut maps = Rc::new(maps.clone());
+    let (recalled, candidates): (Vec<_>, Vec<_>) = candidates
+        .into_iter()
+        .map(|candidate| known_files::recall(process, &maps, candidate).ok_or(candidate))
+        .partition(Result::is_ok);
+    vms.extend(recalled.into_iter().flatten());
+    models.extend(vms.first().cloned());
     let mut pending: Vec<_> = candidates
         .into_iter()
+        .filter_map(Result::err)
         .map(|candidate| {
             let kind = (candidate.gc64, candidate.global.wrapping_sub(candidate.thread));
             let table = tables.entry(kind).or_insert_with(|| layouts::candidates(kind.0, kind.1).into());
@@ -208,6 +216,7 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
             }
             match examined.decide() {
                 Ok(vm) => {
+                    known_files::remember(process, &maps, &vm);
                     models.push(vm.clone());
                     vms.push(vm);
                 }
@@ -285,7 +294,7 @@ pub fn prove_again(process: &Process, maps: &Maps, vm: &Vm) -> Result<Vm, FindEr
     if !examined.may_be_a_vm() {
         return Err(FindError::NoVm { pid: process.pid() });
     }
-    examined.settle()
+    examined.settle().inspect(|vm| known_files::remember(process, maps, vm))
 }
 
 /// Whether the interpreter that a VM uses is the one that `vm.text` describes: a library that is unloaded and loaded

@@ -16,6 +16,7 @@ pub mod fast_functions;
 pub mod find;
 pub mod heap;
 pub mod jit;
+mod known_files;
 pub mod lua_value;
 mod machine;
 pub mod names;

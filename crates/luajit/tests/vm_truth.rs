@@ -13,8 +13,8 @@ use std::process::{Child, Command, Stdio};
 
 use lj_trace_luajit::object::{Function, read_function};
 use lj_trace_luajit::{
-    FindError, FunctionNamer, FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm, find_vms,
-    read_traces,
+    Candidate, FindError, FunctionNamer, FunctionNames, Prototype, PrototypeError, PrototypeKey, Prototypes, Vm,
+    find_vms, prove_still, read_traces,
 };
 use lj_trace_process::{Process, TargetError};
 
@@ -97,6 +97,18 @@ fn finds_the_vm_and_sees_it_go() {
     assert!(!vm.still_valid(&process.memory()));
     let error = find_vms(&process, &Default::default()).unwrap_err();
     assert!(matches!(error, FindError::Target(TargetError::NoSuchProcess(_))), "{error}");
+}
+
+/// The first of them is proven; the others have the same file at other addresses.
+#[test]
+fn what_is_known_of_a_file_is_what_a_proof_says() {
+    for _ in 0..12 {
+        let Some(truth) = Truth::start() else { return };
+        let (process, vm) = (truth.process(), truth.vm());
+        let candidate = Candidate { thread: vm.main_thread, global: vm.global, gc64: vm.layout.is_gc64() };
+        let proven = prove_still(&process.memory(), &process.maps().unwrap(), process.pid(), candidate, None);
+        assert_eq!(proven.unwrap(), vm);
+    }
 }
 
 #[test]

@@ -3,6 +3,9 @@
 //! The kernel gives numbers to processes and threads in their order, and tells the last one (`/proc/loadavg`). So only those between
 //! two looks have to be looked at.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
 use crate::proc_file;
 
 /// If it has given more numbers than that, it takes less to list all processes.
@@ -30,6 +33,8 @@ pub struct StartedProcess {
 #[derive(Debug, Default)]
 pub struct StartedProcesses {
     last: Option<u32>,
+    /// `/proc/loadavg`: it is read many times a second.
+    file: Option<File>,
     /// Numbers that nothing had at the last look: the kernel gives one before it shows who has it.
     absent: Vec<u32>,
 }
@@ -37,7 +42,7 @@ pub struct StartedProcesses {
 impl StartedProcesses {
     /// Those since the last look.
     pub fn look(&mut self) -> Started {
-        let last = last_number();
+        let last = self.last_number();
         let before = std::mem::replace(&mut self.last, last);
         let (Some(last), Some(before)) = (last, before) else { return Started::Unknown };
         let Some(new) = last.checked_sub(before).filter(|new| *new <= MANY) else {
@@ -59,11 +64,17 @@ impl StartedProcesses {
         }
         Started::These(started)
     }
-}
 
-/// The number that the kernel has given last, to a process or a thread, in our PID namespace. [`None`] if it does not tell.
-fn last_number() -> Option<u32> {
-    proc_file::read_text("/proc/loadavg").ok()?.split_whitespace().next_back()?.parse().ok()
+    /// The number that the kernel has given last, to a process or a thread, in our PID namespace. [`None`] if it does not tell.
+    fn last_number(&mut self) -> Option<u32> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(File::open("/proc/loadavg").ok()?),
+        };
+        let mut text = [0; 128];
+        let length = file.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..length]).ok()?.split_whitespace().next_back()?.parse().ok()
+    }
 }
 
 /// Who has a number.

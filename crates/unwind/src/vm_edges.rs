@@ -27,3 +27,25 @@ pub struct Edges {
     /// The same, where [`reg::KEPT_BASE`](lj_trace_common::arch::reg::KEPT_BASE) is BASE.
     pub base_kept: Vec<Range<u64>>,
 }
+
+impl Edges {
+    /// The same where the code lies `delta` bytes higher, or lower where that wraps around.
+    #[must_use]
+    pub fn moved_by(&self, delta: u64) -> Self {
+        let ranges = |ranges: &[Range<u64>]| -> Vec<Range<u64>> {
+            ranges.iter().map(|range| range.start.wrapping_add(delta)..range.end.wrapping_add(delta)).collect()
+        };
+        let addresses = |addresses: &[u64]| addresses.iter().map(|address| address.wrapping_add(delta)).collect();
+        Self {
+            entering: ranges(&self.entering),
+            returning: ranges(&self.returning),
+            leaving: ranges(&self.leaving),
+            callback_left: ranges(&self.callback_left),
+            continuing: ranges(&self.continuing),
+            callback_calls: addresses(&self.callback_calls),
+            links: addresses(&self.links),
+            base_in_state: ranges(&self.base_in_state),
+            base_kept: ranges(&self.base_kept),
+        }
+    }
+}

@@ -32,7 +32,7 @@ use lj_trace_profile::{Frame, ProfileKind};
 use crate::allocations::MemorySummary;
 use crate::cpu::{Outputs, SampleListener, Summary, Verbosity, about_process};
 use crate::error::EngineError;
-use crate::options::Options;
+use crate::options::{Options, Scope};
 use crate::resolve::{Pipeline, UNSEARCHED};
 use crate::target::RecordTarget;
 use allocations::{MemoryPreparation, MemoryRecording};
@@ -220,7 +220,10 @@ impl Recording {
             outputs.describe(process);
         }
         let memory = wanted.memory.then(|| MemoryPreparation::new(target)).transpose()?;
-        warn_of_breakpoints(target);
+        // A whole host has short-lived processes that this would take longer for than the rest.
+        if !matches!(options.scope, Scope::Host) {
+            warn_of_breakpoints(target);
+        }
         let configs: Vec<VmConfig> = vms.iter().map(Vm::config).collect();
         let mut programs = if wanted.may_share() && options.testing.events == EventPlaces::Auto {
             Programs::join(wanted, process, options.rate, &configs)?

@@ -13,6 +13,9 @@ use crate::target::RecordTarget;
 /// How often it is looked at.
 const INTERVAL: Duration = Duration::from_millis(200);
 
+/// Where there are many processes, each is looked at so many times less often than for what it has recorded.
+const LOOKED_AT_SELDOM: usize = 4;
+
 /// A halt is worth a line once it has lasted for so many looks: a debugger stops a process for moments all the time.
 const LASTING: u32 = 3;
 
@@ -36,7 +39,8 @@ impl Watch {
     /// Begins to watch a target, which is one of so many `processes`.
     pub fn new(target: &RecordTarget, quiet: bool, processes: usize) -> Self {
         let (process, name, vms) = (target.process.clone(), target.name(), target.vms.clone());
-        let interval = turns::interval(processes, INTERVAL);
+        // Each look takes a dozen reads of files.
+        let interval = turns::interval(processes.saturating_mul(LOOKED_AT_SELDOM), INTERVAL);
         // One that has only begun stands still until it is let go.
         let next_look = Instant::now() + if vms.is_empty() { interval } else { Duration::ZERO };
         Self { process, name, quiet, interval, next_look, halted: None, total: Duration::ZERO, vms }
