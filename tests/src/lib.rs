@@ -18,6 +18,7 @@ pub mod estimates;
 pub mod folded;
 pub mod function_names;
 pub mod heap;
+pub mod host_agent;
 pub mod hosts;
 pub mod inlined;
 pub mod jit_programs;

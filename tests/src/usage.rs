@@ -1,5 +1,6 @@
 //! What processes use.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -73,6 +74,33 @@ pub fn memory(pid: u32) -> Result<(u64, u64)> {
         value.with_context(|| format!("no {key} in the status of {pid}"))
     };
     Ok((line("VmHWM:")?, line("VmRSS:")?))
+}
+
+/// A process's share of the memory that it uses, where it shares pages with others (`Pss`), in bytes.
+///
+/// # Errors
+/// If it is gone.
+pub fn proportional_memory(pid: u32) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    Ok(line.and_then(|line| line.split_whitespace().next()).with_context(|| text.clone())?.parse::<u64>()? << 10)
+}
+
+/// What the kernel keeps for a process's BPF maps, in bytes, and how many programs it has loaded.
+///
+/// # Errors
+/// If it is gone.
+pub fn bpf(pid: u32) -> Result<(u64, usize)> {
+    let (mut maps, mut programs) = (HashMap::new(), 0);
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        programs += usize::from(field("prog_type:").is_some());
+        if let (Some(id), Some(size)) = (field("map_id:"), field("memlock:")) {
+            maps.insert(id, size);
+        }
+    }
+    Ok((maps.values().sum(), programs))
 }
 
 /// What a command has used, from its start to its end.

@@ -1,118 +1,21 @@
 //! `lj-trace agent`: processes that come and go, rules that change, sums that add up from the sample to the file.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::benches::host;
 use lj_trace_tests::folded::Folded;
+use lj_trace_tests::host_agent::Agent;
 use lj_trace_tests::own_process::OwnProcess;
 use lj_trace_tests::patience;
 use lj_trace_tests::programs::{LUAJIT, Program};
-use lj_trace_tests::tracer::{Tracer, binary, run};
+use lj_trace_tests::tracer::{Tracer, run};
 use lj_trace_tests::usage::let_work;
 
 fn luajit() -> Result<Program> {
     Program::find(LUAJIT).context("the demo's luajit is everywhere")
-}
-
-/// An agent that records processes of this test alone.
-struct Agent {
-    tracer: Tracer,
-    folder: tempfile::TempDir,
-    port: u16,
-    /// What the processes of this test say of themselves.
-    own: String,
-}
-
-impl Agent {
-    fn start(more: &str) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        // Free a moment ago: nobody else takes ports here.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let own = format!("test.run={}", folder.path().display());
-        let mut agent = Command::new(binary());
-        let config = folder.path().join("agent.toml");
-        fs::write(&config, config_text(folder.path(), port, &own, more))?;
-        agent.arg("agent").arg("--config").arg(&config);
-        let mut tracer = Tracer::spawn_short(&mut agent)?;
-        tracer.wait_until("recording all LuaJIT processes")?;
-        Ok(Self { tracer, folder, port, own })
-    }
-
-    fn store(&self) -> PathBuf {
-        self.folder.path().join("profiles")
-    }
-
-    /// Writes another configuration, and has it read.
-    fn reload(&self, text: &str) -> Result<()> {
-        fs::write(self.folder.path().join("agent.toml"), text)?;
-        self.tracer.signal(libc::SIGHUP)
-    }
-
-    fn with(&self, more: &str) -> String {
-        config_text(self.folder.path(), self.port, &self.own, more)
-    }
-
-    fn process(&self, number: u32, pause: u32, service: &str) -> Result<OwnProcess> {
-        OwnProcess::start(&luajit()?, number, pause, service, &self.own)
-    }
-
-    /// The metrics: the value of each line.
-    fn metrics(&self) -> Result<BTreeMap<String, f64>> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        ensure!(text.starts_with("HTTP/1.1 200"), "{text}");
-        let lines = text.lines().filter(|line| line.starts_with("lj_trace_"));
-        lines
-            .map(|line| line.rsplit_once(' ').context("a name and a value"))
-            .map(|line| {
-                let (name, value) = line?;
-                Ok((name.to_owned(), value.parse()?))
-            })
-            .collect()
-    }
-
-    /// Waits until so many processes are recorded.
-    fn wait_for(&self, processes: usize) -> Result<()> {
-        let start = Instant::now();
-        loop {
-            let metrics = self.metrics()?;
-            if metrics["lj_trace_processes"] == processes as f64 {
-                return Ok(());
-            }
-            ensure!(start.elapsed() < patience(20), "{processes} processes: {metrics:?}");
-            sleep(Duration::from_millis(100));
-        }
-    }
-
-    /// What is stored of a service, or of all.
-    fn stored(&self, service: Option<&str>) -> Result<Folded> {
-        let store = self.store().display().to_string();
-        let mut arguments = vec!["report", &store, "--from", "-1h", "--format", "folded"];
-        arguments.extend(service.iter().flat_map(|service| ["--service", *service]));
-        let outcome = run(arguments)?;
-        // Of a process that does next to nothing there may be no sample.
-        let is_empty = outcome.stderr.contains("has nothing that is asked for");
-        outcome.expect(if is_empty { 65 } else { 0 }, &[]);
-        Folded::parse(&outcome.stdout)
-    }
-}
-
-fn config_text(folder: &Path, port: u16, own: &str, more: &str) -> String {
-    let store = folder.join("profiles");
-    format!(
-        "interval = \"1s\"\nmetrics = \"127.0.0.1:{port}\"\n{more}\n[store]\nfolder = \"{}\"\nflush = \"1s\"\n\n\
-         [[select]]\nlabel = \"{own}\"\n",
-        store.display()
-    )
 }
 
 /// The numbers of the functions in a profile: `leaf_007@alike_007:1` is number 7's.
@@ -248,5 +151,14 @@ fn a_reload_that_changes_rates_or_sinks_goes_on() -> Result<()> {
     }
     agent.tracer.signal(libc::SIGTERM)?;
     agent.tracer.wait()?.expect(0, &["beginning anew", "otlp: "]);
+    Ok(())
+}
+
+#[test]
+fn processes_that_live_for_a_moment_are_recorded() -> Result<()> {
+    // At a rate that leaves time for it beside other tests.
+    let outcome = host::come_and_go(10, 300, 6)?;
+    ensure!(outcome.harmed == 0 && outcome.failed == 0.0, "{outcome:?}");
+    ensure!(outcome.recorded >= 0.9 * outcome.started as f64, "{outcome:?}");
     Ok(())
 }

@@ -10,7 +10,7 @@ use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::slower;
 use lj_trace_tests::tracer::{Tracer, run};
-use lj_trace_tests::usage::{cpu_time, let_work};
+use lj_trace_tests::usage::{bpf, cpu_time, let_work, proportional_memory};
 use lj_trace_tests::workload::Workload;
 
 /// Processes that differ in their functions alone.
@@ -105,27 +105,6 @@ fn processes_with_the_same_addresses_are_told_apart() -> Result<()> {
     Ok(())
 }
 
-/// What the kernel keeps for a process's BPF maps, in bytes, and how many programs it has loaded.
-fn bpf(pid: u32) -> Result<(u64, usize)> {
-    let (mut maps, mut programs) = (HashMap::new(), 0);
-    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
-        let text = fs::read_to_string(entry.path()).unwrap_or_default();
-        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-        programs += usize::from(field("prog_type:").is_some());
-        if let (Some(id), Some(size)) = (field("map_id:"), field("memlock:")) {
-            maps.insert(id, size);
-        }
-    }
-    Ok((maps.values().sum(), programs))
-}
-
-/// A field of `/proc/PID/smaps_rollup`, in bytes.
-fn memory(pid: u32, field: &str) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    Ok(line.and_then(|line| line.split_whitespace().next()).with_context(|| text.clone())?.parse::<u64>()? << 10)
-}
-
 #[test]
 fn fifty_idle_processes_cost_little_more_than_one() -> Result<()> {
     const PROCESSES: usize = 50;
@@ -146,7 +125,7 @@ fn fifty_idle_processes_cost_little_more_than_one() -> Result<()> {
     sleep(Duration::from_secs(8));
     let share = (cpu_time(tracer.pid())? - before) / since.elapsed().as_secs_f64() * 100.0;
     let (maps, programs) = bpf(tracer.pid())?;
-    let pss = memory(tracer.pid(), "Pss")?;
+    let pss = proportional_memory(tracer.pid())?;
     tracer.signal(libc::SIGINT)?;
     tracer.wait()?.expect(0, &[]);
     let figures = format!(

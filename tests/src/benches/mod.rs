@@ -1,12 +1,13 @@
 //! What `cargo xtask bench` measures with the support of the tests: the accuracy of estimates and what they cost, what
-//! samples cost, where there are many context switches, too, what clients of a server feel, and for how long a heap is
-//! copied.
+//! samples cost, where there are many context switches, too, what clients of a server feel, for how long a heap is
+//! copied, and what an agent costs a host.
 
 mod accuracy;
 mod bounded;
 mod busy_loops;
 mod consistency;
 mod heap;
+pub mod host;
 mod leak;
 mod sampler;
 mod slowdown;

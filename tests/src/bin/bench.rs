@@ -1,11 +1,12 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
 //! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap
-//! MILLISECONDS PROGRAMS`, where lists are separated by commas, and `bench leak SECONDS ROUNDS`. `cargo xtask bench` runs them.
+//! MILLISECONDS PROGRAMS`, where lists are separated by commas, `bench leak SECONDS ROUNDS`, `bench host PROCESSES
+//! SECONDS` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, heap, leak, sampler, switches};
+use lj_trace_tests::benches::{Plan, bounded, heap, host, leak, sampler, switches};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -41,9 +42,14 @@ fn main() -> Result<()> {
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
+        ["host", processes, seconds] => host::many(processes.parse()?, seconds.parse()?),
+        ["short-lived", rate, milliseconds, seconds] => {
+            host::short(rate.parse()?, milliseconds.parse()?, seconds.parse()?)
+        }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS"
+             | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS | host PROCESSES SECONDS | \
+             short-lived RATE MILLISECONDS SECONDS"
         ),
     }
 }

@@ -30,6 +30,10 @@ enum What {
     Heap(supported::Heap),
     /// nginx under load from wrk while its leak is looked for: what names it, and what clients feel
     Leak(supported::Leak),
+    /// `lj-trace agent` on a host with many processes that do little, and with one that becomes busy
+    Host(supported::Host),
+    /// `lj-trace agent` on a host where processes come and go all the time
+    ShortLived(supported::ShortLived),
 }
 
 /// Runs one benchmark.
@@ -42,5 +46,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Bounded(options) => supported::bounded(options),
         What::Heap(options) => supported::heap(options),
         What::Leak(options) => supported::leak(options),
+        What::Host(options) => supported::host(options),
+        What::ShortLived(options) => supported::short_lived(options),
     }
 }

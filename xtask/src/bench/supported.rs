@@ -95,6 +95,49 @@ pub struct Leak {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench host`.
+#[derive(clap::Args)]
+pub struct Host {
+    /// How many processes there are
+    #[arg(long, default_value_t = 50)]
+    processes: u32,
+    /// For how many seconds the agent's CPU time is measured, half a minute after it has begun
+    #[arg(long, default_value_t = 60)]
+    seconds: u32,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// Options of `cargo xtask bench short-lived`.
+#[derive(clap::Args)]
+pub struct ShortLived {
+    /// How many processes are started each second
+    #[arg(long, default_value_t = 100)]
+    rate: u32,
+    /// How many milliseconds each of them lives
+    #[arg(long, default_value_t = 200)]
+    milliseconds: u32,
+    /// For how many seconds
+    #[arg(long, default_value_t = 30)]
+    seconds: u32,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
+/// Measures what an agent costs that records many processes.
+pub fn host(options: &Host) -> Result<()> {
+    let Host { processes, seconds, binary } = options;
+    bench("host", &[processes.to_string(), seconds.to_string()], binary.clone())
+}
+
+/// Measures what an agent makes of processes that live for a short time.
+pub fn short_lived(options: &ShortLived) -> Result<()> {
+    let ShortLived { rate, milliseconds, seconds, binary } = options;
+    bench("short-lived", &[rate, milliseconds, seconds].map(|number| number.to_string()), binary.clone())
+}
+
 /// Options of `cargo xtask bench heap`.
 #[derive(clap::Args)]
 pub struct Heap {
