@@ -36,13 +36,22 @@ impl Agent {
     /// # Errors
     /// It does not start.
     pub fn start(more: &str) -> Result<Self> {
+        Self::with_intervals(Intervals::Short, more)
+    }
+
+    /// The same with intervals as short as tests can wait for, or as users have them.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn with_intervals(intervals: Intervals, more: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         // Free a moment ago: nobody else takes ports here.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let own = format!("test.run={}", folder.path().display());
         let mut agent = Command::new(binary());
         let config = folder.path().join("agent.toml");
-        fs::write(&config, config_text(folder.path(), port, &own, more))?;
+        let text = config_text(folder.path(), port, &own, more);
+        fs::write(&config, if intervals == Intervals::Usual { usual(&text) } else { text })?;
         agent.arg("agent").arg("--config").arg(&config);
         let mut tracer = Tracer::spawn_short(&mut agent)?;
         tracer.wait_until("recording all LuaJIT processes")?;
@@ -127,6 +136,20 @@ impl Agent {
         outcome.expect(if is_empty { 65 } else { 0 }, &[]);
         Folded::parse(&outcome.stdout)
     }
+}
+
+/// How long the intervals of profiles are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Intervals {
+    /// A second.
+    Short,
+    /// As they are where nothing is configured.
+    Usual,
+}
+
+/// A configuration without what makes it quick.
+fn usual(text: &str) -> String {
+    text.lines().filter(|line| !line.ends_with("= \"1s\"")).fold(String::new(), |text, line| text + line + "\n")
 }
 
 fn config_text(folder: &Path, port: u16, own: &str, more: &str) -> String {

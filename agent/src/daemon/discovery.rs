@@ -3,6 +3,7 @@
 //! A process is looked at soon after it has started, and again while it may still become one of LuaJIT: less and less often, and
 //! only if it has mapped something since.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +30,9 @@ const LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where others start processes all the time, it waits for so many times as long as listing all took.
 const WAIT: u32 = 100;
+
+/// After so long it is looked for new processes again, whatever is left to look at.
+const LONGEST_ROUND: Duration = Duration::from_millis(40);
 
 /// A process that was met is looked at after so long: it has not just been forked to become another program.
 const FIRST_LOOK: Duration = Duration::from_millis(20);
@@ -116,10 +120,11 @@ impl Discovery {
         };
         let work = move || {
             while look.shared.goes_on.load(Ordering::Relaxed) {
-                if look.round(Instant::now()).is_none() {
-                    return;
+                match look.round(Instant::now()) {
+                    None => return,
+                    Some(Round::Done) => thread::sleep(INTERVAL),
+                    Some(Round::MoreIsDue) => {}
                 }
-                thread::sleep(INTERVAL);
             }
         };
         thread::Builder::new().name("discovery".to_owned()).spawn(work)?;
@@ -193,6 +198,15 @@ struct Look {
     sender: SyncSender<FoundProcess>,
 }
 
+/// How a round ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// Nothing is left to do for now.
+    Done,
+    /// It took long: the rest has to wait for newer processes.
+    MoreIsDue,
+}
+
 /// What a look at a process came to.
 enum Outcome {
     FoundProcess(Box<FoundProcess>),
@@ -205,19 +219,24 @@ enum Outcome {
 
 impl Look {
     /// One turn; [`None`] if nobody takes what it finds.
-    fn round(&mut self, now: Instant) -> Option<()> {
+    fn round(&mut self, now: Instant) -> Option<Round> {
+        let began = Instant::now();
         self.look_again(now);
         self.meet(now);
         let due = self.seen.iter().filter(|(_, seen)| seen.state != State::Recorded && seen.next <= now);
-        let mut due: Vec<u32> = due.map(|(pid, _)| *pid).collect();
-        due.sort_unstable();
-        for pid in due {
+        let mut due: Vec<(Instant, u32)> = due.map(|(pid, seen)| (seen.next, *pid)).collect();
+        // The newest have most of their time before them: where more come than can be looked at, the oldest may be about to exit.
+        due.sort_unstable_by_key(|due| Reverse(*due));
+        for (_, pid) in due {
+            if began.elapsed() >= LONGEST_ROUND {
+                return Some(Round::MoreIsDue);
+            }
             self.visit(pid, now)?;
         }
         if self.seen.values().all(|seen| seen.state != State::New) {
             lock(&self.shared.found).is_settled = true;
         }
-        Some(())
+        Some(Round::Done)
     }
 
     fn look_again(&mut self, now: Instant) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use super::table::verdict;
-use crate::host_agent::Agent;
+use crate::host_agent::{Agent, Intervals};
 use crate::programs::{LUAJIT, Program};
 use crate::usage::{bpf, cpu_time, memory, proportional_memory};
 
@@ -29,7 +29,7 @@ fn asked(processes: u32) -> (f64, f64, f64) {
 /// # Errors
 /// The agent or a program fails.
 pub fn many(processes: u32, seconds: u32) -> Result<()> {
-    let agent = Agent::start("")?;
+    let agent = Agent::with_intervals(Intervals::Usual, "")?;
     let own = (1..=processes).map(|number| agent.process(number % 1000, PAUSE, "idle"));
     let own = own.collect::<Result<Vec<_>>>()?;
     let began = Instant::now();
@@ -100,7 +100,7 @@ pub struct ShortLived {
 /// # Errors
 /// The agent fails, or a program cannot be started.
 pub fn come_and_go(rate: u32, milliseconds: u32, seconds: u32) -> Result<ShortLived> {
-    let agent = Agent::start("[limits]\ncpu = \"100%\"")?;
+    let agent = Agent::with_intervals(Intervals::Usual, "[limits]\ncpu = \"100%\"")?;
     let pid = agent.tracer.pid();
     let (began, before) = (Instant::now(), cpu_time(pid)?);
     let (mut live, mut started, mut harmed, mut early) = (Vec::new(), 0, 0, None);
