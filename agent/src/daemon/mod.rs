@@ -31,7 +31,7 @@ use config::AgentConfig;
 use discovery::{Discovery, FoundProcess};
 use metadata::{ContainerAttributes, HostAttributes};
 use metrics::{Metrics, Numbers};
-use own_usage::{Excess, OwnUsage};
+use own_usage::{Advice, OwnUsage};
 use ready::Ready;
 use sinks::HostSinks;
 
@@ -85,6 +85,8 @@ pub struct Daemon<'a> {
     refused: u64,
     /// Processes that are not recorded since the agent may not use more memory.
     is_full: bool,
+    /// How often the rates were halved, since it used too much itself.
+    halved: u32,
     next_round: Instant,
     next_exits: Instant,
     next_sign: Instant,
@@ -119,6 +121,7 @@ impl<'a> Daemon<'a> {
             next_sign: now,
             refused: 0,
             is_full: false,
+            halved: 0,
             config,
             host,
             session,
@@ -182,9 +185,10 @@ impl<'a> Daemon<'a> {
         }
         self.session.look_after_targets();
         match self.usage.look(now) {
-            Some(Excess::Cpu) => self.use_less_cpu(),
-            Some(Excess::Memory) => self.use_less_memory(),
-            None => {}
+            Some(Advice::FewerSamples) => self.take_fewer_samples(),
+            Some(Advice::MoreSamples) if self.halved > 0 => self.take_more_samples(),
+            Some(Advice::FewerProcesses) => self.use_less_memory(),
+            Some(Advice::MoreSamples) | None => {}
         }
         if now >= self.next_sign {
             self.next_sign = now + SIGN_INTERVAL;
@@ -254,10 +258,11 @@ impl<'a> Daemon<'a> {
         }
     }
 
-    fn use_less_cpu(&mut self) {
+    fn take_fewer_samples(&mut self) {
         let (used, limit) = (self.usage.usage().cpu * 100.0, self.usage.limits().cpu * 100.0);
         match self.session.lower_rates(LEAST_RATE) {
             Ok(Some(rate)) => {
+                self.halved += 1;
                 let text = format!(
                     "lj-trace: uses {used:.1}% of a CPU, and may use {limit:.1}%: from now on {rate:.1} samples are taken a \
                      second, each of which counts for more (limits.cpu allows more)"
@@ -265,6 +270,19 @@ impl<'a> Daemon<'a> {
                 say(Priority::Warning, &text);
             }
             Ok(None) => {}
+            Err(error) => say(Priority::Warning, &format!("lj-trace: {}", error.message)),
+        }
+    }
+
+    fn take_more_samples(&mut self) {
+        match self.session.raise_rates() {
+            Ok(Some(rate)) => {
+                self.halved -= 1;
+                let used = self.usage.usage().cpu * 100.0;
+                let text = format!("lj-trace: uses {used:.1}% of a CPU: {rate:.1} samples are taken a second again");
+                say(Priority::Info, &text);
+            }
+            Ok(None) => self.halved = 0,
             Err(error) => say(Priority::Warning, &format!("lj-trace: {}", error.message)),
         }
     }

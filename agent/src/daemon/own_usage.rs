@@ -24,12 +24,21 @@ pub struct Usage {
 
 /// What is to be done about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Excess {
+pub enum Advice {
     /// It uses more CPU time than it may: fewer samples are to be taken.
-    Cpu,
+    FewerSamples,
+    /// It has used much less than it may, for long: more samples can be taken again.
+    MoreSamples,
     /// It uses more memory than it may: fewer processes are to be recorded.
-    Memory,
+    FewerProcesses,
 }
+
+/// Twice as many samples cost less than twice as much. What is a smaller share of the limit than that leaves room for them.
+const LITTLE: f64 = 0.4;
+
+/// For how long it has to use little until more samples are taken again: at first, and when that was too much several times.
+const FIRST_PATIENCE: Duration = Duration::from_secs(15);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(3600);
 
 /// Measures it.
 #[derive(Debug)]
@@ -38,16 +47,20 @@ pub struct OwnUsage {
     began: Instant,
     last: Option<(Instant, Duration)>,
     usage: Usage,
+    /// Since when it has used little.
+    little_since: Option<Instant>,
+    patience: Duration,
 }
 
 impl OwnUsage {
     /// From now on.
     pub fn new(limits: OwnLimits, now: Instant) -> Self {
-        Self { limits, began: now, last: None, usage: Usage::default() }
+        let (usage, little_since) = (Usage::default(), None);
+        Self { limits, began: now, last: None, usage, little_since, patience: FIRST_PATIENCE }
     }
 
-    /// Measures, if it is time to; what there is too much of.
-    pub fn look(&mut self, now: Instant) -> Option<Excess> {
+    /// Measures, if it is time to; what follows from it.
+    pub fn look(&mut self, now: Instant) -> Option<Advice> {
         if self.last.is_some_and(|(last, _)| now.duration_since(last) < INTERVAL) {
             return None;
         }
@@ -60,12 +73,25 @@ impl OwnUsage {
         self.judge(now)
     }
 
-    fn judge(&self, now: Instant) -> Option<Excess> {
+    fn judge(&mut self, now: Instant) -> Option<Advice> {
         if self.usage.memory > self.limits.memory {
-            return Some(Excess::Memory);
+            return Some(Advice::FewerProcesses);
         }
-        let is_settled = now.duration_since(self.began) >= ATTACHING;
-        (is_settled && self.usage.cpu > self.limits.cpu).then_some(Excess::Cpu)
+        let (is_settled, used) = (now.duration_since(self.began) >= ATTACHING, self.usage.cpu / self.limits.cpu);
+        if is_settled && used > 1.0 {
+            self.little_since = None;
+            self.patience = LONGEST_PATIENCE.min(self.patience * 2);
+            return Some(Advice::FewerSamples);
+        }
+        if used > LITTLE {
+            self.little_since = None;
+            return None;
+        }
+        let since = *self.little_since.get_or_insert(now);
+        (now.duration_since(since) >= self.patience).then(|| {
+            self.little_since = None;
+            Advice::MoreSamples
+        })
     }
 
     /// What it used when it was last measured.
@@ -93,20 +119,50 @@ mod tests {
     #[test]
     fn too_much_of_either_is_noticed() {
         let begin = Instant::now();
-        let with = |cpu, memory, limits| OwnUsage { usage: Usage { cpu, memory }, ..OwnUsage::new(limits, begin) };
-        let limits = || OwnLimits { cpu: 0.05, memory: 100 << 20 };
+        let with = |cpu, memory| {
+            let limits = OwnLimits { cpu: 0.05, memory: 100 << 20 };
+            OwnUsage { usage: Usage { cpu, memory }, ..OwnUsage::new(limits, begin) }
+        };
         let later = begin + ATTACHING;
-        assert_eq!(with(0.04, 99 << 20, limits()).judge(later), None);
-        assert_eq!(with(0.06, 99 << 20, limits()).judge(later), Some(Excess::Cpu));
-        assert_eq!(with(0.06, 99 << 20, limits()).judge(begin), None);
-        assert_eq!(with(0.06, 101 << 20, limits()).judge(begin), Some(Excess::Memory));
+        assert_eq!(with(0.04, 99 << 20).judge(later), None);
+        assert_eq!(with(0.06, 99 << 20).judge(later), Some(Advice::FewerSamples));
+        assert_eq!(with(0.06, 99 << 20).judge(begin), None);
+        assert_eq!(with(0.06, 101 << 20).judge(begin), Some(Advice::FewerProcesses));
+    }
+
+    /// Whatever it uses, it comes to rest: what was too much is tried again less and less often.
+    #[test]
+    fn rates_rise_again_and_do_not_swing() {
+        for (base, each) in [(0.0, 0.001), (0.01, 0.004), (0.02, 0.002), (0.001, 0.02), (0.03, 0.03)] {
+            let begin = Instant::now();
+            let mut own = OwnUsage::new(OwnLimits { cpu: 0.05, memory: u64::MAX }, begin);
+            let (mut halved, mut changes, mut over) = (3_u32, 0, 0);
+            const LOOKS: u32 = 6 * 3600;
+            for look in 0..LOOKS {
+                let now = begin + ATTACHING + INTERVAL * look;
+                own.usage.cpu = base + each * f64::from(19 >> halved);
+                over += u32::from(own.usage.cpu > 0.05);
+                match own.judge(now) {
+                    Some(Advice::FewerSamples) if halved < 4 => (halved, changes) = (halved + 1, changes + 1),
+                    Some(Advice::MoreSamples) if halved > 0 => (halved, changes) = (halved - 1, changes + 1),
+                    _ => {}
+                }
+            }
+            let fits = |halved: u32| base + each * f64::from(19 >> halved) <= 0.05;
+            assert!(halved == 4 || fits(halved), "{base} {each}: {halved}");
+            assert!(changes < 150, "{base} {each}: {changes} changes in 60 hours");
+            assert!(halved == 4 || over < LOOKS / 50, "{base} {each}: too much in {over} looks of {LOOKS}");
+            // Nothing keeps it lower than it has to be by more than the margin.
+            let could_be_more = halved > 0 && base + each * f64::from(19 >> halved) < 0.05 * LITTLE && fits(halved - 1);
+            assert!(!could_be_more, "{base} {each}: {halved}");
+        }
     }
 
     #[test]
     fn this_process_uses_something() {
         let begin = Instant::now();
         let mut usage = OwnUsage::new(OwnLimits { cpu: 0.05, memory: 1 }, begin);
-        assert_eq!(usage.look(begin), Some(Excess::Memory));
+        assert_eq!(usage.look(begin), Some(Advice::FewerProcesses));
         assert!(usage.usage().memory > 1 << 20 && usage.look(begin).is_none());
         let mut sum = 0_u64;
         let until = Instant::now() + Duration::from_millis(50);

@@ -105,8 +105,17 @@ impl Chosen {
 
     /// Has the events tick half as often. They stay as they are on CPUs where the kernel does not let us.
     pub fn slow_down(&self) {
+        self.set_weight(|weight| weight.saturating_mul(2));
+    }
+
+    /// Has them tick twice as often again, if they were slowed down.
+    pub fn speed_up(&self) {
+        self.set_weight(|weight| (weight / 2).max(1));
+    }
+
+    fn set_weight(&self, change: impl FnOnce(u32) -> u32) {
         let mut events = lock(&self.events);
-        events.weight = events.weight.saturating_mul(2);
+        events.weight = change(events.weight);
         for (cpu, event) in &events.events {
             if let Err(error) = event.set_weight(events.rate, events.weight) {
                 say(Priority::Warning, &format!("lj-trace: CPU {cpu} keeps its sampling rate: {error}"));

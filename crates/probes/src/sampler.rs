@@ -181,7 +181,23 @@ impl Sampler {
         Ok(true)
     }
 
-    /// Tells the program what samples stand for, if other recordings have slowed down the events that they share; whether that
+    /// Has twice as many samples taken again, each of which counts for half as much; false if it was not slowed down.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn speed_up(&mut self, programs: &mut Programs) -> Result<bool, ProbeError> {
+        if self.weight == 1 {
+            return Ok(false);
+        }
+        match &self.events {
+            Events::OnCpus(chosen) => chosen.speed_up(),
+            Events::OnThreads(_) => self.set_weight(programs, self.weight / 2)?,
+        }
+        self.keep_up(programs)?;
+        Ok(true)
+    }
+
+    /// Tells the program what samples stand for, if other recordings have changed how often the events tick that they share; whether that
     /// is so.
     ///
     /// # Errors

@@ -113,9 +113,9 @@ impl CpuReports {
         self.profile.started_now();
     }
 
-    /// Looks again at the libraries of a process: some may have been loaded since.
+    /// Looks again at the libraries of a process: some may have been loaded since. What has no samples needs none.
     pub fn add_modules(&mut self, process: &Process) {
-        if !self.sinks.is_empty() {
+        if !self.sinks.is_empty() && self.profile.total() > 0 {
             self.profile.modules.extend(about_process::native_modules(process));
         }
     }

@@ -547,6 +547,16 @@ impl Recording {
         Ok(has_changed.then(|| cpu.sampler.rate()))
     }
 
+    /// Has more samples taken again, if fewer were. The rate from then on, if it has changed.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn raise_rate(&mut self) -> Result<Option<f64>, EngineError> {
+        let Some(cpu) = &mut self.cpu else { return Ok(None) };
+        let has_changed = cpu.sampler.keep_up(&mut self.programs)? || cpu.sampler.speed_up(&mut self.programs)?;
+        Ok(has_changed.then(|| cpu.sampler.rate()))
+    }
+
     /// Whether nothing is recorded any more, since that cost too much.
     pub fn is_over(&self) -> bool {
         self.cpu.is_none() && self.memory.as_ref().is_some_and(|memory| memory.stopped.is_some())

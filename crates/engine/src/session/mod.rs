@@ -329,6 +329,16 @@ impl<'a> Session<'a> {
         Ok(rate)
     }
 
+    /// Has more samples taken of all processes again, if fewer were. The rate from then on, if it has changed.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn raise_rates(&mut self) -> Result<Option<f64>, EngineError> {
+        let mut rate = None;
+        self.all(|recording, _| recording.raise_rate().map(|raised| rate = raised.or(rate)))?;
+        Ok(rate)
+    }
+
     /// Ends the recordings of processes that are not `wanted`.
     pub fn end_unless(&mut self, wanted: impl Fn(&Process) -> bool) {
         let ended = self.running.extract_if(.., |own| !wanted(&own.target.process)).collect();

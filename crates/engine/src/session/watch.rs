@@ -49,7 +49,8 @@ impl Watch {
     /// Looks, if it is time to.
     pub fn look(&mut self) {
         let now = Instant::now();
-        if now < self.next_look {
+        // All that comes of it is said.
+        if self.quiet || now < self.next_look {
             return;
         }
         let is_first = self.halted.is_none() && self.next_look + self.interval > now && self.total.is_zero();
