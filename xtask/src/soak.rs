@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: profiles for long: nginx under load, or a program that makes functions and VMs all the time.
+//! `cargo xtask soak`: profiles for long: nginx under load, a program that makes functions and VMs all the time, or a host where
+//! processes come and go.
 
 use anyhow::{Result, bail};
 
@@ -19,6 +20,11 @@ pub struct Options {
     /// memory may not grow in the second half. Two hours are a good choice
     #[arg(long, value_name = "PROFILE")]
     churn: Option<Profile>,
+
+    /// `lj-trace agent`, with processes and VMs that come and go, and a server that is there, refuses, hangs or is gone: nothing
+    /// grows, and every sample is accounted for. Two hours are 24 hours of its usual intervals
+    #[arg(long, conflicts_with = "churn")]
+    agent: bool,
 }
 
 /// What a recording from the beginning to the end is of.
@@ -40,7 +46,11 @@ pub fn soak(options: &Options) -> Result<()> {
         bail!("profiling needs privileges: run the soak as root");
     }
     let mut cargo = host_cargo("test")?;
-    let test = if options.churn.is_some() { "soak_memory" } else { "soak" };
+    let test = match options.churn {
+        Some(_) => "soak_memory",
+        None if options.agent => "soak_agent",
+        None => "soak",
+    };
     cargo.args(["--package", END_TO_END, "--test", test, "--", "--include-ignored", "--nocapture"]);
     cargo.env("LJ_TRACE_SOAK_MINUTES", options.minutes.to_string()).env("LJ_TRACE_BIN", &binary);
     if let Some(profile) = options.churn {

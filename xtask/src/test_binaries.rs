@@ -15,7 +15,7 @@ use crate::toolchain::host_cargo;
 
 /// End-to-end tests that may run two at a time: they look at what lj-trace says of processes of their own, and measure no time, no
 /// shares between processes, no cost, and nothing of the whole host.
-const BESIDE_OTHERS: [&str; 30] = [
+const BESIDE_OTHERS: [&str; 31] = [
     "alloc_stacks",
     "bad_input",
     "big_streams",
@@ -41,6 +41,7 @@ const BESIDE_OTHERS: [&str; 30] = [
     "names",
     "renumbered",
     "reuse",
+    "soak_agent",
     "store",
     "stories",
     "traces",
