@@ -2,7 +2,8 @@
 //!
 //! The text has a line for each name: the name, and separated by tabs its lists of calls, of addresses and of constants, as each
 //! build has them (separated by `;`, the same list once). A function is the number of its line, from 0 on; `-` is one that is not
-//! LuaJIT's. `cargo xtask signatures` writes it.
+//! LuaJIT's. Before a name stands `!` if some build has several functions of this name, and before that `~` if functions of other
+//! names look like it in some build.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -101,9 +102,9 @@ impl SignatureTable {
         ["lj_", "lua_", "luaL_", "luaJIT_", "luaopen_"].iter().any(|prefix| self.name(id).starts_with(prefix))
     }
 
-    /// Finds the names whose functions look alike: where one function has become a part of the other in some build, the same
+    /// The names whose functions look alike: where one function has become a part of the other in some build, the same
     /// code has one name here and the other one there.
-    fn find_alike(&mut self) {
+    fn look_alike(&self) -> BTreeSet<NameId> {
         let mut owners: HashMap<(&[Element], &[u32]), BTreeSet<NameId>> = HashMap::new();
         for (id, signature) in (0..).zip(&self.signatures) {
             for calls in &signature.calls {
@@ -112,7 +113,7 @@ impl SignatureTable {
                 }
             }
         }
-        self.alike = owners.into_values().filter(|owners| owners.len() > 1).flatten().collect();
+        owners.into_values().filter(|owners| owners.len() > 1).flatten().collect()
     }
 
     /// What is known of a name, to be added to.
@@ -125,14 +126,18 @@ impl SignatureTable {
         let mut table = Self::default();
         let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         for line in &lines {
-            table.intern(line.split('\t').next()?.trim_start_matches('!'))?;
+            table.intern(line.split('\t').next()?.trim_start_matches(['~', '!']))?;
         }
         let count = table.names.len();
         for line in lines {
             let mut fields = line.split('\t');
             let name = fields.next()?;
-            let is_ambiguous = name.starts_with('!');
-            let id = table.id(name.trim_start_matches('!'))?;
+            let (is_alike, name) = name.strip_prefix('~').map_or((false, name), |name| (true, name));
+            let (is_ambiguous, name) = name.strip_prefix('!').map_or((false, name), |name| (true, name));
+            let id = table.id(name)?;
+            if is_alike {
+                table.alike.insert(id);
+            }
             let element = |word: &str| match word {
                 "-" => Some(None),
                 number => number.parse().ok().filter(|&id: &NameId| usize::from(id) < count).map(Some),
@@ -143,7 +148,6 @@ impl SignatureTable {
             let builds = fields.next()?.parse().ok()?;
             *table.signature_mut(id)? = Signature { calls, addresses, constants, builds, is_ambiguous };
         }
-        table.find_alike();
         Some(table)
     }
 
@@ -155,10 +159,15 @@ impl SignatureTable {
             Some(line) => line.to_string(),
             None => "-".to_owned(),
         };
-        let mut text = String::new();
+        let (mut text, alike) = (String::new(), self.look_alike());
         for (name, id) in &sorted {
             let Some(signature) = self.signature(*id) else { continue };
-            let mark = if signature.is_ambiguous { "!" } else { "" };
+            let mark = match (alike.contains(id), signature.is_ambiguous) {
+                (true, true) => "~!",
+                (true, false) => "~",
+                (false, true) => "!",
+                (false, false) => "",
+            };
             let calls = join(&signature.calls, element);
             let addresses = join(&signature.addresses, element);
             let constants = join(&signature.constants, |constant| format!("{constant:x}"));
@@ -197,6 +206,7 @@ mod tests {
             assert!(!signature.calls.is_empty() && !signature.is_ambiguous, "{name}: {signature:?}");
         }
         assert_eq!(SignatureTable::parse(&table.text()).as_ref(), Some(table));
+        assert_eq!(table.alike, table.look_alike());
     }
 
     #[test]
