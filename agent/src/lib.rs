@@ -17,4 +17,3 @@ pub mod jit;
 mod logging;
 pub mod service;
 pub mod top;
-pub mod values;

@@ -1,4 +1,4 @@
-//! What lj-trace and the libraries that it uses log: nothing, unless it is asked for.
+//! Logs of lj-trace and its libraries: none, unless they are asked for.
 
 use log::LevelFilter;
 

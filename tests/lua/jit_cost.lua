@@ -2,6 +2,7 @@
 -- garbage. The marks after `--@` name lines for the tests.
 
 local clock = os.clock
+local tell = dofile("tell.lua")
 
 local function off(i) --@ turned off
     return (i * 3 + 1) % 11
@@ -62,11 +63,7 @@ calls_off(500000)
 work(0.05)
 spent.blacklisted, spent.compiled, spent.vararg = 0, 0, 0
 
-io.stdout:write("ready\n")
-io.stdout:flush()
-io.stdin:read("*l")
+tell("ready")
 local all = work(tonumber((arg or {})[1]) or 1.5)
 for name, seconds in pairs(spent) do io.stdout:write(("%s %.6f\n"):format(name, seconds / all)) end
-io.stdout:write("done\n")
-io.stdout:flush()
-io.stdin:read("*l")
+tell("done")

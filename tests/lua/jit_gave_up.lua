@@ -3,6 +3,7 @@
 -- place: the number of the last reason that is kept, and how many aborts are. The marks after `--@` name lines for the tests.
 
 local log = (arg or {})[1] or error("the file for jit.v is missing")
+local tell = dofile("tell.lua")
 local numbers, counts = {}, {}
 local place
 local function note(what, _, func, pc, reason)
@@ -181,9 +182,7 @@ calls_sums(80)
 branches(TRIED * 4)
 local kept = snapshots(TRIED)
 
-io.stdout:write("ready\n")
-io.stdout:flush()
-io.stdin:read("*l")
+tell("ready")
 
 -- What a test watches: a loop that was not tried before.
 local function later(n)
@@ -198,14 +197,10 @@ if log == "-" then
     jit.attach(note)
     for where, count in pairs(counts) do io.stdout:write(("%s %d %d\n"):format(where, numbers[where], count)) end
 end
-io.stdout:write("done\n")
-io.stdout:flush()
+tell("done")
 
 -- All traces are flushed, and it gives up once more.
-io.stdin:read("*l")
 jit.flush()
 later(TRIED)
-io.stdout:write("done\n")
-io.stdout:flush()
-io.stdin:read("*l")
+tell("done")
 return kept, makes_closure

@@ -4,7 +4,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lj_trace_tests::family::Family;
 use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::own_terminal::OwnTerminal;
 use lj_trace_tests::programs::{LUAJIT, Program};
 use lj_trace_tests::screen::{ENDED, Screen};
 use lj_trace_tests::source::line_of;
@@ -179,6 +181,33 @@ fn shows_all_workers_of_nginx() -> Result<()> {
     })?;
     screen.press(&["q"])?;
     screen.wait_for(&[&format!("{ENDED} 0")])?;
+    Ok(())
+}
+
+/// Whatever goes first, what is looked at or the terminal: nothing is left behind, and nothing spins.
+#[test]
+fn ends_with_its_terminal() -> Result<()> {
+    let program = Program::find(LUAJIT).context("the demo's luajit is everywhere")?;
+    for children in [false, true] {
+        for hears_hangup in [true, false] {
+            for target_first in [true, false] {
+                let what = format!("children {children}, SIGHUP {hears_hangup}, target first {target_first}");
+                let mut family = Family::start(&program, "demo.lua", 2)?;
+                let pid = if children { family.parent() } else { family.children()?[0] };
+                let mut arguments = vec!["top".to_owned(), format!("--pid={pid}"), "--interval=200ms".to_owned()];
+                arguments.extend(children.then(|| "--children".to_owned()));
+                let mut top = OwnTerminal::start(&arguments, hears_hangup)?;
+                top.wait_for("demo.lua").with_context(|| what.clone())?;
+                if target_first {
+                    family.kill();
+                    top.look_on(Duration::from_secs(1));
+                }
+                top.hang_up();
+                let status = top.wait().with_context(|| what.clone())?;
+                ensure!(status.code() == Some(0), "{what}: {status}");
+            }
+        }
+    }
     Ok(())
 }
 

@@ -13,8 +13,20 @@ use syn::{Expr, ExprCall, Item, ItemMod, ItemUse, Macro, UseTree};
 use workspace::{is_for_tests, packages, root, sources};
 
 /// The libraries that other tools can use.
-const PUBLIC: [&str; 11] =
-    ["debuginfod", "estimate", "export", "heap", "luajit", "process", "profile", "store", "streams", "text", "unwind"];
+const PUBLIC: [&str; 12] = [
+    "authorities",
+    "debuginfod",
+    "estimate",
+    "export",
+    "heap",
+    "luajit",
+    "process",
+    "profile",
+    "store",
+    "streams",
+    "text",
+    "unwind",
+];
 
 /// Which module knows which, by name.
 type Graph = BTreeMap<String, BTreeSet<String>>;

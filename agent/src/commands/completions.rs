@@ -1,4 +1,4 @@
-//! `lj-trace completions`: what a shell needs to complete the command line.
+//! `lj-trace completions`: shell completion scripts.
 
 use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;

@@ -1,4 +1,4 @@
-//! Every command that the documents and the help show is one that lj-trace takes.
+//! Checks that lj-trace accepts every command that the documentation and the help show.
 
 use std::ffi::OsString;
 use std::fs;

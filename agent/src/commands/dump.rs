@@ -1,4 +1,4 @@
-//! `lj-trace dump`: what a process executes right now.
+//! `lj-trace dump`: what a process is executing right now.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use lj_trace_engine::resolve::LayoutDecision;
 use lj_trace_heap::watchdog::Watchdog;
 use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_process::Process;
+use lj_trace_text::amount::parse_duration;
 
 use super::parse_pid;
 use super::record::{LimitArgs, Mode, RecordArgs};
 use crate::dump::{Dump, DumpOptions, OsThread, Precision, StoppedProcess, sampled, take};
 use crate::exit::CommandError;
-use crate::values::parse_duration;
 
 /// Options of `lj-trace dump`.
 #[derive(Debug, Args)]

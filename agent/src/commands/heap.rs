@@ -9,13 +9,13 @@ use clap::builder::RangedU64ValueParser;
 use lj_trace_luajit::find_vms;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
+use lj_trace_text::amount::parse_duration;
 use lj_trace_text::untrusted::{Form, PlainWriter};
 
 use super::heap_progress::HeapProgress;
 use super::outputs::{check_distinct, check_writable};
 use super::parse_pid;
 use crate::exit::{CommandError, ExitCode};
-use crate::values::parse_duration;
 use lj_trace_engine::output::{OutputFile, allow_replacing, cannot_write};
 use lj_trace_heap::diff::Diff;
 use lj_trace_heap::object::Kind;

@@ -1,4 +1,4 @@
-//! What is shown while the heap of a process is looked at.
+//! Progress while a heap is read.
 
 use std::time::{Duration, Instant};
 

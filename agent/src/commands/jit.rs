@@ -12,6 +12,7 @@ use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::{Process, sandbox};
 use lj_trace_profile::source_code::SourceCode;
+use lj_trace_text::amount::parse_duration;
 use lj_trace_text::untrusted::{Form, PlainWriter, Untrusted};
 
 use super::jit_output::{JitFormat, JitOutput};
@@ -20,7 +21,6 @@ use super::record::interrupts::Interrupts;
 use super::record::{LimitArgs, LiveOptions, Mode, RecordArgs, give_up_privileges};
 use crate::exit::{CommandError, ExitCode};
 use crate::jit::{AnnotatedSource, JitDump, WatchedProcess, WatchedSamples, page, take, watch};
-use crate::values::parse_duration;
 
 /// Options of `lj-trace jit`.
 #[derive(Debug, Args)]

@@ -1,4 +1,4 @@
-//! Where `lj-trace jit` writes to: `[FORMAT:]FILE`.
+//! The outputs of `lj-trace jit`: `[FORMAT:]FILE`.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -16,6 +16,7 @@ mod outputs;
 mod reader;
 pub mod record;
 pub mod report;
+mod terminal;
 pub mod top;
 pub mod unit;
 mod wrong;

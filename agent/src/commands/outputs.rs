@@ -1,4 +1,4 @@
-//! What holds for the files of every command: none is written twice in a run, and all can be written before work begins.
+//! Rules for the output files of every command: none is named twice, and all must be writable before work begins.
 
 use std::ffi::OsString;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The reader of files that others can have written: its answers. [`lj_trace_process::sandbox`] starts it.
+//! The reader of files that others can have written: how it answers. [`lj_trace_process::sandbox`] starts it.
 
 use std::process::ExitCode;
 

@@ -13,20 +13,20 @@ use lj_trace_engine::target::{selected, targets};
 use lj_trace_engine::{Options, RecordTarget, Recording};
 use lj_trace_process::Process;
 use lj_trace_process::privileges::{self, priority};
-use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind};
+use lj_trace_text::amount::parse_duration;
+use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind};
 
 use super::parse_pid;
 use super::record::interrupts::Interrupts;
 use super::record::{
     LimitArgs, LiveOptions, Mode, RecordArgs, can_attach, give_up_privileges, parse_address, start_guardian,
 };
+use super::terminal::Terminal;
 use crate::exit::CommandError;
 use crate::host;
 use crate::top::overview::{Overview, ProcessRow};
 use crate::top::view::{self, Palette};
 use crate::top::{Action, App, Gauge, Tab, TopTarget, action};
-use crate::values::parse_duration;
 
 /// What else chooses processes.
 const WHOM: [&str; 4] = ["command", "name", "unit", "container"];
@@ -121,12 +121,14 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         watched.iter().all(|own| own.recording.is_in_reach()) && (!options.is_of_several() || can_attach(&options))
     });
     let children = options.is_of_several().then(|| NewChildren::watch(options.roots(), known)).transpose()?;
-    // It puts the terminal back in order if lj-trace panics.
-    let mut terminal = ratatui::try_init().map_err(|error| CommandError::io("use the terminal", &error))?;
+    let mut terminal = Terminal::take(&std::io::stdin(), &std::io::stdout())?;
     let mut look = Look { args, options, watched, children, overview: Overview::default() };
-    let outcome = look.until_quit(&mut terminal);
-    // If the terminal has gone there is nothing to put in order.
-    let _ = ratatui::try_restore();
+    let outcome = match look.until_quit(&mut terminal) {
+        // There is nobody to whom it could be said that nothing can be drawn.
+        Err(_) if terminal.has_gone() => Ok(()),
+        outcome => outcome,
+    };
+    drop(terminal);
     look.watched.iter_mut().for_each(|own| own.recording.detach());
     outcome
 }
@@ -270,9 +272,9 @@ impl Look<'_> {
         Ok(())
     }
 
-    fn draw(&mut self, terminal: &mut DefaultTerminal, elapsed: Duration) -> Result<(), CommandError> {
+    fn draw(&mut self, terminal: &mut Terminal, elapsed: Duration) -> Result<(), CommandError> {
         let palette = Palette { colors: std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
-        let drawn = match self.alone() {
+        match self.alone() {
             Some(app) => terminal.draw(|frame| view::draw(frame, app, palette)),
             None => {
                 let what = match &self.options.scope {
@@ -282,8 +284,7 @@ impl Look<'_> {
                 let what = format!("{what}, for {:.0} s", elapsed.as_secs_f64());
                 terminal.draw(|frame| view::draw_overview(frame, &self.overview, &what, palette))
             }
-        };
-        drawn.map(drop).map_err(|error| CommandError::io("draw on the terminal", &error))
+        }
     }
 
     fn quits(&mut self) -> bool {
@@ -291,7 +292,7 @@ impl Look<'_> {
     }
 
     /// Shows them until somebody has seen enough.
-    fn until_quit(&mut self, terminal: &mut DefaultTerminal) -> Result<(), CommandError> {
+    fn until_quit(&mut self, terminal: &mut Terminal) -> Result<(), CommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -301,14 +302,13 @@ impl Look<'_> {
             let interrupts = Interrupts::listen()?;
             let processes: Vec<Process> = self.watched.iter().map(|own| own.target.process.clone()).collect();
             let mut stopping = Stopping::new(interrupts.event()?, processes.iter())?;
-            let mut has_ended = false;
             let mut ticks = poll_interval::ticks();
             let mut next = began;
-            while !self.quits() {
+            while !self.quits() && !terminal.has_gone() {
                 tokio::select! {
-                    stop = stopping.next(None), if !has_ended => match stop {
+                    stop = stopping.next(None) => match stop {
                         Stop::TargetExited => {
-                            has_ended = true;
+                            stopping.ignore_exits();
                             self.watched.iter_mut().filter(|own| !own.target.process.is_alive())
                                 .try_for_each(|own| own.end(stop))?;
                         }
@@ -318,7 +318,7 @@ impl Look<'_> {
                 }
                 let interval = self.drain()?;
                 poll_interval::relax(&mut ticks, interval);
-                let mut changed = self.act_on_keys()?;
+                let mut changed = self.act_on_events(terminal)?;
                 if Instant::now() >= next {
                     next += self.args.interval.max(poll_interval::SHORTEST);
                     next = next.max(Instant::now());
@@ -334,11 +334,10 @@ impl Look<'_> {
     }
 
     /// Does what the keys say that were pressed since; whether the picture changes.
-    fn act_on_keys(&mut self) -> Result<bool, CommandError> {
-        let failed = |error: std::io::Error| CommandError::io("read the keys", &error);
+    fn act_on_events(&mut self, terminal: &Terminal) -> Result<bool, CommandError> {
         let mut changed = false;
-        while event::poll(Duration::ZERO).map_err(failed)? {
-            match event::read().map_err(failed)? {
+        while let Some(event) = terminal.event()? {
+            match event {
                 Event::Key(key) => changed |= self.act_on_key(key),
                 Event::Resize(..) => changed = true,
                 _ => {}

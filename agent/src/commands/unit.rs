@@ -1,4 +1,4 @@
-//! `lj-trace unit`: how to run a recording as a job of systemd.
+//! `lj-trace unit`: a systemd unit for a recording.
 
 use clap::Args;
 use lj_trace_probes::mechanism::Mechanism;

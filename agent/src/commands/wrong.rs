@@ -1,4 +1,4 @@
-//! A command line that clap refuses, in one line: what is wrong, and what to write instead.
+//! Errors on the command line, each in one line: what is wrong, and what to write instead.
 
 use std::error::Error as _;
 

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use lj_trace_export::SinkConfig;
 use lj_trace_store::StoreConfig;
+use lj_trace_text::amount::parse_share;
+use lj_trace_text::amount::written::{amount, duration, size};
 use serde::{Deserialize, Deserializer};
 
 use super::rules::Rule;
 use crate::exit::CommandError;
-use crate::values::{parse_duration, parse_share, parse_size};
 
 /// Where the configuration is, if none is named.
 pub const DEFAULT_FILE: &str = "/etc/lj-trace/agent.toml";
@@ -185,45 +186,17 @@ fn one_line(text: &str, error: &toml::de::Error) -> String {
     line.map_or(message.clone(), |line| format!("line {line}: {message}"))
 }
 
-/// A value that people write as text: `15s`, `1%`.
-fn written<'de, D: Deserializer<'de>, T>(
-    deserializer: D,
-    read: impl FnOnce(&str) -> Result<T, String>,
-) -> Result<T, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum Written {
-        Text(String),
-        Whole(i64),
-        Number(f64),
-    }
-    let text = match Written::deserialize(deserializer)? {
-        Written::Text(text) => text,
-        Written::Whole(number) => number.to_string(),
-        Written::Number(number) => number.to_string(),
-    };
-    read(&text).map_err(serde::de::Error::custom)
-}
-
-fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    written(deserializer, parse_duration)
-}
-
-fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    written(deserializer, parse_size)
-}
-
 fn share_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
-    written(deserializer, |text| if text == OFF { Ok(None) } else { parse_share(text).map(Some) })
+    amount(deserializer, |text| if text == OFF { Ok(None) } else { parse_share(text).map(Some) })
 }
 
 /// A share of one CPU, of which there may be several.
 fn cpu_share<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    written(deserializer, |text| parse_share(text).map_err(|_| "expected a share of one CPU such as 5%".to_owned()))
+    amount(deserializer, |text| parse_share(text).map_err(|_| "expected a share of one CPU such as 5%".to_owned()))
 }
 
 fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    written(deserializer, parse_probability)
+    amount(deserializer, parse_probability)
 }
 
 /// Reads a probability: `0.1`, `10%`.
@@ -240,7 +213,7 @@ pub fn parse_probability(text: &str) -> Result<f64, String> {
 }
 
 fn address_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
-    written(deserializer, parse_metrics)
+    amount(deserializer, parse_metrics)
 }
 
 /// In place of a value: not at all.

@@ -1,4 +1,4 @@
-//! What the control groups of a process tell: its container, its unit of systemd, its pod of Kubernetes.
+//! What the cgroups of a process reveal: its container, its systemd unit, its Kubernetes pod.
 
 /// What is read from `/proc/PID/cgroup`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What the profiles of a process are labelled with.
+//! The labels on the profiles of a process.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

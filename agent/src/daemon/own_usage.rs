@@ -1,4 +1,4 @@
-//! What the agent itself uses, and whether that is more than it may.
+//! What the agent itself uses, and whether that exceeds its limits.
 
 use std::time::{Duration, Instant};
 

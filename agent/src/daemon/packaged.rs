@@ -1,4 +1,4 @@
-//! The configuration that is packaged says what holds by default, and all that can be said; and so does its page.
+//! Checks that the packaged configuration and its page show every setting with its default.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

@@ -1,4 +1,4 @@
-//! What a container or a service manager has limited.
+//! Limits that a container or a service manager sets.
 
 use lj_trace_text::bytes;
 

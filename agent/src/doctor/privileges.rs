@@ -1,4 +1,4 @@
-//! What lj-trace may do.
+//! Whether lj-trace has the privileges it needs.
 
 use lj_trace_process::privileges::{Capabilities, Capability, HOW_TO_GET};
 

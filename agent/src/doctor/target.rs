@@ -1,4 +1,4 @@
-//! What can be seen of a process.
+//! What can be seen of a process, and what cannot.
 
 use lj_trace_luajit::{Vm, find_vms};
 use lj_trace_probes::allocator::Allocator;

@@ -1,4 +1,4 @@
-//! One coroutine: what it is doing, and its Lua stack, as a copy shows them.
+//! One coroutine: what it is doing, and its Lua stack, from a copy.
 //!
 //! LuaJIT's sources: [`LUA_YIELD`], [`coroutine.status`].
 //!

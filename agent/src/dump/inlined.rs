@@ -1,4 +1,4 @@
-//! The functions inlined into the trace from which a waiting thread has called native code.
+//! The functions inlined into a trace from which a waiting thread has called native code.
 
 use lj_trace_common::event::{SampleHeader, SampledRegisters, reg};
 use lj_trace_luajit::trace::{self, Hit, Traces, is_on_trace};

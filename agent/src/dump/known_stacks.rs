@@ -1,4 +1,4 @@
-//! Stacks that many coroutines have in common: each is named once, and kept once.
+//! Stacks that many coroutines share: each is named once, and kept once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a process executes right now: every coroutine of every VM with its Lua stack, every thread with its native
+//! What a process is executing right now: every coroutine of every VM with its Lua stack, every thread with its native
 //! stack and the Lua stacks on it, without eBPF.
 //!
 //! The process runs on while it is read. So everything is read twice, and what differed is read again, a few times;

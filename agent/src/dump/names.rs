@@ -1,4 +1,4 @@
-//! Frames in the form that people read, with their local variables.
+//! Formats frames for people, with their local variables.
 
 use lj_trace_common::event::{FrameRecord, NO_POSITION, RecordKind};
 use lj_trace_common::frame::WalkEnd;

@@ -1,5 +1,4 @@
-//! Threads that run, as samples see them: a few of those that a recording takes, at a rate at which a thread that runs is hit
-//! within some milliseconds.
+//! Running threads as samples see them: a few samples, at a rate that hits a running thread within milliseconds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Many coroutines, copied with few system calls.
+//! Copies many coroutines with few system calls.
 
 use lj_trace_luajit::Vm;
 use lj_trace_process::ProcessMemory;

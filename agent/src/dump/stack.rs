@@ -1,4 +1,4 @@
-//! One C stack of the target with the coroutines on it: a thread's, or that of a fiber that is switched out.
+//! A C stack of the target with the coroutines on it: that of a thread, or of a fiber that is switched out.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,5 +1,5 @@
-//! The threads of the target, and where those are that do not run: `/proc/PID/task/TID/syscall` tells the instruction
-//! and stack pointer of a thread that waits, without stopping anything.
+//! The threads of the target, and where waiting ones are: `/proc/PID/task/TID/syscall` shows their instruction and stack
+//! pointers without stopping anything.
 
 use std::fs;
 

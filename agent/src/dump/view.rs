@@ -1,4 +1,4 @@
-//! The target's memory as it was when parts of it were copied.
+//! The target's memory, as it was when parts of it were copied.
 
 use lj_trace_common::frame::ReadFrames;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};

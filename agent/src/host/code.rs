@@ -1,4 +1,4 @@
-//! Whether a process has LuaJIT's code in it: statically linked or not, stripped or not.
+//! Tells whether a process contains LuaJIT's code: statically linked or not, stripped or not.
 //!
 //! Every LuaJIT, of any version and fork, names its metamethods with one string constant, [`MMDEF`] of `lj_obj.h`, which
 //! [`lj_meta_init`] takes apart when a VM is created. So whatever can create a VM has this string in its read-only

@@ -1,4 +1,4 @@
-//! The lines of a Lua file with what they cost, and what the JIT compiler has made of them.
+//! The lines of a Lua file: what each costs, and what the JIT compiler made of it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The annotated listing as a page: one file without scripts, fonts or anything else from elsewhere.
+//! The annotated listing as an HTML page: one file, without scripts, fonts or other external parts.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! CPU samples, as far as they matter to the JIT report: what ran, and at which place of Lua code.
+//! CPU samples for the JIT report: what ran, and at which place in Lua code.
 
 use std::collections::BTreeMap;
 

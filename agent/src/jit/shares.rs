@@ -1,4 +1,4 @@
-//! Where CPU time goes: one denominator, the samples of the process, and rows that add up to it.
+//! Where CPU time goes: rows that add up to the samples of the process, their one denominator.
 
 use std::collections::HashMap;
 

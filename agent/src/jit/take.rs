@@ -1,4 +1,4 @@
-//! Takes it: watches for a while, and then reads all.
+//! Makes a JIT report: watches for a while, then reads everything.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};

@@ -1,4 +1,4 @@
-//! Running as a service: what systemd is told, and how its journal wants to hear of things.
+//! Running as a service: what systemd is told, and how its journal takes messages.
 
 pub mod notify;
 pub mod unit;

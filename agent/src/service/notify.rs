@@ -1,4 +1,4 @@
-//! What a service manager hears while a recording runs (sd_notify(3)). Without one, nothing happens.
+//! What a service manager is told while a recording runs (sd_notify(3)). Without one, nothing happens.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

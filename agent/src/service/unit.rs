@@ -1,4 +1,4 @@
-//! The sandbox that lj-trace runs in as a service of systemd: it may look at other processes, and do nothing else.
+//! The sandbox that lj-trace runs in as a systemd service: it may inspect other processes, and do nothing else.
 
 /// What lj-trace needs of root's powers (Linux 6.6 and newer): to load its programs, to sample, to read the target.
 pub const CAPABILITIES: &str = "CAP_BPF CAP_PERFMON CAP_SYS_PTRACE";

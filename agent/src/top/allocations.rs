@@ -1,4 +1,4 @@
-//! What allocates: the sources of allocation events, with what they allocate and what of it is still there.
+//! What allocates: the sources of allocation events, what they allocate, and what of it is still held.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;

@@ -1,4 +1,4 @@
-//! What the live view shows, and how it changes with keys.
+//! The state of the live view, and how keys change it.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Where CPU time goes: functions, lines, VM states and traces, out of samples.
+//! Where CPU time goes, from samples: functions, lines, VM states and traces.
 
 use std::collections::HashSet;
 use std::ops::AddAssign;
@@ -195,21 +195,7 @@ fn name(frame: &Frame) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lj_trace_engine::resolve::{Code, ResolvedFrame};
-
-    fn sample(state: VmState, frames: &[Frame]) -> Resolved {
-        let frame = |named: &Frame| ResolvedFrame { named: named.clone().into(), code: Code::Name };
-        Resolved {
-            state: Some(state),
-            vm: Some(0),
-            tid: 1,
-            time: 0,
-            allocation: None,
-            thread_name: None,
-            trace: None,
-            frames: frames.iter().map(frame).collect(),
-        }
-    }
+    use crate::top::test_sample::sample;
 
     fn lua(name: &str, line: u32) -> Frame {
         Frame::lua(Some(name.into()), b"@a.lua", 1, Some(line))

@@ -1,4 +1,4 @@
-//! What is read of the process itself, once an interval.
+//! What is read from the process itself, once an interval.
 
 use std::collections::VecDeque;
 

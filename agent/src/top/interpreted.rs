@@ -1,4 +1,4 @@
-//! Places in the interpreter, and why each is there.
+//! Places in the interpreter, and why each is interpreted.
 
 use std::collections::HashMap;
 use std::sync::Arc;

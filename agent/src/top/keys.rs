@@ -1,4 +1,4 @@
-//! What keys mean.
+//! What the keys mean.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 

@@ -1,4 +1,4 @@
-//! The live view: what a process does right now, as functions, lines, allocations and traces, in a terminal.
+//! The live view: what a process is doing right now, as functions, lines, allocations and traces, in a terminal.
 //!
 //! A [`App`] takes in what a recording hands out (samples, allocation events) and what is read of the process between
 //! two pictures ([`Gauges`]), sums it up over the last seconds ([`TopWindow`]), and changes with the keys that are
@@ -11,6 +11,8 @@ mod gauges;
 mod interpreted;
 mod keys;
 pub mod overview;
+#[cfg(test)]
+mod test_sample;
 pub mod view;
 mod window;
 

@@ -1,4 +1,4 @@
-//! Several processes at once: which of them is the busy one, and with what.
+//! Several processes at once: which one is busy, and with what.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;

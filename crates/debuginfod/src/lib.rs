@@ -9,6 +9,9 @@ use std::io::{Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use lj_trace_authorities::{AuthoritiesError, is_untrusted, of_system};
+use ureq::tls::{RootCerts, TlsConfig};
+
 /// How long a file may take if `DEBUGINFOD_TIMEOUT` says nothing: as with debuginfod's own client.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -28,6 +31,20 @@ pub struct DebugServers {
     agent: ureq::Agent,
     timeout: Duration,
     max_size: u64,
+}
+
+/// Why no server can be asked.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ServersError {
+    /// What was named is no server.
+    #[error("`{url}` is no URL of HTTP or HTTPS")]
+    Url {
+        /// What was named.
+        url: String,
+    },
+    /// It is not known which servers of HTTPS are to be trusted.
+    #[error(transparent)]
+    Authorities(#[from] AuthoritiesError),
 }
 
 /// Why there is no file.
@@ -52,6 +69,11 @@ pub enum FetchError {
         /// What happened.
         reason: String,
     },
+    /// A server has a certificate of an authority that is not trusted.
+    Untrusted {
+        /// The server.
+        url: String,
+    },
     /// It is not wanted any more.
     Stopped,
     /// It could not be written.
@@ -68,6 +90,11 @@ impl fmt::Display for FetchError {
             Self::TooLarge { limit } => write!(formatter, "it is larger than {} MB", limit >> 20),
             Self::TooLong { limit } => write!(formatter, "it took longer than {} s", limit.as_secs_f64()),
             Self::Failed { url, reason } => write!(formatter, "{url}: {reason}"),
+            Self::Untrusted { url } => write!(
+                formatter,
+                "{url}: its certificate is of no authority that this system trusts; \
+                 have SSL_CERT_FILE name a file (PEM) with the authority's own certificate"
+            ),
             Self::Stopped => formatter.write_str("it was interrupted"),
             Self::NotWritten { reason } => write!(formatter, "it cannot be written: {reason}"),
         }
@@ -80,8 +107,8 @@ impl DebugServers {
     /// The servers in a list that is separated by spaces, with the limits that the environment names; none if the list is empty.
     ///
     /// # Errors
-    /// What is no URL of HTTP or HTTPS.
-    pub fn new(list: &str) -> Result<Option<Self>, String> {
+    /// One has no URL of HTTP or HTTPS, or the environment names authorities that are not there.
+    pub fn new(list: &str) -> Result<Option<Self>, ServersError> {
         let number = |name: &str| env::var(name).ok()?.parse::<u64>().ok().filter(|number| *number > 0);
         let timeout = number("DEBUGINFOD_TIMEOUT").map_or(TIMEOUT, Duration::from_secs);
         Self::with_limits(list, timeout, number("DEBUGINFOD_MAXSIZE").unwrap_or(MAX_SIZE))
@@ -90,13 +117,26 @@ impl DebugServers {
     /// The same with limits for the time and the size of each file.
     ///
     /// # Errors
-    /// What is no URL of HTTP or HTTPS.
-    pub fn with_limits(list: &str, timeout: Duration, max_size: u64) -> Result<Option<Self>, String> {
+    /// As for [`DebugServers::new`].
+    pub fn with_limits(list: &str, timeout: Duration, max_size: u64) -> Result<Option<Self>, ServersError> {
+        Self::with_authorities(list, timeout, max_size, of_system)
+    }
+
+    /// The same, which trusts these authorities. They are read if a server needs them.
+    fn with_authorities(
+        list: &str,
+        timeout: Duration,
+        max_size: u64,
+        authorities: impl FnOnce() -> Result<RootCerts, AuthoritiesError>,
+    ) -> Result<Option<Self>, ServersError> {
         let urls: Vec<String> = list.split_whitespace().take(MAX_SERVERS).map(str::to_owned).collect();
         if let Some(wrong) = urls.iter().find(|url| !url.starts_with("http://") && !url.starts_with("https://")) {
-            return Err(wrong.clone());
+            return Err(ServersError::Url { url: wrong.clone() });
         }
+        let is_https = urls.iter().any(|url| url.starts_with("https://"));
+        let authorities = if is_https { authorities()? } else { RootCerts::WebPki };
         let config = ureq::Agent::config_builder()
+            .tls_config(TlsConfig::builder().root_certs(authorities).build())
             .timeout_global(Some(timeout))
             .timeout_connect(Some(CONNECT.min(timeout)))
             .user_agent(concat!("lj-trace/", env!("CARGO_PKG_VERSION")))
@@ -124,7 +164,7 @@ impl DebugServers {
         for url in &self.urls {
             match self.fetch_from(url, build_id, into, &progress, until) {
                 // What one server has sent a part of is not to be mixed with what another one sends.
-                Err(error @ (FetchError::Failed { .. } | FetchError::NotFound)) => {
+                Err(error @ (FetchError::Failed { .. } | FetchError::Untrusted { .. } | FetchError::NotFound)) => {
                     if reason == FetchError::NotFound {
                         reason = error;
                     }
@@ -153,6 +193,7 @@ impl DebugServers {
             Ok(response) => response,
             Err(ureq::Error::StatusCode(404)) => return Err(FetchError::NotFound),
             Err(ureq::Error::Timeout(_)) if Instant::now() >= until => return Err(too_long),
+            Err(error) if is_untrusted(&error) => return Err(FetchError::Untrusted { url: url.to_owned() }),
             Err(error) => return Err(failed(error.to_string())),
         };
         // Collected first: only what is complete is written.
@@ -198,6 +239,9 @@ pub fn cached(folder: &Path, build_id: &[u8]) -> PathBuf {
 pub fn hex(build_id: &[u8]) -> String {
     build_id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod https_tests;
 
 #[cfg(test)]
 mod tests {
@@ -291,7 +335,10 @@ mod tests {
 
     #[test]
     fn only_servers_of_http_are_asked() {
-        assert_eq!(DebugServers::new("file:///etc").unwrap_err(), "file:///etc");
+        assert_eq!(
+            DebugServers::new("file:///etc").unwrap_err().to_string(),
+            "`file:///etc` is no URL of HTTP or HTTPS"
+        );
         assert!(DebugServers::new("  ").unwrap().is_none());
         assert_eq!(cached(Path::new("/c"), &ID), Path::new("/c/ab0cde/debuginfo"));
     }

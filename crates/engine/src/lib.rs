@@ -1,4 +1,4 @@
-//! The recording engine: it attaches to any number of processes, and makes profiles of them until it is told to stop.
+//! The recording engine: it attaches to any number of processes, and profiles them until it is told to stop.
 //!
 //! A [`Session`] records a set of processes, of which each is a [`Recording`]. What is to be recorded is said by
 //! [`Options`]; a process and its VMs are a [`RecordTarget`].

@@ -1,4 +1,4 @@
-//! What is to be recorded, and how.
+//! What to record, and how.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

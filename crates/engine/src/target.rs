@@ -1,4 +1,4 @@
-//! The processes that are recorded: the one that is named, or its children.
+//! The processes to record: the one that is named, or its children.
 
 use lj_trace_luajit::{FindError, FirstVms, Vm, find_first_vms, find_vms};
 use lj_trace_probes::journal::{Priority, say};

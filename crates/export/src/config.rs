@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lj_trace_text::amount::written;
 use serde::Deserialize;
 
 use crate::encode::{EncodeOptions, Encoder};
-use crate::units;
 
 /// What a server speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -67,7 +67,7 @@ pub struct SinkConfig {
     /// A user with a password.
     #[serde(default)]
     pub basic_auth: Option<BasicAuth>,
-    /// A file with certificates (PEM) of the authorities that are trusted, in place of those that come with lj-trace.
+    /// A file with certificates (PEM) of the authorities that are trusted, in place of those of the system.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
     /// Do without what protects against others on the network: the server's certificate is not verified, and credentials are
@@ -75,22 +75,22 @@ pub struct SinkConfig {
     #[serde(default)]
     pub insecure: bool,
     /// How long a request may take.
-    #[serde(default = "ten_seconds", deserialize_with = "units::duration")]
+    #[serde(default = "ten_seconds", deserialize_with = "written::duration")]
     pub timeout: Duration,
     /// The longest wait between two tries. The first is a second.
-    #[serde(default = "minute", deserialize_with = "units::duration")]
+    #[serde(default = "minute", deserialize_with = "written::duration")]
     pub longest_wait: Duration,
     /// The largest request before it is compressed, in bytes.
-    #[serde(default = "four_mib", deserialize_with = "units::size")]
+    #[serde(default = "four_mib", deserialize_with = "written::size")]
     pub max_request: u64,
     /// How much may wait in memory, in bytes.
-    #[serde(default = "sixteen_mib", deserialize_with = "units::size")]
+    #[serde(default = "sixteen_mib", deserialize_with = "written::size")]
     pub max_queue: u64,
     /// The folder for what cannot be sent; a folder for each sink is made in it. Without it what cannot be sent waits in memory.
     #[serde(default)]
     pub spool: Option<PathBuf>,
     /// How much may wait there, in bytes. What is oldest is dropped first.
-    #[serde(default = "quarter_gib", deserialize_with = "units::size")]
+    #[serde(default = "quarter_gib", deserialize_with = "written::size")]
     pub max_spool: u64,
     /// Whether frames of the kernel are sent.
     #[serde(default = "yes")]
@@ -196,9 +196,9 @@ mod tests {
         assert_eq!((config.timeout, config.max_queue, config.max_spool), (Duration::from_millis(500), 1 << 20, 7));
         assert_eq!((config.name(), config.longest_wait), ("otlp", Duration::from_secs(60)));
         for (wrong, said) in [
-            ("timeout = '3 weeks'", "is not a time such as"),
+            ("timeout = '3 weeks'", "expected a time such as"),
             ("max-queue = 'lots'", "is not a size such as"),
-            ("max-spool = -1", "out of range"),
+            ("max-spool = -1", "expected a size such as"),
             ("insecur = true", "unknown field"),
         ] {
             let text = format!("kind = 'otlp'\nurl = 'http://x'\n{wrong}");

@@ -17,7 +17,6 @@ pub mod pushed;
 mod request;
 pub mod server;
 mod stacks;
-mod units;
 
 pub use amount::{Amount, KindAmount};
 pub use config::{BasicAuth, SinkConfig, SinkKind};

@@ -1,4 +1,4 @@
-//! Where a dispatch table may be: the longest run of pointers to code in a `GG_State`.
+//! Finds where a dispatch table may be: the longest run of code pointers in a `GG_State`.
 
 use std::ops::Range;
 

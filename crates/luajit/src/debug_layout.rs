@@ -1,4 +1,4 @@
-//! The layout that debug information tells: of builds that the table does not know.
+//! Layouts from debug information, for builds that the table of known builds lacks.
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_process::sandbox::Question;

@@ -1,6 +1,6 @@
-//! Where a VM lies if it has LuaJIT's own allocator: that maps a segment of memory for each VM, and the first block in
-//! it is the VM itself ([`lj_alloc_create`], [`lua_newstate`]). The kernel puts segments beside each other and makes one
-//! mapping of them, and of others, which the first one still is at an end of.
+//! Finds VMs that use LuaJIT's own allocator. It maps a segment of memory for each VM, and the first block in the segment
+//! is the VM itself ([`lj_alloc_create`], [`lua_newstate`]). The kernel places segments side by side, and merges them
+//! with each other and with other mappings; the first segment still lies at one end of the result.
 //!
 //! LuaJIT's sources: [`DEFAULT_GRANULARITY`].
 //!

@@ -1,4 +1,4 @@
-//! Names of built-in functions and of C functions, taken from the library tables of the live VM.
+//! Names of built-in functions and C functions, from the library tables of the live VM.
 //!
 //! LuaJIT numbers its own library functions ("fast functions", `ffid`) differently in each build. The same
 //! functions are values in the tables of `package.loaded` and in metatables, under the names that programs

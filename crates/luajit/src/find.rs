@@ -1,4 +1,4 @@
-//! All VMs of a process.
+//! Finds all VMs of a process.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;

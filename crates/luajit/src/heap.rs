@@ -1,4 +1,4 @@
-//! A walk over all objects of a VM, as its garbage collector would see them.
+//! Walks all objects of a VM, as its garbage collector would.
 //!
 //! LuaJIT's sources: [`gc.root`], [`lj_udata_new`].
 //!
@@ -15,24 +15,40 @@ use super::machine::Vm;
 use super::object::{field, type_of};
 use super::page_cache::PageCache;
 
-/// A walk for prototypes takes no longer: the target should not change too much meanwhile, and somebody is waiting.
-const TIME_LIMIT: Duration = Duration::from_millis(100);
+/// A walk for prototypes reads the memory no more often: the target should not change too much meanwhile, and somebody is
+/// waiting. It takes some 0.1 s on a machine that is not busy. What it finds does not depend on that, as it would with a
+/// limit of time.
+const MAX_READS: usize = 1 << 16;
 
 /// The clock is looked at once for this many objects.
 const OBJECTS_PER_LOOK: usize = 1024;
 
 /// Addresses of all prototypes of `vm`.
 ///
-/// The target runs on, so what it links or frees meanwhile may be missed, and the walk may end early.
+/// The target runs on, so what it links or frees meanwhile may be missed, and the walk ends early in a heap of some
+/// 256 MiB and more.
 pub fn prototypes<M: ReadMemory>(memory: &M, vm: &Vm) -> BTreeSet<u64> {
+    prototypes_within(memory, vm, MAX_READS)
+}
+
+fn prototypes_within<M: ReadMemory>(memory: &M, vm: &Vm, reads: usize) -> BTreeSet<u64> {
     let mut found = BTreeSet::new();
-    walk(memory, vm, TIME_LIMIT, |object, kind| {
+    walk(memory, vm, Limit::Reads(reads), |object, kind| {
         if kind == gct::PROTO {
             found.insert(object);
         }
         true
     });
     found
+}
+
+/// Where a walk ends if the list does not.
+#[derive(Clone, Copy)]
+enum Limit {
+    /// After so long: somebody says how long they wait, and hears that it was not all.
+    Time(Duration),
+    /// After so many reads of the memory.
+    Reads(usize),
 }
 
 /// The prototypes of a VM.
@@ -50,7 +66,7 @@ pub fn all_prototypes<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Al
     let began = Instant::now();
     let mut found = AllPrototypes::default();
     for _ in 0..WALKS {
-        walk(memory, vm, limit.saturating_sub(began.elapsed()), |object, kind| {
+        walk(memory, vm, Limit::Time(limit.saturating_sub(began.elapsed())), |object, kind| {
             // The main thread is the VM's first object, so the last one on the list before userdata.
             found.complete |= object == vm.main_thread;
             if kind == gct::PROTO {
@@ -100,7 +116,7 @@ fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corou
     let mut threads = vec![vm.main_thread];
     // The main thread is the VM's first object, so the last one on the list; userdata follow it (`lj_udata_new`).
     let mut complete = false;
-    walk(memory, vm, limit, |object, kind| {
+    walk(memory, vm, Limit::Time(limit), |object, kind| {
         complete = object == vm.main_thread;
         if kind == gct::THREAD && !complete {
             threads.push(object);
@@ -111,8 +127,8 @@ fn walk_coroutines<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration) -> Corou
 }
 
 /// Shows each object on the list that starts at `gc.root` (`lj_obj.h`) to `visit`, with its type, until that says
-/// false, the list ends or leads elsewhere, or the time is over.
-fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration, mut visit: impl FnMut(u64, u8) -> bool) {
+/// false, the list ends or leads elsewhere, or the limit is reached.
+fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Limit, mut visit: impl FnMut(u64, u8) -> bool) {
     let pages = PageCache::new(memory);
     let layout = &vm.layout;
     let gc64 = layout.is_gc64();
@@ -122,7 +138,11 @@ fn walk<M: ReadMemory>(memory: &M, vm: &Vm, limit: Duration, mut visit: impl FnM
     // each time that the walk has become twice as long (Brent's algorithm).
     let mut noted = 0;
     for count in 1_usize.. {
-        if object == 0 || object == noted || count % OBJECTS_PER_LOOK == 0 && started.elapsed() > limit {
+        let is_over = match limit {
+            Limit::Time(limit) => count % OBJECTS_PER_LOOK == 0 && started.elapsed() > limit,
+            Limit::Reads(reads) => pages.reads() >= reads,
+        };
+        if object == 0 || object == noted || is_over {
             return;
         }
         if count.is_power_of_two() {
@@ -201,8 +221,8 @@ mod tests {
         }
     }
 
-    /// Objects without an end, of which only those are there that are read.
-    struct Endless(Saved);
+    /// Objects of one type without an end, of which only those are there that are read. Each read takes some time.
+    struct Endless(Saved, u8, Duration);
 
     impl ReadMemory for Endless {
         fn read<T: lj_trace_common::memory::Pod>(
@@ -212,10 +232,11 @@ mod tests {
             if address < 0x10_0000 {
                 return self.0.read(address);
             }
+            std::thread::sleep(self.2);
             let mut page = vec![0; 2 * 4096];
             for (index, object) in page.as_chunks_mut::<16>().0.iter_mut().enumerate() {
                 object[..8].copy_from_slice(&((address & !4095) + 16 * (index as u64 + 1)).to_le_bytes());
-                object[9] = gct::TAB;
+                object[9] = self.1;
             }
             crate::overlay::plain_at(&page, address % 4096).ok_or(lj_trace_common::memory::Unreadable)
         }
@@ -226,7 +247,21 @@ mod tests {
         let (memory, vm) = vm_with(&[(gct::TAB, 0x10_0000), (gct::THREAD, u64::MAX)]);
         let started = Instant::now();
         let limit = Duration::from_millis(50);
-        assert_eq!(coroutines(&Endless(memory), &vm, limit), Coroutines { threads: vec![0x5010], complete: false });
+        let memory = Endless(memory, gct::TAB, Duration::ZERO);
+        assert_eq!(coroutines(&memory, &vm, limit), Coroutines { threads: vec![0x5010], complete: false });
         assert!(started.elapsed() >= limit && started.elapsed() < limit * 20, "{:?}", started.elapsed());
+    }
+    #[test]
+    fn as_many_prototypes_are_found_however_slow_the_machine_is() {
+        let found = |reads, delay| {
+            let (memory, vm) = vm_with(&[(gct::TAB, 0x10_0000), (gct::THREAD, u64::MAX)]);
+            prototypes_within(&Endless(memory, gct::PROTO, delay), &vm, reads)
+        };
+        for reads in [3, 4, 7, 20] {
+            let quick = found(reads, Duration::ZERO);
+            assert_eq!(found(reads, Duration::from_millis(10)), quick);
+            // The VM and its first object are on a page each; of the last page that is read, one object is looked at.
+            assert_eq!(quick.len(), (reads - 3) * 256 + 1);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The LuaJIT virtual machines in the target: found in its memory, their layout proven, their objects read.
+//! Finds the LuaJIT virtual machines in the target's memory, proves their layout, and reads their objects.
 //!
 //! [`find_vms()`] scans for main threads (`scan`), ranks the known [`layouts`] by invariants (`prove`), and
 //! reports only VMs that one layout fits without exception; [`find_first_vms()`] looks first at what the program's variables

@@ -1,4 +1,4 @@
-//! Values of Lua variables, for people: what a slot of a Lua stack holds, in the form that Lua would print it.
+//! Formats values of Lua variables: what a slot of a Lua stack holds, as Lua would print it.
 //!
 //! LuaJIT's sources: [`TValue`], [`CTTYDEF`].
 //!

@@ -1,5 +1,5 @@
-//! The quick search for VMs: what the stacks of threads and the variables of the program point to, and where LuaJIT's
-//! allocator puts them.
+//! The quick search for VMs: it looks at what thread stacks and global variables point to, and at where LuaJIT's allocator
+//! places VMs.
 //!
 //! A program keeps its [`lua_State`] in a variable, and C functions that run Lua have it on their stack. So most VMs show
 //! without a look at the whole memory, as [`scan`](super::scan) takes it, which is some 0.2 s for each GiB.

@@ -1,4 +1,4 @@
-//! Many prototypes, read together: those that lie beside each other share pages, and each page is read twice at most.
+//! Reads many prototypes together. Neighbours share pages, so each page is read at most twice.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! The search of the target's memory for main threads of LuaJIT VMs.
+//! Scans the target's memory for the main threads of LuaJIT VMs.
 //!
 //! LuaJIT allocates the main thread and its `global_State` as one block, `GG_State`: so the main thread's
 //! `glref` points right behind itself. Together with the object's type and its fixed mark, one pass over

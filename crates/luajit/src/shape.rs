@@ -1,4 +1,4 @@
-//! Sizes of objects, and the places of those of their fields that only a look at the heap needs.
+//! Object sizes, and the offsets of fields that only heap snapshots need.
 //!
 //! A [`VmLayout`] has what differs between builds. The rest follows from it: these structs (`lj_obj.h`) are the same
 //! in every build since 2.0, but for the width of references, or their fields lie beside ones that the layout has.

@@ -1,4 +1,4 @@
-//! What a VM is doing, in numbers that its `global_State` keeps.
+//! What a VM is doing, from numbers in its `global_State`.
 //!
 //! LuaJIT's sources: [`DISPMODE_JIT`], [`DISPMODE_JIT` of 2.0].
 //!

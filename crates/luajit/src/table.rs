@@ -1,4 +1,4 @@
-//! Lua tables (`GCtab`): all their keys and values.
+//! Reads all keys and values of Lua tables (`GCtab`).
 //!
 //! LuaJIT's sources: [`Node`], [`metatable`].
 //!

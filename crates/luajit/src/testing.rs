@@ -1,4 +1,4 @@
-//! For tests of what reads a VM: memory that was made by hand, and layouts by the names of their builds.
+//! Test helpers for code that reads a VM: hand-made memory, and layouts by the name of their build.
 
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};

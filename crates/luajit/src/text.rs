@@ -1,4 +1,4 @@
-//! Where the interpreter's machine code lies: the unwind information that covers the dispatch targets.
+//! Finds the interpreter's machine code: the unwind information that covers the dispatch targets.
 //!
 //! LuaJIT's build describes all of its assembler code, but for `vm_ffi_call`, as one function in `.eh_frame`
 //! ([`emit_asm_debug`], `vm_x64.dasc` and `vm_x86.dasc`), even in stripped programs. It is read from the target's

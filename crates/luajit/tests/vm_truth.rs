@@ -1,4 +1,4 @@
-//! What is read from a live VM, compared with what the VM says about itself.
+//! Compares what is read from a live VM with what the VM says about itself.
 //!
 //! A LuaJIT child process runs `vm_truth.lua`, prints what its own `debug` and `jit.util` libraries know, and
 //! waits while its memory is read. The interpreter is `luajit`, or the one named by `$LUAJIT`.

@@ -1,5 +1,5 @@
-//! Probes on the allocators of a process that do less than lj-trace's own: `cargo xtask bench memprof` compares with them, and
-//! builds this with the programs that only a benchmark has.
+//! Probes on a process's allocators that do less than lj-trace's own. `cargo xtask bench memprof` compares with them, and
+//! builds this example with programs that only a benchmark has.
 //!
 //! `bare_probes PID empty|recording|attributing` says `attached in` on standard error, takes what the probes hand out, and
 //! goes on until the process ends.

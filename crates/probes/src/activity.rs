@@ -1,4 +1,4 @@
-//! The light samples: what a thread runs, at every tick of its clock.
+//! Light samples: what a thread runs, at every tick of its clock.
 
 use aya::maps::{MapData, RingBuf};
 use lj_trace_common::activity::ActivitySample;

@@ -1,4 +1,4 @@
-//! The allocation probes: put on the allocators of the target's VMs where the plan says, they hand out events.
+//! Allocation probes: attached to the allocators of the target's VMs where the plan says, they deliver events.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

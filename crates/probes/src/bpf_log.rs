@@ -1,4 +1,4 @@
-//! What the BPF programs log, in builds in which they do (`cargo xtask build --bpf-log`).
+//! Logs of the BPF programs, in builds that have them (`cargo xtask build --bpf-log`).
 
 use std::thread;
 use std::time::Duration;

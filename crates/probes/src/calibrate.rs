@@ -1,5 +1,5 @@
-//! What a probe costs on this machine apart from its program: the way into the kernel and out again. It differs from
-//! machine to machine by an order of magnitude, so it is measured, on calls that lj-trace makes itself.
+//! Measures what a probe costs on this machine apart from its program: the way into the kernel and out again. It differs
+//! between machines by an order of magnitude, so it is measured on calls that lj-trace makes itself.
 //!
 //! `trapped::survive` is around all that traps: probes are on instructions behind which it does no harm to go on, though they
 //! were not carried out (a `nop`; a `test`, of which the rest is another one), watchpoints trap behind what has written.

@@ -1,4 +1,4 @@
-//! What recording costs the target: what the kernel has counted and timed, and what the way into the programs costs.
+//! What recording costs the target: counts and times from the kernel, and the cost of entering the programs.
 
 use std::fmt;
 

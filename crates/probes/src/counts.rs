@@ -1,4 +1,4 @@
-//! What the programs have counted so far: for whoever wants to look, in any thread.
+//! What the programs have counted so far, readable from any thread.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};

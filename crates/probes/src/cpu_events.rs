@@ -1,5 +1,5 @@
-//! Perf events on CPUs, one on each, that sample all processes which are recorded and no others: a program looks up who runs
-//! there (`probe-ebpf/src/chosen.rs`), and samples that process, or goes on with the sampler of another set of programs.
+//! One perf event on each CPU, which samples all recorded processes and no others: a program looks up which process runs
+//! (`probe-ebpf/src/chosen.rs`), and samples it or continues with the sampler of another set of programs.
 //!
 //! An event on a thread costs that thread at each context switch, since its timer is set anew: 0.3 to 3 µs, more the higher the
 //! rate is. These cost nothing there, and every process on the machine a look at each tick.

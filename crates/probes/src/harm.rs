@@ -1,4 +1,4 @@
-//! What a watchpoint does to a program beside stopping it where that is wanted.
+//! What a watchpoint does to a program besides stopping it where that is wanted.
 
 use std::fmt;
 use std::io;

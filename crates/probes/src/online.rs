@@ -1,4 +1,4 @@
-//! Which CPUs are switched on, and whether that changes.
+//! Which CPUs are online, and whether that changes.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -1,4 +1,4 @@
-//! Perf events on the threads of one process, or on CPUs, each running a BPF program on every tick.
+//! Perf events on the threads of a process, or on CPUs; each runs a BPF program at every tick.
 
 use std::ffi::CStr;
 use std::io;

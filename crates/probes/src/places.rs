@@ -1,4 +1,4 @@
-//! Who has which number, where one set of programs is there for several processes.
+//! Numbers processes where several share one set of programs.
 
 use std::collections::VecDeque;
 

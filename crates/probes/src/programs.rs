@@ -1,4 +1,4 @@
-//! The BPF programs: loaded into the kernel, told about the target's VMs, and asked what they have counted.
+//! Loads the BPF programs, tells them about the target's VMs, and reads what they have counted.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};

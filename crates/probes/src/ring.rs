@@ -1,4 +1,4 @@
-//! A ring buffer of the kernel's that is emptied in time.
+//! A ring buffer of the kernel, emptied in time.
 //!
 //! Whoever works the records off takes them at his own pace, and may be late: an output takes nothing, a trace takes long to
 //! read. So the programs wake a thread when the buffer becomes a quarter full (`probe-ebpf/src/wakeup.rs`), which moves what

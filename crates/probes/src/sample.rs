@@ -1,4 +1,4 @@
-//! A CPU sample as it comes out of the ring buffer, and what comes along with samples.
+//! A CPU sample from the ring buffer, and what accompanies samples.
 
 use lj_trace_common::ends::{self, INNERMOST};
 use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SampleHeader};

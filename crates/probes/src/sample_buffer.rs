@@ -1,4 +1,4 @@
-//! The buffer that hands out samples: those of the clock and those of allocations.
+//! The buffer that samples come from: those of the clock and those of allocations.
 
 use std::collections::{HashMap, VecDeque};
 use std::mem::offset_of;

@@ -1,4 +1,4 @@
-//! Uprobe sessions (Linux 6.13): one program at the call and at the return of a function, which says at the call
+//! Uprobe sessions (Linux 6.13): one program at the call and at the return of a function, which decides at the call
 //! whether it wants the return at all. aya can neither load nor attach such programs.
 
 use std::collections::HashSet;

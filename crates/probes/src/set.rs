@@ -1,4 +1,4 @@
-//! A set of programs with its maps, as the kernel has loaded it: for one process, or for all that are sampled at one rate.
+//! A set of programs and maps in the kernel: for one process, or for all that are sampled at one rate.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

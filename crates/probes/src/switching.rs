@@ -1,6 +1,6 @@
-//! What an event on a thread costs at each context switch: its timer or counter is stopped when the thread leaves a CPU, and set
-//! anew when it comes back. That differs by machine and rate by an order of magnitude, so it is measured, on two threads of
-//! lj-trace's own that hand a token back and forth on one CPU, with events and without.
+//! Measures what an event on a thread costs at each context switch: its timer or counter is stopped when the thread leaves
+//! a CPU, and set anew when it comes back. That differs between machines and rates by an order of magnitude, so it is
+//! measured on two threads of lj-trace's own, which pass a token back and forth on one CPU, with events and without.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;

@@ -1,5 +1,4 @@
-//! Ends sampling when its time is over, however busy lj-trace is with something else then: on a machine with much to do one look
-//! at what was recorded may take seconds.
+//! Ends sampling on time, however busy lj-trace is: on a loaded machine, one look at what was recorded may take seconds.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;

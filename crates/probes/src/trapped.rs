@@ -1,6 +1,6 @@
-//! What measures breakpoints and watchpoints on lj-trace itself must not be the end of it: a trap that the kernel does
-//! not take for one of theirs becomes a SIGTRAP, which ends a process that has no handler for it. On virtual machines
-//! that happens ([`Harm::Ends`](super::harm::Harm::Ends)).
+//! Keeps measurements of breakpoints and watchpoints on lj-trace itself from ending it: a trap that the kernel does not
+//! recognize as one of theirs becomes a SIGTRAP, which ends a process without a handler. On virtual machines that happens
+//! ([`Harm::Ends`](super::harm::Harm::Ends)).
 
 use std::cell::Cell;
 use std::io;

@@ -1,5 +1,5 @@
-//! Uprobes at many places at once (`uprobe_multi` links, Linux 6.6), by bpf(2) itself: for programs that aya can neither
-//! load nor attach.
+//! Uprobes at many places at once (`uprobe_multi` links, Linux 6.6), through bpf(2) itself, for programs that aya can
+//! neither load nor attach.
 
 use std::ffi::CStr;
 use std::io;

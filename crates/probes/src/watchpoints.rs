@@ -1,4 +1,4 @@
-//! Watchpoints on the collectors of some VMs, and the objects that are looked at whenever one of them is hit.
+//! Watchpoints on the collectors of some VMs, and the objects that are checked whenever one is hit.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd as _;

@@ -1,6 +1,5 @@
-//! Allocation probes that are there for a short time only. To put them in takes some 10 ms, of which the target notices
-//! the last; once they are taken out it is free within a millisecond, but the kernel lets go of whoever has taken them
-//! out some 20 to 70 ms later.
+//! Allocation probes for short windows. Inserting them takes some 10 ms, of which the target notices only the end; once
+//! they are removed it is free within a millisecond, but the kernel blocks whoever removed them for some 20 to 70 ms.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,4 +1,4 @@
-//! Breakpoints in the code of a process that its files do not have: somebody probes it, or has left them behind.
+//! Finds breakpoints in the code of a process that its files lack: somebody probes it, or left them behind.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

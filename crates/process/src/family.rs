@@ -1,4 +1,4 @@
-//! A process and those that it has started: servers often have a master that only looks after its workers.
+//! A process and its children: servers often have a master that only supervises its workers.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! The files of a process, read with that process's own rights: whoever controls it chooses their names, and what is read
-//! of them may be shown.
+//! Opens files of a process with that process's own rights: whoever controls it chooses the names, and what is read may be
+//! shown.
 
 use std::fs::File;
 use std::io;

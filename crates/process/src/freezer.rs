@@ -1,4 +1,4 @@
-//! Frozen cgroups: a process in one does not run, and its state does not say why (`S` in version 2, `D` in version 1).
+//! Frozen cgroups. A process in one does not run, and its state does not show why (`S` in version 2, `D` in version 1).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};

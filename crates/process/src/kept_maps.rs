@@ -1,4 +1,4 @@
-//! Mappings that took long to read, kept for a moment.
+//! Caches mappings that took long to read, for a moment.
 //!
 //! A process may have tens of thousands of mappings, and to read them takes the kernel and us some tenths of a
 //! millisecond for each thousand. Many parts of this program want to know them, one right after the other.

@@ -1,4 +1,4 @@
-//! The code that a process had at some time, to tell what it has loaded since.
+//! Remembers the code that a process had, to recognize what it has loaded since.
 
 use std::ops::Range;
 

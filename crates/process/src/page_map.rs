@@ -1,5 +1,5 @@
-//! Which pages of a process there are: a mapping may be a thousand times as large as what was ever used of it, and pages
-//! that there are not would be brought to life by reading them.
+//! Tells which pages of a process exist. A mapping may be a thousand times as large as what was ever used of it, and
+//! reading a page that does not exist would create it.
 
 use std::fs::File;
 use std::ops::Range;

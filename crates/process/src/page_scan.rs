@@ -1,5 +1,5 @@
-//! Pages as the kernel tells them in runs: it passes over what there is not without a look at each page, so that a
-//! reservation of terabytes takes no time (`PAGEMAP_SCAN`, Linux 6.7).
+//! Pages as the kernel reports them in runs. It skips what does not exist without a look at each page, so a reservation of
+//! terabytes takes no time (`PAGEMAP_SCAN`, Linux 6.7).
 
 use std::fs::File;
 use std::ops::Range;

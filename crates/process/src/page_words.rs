@@ -1,4 +1,4 @@
-//! Pages as the words of `/proc/PID/pagemap` tell them, one for each.
+//! Pages as `/proc/PID/pagemap` reports them, one word each.
 
 use std::fs::File;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Much memory of the target, read piece by piece with as few system calls as possible.
+//! Reads large parts of the target's memory piece by piece, with as few system calls as possible.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! Files of `/proc` and `/sys`, small ones in four system calls: the standard library takes a dozen, since their size is 0.
+//! Reads files of `/proc` and `/sys`, small ones in four system calls. The standard library takes a dozen, since their
+//! size is 0.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! The target process: whether it is there and may be looked at, its threads, its files.
+//! The target process: whether it exists and may be inspected, its threads, its files.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Processes that are chosen by what people know them by, in place of a process id.
+//! Selects processes by what people know them by, instead of by process id.
 
 use std::ffi::OsStr;
 use std::fmt;

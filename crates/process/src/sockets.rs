@@ -1,4 +1,4 @@
-//! Sockets between processes of lj-trace: words, and descriptors that come along with them.
+//! Sockets between processes of lj-trace: they carry words, and descriptors with them.
 
 use std::io;
 use std::mem::MaybeUninit;

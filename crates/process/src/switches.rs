@@ -1,4 +1,4 @@
-//! How often the threads of a process left a CPU.
+//! Counts how often the threads of a process left a CPU.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

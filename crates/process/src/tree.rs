@@ -1,4 +1,4 @@
-//! Files beneath a folder that somebody else may have arranged: nothing outside of it, and nothing but files, is opened.
+//! Opens files beneath a folder that somebody else may have arranged: only regular files, and none outside of it.
 
 use std::ffi::CString;
 use std::fs::File;

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use lj_trace_text::amount::written;
 use serde::Deserialize;
-
-use crate::units;
 
 /// Where profiles go, and how much of them is kept. In TOML, names have hyphens; times read `10m` or `7d`, sizes `64M` or
 /// `10G`.
@@ -18,22 +17,22 @@ pub struct StoreConfig {
     /// the kernel calls it.
     pub host: Option<String>,
     /// How often what is in memory is written: a crash loses no more than this.
-    #[serde(deserialize_with = "units::duration")]
+    #[serde(deserialize_with = "written::duration")]
     pub flush: Duration,
     /// How long one file takes in intervals before the next one begins.
-    #[serde(deserialize_with = "units::duration")]
+    #[serde(deserialize_with = "written::duration")]
     pub rotate: Duration,
     /// How many bytes a file may have before the next one begins.
-    #[serde(deserialize_with = "units::size")]
+    #[serde(deserialize_with = "written::size")]
     pub rotate_size: u64,
     /// How many bytes of memory, about, rows may take of all files that are not complete.
-    #[serde(deserialize_with = "units::size")]
+    #[serde(deserialize_with = "written::size")]
     pub memory: u64,
     /// How many bytes all files of this host may have: the oldest are removed.
-    #[serde(deserialize_with = "units::size")]
+    #[serde(deserialize_with = "written::size")]
     pub keep: u64,
     /// How old a file may become before it is removed.
-    #[serde(deserialize_with = "units::duration")]
+    #[serde(deserialize_with = "written::duration")]
     pub keep_age: Duration,
     /// Where complete files go on to; they are removed from the folder then.
     pub remote: Option<RemoteConfig>,

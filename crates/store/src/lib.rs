@@ -11,7 +11,6 @@ pub mod read;
 #[cfg(feature = "s3")]
 mod remote;
 pub mod schema;
-mod units;
 mod write;
 
 pub use config::{RemoteConfig, StoreConfig};

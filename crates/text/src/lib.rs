@@ -1,5 +1,6 @@
-//! How text of the target and numbers are shown, in whatever lj-trace writes.
+//! How text of the target and numbers are shown, in whatever lj-trace writes; how amounts that people write are read.
 
+pub mod amount;
 mod chunk_name;
 mod columns;
 mod room;

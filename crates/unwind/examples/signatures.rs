@@ -1,4 +1,4 @@
-//! Learns the signatures of LuaJIT's functions from builds with symbols, and measures what they are good for.
+//! Learns the signatures of LuaJIT's functions from builds with symbols, and measures how well they work.
 //!
 //! `signatures learn TABLE FILE...` writes a table; `signatures measure FILE...` learns from all files but one, forgets the
 //! symbols of that one, names its functions, and compares, for each; `signatures check FILE...` does the same with the table that

@@ -1,4 +1,4 @@
-//! DWARF expressions of unwind tables: PLT stubs and signal frames use them.
+//! DWARF expressions in unwind tables; PLT stubs and signal frames use them.
 
 use gimli::{Encoding, EndianSlice, EvaluationResult, Format, LittleEndian, Location, Value};
 

@@ -1,4 +1,4 @@
-//! The unwind table of a file, wherever it is read: here, or by the [`sandbox`](lj_trace_process::sandbox)'s reader.
+//! The unwind table of a file, read either here or by the [`sandbox`](lj_trace_process::sandbox)'s reader.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

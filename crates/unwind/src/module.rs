@@ -1,4 +1,4 @@
-//! One ELF file mapped into the target (or the vDSO): its segments and its unwind table.
+//! An ELF file that is mapped into the target (or the vDSO): its segments and its unwind table.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};

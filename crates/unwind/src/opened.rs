@@ -1,4 +1,4 @@
-//! The ELF files that are open, each of them once for all processes that have it mapped.
+//! The ELF files that are open; processes that map the same file share it.
 //!
 //! What is read of a file (its unwind table, its symbols) takes some megabytes and some milliseconds: fifty workers of a server
 //! need it once.

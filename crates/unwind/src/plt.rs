@@ -1,4 +1,4 @@
-//! Stubs that a program calls functions of libraries by.
+//! PLT stubs, through which a program calls functions of libraries.
 
 /// A stub of the procedure linkage table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What a compiled function refers to: the processor's module finds it, [`signatures`](crate::signatures) compares it.
+//! What a compiled function refers to. The processor's module finds it, [`signatures`](crate::signatures) compares it.
 
 /// What code refers to, as it stands there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

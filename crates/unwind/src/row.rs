@@ -1,4 +1,4 @@
-//! One row of an unwind table: how to get from a frame to its caller at one instruction.
+//! A row of an unwind table: how to get from a frame to its caller at one instruction.
 
 use lj_trace_common::arch::reg;
 use lj_trace_process::sandbox::wire::{Bytes, Wire, put_bytes, take_bytes};

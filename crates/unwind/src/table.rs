@@ -1,4 +1,4 @@
-//! The unwind table of one ELF file: its `.eh_frame`, looked up by address.
+//! The unwind table of an ELF file: its `.eh_frame`, indexed by address.
 //!
 //! Addresses in here are the file's own (virtual addresses of its program headers), not the target's.
 

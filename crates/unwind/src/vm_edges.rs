@@ -1,4 +1,4 @@
-//! Where the interpreter is in a C frame that has no Lua frame: it has just entered it, or is about to leave it.
+//! Where the interpreter is in a C frame without a Lua frame: it has just entered, or is about to leave.
 //! [`arch::edges`](crate::arch::edges) finds these places in its code.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What is known of a VM's own native frames: the interpreter's, and a trace's. How they are left is the processor's
+//! What is known of a VM's own native frames: the interpreter's and a trace's. How to unwind them depends on the processor
 //! ([`arch`](crate::arch)).
 //!
 //! LuaJIT's sources: [`vm_ffi_call`].

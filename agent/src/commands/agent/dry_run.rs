@@ -1,4 +1,4 @@
-//! `--dry-run`: what would be recorded, and why the rest would not.
+//! `--dry-run`: what would be recorded, and why the rest would not be.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The sinks that a configuration asks for.
+//! Creates the sinks that a configuration asks for.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;

@@ -1,17 +1,17 @@
-//! The arguments, which hold in place of what the configuration says.
+//! The arguments that override the configuration.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use lj_trace_text::amount::{parse_duration, parse_share};
 
 use lj_trace_export::{SinkConfig, SinkKind};
 
 use crate::daemon::config::{AgentConfig, DEFAULT_FILE, parse_metrics, parse_probability};
 use crate::daemon::rules::Rule;
 use crate::exit::CommandError;
-use crate::values::{parse_duration, parse_share};
 
 /// Arguments of the command.
 #[derive(Debug, Args)]

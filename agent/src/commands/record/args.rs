@@ -20,7 +20,7 @@ use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 use crate::commands::outputs::check_distinct;
 use crate::commands::parse_pid;
 use crate::exit::CommandError;
-use crate::values::{parse_duration, parse_share, parse_size};
+use lj_trace_text::amount::{parse_duration, parse_share, parse_size};
 
 /// What else chooses processes.
 const WHOM: [&str; 5] = ["command", "name", "unit", "container", "program"];

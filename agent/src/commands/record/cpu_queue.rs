@@ -1,4 +1,4 @@
-//! For how long processes were ready to run and had no CPU: one that gets none does not wait for anything else.
+//! How long processes were ready to run but had no CPU: such a process is not waiting for anything else.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Debug files of what has no symbols, fetched before recording begins: a recording never waits for a server.
+//! Fetches debug files for files without symbols, before recording begins: a recording never waits for a server.
 
 use std::fs::{self, File};
 use std::io;
@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lj_trace_debuginfod::{DebugServers, FetchError, cache_folder, cached, hex};
+use lj_trace_debuginfod::{DebugServers, FetchError, ServersError, cache_folder, cached, hex};
 use lj_trace_engine::RecordTarget;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_text::untrusted;
@@ -33,7 +33,7 @@ pub fn fetch(
     is_quiet: bool,
 ) -> Result<(), CommandError> {
     let list = urls.map_or_else(|| std::env::var("DEBUGINFOD_URLS").unwrap_or_default(), str::to_owned);
-    let wrong = |url: String| CommandError::usage(format!("--debuginfod: `{url}` is no URL of HTTP or HTTPS"));
+    let wrong = |error: ServersError| CommandError::usage(format!("--debuginfod: {error}"));
     let none = "--debuginfod: no server is named; use --debuginfod=URL or set DEBUGINFOD_URLS";
     let servers = DebugServers::new(&list).map_err(wrong)?.ok_or_else(|| CommandError::usage(none))?;
     let no_folder = "--debuginfod: no cache folder; set DEBUGINFOD_CACHE_PATH or HOME";

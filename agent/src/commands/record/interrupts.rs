@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first one asks lj-trace to end well, the second one ends it at once.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT: the first one asks lj-trace to finish, the second one ends it at once.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};

@@ -1,4 +1,4 @@
-//! `lj-trace record`: attach, record until told to stop, write the results, say what was found.
+//! `lj-trace record`: attach, record until told to stop, write the results, summarize.
 
 mod args;
 mod cpu_queue;

@@ -1,4 +1,4 @@
-//! `lj-trace -- COMMAND`: a program that lj-trace starts, and records from its first instruction.
+//! `lj-trace -- COMMAND`: starts a program, and records it from its first instruction.
 //!
 //! It is traced (ptrace(2)) until it executes its program: the kernel stops it there, before the first instruction. Once all
 //! is attached, it is let go, and traced no more. Should lj-trace end before, however that happens, the kernel lets it go.

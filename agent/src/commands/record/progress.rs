@@ -1,4 +1,4 @@
-//! What is shown while recording.
+//! Progress while recording.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

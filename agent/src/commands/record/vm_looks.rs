@@ -1,4 +1,4 @@
-//! Looks at what the VMs of a process execute, now and then: a process that waits is hit by no sample.
+//! Looks now and then at what the VMs of a process execute, since no sample hits a process that waits.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

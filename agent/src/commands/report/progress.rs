@@ -1,4 +1,4 @@
-//! How far the reading of a long stream is.
+//! Progress while a long stream is read.
 
 use std::io::{self, Read};
 

@@ -1,4 +1,4 @@
-//! One reading of a stream, for all outputs.
+//! Reads a stream once, for all outputs.
 
 use std::io::{self, BufWriter, IsTerminal as _, Read, Write};
 use std::path::Path;

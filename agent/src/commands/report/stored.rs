@@ -1,4 +1,4 @@
-//! Reports of a folder that the agent has stored profiles in.
+//! Reports from a folder of stored profiles.
 
 use std::path::Path;
 use std::time::SystemTime;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::values::parse_duration;
+use lj_trace_text::amount::parse_duration;
 
 /// A point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What the agent does, for Prometheus: at `/metrics` of a local address.
+//! The agent's metrics for Prometheus, at `/metrics` of a local address.
 
 mod numbers;
 mod server;

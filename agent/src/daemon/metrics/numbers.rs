@@ -1,4 +1,4 @@
-//! The numbers, and how Prometheus reads them.
+//! The metrics, in Prometheus's text format.
 
 use std::fmt;
 

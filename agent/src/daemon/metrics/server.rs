@@ -1,4 +1,4 @@
-//! A server with one page.
+//! An HTTP server with one page.
 
 use std::convert::Infallible;
 use std::io;

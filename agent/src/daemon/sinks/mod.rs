@@ -1,4 +1,4 @@
-//! Where the profiles of all processes go: each interval of each process is handed to all sinks, and sent when the round ends.
+//! Passes each interval of each process to all sinks, which send it when the round ends.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What the process is, and what it does as a whole.
+//! The header: what the process is, and what it does as a whole.
 
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_streams::VmState;

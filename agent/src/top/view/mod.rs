@@ -100,10 +100,10 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
+    use crate::top::test_sample::sample;
     use crate::top::{Action, Gauge, Tab, TopTarget};
     use lj_trace_engine::allocations::AllocationListener as _;
     use lj_trace_engine::cpu::SampleListener as _;
-    use lj_trace_engine::resolve::{Code, Resolved, ResolvedFrame};
 
     fn app() -> App {
         let target = TopTarget {
@@ -115,21 +115,10 @@ mod tests {
             of_several: false,
         };
         let mut app = App::new(target);
-        let frame = |named| ResolvedFrame { named: std::sync::Arc::new(named), code: Code::Name };
         let lua = |name: &str| Named::lua(Some(name.into()), b"@a.lua", 3, Some(5));
         for name in ["busy", "busy", "busy", "lazy"] {
-            let frames = vec![frame(lua(name)), frame(Named::lua(None, b"@a.lua", 0, Some(9)))];
-            let sample = Resolved {
-                state: Some(VmState::Lfunc),
-                vm: Some(0),
-                tid: 1,
-                time: 0,
-                allocation: None,
-                thread_name: None,
-                trace: None,
-                frames,
-            };
-            app.sample(&sample, Named::vm(0));
+            let frames = [lua(name), Named::lua(None, b"@a.lua", 0, Some(9))];
+            app.sample(&sample(VmState::Lfunc, &frames), Named::vm(0));
         }
         let memory = app.allocations.clone();
         memory.borrow_mut().event(0, &Event::Symbol(Symbol::lua(0x1000, b"@a.lua", 3)));
@@ -181,18 +170,7 @@ mod tests {
         let mut app = app();
         let path = format!("@/srv/{}/handlers/checkout.lua", "very/long/path".repeat(9));
         let frame = Named::lua(Some("Checkout.total".into()), path.as_bytes(), 1234, Some(5678));
-        let frames = vec![ResolvedFrame { named: std::sync::Arc::new(frame), code: Code::Name }];
-        let sample = Resolved {
-            state: Some(VmState::Lfunc),
-            vm: Some(0),
-            tid: 1,
-            time: 0,
-            allocation: None,
-            thread_name: None,
-            trace: None,
-            frames,
-        };
-        app.sample(&sample, Named::vm(0));
+        app.sample(&sample(VmState::Lfunc, &[frame]), Named::vm(0));
         let memory = app.allocations.clone();
         memory.borrow_mut().event(0, &Event::Symbol(Symbol::lua(0x2000, path.as_bytes(), 1234)));
         let source = Source::Lua { proto: 0x2000, line: 4321 };

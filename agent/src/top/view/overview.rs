@@ -1,4 +1,4 @@
-//! Several processes, one line for each.
+//! Draws several processes, one line for each.
 
 use lj_trace_text::untrusted::Untrusted;
 use lj_trace_text::{Room, bytes, fit, fit_end};

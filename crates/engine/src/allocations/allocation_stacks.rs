@@ -1,4 +1,4 @@
-//! The stacks of every Nth allocation: an allocation flame graph, which a memprof stream has no room for.
+//! Stacks of every Nth allocation, for an allocation flame graph. A memprof stream has no room for them.
 
 use std::path::PathBuf;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! The Lua lines behind C functions that allocate: a stream has room for the function alone, reports show both.
+//! The Lua lines that call allocating C functions. A stream has room for the function only; reports show both.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! The C functions that memprof streams know: all of them, as in the process's own profiler ([`lj_symtab_dump`] and
+//! The C functions that a memprof stream declares: all of them, as Tarantool's own profiler does ([`lj_symtab_dump`] and
 //! [`lj_symtab_dump_newc`], `lj_symtab.c` of Tarantool's fork).
 //!
 //! [`lj_symtab_dump`]: https://github.com/tarantool/luajit/blob/b52fe9795db249e7803aeef22c2ed6129a97aaeb/src/lj_symtab.c#L455-L504

@@ -1,4 +1,4 @@
-//! Names of the functions that allocate.
+//! Names functions that allocate.
 //!
 //! An event says which prototype runs. Its name is looked for when it is first seen, and what it makes itself is named
 //! as well then: a module's chunk is gone before its functions run.

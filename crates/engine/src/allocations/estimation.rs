@@ -1,5 +1,5 @@
-//! An estimate while it is made: the events of each window are added up by their source, and handed to the estimator
-//! together with all that is known without probes.
+//! Builds an estimate: adds up the events of each window by source, and passes the sums to the estimator with everything
+//! known without probes.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! Names the allocation events of a VM: the events of a memprof stream, with the symbols that they need.
+//! Names the allocation events of a VM: the events of a memprof stream with the symbols they need.
 //!
 //! LuaJIT's sources: [`lj_cf_package_unloadlib`], [`close_state`].
 //!

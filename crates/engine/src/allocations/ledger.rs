@@ -1,4 +1,4 @@
-//! What became of every call of the allocators, VM by VM.
+//! Accounts for every call of the allocators, VM by VM.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Who looks on while allocations are recorded.
+//! The trait of those that observe allocations while they are recorded.
 
 use std::cell::RefCell;
 use std::rc::Rc;

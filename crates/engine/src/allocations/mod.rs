@@ -1,4 +1,5 @@
-//! Where allocation events go: named, into the stream of their VM and the profile that reports are written from.
+//! Processes allocation events: names them, and passes them to the stream of their VM and to the profile that reports are
+//! made from.
 
 mod allocation_stacks;
 mod c_callers;

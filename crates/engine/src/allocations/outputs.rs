@@ -1,4 +1,4 @@
-//! Where a recording of allocations goes: a stream for each VM, and reports over all of them.
+//! The outputs of an allocation recording: a stream for each VM, and reports over all of them.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! A bound on what the tables of a memory profile take together: those of all its VMs share it.
+//! Bounds the memory of a memory profile's tables; all its VMs share the bound.
 
 use std::cell::Cell;
 use std::rc::Rc;

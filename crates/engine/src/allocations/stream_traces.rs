@@ -1,4 +1,4 @@
-//! The traces that memprof streams name: by their numbers, which LuaJIT gives to others once it has thrown them away.
+//! The traces that memprof streams name by number. LuaJIT reuses these numbers after it flushes traces.
 //!
 //! The reference parser keeps the first start that it has seen an event of a number with. So a number whose start
 //! changes goes on as another one, [`GENERATION`] higher: LuaJIT's own numbers are lower than that.

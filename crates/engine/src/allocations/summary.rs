@@ -1,4 +1,4 @@
-//! What a recording of allocations says at its end.
+//! The summary at the end of an allocation recording.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

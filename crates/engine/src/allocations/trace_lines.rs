@@ -1,4 +1,4 @@
-//! The Lua lines that allocate on traces, told from the machine code that calls the allocator.
+//! The Lua lines that allocate in traces, derived from the machine code that calls the allocator.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The sums over one window's events.
+//! Sums over the events of one window.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Memory profiles whose cost is bounded: the allocator is probed in short windows only, and what happened between them
-//! is estimated from what can be had without probes: the collector's counters, and samples of CPU time.
+//! Memory profiles of bounded cost: the allocator is probed in short windows only, and what happens between them is
+//! estimated from the collector's counters and samples of CPU time, which need no probes.
 //!
 //! [`windows`] opens and closes the windows, in a thread of its own, at times that its policy chooses. [`counters`] reads
 //! the collector's counters, in another. What both observe goes to whoever records, in the terms of

@@ -1,4 +1,4 @@
-//! What reports show of a process besides its samples: the files it runs, where its source code is, its memory.
+//! What reports show of a process besides samples: its files, where its source code is, its memory.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! What a recording of CPU time says last: the answer.
+//! The answer: the last thing that a CPU recording prints.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

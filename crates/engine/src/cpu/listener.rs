@@ -1,4 +1,4 @@
-//! Who looks on while CPU time is recorded.
+//! The trait of those that observe CPU samples while they are recorded.
 
 use lj_trace_profile::Frame;
 

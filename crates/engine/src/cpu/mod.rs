@@ -1,4 +1,4 @@
-//! Where CPU samples go: streams, the profile that reports are written from, whoever looks on.
+//! Passes CPU samples to streams, to the profile that reports are made from, and to listeners.
 
 pub mod about_process;
 mod answer;

@@ -1,4 +1,4 @@
-//! Where a recording of CPU time goes: streams, which take samples as they come, and the profile that sinks take.
+//! The outputs of a CPU recording: streams, which take samples as they arrive, and the profile that sinks take.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

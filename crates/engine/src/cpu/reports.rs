@@ -1,4 +1,4 @@
-//! A CPU profile over all VMs of one process, or of several processes, and the sinks that take it.
+//! A CPU profile over all VMs of one or several processes, and the sinks that take it.
 
 use std::path::PathBuf;
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! The sysprof streams of a recording: one for each VM, which take samples as they come.
+//! The sysprof streams of a recording: one for each VM, written as samples arrive.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What a recording of CPU time says at its end.
+//! The summary at the end of a CPU recording.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The files that a recording is written to, and what is said if one cannot be.
+//! The files that a recording is written to, and the messages if one cannot be written.
 
 use std::io;
 use std::path::{Path, PathBuf};

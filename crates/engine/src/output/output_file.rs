@@ -1,5 +1,5 @@
-//! A file that is to be written: known to be writable, but not touched before there is something to write. A recording that
-//! is refused leaves what an earlier one has written.
+//! A file to be written: it is checked to be writable, but not touched before there is something to write. A recording
+//! that is refused leaves an earlier one's file as it is.
 //!
 //! What is written tells much of the process that was looked at, so nobody but the owner may read it; and lj-trace is often
 //! root, so no link of another user's is followed, and nobody else's file is written to.

@@ -1,4 +1,4 @@
-//! The files of a recording in pieces (`--rotate`): each has in its name when it begins.
+//! The files of a recording in pieces (`--rotate`), each named after the time at which it begins.
 
 use std::path::{Path, PathBuf};
 

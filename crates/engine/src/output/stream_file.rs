@@ -1,4 +1,4 @@
-//! The files of streams: what was written of one is readable, however its writing ended.
+//! Stream files: whatever was written is readable, however the writing ended.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! How long is worked on what the probes have handed out before anything else is looked after: the duration, signals.
+//! Limits how long pending records are processed before signals and the duration are looked at again.
 
 use std::time::{Duration, Instant};
 

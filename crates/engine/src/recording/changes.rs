@@ -1,5 +1,5 @@
-//! What happens to VMs that the allocator's probes do not see: one is given another allocator ([`lua_setallocf`]), or is closed
-//! without a call of its allocator ([`lj_alloc_destroy`], `lj_alloc.c`, unmaps all that LuaJIT's own one has given).
+//! Changes of VMs that the allocator's probes do not see: a VM gets another allocator ([`lua_setallocf`]), or is closed
+//! without a call of its allocator ([`lj_alloc_destroy`], `lj_alloc.c`, unmaps all memory of LuaJIT's own allocator).
 //!
 //! [`lua_setallocf`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_api.c#L1297-L1302
 //! [`lj_alloc_destroy`]: https://github.com/LuaJIT/LuaJIT/blob/1ee778a4e37122d8ca7d5733c590a47dafd6b15c/src/lj_alloc.c#L1257-L1267

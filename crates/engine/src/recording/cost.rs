@@ -1,4 +1,4 @@
-//! What a recording costs its target, watched while it runs: a limit to it ends a memory profile.
+//! Watches what a recording costs its target; a memory profile ends when it exceeds its limit.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,4 @@
-//! Follows objects beside the windows of a memory profile.
+//! Follows objects alongside the windows of a memory profile.
 
 use std::sync::Once;
 

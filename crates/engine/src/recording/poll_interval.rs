@@ -1,4 +1,4 @@
-//! How often the ring buffers are looked at.
+//! Decides how often the ring buffers are polled.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Tells of VMs that nobody knows yet: light samples hit the interpreter where none of the known VMs runs, or code that was
-//! not there before, which may be another LuaJIT.
+//! Notices VMs that are not known yet: light samples hit an interpreter where no known VM runs, or code that was not there
+//! before, which may be another LuaJIT.
 
 use std::ops::Range;
 

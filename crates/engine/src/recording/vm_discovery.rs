@@ -1,4 +1,4 @@
-//! VMs that come into being while a process is recorded.
+//! Finds VMs that are created while a process is recorded.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};

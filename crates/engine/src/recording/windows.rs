@@ -1,4 +1,4 @@
-//! A memory profile of bounded cost: windows, and what is known without probes.
+//! A memory profile of bounded cost: its windows, and what is known without probes.
 
 use lj_trace_luajit::Vm;
 use lj_trace_probes::activity::ActivityBuffer;

@@ -1,4 +1,4 @@
-//! What the layouts of VMs leave open until there are traces.
+//! Decides between layouts that only traces can tell apart, once there are traces.
 
 use std::time::{Duration, Instant};
 

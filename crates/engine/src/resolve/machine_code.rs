@@ -1,4 +1,4 @@
-//! Where a VM's machine code is: the interpreter's, and what its JIT compiler has generated so far.
+//! Where a VM's machine code is: the interpreter's, and the traces compiled so far.
 //!
 //! LuaJIT's sources: [`JIT_PARAMDEF`], [`MCLink`].
 //!

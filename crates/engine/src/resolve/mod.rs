@@ -1,4 +1,4 @@
-//! What a sample means: it is unwound, its stacks are merged, its frames named.
+//! Interprets samples: unwinds them, merges their stacks, names their frames.
 
 mod layout_decision;
 mod machine_code;

@@ -1,5 +1,5 @@
-//! Gives frames their names: Lua functions from where they are defined, fast
-//! functions from the VM's library tables, native code from symbol tables.
+//! Names frames: Lua functions by their definition, fast functions from the VM's library tables, native code from symbol
+//! tables.
 
 use std::collections::HashMap;
 use std::sync::Arc;

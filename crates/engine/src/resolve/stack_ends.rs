@@ -1,4 +1,4 @@
-//! Where native stacks end: what unwinding shows at one sample spares the kernel half copying too much at the next ones.
+//! Learns where native stacks end: what unwinding finds at one sample lets the kernel half copy less at the next.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The places that VMs have in the tables of a recording: a VM that was closed leaves its place to one that comes later.
+//! The slots of VMs in the tables of a recording. When a VM is closed, a later one takes its slot.
 
 /// The places, by the indices that the probes know them by.
 #[derive(Clone, Debug, Default)]

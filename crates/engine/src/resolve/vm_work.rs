@@ -1,4 +1,4 @@
-//! Marks what a VM does for itself: the stacks of streams and of reports both have it as a frame.
+//! Marks what a VM does for itself, as a frame in the stacks of both streams and reports.
 //!
 //! LuaJIT's sources: [`lj_gc_step`].
 //!

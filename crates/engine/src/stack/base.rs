@@ -1,4 +1,4 @@
-//! Settles the innermost Lua frame of a sample, with what native unwinding has found out.
+//! Determines the innermost Lua frame of a sample, with the help of native unwinding.
 //!
 //! The kernel takes BASE and PC from the registers only if the sampled instruction belongs to the interpreter.
 //! Where the interpreter had called a C function, they are known once that function is unwound: PC is in

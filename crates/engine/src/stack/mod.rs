@@ -1,5 +1,5 @@
-//! One stack out of two: the Lua frames that the kernel walked and the native frames that were unwound, put
-//! together at the C frames that both sides know.
+//! Merges two stacks into one: the Lua frames that the kernel half walked and the native frames that were unwound, joined
+//! at the C frames that both sides know.
 
 mod base;
 mod merge;

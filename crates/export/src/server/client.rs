@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use lj_trace_authorities::AuthoritiesError;
 use ureq::http::Uri;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::tls::{RootCerts, TlsConfig};
 
 use super::answer::{Answer, read};
 use crate::{Request, SinkConfig};
@@ -49,6 +50,9 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
+    /// It is not known which authorities are trusted.
+    #[error(transparent)]
+    Authorities(#[from] AuthoritiesError),
     /// The spool cannot be used.
     #[error("cannot keep profiles in {}: {reason}", path.display())]
     Spool {
@@ -96,8 +100,8 @@ impl Client {
             }
         }
         let roots = match &config.ca_file {
-            Some(path) => RootCerts::from(certificates(path)?),
-            None => RootCerts::WebPki,
+            Some(path) => authorities_in(path)?,
+            None => lj_trace_authorities::of_system()?,
         };
         let tls = TlsConfig::builder().root_certs(roots).disable_verification(config.insecure).build();
         let agent = ureq::Agent::config_builder()
@@ -221,14 +225,8 @@ fn bounded_file(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
     if bytes.len() as u64 > limit { Err(format!("it has more than {limit} bytes")) } else { Ok(bytes) }
 }
 
-fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, StartError> {
+fn authorities_in(path: &Path) -> Result<RootCerts, StartError> {
     let error = |reason: String| StartError::File { path: path.to_owned(), reason };
     let bytes = bounded_file(path, MAX_CERTIFICATES).map_err(error)?;
-    let certificates: Vec<_> = parse_pem(&bytes)
-        .filter_map(|item| match item {
-            Ok(PemItem::Certificate(certificate)) => Some(certificate),
-            _ => None,
-        })
-        .collect();
-    if certificates.is_empty() { Err(error("there is no certificate in it".to_owned())) } else { Ok(certificates) }
+    lj_trace_authorities::of_pem(&bytes).ok_or_else(|| error("there is no certificate in it".to_owned()))
 }

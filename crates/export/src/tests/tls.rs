@@ -1,9 +1,8 @@
 //! Servers that are not who they say they are get nothing.
-//!
-//! The certificates were made for these tests: two servers of one authority, whose key is gone.
 
+use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,24 +10,16 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection, Stream};
+use lj_trace_authorities::made::Authority;
+use rustls::{ServerConnection, Stream};
+use tempfile::TempDir;
 
 use super::bad_server::{round, until};
 use crate::{Exporter, SinkConfig, SinkKind};
 
-fn file(name: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/certificates")).join(name)
-}
-
-/// A server with one of the certificates; counts the requests that it reads.
-fn start(name: &str) -> (SinkConfig, Arc<AtomicUsize>) {
-    let certificate = CertificateDer::from_pem_file(file(&format!("{name}.pem"))).unwrap();
-    let key = PrivateKeyDer::from_pem_file(file(&format!("{name}.key.pem"))).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let config = Arc::new(config.with_no_client_auth().with_single_cert(vec![certificate], key).unwrap());
+/// A server with a certificate of this authority for an address; counts the requests that it reads.
+fn start(authority: &Authority, address: [u8; 4]) -> (SinkConfig, Arc<AtomicUsize>) {
+    let config = authority.server(IpAddr::from(address));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     let requests = Arc::new(AtomicUsize::new(0));
@@ -54,22 +45,35 @@ fn start(name: &str) -> (SinkConfig, Arc<AtomicUsize>) {
     (config, requests)
 }
 
+/// A file in a folder with this text.
+fn file(folder: &TempDir, name: &str, text: &str) -> Option<PathBuf> {
+    let path = folder.path().join(name);
+    fs::write(&path, text).unwrap();
+    Some(path)
+}
+
 #[test]
 fn only_who_can_prove_it_gets_profiles() {
-    let authority = Some(file("authority.pem"));
-    for (name, ca_file, insecure, is_trusted) in [
-        ("here", authority.clone(), false, true),
-        ("here", None, false, false),
-        ("elsewhere", authority, false, false),
-        ("elsewhere", None, true, true),
+    let folder = tempfile::tempdir().unwrap();
+    let [company, other] = [Authority::new(), Authority::new()];
+    let [trusted, another] = [("company.pem", &company), ("other.pem", &other)]
+        .map(|(name, authority)| file(&folder, name, &authority.pem()));
+    let (here, elsewhere) = ([127, 0, 0, 1], [192, 0, 2, 1]);
+    for (address, ca_file, insecure, is_trusted) in [
+        (here, trusted.clone(), false, true),
+        (here, another, false, false),
+        (here, None, false, false),
+        (elsewhere, trusted, false, false),
+        (elsewhere, None, true, true),
     ] {
-        let (config, requests) = start(name);
+        let (config, requests) = start(&company, address);
+        let name = format!("{address:?} {ca_file:?}");
         let mut exporter = Exporter::start(SinkConfig { ca_file, insecure, ..config }).unwrap();
         round(&mut exporter, &mut Rng::with_seed(1));
         if is_trusted {
-            until(&exporter, name, |counters| counters.sent.requests == 1);
+            until(&exporter, &name, |counters| counters.sent.requests == 1);
         } else {
-            let counters = until(&exporter, name, |counters| counters.retries > 1);
+            let counters = until(&exporter, &name, |counters| counters.retries > 1);
             assert!(counters.last_error.unwrap().contains("certificate"));
             assert_eq!((requests.load(Ordering::Relaxed), counters.sent.requests), (0, 0));
         }
@@ -78,7 +82,9 @@ fn only_who_can_prove_it_gets_profiles() {
 
 #[test]
 fn a_file_without_certificates_is_an_error() {
-    let config = SinkConfig { ca_file: Some(file("here.key.pem")), ..SinkConfig::new(SinkKind::Otlp, "https://x") };
+    let folder = tempfile::tempdir().unwrap();
+    let ca_file = file(&folder, "text.pem", "no certificate");
+    let config = SinkConfig { ca_file, ..SinkConfig::new(SinkKind::Otlp, "https://x") };
     let error = Exporter::start(config).err().unwrap().to_string();
     assert!(error.ends_with("there is no certificate in it"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! A machine instruction of a trace, as far as it tells what it was made from.
+//! A machine instruction of a trace, reduced to what shows which intermediate code it was assembled from.
 
 /// A machine instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! What differs between processors in the machine code that LuaJIT's JIT compiler makes. The rest of this crate asks here.
+//! Everything about the JIT compiler's machine code that depends on the processor. The rest of this crate calls it by
+//! role.
 //!
 //! # What a processor's module supplies
 //!

@@ -1,4 +1,4 @@
-//! What an abort reason is about: the bytecode or function that could not be recorded.
+//! The subject of an abort reason: the bytecode or function that could not be recorded.
 //!
 //! All builds set `J->errinfo` before they throw one of these reasons ([`lj_trace_err_info`], `lj_trace.c`): to the
 //! number of the bytecode, or to the function.

@@ -1,4 +1,4 @@
-//! Loops and functions that are not compiled any more: their bytecode says so.
+//! Loops and functions that the JIT compiler will not try again; their bytecode shows it.
 //!
 //! After the eleventh abort at a place, [`blacklist_pc`] (`lj_trace.c`) turns its loop or function header into a variant
 //! that is not counted: `FORL` into `IFORL`, `ITERL` into `IITERL`, `LOOP` into `ILOOP`, `FUNCF` into `IFUNCF`. The same is

@@ -1,4 +1,4 @@
-//! What being interpreted costs: samples joined to the reasons for being in the interpreter.
+//! What interpretation costs: samples joined to the reasons for being in the interpreter.
 
 use std::collections::HashMap;
 

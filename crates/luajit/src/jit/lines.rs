@@ -1,4 +1,4 @@
-//! The lines of a Lua file: what the JIT compiler has made of each, and the samples in it.
+//! The lines of a Lua file: what the JIT compiler made of each, and the samples that hit it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The loops of a function: where a root trace begins and what it records, and the bytecodes in that which cannot be recorded.
+//! The loops of a function: where a root trace begins, what it records, and which bytecodes in it cannot be recorded.
 //!
 //! An abort leaves its number behind, not the bytecode. These are therefore facts about the code, not what was reached:
 //! `FNEW` and `UCLO` cannot be recorded in any build, `CAT` and `TSETM` not in 2.0 ([`lj_record_ins`], `lj_record.c`).

@@ -1,4 +1,4 @@
-//! What the JIT compiler of a VM has done, and what it gave up on: read from memory, without probes.
+//! What the JIT compiler of a VM has done and what it gave up on, read from memory without probes.
 //!
 //! [`JitReport::read`] shows one moment, [`AbortWatch`] what is aborted meanwhile.
 

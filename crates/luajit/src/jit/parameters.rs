@@ -1,5 +1,5 @@
-//! The parameters that bound what the JIT compiler does (`J->param`, [`JIT_PARAMDEF`] of `lj_jit.h`): what `-Omaxside=200`
-//! and `jit.opt.start()` set.
+//! The parameters that limit the JIT compiler (`J->param`, [`JIT_PARAMDEF`] of `lj_jit.h`); `-Omaxside=200` and
+//! `jit.opt.start()` set them.
 //!
 //! They lie right before the groups of exit stubs, which lie right before the penalties ([`jit_State`]), in every build
 //! that was compiled. Since pointers are aligned, four bytes may be left free

@@ -1,4 +1,4 @@
-//! The penalties of places where recording was aborted (`J->penalty`, [`HotPenalty`] of `lj_jit.h`).
+//! Penalties for places where recording was aborted (`J->penalty`, [`HotPenalty`] of `lj_jit.h`).
 //!
 //! Each of 64 slots has a place, how hot it must become before it is tried again, and the reason of its last abort.
 //! Every abort doubles that value and adds up to 15 ([`penalty_pc`], `lj_trace.c`), so it tells how many there were.

@@ -1,4 +1,4 @@
-//! Places in Lua code, by the addresses of their instructions.
+//! Maps addresses of instructions to places in Lua code.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

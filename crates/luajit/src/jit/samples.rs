@@ -1,4 +1,4 @@
-//! CPU samples as the JIT report needs them: by the place in the innermost Lua function, and by what ran there.
+//! CPU samples for the JIT report, by the place in the innermost Lua function and by what ran there.
 
 use std::collections::HashMap;
 use std::ops::AddAssign;

@@ -1,4 +1,5 @@
-//! The tree of traces: which belong to which, where each starts and goes on, and through which exits it is left.
+//! The tree of traces: which side trace belongs to which root, where each starts, what it links to, and which exits are
+//! taken.
 //!
 //! A side trace does not keep its parent, but its first instruction has the parent's number and the exit that it
 //! continues ([`lj_record_setup`], `lj_record.c`); of a stitched trace, the trace that it follows. Snapshots count how

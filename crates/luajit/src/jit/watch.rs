@@ -1,4 +1,4 @@
-//! Aborts while they happen: what changes between two readings of the penalties.
+//! Sees aborts as they happen: the differences between two readings of the penalties.
 //!
 //! A hot loop uses up all ten tries within a millisecond, so readings miss the reasons in between, never the number of
 //! aborts, as long as no more than 64 new places come between two of them. An abort that is seen before the next

@@ -1,4 +1,4 @@
-//! Why a place of Lua code runs in the interpreter.
+//! Explains why a place in Lua code runs in the interpreter.
 //!
 //! Looked for from the inside out: the innermost loop around the place that is blacklisted, compiled, or was aborted; then
 //! the function. A loop that is only counted has no reason of its own: it is not hot, and what is around it tells more.

@@ -1,5 +1,4 @@
-//! The functions of the traces that a side trace was started from: the frames that it runs in are theirs, and it has
-//! no constants of them.
+//! The functions of a side trace's parent traces. It runs in their frames, but has no constants that name them.
 //!
 //! LuaJIT's sources: [`IRT_PROTO`], [`lj_record_setup`].
 //!

@@ -1,4 +1,4 @@
-//! A trace read whole: its header, intermediate code, snapshots and machine code.
+//! A trace as a whole: its header, intermediate code, snapshots and machine code.
 //!
 //! LuaJIT's sources: [`SnapShot`].
 //!

@@ -1,4 +1,4 @@
-//! The traces of a VM that samples fell into, each read and attributed once.
+//! The traces that samples have hit; each is read and attributed once.
 //!
 //! LuaJIT's sources: [`asm_loop`], [`lj_asm_trace`].
 //!

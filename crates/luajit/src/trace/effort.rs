@@ -1,4 +1,4 @@
-//! How much work may be spent on finding out what the code of traces belongs to.
+//! Limits the work that goes into attributing the code of traces.
 //!
 //! The search for readings ([`super::reading`]) has no end of its own for some traces, and a program may compile traces
 //! all the time, or flush them and compile them anew. So each trace has a limit, and all of them together have a share of

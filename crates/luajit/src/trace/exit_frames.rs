@@ -1,4 +1,4 @@
-//! Which frames of an exit are on the Lua stack already: [`lj_snap_restore`] (`lj_snap.c`) puts them there one by one.
+//! Finds which frames of an exit are already on the Lua stack: [`lj_snap_restore`] (`lj_snap.c`) writes them one by one.
 //! Without GC64 it moves `L->base` along; with GC64 it moves it once, at the end.
 //!
 //! LuaJIT's sources: [`TValue`].

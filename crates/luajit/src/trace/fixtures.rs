@@ -1,4 +1,4 @@
-//! Traces made by hand, for tests of what is read out of them.
+//! Hand-made traces for tests.
 
 use std::collections::HashMap;
 use std::sync::Arc;

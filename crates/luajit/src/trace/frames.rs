@@ -1,5 +1,5 @@
-//! The frames of a snapshot: which functions were inlined into the trace where it would be left (after
-//! [`lj_snap_restore`] and [`snapshot_framelinks`], `lj_snap.c`).
+//! The frames of a snapshot: the functions inlined at that exit of the trace (after [`lj_snap_restore`] and
+//! [`snapshot_framelinks`], `lj_snap.c`).
 //!
 //! LuaJIT's sources: [`SNAP_FRAME`].
 //!

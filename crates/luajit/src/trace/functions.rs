@@ -1,4 +1,4 @@
-//! The functions that play a part in a trace: those among its constants, and what its guards say of the rest.
+//! The functions that take part in a trace: those among its constants, and what guards imply about the others.
 //!
 //! LuaJIT's sources: [`rec_call_specialize`], [`recff_xpairs`].
 //!

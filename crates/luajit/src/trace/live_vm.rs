@@ -1,4 +1,4 @@
-//! What the walk through a trace's bytecode asks of the live VM.
+//! What the walk through a trace's bytecode asks the live VM for.
 //!
 //! LuaJIT's sources: [`CTState.miscmap`], [`ctype_state`], [`GCupval`],
 //! [`rec_upvalue_constify`].

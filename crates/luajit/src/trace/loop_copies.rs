@@ -1,5 +1,5 @@
-//! Loops: their body is recorded once and copied once, with what does not change left out ([`loop_unroll`],
-//! `lj_opt_loop.c`). The copy is what runs.
+//! Loops: the recorder emits the body once, then copies it without what is invariant ([`loop_unroll`], `lj_opt_loop.c`).
+//! The copy is what runs.
 //!
 //! Each recorded instruction is made again with what its operands have become, in order. Where all of those are known,
 //! so is what it must look like; where not (it became something that was there before, or a value that was stored),

@@ -1,4 +1,4 @@
-//! Traces from inside: which functions were compiled into a trace, and which one a machine instruction belongs to.
+//! Looks inside traces: which functions were compiled into a trace, and which of them a machine instruction belongs to.
 //!
 //! [`TraceBody`] reads a trace whole; [`frames`] decodes the frames of its snapshots; [`reading`] finds all ways through the
 //! bytecode that can have been recorded; [`attribution`] puts machine code, intermediate code and bytecode side by side.

@@ -1,4 +1,4 @@
-//! The Lua frames of a sample that hit a trace: those within the trace, on top of those that are on the Lua stack.
+//! The Lua frames of a sample that hit a trace: those inside the trace, above those on the Lua stack.
 //!
 //! LuaJIT's sources: [`trace_exit_cp`], [`BC_JLOOP`], [`vm_exit_interp`].
 //!

@@ -1,4 +1,4 @@
-//! Copies of traces: what the kernel half has taken of them at the first sample of each.
+//! Copies of traces, which the kernel half took at the first sample of each.
 
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
 use lj_trace_common::trace::{PIECES, TraceCopy, TraceIdentity};

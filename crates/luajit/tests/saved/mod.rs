@@ -1,4 +1,4 @@
-//! Saved memory of a VM: what reading it has touched, in a small file.
+//! Saved memory of a VM: everything that reading it touched, in a small file.
 //!
 //! The file is an xz stream of lines of text, then bytes:
 //! 1. `lj-trace saved memory 1`

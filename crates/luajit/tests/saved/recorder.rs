@@ -1,4 +1,4 @@
-//! Makes the files of saved memory, from a process that stands still.
+//! Creates files of saved memory from a process that stands still.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Everything that is read of a VM, by the walkers and decoders that a recording uses.
+//! Reads everything of a VM with the walkers and decoders that a recording uses.
 
 use lj_trace_common::event::{FrameRecord, RecordKind};
 use lj_trace_common::frame::{CFRAME_FLAGS, Coroutine, Walk, WalkEnd, WalkStep};

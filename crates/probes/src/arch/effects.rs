@@ -1,4 +1,4 @@
-//! What an instruction does, as far as the allocator's arguments and the ways through its code are concerned.
+//! The effects of an instruction on the allocator's arguments and on control flow.
 
 use lj_trace_common::arch::Register;
 

@@ -1,4 +1,5 @@
-//! What differs between processors in what can be probed, and in what that costs. The rest of this crate asks here.
+//! Everything about probes that depends on the processor: what can be probed, and what it costs. The rest of this crate
+//! calls it by role.
 //!
 //! # What a processor's module supplies
 //!

@@ -1,4 +1,4 @@
-//! What the guardian and its holders do. They are forks of a program that may have had threads: they make system calls and
+//! The guardian and its holders. They are forks of a program that may have had threads, so they make system calls and
 //! nothing else, and never return.
 
 use std::ffi::CStr;

@@ -1,4 +1,4 @@
-//! What lj-trace and its guardian tell each other: words, and descriptors with them.
+//! Messages between lj-trace and its guardian: words, and descriptors with them.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};

@@ -1,5 +1,5 @@
-//! Who puts probes into a process and takes them out again: not lj-trace itself, but processes that nothing ends at the
-//! wrong moment.
+//! Who inserts probes into a process and removes them: not lj-trace itself, but processes that nothing ends at the wrong
+//! moment.
 //!
 //! The kernel does not take a breakpoint out for a thread that has a fatal signal pending (`uprobe_unregister` in Linux's
 //! `kernel/events/uprobes.c` gives up, "leaking uprobe"): a SIGKILL that came while lj-trace took its probes out, by whoever

@@ -1,4 +1,4 @@
-//! Where the arguments of the allocator are while it runs, and what its branches have told about them.
+//! Where the allocator's arguments are while it runs, and what its branches have revealed about them.
 
 use lj_trace_common::arch::{Register, reg};
 

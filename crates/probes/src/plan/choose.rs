@@ -1,4 +1,4 @@
-//! Choosing the probe points: those that are cheapest among the sets that every call passes exactly once.
+//! Chooses the probe points: the cheapest set that every call passes exactly once.
 
 use std::collections::{BTreeMap, BTreeSet};
 

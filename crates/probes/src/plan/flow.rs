@@ -1,4 +1,4 @@
-//! The ways that control can take through a function.
+//! The paths of control through a function.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The code of a VM's allocator: which file it lies in, where, and its bytes.
+//! The code of a VM's allocator: its file, its place in it, and its bytes.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Where the probes on a VM's allocator go, so that they are cheap and see every event exactly once.
+//! Plans where the probes on a VM's allocator go, so that they are cheap and see every event exactly once.
 //!
 //! The kernel single-steps most probed instructions, which makes a probe some ten times dearer than on one of
 //! the few that it emulates ([`is_emulated`]). [`plan()`] disassembles the allocator, follows all ways through it

@@ -1,4 +1,4 @@
-//! The plans for the allocators of real builds, from their real bytes.
+//! Plans for the allocators of real builds, from their real bytes.
 //!
 //! LuaJIT's sources: [`mem_alloc`], [`lj_alloc_f`].
 //!

@@ -1,4 +1,4 @@
-//! Giving up what a running recording does not need any more.
+//! Gives up privileges that a running recording no longer needs.
 
 use std::io;
 

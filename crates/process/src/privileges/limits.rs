@@ -1,4 +1,4 @@
-//! Errors that only say that some limit is reached: which one, and how to raise it.
+//! Explains errors that mean a limit is reached: which limit, and how to raise it.
 
 use std::io;
 

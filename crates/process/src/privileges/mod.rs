@@ -1,5 +1,5 @@
-//! What lj-trace may do: the capabilities that it has, what is missing where the kernel refuses something, and giving up
-//! what is not needed any more.
+//! What lj-trace may do: the capabilities it has, those that are missing where the kernel refuses something, and how it
+//! gives up what it no longer needs.
 
 mod drop;
 pub mod limits;

@@ -1,4 +1,4 @@
-//! How soon lj-trace gets a CPU.
+//! The scheduling priority of lj-trace and its threads.
 
 /// As `nice -n -10` does.
 const NICE: libc::c_int = -10;

@@ -1,4 +1,4 @@
-//! Why the kernel has refused something: the very capability or setting that is missing, and how to get it.
+//! Explains why the kernel refused something: the exact capability or setting that is missing, and how to get it.
 
 use super::{Capabilities, Capability, HOW_TO_GET};
 

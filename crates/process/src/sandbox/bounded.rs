@@ -1,4 +1,4 @@
-//! Reading of files that whoever runs the target may have made: no file makes us hold more of it than a real one has.
+//! Reads files that the target's user may have made, with bounds: no file makes lj-trace hold more than a real one would.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What a reader gives up before it reads: memory, time, identity, capabilities, and nearly all system calls.
+//! Confines a reader before it reads: limits on memory and time, no identity, no capabilities, almost no system calls.
 
 use std::io;
 

@@ -1,5 +1,4 @@
-//! Reading of files that others can have written: ELF and DWARF are taken apart by a process of its own, the reader, which
-//! can do nothing else.
+//! Reads files that others can have written: a separate process, the reader, parses ELF and DWARF and can do nothing else.
 //!
 //! A file that only root or the user of lj-trace can have written (`trust.rs`) is read by lj-trace itself, and costs nothing
 //! more. Any other one goes, as an open descriptor, to the reader: lj-trace's own program, started when the first such file

@@ -1,4 +1,4 @@
-//! Why a file was not read: its reader has ended, and the recording goes on without what that would have told.
+//! Why a file was not read: its reader has ended, and the recording continues without it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a reader does: it answers questions about files that come over its socket, until that is closed.
+//! The reader's loop: it answers questions about the files that arrive over its socket, until the socket is closed.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! Whose a file is: files that only root, or whoever runs lj-trace, can have written are read by lj-trace itself.
+//! Decides whom a file belongs to. lj-trace itself reads files that only root, or its own user, can have written.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt as _;

@@ -1,5 +1,5 @@
-//! What a reader answers, as bytes: numbers of fixed width, little-endian, and lists with their lengths before them. Whoever
-//! takes it apart believes none of it: what does not fit is nothing.
+//! A reader's answers as bytes: fixed-width little-endian numbers, and lists with a length in front. The receiver trusts
+//! none of it: whatever does not fit is dropped.
 
 use lj_trace_common::arch::Register;
 

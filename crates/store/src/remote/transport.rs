@@ -9,6 +9,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use ureq::Agent;
+use ureq::tls::TlsConfig;
 
 /// Makes clients.
 #[derive(Debug)]
@@ -27,7 +28,10 @@ const ANSWER: u64 = 1 << 20;
 
 impl HttpConnector for UreqConnector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let authorities = lj_trace_authorities::of_system()
+            .map_err(|error| object_store::Error::Generic { store: "TLS", source: error.into() })?;
         let config = Agent::config_builder()
+            .tls_config(TlsConfig::builder().root_certs(authorities).build())
             .timeout_connect(Some(CONNECT))
             .timeout_global(Some(REQUEST))
             .max_redirects(0)

@@ -1,4 +1,5 @@
-//! What differs between processors in unwinding. The rest of this crate asks here, and names no register but by role.
+//! Everything about unwinding that depends on the processor. The rest of this crate calls it by role, and names no
+//! register.
 //!
 //! Registers and their roles are in [`lj_trace_common::arch`]; here is what LuaJIT's own code looks like, and code without
 //! unwind information.

@@ -1,4 +1,5 @@
-//! What is looked at of a compiled function: whom it calls, in order, what functions it has the addresses of, and its constants.
+//! The features of a compiled function: the functions it calls, in order, those whose addresses it takes, and its
+//! constants.
 
 use lj_trace_process::sandbox::Question;
 use lj_trace_process::sandbox::wire::{Bytes, Wire};

@@ -1,4 +1,4 @@
-//! How well a function fits a name: what speaks for it and what against it.
+//! How well a function fits a name: the evidence for and against.
 //!
 //! What a function is called by, what it calls and what numbers it has are witnesses. One that is rare says more: each counts by the
 //! logarithm of how rare it is among the signatures. What is to be expected and is not there, and what is there and was never seen,

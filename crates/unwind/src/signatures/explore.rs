@@ -1,4 +1,4 @@
-//! The functions of a LuaJIT inside of a file: from those that are certain, over what they refer to.
+//! Explores the functions of a LuaJIT in a file: it starts with those that are certain, and follows what they refer to.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 

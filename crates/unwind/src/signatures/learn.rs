@@ -1,4 +1,4 @@
-//! Signatures out of a build that has its symbols.
+//! Learns signatures from a build with symbols.
 
 use std::collections::BTreeMap;
 

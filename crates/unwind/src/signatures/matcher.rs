@@ -1,4 +1,4 @@
-//! Names for functions, from what they refer to and from who refers to them.
+//! Names functions by what they refer to and by what refers to them.
 //!
 //! It begins with functions whose names are certain. A function of a known name whose list of calls is one that its name has in
 //! the table tells what the functions that it calls are named: it is a witness of that. So it goes on from function to function. A name is given

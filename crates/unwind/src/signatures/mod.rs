@@ -1,4 +1,4 @@
-//! Names for LuaJIT's own functions where a file has no symbols of them, by what they call and by who calls them.
+//! Names LuaJIT's own functions in files without symbols, by what they call and what calls them.
 //!
 //! A stripped program keeps the places of its functions (`.eh_frame`), and its calls. Who calls whom, in which order, is LuaJIT's
 //! source's doing more than the compiler's.

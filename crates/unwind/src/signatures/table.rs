@@ -1,4 +1,4 @@
-//! The signatures that are known: of each function of LuaJIT, what it refers to in the builds that were looked at.
+//! The known signatures: what each function of LuaJIT refers to in the builds that were examined.
 //!
 //! The text has a line for each name: the name, and separated by tabs its lists of calls, of addresses and of constants, as each
 //! build has them (separated by `;`, the same list once). A function is the number of its line, from 0 on; `-` is one that is not

@@ -1,4 +1,4 @@
-//! Functions of LuaJIT's in files without symbols, named by [`signatures`](crate::signatures).
+//! LuaJIT's functions in files without symbols, named by [`signatures`](crate::signatures).
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Tests on files whose sections say that they are gigantic.
+//! Tests on files whose section headers claim gigantic sizes.
 
 use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};

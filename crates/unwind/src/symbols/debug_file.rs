@@ -1,4 +1,4 @@
-//! Separate debug files: found by build id or `.gnu_debuglink` among the target's files, by build id among ours.
+//! Separate debug files: by build id or `.gnu_debuglink` among the target's files, by build id among ours.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! Function symbols of one ELF file, from wherever it has them: `.symtab`, a separate debug file,
-//! mini-debuginfo, `.dynsym`, and the PLT.
+//! Function symbols of an ELF file, from every source: `.symtab`, a separate debug file, mini-debuginfo, `.dynsym`, and
+//! the PLT.
 
 use std::collections::HashMap;
 use std::io::Read as _;

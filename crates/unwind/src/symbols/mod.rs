@@ -1,4 +1,4 @@
-//! Names for native code: which function of which file an address belongs to.
+//! Names native code: which function of which file an address belongs to.
 
 mod by_signature;
 pub mod debug_file;

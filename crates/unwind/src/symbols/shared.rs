@@ -1,4 +1,4 @@
-//! What is read of a module for its symbols, once for all processes that have it.
+//! Symbols of a module, read once for all processes that map it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};

@@ -1,4 +1,4 @@
-//! What the counters of one VM say between two readings.
+//! What one VM's counters show between two readings.
 //!
 //! What was allocated, less what was freed explicitly, is the rise of `gc.total` and what a sweep has freed meanwhile; and
 //! by the latter `gc.estimate` falls ([`gc_onestep`], `lj_gc.c`). When a sweep begins, the estimate is set anew ([`atomic`]

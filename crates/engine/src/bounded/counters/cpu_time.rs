@@ -1,4 +1,4 @@
-//! The CPU time that a process has had, as long as it is told soon.
+//! The CPU time that a process has used, as long as it is quick to read.
 
 use std::time::{Duration, Instant};
 

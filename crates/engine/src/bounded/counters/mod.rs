@@ -1,5 +1,4 @@
-//! The counters of the collectors, read from outside while the target runs: what was allocated shows in them without any
-//! probe.
+//! The collectors' counters, read from outside while the target runs: they show allocation without any probe.
 
 mod collector;
 mod cpu_time;

@@ -1,5 +1,5 @@
-//! Keeps a thread off the CPU that the target runs on: whoever watches from there sees it stand still, since he is what
-//! stopped it; and a target that is stopped a thousand times a second is slower for the caches that it finds cold.
+//! Keeps a thread off the CPU that the target runs on. A thread that watches from that CPU sees the target stand still,
+//! since it has preempted it; and a target that is preempted a thousand times a second loses its caches.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;

@@ -1,4 +1,4 @@
-//! Which of the blocks that a window saw are followed: some of each source, so that rare ones are among them.
+//! Chooses which blocks of a window are followed: some of each source, so that rare sources are included.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! How many objects are followed at a time, so that looking at them at each flip costs the target little.
+//! Limits how many objects are followed at a time, so that checking them at each flip costs the target little.
 //!
 //! A VM with a small heap that allocates much has thousands of collection cycles a second, and each flip stops it for as
 //! long as it takes to look at all that is followed.

@@ -1,4 +1,4 @@
-//! How long objects live: some are followed to their death.
+//! Measures how long objects live, by following some until they die.
 //!
 //! Of the blocks that windows see some are chosen ([`choice`]). Those that are collectable objects ([`object`]) are looked
 //! at at the end of every mark phase, when their mark bits tell which of them are dead, by a BPF program on a hardware

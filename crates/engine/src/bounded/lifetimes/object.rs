@@ -1,4 +1,4 @@
-//! Whether a block of memory is an object: parts of tables, stacks and buffers are blocks as well.
+//! Tells whether a block of memory is an object: parts of tables, stacks and buffers are blocks as well.
 //!
 //! LuaJIT's sources: [`lj_cdata_new`], [`lj_mem_newgco`], [`trace_save`], [`gc_freefunc`].
 //!

@@ -1,4 +1,5 @@
-//! Who looks at the objects that are followed: the kernel half, where a watchpoint tells when, else whoever polls the VM.
+//! Checks the objects that are followed: the kernel half does it where a watchpoint tells when, otherwise the thread that
+//! polls the VM.
 
 use lj_trace_common::lifetime::{Followed, Watched};
 use lj_trace_probes::watchpoints::Watchpoints;

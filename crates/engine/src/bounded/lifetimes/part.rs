@@ -1,5 +1,5 @@
-//! Which object a block is part of: the slots of tables and the stacks of coroutines are blocks of their own, which live as
-//! long as what refers to them.
+//! Finds the object that a block is part of. Table slots and coroutine stacks are blocks of their own, and live as long as
+//! what refers to them.
 //!
 //! LuaJIT's sources: [`GCtab`], [`lua_State`], [`LJ_MAX_COLOSIZE`].
 //!

@@ -1,4 +1,4 @@
-//! The objects that are followed, each in its place, and how many may be.
+//! The slots for objects that are followed, and how many there may be.
 
 use std::collections::BTreeMap;
 

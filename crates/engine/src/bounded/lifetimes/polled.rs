@@ -1,7 +1,6 @@
-//! Ends of mark phases that are noticed by reading `gc.currentwhite` again and again, where no watchpoint tells of them: on
-//! virtual machines without debug registers, or where others use these; where the program would be slower for a watchpoint
-//! that is not even hit ([`armed`](lj_trace_probes::calibrate::armed)); and of more VMs than a CPU has
-//! such registers.
+//! Detects the end of a mark phase by polling `gc.currentwhite`, where no watchpoint reports it: on virtual machines
+//! without debug registers, or where others use them; where the program would be slower for a watchpoint that is not even
+//! hit ([`armed`](lj_trace_probes::calibrate::armed)); and for more VMs than a CPU has debug registers.
 //!
 //! It is less exact: what the sweep has freed before it is noticed may be taken by an object of the same type, which then
 //! counts as the old one, alive; and what was allocated in between counts as having survived. With readings every

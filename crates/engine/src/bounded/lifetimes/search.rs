@@ -1,5 +1,5 @@
-//! The search of memory for what refers to a block: an old table that grows is among no blocks that a window saw. It goes on
-//! piece by piece, and takes a tenth of the time.
+//! Searches memory for what refers to a block: when an old table grows, no window saw the table itself. The search
+//! proceeds piece by piece, and takes a tenth of the time.
 
 use std::collections::HashMap;
 use std::ops::Range;

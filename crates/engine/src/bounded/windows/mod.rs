@@ -1,4 +1,4 @@
-//! When the allocator is probed: in windows that a [`policy`] chooses, which a [thread](driver) opens and closes.
+//! Decides when the allocator is probed: in windows that a [`policy`] chooses and a [thread](driver) opens and closes.
 
 pub mod driver;
 pub mod policy;

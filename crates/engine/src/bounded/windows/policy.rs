@@ -1,4 +1,4 @@
-//! When windows are opened, and for how long: so that they cost no more than they may, and are where chance puts them.
+//! Decides when windows open and for how long: at random moments, within the allowed cost.
 //!
 //! What is random here must not depend on what the windows themselves see: a window that ended sooner the more it saw, or
 //! that was followed by a longer pause then, would be drawn less often where much is allocated. So the length and the

@@ -1,4 +1,4 @@
-//! The machine code of a trace, as far as it tells what it was made from.
+//! Decodes the machine code of a trace, as far as it shows which intermediate code it was assembled from.
 //!
 //! LuaJIT's sources: [`asm_fparith`], [`emit_loadk64`], [`GPRDEF`], [`emit_setgl`], [`emit_rma`].
 //!

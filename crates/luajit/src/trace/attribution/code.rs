@@ -1,4 +1,4 @@
-//! What the machine code belongs to: it is put beside the intermediate code, in every way that is possible.
+//! Attributes machine code by aligning it with the intermediate code in every possible way.
 
 use std::collections::HashMap;
 

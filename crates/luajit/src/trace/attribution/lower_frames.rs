@@ -1,4 +1,4 @@
-//! The lower frames that a trace returns to (`RETF`): from each such return on, `jit_base` is that frame's.
+//! Lower frames that a trace returns to (`RETF`). After each such return, `jit_base` is that frame's base.
 //!
 //! LuaJIT's sources: [`asm_retf`], [`asm_tail_link`].
 //!

@@ -1,4 +1,4 @@
-//! Which function each machine instruction of a trace belongs to.
+//! Tells which function each machine instruction of a trace belongs to.
 //!
 //! The snapshots say where the trace would be left, not whose code runs. So all ways are sought that the recorder can
 //! have gone through the bytecode ([`super::reading`]); the machine code is put beside the intermediate code, again in

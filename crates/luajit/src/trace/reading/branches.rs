@@ -1,4 +1,4 @@
-//! Comparisons and loops: where they go.
+//! Where comparisons and loops lead.
 //!
 //! LuaJIT's sources: [`rec_comp_fixup`], [`rec_for`].
 //!

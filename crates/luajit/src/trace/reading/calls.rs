@@ -1,4 +1,4 @@
-//! Calls and returns: which functions they lead into, and where they come back to.
+//! Calls and returns: which function they enter, and where they come back to.
 //!
 //! LuaJIT's sources: [`callunroll`], [`lj_opt_dse_ahstore`], [`rec_call_setup`], [`lj_record_ret`],
 //! [`rec_call_specialize`].

@@ -1,5 +1,5 @@
-//! Which intermediate code a bytecode can make (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`, and what `lj_opt_fold.c`
-//! and `lj_opt_narrow.c` turn it into). More than it makes is allowed here, never less.
+//! Which intermediate code a bytecode can emit (`lj_record.c`, `lj_ffrecord.c`, `lj_crecord.c`, and what `lj_opt_fold.c`
+//! and `lj_opt_narrow.c` turn it into). This may allow more than LuaJIT emits, but never less.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`lj_ffrecord_func`], [`recff_cdata_index`], [`lj_opt_fold`],
 //! [`lj_opt_narrow_arith`], [`rec_comp_prep`], [`rec_upvalue`], [`rec_mm_arith`], [`lj_record_idx`],

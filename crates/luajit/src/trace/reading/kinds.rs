@@ -1,4 +1,4 @@
-//! Kinds of bytecodes, and what those that compute leave.
+//! Kinds of bytecodes, and the results of those that compute.
 
 use crate::bytecode::Op;
 use crate::trace::ir::IrOp as Ir;

@@ -1,4 +1,4 @@
-//! All readings of a trace: every way through the bytecode that its recorder can have gone.
+//! All readings of a trace: every path through the bytecode that the recorder can have taken.
 //!
 //! The recorder (`lj_record.c`) follows the interpreter, bytecode by bytecode, and appends intermediate code. What is
 //! left of it is that code, in order, and some snapshots, which say where the recorder was. A reading is a way through

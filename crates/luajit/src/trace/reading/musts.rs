@@ -1,4 +1,4 @@
-//! What a bytecode must have made: a reading in which it has not is none.
+//! What a bytecode must have emitted; a reading without it is refuted.
 //!
 //! LuaJIT's sources: [`rec_call_specialize`], [`lj_record_mm_lookup`], [`lj_record_ins`], [`lj_opt_fold`].
 //!

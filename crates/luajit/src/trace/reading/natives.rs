@@ -1,4 +1,4 @@
-//! Library functions: what they make of what they are given, what they must have made, and where they go on.
+//! Library functions: what they emit for given arguments, what they must have emitted, and where execution continues.
 //!
 //! LuaJIT's sources: [`lj_ffrecord_func`], [`recff_pcall`], [`recff_metacall`], [`crec_tailcall`].
 //!

@@ -1,4 +1,4 @@
-//! Which operands an instruction can have that a bytecode has made.
+//! Which operands an instruction that a bytecode emitted can have.
 //!
 //! LuaJIT's sources: [`lj_opt_narrow_arith`], [`narrow_conv_emit`].
 //!

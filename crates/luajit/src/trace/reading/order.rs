@@ -1,4 +1,4 @@
-//! The order in which a bytecode makes its instructions: what comes last, and what nothing follows.
+//! The order in which a bytecode emits its instructions: what comes last, and what nothing may follow.
 //!
 //! LuaJIT's sources: [`fwd_ahload`].
 //!

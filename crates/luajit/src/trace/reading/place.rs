@@ -1,4 +1,4 @@
-//! Where a reading is, and what it knows there.
+//! The position of a reading, and what it knows there.
 //!
 //! LuaJIT's sources: [`lj_record_setup`].
 //!

@@ -1,4 +1,4 @@
-//! What a trace can have done at all, told by its constants: what is not among them did not happen.
+//! What a trace can have done at all: its constants rule out the rest.
 //!
 //! LuaJIT's sources: [`rec_mm_prep`], [`lj_record_mm_lookup`], [`contptr`], [`IRFLDEF`].
 //!

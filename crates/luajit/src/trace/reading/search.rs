@@ -1,5 +1,5 @@
-//! The search for all readings: forward through everything that is possible, then backward from where a reading ends,
-//! so that only what lies on a whole reading counts.
+//! Searches for all readings: forward through everything possible, then backward from each end, so that only states on a
+//! complete reading count.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`rec_for_loop`], [`lj_record_setup`], [`SNAP_FRAME`], [`sload`],
 //! [`lj_record_idx`], [`rec_upvalue`].

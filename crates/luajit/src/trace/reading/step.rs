@@ -1,4 +1,4 @@
-//! One bytecode: what it leaves, and where it goes on.
+//! One step over one bytecode: what it emits, and where execution continues.
 //!
 //! LuaJIT's sources: [`lj_record_ins`], [`rec_upvalue`], [`lj_record_idx`].
 //!

@@ -1,4 +1,4 @@
-//! Tables: which lookups and stores are those of a bytecode, and which may have left nothing.
+//! Tables: which lookups and stores belong to a bytecode, and which may have been optimized away.
 //!
 //! LuaJIT's sources: [`fwd_ahload`].
 //!

@@ -1,4 +1,4 @@
-//! Upvalues: which references are to those of a function, and what they hold.
+//! Upvalues: which references belong to a function, and what they hold.
 //!
 //! LuaJIT's sources: [`cse_uref`], [`rec_upvalue`], [`lj_opt_fwd_uload`].
 //!

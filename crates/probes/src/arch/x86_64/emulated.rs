@@ -1,4 +1,4 @@
-//! Which probed instructions the x86-64 kernel emulates instead of single-stepping them.
+//! Which probed instructions the x86-64 kernel emulates, instead of single-stepping them.
 //!
 //! After a probe's handler has run, the kernel must still execute the instruction that the breakpoint
 //! replaced. Most are copied to another page and single-stepped there, which costs a second trap: some ten

@@ -1,4 +1,4 @@
-//! The machine, and what its kernel tells.
+//! The machine, and what its kernel reports of it.
 
 /// The instruction that a thread goes on with which a signal has interrupted.
 pub fn next_instruction(context: &libc::ucontext_t) -> u64 {

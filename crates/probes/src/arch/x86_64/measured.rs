@@ -1,4 +1,4 @@
-//! Code to measure probes, clocks and watchpoints on.
+//! Code on which the costs of probes, clocks and watchpoints are measured.
 
 /// Counts down to zero, in a register. A loop that has its counter in memory is slower for long after each tick on some
 /// processors (seen on an Intel Xeon: ticks of 18 us seemed to cost 20 to 100), and its loss is not that of programs.

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use inferno::flamegraph::{self, Options};
 
+pub mod boxes;
+
 /// The greatest sum of weights that a picture has: positions in it are sums of weights, and these stay exact in the numbers
 /// of inferno (`u64`, differences in `isize`) and of the browser (`f64`).
 const MAX_TOTAL: u128 = 1 << 52;

@@ -1,5 +1,5 @@
-//! The frame pointer of a function that uses one, where only `rip` and `rsp` are known: what the kernel says of a
-//! thread that waits, and what is left of the registers after a C frame.
+//! Recovers the frame pointer of a function that uses one, where only `rip` and `rsp` are known: in a waiting thread, of
+//! which the kernel tells no more, and after a C frame.
 //!
 //! It is given only where it follows from the code: either every path through the function has moved `rsp` by the same
 //! distance ([`depth_at`]), or the function is LuaJIT's [`lj_vm_ffi_call`], which one place calls ([`called_at`]).

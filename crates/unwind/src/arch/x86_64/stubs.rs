@@ -1,4 +1,4 @@
-//! Code that the unwind table says nothing of, or something wrong.
+//! Code that the unwind table does not cover, or describes wrongly.
 
 use super::tail;
 use super::vm_text::{FrameShape, ffi_call_edge};

@@ -1,5 +1,5 @@
-//! The end of a function that has no unwind information (hand-written code: the coroutine switch of
-//! libcoro, which Tarantool's fibers use, for one): the instructions left to run tell where its caller is.
+//! Unwinds from the end of a function without unwind information (hand-written code, such as the coroutine switch of
+//! libcoro that Tarantool's fibers use): the remaining instructions show where its caller is.
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind};
 

@@ -1,4 +1,4 @@
-//! Where the interpreter is in a C frame that has no Lua frame: it has just entered it, or is about to leave it.
+//! Recognizes the interpreter in a C frame without a Lua frame: it has just entered, or is about to leave.
 //!
 //! `lj_vm_call` links its C frame first (`L->cframe = rsp`) and makes the Lua frame later; on the way back the Lua frame
 //! is left first, and the C frame unlinked last. In between the innermost Lua frame belongs to the next C frame. Which

@@ -1,4 +1,4 @@
-//! Unwinding the VM's own native frames: the interpreter's, and a trace's.
+//! Unwinds the VM's own native frames: the interpreter's and a trace's.
 //!
 //! `rbp` is a work register in both, so frame pointers mean nothing there, and the unwind table is only
 //! right for part of the interpreter and absent for traces. The truth is the C frame: the VM stores the

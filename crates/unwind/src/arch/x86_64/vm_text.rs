@@ -1,4 +1,4 @@
-//! What the machine code of LuaJIT's interpreter says about its stack frame.
+//! Reads the layout of the interpreter's stack frame from its machine code.
 //!
 //! The unwind table gives the interpreter one row for its whole code: CFA = `rsp` + `CFRAME_SIZE`. That
 //! holds in the bytecodes, but not while a frame is entered or left, in the math helpers (called without
