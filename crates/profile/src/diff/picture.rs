@@ -36,6 +36,9 @@ struct Drawn<'a> {
     only_old: bool,
 }
 
+/// A stack, and the widths of its box in the old profile and in the new one.
+type Line = (String, [u64; 2]);
+
 /// What a stack weighs with all that lies on it.
 #[derive(Clone, Copy, Default)]
 struct Weights {
@@ -142,7 +145,7 @@ impl ProfileDiff {
         &'a self,
         weights: &HashMap<&str, Weights>,
         limit: f64,
-    ) -> (Vec<(String, [u64; 2])>, HashMap<Place, Drawn<'a>>) {
+    ) -> (Vec<Line>, HashMap<Place, Drawn<'a>>) {
         let mut stacks: Vec<&String> = self.old.stacks.keys().chain(self.new.stacks.keys()).collect();
         // By their frames, so that all stacks which lie on a frame are side by side.
         stacks.sort_unstable_by(|a, b| a.split(';').cmp(b.split(';')));
