@@ -6,6 +6,7 @@
 
 pub mod allocations;
 pub mod attach_time;
+pub mod back_ends;
 pub mod benches;
 pub mod bounded_run;
 pub mod capabilities;

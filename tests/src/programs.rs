@@ -44,6 +44,10 @@ pub const GO: &str = "go";
 pub const CHROMIUM: &str = "chromium";
 /// The OpenTelemetry Collector of `tests/consumers/collector.yaml`.
 pub const COLLECTOR: &str = "otelcol";
+/// Grafana Pyroscope.
+pub const PYROSCOPE: &str = "pyroscope";
+/// Parca's server.
+pub const PARCA: &str = "parca";
 /// The packages of `tests/consumers/package.json`.
 pub const NPM_PACKAGES: &str = "npm-packages";
 /// The Python package `duckdb`, which reads Parquet files.
@@ -64,6 +68,8 @@ impl Program {
         let path = match name {
             LUAJIT | GO | CHROMIUM => find_command(name),
             COLLECTOR => Some(cache_folder().join("engines/otelcol-0.165.0/otelcol-profiles")),
+            PYROSCOPE => Some(cache_folder().join("engines/pyroscope/pyroscope")),
+            PARCA => Some(cache_folder().join("engines/parca-0.28.0/parca")),
             NPM_PACKAGES => Some(consumers_folder().join("package-lock.json")),
             DUCKDB => Some(engines_folder().join("duckdb/duckdb/__init__.py")),
             _ => Some(folder(name).join(match name {
@@ -93,7 +99,8 @@ impl Program {
             return Some(Self { name, path });
         }
         let provided = match name {
-            COLLECTOR => "`cargo xtask setup --engines` builds it",
+            COLLECTOR | PARCA => "`cargo xtask setup --engines` builds it",
+            PYROSCOPE => "`cargo xtask setup --pyroscope FILE` takes one",
             _ => "`cargo xtask matrix` provides all of the matrix",
         };
         skip_without(name, &format!("{name} is missing ({provided})"));

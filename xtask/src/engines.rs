@@ -1,14 +1,14 @@
 //! The engines that read what is stored, as Python packages from PyPI, each in a folder of its own: DuckDB for every test run;
-//! ClickHouse (chDB) and Spark, half a gigabyte each, for `cargo xtask engines`.
+//! ClickHouse (chDB) and Spark, half a gigabyte each, for `cargo xtask engines`, which also tests the servers of `servers.rs`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::run::run;
 use crate::toolchain::host_cargo;
-use crate::{build, lupa, paths};
+use crate::{build, lupa, paths, servers};
 
 /// An engine, by its name among the tests.
 pub struct Engine {
@@ -63,8 +63,46 @@ fn s3_server() -> Result<PathBuf> {
     Ok(program)
 }
 
+/// Options of `cargo xtask engines`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Only the servers that profiles are sent to
+    #[arg(long)]
+    sent: bool,
+    /// Only the engines that read what is stored, and the storage
+    #[arg(long, conflicts_with = "sent")]
+    stored: bool,
+    /// Test with this Pyroscope from now on
+    #[arg(long, value_name = "FILE")]
+    pyroscope: Option<PathBuf>,
+}
+
+/// Has engines read what is stored, and servers take what is sent.
+pub fn engines(options: &Options) -> Result<()> {
+    if !options.sent {
+        stored()?;
+    }
+    if options.stored { Ok(()) } else { sent(options.pyroscope.as_deref()) }
+}
+
+/// Has the Collector, Parca and Pyroscope take what streams and an agent have, and asks them for it. Where there is no
+/// Pyroscope, it says so.
+fn sent(pyroscope: Option<&Path>) -> Result<()> {
+    pyroscope.map_or(Ok(()), servers::take_pyroscope)?;
+    servers::install()?;
+    let binary = build::build(&build::Options::default())?;
+    let mut cargo = host_cargo("test")?;
+    cargo.args(["--package", "lj-trace-tests", "--test", "export_otlp"]);
+    cargo.args(["--test", "export_servers", "--test", "export_agent"]);
+    cargo.args(["--", "--nocapture", "--test-threads=1"]);
+    run(cargo
+        .env("LJ_TRACE_BIN", binary)
+        .env("LJ_TRACE_TEST_WITHOUT", servers::missing().join(","))
+        .env(build::BPF_OBJECT, build::bpf_object()))
+}
+
 /// Has ClickHouse and Spark read what is stored, with the queries of docs/store.md, and an S3-compatible server take it.
-pub fn engines() -> Result<()> {
+fn stored() -> Result<()> {
     for engine in LARGE.iter().chain([&DUCKDB]).filter(|engine| !engine.is_here()) {
         engine.install()?;
     }

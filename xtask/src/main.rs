@@ -3,7 +3,6 @@
 mod apt;
 mod bench;
 mod build;
-mod collector;
 mod consumers;
 mod demo;
 mod dist;
@@ -20,6 +19,7 @@ mod paths;
 mod pictures;
 mod programs;
 mod run;
+mod servers;
 mod setup;
 mod skips;
 mod soak;
@@ -59,8 +59,9 @@ enum Task {
     Story(story::Options),
     /// Check formatting, lints and documentation, and run every test
     Test(test::Options),
-    /// Have ClickHouse and Spark read what is stored, and an S3 server take it (they are large: not part of `test`)
-    Engines,
+    /// Have ClickHouse and Spark read what is stored, an S3 server take it, and Parca, Pyroscope and a Collector what is sent
+    /// (they are large: not part of `test`)
+    Engines(engines::Options),
     /// Look for input that the readers of streams, ELF files and VMs do not survive, with cargo-fuzz
     Fuzz(fuzz::Options),
     /// Let lj-trace come and go for long while nginx answers requests, and show what that does to it
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
         Task::Pictures(options) => pictures::pictures(&options),
         Task::Story(options) => story::story(&options),
         Task::Test(options) => test::test(&options),
-        Task::Engines => engines::engines(),
+        Task::Engines(options) => engines::engines(&options),
         Task::Fuzz(options) => fuzz::fuzz(&options),
         Task::Soak(options) => soak::soak(&options),
         Task::Matrix => matrix::matrix(),

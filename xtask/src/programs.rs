@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::run::output;
-use crate::{apt, collector, consumers, lupa, paths};
+use crate::{apt, consumers, lupa, paths, servers};
 
 /// A real program.
 pub struct Program {
@@ -152,7 +152,7 @@ pub fn missing() -> Vec<&'static str> {
     programs
         .chain((!lupa::is_here()).then_some(lupa::NAME))
         .chain(consumers::missing())
-        .chain(collector::missing())
+        .chain(servers::missing())
         .collect()
 }
 

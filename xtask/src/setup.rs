@@ -1,6 +1,6 @@
 //! `cargo xtask setup`: finds what builds and tests need, and installs what is missing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::programs::{self, Program, Scope, UNPACKED};
 use crate::run::run;
 use crate::toolchain::{self, BpfCompiler, BpfToolchain};
-use crate::{apt, collector, consumers, lupa, paths};
+use crate::{apt, consumers, lupa, paths, servers};
 
 /// Packages with a Rust compiler, its cargo, and the sources of its library, newest kind first.
 const RUST_PACKAGES: [[&str; 3]; 2] = [["rustc-web", "cargo-web", "rust-web-src"], ["rustc", "cargo", "rust-src"]];
@@ -26,12 +26,16 @@ pub struct Options {
     /// Build servers that take profiles too, for the tests of what is sent to them: some minutes, once
     #[arg(long)]
     engines: bool,
+    /// Take this Pyroscope for the same tests (2.2.1 was tried)
+    #[arg(long, value_name = "FILE")]
+    pyroscope: Option<PathBuf>,
 }
 
 /// Installs what builds and tests need.
 pub fn with(options: &Options) -> Result<()> {
     setup_for_tests()?;
-    if options.engines { collector::install() } else { Ok(()) }
+    options.pyroscope.as_deref().map_or(Ok(()), servers::take_pyroscope)?;
+    if options.engines { servers::install() } else { Ok(()) }
 }
 
 /// Installs, beside that, what the tests open profiles with. Where some of it cannot be had, the tests go without it.

@@ -15,7 +15,7 @@ use crate::toolchain::host_cargo;
 
 /// End-to-end tests that may run two at a time: they look at what lj-trace says of processes of their own, and measure no time, no
 /// shares between processes, no cost, and nothing of the whole host.
-const BESIDE_OTHERS: [&str; 31] = [
+const BESIDE_OTHERS: [&str; 33] = [
     "alloc_stacks",
     "bad_input",
     "big_streams",
@@ -23,7 +23,9 @@ const BESIDE_OTHERS: [&str; 31] = [
     "containers",
     "debuginfod",
     "deep",
+    "export_agent",
     "export_otlp",
+    "export_servers",
     "formats",
     "function_names",
     "heap_diff",

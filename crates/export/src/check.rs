@@ -4,7 +4,7 @@
 //! and what was built from an older one finds samples without values. Only asking for what was sent tells.
 
 use std::fmt;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Frame, Interval, Profile as _, ProfileKind, Resource};
@@ -15,7 +15,7 @@ use crate::{RequestInfo, SinkConfig, SinkKind};
 
 /// Which servers take OTLP as it is sent here, as far as is known.
 pub const VERSIONS: &str = "OTLP profiles of proto 1.10 and later: OpenTelemetry Collector 0.148 and later \
-                            (with --feature-gates=+service.profilesSupport), Pyroscope 1.20 and later, Parca 0.28 and later";
+                            (with --feature-gates=+service.profilesSupport), Pyroscope 1.20 and later";
 
 /// The service that the profile of a check is of.
 pub const SERVICE: &str = "lj-trace-doctor";
@@ -143,11 +143,18 @@ fn advice(kind: SinkKind, reason: String) -> String {
 
 /// What a server says that it is.
 fn server(client: &Client) -> Option<String> {
-    let reply = client.get("/api/v1/status/buildinfo").ok().filter(|reply| reply.status == 200)?;
-    let json: serde_json::Value = serde_json::from_slice(&reply.body).ok()?;
-    let version = json.pointer("/data/version")?.as_str()?;
-    let plain: String = version.chars().filter(|c| c.is_ascii_graphic()).take(60).collect();
-    Some(format!("Pyroscope {plain}"))
+    let body = |path| Some(client.get(path).ok().filter(|reply| reply.status == 200)?.body);
+    let plain = |version: &str| version.chars().filter(char::is_ascii_graphic).take(60).collect::<String>();
+    let json: Option<serde_json::Value> = serde_json::from_slice(&body("/api/v1/status/buildinfo")?).ok();
+    if let Some(json) = json {
+        return Some(format!("Pyroscope {}", plain(json.pointer("/data/version")?.as_str()?)));
+    }
+    // Parca says it as other Go programs do, among its metrics.
+    let metrics = body("/metrics")?;
+    let metrics = String::from_utf8_lossy(&metrics);
+    let build = metrics.lines().find(|line| line.starts_with("go_build_info{"))?;
+    let (_, version) = build.split_once("version=\"").filter(|_| build.contains("parca-dev/parca"))?;
+    Some(format!("Parca {}", plain(version.split('"').next()?)))
 }
 
 /// Asks a server for what it took.
@@ -157,6 +164,8 @@ pub struct Readback {
     tries: u32,
     due: Instant,
     last: Option<StoredVerdict>,
+    /// The server shows nothing of anybody yet.
+    is_new: bool,
 }
 
 /// How long after a push it is looked for, each time.
@@ -166,7 +175,7 @@ impl Readback {
     /// Of a request that was taken just now.
     pub fn of(kind: SinkKind, about: &RequestInfo) -> Self {
         let due = Instant::now() + Duration::from_secs(WAITS[0]);
-        Self { kind, about: about.clone(), tries: 0, due, last: None }
+        Self { kind, about: about.clone(), tries: 0, due, last: None, is_new: false }
     }
 
     /// When to look next.
@@ -176,8 +185,13 @@ impl Readback {
 
     /// What is known until now.
     pub fn verdict(&self) -> StoredVerdict {
-        let reason = "nobody asked yet".to_owned();
-        self.last.clone().unwrap_or(StoredVerdict::CannotTell { reason })
+        match &self.last {
+            None => cannot_tell("nobody asked yet"),
+            Some(StoredVerdict::NotStored { .. }) if self.is_new => cannot_tell(
+                "it shows nothing of any service yet, as a new Pyroscope 2 does for some minutes: ask again then",
+            ),
+            Some(verdict) => verdict.clone(),
+        }
     }
 
     /// Looks for it; a verdict once that is final.
@@ -186,17 +200,27 @@ impl Readback {
             return None;
         }
         let verdict = self.ask(client);
+        if self.tries == 0 && matches!(verdict, StoredVerdict::NotStored { .. }) {
+            self.is_new = self.kind != SinkKind::Parca && self.shows_nothing_yet(client);
+        }
         self.tries += 1;
         let next = WAITS.get(self.tries as usize);
-        self.last = Some(verdict.clone());
-        match (&verdict, next) {
-            // Servers need a while for what is new.
-            (StoredVerdict::NotStored { .. }, Some(wait)) => {
-                self.due = Instant::now() + Duration::from_secs(*wait);
-                None
-            }
-            _ => Some(verdict),
+        let is_missing = matches!(verdict, StoredVerdict::NotStored { .. });
+        self.last = Some(verdict);
+        // Servers need a while for what is new.
+        if let Some(wait) = next.filter(|_| is_missing) {
+            self.due = Instant::now() + Duration::from_secs(*wait);
+            return None;
         }
+        Some(self.verdict())
+    }
+
+    /// Whether it is a Pyroscope of the second version without anything in it. By default it remembers for a minute that it has
+    /// nothing, and shows what it has taken only after two.
+    fn shows_nothing_yet(&self, client: &Client) -> bool {
+        let major = |name: String| name.strip_prefix("Pyroscope ")?.split('.').next()?.parse::<u32>().ok();
+        let is_second = server(client).and_then(major).is_some_and(|major| major >= 2);
+        is_second && self.services(client, &[]).is_ok_and(|services| services.is_empty())
     }
 
     fn ask(&self, client: &Client) -> StoredVerdict {
@@ -214,31 +238,31 @@ impl Readback {
     }
 
     fn ask_pyroscope(&self, client: &Client) -> StoredVerdict {
-        const BY: &str = "Pyroscope's list of services";
-        let [began, ended] = self.milliseconds();
         let service = serde_json::Value::from(self.about.service.as_str());
-        let body = serde_json::json!({
-            "name": "service_name",
-            "start": began,
-            "end": ended,
-            "matchers": [format!("{{service_name={service}}}")],
-        });
-        let path = "/querier.v1.QuerierService/LabelValues";
-        let within = Duration::from_secs(10);
-        match client.post(path, "application/json", false, body.to_string().as_bytes(), within) {
-            Ok(reply) if reply.status == 200 => match serde_json::from_slice::<serde_json::Value>(&reply.body) {
-                Ok(json) => self.found(BY, json.get("names").and_then(|names| names.as_array())),
-                Err(_) => cannot_tell("its answer is not understood"),
-            },
-            Ok(reply) => cannot_tell(&format!("it answers questions with HTTP {}", reply.status)),
+        match self.services(client, &[format!("{{service_name={service}}}")]) {
+            Ok(services) => self.found("Pyroscope's list of services", Some(&services)),
             Err(reason) => cannot_tell(&reason),
         }
     }
 
+    /// The services that Pyroscope has of the request's time.
+    fn services(&self, client: &Client, matchers: &[String]) -> Result<Vec<serde_json::Value>, String> {
+        let [start, end] = self.milliseconds();
+        let body = serde_json::json!({ "name": "service_name", "start": start, "end": end, "matchers": matchers });
+        let (path, within) = ("/querier.v1.QuerierService/LabelValues", Duration::from_secs(10));
+        let reply = client.post(path, "application/json", false, body.to_string().as_bytes(), within)?;
+        if reply.status != 200 {
+            return Err(format!("it answers questions with HTTP {}", reply.status));
+        }
+        let json: serde_json::Value =
+            serde_json::from_slice(&reply.body).map_err(|_| "its answer is not understood".to_owned())?;
+        Ok(json.get("names").and_then(|names| names.as_array()).cloned().unwrap_or_default())
+    }
+
     fn ask_parca(&self, client: &Client) -> StoredVerdict {
         const BY: &str = "Parca's list of services";
-        let [began, ended] = self.milliseconds().map(|time| time / 1000);
-        let path = format!("/api/profiles/labels/service_name/values?start={began}&end={}", ended + 1);
+        let [began, ended] = self.milliseconds().map(timestamp);
+        let path = format!("/api/profiles/labels/service_name/values?start={began}&end={ended}");
         match client.get(&path) {
             Ok(reply) if reply.status == 200 => match serde_json::from_slice::<serde_json::Value>(&reply.body) {
                 Ok(json) => self.found(BY, json.get("labelValues").and_then(|names| names.as_array())),
@@ -254,6 +278,13 @@ impl Readback {
         let [began, ended] = self.about.time.map(|time| time / 1_000_000);
         [began.saturating_sub(1000), ended + 1000]
     }
+}
+
+/// A time as Parca's gateway reads it, which is the only form: RFC 3339.
+fn timestamp(milliseconds: u64) -> String {
+    /// The end of the year 9999, which has no longer numbers.
+    const LAST: u64 = 253_402_300_799_000;
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(milliseconds.min(LAST))).to_string()
 }
 
 fn cannot_tell(reason: &str) -> StoredVerdict {

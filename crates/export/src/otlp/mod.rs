@@ -6,6 +6,7 @@ mod split;
 
 use std::collections::HashMap;
 
+use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
 use lj_trace_profile::frame::FrameKind;
 use lj_trace_profile::model::{FrameId, Measure, NativeModules, Unit};
 use lj_trace_profile::{Frame, Interval, Resource};
@@ -70,7 +71,9 @@ impl OtlpEncoder {
 impl Encoder for OtlpEncoder {
     fn add(&mut self, interval: &Interval<'_>) {
         let stacks = bounded(interval.profile, self.options.kernel_frames);
-        let measures = interval.profile.measures();
+        let mut measures = interval.profile.measures();
+        // Errors do not add up as what they are of does, and servers add up whatever they get.
+        measures.retain(|measure| measure.name != ALLOC_SPACE_ERROR.name);
         let amount = amount(&measures, &stacks);
         let mut profiles = Profiles { dictionary: &mut self.open.dictionary, interval, options: &self.options };
         let profiles = profiles.of(&measures, &stacks);

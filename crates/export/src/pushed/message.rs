@@ -18,7 +18,7 @@ pub struct Series {
     pub samples: Vec<RawSample>,
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, prost::Message)]
 pub struct Label {
     #[prost(string, tag = "1")]
     pub name: String,

@@ -2,7 +2,8 @@
 
 mod message;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, SystemTime};
 
 use lj_trace_profile::formats::pprof::PushedProfile;
 use lj_trace_profile::model::Recorded;
@@ -12,7 +13,7 @@ use prost::Message as _;
 use self::message::{Label, PushRequest, RawSample, Series, json, series_of_json};
 use crate::encode::{EncodeOptions, Encoder, gunzip, gzip};
 use crate::request::TimeRange;
-use crate::stacks::resource_of;
+use crate::stacks::{VM_STATE, resource_of};
 use crate::{Amount, Request, RequestInfo};
 
 /// Where Pyroscope takes profiles.
@@ -38,9 +39,15 @@ pub const DEFAULT_LABELS: [&str; 12] = [
     "luajit.version",
 ];
 
-/// Pyroscope refuses more labels than 30, and longer values than this.
-const MAX_LABELS: usize = 30;
+/// Pyroscope refuses more labels than 30, of which each sample has one more, and longer values than this.
+const MAX_LABELS: usize = 29;
 const MAX_VALUE: usize = 2048;
+
+/// Pyroscope refuses profiles with more samples.
+const MAX_SAMPLES: usize = 16_000;
+
+/// Two profiles of a series that begin within the same one are one to Pyroscope's older storage, if it has copies.
+const TICK: Duration = Duration::from_millis(1);
 
 /// How series are written into a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +66,8 @@ pub struct PushEncoder {
     bytes: usize,
     time: TimeRange,
     full: Vec<Request>,
+    /// When the last profile of each series of this round begins.
+    last: HashMap<Vec<Label>, SystemTime>,
 }
 
 impl PushEncoder {
@@ -73,7 +82,23 @@ impl PushEncoder {
     }
 
     fn new(options: EncodeOptions, form: Form) -> Self {
-        Self { options, form, series: Vec::new(), bytes: 0, time: TimeRange::default(), full: Vec::new() }
+        Self {
+            options,
+            form,
+            series: Vec::new(),
+            bytes: 0,
+            time: TimeRange::default(),
+            full: Vec::new(),
+            last: HashMap::new(),
+        }
+    }
+
+    /// When a profile begins: later by a tick than what there is of its series, since processes may have the same labels.
+    fn begin(&mut self, labels: &[Label], began: SystemTime) -> SystemTime {
+        let free = self.last.get(labels).and_then(|last| last.checked_add(TICK));
+        let began = free.map_or(began, |free| began.max(free));
+        self.last.insert(labels.to_vec(), began);
+        began
     }
 
     fn close(&mut self) {
@@ -87,7 +112,7 @@ impl PushEncoder {
 
     fn push(&mut self, labels: &[Label], profile: PushedProfile, interval: &Interval<'_>) {
         let bytes = profile.encode();
-        if bytes.len() > self.options.max_bytes
+        if (bytes.len() > self.options.max_bytes || profile.samples() > MAX_SAMPLES)
             && let Some(halves) = profile.clone().halves()
         {
             return halves.into_iter().for_each(|half| self.push(labels, half, interval));
@@ -104,16 +129,17 @@ impl PushEncoder {
 impl Encoder for PushEncoder {
     fn add(&mut self, interval: &Interval<'_>) {
         let duration = interval.ended.duration_since(interval.began).unwrap_or_default();
-        let recorded = Recorded { began: interval.began, duration };
+        let labels = labels(self.form, interval.kind, &resource_of(interval), &self.options);
+        let recorded = Recorded { began: self.begin(&labels, interval.began), duration };
         let profile = PushedProfile::new(interval.profile, Some(recorded), self.options.kernel_frames);
         if !profile.is_empty() {
-            let labels = labels(interval.kind, &resource_of(interval), &self.options);
             self.push(&labels, profile, interval);
         }
     }
 
     fn take(&mut self) -> Vec<Request> {
         self.close();
+        self.last.clear();
         std::mem::take(&mut self.full)
     }
 }
@@ -128,7 +154,7 @@ fn series(labels: Vec<Label>, raw_profile: Vec<u8>) -> Series {
 }
 
 /// The labels of a process's series, in the order of their names.
-fn labels(kind: ProfileKind, resource: &Resource, options: &EncodeOptions) -> Vec<Label> {
+fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOptions) -> Vec<Label> {
     let is_wanted = |name: &str| match &options.attributes {
         Some(wanted) => wanted.iter().any(|wanted| wanted == name),
         None => DEFAULT_LABELS.contains(&name),
@@ -138,10 +164,15 @@ fn labels(kind: ProfileKind, resource: &Resource, options: &EncodeOptions) -> Ve
         ProfileKind::Allocations => "memory",
     };
     let mut labels = BTreeMap::from([("__name__".to_owned(), name), ("service_name".to_owned(), resource.service())]);
+    if form == Form::Pyroscope && kind == ProfileKind::Allocations {
+        // It would take the sums of an interval for sums since the process began, as Go's are, and store differences.
+        labels.insert("__delta__".to_owned(), "false");
+    }
     for (name, value) in resource.attributes().filter(|(name, _)| is_wanted(name)) {
-        if labels.len() < MAX_LABELS {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            let name = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let name: String = name.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
+        // The samples have this one.
+        if labels.len() < MAX_LABELS && name != VM_STATE {
             labels.entry(name).or_insert(value);
         }
     }
@@ -226,23 +257,4 @@ pub(crate) fn split(whole: &Request, form: Form, limit: usize) -> Option<Vec<Req
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn labels_are_bounded_in_number_and_size() {
-        let mut resource = Resource::of_service("shop");
-        (0..100).for_each(|number| resource.set(&format!("a.{number}"), "x"));
-        resource.set("process.pid", "7");
-        resource.set("host.name", "ü".repeat(3000));
-        let mut options = crate::SinkConfig::new(crate::SinkKind::Pyroscope, "").encode_options();
-        let names = |options: &EncodeOptions| {
-            let labels = labels(ProfileKind::Cpu, &resource, options);
-            assert!(labels.iter().all(|label| label.value.len() <= MAX_VALUE));
-            labels.into_iter().map(|label| label.name).collect::<Vec<_>>()
-        };
-        assert_eq!(names(&options), ["__name__", "host_name", "service_name"]);
-        options.attributes = Some((0..100).map(|number| format!("a.{number}")).collect());
-        assert_eq!(names(&options).len(), MAX_LABELS);
-    }
-}
+mod tests;

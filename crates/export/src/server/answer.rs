@@ -4,6 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message as _;
 
+use super::Reply;
 use crate::otlp::message::ExportResponse;
 use crate::{DropReason, SinkKind};
 
@@ -44,24 +45,43 @@ pub enum Answer {
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Reads an answer.
-pub fn read(kind: SinkKind, status: u16, retry_after: Option<&str>, body: &[u8]) -> Answer {
+pub fn read(kind: SinkKind, reply: &Reply) -> Answer {
+    let Reply { status, retry_after, body, .. } = reply;
+    let status = *status;
     let reason = || {
         let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         format!("HTTP {status} {}", text.trim()).trim_end().to_owned()
     };
     match status {
+        // Parca answers whatever it does not know with its page, and so do those that want a login first.
+        200..300 if is_page(reply) => Answer::Never {
+            kind: DropReason::Refused,
+            reason: format!("HTTP {status} with a page for browsers: this path takes no profiles"),
+        },
         200..300 => taken(kind, body),
         413 => Answer::TooLarge { reason: reason() },
+        400 if kind == SinkKind::Pyroscope && says_too_large(body) => Answer::TooLarge { reason: reason() },
         // 500 and others may be of the moment: what fails again and again while others are taken is given up.
         408 | 425 | 429 | 500..600 => Answer::Later {
             reason: reason(),
-            after: retry_after.and_then(|text| wait(text, SystemTime::now())),
+            after: retry_after.as_deref().and_then(|text| wait(text, SystemTime::now())),
             answered: !matches!(status, 429 | 503),
         },
         401 | 403 | 407 => Answer::Never { kind: DropReason::Unauthorized, reason: reason() },
         _ => Answer::Never { kind: DropReason::Refused, reason: reason() },
     }
+}
+
+fn is_page(reply: &Reply) -> bool {
+    reply.content_type.as_deref().is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"))
+}
+
+/// Whether Pyroscope's push API, which has no 413, says in words that a profile is too large.
+fn says_too_large(body: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(body);
+    let words = ["max_profile_size_byte", "max_profile_stacktrace_samples", "size exceeds limit of"];
+    words.iter().any(|words| text.contains(words))
 }
 
 fn taken(kind: SinkKind, body: &[u8]) -> Answer {
@@ -104,9 +124,13 @@ mod tests {
     use super::*;
     use crate::otlp::message::PartialSuccess;
 
+    fn reply(status: u16, body: &[u8]) -> Reply {
+        Reply { status, retry_after: Some("7".to_owned()), content_type: None, body: body.to_vec() }
+    }
+
     #[test]
     fn answers_mean_what_the_protocol_says() {
-        let read = |status| read(SinkKind::Otlp, status, Some("7"), b"no\nmore");
+        let read = |status| read(SinkKind::Otlp, &reply(status, b"no\nmore"));
         for status in [429, 500, 501, 502, 503, 504, 408] {
             let Answer::Later { after, reason, .. } = read(status) else { panic!("{status}") };
             assert_eq!((after, reason), (Some(Duration::from_secs(7)), format!("HTTP {status} no more")));
@@ -125,11 +149,31 @@ mod tests {
     }
 
     #[test]
+    fn a_page_is_no_answer() {
+        for kind in [SinkKind::Otlp, SinkKind::Pyroscope, SinkKind::Parca] {
+            for (content_type, is_taken) in [("text/html; charset=utf-8", false), ("application/json", true)] {
+                let reply = Reply { content_type: Some(content_type.to_owned()), ..reply(200, b"") };
+                assert_eq!(matches!(read(kind, &reply), Answer::Taken { .. }), is_taken, "{kind:?}: {content_type}");
+            }
+        }
+    }
+
+    #[test]
+    fn pyroscope_says_in_words_what_is_too_large() {
+        // As 2.2.1 says it.
+        let large = br#"{"code":"invalid_argument","message":"the profile with labels '{service_name=\"x\"}' exceeds the samples count limit (max_profile_stacktrace_samples, actual: 9, limit: 1)"}"#;
+        assert!(matches!(read(SinkKind::Pyroscope, &reply(400, large)), Answer::TooLarge { .. }));
+        assert!(matches!(read(SinkKind::Parca, &reply(400, large)), Answer::Never { .. }));
+    }
+
+    #[test]
     fn what_was_taken_in_part_is_read() {
         let partial = PartialSuccess { rejected_profiles: 3, error_message: "bad\n".into() };
         let body = ExportResponse { partial_success: Some(partial) }.encode_to_vec();
-        assert_eq!(read(SinkKind::Otlp, 200, None, &body), Answer::Taken { rejected: 3, said: "bad".into() });
-        assert_eq!(read(SinkKind::Parca, 200, None, &body), Answer::Taken { rejected: 0, said: String::new() });
+        let rejected = Answer::Taken { rejected: 3, said: "bad".into() };
+        assert_eq!(read(SinkKind::Otlp, &reply(200, &body)), rejected);
+        let taken = Answer::Taken { rejected: 0, said: String::new() };
+        assert_eq!(read(SinkKind::Parca, &reply(200, &body)), taken);
     }
 
     #[test]

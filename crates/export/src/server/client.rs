@@ -125,7 +125,7 @@ impl Client {
         let about = &request.about;
         let path = self.config.path.as_deref().unwrap_or(&about.path);
         match self.post(path, &about.content_type, about.is_gzipped, &request.body, within) {
-            Ok(Reply { status, retry_after, body }) => read(self.config.kind, status, retry_after.as_deref(), &body),
+            Ok(reply) => read(self.config.kind, &reply),
             Err(reason) => Answer::Later { reason, after: None, answered: false },
         }
     }
@@ -201,6 +201,8 @@ pub struct Reply {
     pub status: u16,
     /// The header `Retry-After`.
     pub retry_after: Option<String>,
+    /// The header `Content-Type`.
+    pub content_type: Option<String>,
     /// The first 64 KiB of the body, or as much of it as came in time.
     pub body: Vec<u8>,
 }
@@ -208,11 +210,12 @@ pub struct Reply {
 fn reply(outcome: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Reply, String> {
     let mut response = outcome.map_err(|error| error.to_string())?;
     let status = response.status().as_u16();
-    let retry_after = response.headers().get("Retry-After").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let [retry_after, content_type] = ["Retry-After", "Content-Type"].map(header);
     let mut body = Vec::new();
     // The status has said it: a body that ends early changes nothing.
     let _ = response.body_mut().as_reader().take(MAX_ANSWER).read_to_end(&mut body);
-    Ok(Reply { status, retry_after, body })
+    Ok(Reply { status, retry_after, content_type, body })
 }
 
 fn bounded_file(path: &Path, limit: u64) -> Result<Vec<u8>, String> {

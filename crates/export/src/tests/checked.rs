@@ -28,6 +28,10 @@ fn a_server_that_takes_and_does_not_store_is_told_from_one_that_does() {
         let trap = report(answers(&format!("{{\"{key}\":[]}}")));
         assert!(!trap.is_good() && matches!(trap.verdict, Some(StoredVerdict::NotStored { .. })), "{trap}");
         assert!(trap.to_string().contains("it may be too old; these go together"), "{trap}");
+        // Unless it is one that shows nothing of anybody yet.
+        let new = report(answers(&format!("{{\"{key}\":[],\"data\":{{\"version\":\"2.2.1\"}}}}")));
+        let is_parca = kind == SinkKind::Parca;
+        assert!(new.is_good() != is_parca && new.to_string().contains("a new Pyroscope 2") != is_parca, "{new}");
         let silent = report(answers("<html>"));
         assert!(silent.is_good() && matches!(silent.verdict, Some(StoredVerdict::CannotTell { .. })), "{silent}");
         let none = report(Does::Answers(404, "", b"no such page".to_vec()));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use lj_trace_estimate::{Broken, Total};
 
 use super::*;
+use crate::formats::pprof::PushedProfile;
 use crate::formats::{folded, svg};
 
 const SOURCE: Source = Source::Lua { proto: 0x1000, line: 4 };
@@ -85,6 +86,17 @@ fn the_verdict_comes_first() {
     wide.lines.iter_mut().for_each(|line| line.share.error = Some(0.5));
     profile.set(wide);
     assert!(text(&profile).lines().nth(1).unwrap().starts_with("too wide to rank: record for "), "{}", text(&profile));
+}
+
+#[test]
+fn errors_are_written_for_people_and_not_pushed() {
+    let mut profile = EstimatedProfile::new("luajit (pid 7)");
+    let estimate = estimate(&mut profile);
+    profile.set(estimate);
+    profile.has_errors = true;
+    assert_eq!(profile.measures().last(), Some(&ALLOC_SPACE_ERROR));
+    let pushed = PushedProfile::new(&profile, None, true);
+    assert_eq!(pushed.totals(), [("alloc_objects", 25_000), ("alloc_space", 1_000_000)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod counts;
 mod encode;
 mod error;
 mod kept;
+mod measures;
 mod onward;
 mod rows;
 mod store;

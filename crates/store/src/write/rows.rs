@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
-use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
-use lj_trace_profile::model::{Labels, Measure, Unit};
+use lj_trace_profile::model::{Labels, Unit};
 use lj_trace_profile::{Frame, Interval, Profile, ProfileKind, Resource};
 
 use super::counts::StoredAmount;
+use super::measures::measures;
 use super::texts::Texts;
 use crate::frames::FrameFields;
 use crate::schema::{CPU, LOST, MEMORY, label};
@@ -72,30 +72,6 @@ pub struct StoredRow {
 
 const FRAME: usize = 2 * size_of::<Frame>() + size_of::<FrameRow>() + 40;
 const LIST: usize = 100;
-
-/// What a memory profile weighs its stacks by, besides what it says itself.
-const MEASURES: [Measure; 5] = [
-    Measure::new("alloc_objects", Unit::Objects, 0),
-    Measure::new("alloc_space", Unit::Bytes, 1),
-    Measure::new("inuse_objects", Unit::Objects, 2),
-    Measure::new("inuse_space", Unit::Bytes, 3),
-    Measure::new("events", Unit::Events, 4),
-];
-
-/// The measures that rows are of: each weight once. Those that follow from it by a factor, such as CPU time from samples,
-/// are left to whoever reads.
-pub fn measures(kind: ProfileKind, profile: &dyn Profile) -> Vec<Measure> {
-    // Errors have a column of their own.
-    let is_own = |measure: &Measure| measure.factor == 1 && measure.name != ALLOC_SPACE_ERROR.name;
-    let mut measures: Vec<Measure> = profile.measures().into_iter().filter(is_own).collect();
-    if kind == ProfileKind::Allocations {
-        let totals = profile.weighted().totals();
-        let is_new = |measure: &Measure| measures.iter().all(|known| known.index != measure.index);
-        let others: Vec<_> = MEASURES.into_iter().filter(|one| totals[one.index] > 0 && is_new(one)).collect();
-        measures.extend(others);
-    }
-    measures
-}
 
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)

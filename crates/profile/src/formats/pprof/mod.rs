@@ -16,6 +16,7 @@ pub use push::PushedProfile;
 use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType};
 use super::functions::FunctionTable;
 use crate::Frame;
+use crate::estimated::ALLOC_SPACE_ERROR;
 use crate::model::{FrameId, Measure, NativeModule, Profile, Recorded, Row, Unit};
 
 /// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
@@ -55,7 +56,9 @@ impl Builder {
         // The format wants the empty string first.
         self.string("");
         let stacks = profile.weighted();
-        let measures = profile.measures();
+        let mut measures = profile.measures();
+        // Errors do not add up as what they are of does, and servers add up whatever they get.
+        measures.retain(|measure| !self.selection.is_bounded || measure.name != ALLOC_SPACE_ERROR.name);
         let mut modules: Vec<_> = profile.modules().into_iter().flatten().collect();
         // The tools take the first one for the program, and programs are mapped below libraries.
         modules.sort_by_key(|(_, module)| module.start);

@@ -64,25 +64,50 @@ impl PushedProfile {
         self.0.sample_type.iter().enumerate().map(total).collect()
     }
 
-    /// Two profiles that have half of the samples each; [`None`] if there are not two.
+    /// When it begins, in nanoseconds since 1970.
+    pub fn began_nanoseconds(&self) -> i64 {
+        self.0.time_nanos
+    }
+
+    /// How many samples it has: stacks that differ.
+    pub fn samples(&self) -> usize {
+        self.0.sample.len()
+    }
+
+    /// Two profiles that have half of the samples, and half of the time, each; [`None`] if there are not two.
+    ///
+    /// Of two profiles of one series that begin at the same time Pyroscope may take one for a copy of the other.
     pub fn halves(mut self) -> Option<[Self; 2]> {
         let second = self.0.sample.split_off(self.0.sample.len() / 2);
         if self.0.sample.is_empty() {
             return None;
         }
         let mut second = Self(message::Profile { sample: second, ..self.0.clone() });
+        self.0.duration_nanos /= 2;
+        second.0.time_nanos = second.0.time_nanos.saturating_add(self.0.duration_nanos);
+        second.0.duration_nanos -= self.0.duration_nanos;
         self.prune();
         second.prune();
         Some([self, second])
     }
 
-    /// Leaves out the locations and functions that no sample has.
+    /// Leaves out the locations and functions that no sample has, and numbers the others from 1 on without a gap: Parca refuses
+    /// a profile whose ids are not the places in its tables.
     fn prune(&mut self) {
-        let used: HashSet<u64> = self.0.sample.iter().flat_map(|sample| sample.location_id.iter().copied()).collect();
-        self.0.location.retain(|location| used.contains(&location.id));
-        let functions: HashSet<u64> =
-            self.0.location.iter().flat_map(|location| location.line.iter().map(|line| line.function_id)).collect();
-        self.0.function.retain(|function| functions.contains(&function.id));
+        let profile = &mut self.0;
+        let used: HashSet<u64> = profile.sample.iter().flat_map(|sample| sample.location_id.iter().copied()).collect();
+        profile.location.retain(|location| used.contains(&location.id));
+        let lines = profile.location.iter().flat_map(|location| &location.line);
+        let functions: HashSet<u64> = lines.map(|line| line.function_id).collect();
+        profile.function.retain(|function| functions.contains(&function.id));
+        let functions = renumber(profile.function.iter_mut().map(|function| &mut function.id));
+        for line in profile.location.iter_mut().flat_map(|location| &mut location.line) {
+            line.function_id = functions.get(&line.function_id).copied().unwrap_or(0);
+        }
+        let locations = renumber(profile.location.iter_mut().map(|location| &mut location.id));
+        for sample in &mut profile.sample {
+            sample.location_id = sample.location_id.iter().filter_map(|id| locations.get(id).copied()).collect();
+        }
         self.keep_strings();
     }
 
@@ -120,6 +145,11 @@ impl PushedProfile {
     }
 }
 
+/// Gives the ids of a table the numbers from 1 on; which one each had before.
+fn renumber<'a>(ids: impl Iterator<Item = &'a mut u64>) -> HashMap<u64, u64> {
+    (1..).zip(ids).map(|(new, id)| (std::mem::replace(id, new), new)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use lj_trace_streams::VmState;
@@ -129,6 +159,39 @@ mod tests {
     use crate::model::labels::ThreadLabel;
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, Frame};
+
+    /// What Parca asks for (`ValidatePprofProfile`).
+    fn ids_are_places(PushedProfile(profile): &PushedProfile) {
+        let is_numbered = |ids: Vec<u64>| ids.iter().copied().eq(1..=ids.len() as u64);
+        assert!(is_numbered(profile.mapping.iter().map(|mapping| mapping.id).collect()), "{profile:?}");
+        assert!(is_numbered(profile.function.iter().map(|function| function.id).collect()), "{profile:?}");
+        assert!(is_numbered(profile.location.iter().map(|location| location.id).collect()), "{profile:?}");
+        let mut locations = profile.sample.iter().flat_map(|sample| &sample.location_id);
+        assert!(locations.all(|id| (1..=profile.location.len() as u64).contains(id)), "{profile:?}");
+        let mut lines = profile.location.iter().flat_map(|location| &location.line);
+        assert!(lines.all(|line| (1..=profile.function.len() as u64).contains(&line.function_id)), "{profile:?}");
+    }
+
+    #[test]
+    fn what_is_left_out_leaves_no_gap_in_the_ids() {
+        let mut profile = CpuProfile::new("test");
+        let native = Frame::C { symbol: "main".into(), module: None };
+        // The first frames of the table are a VM and the kernel's, neither of which is sent.
+        profile.add(VmState::Cfunc, [Frame::vm(0), native, Frame::Kernel { symbol: "read".into() }]);
+        profile.add(VmState::Lfunc, [Frame::vm(0), Frame::lua(Some("f".into()), b"@a.lua", 3, Some(5))]);
+        for kernel in [true, false] {
+            let pushed = PushedProfile::new(&profile, None, kernel);
+            ids_are_places(&pushed);
+            let PushedProfile(message) = pushed;
+            let name = |id: u64| {
+                let function = message.location[id as usize - 1].line[0].function_id;
+                message.string_table[message.function[function as usize - 1].name as usize].as_str()
+            };
+            let mut leaves: Vec<_> = message.sample.iter().map(|sample| name(sample.location_id[0])).collect();
+            leaves.sort_unstable();
+            assert_eq!(leaves, if kernel { ["f@a.lua:3", "read_[k]"] } else { ["f@a.lua:3", "main"] });
+        }
+    }
 
     #[test]
     fn two_hundred_hot_loops_are_two_series() {
@@ -141,7 +204,7 @@ mod tests {
             let function = Frame::lua(Some("f".into()), b"@a.lua", 3, Some(number % 10));
             profile.add_sample(SampleInfo { labels, ..SampleInfo::new(state) }, [function]);
         }
-        let pushed = PushedProfile::new(&profile, None, true);
+        let pushed = PushedProfile::new(&profile, Recorded::of_nanoseconds([17, 4001]), true);
         let labels: HashSet<Vec<i64>> =
             pushed.0.sample.iter().map(|sample| sample.label.iter().map(|label| label.str).collect()).collect();
         assert_eq!(labels.len(), 2, "{:?}", pushed.0);
@@ -151,10 +214,15 @@ mod tests {
         let mut parts = vec![pushed];
         for _ in 0..3 {
             parts = parts.into_iter().flat_map(|part| part.halves().unwrap()).collect();
+            parts.iter().for_each(ids_are_places);
         }
         let read: Vec<_> = parts.iter().map(|part| PushedProfile::decode(&part.encode()).unwrap()).collect();
         assert_eq!((read.len(), &read), (8, &parts));
         assert_eq!(read.iter().map(|part| part.totals()[0].1).sum::<u64>(), 1000);
+        // One after the other, they have all of the time, too.
+        let times: Vec<_> = read.iter().map(|PushedProfile(part)| (part.time_nanos, part.duration_nanos)).collect();
+        assert!(times.windows(2).all(|two| two[1].0 == two[0].0 + two[0].1), "{times:?}");
+        assert_eq!((times[0].0, times.iter().map(|time| time.1).sum::<i64>()), (17, 4001));
     }
 
     #[test]
