@@ -23,7 +23,10 @@ fn golden(name: &str) -> (ProfileKind, Box<dyn Profile>) {
     let Stream { symbols, body, .. } = Stream::open(BufReader::new(fs::File::open(path).unwrap())).unwrap();
     match body {
         Body::Sysprof(mut reader) => {
-            (ProfileKind::Cpu, Box::new(sysprof::read(symbols, &mut reader, "test").unwrap().0))
+            let mut profile = sysprof::read(symbols, &mut reader, "test").unwrap().0;
+            // As the agent knows it: Pyroscope refuses OTLP without a period.
+            profile.rate = Some(99);
+            (ProfileKind::Cpu, Box::new(profile))
         }
         Body::Memprof(mut reader) => {
             let mut profile = MemoryProfile::new(Weight::Held, "test");

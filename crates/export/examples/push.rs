@@ -22,7 +22,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{}", check::check(&config, Duration::from_secs(20))?);
     let Stream { symbols, body, .. } = Stream::open(BufReader::new(File::open(file)?))?;
     let (of, profile): (_, Box<dyn Profile>) = match body {
-        Body::Sysprof(mut reader) => (ProfileKind::Cpu, Box::new(sysprof::read(symbols, &mut reader, "push")?.0)),
+        Body::Sysprof(mut reader) => {
+            let mut profile = sysprof::read(symbols, &mut reader, "push")?.0;
+            // Streams do not say it.
+            profile.rate = profile.rate.or(Some(99));
+            (ProfileKind::Cpu, Box::new(profile))
+        }
         Body::Memprof(mut reader) => {
             let mut profile = MemoryProfile::new(Weight::Allocated, "push");
             memprof::read(symbols, &mut reader, |event| profile.add(0, &event))?;

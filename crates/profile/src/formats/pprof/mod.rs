@@ -72,6 +72,10 @@ impl Builder {
             None if measures.iter().any(|measure| measure.unit == Unit::Bytes) => {
                 Some((ValueType { r#type: self.string("space"), unit: self.string("bytes") }, 1))
             }
+            // The rate is not known. Parca ends with a panic where a profile has no type of a period.
+            None if self.selection.is_bounded => {
+                Some((ValueType { r#type: self.string("cpu"), unit: self.string("nanoseconds") }, 0))
+            }
             None => None,
         };
         let [began, duration] = recorded.map_or([0; 2], Recorded::nanoseconds);

@@ -183,6 +183,10 @@ mod tests {
             let pushed = PushedProfile::new(&profile, None, kernel);
             ids_are_places(&pushed);
             let PushedProfile(message) = pushed;
+            // The rate is not known, and there is a type of its period.
+            let period = message.period_type.unwrap();
+            let [kind, unit] = [period.r#type, period.unit].map(|index| message.string_table[index as usize].as_str());
+            assert_eq!((kind, unit, message.period), ("cpu", "nanoseconds", 0));
             let name = |id: u64| {
                 let function = message.location[id as usize - 1].line[0].function_id;
                 message.string_table[message.function[function as usize - 1].name as usize].as_str()
