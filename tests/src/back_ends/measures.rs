@@ -34,9 +34,9 @@ const PYROSCOPE_MEMORY: [Measure; 4] = [
     measure("memory:inuse_objects:count:space:bytes", "inuse_objects", "count"),
     measure("memory:inuse_space:bytes:space:bytes", "inuse_space", "B"),
 ];
-// All that has a duration is a delta to Parca.
+// All that has a duration is a delta to Parca, and of samples with a period in nanoseconds it answers the time.
 const PARCA_CPU: [Measure; 2] = [
-    measure("process_cpu:samples:count:cpu:nanoseconds:delta", "samples", "count"),
+    measure("process_cpu:samples:count:cpu:nanoseconds:delta", "cpu", "ns"),
     measure("process_cpu:cpu:nanoseconds:cpu:nanoseconds:delta", "cpu", "ns"),
 ];
 const PARCA_MEMORY: [Measure; 4] = [
