@@ -196,7 +196,7 @@ mod tests {
         assert_eq!((config.timeout, config.max_queue, config.max_spool), (Duration::from_millis(500), 1 << 20, 7));
         assert_eq!((config.name(), config.longest_wait), ("otlp", Duration::from_secs(60)));
         for (wrong, said) in [
-            ("timeout = '3 weeks'", "expected a time such as"),
+            ("timeout = '3 weeks'", "use ms, s, m, h or d"),
             ("max-queue = 'lots'", "is not a size such as"),
             ("max-spool = -1", "expected a size such as"),
             ("insecur = true", "unknown field"),

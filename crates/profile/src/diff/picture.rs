@@ -13,7 +13,7 @@ use lj_trace_text::{COLUMNS, bytes, fit, percent};
 use super::{ProfileDiff, Side};
 use crate::chance::{self, Sampled};
 use crate::formats::picture;
-use crate::formats::picture::boxes::{self, Look, Place};
+use crate::formats::picture::boxes::{self, BoxPlace, BoxStyle};
 use crate::model::Unit;
 
 /// The box below all that has vanished.
@@ -108,7 +108,7 @@ impl ProfileDiff {
         let mut svg = Vec::new();
         picture::draw(&mut options, &lines, &format!("no {}", self.unit.name()), &mut svg)?;
         let svg = String::from_utf8(svg).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        let look = |place: Place| match drawn.get(&place) {
+        let look = |place: BoxPlace| match drawn.get(&place) {
             Some(&drawn) => Some(self.look(drawn, weights.get(drawn.stack).copied().unwrap_or_default(), limit)),
             None if place.depth == 0 && !drawn.is_empty() => Some(self.look_of_all(&weights)),
             None => None,
@@ -145,7 +145,7 @@ impl ProfileDiff {
         &'a self,
         weights: &HashMap<&str, Weights>,
         limit: f64,
-    ) -> (Vec<Line>, HashMap<Place, Drawn<'a>>) {
+    ) -> (Vec<Line>, HashMap<BoxPlace, Drawn<'a>>) {
         let mut stacks: Vec<&String> = self.old.stacks.keys().chain(self.new.stacks.keys()).collect();
         // By their frames, so that all stacks which lie on a frame are side by side.
         stacks.sort_unstable_by(|a, b| a.split(';').cmp(b.split(';')));
@@ -160,7 +160,7 @@ impl ProfileDiff {
             let by_chance = self.is_chance(old, new, limit);
             lines.push((stack.clone(), [if by_chance { width } else { scale.width(old, scale.old) }, width]));
             for (row, stack) in prefixes(stack).enumerate() {
-                drawn.entry(Place { depth: row + 1, start }).or_insert(Drawn { stack, only_old: false });
+                drawn.entry(BoxPlace { depth: row + 1, start }).or_insert(Drawn { stack, only_old: false });
             }
             start = start.saturating_add(width);
         }
@@ -171,7 +171,7 @@ impl ProfileDiff {
             }
             lines.push((format!("{ONLY_OLD};{stack}"), [width, width]));
             for (row, stack) in [""].into_iter().chain(prefixes(stack)).enumerate() {
-                drawn.entry(Place { depth: row + 1, start }).or_insert(Drawn { stack, only_old: true });
+                drawn.entry(BoxPlace { depth: row + 1, start }).or_insert(Drawn { stack, only_old: true });
             }
             start = start.saturating_add(width);
         }
@@ -190,27 +190,27 @@ impl ProfileDiff {
     }
 
     /// What a box says, and its colour if it is of what has vanished.
-    fn look(&self, drawn: Drawn<'_>, weights: Weights, limit: f64) -> Look {
+    fn look(&self, drawn: Drawn<'_>, weights: Weights, limit: f64) -> BoxStyle {
         let Weights { old, new, vanished } = weights;
         if !drawn.only_old {
             let says = match self.is_by_share() {
                 true => format!("{}, was {}", self.figure(new, &self.new), percent(old, self.old.total)),
                 false => format!("{}, was {}", self.figure(new, &self.new), self.amount(old)),
             };
-            return Look { says, color: None };
+            return BoxStyle { says, color: None };
         }
         let figure = self.figure(vanished, &self.old);
         if new > 0 || drawn.stack.is_empty() {
-            return Look { says: format!("with what has vanished: {figure}"), color: Some(STILL_THERE) };
+            return BoxStyle { says: format!("with what has vanished: {figure}"), color: Some(STILL_THERE) };
         }
         match self.is_chance(vanished, 0, limit) {
-            true => Look { says: format!("vanished, may be chance: {figure}"), color: Some(VANISHED_BY_CHANCE) },
-            false => Look { says: format!("vanished: {figure}"), color: Some(VANISHED) },
+            true => BoxStyle { says: format!("vanished, may be chance: {figure}"), color: Some(VANISHED_BY_CHANCE) },
+            false => BoxStyle { says: format!("vanished: {figure}"), color: Some(VANISHED) },
         }
     }
 
     /// What the lowest box says: it has both flame graphs.
-    fn look_of_all(&self, weights: &HashMap<&str, Weights>) -> Look {
+    fn look_of_all(&self, weights: &HashMap<&str, Weights>) -> BoxStyle {
         let roots = weights.iter().filter(|(stack, _)| !stack.contains(';'));
         let vanished = roots.fold(0, |sum: u64, (_, weights)| sum.saturating_add(weights.vanished));
         let all = self.figure(self.new.total, &self.new);
@@ -218,7 +218,7 @@ impl ProfileDiff {
             0 => all,
             _ => format!("{all}, and what has vanished: {}", self.figure(vanished, &self.old)),
         };
-        Look { says, color: None }
+        BoxStyle { says, color: None }
     }
 
     /// A weight, and its share of that profile: `12 samples, 3.40%`.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
 use lj_trace_profile::model::{Labels, Unit};
-use lj_trace_profile::{Frame, Interval, Profile, ProfileKind, Resource};
+use lj_trace_profile::{Frame, Interval, ProfileKind, Resource};
 
 use super::counts::StoredAmount;
 use super::measures::measures;

@@ -6,7 +6,7 @@ use inferno::flamegraph::color::Color;
 
 /// Where a box is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct BoxPlace {
     /// Rows above the one of the box "all".
     pub depth: usize,
     /// The weights left of it, as they were drawn.
@@ -15,7 +15,7 @@ pub struct Place {
 
 /// What a box says beside its name, and how it looks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct BoxStyle {
     /// Stands in parentheses after the name, so it has none of its own.
     pub says: String,
     /// Its colour, if not that of inferno.
@@ -23,7 +23,7 @@ pub struct Look {
 }
 
 /// Changes the boxes of a picture for which there is a look. `row` is the height of a row in pixels.
-pub fn change(svg: &str, row: usize, look: impl Fn(Place) -> Option<Look>) -> String {
+pub fn change(svg: &str, row: usize, look: impl Fn(BoxPlace) -> Option<BoxStyle>) -> String {
     let Some(start) = svg.find("id=\"frames\"") else { return svg.to_owned() };
     let (head, boxes) = svg.split_at(start);
     let number = |rect: &str, name: &str| attribute(rect, name).and_then(|value| value.parse::<u64>().ok());
@@ -39,7 +39,7 @@ pub fn change(svg: &str, row: usize, look: impl Fn(Place) -> Option<Look>) -> St
         changed.push_str("<title>");
         let look = number(part, "y").zip(number(part, "fg:x")).and_then(|(y, start)| {
             let depth = usize::try_from(lowest.saturating_sub(y)).ok()? / row.max(1);
-            look(Place { depth, start })
+            look(BoxPlace { depth, start })
         });
         let name = part.split_once("</title>").and_then(|(title, _)| title.rfind(" ("));
         let (Some(look), Some(name)) = (look, name) else {
@@ -80,9 +80,9 @@ mod tests {
         draw(&mut options, &lines, "nothing", &mut svg).unwrap();
         let svg = String::from_utf8(svg).unwrap();
         let green = Color { r: 1, g: 255, b: 2 };
-        let look = |place: Place| {
+        let look = |place: BoxPlace| {
             let color = (place.depth == 2).then_some(green);
-            (place.depth > 0).then(|| Look { says: format!("{}/{}", place.depth, place.start), color })
+            (place.depth > 0).then(|| BoxStyle { says: format!("{}/{}", place.depth, place.start), color })
         };
         let changed = change(&svg, row, look);
         for title in ["a (1/0)", "b (2/0)", "d (1/8)", "c (x) y=&quot;9&quot; fg:x=&quot;7&quot; (2/3)"] {
