@@ -197,7 +197,7 @@ mod tests {
         assert_eq!((config.name(), config.longest_wait), ("otlp", Duration::from_secs(60)));
         for (wrong, said) in [
             ("timeout = '3 weeks'", "use ms, s, m, h or d"),
-            ("max-queue = 'lots'", "is not a size such as"),
+            ("max-queue = 'lots'", "expected a size such as"),
             ("max-spool = -1", "expected a size such as"),
             ("insecur = true", "unknown field"),
         ] {
