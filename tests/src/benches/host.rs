@@ -13,9 +13,6 @@ use crate::usage::{bpf, cpu_time, memory, proportional_memory};
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// How long each process pauses after a turn, in milliseconds: it takes a few percent of a CPU then.
-const PAUSE: u32 = 30;
-
 /// In the first half minute the processes' traces are read.
 const SETTLING: Duration = Duration::from_secs(30);
 
@@ -24,13 +21,14 @@ fn asked(processes: u32) -> (f64, f64, f64) {
     if processes <= 50 { (64.0, 32.0, 0.02) } else { (128.0, 32.0, 0.03) }
 }
 
-/// Measures an agent that records so many processes that do next to nothing, for so many seconds; then one that becomes busy.
+/// Measures an agent that records so many processes, each of which pauses for so many milliseconds after each turn of a tenth of a
+/// millisecond; then one that becomes busy.
 ///
 /// # Errors
 /// The agent or a program fails.
-pub fn many(processes: u32, seconds: u32) -> Result<()> {
+pub fn many(processes: u32, pause: u32, seconds: u32) -> Result<()> {
     let agent = Agent::with_intervals(Intervals::Usual, "")?;
-    let own = (1..=processes).map(|number| agent.process(number % 1000, PAUSE, "idle"));
+    let own = (1..=processes).map(|number| agent.process(number % 1000, pause, "idle"));
     let own = own.collect::<Result<Vec<_>>>()?;
     let began = Instant::now();
     agent.wait_for(own.len())?;

@@ -1,7 +1,7 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
 //! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap
 //! MILLISECONDS PROGRAMS`, where lists are separated by commas, `bench leak SECONDS ROUNDS`, `bench host PROCESSES
-//! SECONDS` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
+//! PAUSE SECONDS` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 
@@ -42,13 +42,13 @@ fn main() -> Result<()> {
         ["leak", seconds, rounds] => {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
-        ["host", processes, seconds] => host::many(processes.parse()?, seconds.parse()?),
+        ["host", processes, pause, seconds] => host::many(processes.parse()?, pause.parse()?, seconds.parse()?),
         ["short-lived", rate, milliseconds, seconds] => {
             host::short(rate.parse()?, milliseconds.parse()?, seconds.parse()?)
         }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS | host PROCESSES SECONDS | \
+             | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS | host PROCESSES PAUSE SECONDS | \
              short-lived RATE MILLISECONDS SECONDS"
         ),
     }

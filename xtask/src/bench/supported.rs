@@ -101,6 +101,9 @@ pub struct Host {
     /// How many processes there are
     #[arg(long, default_value_t = 50)]
     processes: u32,
+    /// How many milliseconds each of them pauses after each turn, of a tenth of a millisecond
+    #[arg(long, default_value_t = 30)]
+    pause: u32,
     /// For how many seconds the agent's CPU time is measured, half a minute after it has begun
     #[arg(long, default_value_t = 60)]
     seconds: u32,
@@ -128,8 +131,8 @@ pub struct ShortLived {
 
 /// Measures what an agent costs that records many processes.
 pub fn host(options: &Host) -> Result<()> {
-    let Host { processes, seconds, binary } = options;
-    bench("host", &[processes.to_string(), seconds.to_string()], binary.clone())
+    let Host { processes, pause, seconds, binary } = options;
+    bench("host", &[processes, pause, seconds].map(|number| number.to_string()), binary.clone())
 }
 
 /// Measures what an agent makes of processes that live for a short time.
