@@ -235,20 +235,24 @@ impl BackEnd {
         }
     }
 
-    /// The values that a label has, of all profiles.
+    /// The values that a label has, of the profiles of the last hour.
     ///
     /// # Errors
     /// If it does not answer.
     pub fn values(&self, label: &str) -> Result<Vec<String>> {
+        let now = SystemTime::now() + Duration::from_secs(1);
+        let time = [now - Duration::from_secs(3600), now];
         let names = match self.kind {
             Kind::Parca => {
-                let text = self.get(&format!("/api/profiles/labels/{label}/values"), &[])?;
+                let [start, end] = time.map(|time| humantime::format_rfc3339_millis(time).to_string());
+                let path = format!("/api/profiles/labels/{label}/values");
+                let text = self.get(&path, &[("start", &start), ("end", &end)])?;
                 serde_json::from_str::<Value>(&text)?["labelValues"].clone()
             }
             Kind::Pyroscope => {
                 let post = ureq::post(format!("{}/querier.v1.QuerierService/LabelValues", self.url));
-                let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis();
-                let question = format!("{{\"name\":\"{label}\",\"start\":\"0\",\"end\":\"{now}\"}}");
+                let [start, end] = time.map(|time| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis());
+                let question = format!("{{\"name\":\"{label}\",\"start\":\"{start}\",\"end\":\"{end}\"}}");
                 let mut response = post.header("Content-Type", "application/json").send(question)?;
                 serde_json::from_str::<Value>(&response.body_mut().read_to_string()?)?["names"].clone()
             }
