@@ -170,15 +170,22 @@ fn prove_all(process: &Process, maps: &Maps, candidates: Vec<Candidate>) -> Resu
     let mut models: Vec<Vm> = Vec::new();
     let mut tables: HashMap<(bool, u64), Rc<[KnownLayout]>> = HashMap::new();
     let mut maps = Rc::new(maps.clone());
-    let (recalled, candidates): (Vec<_>, Vec<_>) = candidates
+    let mut unknown = Vec::new();
+    for candidate in candidates {
+        // All others of a build are held against the first one: that takes no look at its file.
+        let known = models.iter().find_map(|vm| sibling(process, &maps, vm, candidate));
+        let recalled = match known {
+            None if began.elapsed() < PATIENCE => known_files::recall(process, &maps, candidate),
+            _ => None,
+        };
+        models.extend(recalled.clone());
+        match known.or(recalled) {
+            Some(vm) => vms.push(vm),
+            None => unknown.push(candidate),
+        }
+    }
+    let mut pending: Vec<_> = unknown
         .into_iter()
-        .map(|candidate| known_files::recall(process, &maps, candidate).ok_or(candidate))
-        .partition(Result::is_ok);
-    vms.extend(recalled.into_iter().flatten());
-    models.extend(vms.first().cloned());
-    let mut pending: Vec<_> = candidates
-        .into_iter()
-        .filter_map(Result::err)
         .map(|candidate| {
             let kind = (candidate.gc64, candidate.global.wrapping_sub(candidate.thread));
             let table = tables.entry(kind).or_insert_with(|| layouts::candidates(kind.0, kind.1).into());
