@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lj_trace_luajit::{FindError, FirstVms, find_first_vms};
-use lj_trace_process::started::{Started, StartedProcesses};
+use lj_trace_process::started::StartedProcesses;
 use lj_trace_process::{Maps, Process, TargetError, proc_file};
 use lj_trace_profile::Resource;
 
@@ -24,12 +24,6 @@ use crate::host::CodeFiles;
 
 /// How often it is looked for new processes.
 const INTERVAL: Duration = Duration::from_millis(20);
-
-/// All processes are listed as often as that; in between, only those are looked at that have started since.
-const LIST_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Where others start processes all the time, it waits for so many times as long as listing all took.
-const WAIT: u32 = 100;
 
 /// After so long it is looked for new processes again, whatever is left to look at.
 const LONGEST_ROUND: Duration = Duration::from_millis(40);
@@ -112,8 +106,6 @@ impl Discovery {
             files: CodeFiles::default(),
             seen: HashMap::new(),
             started: StartedProcesses::default(),
-            listed: None,
-            next_list: Instant::now(),
             period: 0,
             shared: Arc::clone(&shared),
             sender,
@@ -190,8 +182,6 @@ struct Look {
     files: CodeFiles,
     seen: HashMap<u32, Seen>,
     started: StartedProcesses,
-    listed: Option<Instant>,
-    next_list: Instant,
     /// Of [`ChosenProcesses`].
     period: u64,
     shared: Arc<Shared>,
@@ -268,20 +258,17 @@ impl Look {
 
     /// Finds out who has come and who has gone.
     fn meet(&mut self, now: Instant) {
-        match self.started.look() {
-            Started::These(started) => started.iter().for_each(|process| self.add(process.pid, now)),
-            Started::Unknown => self.listed = None,
+        for process in self.started.look() {
+            self.add(process.pid, now);
         }
-        let is_due = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL);
-        if is_due && now >= self.next_list {
-            let began = Instant::now();
-            self.listed = Some(now);
+        let began = Instant::now();
+        if self.started.is_list_due(began) {
             let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
             let all: BTreeSet<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
             self.seen.retain(|pid, _| all.contains(pid));
             lock(&self.shared.found).left_out.retain(|pid, _| all.contains(pid));
             all.into_iter().for_each(|pid| self.add(pid, now));
-            self.next_list = Instant::now() + began.elapsed() * WAIT;
+            self.started.listed(began);
         }
     }
 

@@ -5,20 +5,18 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
 
 use crate::proc_file;
 
 /// If it has given more numbers than that, it takes less to list all processes.
 const MANY: u32 = 256;
 
-/// What has started since the last look.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Started {
-    /// These; some may be gone already.
-    These(Vec<StartedProcess>),
-    /// Nobody knows: it was the first look, numbers began anew, or there were too many.
-    Unknown,
-}
+/// All processes are to be listed as often as that, whatever was seen of those that have started.
+const LIST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Where others start processes all the time, the next list waits for so many times as long as the last one took.
+const WAIT: u32 = 100;
 
 /// A process that has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +35,42 @@ pub struct StartedProcesses {
     file: Option<File>,
     /// Numbers that nothing had at the last look: the kernel gives one before it shows who has it.
     absent: Vec<u32>,
+    /// When all were listed; [`None`] if some were missed since.
+    listed: Option<Instant>,
+    /// When that may be done again.
+    next_list: Option<Instant>,
 }
 
 impl StartedProcesses {
-    /// Those since the last look.
-    pub fn look(&mut self) -> Started {
+    /// Those since the last look; some may be gone already.
+    pub fn look(&mut self) -> Vec<StartedProcess> {
+        self.since().unwrap_or_else(|| {
+            self.listed = None;
+            Vec::new()
+        })
+    }
+
+    /// Whether it is time to list all processes: some were missed, or it was long ago. Who does so tells it by
+    /// [`listed`](Self::listed).
+    pub fn is_list_due(&self, now: Instant) -> bool {
+        let is_old = self.listed.is_none_or(|listed| now.duration_since(listed) >= LIST_INTERVAL);
+        is_old && self.next_list.is_none_or(|next| now >= next)
+    }
+
+    /// Notes that all were listed, from that moment until now.
+    pub fn listed(&mut self, began: Instant) {
+        self.listed = Some(began);
+        self.next_list = Instant::now().checked_add(began.elapsed() * WAIT);
+    }
+
+    /// [`None`] if nobody knows: it was the first look, numbers began anew, or there were too many.
+    fn since(&mut self) -> Option<Vec<StartedProcess>> {
         let last = self.last_number();
         let before = std::mem::replace(&mut self.last, last);
-        let (Some(last), Some(before)) = (last, before) else { return Started::Unknown };
+        let (last, before) = (last?, before?);
         let Some(new) = last.checked_sub(before).filter(|new| *new <= MANY) else {
             self.absent.clear();
-            return Started::Unknown;
+            return None;
         };
         let mut started = Vec::new();
         for pid in std::mem::take(&mut self.absent) {
@@ -62,7 +85,7 @@ impl StartedProcesses {
                 Numbered::Nothing => self.absent.push(pid),
             }
         }
-        Started::These(started)
+        Some(started)
     }
 
     /// The number that the kernel has given last, to a process or a thread, in our PID namespace. [`None`] if it does not tell.
@@ -105,7 +128,8 @@ mod tests {
     #[test]
     fn every_process_is_seen_and_no_thread() {
         let mut looks = StartedProcesses::default();
-        assert_eq!(looks.look(), Started::Unknown);
+        assert_eq!((looks.look(), looks.is_list_due(Instant::now())), (Vec::new(), true));
+        looks.listed(Instant::now());
         for round in 0..40_usize {
             let mut children: Vec<_> =
                 (0..round % 5).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
@@ -114,13 +138,15 @@ mod tests {
             // Of some, the kernel had not shown more than the number.
             let mut seen = Vec::new();
             for _ in 0..2 {
-                match looks.look() {
-                    Started::These(some) => seen.extend(some),
-                    // Many others have started, or their numbers have begun anew.
-                    Started::Unknown => seen.extend(
-                        children.iter().map(|child| StartedProcess { pid: child.id(), parent: std::process::id() }),
-                    ),
-                }
+                seen.extend(looks.look());
+            }
+            // Many others have started, or their numbers have begun anew.
+            if looks.listed.is_none() {
+                seen = children
+                    .iter()
+                    .map(|child| StartedProcess { pid: child.id(), parent: std::process::id() })
+                    .collect();
+                looks.listed(Instant::now());
             }
             for child in &mut children {
                 let own = StartedProcess { pid: child.id(), parent: std::process::id() };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lj_trace_luajit::{FirstVms, find_first_vms};
 use lj_trace_process::family::descendants_of_all;
-use lj_trace_process::started::{Started, StartedProcesses};
+use lj_trace_process::started::StartedProcesses;
 use lj_trace_process::{Maps, Process};
 
 use crate::error::EngineError;
@@ -95,36 +95,22 @@ struct Watch {
 struct Family {
     members: Vec<u32>,
     started: StartedProcesses,
-    /// When all were listed.
-    listed: Option<Instant>,
-    /// When that may be done again.
-    next: Option<Instant>,
 }
-
-/// Where others start processes all the time, it waits for so many times as long as listing all took.
-const WAIT: u32 = 100;
-
-/// All are listed as often as that; in between, only those are looked at that have started since.
-const LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Family {
     /// Finds out who there is.
     fn look(&mut self, roots: &[u32]) {
-        match self.started.look() {
+        for process in self.started.look() {
             // Whoever starts others was there before them.
-            Started::These(started) => started.iter().for_each(|process| {
-                let is_family = roots.contains(&process.parent) || self.members.contains(&process.parent);
-                if is_family && !self.members.contains(&process.pid) {
-                    self.members.push(process.pid);
-                }
-            }),
-            Started::Unknown => self.listed = None,
+            let is_family = roots.contains(&process.parent) || self.members.contains(&process.parent);
+            if is_family && !self.members.contains(&process.pid) {
+                self.members.push(process.pid);
+            }
         }
-        let is_due = self.listed.is_none_or(|listed| listed.elapsed() >= LIST_INTERVAL);
-        if is_due && self.next.is_none_or(|next| Instant::now() >= next) {
-            let began = Instant::now();
+        let now = Instant::now();
+        if self.started.is_list_due(now) {
             self.members = descendants_of_all(roots);
-            (self.listed, self.next) = (Some(began), Instant::now().checked_add(began.elapsed() * WAIT));
+            self.started.listed(now);
         }
     }
 }
