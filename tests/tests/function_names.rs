@@ -1,5 +1,6 @@
 //! Functions are named by their definitions: one name for each, and the right one, in every output.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,10 @@ use lj_trace_tests::workload::Workload;
 /// A program with as many functions as its argument says.
 const PROTOTYPES: &str = "prototypes.lua";
 
-/// The seeds whose programs are recorded.
-const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
+/// The seeds whose programs are recorded: as many as `LJ_TRACE_NAMED_PROGRAMS` says, and one if it does not.
+fn seeds() -> RangeInclusive<u64> {
+    1..=std::env::var("LJ_TRACE_NAMED_PROGRAMS").ok().and_then(|count| count.parse().ok()).unwrap_or(1)
+}
 
 /// How many percent of the functions have to be seen at least. Each works as long as any other.
 const LEAST_SEEN: usize = 80;
@@ -80,7 +83,7 @@ fn functions_of(value: &serde_json::Value, text: &mut String) {
 fn every_function_has_its_name(program: &'static str, jit: bool, mode: &str) -> Result<()> {
     let Some(host) = Program::find(program) else { return Ok(()) };
     let (mut seen, mut all) = (0, 0);
-    for seed in SEEDS {
+    for seed in seeds() {
         let (of_one, functions) =
             record(&host, seed, jit, mode).with_context(|| format!("seed {seed} on {program}"))?;
         (seen, all) = (seen + of_one, all + functions);

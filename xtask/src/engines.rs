@@ -92,11 +92,12 @@ fn sent(pyroscope: Option<&Path>) -> Result<()> {
     servers::install()?;
     let binary = build::build(&build::Options::default())?;
     let mut cargo = host_cargo("test")?;
-    cargo.args(["--package", "lj-trace-tests", "--test", "export_otlp"]);
-    cargo.args(["--test", "export_servers", "--test", "export_agent"]);
-    cargo.args(["--", "--nocapture", "--test-threads=1"]);
+    cargo.args(["--package", "lj-trace-tests", "--test", "end_to_end", "--"]);
+    cargo.args(["export_otlp::", "export_servers::", "export_agent::"]);
+    cargo.args(["--include-ignored", "--nocapture", "--test-threads=1"]);
     run(cargo
         .env("LJ_TRACE_BIN", binary)
+        .env("LJ_TRACE_TEST_ENGINES", "all")
         .env("LJ_TRACE_TEST_WITHOUT", servers::missing().join(","))
         .env(build::BPF_OBJECT, build::bpf_object()))
 }
@@ -114,7 +115,7 @@ fn stored() -> Result<()> {
     run(cargo.env("LJ_TRACE_TEST_VERSITYGW", s3_server()?))?;
     let binary = build::build(&build::Options::default())?;
     let mut cargo = host_cargo("test")?;
-    cargo.args(["--package", "lj-trace-tests", "--test", "store", "clickhouse_and_spark", "--", "--nocapture"]);
+    cargo.args(["--package", "lj-trace-tests", "--test", "end_to_end", "--", "clickhouse_and_spark", "--nocapture"]);
     run(cargo
         .env("LJ_TRACE_BIN", binary)
         .env("LJ_TRACE_TEST_ENGINES", "all")

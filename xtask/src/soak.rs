@@ -47,11 +47,11 @@ pub fn soak(options: &Options) -> Result<()> {
     }
     let mut cargo = host_cargo("test")?;
     let test = match options.churn {
-        Some(_) => "soak_memory",
-        None if options.agent => "soak_agent",
-        None => "soak",
+        Some(_) => "soak_memory::",
+        None if options.agent => "soak_agent::",
+        None => "soak::",
     };
-    cargo.args(["--package", END_TO_END, "--test", test, "--", "--include-ignored", "--nocapture"]);
+    cargo.args(["--package", END_TO_END, "--test", "end_to_end", "--", test, "--include-ignored", "--nocapture"]);
     cargo.env("LJ_TRACE_SOAK_MINUTES", options.minutes.to_string()).env("LJ_TRACE_BIN", &binary);
     if let Some(profile) = options.churn {
         let name = match profile {

@@ -58,11 +58,12 @@ pub fn test(options: &Options) -> Result<()> {
         command.env("LJ_TRACE_TEST_WITHOUT", programs::missing().join(","));
         // Some of the end-to-end tests use the agent's library, with the programs.
         command.env(build::BPF_OBJECT, build::bpf_object());
-        command.args(&options.filter);
     };
     let mut binaries = Vec::new();
     steps.check("building the tests", || {
-        binaries = test_binaries::build(&packages, |cargo| _ = cargo.env(build::BPF_OBJECT, build::bpf_object()))?;
+        let filter = options.filter.as_deref();
+        binaries =
+            test_binaries::build(&packages, filter, |cargo| _ = cargo.env(build::BPF_OBJECT, build::bpf_object()))?;
         Ok(())
     });
     let mut binary = PathBuf::new();

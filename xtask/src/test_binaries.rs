@@ -1,5 +1,6 @@
 //! The tests as programs: all are built at once, so that what they share is compiled once, and each is run as it may be.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -9,89 +10,58 @@ use std::{iter, thread};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use crate::paths;
-use crate::run::run;
+use crate::run::{output, run};
 use crate::toolchain::host_cargo;
 
-/// End-to-end tests that may run two at a time: they look at what lj-trace says of processes of their own, and measure no time, no
-/// shares between processes, no cost, and nothing of the whole host.
-const BESIDE_OTHERS: [&str; 33] = [
-    "alloc_stacks",
-    "bad_input",
-    "big_streams",
-    "comparing",
-    "containers",
-    "debuginfod",
-    "deep",
-    "export_agent",
-    "export_otlp",
-    "export_servers",
-    "formats",
-    "function_names",
-    "heap_diff",
-    "host_agent",
-    "hostile",
-    "hostile_elf",
-    "hostile_files",
-    "hostile_outputs",
-    "hostile_sources",
-    "hostile_text",
-    "jit_gave_up",
-    "memprof_symbols",
-    "memprof_traces",
-    "memprof_vms",
-    "names",
-    "renumbered",
-    "reuse",
-    "soak_agent",
-    "store",
-    "stories",
-    "traces",
-    "vms",
-    "wrong_input",
+/// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, or look
+/// at the whole host.
+const ALONE: [&str; 12] = [
+    "attaching",
+    "dump_busy",
+    "first_answer",
+    "many_processes",
+    "memprof_bounded",
+    "memprof_harmless",
+    "oracle",
+    "overhead",
+    "sampling",
+    "soak",
+    "soak_memory",
+    "truth",
 ];
 
 /// The same of unit tests, by crate or file.
-const UNIT_BESIDE_OTHERS: [&str; 15] = [
-    "arch",
-    "docs",
-    "fuzz",
-    "layers",
-    "lj_trace_luajit",
-    "lj_trace_process",
-    "lj_trace_profile",
-    "lj_trace_streams",
-    "lj_trace_unwind",
-    "luajit_links",
-    "names",
-    "saved_memory",
-    "vm_truth",
-    "walk",
-    "xtask",
-];
+const UNIT_ALONE: [&str; 3] = ["bounds", "lj_trace_engine", "lj_trace_heap"];
 
-/// How many of these run at a time.
+/// How many of the others run at a time.
 const LANES: usize = 2;
 
+/// The name of the program that has all end-to-end tests: a module for each file.
+const END_TO_END: &str = "end_to_end";
+
 /// One file of tests, or the unit tests of one crate.
+#[derive(Clone)]
 pub struct TestBinary {
     /// The folder of its package: where it runs.
     folder: PathBuf,
     /// The name of the file, or of the crate.
     name: String,
-    program: PathBuf,
+    /// The program with it.
+    pub program: PathBuf,
+    /// What says which of the program's tests are meant.
+    arguments: Vec<String>,
 }
 
 impl TestBinary {
     /// Whether it is one of the end-to-end tests.
     pub fn is_end_to_end(&self) -> bool {
-        self.folder == paths::root().join("tests")
+        self.program.file_name().is_some_and(|name| name.to_string_lossy().starts_with(END_TO_END))
     }
 
     /// The command that runs it.
     fn command(&self, prepare: &(dyn Fn(&mut Command) + Sync)) -> Command {
         let mut command = Command::new(&self.program);
-        command.current_dir(&self.folder);
+        command.current_dir(&self.folder).args(&self.arguments);
         prepare(&mut command);
         command
     }
@@ -101,15 +71,51 @@ impl TestBinary {
         let is_test = artifact["profile"]["test"].as_bool()?;
         let folder = Path::new(artifact["manifest_path"].as_str()?).parent()?.to_owned();
         let (name, program) = (artifact["target"]["name"].as_str()?, artifact["executable"].as_str()?);
-        is_test.then(|| Self { folder, name: name.to_owned(), program: program.into() })
+        is_test.then(|| Self { folder, name: name.to_owned(), program: program.into(), arguments: Vec::new() })
+    }
+
+    /// Its tests with `filter` in their names: those of each file on their own if it has end-to-end tests.
+    fn filtered(self, filter: Option<&str>) -> Result<Vec<Self>> {
+        if !self.is_end_to_end() {
+            return Ok(vec![Self { arguments: filter.map(str::to_owned).into_iter().collect(), ..self }]);
+        }
+        let tests = list(&self.program)?;
+        let of_files =
+            by_file(tests.iter().map(String::as_str).filter(|test| filter.is_none_or(|part| test.contains(part))));
+        let of_file = |(file, tests): (&str, Vec<&str>)| Self {
+            folder: self.folder.clone(),
+            name: file.to_owned(),
+            program: self.program.clone(),
+            arguments: iter::once("--exact").chain(tests).map(str::to_owned).collect(),
+        };
+        Ok(of_files.into_iter().map(of_file).collect())
     }
 }
 
-/// Builds the tests of these packages.
+/// The tests that a program has, ignored ones included.
+///
+/// # Errors
+/// It does not say.
+pub fn list(program: &Path) -> Result<Vec<String>> {
+    let list = output(Command::new(program).args(["--list", "--format=terse"]))?;
+    Ok(list.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// Tests by the outermost of the modules that they are in.
+fn by_file<'a>(tests: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut files = BTreeMap::<_, Vec<_>>::new();
+    for test in tests {
+        let file = test.split_once("::").map_or("", |(file, _)| file);
+        files.entry(file).or_default().push(test);
+    }
+    files
+}
+
+/// Builds the tests of these packages that have `filter` in their names.
 ///
 /// # Errors
 /// One of them does not compile.
-pub fn build(packages: &[String], prepare: impl Fn(&mut Command)) -> Result<Vec<TestBinary>> {
+pub fn build(packages: &[String], filter: Option<&str>, prepare: impl Fn(&mut Command)) -> Result<Vec<TestBinary>> {
     let mut cargo = host_cargo("test")?;
     cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     cargo.args(packages.iter().flat_map(|package| ["--package", package]));
@@ -120,22 +126,22 @@ pub fn build(packages: &[String], prepare: impl Fn(&mut Command)) -> Result<Vec<
     }
     let lines = built.stdout.split(|byte| *byte == b'\n');
     let artifacts = lines.filter_map(|line| serde_json::from_slice(line).ok());
-    let mut binaries: Vec<_> = artifacts.filter_map(|artifact: Value| TestBinary::of_artifact(&artifact)).collect();
+    let built = artifacts.filter_map(|artifact: Value| TestBinary::of_artifact(&artifact));
+    let mut binaries = built.map(|binary| binary.filtered(filter)).collect::<Result<Vec<_>>>()?.concat();
     binaries.sort_by(|one, other| (&one.folder, &one.name).cmp(&(&other.folder, &other.name)));
     Ok(binaries)
 }
 
-/// Runs these, one after the other, but two at a time where that does no harm.
+/// Runs these two at a time, and then one after the other those that want the machine to themselves.
 ///
 /// # Errors
 /// Tests have failed: in which of them.
 pub fn run_all(binaries: &[&TestBinary], prepare: &(dyn Fn(&mut Command) + Sync)) -> Result<()> {
-    let is_shared = |binary: &&&TestBinary| {
-        let name = binary.name.as_str();
-        let listed: &[&str] = if binary.is_end_to_end() { &BESIDE_OTHERS } else { &UNIT_BESIDE_OTHERS };
-        listed.contains(&name)
+    let is_alone = |binary: &&&TestBinary| {
+        let listed: &[&str] = if binary.is_end_to_end() { &ALONE } else { &UNIT_ALONE };
+        listed.contains(&binary.name.as_str())
     };
-    let (shared, alone): (Vec<_>, Vec<_>) = binaries.iter().partition(is_shared);
+    let (alone, shared): (Vec<_>, Vec<_>) = binaries.iter().partition(is_alone);
     let failed = Mutex::new(Vec::new());
     let next = Mutex::new(shared.into_iter());
     let take = || next.lock().ok()?.next();
@@ -184,26 +190,46 @@ fn run_beside(command: &mut Command, binary: &TestBinary) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paths;
 
     #[test]
-    fn those_that_may_share_are_there() {
+    fn those_that_run_alone_are_there() {
         let folder = paths::root().join("tests/tests");
-        for name in BESIDE_OTHERS {
+        for name in ALONE {
             assert!(folder.join(name).with_extension("rs").is_file(), "{name}");
         }
+    }
+
+    #[test]
+    fn every_file_has_its_module() {
+        let folder = paths::root().join("tests/tests");
+        let main = std::fs::read_to_string(folder.join("main.rs")).unwrap();
+        let modules: Vec<_> = main.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';')).collect();
+        let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = files.map(|path| path.file_stem().unwrap().to_string_lossy().into_owned()).collect();
+        files.retain(|name| name != "main");
+        files.sort();
+        assert_eq!(modules, files, "{}", folder.join("main.rs").display());
     }
 
     #[test]
     fn tests_are_told_from_other_artifacts() {
         let artifact = |test: bool, executable: Option<&str>| {
             serde_json::json!({
-                "reason": "compiler-artifact", "manifest_path": paths::root().join("tests/Cargo.toml"), "target": {"name": "dump"},
-                "profile": {"test": test}, "executable": executable,
+                "reason": "compiler-artifact", "manifest_path": paths::root().join("tests/Cargo.toml"),
+                "target": {"name": "end_to_end"}, "profile": {"test": test}, "executable": executable,
             })
         };
-        let found = TestBinary::of_artifact(&artifact(true, Some("/w/target/dump-1"))).unwrap();
-        assert!(found.is_end_to_end() && found.name == "dump");
+        let found = TestBinary::of_artifact(&artifact(true, Some("/w/target/end_to_end-1"))).unwrap();
+        assert!(found.is_end_to_end());
         assert!(TestBinary::of_artifact(&artifact(false, Some("/w/target/agent"))).is_none());
         assert!(TestBinary::of_artifact(&artifact(true, None)).is_none());
+    }
+
+    #[test]
+    fn tests_are_told_apart_by_their_files() {
+        let files = by_file(["dump::idle", "dump::busy", "matrix::luajit::sysprof"].into_iter());
+        assert_eq!(files["dump"], ["dump::idle", "dump::busy"]);
+        assert_eq!(files["matrix"], ["matrix::luajit::sysprof"]);
     }
 }

@@ -1,15 +1,12 @@
 //! Which tests run in the machine, and why others do not.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
 
 use crate::build;
 use crate::packages::END_TO_END;
-use crate::run::output;
-use crate::toolchain::host_cargo;
+use crate::test_binaries::{self, TestBinary};
 
 /// What is not run, and the reason: files of tests, or single tests.
 const LEFT_OUT: &[(&str, &str)] = &[
@@ -72,19 +69,19 @@ impl Jobs {
     /// Builds the tests whose file's or own name contains `filter`. What is asked for by its whole name runs in any
     /// case.
     pub fn build(filter: Option<&str>) -> Result<Self> {
-        let mut jobs = Vec::new();
-        for (file, binary) in build_tests()? {
-            if filter != Some(&*file) && is_left_out(&file) {
-                continue;
-            }
-            let wanted = |name: &&str| {
-                let is_meant = filter.is_none_or(|filter| file.contains(filter) || name.contains(filter));
-                is_meant && (filter == Some(name) || !is_left_out(&format!("{file}::{name}")))
-            };
-            let list = output(Command::new(&binary).args(["--list", "--format=terse"]))?;
-            let names = list.lines().filter_map(|line| line.strip_suffix(": test")).filter(wanted);
-            jobs.extend(names.map(|name| Job { file: file.clone(), name: name.to_owned(), binary: binary.clone() }));
-        }
+        let binary = build_tests()?;
+        let is_wanted = |test: &FileAndTest<'_>| {
+            let (file, name) = *test;
+            let is_meant = filter.is_none_or(|filter| file.contains(filter) || name.contains(filter));
+            let is_left_out = is_left_out(file) && filter != Some(file)
+                || is_left_out(&format!("{file}::{name}")) && filter != Some(name);
+            is_meant && !is_left_out
+        };
+        let list = test_binaries::list(&binary)?;
+        let tests = list.iter().filter_map(|test| test.split_once("::")).filter(is_wanted);
+        let jobs =
+            tests.map(|(file, name)| Job { file: file.to_owned(), name: name.to_owned(), binary: binary.clone() });
+        let jobs: Vec<_> = jobs.collect();
         if jobs.is_empty() {
             bail!("no test that runs on other kernels has a name with {}", filter.unwrap_or_default());
         }
@@ -98,42 +95,21 @@ fn is_left_out(what: &str) -> bool {
     LEFT_OUT.iter().any(|(left_out, _)| *left_out == what)
 }
 
-/// The programs with the end-to-end tests, by the names of their files.
-fn build_tests() -> Result<Vec<(String, PathBuf)>> {
-    let mut cargo = host_cargo("test")?;
-    cargo.args(["--package", END_TO_END, "--tests", "--no-run", "--message-format=json-render-diagnostics"]);
-    cargo.env(build::BPF_OBJECT, build::bpf_object());
-    let built = cargo.stderr(Stdio::inherit()).output().context("cannot run cargo")?;
-    if !built.status.success() {
-        bail!("the tests cannot be built");
-    }
-    let mut tests: Vec<_> = String::from_utf8_lossy(&built.stdout).lines().filter_map(artifact).collect();
-    tests.sort();
-    Ok(tests)
-}
+/// A test by its file and its name there.
+type FileAndTest<'a> = (&'a str, &'a str);
 
-/// The test program that a message of cargo's is about.
-fn artifact(line: &str) -> Option<(String, PathBuf)> {
-    let message: Value = serde_json::from_str(line).ok()?;
-    let is_test = message["target"]["kind"].as_array()?.iter().any(|kind| kind == "test");
-    let name = message["target"]["name"].as_str()?;
-    is_test.then_some(())?;
-    Some((name.to_owned(), PathBuf::from(message["executable"].as_str()?)))
+/// The program with the end-to-end tests.
+fn build_tests() -> Result<PathBuf> {
+    let built = test_binaries::build(&[END_TO_END.to_owned()], None, |cargo| {
+        _ = cargo.env(build::BPF_OBJECT, build::bpf_object())
+    })?;
+    let test = built.into_iter().find(TestBinary::is_end_to_end);
+    Ok(test.context("there are no end-to-end tests")?.program)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn programs_are_found_in_what_cargo_says() {
-        let line =
-            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"truth"},"executable":"/t/truth-1"}"#;
-        assert_eq!(artifact(line), Some(("truth".to_owned(), PathBuf::from("/t/truth-1"))));
-        let library = line.replace("[\"test\"]", "[\"lib\"]");
-        assert_eq!(artifact(&library), None);
-        assert_eq!(artifact("{\"reason\":\"build-finished\"}"), None);
-    }
 
     #[test]
     fn what_is_left_out_exists() {
