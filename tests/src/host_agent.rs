@@ -45,9 +45,17 @@ impl Agent {
     /// It does not start.
     pub fn with_intervals(intervals: Intervals, more: &str) -> Result<Self> {
         let folder = tempfile::tempdir()?;
+        let own = format!("test.run={}", folder.path().display());
+        Self::of(own, folder, intervals, more)
+    }
+
+    /// The same, of processes that say `own` of themselves.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn of(own: String, folder: tempfile::TempDir, intervals: Intervals, more: &str) -> Result<Self> {
         // Free a moment ago: nobody else takes ports here.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        let own = format!("test.run={}", folder.path().display());
         let mut agent = Command::new(binary());
         let config = folder.path().join("agent.toml");
         let text = config_text(folder.path(), port, &own, more);

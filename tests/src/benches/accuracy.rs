@@ -107,20 +107,27 @@ impl Truth {
         self.table.mask
     }
 
+    /// What each place has allocated in some work: bytes, and how often.
+    ///
+    /// # Errors
+    /// It is of other work.
+    pub fn places(&self, work: &Work) -> Result<Vec<(Place, f64, f64)>> {
+        let place = |(place, cost): (&Place, &Cost)| {
+            let line = cost.line;
+            let calls = work.lines.get(&line).with_context(|| format!("line {line} was not run"))?;
+            let tables = if *place == Place::Line(line) { calls.grown * self.table.slot } else { 0.0 };
+            Ok((*place, cost.bytes * calls.calls + tables, cost.count * calls.calls))
+        };
+        self.costs.iter().map(place).collect()
+    }
+
     /// Holds estimates against it.
     ///
     /// # Errors
     /// If they are of other work.
     pub fn check(&self, work: &Work, estimates: &Estimates) -> Result<Accuracy> {
-        let mut truth = Vec::new();
-        let mut grown = 0.0;
-        for (place, cost) in &self.costs {
-            let line = cost.line;
-            let calls = work.lines.get(&line).with_context(|| format!("line {line} was not run"))?;
-            let tables = if *place == Place::Line(line) { calls.grown * self.table.slot } else { 0.0 };
-            grown += tables;
-            truth.push((*place, cost.bytes * calls.calls + tables, cost.count * calls.calls));
-        }
+        let truth = self.places(work)?;
+        let grown: f64 = work.lines.values().map(|calls| calls.grown * self.table.slot).sum();
         let shrunk = work.shrunk * self.table.slot;
         let known: f64 = truth.iter().map(|(_, bytes, _)| bytes).sum();
         let total = work.allocated.unwrap_or(known + shrunk);
@@ -190,7 +197,7 @@ fn shown(told: Estimated, share: f64, bytes: f64, count: f64) -> String {
 
 /// Whether the truth is where a figure says. What is measured is to be right to a thousandth: full tracing of some seconds
 /// and what the workload counts agree no better.
-fn is_within(figure: Figure, truth: f64) -> bool {
+pub fn is_within(figure: Figure, truth: f64) -> bool {
     (figure.value - truth).abs() <= figure.error.unwrap_or(0.0).max(truth * 1e-3)
 }
 
@@ -208,7 +215,7 @@ fn by_place(file: &Path, measure: &str) -> Result<BTreeMap<Place, f64>> {
 }
 
 /// The place that a frame is: `file.lua:7` is a line, `name@file.lua:5_[j]` a function.
-fn place_of(frame: &str) -> Option<Place> {
+pub fn place_of(frame: &str) -> Option<Place> {
     let (name, line) = frame.split_once(&format!("{SCRIPT}:"))?;
     let line = line.trim_end_matches("_[j]").parse().ok()?;
     Some(if name.contains('@') { Place::Function(line) } else { Place::Line(line) })

@@ -8,6 +8,7 @@ mod busy_loops;
 mod consistency;
 mod heap;
 pub mod host;
+mod host_memory;
 mod leak;
 mod sampler;
 mod slowdown;
@@ -19,6 +20,7 @@ mod work;
 
 pub use bounded::{Plan, WORKLOADS, bounded};
 pub use heap::heap;
+pub use host_memory::host_memory;
 pub use leak::leak;
 pub use sampler::sampler;
 pub use switches::switches;

@@ -1,12 +1,12 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
 //! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap
 //! MILLISECONDS PROGRAMS`, where lists are separated by commas, `bench leak SECONDS ROUNDS`, `bench host PROCESSES
-//! PAUSE SECONDS` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
+//! PAUSE SECONDS`, `bench host-memory PROCESSES SECONDS BUDGET` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, heap, host, leak, sampler, switches};
+use lj_trace_tests::benches::{Plan, bounded, heap, host, host_memory, leak, sampler, switches};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -43,13 +43,14 @@ fn main() -> Result<()> {
             leak(seconds.parse()?, rounds.parse()?)?.context("this system does not have nginx and wrk")
         }
         ["host", processes, pause, seconds] => host::many(processes.parse()?, pause.parse()?, seconds.parse()?),
+        ["host-memory", processes, seconds, budget] => host_memory(processes.parse()?, seconds.parse()?, budget),
         ["short-lived", rate, milliseconds, seconds] => {
             host::short(rate.parse()?, milliseconds.parse()?, seconds.parse()?)
         }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
              | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS | host PROCESSES PAUSE SECONDS | \
-             short-lived RATE MILLISECONDS SECONDS"
+             host-memory PROCESSES SECONDS BUDGET | short-lived RATE MILLISECONDS SECONDS"
         ),
     }
 }

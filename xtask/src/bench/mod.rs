@@ -32,6 +32,8 @@ enum What {
     Leak(supported::Leak),
     /// `lj-trace agent` on a host with many processes that do little, and with one that becomes busy
     Host(supported::Host),
+    /// `lj-trace agent` with a budget for memory profiles: their errors against the truth, and what they cost each process
+    HostMemory(supported::HostMemory),
     /// `lj-trace agent` on a host where processes come and go all the time
     ShortLived(supported::ShortLived),
 }
@@ -47,6 +49,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Heap(options) => supported::heap(options),
         What::Leak(options) => supported::leak(options),
         What::Host(options) => supported::host(options),
+        What::HostMemory(options) => supported::host_memory(options),
         What::ShortLived(options) => supported::short_lived(options),
     }
 }

@@ -112,6 +112,23 @@ pub struct Host {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench host-memory`.
+#[derive(clap::Args)]
+pub struct HostMemory {
+    /// How many processes there are
+    #[arg(long, default_value_t = 4)]
+    processes: u32,
+    /// For how many seconds they work
+    #[arg(long, default_value_t = 240)]
+    seconds: u32,
+    /// What memory profiles may cost each of them
+    #[arg(long, default_value = "1%")]
+    budget: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
 /// Options of `cargo xtask bench short-lived`.
 #[derive(clap::Args)]
 pub struct ShortLived {
@@ -133,6 +150,12 @@ pub struct ShortLived {
 pub fn host(options: &Host) -> Result<()> {
     let Host { processes, pause, seconds, binary } = options;
     bench("host", &[processes, pause, seconds].map(|number| number.to_string()), binary.clone())
+}
+
+/// Measures what memory profiles of an agent cost, and how far they are off.
+pub fn host_memory(options: &HostMemory) -> Result<()> {
+    let HostMemory { processes, seconds, budget, binary } = options;
+    bench("host-memory", &[processes.to_string(), seconds.to_string(), budget.clone()], binary.clone())
 }
 
 /// Measures what an agent makes of processes that live for a short time.
