@@ -1,6 +1,6 @@
 //! nginx with Lua under load, while lj-trace comes and goes, for long: no request fails, nothing grows, nothing stays.
 //!
-//! `LJ_TRACE_SOAK_MINUTES` says how long, 1.5 if it does not; `cargo xtask soak --minutes 30` takes half an hour, and shows
+//! `LJ_TRACE_SOAK_MINUTES` says how long, half of one if it does not; `cargo xtask soak --minutes 30` takes half an hour, and shows
 //! what it has found.
 
 use std::thread::sleep;
@@ -14,7 +14,7 @@ use lj_trace_tests::usage;
 /// How long all of it takes, in seconds.
 fn seconds() -> u64 {
     let minutes = std::env::var("LJ_TRACE_SOAK_MINUTES").ok().and_then(|minutes| minutes.parse::<f64>().ok());
-    (minutes.unwrap_or(1.0).max(0.5) * 60.0) as u64
+    (minutes.unwrap_or(0.5).max(0.5) * 60.0) as u64
 }
 
 /// How a run of lj-trace is ended: mostly as people do it, sometimes as the system does it that has no memory left.

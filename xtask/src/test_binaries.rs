@@ -17,6 +17,7 @@ use crate::toolchain::host_cargo;
 /// at the whole host.
 const ALONE: [&str; 12] = [
     "attaching",
+    "dump",
     "dump_busy",
     "first_answer",
     "many_processes",
@@ -27,7 +28,6 @@ const ALONE: [&str; 12] = [
     "sampling",
     "soak",
     "soak_memory",
-    "truth",
 ];
 
 /// The same of unit tests, by crate or file.
