@@ -193,7 +193,7 @@ fn two_hundred_hot_loops_are_no_series_of_their_own() {
     profile.rate = Some(99);
     for number in 0..990 {
         let thread = Some(lj_trace_profile::model::labels::ThreadLabel { tid: number % 8, name: None });
-        let labels = Labels { thread, trace: Some((number % 200).into()), state: None };
+        let labels = Labels { thread, trace: Some((number % 200).into()), ..Labels::default() };
         let state = lj_trace_streams::VmState::ALL[number as usize % 2];
         let frame = lj_trace_profile::Frame::lua(Some(format!("loop{}", number % 200).into()), b"@a.lua", number, None);
         profile.add_sample(SampleInfo { labels, ..SampleInfo::new(state) }, [frame]);

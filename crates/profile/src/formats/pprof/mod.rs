@@ -17,9 +17,10 @@ use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType}
 use super::functions::FunctionTable;
 use crate::Frame;
 use crate::estimated::ALLOC_SPACE_ERROR;
-use crate::model::{FrameId, Measure, NativeModule, Profile, Recorded, Row, Unit};
+use crate::model::{FrameId, Measure, NativeModule, Profile, Recorded, RequestLabels, Row, Unit};
 
-/// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
+/// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state, the trace
+/// and the request.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -136,6 +137,9 @@ impl Builder {
         }
         if is_bounded {
             return Some(Sample { location_id, value, label });
+        }
+        for (key, value) in row.labels.request.iter().flat_map(RequestLabels::iter) {
+            text(self, key, value);
         }
         if let Some(thread) = &row.labels.thread {
             if let Some(name) = &thread.name {
