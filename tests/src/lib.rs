@@ -37,6 +37,7 @@ pub mod profiles;
 pub mod programs;
 pub mod readers;
 pub mod recording;
+pub mod requests;
 pub mod refusing;
 pub mod screen;
 pub mod server;
