@@ -223,6 +223,9 @@ unsafe impl Pod for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + REGISTERS + 10) * 8 + 18 * 4 + size_of::<RunningTrace>() + size_of::<RequestMarks>());
+    assert!(
+        size_of::<SampleHeader>()
+            == (1 + REGISTERS + 10) * 8 + 18 * 4 + size_of::<RunningTrace>() + size_of::<RequestMarks>()
+    );
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use lj_trace_tests::folded::Folded;
 use lj_trace_tests::programs::{LUAJIT2, Program};
 use lj_trace_tests::requests::{Checked, Site};
@@ -64,6 +64,34 @@ fn labels_of_many_samples() -> Result<()> {
             return Ok(());
         }
     }
+    Ok(())
+}
+
+/// What labels add to the time that a sample takes in the kernel: medians of recordings with and without them, in turn.
+#[test]
+#[ignore = "measures: wants a quiet machine for a minute"]
+fn labels_cost_a_fifth_of_a_microsecond_at_most() -> Result<()> {
+    /// Microseconds a sample.
+    const MOST: f64 = 0.2;
+    let Some((nginx, site)) = Site::start(5)? else { return Ok(()) };
+    let _requests = site.load(&nginx, 5);
+    let pid = nginx.workers()[0].to_string();
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("cost.folded").display().to_string();
+    let mut times = [Vec::new(), Vec::new()];
+    for turn in 0..18 {
+        let more: &[&str] = if turn % 2 == 0 { &[] } else { &["--no-requests"] };
+        let whom = ["--pid", &pid, "--duration", "3s", "--rate", "1999", "--no-limit", "--force", "-v", "-o", &file];
+        let outcome = Tracer::start(whom.iter().chain(more))?.wait()?;
+        outcome.expect(0, &[]);
+        let told = outcome.stderr.split_once(" us a sample)").and_then(|(before, _)| before.rsplit('(').next());
+        let time: f64 = told.context("no cost is told")?.parse()?;
+        times[turn % 2].push(time);
+    }
+    times.iter_mut().for_each(|times| times.sort_by(f64::total_cmp));
+    let [with, without] = times.each_ref().map(|times| times[times.len() / 2]);
+    println!("{with:.2} us a sample with labels, {without:.2} us without: {times:?}");
+    ensure!(with - without < MOST, "labels take {:.2} us", with - without);
     Ok(())
 }
 

@@ -128,7 +128,17 @@ mod tests {
 
     pub fn sample(state: Option<VmState>, frames: Vec<ResolvedFrame>) -> Resolved {
         let (vm, tid, time) = (Some(0), 1, 0);
-        Resolved { state, vm, tid, time, allocation: None, thread_name: None, trace: None, request: SampleRequest::default(), frames }
+        Resolved {
+            state,
+            vm,
+            tid,
+            time,
+            allocation: None,
+            thread_name: None,
+            trace: None,
+            request: SampleRequest::default(),
+            frames,
+        }
     }
 
     #[test]

@@ -150,6 +150,8 @@ pub struct Testing {
     pub no_uprobe_multi: bool,
     /// Where the sampler's events are.
     pub events: EventPlaces,
+    /// Leave requests alone: what labels cost is measured against that.
+    pub no_requests: bool,
     /// How long to sleep after each sample.
     pub slow_down: Option<Duration>,
     /// When watchpoints are used.

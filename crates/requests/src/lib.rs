@@ -13,10 +13,8 @@ mod phase;
 use std::sync::Arc;
 
 use lj_trace_common::memory::ReadMemory;
-use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMarks, RequestState};
+use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMarks, RequestState, embedder_word};
 use lj_trace_common::vm::VmConfig;
-use lj_trace_process::Process;
-use lj_trace_unwind::symbols::Symbolizer;
 
 pub use arch::Accessor;
 use names::Names;
@@ -60,22 +58,15 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Looks at a process with these VMs.
-    pub fn find(process: &Process, vms: &[VmConfig]) -> Self {
-        let has_word = |vm: &VmConfig| lj_trace_common::request::embedder_word(&vm.layout).is_some();
-        if !vms.iter().any(has_word) {
+    /// Looks at a process with these VMs. `function` tells where its native functions are, by their names.
+    pub fn find(memory: &impl ReadMemory, vms: &[VmConfig], function: impl FnOnce(&str) -> Option<u64>) -> Self {
+        if !vms.iter().any(|vm| embedder_word(&vm.layout).is_some()) {
             return Self::default();
         }
-        let memory = process.memory();
-        let mut symbols = Symbolizer::new(process.clone());
-        symbols.refresh();
-        let files = symbols.files();
-        let mut functions = files.iter().flat_map(|file| file.iter());
-        let function = functions.find(|(_, name)| *name == GET_PHASE);
-        let accessor = function.map(|(address, _)| {
-            // What the compiler makes of five lines.
-            let code = memory.read_bytes(address, 96).unwrap_or_default();
-            Accessor::read(&memory, &code, address)
+        let accessor = function(GET_PHASE).map(|address| {
+            // Far more than the compiler makes of five lines.
+            let code = memory.read::<[u8; 96]>(address).ok()?;
+            Accessor::read(memory, &code, address)
         });
         Self::with_accessor(accessor)
     }

@@ -195,6 +195,10 @@ pub struct RecordArgs {
     #[arg(long, hide = true, value_enum, default_value_t)]
     pub events: EventPlaces,
 
+    /// Do not look for requests: tests and benchmarks compare with that
+    #[arg(long, hide = true)]
+    pub no_requests: bool,
+
     /// Take so long for each sample that all of them cannot be worked off: tests do
     #[arg(long, hide = true, value_name = "TIME", value_parser = parse_duration)]
     pub slow_down: Option<Duration>,
@@ -393,6 +397,7 @@ impl RecordArgs {
                 no_uprobe_session: self.no_uprobe_session,
                 no_uprobe_multi: self.no_uprobe_multi,
                 events: self.events,
+                no_requests: self.no_requests,
                 slow_down: self.slow_down,
                 watchpoint: self.watchpoint,
             },

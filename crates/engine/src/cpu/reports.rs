@@ -189,7 +189,9 @@ pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
 
 /// The frames of a sample, root first.
 pub(crate) fn rooted(sample: &Resolved, root: Option<Named>) -> impl Iterator<Item = Named> {
-    root.into_iter().chain(sample.request.group.clone()).chain(sample.frames.iter().rev().map(|frame| (*frame.named).clone()))
+    root.into_iter()
+        .chain(sample.request.group.clone())
+        .chain(sample.frames.iter().rev().map(|frame| (*frame.named).clone()))
 }
 
 #[cfg(test)]

@@ -245,6 +245,9 @@ impl Recording {
         let samples = has_samples.then(|| {
             let buffer = SampleBuffer::open(&programs)?;
             let mut pipeline = Pipeline::new(process, vms);
+            if options.testing.no_requests {
+                pipeline.leave_requests();
+            }
             tell_requests(&mut pipeline, &mut programs)?;
             Ok::<_, EngineError>((buffer, pipeline))
         });

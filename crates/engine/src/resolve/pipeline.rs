@@ -148,6 +148,8 @@ impl Pipeline {
         let memory = process.memory();
         let mut places = VmPlaces::default();
         let allowance = Allowance::new();
+        let mut namer = Namer::new(process, vms);
+        let requests = RequestLabeller::new(&memory, vms, &mut namer);
         vms.iter().for_each(|_| places.add());
         Self {
             places,
@@ -161,12 +163,12 @@ impl Pipeline {
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),
-            namer: Namer::new(process, vms),
+            namer,
             tally: Tally::default(),
             threads: ThreadNames::new(process),
             stack_ends: StackEnds::default(),
             kernel: KernelSymbols::default(),
-            requests: RequestLabeller::new(process, vms),
+            requests,
             known_code: process.maps().map(|maps| KnownCode::of(&maps)).unwrap_or_default(),
             unknown_vms: 0,
             was_late: false,
@@ -187,7 +189,7 @@ impl Pipeline {
     /// Makes one more VM known, which gets the next index.
     pub fn add_vm(&mut self, mut vm: Vm) {
         self.teach(&mut vm, self.vms.len());
-        self.requests.see_vm(&self.process, &vm);
+        self.requests.see_vm(&self.memory, &vm, &mut self.namer);
         self.codes.push(machine_code(&self.memory, &vm));
         self.namer.add_vm(&vm);
         self.traces.push(Traces::within(&self.allowance));
@@ -209,7 +211,7 @@ impl Pipeline {
             return;
         }
         self.teach(&mut vm, index);
-        self.requests.see_vm(&self.process, &vm);
+        self.requests.see_vm(&self.memory, &vm, &mut self.namer);
         self.codes[index] = machine_code(&self.memory, &vm);
         self.namer.replace_vm(index, &vm);
         self.replace_traces(index);
@@ -346,6 +348,11 @@ impl Pipeline {
         let thread_name = self.threads.name(tid);
         let vm = vm.and_then(|vm| self.places.number(vm));
         Resolved { state, vm, tid, thread_name, time, allocation, trace, request, frames }
+    }
+
+    /// Leaves requests alone.
+    pub fn leave_requests(&mut self) {
+        self.requests = RequestLabeller::off();
     }
 
     /// Where the kernel half has to look for requests, if it was not told yet.

@@ -7,10 +7,12 @@ use lj_trace_common::event::RecordKind;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_luajit::Vm;
 use lj_trace_probes::sample::Sample;
-use lj_trace_process::{Process, ProcessMemory};
+use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
 use lj_trace_requests::{Circumstances, Outcome, Request, Requests};
+
+use super::naming::Namer;
 
 /// What is known of the request of a sample.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +70,9 @@ impl RequestTally {
             return None;
         }
         Some(match self.unknown.iter().max_by_key(|(_, count)| **count) {
-            _ if !self.is_wanted => "its LuaJIT has no word for requests in coroutines: it is not OpenResty's".to_owned(),
+            _ if !self.is_wanted => {
+                "its LuaJIT has no word for requests in coroutines: it is not OpenResty's".to_owned()
+            }
             Some((reason, count)) => format!("{reason} ({count} samples)"),
             None => "no sample hit a coroutine that serves a request".to_owned(),
         })
@@ -81,21 +85,29 @@ pub struct RequestLabeller {
     tally: RequestTally,
     /// Whether the kernel half does not know the layout yet.
     is_news: bool,
+    /// Whether requests are left alone.
+    is_off: bool,
 }
 
 impl RequestLabeller {
-    /// For a process with these VMs.
-    pub fn new(process: &Process, vms: &[Vm]) -> Self {
+    /// For a process with these VMs, whose functions `namer` knows.
+    pub fn new(memory: &ProcessMemory, vms: &[Vm], namer: &mut Namer) -> Self {
         let configs: Vec<_> = vms.iter().map(Vm::config).collect();
-        let requests = Requests::find(process, &configs);
+        let requests = Requests::find(memory, &configs, |name| namer.function(name));
         let is_news = requests.is_wanted();
-        Self { requests, tally: RequestTally::default(), is_news }
+        Self { requests, tally: RequestTally::default(), is_news, is_off: false }
+    }
+
+    /// One that leaves requests alone.
+    pub fn off() -> Self {
+        Self { requests: Requests::default(), tally: RequestTally::default(), is_news: false, is_off: true }
     }
 
     /// One more VM: it may be the first that has requests.
-    pub fn see_vm(&mut self, process: &Process, vm: &Vm) {
-        if !self.requests.is_wanted() {
-            *self = Self { tally: std::mem::take(&mut self.tally), ..Self::new(process, std::slice::from_ref(vm)) };
+    pub fn see_vm(&mut self, memory: &ProcessMemory, vm: &Vm, namer: &mut Namer) {
+        if !self.requests.is_wanted() && !self.is_off {
+            let tally = std::mem::take(&mut self.tally);
+            *self = Self { tally, ..Self::new(memory, std::slice::from_ref(vm), namer) };
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
 use lj_trace_profile::frame::FrameKind;
-use lj_trace_profile::model::{RequestLabels, FrameId, Measure, NativeModules, Unit};
+use lj_trace_profile::model::{FrameId, Measure, NativeModules, RequestLabels, Unit};
 use lj_trace_profile::{Frame, Interval, Resource};
 use prost::Message as _;
 

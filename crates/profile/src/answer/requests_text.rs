@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn locations_have_their_share_of_all_samples() {
-        let samples = [(Some("/a"), "content", 50), (Some("/a"), "log", 10), (Some("/b"), "content", 20), (None, "", 20)];
+        let samples =
+            [(Some("/a"), "content", 50), (Some("/a"), "log", 10), (Some("/b"), "content", 20), (None, "", 20)];
         let shown = text(&samples);
         let lines: Vec<&str> = shown.lines().map(str::trim).collect();
         assert!(lines[1].starts_with("60.0%") && lines[1].ends_with("/a"), "{shown}");

@@ -284,6 +284,7 @@ fn labels(pairs: &[(String, String)]) -> (Labels, Option<&str>) {
     let thread = thread.map(|tid| ThreadLabel { tid, name: get(label::THREAD).map(Into::into) });
     let trace = get(label::TRACE).and_then(|trace| trace.parse().ok());
     let request = RequestKey::ALL.into_iter().filter_map(|key| Some((key, get(key.name())?.into())));
-    let labels = Labels { thread, state: get(label::VM_STATE).and_then(state), trace, request: RequestLabels::new(request) };
+    let labels =
+        Labels { thread, state: get(label::VM_STATE).and_then(state), trace, request: RequestLabels::new(request) };
     (labels, get(label::VM))
 }

@@ -121,7 +121,11 @@ fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruct
         (Value::Request, Register::None, 64) if displacement == CONTEXTS => Value::Contexts,
         (Value::Contexts, Register::None, 64) if displacement % 8 == 0 => context(displacement / 8),
         (Value::Contexts, index, 64) if instruction.memory_index_scale() == 8 && displacement == 0 => {
-            if let Value::Number(number) = of(values, index) { context(number) } else { Value::Unknown }
+            if let Value::Number(number) = of(values, index) {
+                context(number)
+            } else {
+                Value::Unknown
+            }
         }
         (Value::Context(index), Register::None, 16 | 32) if displacement < 1 << 16 => {
             let mask = if width == 16 { 0xffff } else { u32::MAX };
@@ -186,8 +190,8 @@ mod tests {
     fn a_program_that_is_not_relocated_has_the_index_in_place() {
         // mov off(%rip), %rdx: the module itself; mov 0x10(%rdi), %rax; mov (%rax,%rdx,8), %rax; mov 0x1c8(%rax), %eax; ret.
         let bytes = [
-            0x48, 0x8b, 0x15, 0x29, 0, 0, 0, 0x48, 0x8b, 0x47, 0x10, 0x48, 0x8b, 0x04, 0xd0, 0x48, 0x85, 0xc0, 0x75, 0x02,
-            0x31, 0xc0, 0x8b, 0x80, 0xc8, 0x01, 0, 0, 0xc3,
+            0x48, 0x8b, 0x15, 0x29, 0, 0, 0, 0x48, 0x8b, 0x47, 0x10, 0x48, 0x8b, 0x04, 0xd0, 0x48, 0x85, 0xc0, 0x75,
+            0x02, 0x31, 0xc0, 0x8b, 0x80, 0xc8, 0x01, 0, 0, 0xc3,
         ];
         let found = read_accessor(&Table, &bytes, 0x1000);
         assert_eq!(found, Some(Accessor { index: 9, phase: 0x1c8, mask: u32::MAX }));

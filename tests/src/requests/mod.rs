@@ -1,18 +1,17 @@
 //! nginx with random locations, each phase of which computes in a Lua function of its own: the function on a sample's stack
 //! tells what its labels have to be.
 
+mod load;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 
 use anyhow::{Context as _, Result, bail};
 use fastrand::Rng;
+
+pub use load::Requests;
 
 use crate::folded::{Folded, Stack};
 use crate::nginx::Nginx;
@@ -116,11 +115,13 @@ impl Site {
     }
 
     fn make(random: &mut Rng, folder: &Path, listen: &str) -> Result<(String, Self)> {
-        let kinds =
-            [Kind::Prefix, Kind::Exact, Kind::Regex, Kind::First, Kind::Nested, Kind::Named, Kind::Block];
+        let kinds = [Kind::Prefix, Kind::Exact, Kind::Regex, Kind::First, Kind::Nested, Kind::Named, Kind::Block];
         let count = random.usize(8..16);
         let locations: Vec<Location> = (0..count)
-            .map(|number| Location { number, kind: kinds.get(number).copied().unwrap_or(kinds[random.usize(..kinds.len())]) })
+            .map(|number| Location {
+                number,
+                kind: kinds.get(number).copied().unwrap_or(kinds[random.usize(..kinds.len())]),
+            })
             .collect();
         let (script, lines) = functions(random, count);
         fs::write(folder.join(FUNCTIONS), script)?;
@@ -139,7 +140,10 @@ impl Site {
             }
             if location.kind == Kind::Named {
                 let number = location.number;
-                writeln!(gates, "location = /to{number} {{ rewrite_by_lua_block {{ return ngx.exec('@n{number}') }} }}")?;
+                writeln!(
+                    gates,
+                    "location = /to{number} {{ rewrite_by_lua_block {{ return ngx.exec('@n{number}') }} }}"
+                )?;
             }
         }
         writeln!(text, "server {{ listen {listen}; server_name requests.test;\n{server}{gates}")?;
@@ -179,7 +183,9 @@ impl Site {
         }
         let content = self.content(location, random);
         match location.kind {
-            Kind::Block => body + &format!("set $yes{number} 1; if ($yes{number}) {{ content_by_lua_block {{ {content} }} }}\n"),
+            Kind::Block => {
+                body + &format!("set $yes{number} 1; if ($yes{number}) {{ content_by_lua_block {{ {content} }} }}\n")
+            }
             _ => body + &format!("content_by_lua_block {{ {content} }}\n"),
         }
     }
@@ -236,7 +242,11 @@ impl Site {
                 *checked.labels.entry(group.clone()).or_default() += stack.samples;
             } else if checked.wrong.len() < 10 {
                 let location = self.locations[number].written();
-                checked.wrong.push(format!("{} samples of {location}, {phase}: {}", stack.samples, stack.frames.join(";")));
+                checked.wrong.push(format!(
+                    "{} samples of {location}, {phase}: {}",
+                    stack.samples,
+                    stack.frames.join(";")
+                ));
             }
         }
         Ok(checked)
@@ -253,55 +263,8 @@ impl Site {
 
     /// Asks for all of it again and again, from several connections at once.
     pub fn load(&self, nginx: &Nginx, seed: u64) -> Requests {
-        let (stop, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let uris: Arc<Vec<String>> = Arc::new(self.locations.iter().map(Location::uri).collect());
-        let clients = (0..4).map(|client| {
-            let (stop, answers, uris, socket) =
-                (Arc::clone(&stop), Arc::clone(&answers), Arc::clone(&uris), nginx.socket());
-            std::thread::spawn(move || {
-                let mut random = Rng::with_seed(seed + client);
-                while !stop.load(Ordering::Relaxed) {
-                    let uri = &uris[random.usize(..uris.len())];
-                    let asked = ask(&socket, uri);
-                    answers.fetch_add(u64::from(asked.is_ok_and(|is_answer| is_answer)), Ordering::Relaxed);
-                }
-            })
-        });
-        Requests { clients: clients.collect(), stop, answers }
+        Requests::start(self.locations.iter().map(Location::uri).collect(), &nginx.socket(), seed)
     }
-}
-
-/// Who asks, until it is dropped.
-pub struct Requests {
-    clients: Vec<JoinHandle<()>>,
-    stop: Arc<AtomicBool>,
-    answers: Arc<AtomicU64>,
-}
-
-impl Requests {
-    /// How many requests were answered.
-    pub fn answers(&self) -> u64 {
-        self.answers.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for Requests {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for client in self.clients.drain(..) {
-            // A client that has failed has asked for nothing more.
-            let _ = client.join();
-        }
-    }
-}
-
-/// Whether a request is answered.
-fn ask(socket: &Path, uri: &str) -> Result<bool> {
-    let mut stream = UnixStream::connect(socket)?;
-    write!(stream, "GET {uri}?secret=1 HTTP/1.0\r\nHost: requests.test\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer.starts_with("HTTP/1.1 200"))
 }
 
 /// The functions of so many locations, one a line, and what the lines are.
