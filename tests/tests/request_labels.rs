@@ -95,7 +95,7 @@ fn labels_cost_a_fifth_of_a_microsecond_at_most() -> Result<()> {
     Ok(())
 }
 
-/// Records only one of the locations.
+/// Records only one phase, and only one location.
 #[test]
 fn only_what_is_asked_for_is_kept() -> Result<()> {
     let Some((nginx, site)) = Site::start(3)? else { return Ok(()) };
@@ -103,15 +103,17 @@ fn only_what_is_asked_for_is_kept() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("only.folded").display().to_string();
     let pid = nginx.workers()[0].to_string();
-    let only = ["--only", "phase=content", "--only", "location== /1/"];
-    let whom = ["--pid", &pid, "--group-by", "location", "--duration", "3s", "--rate", "999", "-o", &file];
-    let outcome = Tracer::start(whom.iter().chain(&only))?.wait()?;
-    outcome.expect(0, &[]);
-    let folded = Folded::parse(&std::fs::read_to_string(file)?)?;
-    let checked = site.check(&folded, "location")?;
-    ensure!(checked.wrong.is_empty() && checked.right > 0, "{checked:?}\n{}", outcome.stderr);
-    ensure!(checked.labels.keys().all(|label| label == "= /1/"), "{:?}", checked.labels);
-    ensure!(outcome.stderr.contains("which --only leaves out"), "{}", outcome.stderr);
+    for (only, location, phase) in [("phase=content", None, Some("content")), ("location== /1/", Some("= /1/"), None)] {
+        let whom = ["--pid", &pid, "--duration", "4s", "--rate", "999", "--force", "-o", &file, "--only", only];
+        let outcome = Tracer::start(whom)?.wait()?;
+        outcome.expect(0, &[]);
+        let seen = site.seen(&Folded::parse(&std::fs::read_to_string(&file)?)?);
+        let is_wanted = |(own_location, own_phase): &(String, &str)| {
+            location.is_none_or(|wanted| own_location == wanted) && phase.is_none_or(|wanted| *own_phase == wanted)
+        };
+        ensure!(!seen.is_empty() && seen.iter().all(is_wanted), "{only}: {seen:?}\n{}", outcome.stderr);
+        ensure!(outcome.stderr.contains("which --only leaves out"), "{}", outcome.stderr);
+    }
     Ok(())
 }
 

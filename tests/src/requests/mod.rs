@@ -3,14 +3,13 @@
 
 mod load;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use fastrand::Rng;
-
 pub use load::Requests;
 
 use crate::folded::{Folded, Stack};
@@ -250,6 +249,12 @@ impl Site {
             }
         }
         Ok(checked)
+    }
+
+    /// The locations and phases whose functions are on the stacks.
+    pub fn seen(&self, folded: &Folded) -> BTreeSet<(String, &'static str)> {
+        let of = |(number, phase): (usize, _)| (self.locations[number].written(), phase);
+        folded.stacks.iter().filter_map(|stack| self.truth(stack)).map(of).collect()
     }
 
     /// Which location's function is the innermost of a stack, and its phase.
