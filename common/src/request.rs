@@ -7,10 +7,8 @@
 //! addresses only. What they mean is proven in user space, where it can be looked at for longer: configurations live as long
 //! as the worker does.
 //!
-//! Sources: [`ngx_http_request_t`], [`ngx_http_lua_get_req`].
-//!
-//! [`ngx_http_request_t`]: https://github.com/nginx/nginx/blob/release-1.22.1/src/http/ngx_http_request.h
-//! [`ngx_http_lua_get_req`]: https://github.com/openresty/lua-nginx-module/blob/v0.10.23/src/ngx_http_lua_util.h
+//! Sources: `src/http/ngx_http_request.h` of nginx 1.22.1, `ngx_http_lua_get_req` in `src/ngx_http_lua_util.h` of
+//! lua-nginx-module 0.10.23.
 
 use core::mem::MaybeUninit;
 

@@ -17,16 +17,16 @@ use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMark
 use lj_trace_common::vm::VmConfig;
 
 pub use arch::Accessor;
-use names::Names;
-use nginx::{Configurations, Place};
-pub use outcome::{Outcome, Unlabelled};
-pub use phase::Phase;
+use names::BoundedNames;
+use nginx::{Configurations, RequestPlace};
+pub use outcome::{RequestOutcome, Unlabelled};
+pub use phase::RequestPhase;
 
 /// What is known of the request that a sample is for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Request {
+pub struct ServedRequest {
     /// Which part of nginx's work on the request it was.
-    pub phase: Option<Phase>,
+    pub phase: Option<RequestPhase>,
     /// The location, as it is in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `@fallback`. [`None`] where the request has
     /// none, since it is not chosen yet.
     pub location: Option<Arc<str>>,
@@ -51,8 +51,8 @@ const GET_PHASE: &str = "ngx_http_lua_ffi_get_phase";
 pub struct Requests {
     layout: RequestLayout,
     configurations: Configurations,
-    locations: Names,
-    servers: Names,
+    locations: BoundedNames,
+    servers: BoundedNames,
     /// Why phases are not known, if they are not.
     no_phases: Option<&'static str>,
 }
@@ -112,10 +112,12 @@ impl Requests {
         memory: &impl ReadMemory,
         marks: &RequestMarks,
         Circumstances { on_main_thread, runs_lua }: Circumstances,
-    ) -> Outcome {
-        use Outcome::{NoRequest, Not};
+    ) -> RequestOutcome {
+        use RequestOutcome::{NoRequest, Not};
         match RequestState::from_u32(marks.state) {
-            None | Some(RequestState::None | RequestState::Open | RequestState::Settled) => return Outcome::NotLooked,
+            None | Some(RequestState::None | RequestState::Open | RequestState::Settled) => {
+                return RequestOutcome::NotLooked;
+            }
             Some(RequestState::NoRequest) => return NoRequest,
             Some(RequestState::Mixed) => return Not(Unlabelled::OtherCoroutine),
             Some(RequestState::Unreadable) => return Not(Unlabelled::Unreadable),
@@ -125,18 +127,18 @@ impl Requests {
         if !runs_lua {
             return Not(Unlabelled::NoLua);
         }
-        let phase = Phase::from_bits(marks.phase);
+        let phase = RequestPhase::from_bits(marks.phase);
         if on_main_thread && phase.is_some_and(|phase| !phase.is_on_main_thread()) {
             return Not(Unlabelled::LeftOver);
         }
         let place = match self.configurations.place(memory, marks) {
             Ok(place) => place,
             // Timers that no request has set: of these the program's own code tells the phase.
-            Err(Unlabelled::NoLocation) if phase.is_some() => Place::default(),
+            Err(Unlabelled::NoLocation) if phase.is_some() => RequestPlace::default(),
             Err(why) => return Not(why),
         };
         let location = place.location.map(|name| self.locations.bounded(&name));
         let server = place.server.map(|name| self.servers.bounded(&name));
-        Outcome::Found(Request { phase, location, server })
+        RequestOutcome::Found(ServedRequest { phase, location, server })
     }
 }

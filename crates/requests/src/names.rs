@@ -9,14 +9,14 @@ pub const MOST_NAMES: usize = 256;
 /// What all others are called.
 pub const OTHER: &str = "[other]";
 
-/// Names of one kind.
+/// BoundedNames of one kind.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct BoundedNames {
     known: BTreeSet<Arc<str>>,
     others: u64,
 }
 
-impl Names {
+impl BoundedNames {
     /// The name itself if it is one of the first [`MOST_NAMES`], else [`OTHER`].
     pub fn bounded(&mut self, name: &Arc<str>) -> Arc<str> {
         if let Some(known) = self.known.get(name) {
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn names_beyond_the_bound_are_others_and_counted() {
-        let mut names = Names::default();
+        let mut names = BoundedNames::default();
         let all: Vec<Arc<str>> = (0..MOST_NAMES + 10).map(|number| format!("/{number}").into()).collect();
         for _ in 0..2 {
             for (index, name) in all.iter().enumerate() {

@@ -1,11 +1,11 @@
 //! nginx's configuration of locations and servers, proven in the memory of a worker.
 //!
 //! A request has `loc_conf`, an array of the configurations that HTTP modules have for its location. The first is the core
-//! module's, [`ngx_http_core_loc_conf_t`]: it begins with the location's name, and keeps the address of the same array, from which
+//! module's, `ngx_http_core_loc_conf_t`: it begins with the location's name, and keeps the address of the same array, from which
 //! requests get it. Only where both point at each other is the name believed. Where that address lies differs between
 //! builds (regular expressions, a second name), so it is found, and has to be at the same place in all locations.
 //!
-//! [`ngx_http_core_loc_conf_t`]: https://github.com/nginx/nginx/blob/release-1.22.1/src/http/ngx_http_core_module.h
+//! Source: `src/http/ngx_http_core_module.h` of nginx 1.22.1.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const SHOWN_NAME: usize = 120;
 
 /// Where a request is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct RequestPlace {
     /// The location's name; [`None`] while none is chosen.
     pub location: Option<Arc<str>>,
     /// The server's name, if it has one.
@@ -42,14 +42,14 @@ type Key = [u64; 3];
 /// The configurations of a process.
 #[derive(Debug, Default)]
 pub struct Configurations {
-    places: HashMap<Key, Result<Place, Unlabelled>>,
+    places: HashMap<Key, Result<RequestPlace, Unlabelled>>,
     /// Which word of a location points back.
     back: Option<usize>,
 }
 
 impl Configurations {
     /// The place that a sample has seen.
-    pub fn place(&mut self, memory: &impl ReadMemory, marks: &RequestMarks) -> Result<Place, Unlabelled> {
+    pub fn place(&mut self, memory: &impl ReadMemory, marks: &RequestMarks) -> Result<RequestPlace, Unlabelled> {
         let key = [marks.locations, marks.location, marks.servers];
         if let Some(known) = self.places.get(&key) {
             return known.clone();
@@ -62,7 +62,11 @@ impl Configurations {
         place
     }
 
-    fn prove(&mut self, memory: &impl ReadMemory, [locations, location, servers]: Key) -> Result<Place, Unlabelled> {
+    fn prove(
+        &mut self,
+        memory: &impl ReadMemory,
+        [locations, location, servers]: Key,
+    ) -> Result<RequestPlace, Unlabelled> {
         let unproven = Unlabelled::UnprovenLocation;
         if memory.read::<u64>(locations) != Ok(location) {
             return Err(unproven);
@@ -72,7 +76,7 @@ impl Configurations {
         if words[..2] == [0, 0] {
             // The server's own configuration: the request has no location yet.
             let server = server.filter(|server| server.locations == locations).ok_or(Unlabelled::NoLocation)?;
-            return Ok(Place { location: None, server: server.name });
+            return Ok(RequestPlace { location: None, server: server.name });
         }
         let back = (2..WORDS).find(|word| words[*word] == locations).ok_or(unproven)?;
         let name = name(memory, words[0], words[1]).ok_or(unproven)?;
@@ -80,7 +84,7 @@ impl Configurations {
             return Err(Unlabelled::OtherShape);
         }
         let location = Kind::read(&words, back).written(&name);
-        Ok(Place { location: Some(location.into()), server: server.and_then(|server| server.name) })
+        Ok(RequestPlace { location: Some(location.into()), server: server.and_then(|server| server.name) })
     }
 }
 

@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-use crate::Request;
+use crate::ServedRequest;
 
 /// What a sample says of its request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// It hit no coroutine that could have one.
     NotLooked,
     /// The coroutine serves none.
     NoRequest,
     /// This one.
-    Found(Request),
+    Found(ServedRequest),
     /// It is not known which, and why.
     Not(Unlabelled),
 }

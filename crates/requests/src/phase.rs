@@ -1,8 +1,6 @@
 //! What part of nginx's work on a request Lua code does.
 //!
-//! [`NGX_HTTP_LUA_CONTEXT_*`] are bits, which versions have only added to.
-//!
-//! [`NGX_HTTP_LUA_CONTEXT_*`]: https://github.com/openresty/lua-nginx-module/blob/v0.10.23/src/ngx_http_lua_common.h
+//! `NGX_HTTP_LUA_CONTEXT_*` are bits, which versions have only added to (`src/ngx_http_lua_common.h` of lua-nginx-module).
 
 use std::fmt;
 
@@ -10,11 +8,11 @@ macro_rules! phases {
     ($($(#[$doc:meta])* $name:ident = $bit:literal, $text:literal, $main:literal;)*) => {
         /// A phase, by the name that `ngx.get_phase` has for it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Phase {
+        pub enum RequestPhase {
             $($(#[$doc])* $name,)*
         }
 
-        impl Phase {
+        impl RequestPhase {
             /// All phases.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
 
@@ -84,7 +82,7 @@ phases! {
     ProxySslCert = 0x4_0000, "proxy_ssl_cert", false;
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for RequestPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -97,11 +95,11 @@ mod tests {
     #[test]
     fn a_phase_is_one_bit() {
         for bit in 0..32 {
-            let phase = Phase::from_bits(1 << bit);
-            assert_eq!(phase.is_some(), bit < Phase::ALL.len(), "{bit}");
-            assert_eq!(Phase::from_bits(1 << bit | 1 << ((bit + 1) % 32)), None);
+            let phase = RequestPhase::from_bits(1 << bit);
+            assert_eq!(phase.is_some(), bit < RequestPhase::ALL.len(), "{bit}");
+            assert_eq!(RequestPhase::from_bits(1 << bit | 1 << ((bit + 1) % 32)), None);
         }
-        assert_eq!(Phase::from_bits(0), None);
-        assert_eq!(Phase::Content.to_string(), "content");
+        assert_eq!(RequestPhase::from_bits(0), None);
+        assert_eq!(RequestPhase::Content.to_string(), "content");
     }
 }

@@ -10,7 +10,7 @@ use lj_trace_probes::sample::Sample;
 use lj_trace_process::ProcessMemory;
 use lj_trace_profile::Frame;
 use lj_trace_profile::model::{RequestKey, RequestLabels};
-use lj_trace_requests::{Circumstances, Outcome, Request, Requests};
+use lj_trace_requests::{Circumstances, RequestOutcome, Requests, ServedRequest};
 
 use super::naming::Namer;
 
@@ -132,16 +132,16 @@ impl RequestLabeller {
         };
         let weight = sample.weight();
         match self.requests.resolve(memory, &sample.header.request, circumstances) {
-            Outcome::NotLooked => SampleRequest::default(),
-            Outcome::NoRequest => {
+            RequestOutcome::NotLooked => SampleRequest::default(),
+            RequestOutcome::NoRequest => {
                 self.tally.without += weight;
                 SampleRequest::default()
             }
-            Outcome::Not(reason) => {
+            RequestOutcome::Not(reason) => {
                 *self.tally.unknown.entry(reason.to_string()).or_default() += weight;
                 SampleRequest { is_unknown: true, ..SampleRequest::default() }
             }
-            Outcome::Found(request) => {
+            RequestOutcome::Found(request) => {
                 self.tally.found += weight;
                 SampleRequest { labels: labels(request), ..SampleRequest::default() }
             }
@@ -149,7 +149,7 @@ impl RequestLabeller {
     }
 }
 
-fn labels(Request { phase, location, server }: Request) -> Option<RequestLabels> {
+fn labels(ServedRequest { phase, location, server }: ServedRequest) -> Option<RequestLabels> {
     let phase = phase.map(|phase| (RequestKey::Phase, phase.name().into()));
     let location = location.map(|name| (RequestKey::Location, name));
     let server = server.map(|name| (RequestKey::Server, name));

@@ -151,7 +151,7 @@ fn a_request_without_a_location_is_its_servers() {
     assert_eq!(Configurations::default().place(&memory, &marks()), Err(Unlabelled::NoLocation));
     memory.put(ARRAYS, &[0, SERVERS, LOCATIONS]);
     let place = Configurations::default().place(&memory, &marks()).unwrap();
-    assert_eq!(place, Place { location: None, server: Some("shop".into()) });
+    assert_eq!(place, RequestPlace { location: None, server: Some("shop".into()) });
 }
 
 #[test]
