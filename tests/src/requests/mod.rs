@@ -262,7 +262,7 @@ impl Site {
         let mark = format!("{}:", self.folder.join(FUNCTIONS).display());
         stack.frames.iter().rev().find_map(|frame| {
             let (_, line) = frame.split_once(&mark)?;
-            self.lines.get(&line.trim_end_matches("_[j]").parse().ok()?).copied()
+            self.lines.get(&line.trim_end_matches("_[j]").parse::<u32>().ok()?).copied()
         })
     }
 
