@@ -119,7 +119,7 @@ fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruct
     match (of(values, base), index, width) {
         (Value::Number(number), Register::None, 64) => load(number.wrapping_add(displacement)),
         (Value::Request, Register::None, 64) if displacement == CONTEXTS => Value::Contexts,
-        (Value::Contexts, Register::None, 64) if displacement % 8 == 0 => context(displacement / 8),
+        (Value::Contexts, Register::None, 64) if displacement.is_multiple_of(8) => context(displacement / 8),
         (Value::Contexts, index, 64) if instruction.memory_index_scale() == 8 && displacement == 0 => {
             if let Value::Number(number) = of(values, index) {
                 context(number)
