@@ -1,6 +1,7 @@
 //! What the agent tells the BPF programs before they start, and what they count.
 
 use crate::c_frame::CFrameShape;
+use crate::request::RequestLayout;
 
 /// How many VMs of one process a memory profile knows: an event has a byte for its VM.
 pub const MAX_VMS: u32 = 256;
@@ -71,11 +72,13 @@ pub struct Config {
     pub narrow_c_frames: CFrameShape,
     /// What VMs that come into being may look like.
     pub templates: [Template; TEMPLATES],
+    /// Where requests are.
+    pub requests: RequestLayout,
 }
 
 const _: () = assert!(size_of::<VmKey>() == 8 + 2 * 4);
 
-const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES);
+const _: () = assert!(size_of::<Config>() == 8 + 14 * 4 + 8 + 2 * 16 + 16 * TEMPLATES + size_of::<RequestLayout>());
 
 /// How many processes the same programs can record.
 pub const MAX_PROCESSES: u32 = 1024;

@@ -12,6 +12,7 @@
 use crate::arch::REGISTERS;
 pub use crate::arch::reg;
 use crate::memory::Pod;
+use crate::request::RequestMarks;
 use crate::trace::RunningTrace;
 
 /// The sample hit the kernel, on behalf of the thread: registers and stacks are those it entered with.
@@ -110,6 +111,8 @@ pub struct SampleHeader {
     pub reserved: u32,
     /// The trace that the innermost VM was running or leaving.
     pub trace: RunningTrace,
+    /// Which request it was for.
+    pub request: RequestMarks,
 }
 
 /// What a [`FrameRecord`] stands for.
@@ -220,6 +223,9 @@ unsafe impl Pod for SampleHeader {}
 
 const _: () = {
     assert!(size_of::<FrameRecord>() == 4 * 8 + 3 * 4 + 4);
-    assert!(size_of::<SampleHeader>() == (1 + REGISTERS + 10) * 8 + 18 * 4 + size_of::<RunningTrace>());
+    assert!(
+        size_of::<SampleHeader>()
+            == (1 + REGISTERS + 10) * 8 + 18 * 4 + size_of::<RunningTrace>() + size_of::<RequestMarks>()
+    );
     assert!(align_of::<SampleHeader>() == 8 && size_of::<SampleHeader>().is_multiple_of(8));
 };

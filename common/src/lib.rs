@@ -17,6 +17,7 @@ pub mod layout;
 pub mod lifetime;
 pub mod memo;
 pub mod memory;
+pub mod request;
 pub mod stack_end;
 pub mod string;
 pub mod thread;

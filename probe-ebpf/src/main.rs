@@ -13,6 +13,7 @@ mod chosen;
 mod clock;
 mod count;
 mod kernel_stack;
+mod label;
 mod lifetimes;
 #[cfg(feature = "log")]
 mod log;

@@ -37,7 +37,7 @@ use crate::maps::{BUSY, CONFIG, GLOBALS, INHERITED, SAMPLES, SCRATCH, VMS};
 use crate::memory::{SampledMemory, UserMemory};
 use crate::scratch::{FRAME_SIZE, MachineState, PAYLOAD, Scratch};
 use crate::wakeup;
-use crate::{arch, pending, stack_copy, traces};
+use crate::{arch, label, pending, stack_copy, traces};
 
 /// Lowest address that can hold an object: below it is never mapped (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: u64 = 0x1_0000;
@@ -160,6 +160,7 @@ fn take(
         unsafe { bpf_loop(OUTERMOST, look_at as *mut c_void, context, 0) };
         copy_lua_stack(borrow());
         traces::note(area);
+        label::note_request(area);
     }
     if !program.is_null() && config.kernel_frames != 0 && borrow().header.flags & SAMPLE_IN_KERNEL != 0 {
         copy_kernel_stack(borrow(), program);
@@ -365,6 +366,7 @@ fn vm_of(process: u32, glref: u64, gc64: bool) -> u32 {
 fn start_walk(scratch: &mut Scratch, area: u32, (vm, index): (&VmConfig, u32), thread: &LuaThread, cframe: u64) -> i64 {
     let layout = &vm.layout;
     scratch.machine.vm = index;
+    label::see_thread(area, thread.coroutine.thread);
     let inner = scratch.header.vm == NO_VM;
     if inner {
         scratch.header.vm = index;

@@ -38,6 +38,7 @@ pub mod programs;
 pub mod readers;
 pub mod recording;
 pub mod refusing;
+pub mod requests;
 pub mod screen;
 pub mod server;
 pub mod shares;

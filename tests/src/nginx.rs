@@ -55,6 +55,23 @@ impl Nginx {
         Self::start_with(1, |_| server(module, &format!("127.0.0.1:{port}")))
     }
 
+    /// The same with one worker and whatever `http` puts into the configuration's `http`, given a folder of its own and the
+    /// address of a socket there.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn configured(http: impl Fn(&Path, &str) -> Result<String>) -> Result<Option<Self>> {
+        let failed = std::cell::RefCell::new(None);
+        let nginx = Self::start_with(1, |folder| {
+            let listen = format!("unix:{}", folder.join(SOCKET).display());
+            http(folder, &listen).unwrap_or_else(|error| {
+                *failed.borrow_mut() = Some(error);
+                String::new()
+            })
+        });
+        failed.into_inner().map_or(nginx, Err)
+    }
+
     /// The body of the answer to a request for `path`, on a connection of its own.
     ///
     /// # Errors
@@ -69,8 +86,14 @@ impl Nginx {
         Ok(body.to_owned())
     }
 
-    fn log(&self) -> String {
+    /// What it has logged.
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("error.log")).unwrap_or_default()
+    }
+
+    /// The socket that it listens on.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join(SOCKET)
     }
 
     /// Starts it with so many workers and these lines in the configuration's `http`, which may name its folder.

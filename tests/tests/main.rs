@@ -61,6 +61,7 @@ mod oracle;
 mod overhead;
 mod privileges;
 mod renumbered;
+mod request_labels;
 mod reuse;
 mod roomy;
 mod sampling;

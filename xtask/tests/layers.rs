@@ -13,7 +13,7 @@ use syn::{Expr, ExprCall, Item, ItemMod, ItemUse, Macro, UseTree};
 use workspace::{is_for_tests, packages, root, sources};
 
 /// The libraries that other tools can use.
-const PUBLIC: [&str; 12] = [
+const PUBLIC: [&str; 13] = [
     "authorities",
     "debuginfod",
     "estimate",
@@ -22,6 +22,7 @@ const PUBLIC: [&str; 12] = [
     "luajit",
     "process",
     "profile",
+    "requests",
     "store",
     "streams",
     "text",

@@ -148,7 +148,7 @@ fn dumped(frame: &ResolvedFrame, number: Option<u16>) -> Option<FrameDump> {
 
 #[cfg(test)]
 mod tests {
-    use lj_trace_engine::resolve::Code;
+    use lj_trace_engine::resolve::{Code, SampleRequest};
 
     use super::*;
 
@@ -161,6 +161,7 @@ mod tests {
             thread_name: None,
             time: 0,
             allocation: None,
+            request: SampleRequest::default(),
             trace: None,
             frames: frames.into_iter().map(frame).collect(),
         }

@@ -114,7 +114,7 @@ pub fn place(sample: &Resolved) -> Option<CodePosition> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lj_trace_engine::resolve::ResolvedFrame;
+    use lj_trace_engine::resolve::{ResolvedFrame, SampleRequest};
     use lj_trace_luajit::PrototypeKey;
 
     fn frame(named: Frame, code: Code) -> ResolvedFrame {
@@ -128,7 +128,17 @@ mod tests {
 
     pub fn sample(state: Option<VmState>, frames: Vec<ResolvedFrame>) -> Resolved {
         let (vm, tid, time) = (Some(0), 1, 0);
-        Resolved { state, vm, tid, time, allocation: None, thread_name: None, trace: None, frames }
+        Resolved {
+            state,
+            vm,
+            tid,
+            time,
+            allocation: None,
+            thread_name: None,
+            trace: None,
+            request: SampleRequest::default(),
+            frames,
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Samples for tests.
 
-use lj_trace_engine::resolve::{Code, Resolved, ResolvedFrame};
+use lj_trace_engine::resolve::{Code, Resolved, ResolvedFrame, SampleRequest};
 use lj_trace_profile::Frame;
 use lj_trace_streams::VmState;
 
@@ -14,6 +14,7 @@ pub fn sample(state: VmState, frames: &[Frame]) -> Resolved {
         time: 0,
         allocation: None,
         thread_name: None,
+        request: SampleRequest::default(),
         trace: None,
         frames: frames.iter().map(frame).collect(),
     }

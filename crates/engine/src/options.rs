@@ -6,6 +6,7 @@ use std::time::Duration;
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_probes::programs::Wanted;
 use lj_trace_probes::sampler::EventPlaces;
+use lj_trace_profile::model::RequestKey;
 use lj_trace_profile::{Format, ProfileKind, Weight};
 
 use crate::cpu::JitSamples;
@@ -47,6 +48,10 @@ pub struct Options {
     pub jit_samples: JitSamples,
     /// Whether the kernel's functions are shown.
     pub kernel: bool,
+    /// What samples of CPU time are grouped by, if they are.
+    pub group_by: Option<RequestKey>,
+    /// The labels that a sample of CPU time has to have.
+    pub only_requests: Vec<(RequestKey, String)>,
     /// Whether traces are listed by what they cost.
     pub traces: bool,
     /// What reports of allocations weigh by, if that was asked for.
@@ -145,6 +150,8 @@ pub struct Testing {
     pub no_uprobe_multi: bool,
     /// Where the sampler's events are.
     pub events: EventPlaces,
+    /// Leave requests alone: what labels cost is measured against that.
+    pub no_requests: bool,
     /// How long to sleep after each sample.
     pub slow_down: Option<Duration>,
     /// When watchpoints are used.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use lj_trace_profile::model::{FrameId, Measure, Profile, Weights};
+use lj_trace_profile::model::{FrameId, Measure, Profile, RequestLabels, Weights};
 use lj_trace_profile::{Frame, Interval, Resource};
 
 use crate::Amount;
@@ -14,6 +14,8 @@ pub const VM_STATE: &str = "vm_state";
 pub struct BoundedStack {
     /// What the VM was doing, by name: one of ten, so that it may be a label.
     pub state: Option<String>,
+    /// Which request it served: there is a bounded number of such labels.
+    pub request: Option<RequestLabels>,
     /// The frames.
     pub frames: Vec<FrameId>,
     /// What it weighs.
@@ -23,14 +25,15 @@ pub struct BoundedStack {
 /// Adds up the stacks of all threads, traces and VMs.
 pub fn bounded(profile: &dyn Profile, kernel_frames: bool) -> Vec<BoundedStack> {
     let table = profile.weighted();
-    let mut places: HashMap<(Option<String>, Vec<FrameId>), usize> = HashMap::new();
+    let mut places: HashMap<(Option<String>, Option<RequestLabels>, Vec<FrameId>), usize> = HashMap::new();
     let mut stacks: Vec<BoundedStack> = Vec::new();
     for row in table.rows() {
         let is_wanted = |id: &FrameId| kernel_frames || !matches!(table.frame(*id), Some(Frame::Kernel { .. }));
         let frames: Vec<FrameId> = row.frames.iter().rev().copied().filter(is_wanted).collect();
         let state = row.labels.state.map(|state| state.to_string());
-        let place = *places.entry((state.clone(), frames.clone())).or_insert_with(|| {
-            stacks.push(BoundedStack { state, frames, weights: Weights::default() });
+        let request = row.labels.request.clone();
+        let place = *places.entry((state.clone(), request.clone(), frames.clone())).or_insert_with(|| {
+            stacks.push(BoundedStack { state, request, frames, weights: Weights::default() });
             stacks.len() - 1
         });
         let sums = &mut stacks[place].weights;

@@ -10,6 +10,7 @@ use aya::programs::Program;
 use lj_trace_common::allocation::tally::VmTally;
 use lj_trace_common::config::{Config, Counter, MAX_STACK, TEMPLATES, Template, VmKey};
 use lj_trace_common::layout::VmLayout;
+use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::vm::VmConfig;
 use lj_trace_process::Process;
@@ -282,6 +283,14 @@ impl Programs {
                 *free = Template { size, vm, reserved: 0 };
             }
         })
+    }
+
+    /// Says where requests are that coroutines serve.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn set_requests(&mut self, layout: RequestLayout) -> Result<(), ProbeError> {
+        self.change_config(|config| config.requests = layout).map_err(ProbeError::sort)
     }
 
     /// Says where native stacks end, by page, or that this is not known any more.

@@ -93,7 +93,7 @@ impl CpuProfile {
         }
     }
 
-    /// Takes in the samples of another profile, without their threads, traces and times.
+    /// Takes in the samples of another profile and their requests, without their threads, traces and times.
     pub fn absorb(&mut self, other: &Self) {
         for row in other.stacks.rows() {
             // The only root of a profile is not shown.
@@ -101,7 +101,8 @@ impl CpuProfile {
             let frames = hidden.iter().chain(row.frames).filter_map(|id| other.frame(*id).cloned());
             let state = row.labels.state.unwrap_or(VmState::Cfunc);
             let [first, second, ..] = *row.weights;
-            self.add_sample(SampleInfo { weights: [first, second], ..SampleInfo::new(state) }, frames);
+            let labels = Labels { request: row.labels.request.clone(), ..Labels::default() };
+            self.add_sample(SampleInfo { weights: [first, second], labels, ..SampleInfo::new(state) }, frames);
         }
         other.losses.iter().for_each(|(reason, samples)| self.lose(reason, *samples));
     }

@@ -15,6 +15,7 @@ use lj_trace_engine::{Kinds, Limits, Options};
 use lj_trace_probes::sampler::EventPlaces;
 use lj_trace_process::select::{LEAST_OF_ID, Selector};
 use lj_trace_profile::formats::insert_before_ending;
+use lj_trace_profile::model::RequestKey;
 use lj_trace_profile::{Format, Output, ProfileKind, Weight};
 
 use crate::commands::outputs::check_distinct;
@@ -144,6 +145,21 @@ pub struct RecordArgs {
     #[arg(long)]
     pub traces: bool,
 
+    /// CPU profile: put each stack under the location, phase or server of the request that its coroutine serves
+    ///
+    /// For OpenResty, and nginx with Lua. What is known of requests is proven in the memory of the program; the rest is under
+    /// `[request not known]`, and what serves none under `[no request]`.
+    #[arg(long, value_enum, value_name = "LABEL")]
+    pub group_by: Option<RequestKey>,
+
+    /// CPU profile: keep only the samples of requests with this label, such as `location=/cart` or `phase=log`; may be given
+    /// several times
+    ///
+    /// Locations read as in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `^~ /img/`, `@fallback`. Streams (.bin) have no
+    /// labels: they hold what is kept.
+    #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
+    pub only: Vec<(RequestKey, String)>,
+
     /// What the widths in .folded and .svg of a memory profile mean [default: allocated]
     #[arg(long, value_enum)]
     pub weight: Option<Weight>,
@@ -178,6 +194,10 @@ pub struct RecordArgs {
     /// Where the sampler's events are: tests and benchmarks want either
     #[arg(long, hide = true, value_enum, default_value_t)]
     pub events: EventPlaces,
+
+    /// Do not look for requests: tests and benchmarks compare with that
+    #[arg(long, hide = true)]
+    pub no_requests: bool,
 
     /// Take so long for each sample that all of them cannot be worked off: tests do
     #[arg(long, hide = true, value_name = "TIME", value_parser = parse_duration)]
@@ -220,9 +240,21 @@ Examples:
   sudo lj-trace --pid 1234 -m all -d 10s              both, into two files
   sudo lj-trace --pid $(cat /run/nginx.pid) --children -d 30s -o cpu.svg
                                                       all workers of nginx, in one flame graph
+  sudo lj-trace nginx -d 30s --group-by location -o cpu.svg
+                                                      nginx with Lua: what each location costs, and why
+  sudo lj-trace nginx -d 30s --only location=/cart -o cart.svg
+                                                      only what serves that location
   sudo lj-trace --pid 1234 --rotate 10m -o cpu.bin    new files every ten minutes, until Ctrl-C
   sudo lj-trace --pid 1234 --wait -d 30s              30 seconds from when it has a VM
   sudo lj-trace --pid 1234 --vm 0x7f30c8a193f0        one VM of several";
+
+/// Reads a label of a request: `location=/cart`.
+fn parse_label(text: &str) -> Result<(RequestKey, String), String> {
+    let (name, value) = text.split_once('=').ok_or("it reads LABEL=VALUE, such as location=/cart")?;
+    let names = || RequestKey::ALL.map(RequestKey::name).join(", ");
+    let key = RequestKey::of_name(name).ok_or_else(|| format!("there is no label {name:?}: there are {}", names()))?;
+    Ok((key, value.to_owned()))
+}
 
 /// How much a profile may cost.
 #[derive(Clone, Debug, Default, Args)]
@@ -352,6 +384,8 @@ impl RecordArgs {
             ledger: self.ledger.clone(),
             jit_samples: self.jit_samples,
             kernel: self.kernel,
+            group_by: self.group_by,
+            only_requests: self.only.clone(),
             traces: self.traces,
             weight: self.weight,
             stream_version: self.stream_version,
@@ -363,6 +397,7 @@ impl RecordArgs {
                 no_uprobe_session: self.no_uprobe_session,
                 no_uprobe_multi: self.no_uprobe_multi,
                 events: self.events,
+                no_requests: self.no_requests,
                 slow_down: self.slow_down,
                 watchpoint: self.watchpoint,
             },

@@ -65,7 +65,8 @@ impl Outputs {
     /// # Errors
     /// A stream cannot be written any more.
     pub fn add(&mut self, sample: &Resolved) -> Result<(), EngineError> {
-        self.reports.add(sample, sample.vm.map(Named::vm));
+        // A group takes the place of the VM.
+        self.reports.add(sample, sample.vm.filter(|_| sample.request.group.is_none()).map(Named::vm));
         if let (Some(trace), Some(table)) = (&sample.trace, &mut self.traces) {
             table.add(sample.vm.unwrap_or(0), trace, 1);
         }

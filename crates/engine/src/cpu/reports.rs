@@ -181,7 +181,7 @@ pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
     SampleInfo {
         // Code outside of any VM counts as C, in the streams' terms.
         state: sample.state.unwrap_or(VmState::Cfunc),
-        labels: Labels { thread: Some(thread), state: None, trace },
+        labels: Labels { thread: Some(thread), state: None, trace, request: sample.request.labels.clone() },
         time: Some(sample.time),
         weights,
     }
@@ -189,7 +189,9 @@ pub(crate) fn info(sample: &Resolved, weights: [u64; 2]) -> SampleInfo {
 
 /// The frames of a sample, root first.
 pub(crate) fn rooted(sample: &Resolved, root: Option<Named>) -> impl Iterator<Item = Named> {
-    root.into_iter().chain(sample.frames.iter().rev().map(|frame| (*frame.named).clone()))
+    root.into_iter()
+        .chain(sample.request.group.clone())
+        .chain(sample.frames.iter().rev().map(|frame| (*frame.named).clone()))
 }
 
 #[cfg(test)]

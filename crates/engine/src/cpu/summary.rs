@@ -10,7 +10,7 @@ use lj_trace_profile::answer::CpuFacts;
 use lj_trace_text::counted;
 
 use crate::output::next_step;
-use crate::resolve::Tally;
+use crate::resolve::{RequestTally, Tally};
 
 /// The numbers of a finished recording.
 #[derive(Clone, Debug)]
@@ -39,6 +39,10 @@ pub struct Summary {
     pub lowered_to: Option<(f64, u32)>,
     /// Why they were on threads, if they should have been on CPUs.
     pub why_threads: Option<String>,
+    /// What became of the look for requests.
+    pub requests: RequestTally,
+    /// Whether somebody has asked for requests.
+    pub wants_requests: bool,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
     /// What the samples say, if somebody wants to know, and not of several processes together.
@@ -115,9 +119,13 @@ impl Summary {
             for (reason, count) in unresolved {
                 writeln!(out, "  [unknown: {reason}] {}", share(*count, *samples))?;
             }
+            self.write_requests(out)?;
             for (what, count) in &self.noted {
                 writeln!(out, "  {what}: {count}")?;
             }
+        }
+        if let Some(why) = self.requests.why_none().filter(|_| self.wants_requests && *samples > 0) {
+            writeln!(out, "  no requests        no sample is known to serve one: {why}")?;
         }
         if let Some(why) = &self.why_threads {
             writeln!(
@@ -132,6 +140,23 @@ impl Summary {
             writeln!(out, "wrote {}{}", file.display(), next_step(file))?;
         }
         Ok(())
+    }
+}
+
+impl Summary {
+    /// For how many samples the request is known, where there are such.
+    fn write_requests(&self, out: &mut String) -> std::fmt::Result {
+        let RequestTally { is_wanted, found, without, unknown, no_phases, .. } = &self.requests;
+        let with_lua = self.tally.with_lua;
+        if !is_wanted {
+            return Ok(());
+        }
+        writeln!(out, "  request known      {}", share(*found, with_lua))?;
+        writeln!(out, "  of no request      {}", share(*without, with_lua))?;
+        for (reason, count) in unknown {
+            writeln!(out, "  request not known  {}: {reason}", share(*count, with_lua))?;
+        }
+        no_phases.map_or(Ok(()), |why| writeln!(out, "  no phases          {why}"))
     }
 }
 
@@ -192,6 +217,8 @@ mod tests {
             others: Some(0.0012),
             lowered_to: None,
             why_threads: None,
+            requests: RequestTally::default(),
+            wants_requests: false,
             traces: None,
             facts: None,
         }

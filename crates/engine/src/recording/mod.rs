@@ -27,6 +27,7 @@ use lj_trace_probes::sample::Record;
 use lj_trace_probes::sample_buffer::SampleBuffer;
 use lj_trace_probes::sampler::{EventPlaces, Sampler};
 use lj_trace_process::{Process, breakpoints};
+use lj_trace_profile::model::RequestKey;
 use lj_trace_profile::{Frame, ProfileKind};
 
 use crate::allocations::MemorySummary;
@@ -76,6 +77,12 @@ pub struct Recording {
     only: Option<usize>,
     /// Samples of other VMs, or outside of any, if only one is recorded.
     left_out: u64,
+    /// What samples are grouped by, if they are.
+    group_by: Option<RequestKey>,
+    /// The labels that all samples have to have.
+    only_requests: Vec<(RequestKey, String)>,
+    /// Samples that have others.
+    other_requests: u64,
     discovery: VmDiscovery,
     began: Instant,
     /// When it was last drained.
@@ -112,6 +119,10 @@ const NEW_CPUS: &str = "CPUs that were switched on after recording had begun, on
 
 /// What reports have no room for.
 const FOLDED: &str = "samples of rare stacks, which reports show as far as they share frames with others";
+
+/// Stands before the number of samples that --only leaves out, and of those whose location or server is one too many.
+const OTHER_REQUESTS: &str = "samples of other requests, which --only leaves out";
+const OTHER_NAMES: &str = "samples of locations or servers beyond the first 256, which are called [other]";
 
 /// Stands before the number of traces whose reading takes more work than there is time for.
 const UNFINISHED: &str = "traces with too many possible readings, whose inlined functions are marked in part";
@@ -233,7 +244,12 @@ impl Recording {
         let has_samples = wanted.cpu || wanted.stack_every != 0;
         let samples = has_samples.then(|| {
             let buffer = SampleBuffer::open(&programs)?;
-            Ok::<_, EngineError>((buffer, Pipeline::new(process, vms)))
+            let mut pipeline = Pipeline::new(process, vms);
+            if options.testing.no_requests {
+                pipeline.leave_requests();
+            }
+            tell_requests(&mut pipeline, &mut programs)?;
+            Ok::<_, EngineError>((buffer, pipeline))
         });
         let samples = samples.transpose()?;
         let cpu = outputs.map(|outputs| {
@@ -282,6 +298,9 @@ impl Recording {
             name,
             only,
             left_out,
+            group_by: options.group_by,
+            only_requests: options.only_requests.clone(),
+            other_requests: 0,
             memory_measured,
             slow_down: options.testing.slow_down.unwrap_or_default(),
             unread_samples: 0,
@@ -568,6 +587,7 @@ impl Recording {
         budget: Budget,
     ) -> Result<bool, EngineError> {
         let Self { process, programs, samples, cpu, memory, name, only, left_out, poll_interval, slow_down, .. } = self;
+        let Self { group_by, only_requests, other_requests, .. } = self;
         let Some((buffer, pipeline)) = samples else { return Ok(true) };
         let mut is_first = true;
         let mut outcome = Ok(());
@@ -603,6 +623,13 @@ impl Recording {
             if only.is_some() {
                 resolved.vm = Some(0);
             }
+            if resolved.allocation.is_none() && !resolved.request.has(only_requests) {
+                *other_requests += weight;
+                return go_on();
+            }
+            if let Some(key) = *group_by {
+                resolved.request.group_by(key);
+            }
             // Streams have no other way to say for how many ticks a sample stands.
             for _ in 0..weight {
                 if let Some(listener) = listener.as_deref_mut().filter(|_| resolved.allocation.is_none()) {
@@ -617,6 +644,7 @@ impl Recording {
             go_on()
         });
         programs.set_stack_ends(&pipeline.take_stack_ends());
+        tell_requests(pipeline, programs)?;
         if pipeline.take_lateness() {
             poll_interval.was_late(Instant::now());
         }
@@ -746,6 +774,7 @@ impl Recording {
             memory,
             cost,
             left_out,
+            other_requests,
             unread_samples,
             unread_stacks,
             began,
@@ -759,6 +788,7 @@ impl Recording {
         let lost_samples = lost_samples(&programs, samples.as_ref());
         let unfinished = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unfinished_traces());
         let unsearched = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unsearched_names());
+        let requests = samples.as_ref().map(|(_, pipeline)| pipeline.request_tally()).unwrap_or_default();
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
         let cpu = cpu.map(|CpuRecording { sampler, mut outputs }| {
             let mut lost = lost_samples;
@@ -769,6 +799,8 @@ impl Recording {
             noted.extend((folded > 0).then_some((FOLDED, folded)));
             noted.extend((new_cpus > 0).then_some((NEW_CPUS, new_cpus)));
             noted.extend((unfinished > 0).then_some((UNFINISHED, unfinished)));
+            noted.extend((other_requests > 0).then_some((OTHER_REQUESTS, other_requests)));
+            noted.extend((requests.others > 0).then_some((OTHER_NAMES, requests.others)));
             noted.extend((unsearched > 0).then_some((UNSEARCHED, unsearched)));
             let summary = Summary {
                 pid: options.pid,
@@ -783,6 +815,8 @@ impl Recording {
                 others: sampler.cpus().map(|_| tick * sampler.rate()),
                 lowered_to: (sampler.weight() > 1).then(|| (sampler.rate(), sampler.weight())),
                 why_threads: sampler.why_threads().map(str::to_owned),
+                requests,
+                wants_requests: options.group_by.is_some() || !options.only_requests.is_empty(),
                 traces,
                 facts: outputs.facts(),
             };
@@ -804,6 +838,11 @@ fn lost_samples(programs: &Programs, samples: Option<&(SampleBuffer, Pipeline)>)
     let waited = samples.map_or(0, |(buffer, _)| buffer.lost());
     lost.extend((waited > 0).then_some((WAITED_TOO_LONG, waited)));
     lost
+}
+
+/// Tells the kernel half where requests are, once that is known.
+fn tell_requests(pipeline: &mut Pipeline, programs: &mut Programs) -> Result<(), EngineError> {
+    Ok(pipeline.take_request_layout().map_or(Ok(()), |layout| programs.set_requests(layout))?)
 }
 
 /// What the stacks of a process begin with in reports of several, and those of its VMs if it has several.

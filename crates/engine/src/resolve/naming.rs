@@ -67,6 +67,11 @@ pub const UNSEARCHED: &str =
 const LIBRARIES_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Namer {
+    /// Where the native function of this name is, if a file of the process has one.
+    pub fn function(&mut self, name: &str) -> Option<u64> {
+        self.symbolizer.function(name)
+    }
+
     /// A namer for the VMs of `process`.
     pub fn new(process: &Process, vms: &[Vm]) -> Self {
         let mut namer = Self {

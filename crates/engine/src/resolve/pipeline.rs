@@ -10,6 +10,7 @@ use lj_trace_common::event::{
     FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
 };
 use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
 use lj_trace_common::trace::{RunningTrace, TraceCopy};
 use lj_trace_common::vm::VmState;
@@ -24,6 +25,7 @@ use lj_trace_unwind::{CFrame, NativeStack, Register, Registers, StackCopy, Unwin
 use super::layout_decision::LayoutDecision;
 use super::machine_code::{self, machine_code};
 use super::naming::Namer;
+use super::requests::{RequestLabeller, RequestTally, SampleRequest};
 use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
@@ -48,6 +50,8 @@ pub struct Resolved {
     pub allocation: Option<u64>,
     /// The trace that it hit, if that is known.
     pub trace: Option<SampledTrace>,
+    /// The request that its coroutine serves.
+    pub request: SampleRequest,
     /// The frames, innermost first.
     pub frames: Vec<ResolvedFrame>,
 }
@@ -129,6 +133,7 @@ pub struct Pipeline {
     threads: ThreadNames,
     stack_ends: StackEnds,
     kernel: KernelSymbols,
+    requests: RequestLabeller,
     /// What was there at first.
     known_code: KnownCode,
     /// See [`Self::unknown_vms`].
@@ -143,6 +148,8 @@ impl Pipeline {
         let memory = process.memory();
         let mut places = VmPlaces::default();
         let allowance = Allowance::new();
+        let mut namer = Namer::new(process, vms);
+        let requests = RequestLabeller::new(&memory, vms, &mut namer);
         vms.iter().for_each(|_| places.add());
         Self {
             places,
@@ -156,11 +163,12 @@ impl Pipeline {
             decided: Vec::new(),
             codes: vms.iter().map(|vm| machine_code(&memory, vm)).collect(),
             unwinder: Unwinder::new(process.clone()),
-            namer: Namer::new(process, vms),
+            namer,
             tally: Tally::default(),
             threads: ThreadNames::new(process),
             stack_ends: StackEnds::default(),
             kernel: KernelSymbols::default(),
+            requests,
             known_code: process.maps().map(|maps| KnownCode::of(&maps)).unwrap_or_default(),
             unknown_vms: 0,
             was_late: false,
@@ -181,6 +189,7 @@ impl Pipeline {
     /// Makes one more VM known, which gets the next index.
     pub fn add_vm(&mut self, mut vm: Vm) {
         self.teach(&mut vm, self.vms.len());
+        self.requests.see_vm(&self.memory, &vm, &mut self.namer);
         self.codes.push(machine_code(&self.memory, &vm));
         self.namer.add_vm(&vm);
         self.traces.push(Traces::within(&self.allowance));
@@ -202,6 +211,7 @@ impl Pipeline {
             return;
         }
         self.teach(&mut vm, index);
+        self.requests.see_vm(&self.memory, &vm, &mut self.namer);
         self.codes[index] = machine_code(&self.memory, &vm);
         self.namer.replace_vm(index, &vm);
         self.replace_traces(index);
@@ -313,6 +323,7 @@ impl Pipeline {
             native = self.unwind(&sample);
         }
         self.stack_ends.note(&sample.header, &native);
+        let request = vm.map(|vm| self.requests.label(&self.memory, &self.vms[vm], &sample)).unwrap_or_default();
         let on_trace = vm.and_then(|vm| self.enter_trace(vm, &mut sample, &native));
         self.was_late |= matches!(on_trace, Some(Err(NoTrace::Gone | NoTrace::Mismatch | NoTrace::Unreadable)));
         let innermost = match &on_trace {
@@ -336,7 +347,22 @@ impl Pipeline {
         let (tid, time) = (sample.header.tid, sample.header.time);
         let thread_name = self.threads.name(tid);
         let vm = vm.and_then(|vm| self.places.number(vm));
-        Resolved { state, vm, tid, thread_name, time, allocation, trace, frames }
+        Resolved { state, vm, tid, thread_name, time, allocation, trace, request, frames }
+    }
+
+    /// Leaves requests alone.
+    pub fn leave_requests(&mut self) {
+        self.requests = RequestLabeller::off();
+    }
+
+    /// Where the kernel half has to look for requests, if it was not told yet.
+    pub fn take_request_layout(&mut self) -> Option<RequestLayout> {
+        self.requests.take_layout()
+    }
+
+    /// What became of the look for the requests of samples.
+    pub fn request_tally(&self) -> RequestTally {
+        self.requests.tally()
     }
 
     /// Takes a piece of a trace that was copied.

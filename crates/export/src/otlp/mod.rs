@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use lj_trace_profile::estimated::ALLOC_SPACE_ERROR;
 use lj_trace_profile::frame::FrameKind;
-use lj_trace_profile::model::{FrameId, Measure, NativeModules, Unit};
+use lj_trace_profile::model::{FrameId, Measure, NativeModules, RequestLabels, Unit};
 use lj_trace_profile::{Frame, Interval, Resource};
 use prost::Message as _;
 
@@ -207,12 +207,13 @@ impl Profiles<'_> {
         let of_stack = of_stack.map(|id| *locations.entry(*id).or_insert_with(|| self.location(*id)));
         let of_stack: Vec<i32> = of_stack.collect();
         let stack_index = self.dictionary.stack(of_stack);
-        let state = stack.state.clone();
-        let attribute = state.map(|state| {
-            let value = AnyValue { string_value: Some(state), int_value: None };
-            self.dictionary.attribute(VM_STATE, value)
+        let state = stack.state.iter().map(|state| (VM_STATE, state.as_str()));
+        let attributes = state.chain(stack.request.iter().flat_map(RequestLabels::iter));
+        let attributes = attributes.map(|(key, value)| {
+            let value = AnyValue { string_value: Some(value.to_owned()), int_value: None };
+            self.dictionary.attribute(key, value)
         });
-        Sample { stack_index, attribute_indices: attribute.into_iter().collect(), ..Sample::default() }
+        Sample { stack_index, attribute_indices: attributes.collect(), ..Sample::default() }
     }
 
     fn location(&mut self, id: FrameId) -> i32 {

@@ -189,11 +189,17 @@ fn garbage_in_place_of_a_request_is_not_split() {
 fn two_hundred_hot_loops_are_no_series_of_their_own() {
     use lj_trace_profile::model::Labels;
     use lj_trace_profile::profile::SampleInfo;
+    // What requests they are for is sent with OTLP alone, and there is a bounded number of that.
+    let location = |number: u32| {
+        let name = format!("/{}", number / 2 % 3).into();
+        lj_trace_profile::model::RequestLabels::new([(lj_trace_profile::model::RequestKey::Location, name)])
+    };
     let mut profile = lj_trace_profile::CpuProfile::new("test");
     profile.rate = Some(99);
     for number in 0..990 {
         let thread = Some(lj_trace_profile::model::labels::ThreadLabel { tid: number % 8, name: None });
-        let labels = Labels { thread, trace: Some((number % 200).into()), state: None };
+        let labels =
+            Labels { thread, trace: Some((number % 200).into()), request: location(number), ..Labels::default() };
         let state = lj_trace_streams::VmState::ALL[number as usize % 2];
         let frame = lj_trace_profile::Frame::lua(Some(format!("loop{}", number % 200).into()), b"@a.lua", number, None);
         profile.add_sample(SampleInfo { labels, ..SampleInfo::new(state) }, [frame]);
@@ -204,7 +210,8 @@ fn two_hundred_hot_loops_are_no_series_of_their_own() {
     let message = ExportRequest::decode(bytes.as_slice()).unwrap();
     let samples = &message.resource_profiles[0].scope_profiles[0].profiles[0].samples;
     let series: HashSet<_> = samples.iter().map(|sample| sample.attribute_indices.clone()).collect();
-    assert_eq!(series.len(), 2);
+    assert_eq!(series.len(), 2 * 3);
     let pushed = PushedProfile::new(&profile, None, true).encode();
     assert!(!pushed.windows(9).any(|word| word == b"thread_id"));
+    assert!(!pushed.windows(8).any(|word| word == b"location"));
 }

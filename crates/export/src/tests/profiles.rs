@@ -27,7 +27,7 @@ pub fn cpu(rng: &mut Rng, samples: usize) -> CpuProfile {
             frames.insert(0, Frame::vm(rng.usize(..2)));
         }
         let thread = Some(ThreadLabel { tid: rng.u32(..50), name: Some("worker".into()) });
-        let labels = Labels { thread, trace: rng.bool().then(|| rng.u64(..200)), state: None };
+        let labels = Labels { thread, trace: rng.bool().then(|| rng.u64(..200)), ..Labels::default() };
         let state = VmState::ALL[rng.usize(..VmState::ALL.len())];
         let weights = [rng.u64(..5), 0];
         profile.add_sample(SampleInfo { labels, weights, ..SampleInfo::new(state) }, frames);

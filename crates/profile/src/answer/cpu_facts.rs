@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use lj_trace_streams::VmState;
 
 use super::SpentOn;
-use crate::model::{FrameId, Profile as _};
+use crate::model::{FrameId, Profile as _, RequestLabels};
 use crate::{CpuProfile, Frame};
 
 /// A CPU profile by its Lua functions and lines. Each sample counts once, for its innermost Lua function.
@@ -27,6 +27,8 @@ pub struct CpuFacts {
     pub functions: Vec<FunctionFacts>,
     /// The lines of all samples, the hottest first.
     pub lines: Vec<(LinePlace, u64)>,
+    /// The samples by the requests that they served, the most first; empty if no request is known.
+    pub requests: Vec<(Option<RequestLabels>, u64)>,
     /// What the samples belong to, where they are of several processes or VMs, and its own facts.
     pub parts: Vec<(String, CpuFacts)>,
 }
@@ -71,8 +73,10 @@ impl CpuFacts {
     pub fn of(profile: &CpuProfile) -> Self {
         let mut parts: Vec<(Option<FrameId>, FactsCounter<'_>)> = Vec::new();
         let (names, shown) = (LuaNames::of(profile), profile.shown().index);
+        let mut requests: HashMap<Option<&RequestLabels>, u64> = HashMap::new();
         for row in profile.weighted().rows() {
             let count = row.weights[shown];
+            *requests.entry(row.labels.request.as_ref()).or_default() += count;
             let at = parts.iter().position(|(root, _)| *root == row.root).unwrap_or_else(|| {
                 parts.push((row.root, FactsCounter::new(&names)));
                 parts.len() - 1
@@ -85,15 +89,16 @@ impl CpuFacts {
             root.and_then(|root| profile.frame(root)).map_or_else(|| "outside of any VM".to_owned(), Frame::to_string)
         };
         let mut parts: Vec<_> = parts.into_iter().map(|(root, part)| (name(root), part.facts())).collect();
+        let requests = sorted(requests);
         match parts.len() {
             0 => Self::default(),
-            1 => parts.swap_remove(0).1,
+            1 => Self { requests, ..parts.swap_remove(0).1 },
             _ => {
                 let mut whole = Self::default();
                 parts.iter().for_each(|(_, part)| whole.take_in(part));
                 whole.sort();
                 parts.sort_by(|(a_name, a), (b_name, b)| b.samples.cmp(&a.samples).then_with(|| a_name.cmp(b_name)));
-                Self { parts, ..whole }
+                Self { parts, requests, ..whole }
             }
         }
     }
@@ -142,6 +147,16 @@ impl CpuFacts {
         self.functions.sort_by(|a, b| (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a.name.cmp(&b.name)));
         self.lines.sort_by(|(a_place, a), (b_place, b)| b.cmp(a).then_with(|| a_place.cmp(b_place)));
     }
+}
+
+/// Requests, the most samples first; nothing if none is known.
+fn sorted(requests: HashMap<Option<&RequestLabels>, u64>) -> Vec<(Option<RequestLabels>, u64)> {
+    if requests.keys().all(Option::is_none) {
+        return Vec::new();
+    }
+    let mut sorted: Vec<_> = requests.into_iter().map(|(labels, count)| (labels.cloned(), count)).collect();
+    sorted.sort_by(|(a_labels, a), (b_labels, b)| b.cmp(a).then_with(|| a_labels.cmp(b_labels)));
+    sorted
 }
 
 fn merge(lines: &mut Vec<(LinePlace, u64)>, others: &[(LinePlace, u64)]) {

@@ -6,7 +6,7 @@ use lj_trace_streams::VmState;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, counted};
 
-use super::{CpuFacts, CpuUse, FunctionFacts, LinePlace};
+use super::{CpuFacts, CpuUse, FunctionFacts, LinePlace, requests_text};
 use crate::chance::largest_error;
 
 /// How many functions, and how many lines.
@@ -57,6 +57,7 @@ fn write(facts: &CpuFacts, room: Room, out: &mut String) -> std::fmt::Result {
         }
         writeln!(out, "{table}")?;
     }
+    requests_text::write(facts, room, out)?;
     writeln!(out, "VM          {}", vm_line(facts))
 }
 

@@ -7,6 +7,7 @@ mod cpu_facts;
 mod cpu_sentence;
 mod facts_text;
 mod memory_sentence;
+mod requests_text;
 mod spent_on;
 
 pub use cpu_facts::{CpuFacts, FunctionFacts, LinePlace};

@@ -36,7 +36,8 @@ impl StackTable {
             let frames = frames.iter().filter(|frame| **frame != Frame::Rare).chain([&Frame::Rare]);
             // Threads and traces come and go as functions do.
             let thread = labels.thread.clone().filter(|thread| self.knows_thread(thread));
-            let labels = Labels { thread, state: labels.state, trace: None };
+            // Of requests there is a bounded number of labels.
+            let labels = Labels { thread, state: labels.state, trace: None, request: labels.request.clone() };
             moved[id.index()] = Some(self.take_in(&labels, frames, weights));
         }
         // There is one for each.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use lj_trace_streams::VmState;
 
+use super::RequestLabels;
+
 /// What is known of the samples of a stack besides their frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels {
@@ -13,6 +15,8 @@ pub struct Labels {
     pub state: Option<VmState>,
     /// The number of the trace that was running.
     pub trace: Option<u64>,
+    /// Which request the coroutine served.
+    pub request: Option<RequestLabels>,
 }
 
 /// A thread of the target.

@@ -7,6 +7,7 @@ pub mod labels;
 mod measure;
 mod module;
 mod recorded;
+pub mod requests;
 pub mod stacks;
 mod timeline;
 
@@ -17,6 +18,7 @@ pub use labels::Labels;
 pub use measure::{Measure, Unit};
 pub use module::{NativeModule, NativeModules};
 pub use recorded::Recorded;
+pub use requests::{RequestKey, RequestLabels};
 pub use stacks::{FrameId, Row, StackId, StackTable, Weights};
 pub use timeline::{CounterSeries, Point, Timeline};
 

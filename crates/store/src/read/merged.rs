@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use lj_trace_profile::memory::{GrowthStep, StoredMemory};
 use lj_trace_profile::model::labels::ThreadLabel;
-use lj_trace_profile::model::{FrameId, Labels, Recorded, StackTable};
+use lj_trace_profile::model::{FrameId, Labels, Recorded, RequestKey, RequestLabels, StackTable};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Frame, MemoryProfile};
 use lj_trace_streams::VmState;
@@ -283,5 +283,8 @@ fn labels(pairs: &[(String, String)]) -> (Labels, Option<&str>) {
     let thread = get(label::THREAD_ID).and_then(|tid| tid.parse().ok());
     let thread = thread.map(|tid| ThreadLabel { tid, name: get(label::THREAD).map(Into::into) });
     let trace = get(label::TRACE).and_then(|trace| trace.parse().ok());
-    (Labels { thread, state: get(label::VM_STATE).and_then(state), trace }, get(label::VM))
+    let request = RequestKey::ALL.into_iter().filter_map(|key| Some((key, get(key.name())?.into())));
+    let labels =
+        Labels { thread, state: get(label::VM_STATE).and_then(state), trace, request: RequestLabels::new(request) };
+    (labels, get(label::VM))
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
-use lj_trace_profile::model::{Labels, Unit};
+use lj_trace_profile::model::{Labels, RequestLabels, Unit};
 use lj_trace_profile::{Frame, Interval, ProfileKind, Resource};
 
 use super::counts::StoredAmount;
@@ -218,6 +218,9 @@ impl Rows {
         }
         if let Some(trace) = labels.trace {
             pair(label::TRACE, &trace.to_string());
+        }
+        for (key, value) in labels.request.iter().flat_map(RequestLabels::iter) {
+            pair(key, value);
         }
         self.map(pairs)
     }

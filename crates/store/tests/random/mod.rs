@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lj_trace_profile::memory::StoredMemory;
 use lj_trace_profile::model::labels::ThreadLabel;
-use lj_trace_profile::model::{Labels, StackTable};
+use lj_trace_profile::model::{Labels, RequestKey, RequestLabels, StackTable};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Frame, MemoryProfile, Profile, Weight};
 use lj_trace_streams::VmState;
@@ -88,7 +88,9 @@ impl Random {
 
     fn labels(&mut self) -> Labels {
         let thread = self.maybe(|random| ThreadLabel { tid: random.0.u32(..), name: random.maybe(Self::text) });
-        Labels { thread, state: None, trace: self.maybe(|random| random.0.u64(..)) }
+        let location = self.maybe(|random| (RequestKey::Location, random.text()));
+        let request = RequestLabels::new(location);
+        Labels { thread, state: None, trace: self.maybe(|random| random.0.u64(..)), request }
     }
 
     pub fn cpu(&mut self) -> CpuProfile {

@@ -157,6 +157,16 @@ impl Symbolizer {
         mapped.into_iter().map(|located| FileSymbols { table: self.table(&located.module), located }).collect()
     }
 
+    /// Where the function of this name is, as a file has it: in the first file that has one. Files are read one after the other
+    /// until then.
+    pub fn function(&mut self, name: &str) -> Option<u64> {
+        self.modules.open_all().into_iter().find_map(|located| {
+            let table = self.table(&located.module);
+            let address = table.iter().find(|symbol| symbol.name == name)?.address;
+            Some(address.wrapping_add(located.bias))
+        })
+    }
+
     /// The names and build ids of the files that are mapped now and have no symbols of their own functions, here or in a debug file.
     pub fn without_symbols(&mut self) -> Vec<(Arc<str>, Vec<u8>)> {
         let mut found: Vec<(Arc<str>, Vec<u8>)> = Vec::new();
@@ -229,6 +239,15 @@ mod tests {
         let symbol = symbolizer.symbolize(address + 1);
         assert!(symbol.to_string().ends_with("symbols::tests::names_a_function_of_this_test"), "{symbol}");
         assert_eq!(symbol.address, address);
+    }
+
+    #[test]
+    fn finds_functions_by_their_names() {
+        let mut symbolizer = own();
+        let address = symbolizer.function("getpid").unwrap();
+        // It has other names, too.
+        assert_eq!(symbolizer.symbolize(address).address, address);
+        assert_eq!(symbolizer.function("no_such_function_at_all"), None);
     }
 
     #[test]

@@ -17,9 +17,10 @@ use self::message::{Function, Label, Line, Location, Mapping, Sample, ValueType}
 use super::functions::FunctionTable;
 use crate::Frame;
 use crate::estimated::ALLOC_SPACE_ERROR;
-use crate::model::{FrameId, Measure, NativeModule, Profile, Recorded, Row, Unit};
+use crate::model::{FrameId, Measure, NativeModule, Profile, Recorded, RequestLabels, Row, Unit};
 
-/// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state and the trace.
+/// Writes a profile for pprof's tools: every measure, and labels for the VM, the thread, the VM's state, the trace
+/// and the request.
 ///
 /// # Errors
 /// The output cannot take the bytes.
@@ -137,6 +138,9 @@ impl Builder {
         if is_bounded {
             return Some(Sample { location_id, value, label });
         }
+        for (key, value) in row.labels.request.iter().flat_map(RequestLabels::iter) {
+            text(self, key, value);
+        }
         if let Some(thread) = &row.labels.thread {
             if let Some(name) = &thread.name {
                 text(self, "thread", name);
@@ -209,8 +213,8 @@ mod tests {
     use lj_trace_streams::memprof::{Event, Source};
 
     use super::*;
-    use crate::model::Labels;
     use crate::model::labels::ThreadLabel;
+    use crate::model::{Labels, RequestKey};
     use crate::profile::SampleInfo;
     use crate::{CpuProfile, MemoryProfile, Weight};
 
@@ -230,7 +234,8 @@ mod tests {
             NativeModule { path: "/lib/x.so".into(), build_id: Some("ab12".into()), ..NativeModule::default() };
         profile.modules.insert("x.so".into(), module);
         let thread = Some(ThreadLabel { tid: 7, name: Some("worker".into()) });
-        let labels = Labels { thread, trace: Some(3), ..Labels::default() };
+        let request = RequestLabels::new([(RequestKey::Location, "/cart".into())]);
+        let labels = Labels { thread, trace: Some(3), request, ..Labels::default() };
         let info = SampleInfo { labels, ..SampleInfo::new(VmState::Cfunc) };
         let native = Frame::C { symbol: "memcpy".into(), module: Some("x.so".into()) };
         profile.add_sample(info, [Frame::vm(0), Frame::lua(Some("f".into()), b"@a.lua", 3, Some(5)), native]);
@@ -255,6 +260,7 @@ mod tests {
         let expected = [
             ("vm", "VM 1", 0),
             ("vm_state", "CFUNC", 0),
+            ("location", "/cart", 0),
             ("thread", "worker", 0),
             ("thread_id", "", 7),
             ("trace", "", 3),

@@ -1,0 +1,186 @@
+//! Which request a sample is for: labels, and what became of the look for them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lj_trace_common::event::RecordKind;
+use lj_trace_common::request::RequestLayout;
+use lj_trace_luajit::Vm;
+use lj_trace_probes::sample::Sample;
+use lj_trace_process::ProcessMemory;
+use lj_trace_profile::Frame;
+use lj_trace_profile::model::{RequestKey, RequestLabels};
+use lj_trace_requests::{Circumstances, RequestOutcome, Requests, ServedRequest};
+
+use super::naming::Namer;
+
+/// What is known of the request of a sample.
+#[derive(Clone, Debug, Default)]
+pub struct SampleRequest {
+    /// Its labels, if there is a request, and it is known.
+    pub labels: Option<RequestLabels>,
+    /// Whether there may be one that is not known.
+    pub is_unknown: bool,
+    /// The frame that the sample is grouped by, if it is.
+    pub group: Option<Frame>,
+}
+
+impl SampleRequest {
+    /// Groups the sample by a label.
+    pub fn group_by(&mut self, key: RequestKey) {
+        let name = match self.labels.as_ref().map(|labels| labels.get(key)) {
+            Some(Some(value)) => Arc::clone(value),
+            Some(None) => format!("[no {key}]").into(),
+            None if self.is_unknown => "[request not known]".into(),
+            None => "[no request]".into(),
+        };
+        self.group = Some(Frame::Root { name });
+    }
+
+    /// Whether it has all of these labels.
+    pub fn has(&self, wanted: &[(RequestKey, String)]) -> bool {
+        let has = |(key, value): &(RequestKey, String)| {
+            self.labels.as_ref().and_then(|labels| labels.get(*key)).is_some_and(|own| **own == **value)
+        };
+        wanted.iter().all(has)
+    }
+}
+
+/// What became of the look for the requests of samples.
+#[derive(Clone, Debug, Default)]
+pub struct RequestTally {
+    /// Whether it was looked for them at all.
+    pub is_wanted: bool,
+    /// Samples with labels.
+    pub found: u64,
+    /// Samples of coroutines that serve no request.
+    pub without: u64,
+    /// Samples whose request is not known, by reason.
+    pub unknown: BTreeMap<String, u64>,
+    /// Samples with a name that has no room among the others.
+    pub others: u64,
+    /// Why phases are not known, if they are not.
+    pub no_phases: Option<&'static str>,
+}
+
+impl RequestTally {
+    /// Why no sample has labels, if none has.
+    pub fn why_none(&self) -> Option<String> {
+        if self.found > 0 {
+            return None;
+        }
+        Some(match self.unknown.iter().max_by_key(|(_, count)| **count) {
+            _ if !self.is_wanted => {
+                "its LuaJIT has no word for requests in coroutines: it is not OpenResty's".to_owned()
+            }
+            Some((reason, count)) => format!("{reason} ({count} samples)"),
+            None => "no sample hit a coroutine that serves a request".to_owned(),
+        })
+    }
+}
+
+/// Finds the requests of one process.
+pub struct RequestLabeller {
+    requests: Requests,
+    tally: RequestTally,
+    /// Whether the kernel half does not know the layout yet.
+    is_news: bool,
+    /// Whether requests are left alone.
+    is_off: bool,
+}
+
+impl RequestLabeller {
+    /// For a process with these VMs, whose functions `namer` knows.
+    pub fn new(memory: &ProcessMemory, vms: &[Vm], namer: &mut Namer) -> Self {
+        let configs: Vec<_> = vms.iter().map(Vm::config).collect();
+        let requests = Requests::find(memory, &configs, |name| namer.function(name));
+        let is_news = requests.is_wanted();
+        Self { requests, tally: RequestTally::default(), is_news, is_off: false }
+    }
+
+    /// One that leaves requests alone.
+    pub fn off() -> Self {
+        Self { requests: Requests::default(), tally: RequestTally::default(), is_news: false, is_off: true }
+    }
+
+    /// One more VM: it may be the first that has requests.
+    pub fn see_vm(&mut self, memory: &ProcessMemory, vm: &Vm, namer: &mut Namer) {
+        if !self.requests.is_wanted() && !self.is_off {
+            let tally = std::mem::take(&mut self.tally);
+            *self = Self { tally, ..Self::new(memory, std::slice::from_ref(vm), namer) };
+        }
+    }
+
+    /// What the kernel half has to be told, if it was not yet.
+    pub fn take_layout(&mut self) -> Option<RequestLayout> {
+        std::mem::take(&mut self.is_news).then(|| self.requests.layout())
+    }
+
+    /// What became of all samples.
+    pub fn tally(&self) -> RequestTally {
+        let (is_wanted, others, no_phases) =
+            (self.requests.is_wanted(), self.requests.others(), self.requests.no_phases());
+        RequestTally { is_wanted, others, no_phases, ..self.tally.clone() }
+    }
+
+    /// The request of a sample that hit this VM, while its frames are as the kernel has seen them.
+    pub fn label(&mut self, memory: &ProcessMemory, vm: &Vm, sample: &Sample<'_>) -> SampleRequest {
+        let inner = sample.frames.len().min(sample.header.inner_frames as usize);
+        let circumstances = Circumstances {
+            on_main_thread: sample.header.thread == vm.main_thread,
+            runs_lua: sample.frames[..inner].iter().any(|frame| frame.kind == RecordKind::Lua as u8),
+        };
+        let weight = sample.weight();
+        match self.requests.resolve(memory, &sample.header.request, circumstances) {
+            RequestOutcome::NotLooked => SampleRequest::default(),
+            RequestOutcome::NoRequest => {
+                self.tally.without += weight;
+                SampleRequest::default()
+            }
+            RequestOutcome::Not(reason) => {
+                *self.tally.unknown.entry(reason.to_string()).or_default() += weight;
+                SampleRequest { is_unknown: true, ..SampleRequest::default() }
+            }
+            RequestOutcome::Found(request) => {
+                self.tally.found += weight;
+                SampleRequest { labels: labels(request), ..SampleRequest::default() }
+            }
+        }
+    }
+}
+
+fn labels(ServedRequest { phase, location, server }: ServedRequest) -> Option<RequestLabels> {
+    let phase = phase.map(|phase| (RequestKey::Phase, phase.name().into()));
+    let location = location.map(|name| (RequestKey::Location, name));
+    let server = server.map(|name| (RequestKey::Server, name));
+    RequestLabels::new([location, phase, server].into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(labels: &[(RequestKey, &str)]) -> SampleRequest {
+        let labels = RequestLabels::new(labels.iter().map(|(key, value)| (*key, Arc::from(*value))));
+        SampleRequest { labels, ..SampleRequest::default() }
+    }
+
+    #[test]
+    fn samples_are_grouped_and_chosen_by_labels() {
+        let mut cart = sample(&[(RequestKey::Location, "/cart"), (RequestKey::Phase, "log")]);
+        let wanted = |key, value: &str| vec![(key, value.to_owned())];
+        assert!(cart.has(&[]) && cart.has(&wanted(RequestKey::Location, "/cart")));
+        assert!(!cart.has(&wanted(RequestKey::Location, "/ca")) && !cart.has(&wanted(RequestKey::Server, "/cart")));
+        let both = [wanted(RequestKey::Location, "/cart"), wanted(RequestKey::Phase, "content")].concat();
+        assert!(!cart.has(&both));
+        let shown = |request: &mut SampleRequest, key| {
+            request.group_by(key);
+            request.group.clone().unwrap().to_string()
+        };
+        assert_eq!(shown(&mut cart, RequestKey::Location), "/cart");
+        assert_eq!(shown(&mut cart, RequestKey::Server), "[no server]");
+        assert_eq!(shown(&mut sample(&[]), RequestKey::Phase), "[no request]");
+        let mut unknown = SampleRequest { is_unknown: true, ..SampleRequest::default() };
+        assert_eq!(shown(&mut unknown, RequestKey::Phase), "[request not known]");
+    }
+}

@@ -1,0 +1,83 @@
+//! Which request a stack was seen in.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// What a label of a request tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
+pub enum RequestKey {
+    /// The location of nginx's configuration, as it is written there
+    Location,
+    /// The phase of nginx: content, access, log and so on
+    Phase,
+    /// The server of nginx's configuration, by the first of its names
+    Server,
+}
+
+impl RequestKey {
+    /// All keys, in the order in which labels have them.
+    pub const ALL: [Self; 3] = [Self::Location, Self::Phase, Self::Server];
+
+    /// Its name, in all formats.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Location => "location",
+            Self::Phase => "phase",
+            Self::Server => "server",
+        }
+    }
+
+    /// The key of this name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|key| key.name() == name)
+    }
+}
+
+impl fmt::Display for RequestKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The labels of a request: of each kind one at most. There is a bounded number of values of each.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestLabels(Arc<[(RequestKey, Arc<str>)]>);
+
+impl RequestLabels {
+    /// These labels; [`None`] if there are none.
+    pub fn new(labels: impl IntoIterator<Item = (RequestKey, Arc<str>)>) -> Option<Self> {
+        let mut labels: Vec<_> = labels.into_iter().collect();
+        labels.sort();
+        labels.dedup_by_key(|(key, _)| *key);
+        (!labels.is_empty()).then(|| Self(labels.into()))
+    }
+
+    /// The one of this kind.
+    pub fn get(&self, key: RequestKey) -> Option<&Arc<str>> {
+        self.0.iter().find(|(own, _)| *own == key).map(|(_, value)| value)
+    }
+
+    /// All of them, by their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.0.iter().map(|(key, value)| (key.name(), &**value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_found_by_their_kind() {
+        assert_eq!(RequestLabels::new([]), None);
+        let labels = [(RequestKey::Phase, "log".into()), (RequestKey::Location, "/a".into())];
+        let labels = RequestLabels::new(labels).unwrap();
+        assert_eq!(labels.get(RequestKey::Location).map(|value| &**value), Some("/a"));
+        assert_eq!(labels.get(RequestKey::Server), None);
+        assert_eq!(labels.iter().collect::<Vec<_>>(), [("location", "/a"), ("phase", "log")]);
+        for key in RequestKey::ALL {
+            assert_eq!(RequestKey::of_name(key.name()), Some(key));
+        }
+    }
+}

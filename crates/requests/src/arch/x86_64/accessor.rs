@@ -1,0 +1,221 @@
+//! `ngx_http_lua_ffi_get_phase`, read as a computation: `request->ctx[module.ctx_index]->context`.
+
+use iced_x86::{Code, ConditionCode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use lj_trace_common::memory::ReadMemory;
+
+use crate::arch::Accessor;
+
+/// Instructions that are followed.
+const MOST_INSTRUCTIONS: usize = 40;
+
+/// Where a request has its array of contexts.
+const CONTEXTS: u64 = 0x10;
+
+/// What a register holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    Unknown,
+    /// The request: the first argument.
+    Request,
+    /// The array of its contexts.
+    Contexts,
+    /// This number.
+    Number(u64),
+    /// The context with this index.
+    Context(u32),
+    /// The phase, in so many bits, at this place of the context with this index.
+    Phase(Accessor),
+}
+
+/// What such a function reads; [`None`] if its code is of another kind.
+pub fn read_accessor(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<Accessor> {
+    let mut values = [Value::Unknown; 16];
+    values[Register::RDI.number()] = Value::Request;
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut tested = None;
+    for _ in 0..MOST_INSTRUCTIONS {
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            return None;
+        }
+        match instruction.flow_control() {
+            FlowControl::Next => {}
+            FlowControl::Return => {
+                let Value::Phase(accessor) = values[Register::RAX.number()] else { return None };
+                return Some(accessor);
+            }
+            FlowControl::UnconditionalBranch => {
+                go_to(&mut decoder, address, instruction.near_branch_target())?;
+                continue;
+            }
+            FlowControl::ConditionalBranch => {
+                // Where there is a context.
+                tested.take()?;
+                match instruction.condition_code() {
+                    ConditionCode::e => {}
+                    ConditionCode::ne => go_to(&mut decoder, address, instruction.near_branch_target())?,
+                    _ => return None,
+                }
+                continue;
+            }
+            _ => return None,
+        }
+        if instruction.mnemonic() == Mnemonic::Test {
+            let is_context = |register: Register| matches!(of(&values, register), Value::Context(_));
+            let (first, second) = (instruction.op0_register(), instruction.op1_register());
+            tested = (first == second && is_context(first)).then_some(());
+            continue;
+        }
+        if instruction.op_count() >= 1 && instruction.op0_kind() == OpKind::Register && writes_first(&instruction) {
+            let register = instruction.op0_register().full_register();
+            if register.is_gpr64() {
+                values[register.number()] = result(memory, &values, &instruction);
+            }
+        }
+    }
+    None
+}
+
+/// Whether its first operand is where the result goes.
+fn writes_first(instruction: &Instruction) -> bool {
+    !matches!(instruction.mnemonic(), Mnemonic::Push | Mnemonic::Cmp | Mnemonic::Test | Mnemonic::Nop)
+}
+
+fn go_to(decoder: &mut Decoder<'_>, start: u64, target: u64) -> Option<()> {
+    decoder.set_position(usize::try_from(target.checked_sub(start)?).ok()?).ok()?;
+    decoder.set_ip(target);
+    Some(())
+}
+
+fn of(values: &[Value; 16], register: Register) -> Value {
+    if register.is_gpr64() { values[register.number()] } else { Value::Unknown }
+}
+
+/// What an instruction puts into its first operand.
+fn result(memory: &impl ReadMemory, values: &[Value; 16], instruction: &Instruction) -> Value {
+    let (width, is_load) = match instruction.code() {
+        Code::Mov_r64_rm64 => (64, instruction.op1_kind() == OpKind::Memory),
+        Code::Mov_r32_rm32 => (32, instruction.op1_kind() == OpKind::Memory),
+        Code::Movzx_r32_rm16 | Code::Movzx_r64_rm16 => (16, instruction.op1_kind() == OpKind::Memory),
+        Code::Lea_r64_m if instruction.memory_base() == Register::RIP => {
+            return Value::Number(instruction.memory_displacement64());
+        }
+        _ => return Value::Unknown,
+    };
+    if !is_load {
+        let source = instruction.op1_register();
+        return if width == 64 { of(values, source) } else { Value::Unknown };
+    }
+    let displacement = instruction.memory_displacement64();
+    let (base, index) = (instruction.memory_base(), instruction.memory_index());
+    let load = |address: u64| match width {
+        64 => memory.read::<u64>(address).map_or(Value::Unknown, Value::Number),
+        _ => Value::Unknown,
+    };
+    // What iced gives as the displacement is the address already.
+    if base == Register::RIP || base == Register::None && index == Register::None {
+        return load(displacement);
+    }
+    match (of(values, base), index, width) {
+        (Value::Number(number), Register::None, 64) => load(number.wrapping_add(displacement)),
+        (Value::Request, Register::None, 64) if displacement == CONTEXTS => Value::Contexts,
+        (Value::Contexts, Register::None, 64) if displacement.is_multiple_of(8) => context(displacement / 8),
+        (Value::Contexts, index, 64) if instruction.memory_index_scale() == 8 && displacement == 0 => {
+            if let Value::Number(number) = of(values, index) {
+                context(number)
+            } else {
+                Value::Unknown
+            }
+        }
+        (Value::Context(index), Register::None, 16 | 32) if displacement < 1 << 16 => {
+            let mask = if width == 16 { 0xffff } else { u32::MAX };
+            Value::Phase(Accessor { index, phase: displacement as u32, mask })
+        }
+        _ => Value::Unknown,
+    }
+}
+
+fn context(index: u64) -> Value {
+    u32::try_from(index).map_or(Value::Unknown, Value::Context)
+}
+
+#[cfg(test)]
+mod tests {
+    use lj_trace_common::memory::{Pod, Unreadable};
+
+    use super::*;
+
+    /// A table at 0x20, whose first entry leads to the module, at 0x30, whose index is 9.
+    struct Table;
+
+    impl ReadMemory for Table {
+        fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
+            let word: u64 = match address {
+                0x1020 => 0x1030,
+                0x1030 => 9,
+                _ => return Err(Unreadable),
+            };
+            assert_eq!(size_of::<T>(), 8);
+            // SAFETY: both are plain data of the same size.
+            Ok(unsafe { std::mem::transmute_copy(&word) })
+        }
+    }
+
+    /// `mov off(%rip), %rax` from the code's address on, with what follows.
+    fn code(rest: &[u8]) -> Vec<u8> {
+        let mut code = vec![0x48, 0x8b, 0x05, 0x19, 0, 0, 0];
+        code.extend(rest);
+        code
+    }
+
+    const REST: [u8; 30] = [
+        0x48, 0x8b, 0x10, // mov (%rax), %rdx
+        0x48, 0x8b, 0x47, 0x10, // mov 0x10(%rdi), %rax
+        0x48, 0x8b, 0x04, 0xd0, // mov (%rax,%rdx,8), %rax
+        0x48, 0x85, 0xc0, // test %rax, %rax
+        0x74, 0x08, // je
+        0x0f, 0xb7, 0x80, 0xa4, 0x01, 0, 0,    // movzwl 0x1a4(%rax), %eax
+        0xc3, // ret
+        0x48, 0x89, 0x06, // mov %rax, (%rsi)
+        0x31, 0xc0, 0xc3, // xor %eax, %eax; ret
+    ];
+
+    #[test]
+    fn the_code_of_a_build_tells_index_and_place() {
+        let found = read_accessor(&Table, &code(&REST), 0x1000);
+        assert_eq!(found, Some(Accessor { index: 9, phase: 0x1a4, mask: 0xffff }));
+    }
+
+    #[test]
+    fn a_program_that_is_not_relocated_has_the_index_in_place() {
+        // mov off(%rip), %rdx: the module itself; mov 0x10(%rdi), %rax; mov (%rax,%rdx,8), %rax; mov 0x1c8(%rax), %eax; ret.
+        let bytes = [
+            0x48, 0x8b, 0x15, 0x29, 0, 0, 0, 0x48, 0x8b, 0x47, 0x10, 0x48, 0x8b, 0x04, 0xd0, 0x48, 0x85, 0xc0, 0x75,
+            0x02, 0x31, 0xc0, 0x8b, 0x80, 0xc8, 0x01, 0, 0, 0xc3,
+        ];
+        let found = read_accessor(&Table, &bytes, 0x1000);
+        assert_eq!(found, Some(Accessor { index: 9, phase: 0x1c8, mask: u32::MAX }));
+    }
+
+    #[test]
+    fn no_change_of_a_byte_is_taken_for_something_else() {
+        let right = read_accessor(&Table, &code(&REST), 0x1000);
+        for at in 0..code(&REST).len() {
+            for bit in 0..8 {
+                let mut changed = code(&REST);
+                changed[at] ^= 1 << bit;
+                if let Some(found) = read_accessor(&Table, &changed, 0x1000).filter(|found| Some(*found) != right) {
+                    // Only the place within the context, or its width, may be another.
+                    assert_eq!(found.index, 9, "byte {at}, bit {bit}: {found:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_code_is_not_understood() {
+        for code in [&[][..], &[0xc3], &[0x90; 64], &[0x0f, 0xb7, 0x87, 0, 0, 0, 0, 0xc3], &[0xe8, 0, 0, 0, 0, 0xc3]] {
+            assert_eq!(read_accessor(&Table, code, 0x1000), None);
+        }
+    }
+}

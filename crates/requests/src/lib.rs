@@ -1,0 +1,144 @@
+//! Which request a sample is for.
+//!
+//! [`Requests::find`] looks at a process once, [`Requests::layout`] tells the kernel half where to look at a sample, and
+//! [`Requests::resolve`] makes labels of what it has seen there. Nothing is believed that is not proven: see
+//! `docs/requests.md`.
+
+pub mod arch;
+mod names;
+mod nginx;
+mod outcome;
+mod phase;
+
+use std::sync::Arc;
+
+use lj_trace_common::memory::ReadMemory;
+use lj_trace_common::request::{MAX_MODULES, NO_INDEX, RequestLayout, RequestMarks, RequestState, embedder_word};
+use lj_trace_common::vm::VmConfig;
+
+pub use arch::Accessor;
+use names::BoundedNames;
+use nginx::{Configurations, RequestPlace};
+pub use outcome::{RequestOutcome, Unlabelled};
+pub use phase::RequestPhase;
+
+/// What is known of the request that a sample is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ServedRequest {
+    /// Which part of nginx's work on the request it was.
+    pub phase: Option<RequestPhase>,
+    /// The location, as it is in nginx's configuration: `/cart`, `= /`, `~ \.php$`, `@fallback`. [`None`] where the request has
+    /// none, since it is not chosen yet.
+    pub location: Option<Arc<str>>,
+    /// The first name of the server in nginx's configuration, if it has one.
+    pub server: Option<Arc<str>>,
+}
+
+/// Of what else than the request it depends whether its labels are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Circumstances {
+    /// Whether the innermost coroutine is the VM's main one, which serves one request after the other.
+    pub on_main_thread: bool,
+    /// Whether a Lua function is on its stack: nginx says whom it is for only before it calls one.
+    pub runs_lua: bool,
+}
+
+/// The function of lua-nginx-module that tells a request's phase, for Lua libraries that call it by this name.
+const GET_PHASE: &str = "ngx_http_lua_ffi_get_phase";
+
+/// The requests of one process.
+#[derive(Debug, Default)]
+pub struct Requests {
+    layout: RequestLayout,
+    configurations: Configurations,
+    locations: BoundedNames,
+    servers: BoundedNames,
+    /// Why phases are not known, if they are not.
+    no_phases: Option<&'static str>,
+}
+
+impl Requests {
+    /// Looks at a process with these VMs. `function` tells where its native functions are, by their names.
+    pub fn find(memory: &impl ReadMemory, vms: &[VmConfig], function: impl FnOnce(&str) -> Option<u64>) -> Self {
+        if !vms.iter().any(|vm| embedder_word(&vm.layout).is_some()) {
+            return Self::default();
+        }
+        let accessor = function(GET_PHASE).map(|address| {
+            // Far more than the compiler makes of five lines.
+            let code = memory.read::<[u8; 96]>(address).ok()?;
+            Accessor::read(memory, &code, address)
+        });
+        Self::with_accessor(accessor)
+    }
+
+    /// The same, given what the program's code says of phases: nothing if there is no such function, and an inner [`None`] if it
+    /// is not understood.
+    pub fn with_accessor(accessor: Option<Option<Accessor>>) -> Self {
+        let unknown = RequestLayout { is_wanted: 1, lua_index: NO_INDEX, ..RequestLayout::default() };
+        let (layout, no_phases) = match accessor {
+            None => (unknown, Some("the program exports no function that tells phases")),
+            Some(None) => (unknown, Some("the code of the function that tells phases is not understood")),
+            Some(Some(Accessor { index, phase, mask })) if index < MAX_MODULES => {
+                (RequestLayout { lua_index: index, phase, phase_mask: mask, ..unknown }, None)
+            }
+            Some(Some(_)) => (unknown, Some("the function that tells phases names no module")),
+        };
+        Self { layout, no_phases, ..Self::default() }
+    }
+
+    /// Whether the process has coroutines that may have requests at all.
+    pub fn is_wanted(&self) -> bool {
+        self.layout.is_wanted != 0
+    }
+
+    /// What the kernel half has to know.
+    pub fn layout(&self) -> RequestLayout {
+        self.layout
+    }
+
+    /// Why phases are not known, if they are not.
+    pub fn no_phases(&self) -> Option<&'static str> {
+        self.no_phases
+    }
+
+    /// How many samples have a location or a server that is called `[other]`, since there are too many names.
+    pub fn others(&self) -> u64 {
+        self.locations.others() + self.servers.others()
+    }
+
+    /// What is known of the request of a sample.
+    pub fn resolve(
+        &mut self,
+        memory: &impl ReadMemory,
+        marks: &RequestMarks,
+        Circumstances { on_main_thread, runs_lua }: Circumstances,
+    ) -> RequestOutcome {
+        use RequestOutcome::{NoRequest, Not};
+        match RequestState::from_u32(marks.state) {
+            None | Some(RequestState::None | RequestState::Open | RequestState::Settled) => {
+                return RequestOutcome::NotLooked;
+            }
+            Some(RequestState::NoRequest) => return NoRequest,
+            Some(RequestState::Mixed) => return Not(Unlabelled::OtherCoroutine),
+            Some(RequestState::Unreadable) => return Not(Unlabelled::Unreadable),
+            Some(RequestState::NotOne) => return Not(Unlabelled::NoSignature),
+            Some(RequestState::Found) => {}
+        }
+        if !runs_lua {
+            return Not(Unlabelled::NoLua);
+        }
+        let phase = RequestPhase::from_bits(marks.phase);
+        if on_main_thread && phase.is_some_and(|phase| !phase.is_on_main_thread()) {
+            return Not(Unlabelled::LeftOver);
+        }
+        let place = match self.configurations.place(memory, marks) {
+            Ok(place) => place,
+            // Timers that no request has set: of these the program's own code tells the phase.
+            Err(Unlabelled::NoLocation) if phase.is_some() => RequestPlace::default(),
+            Err(why) => return Not(why),
+        };
+        let location = place.location.map(|name| self.locations.bounded(&name));
+        let server = place.server.map(|name| self.servers.bounded(&name));
+        RequestOutcome::Found(ServedRequest { phase, location, server })
+    }
+}

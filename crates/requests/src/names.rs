@@ -1,0 +1,55 @@
+//! A bounded number of names: labels are for tables, and servers of profiles make a series of each.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The most different names of a kind.
+pub const MOST_NAMES: usize = 256;
+
+/// What all others are called.
+pub const OTHER: &str = "[other]";
+
+/// BoundedNames of one kind.
+#[derive(Debug, Default)]
+pub struct BoundedNames {
+    known: BTreeSet<Arc<str>>,
+    others: u64,
+}
+
+impl BoundedNames {
+    /// The name itself if it is one of the first [`MOST_NAMES`], else [`OTHER`].
+    pub fn bounded(&mut self, name: &Arc<str>) -> Arc<str> {
+        if let Some(known) = self.known.get(name) {
+            return Arc::clone(known);
+        }
+        if self.known.len() < MOST_NAMES {
+            self.known.insert(Arc::clone(name));
+            return Arc::clone(name);
+        }
+        self.others += 1;
+        OTHER.into()
+    }
+
+    /// How often one was called [`OTHER`].
+    pub fn others(&self) -> u64 {
+        self.others
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_beyond_the_bound_are_others_and_counted() {
+        let mut names = BoundedNames::default();
+        let all: Vec<Arc<str>> = (0..MOST_NAMES + 10).map(|number| format!("/{number}").into()).collect();
+        for _ in 0..2 {
+            for (index, name) in all.iter().enumerate() {
+                let shown = names.bounded(name);
+                assert_eq!(&*shown, if index < MOST_NAMES { &**name } else { OTHER });
+            }
+        }
+        assert_eq!(names.others(), 20);
+    }
+}

@@ -1,0 +1,177 @@
+use std::collections::BTreeMap;
+
+use lj_trace_common::memory::{Pod, Unreadable};
+
+use super::*;
+
+/// Memory of words at chosen addresses.
+#[derive(Clone, Default)]
+struct Words(BTreeMap<u64, u64>);
+
+impl ReadMemory for Words {
+    fn read<T: Pod>(&self, address: u64) -> Result<T, Unreadable> {
+        let mut bytes = Vec::new();
+        for offset in 0..size_of::<T>() as u64 {
+            let at = address.wrapping_add(offset);
+            let word = self.0.get(&(at & !7)).ok_or(Unreadable)?;
+            bytes.push(word.to_le_bytes()[(at & 7) as usize]);
+        }
+        // SAFETY: there are as many bytes as the value has, and `Pod` makes every pattern valid.
+        Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+    }
+}
+
+impl Words {
+    fn put(&mut self, address: u64, words: &[u64]) {
+        for (word, at) in words.iter().zip((address..).step_by(8)) {
+            self.0.insert(at, *word);
+        }
+    }
+
+    fn text(&mut self, address: u64, text: &str) {
+        for (chunk, at) in text.as_bytes().chunks(8).zip((address..).step_by(8)) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.0.insert(at, u64::from_le_bytes(word));
+        }
+    }
+}
+
+const LOCATIONS: u64 = 0x10_0000;
+const LOCATION: u64 = 0x20_0000;
+const SERVERS: u64 = 0x30_0000;
+const SERVER: u64 = 0x40_0000;
+const ARRAYS: u64 = 0x50_0000;
+const NAME: u64 = 0x60_0000;
+const SERVER_NAME: u64 = 0x61_0000;
+const FILE: u64 = 0x62_0000;
+
+/// How builds lay a location out: whether it has a second name, and regular expressions.
+const BUILDS: [(bool, bool); 4] = [(true, true), (false, true), (true, false), (false, false)];
+
+/// A location of such a build, and which of its words points back.
+fn location(name: &str, (second, expressions): (bool, bool), regex: u64, bits: u64) -> ([u64; WORDS], usize) {
+    let mut words = vec![name.len() as u64, NAME];
+    if second {
+        words.extend([name.len() as u64, NAME]);
+    }
+    if expressions {
+        words.push(regex);
+    }
+    words.extend([bits, 0]);
+    if expressions {
+        words.push(0);
+    }
+    let back = words.len();
+    words.extend([LOCATIONS, 7, 0x7f00_1234_5678]);
+    words.resize(WORDS, 0);
+    (words.try_into().unwrap(), back)
+}
+
+fn memory(name: &str, words: &[u64]) -> Words {
+    let mut memory = Words::default();
+    memory.put(LOCATIONS, &[LOCATION]);
+    memory.put(LOCATION, words);
+    memory.text(NAME, name);
+    memory.put(SERVERS, &[SERVER]);
+    let mut server = vec![0x1111_0000, 3, 16, 4, 0x2222_0000, ARRAYS, FILE, 42, 4, SERVER_NAME];
+    server.resize(WORDS, 0);
+    memory.put(SERVER, &server);
+    memory.put(ARRAYS, &[0, SERVERS, 0x77_0000]);
+    memory.text(FILE, "/etc/nginx/nginx.conf");
+    memory.text(SERVER_NAME, "shop");
+    memory
+}
+
+fn marks() -> RequestMarks {
+    RequestMarks { locations: LOCATIONS, location: LOCATION, servers: SERVERS, ..RequestMarks::default() }
+}
+
+#[test]
+fn locations_read_as_they_are_written() {
+    const REGEX: u64 = 0x7f00_0000_1000;
+    let kinds = [
+        (0, 0, "/cart"),
+        (0, 8, "= /cart"),
+        (0, 16, "^~ /cart"),
+        (REGEX, 0, "~ /cart"),
+        (0, 1, "/cart (block)"),
+        (0, 3, "/cart (block)"),
+    ];
+    for build in BUILDS {
+        for (regex, bits, written) in kinds {
+            let (words, _) = location("/cart", build, regex, bits);
+            let place = Configurations::default().place(&memory("/cart", &words), &marks()).unwrap();
+            assert_eq!(place.server.as_deref(), Some("shop"));
+            let shown = place.location.unwrap();
+            // Without regular expressions it is not told how a location is matched.
+            assert_eq!(&*shown, if build.1 { written } else { "/cart" }, "{build:?} {bits}");
+        }
+    }
+}
+
+#[test]
+fn a_location_that_is_not_pointed_at_and_back_is_none() {
+    let (right, back) = location("/cart", BUILDS[0], 0, 0);
+    let place = |words: &[u64; WORDS], name: &str, change: fn(&mut Words)| {
+        let mut memory = memory(name, words);
+        change(&mut memory);
+        Configurations::default().place(&memory, &marks())
+    };
+    assert!(place(&right, "/cart", |_| {}).is_ok());
+    // Nearly right: everything but the pointer back, which is that of another array, or of none.
+    for other in [0, LOCATIONS + 8, LOCATIONS - 8, LOCATION] {
+        let mut words = right;
+        words[back] = other;
+        assert_eq!(place(&words, "/cart", |_| {}), Err(Unlabelled::UnprovenLocation), "{other:#x}");
+    }
+    let unproven = Err(Unlabelled::UnprovenLocation);
+    assert_eq!(place(&right, "/ca\x07t", |_| {}), unproven, "a name of control characters");
+    assert_eq!(place(&right, "/cart", |memory| _ = memory.0.remove(&NAME)), unproven, "no name");
+    assert_eq!(place(&right, "/cart", |memory| memory.put(LOCATIONS, &[LOCATION + 8])), unproven, "another array");
+    assert_eq!(place(&right, "/cart", |memory| _ = memory.0.remove(&(LOCATION + 64))), unproven, "cut off");
+    let mut long = right;
+    long[0] = u64::MAX;
+    assert_eq!(place(&long, "/cart", |_| {}), unproven, "a name of all memory");
+}
+
+#[test]
+fn all_locations_are_laid_out_alike() {
+    let mut configurations = Configurations::default();
+    let (words, _) = location("/cart", BUILDS[0], 0, 0);
+    assert!(configurations.place(&memory("/cart", &words), &marks()).is_ok());
+    let (other, _) = location("/b", BUILDS[1], 0, 0);
+    let moved = RequestMarks { servers: SERVERS + 8, ..marks() };
+    assert_eq!(configurations.place(&memory("/b", &other), &moved), Err(Unlabelled::OtherShape));
+}
+
+#[test]
+fn a_request_without_a_location_is_its_servers() {
+    let mut memory = memory("", &[0; WORDS]);
+    assert_eq!(Configurations::default().place(&memory, &marks()), Err(Unlabelled::NoLocation));
+    memory.put(ARRAYS, &[0, SERVERS, LOCATIONS]);
+    let place = Configurations::default().place(&memory, &marks()).unwrap();
+    assert_eq!(place, RequestPlace { location: None, server: Some("shop".into()) });
+}
+
+#[test]
+fn a_place_is_read_once() {
+    let mut configurations = Configurations::default();
+    let (words, _) = location("/cart", BUILDS[0], 0, 0);
+    let first = configurations.place(&memory("/cart", &words), &marks());
+    assert_eq!(configurations.place(&Words::default(), &marks()), first);
+    for number in 0..MOST_PLACES as u64 + 5 {
+        let marks = RequestMarks { locations: 0x9000_0000 + number * 8, ..marks() };
+        let place = configurations.place(&Words::default(), &marks);
+        let expected = if number + 1 < MOST_PLACES as u64 { Unlabelled::UnprovenLocation } else { Unlabelled::TooMany };
+        assert_eq!(place, Err(expected), "{number}");
+    }
+}
+
+#[test]
+fn long_names_are_cut() {
+    let name = format!("/{}", "ä".repeat(300));
+    let (words, _) = location(&name, BUILDS[0], 0, 0);
+    let place = Configurations::default().place(&memory(&name, &words), &marks()).unwrap();
+    assert_eq!(place.location.unwrap().chars().count(), SHOWN_NAME + 1);
+}

@@ -1,0 +1,39 @@
+//! Which request a sample is for.
+//!
+//! Both are global functions, as [`crate::memory::is_sampled_frame`] is, so that the verifier takes each apart once; and nobody
+//! else reads or writes the fields that they change while a sample is put together.
+
+use lj_trace_common::event::NO_VM;
+
+use crate::maps::{CONFIG, SCRATCH, VMS};
+use crate::memory::UserMemory;
+
+/// Looks at a coroutine of the stack of the sample in this working area, whose VM is the one that is walked: from the innermost
+/// one outward.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn see_thread(area: u32, thread: u64) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: whoever samples has the area to itself, and no reference to the field that is changed.
+    let (header, vm) = unsafe { (&mut (*scratch).header, (*scratch).machine.vm) };
+    let Some(config) = CONFIG.get(header.process) else { return 0 };
+    if config.requests.is_wanted == 0 {
+        return 0;
+    }
+    let is_innermost = header.vm == NO_VM || header.vm == vm;
+    let Some(vm) = VMS.get(vm) else { return 0 };
+    header.request.see(&UserMemory, vm, thread, is_innermost);
+    0
+}
+
+/// Reads what the request of the sample in this working area says.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn note_request(area: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
+    // SAFETY: as in `see_thread`.
+    let header = unsafe { &mut (*scratch).header };
+    let Some(config) = CONFIG.get(header.process) else { return 0 };
+    header.request.follow(&UserMemory, &config.requests);
+    0
+}
