@@ -120,6 +120,7 @@ fn come_back(process: u32, next: *const task_struct) {
     }
     let wait = now - since;
     entry.since = 0;
+    entry.waited += wait;
     add_of(known.number, Counter::Waits as u32, 1);
     add_of(known.number, Counter::WaitTime as u32, wait);
     let weight = weight(entry, wait, known.threshold);

@@ -161,6 +161,7 @@ mod tests {
             thread_name: None,
             time: 0,
             allocation: None,
+            wait: None,
             trace: None,
             frames: frames.into_iter().map(frame).collect(),
         }

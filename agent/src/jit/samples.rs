@@ -128,7 +128,7 @@ mod tests {
 
     pub fn sample(state: Option<VmState>, frames: Vec<ResolvedFrame>) -> Resolved {
         let (vm, tid, time) = (Some(0), 1, 0);
-        Resolved { state, vm, tid, time, allocation: None, thread_name: None, trace: None, frames }
+        Resolved { state, vm, tid, time, allocation: None, thread_name: None, wait: None, trace: None, frames }
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub fn sample(state: VmState, frames: &[Frame]) -> Resolved {
         time: 0,
         allocation: None,
         thread_name: None,
+        wait: None,
         trace: None,
         frames: frames.iter().map(frame).collect(),
     }

@@ -1,5 +1,7 @@
 //! Time off the CPU: the program on switches of threads, attached once for all processes that share it.
 
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Read as _;
 use std::sync::Arc;
 
@@ -23,6 +25,8 @@ pub struct OffCpu {
     number: u32,
     threshold: u64,
     began: u64,
+    /// Tells of the threads that are off the CPU when it is read, once.
+    tasks: Option<File>,
 }
 
 /// A thread that was off the CPU when recording ended.
@@ -32,6 +36,8 @@ pub struct UnderWay {
     pub task: WaitingTask,
     /// Since when it was, in nanoseconds of `CLOCK_MONOTONIC`; not before recording began.
     pub since: u64,
+    /// Whether it was so all the time.
+    pub all_the_time: bool,
 }
 
 impl OffCpu {
@@ -42,7 +48,9 @@ impl OffCpu {
     pub fn attach(programs: &Programs, process: &Process) -> Result<Self, ProbeError> {
         let (set, number) = programs.set();
         attach_once(&set).map_err(ProbeError::sort)?;
-        Ok(Self { set, pid: process.pid(), number, threshold: DEFAULT_THRESHOLD, began: 0 })
+        // Later there may be no privileges for it.
+        let tasks = Some(tasks_file(&mut set.ebpf()).map_err(ProbeError::sort)?);
+        Ok(Self { set, pid: process.pid(), number, threshold: DEFAULT_THRESHOLD, began: 0, tasks })
     }
 
     /// Begins: what is off the CPU from `now` on counts, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -79,20 +87,34 @@ impl OffCpu {
             .map(|mut map| map.remove(&self.pid));
     }
 
-    /// The threads that were off the CPU when it ended, and are so now.
+    /// For how many nanoseconds each thread was off the CPU, by what the programs have seen; waits that are under way are not
+    /// among them.
+    pub fn waited(&self) -> BTreeMap<u32, u64> {
+        let mut ebpf = self.set.ebpf();
+        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return BTreeMap::new() };
+        let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return BTreeMap::new() };
+        let own = map.iter().filter_map(Result::ok).filter(|(_, of)| of.process == self.number);
+        own.map(|(tid, of)| (tid, of.waited)).collect()
+    }
+
+    /// The threads that were off the CPU when it ended, and are so now. They are told once.
     ///
     /// # Errors
     /// The kernel does not tell.
-    pub fn under_way(&self) -> anyhow::Result<Vec<UnderWay>> {
+    pub fn under_way(&mut self) -> anyhow::Result<Vec<UnderWay>> {
+        let Some(file) = self.tasks.take() else { return Ok(Vec::new()) };
         let mut ebpf = self.set.ebpf();
-        let tasks = waiting_tasks(&mut ebpf, self.pid)?;
+        let tasks = waiting_tasks(&mut ebpf, self.pid, file)?;
         let map = HashMap::<_, u32, OffCpuThread>::try_from(map_mut(&mut ebpf, "OFF_CPU_THREADS")?)?;
         let of = |task: WaitingTask| match map.get(&task.tid, 0) {
             // It was running when it ended.
             Ok(known) if known.since == 0 => None,
-            Ok(known) => Some(UnderWay { since: known.since.max(self.began), task }),
-            // It has been waiting all the time.
-            Err(_) => Some(UnderWay { since: task.started.max(self.began), task }),
+            Ok(known) => Some(UnderWay { since: known.since.max(self.began), task, all_the_time: false }),
+            // It has been waiting since then.
+            Err(_) => {
+                let all_the_time = task.started <= self.began;
+                Some(UnderWay { since: task.started.max(self.began), task, all_the_time })
+            }
         };
         Ok(tasks.into_iter().filter_map(of).collect())
     }
@@ -112,7 +134,7 @@ impl Drop for OffCpu {
     }
 }
 
-/// Whether this kernel and this place have what it needs.
+/// Attaches the program, unless it is, and loads the other one.
 ///
 /// # Errors
 /// They have not, and why.
@@ -136,12 +158,17 @@ fn attach_once(set: &Set) -> anyhow::Result<()> {
 }
 
 /// The threads of a process that are off the CPU now.
-fn waiting_tasks(ebpf: &mut Ebpf, pid: u32) -> anyhow::Result<Vec<WaitingTask>> {
+fn waiting_tasks(ebpf: &mut Ebpf, pid: u32, mut file: File) -> anyhow::Result<Vec<WaitingTask>> {
     let mut wanted = aya::maps::Array::<_, u32>::try_from(map_mut(ebpf, "ITERATED")?)?;
     wanted.set(0, &pid, 0)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes.chunks_exact(size_of::<WaitingTask>()).filter_map(plain).collect())
+}
+
+/// What tells of threads when it is read.
+fn tasks_file(ebpf: &mut Ebpf) -> anyhow::Result<File> {
     let program: &mut Iter = ebpf.program_mut("waiting_tasks").context("no waiting_tasks")?.try_into()?;
     let link = program.attach()?;
-    let mut bytes = Vec::new();
-    program.take_link(link)?.into_file()?.read_to_end(&mut bytes)?;
-    Ok(bytes.chunks_exact(size_of::<WaitingTask>()).filter_map(plain).collect())
+    Ok(program.take_link(link)?.into_file()?)
 }

@@ -298,6 +298,14 @@ impl Programs {
         })
     }
 
+    /// Says where the main thread's stack began when the program was started.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn tell_stack_start(&mut self, process: &Process) -> Result<(), ProbeError> {
+        self.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)
+    }
+
     /// Says where native stacks end, by page, or that this is not known any more.
     pub fn set_stack_ends(&mut self, ends: &[(u64, Option<StackEnd>)]) {
         if ends.is_empty() {

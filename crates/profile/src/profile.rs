@@ -167,8 +167,9 @@ impl CpuProfile {
         for (index, weight) in weights.into_iter().enumerate() {
             self.stacks.add(stack, index, weight);
         }
+        let weight = weights[self.shown_index()];
         let shown = &mut self.states[state as usize];
-        *shown = shown.saturating_add(weights[self.shown_index()]);
+        *shown = shown.saturating_add(weight);
         if let (Some(timeline), Some(time)) = (&mut self.timeline, time) {
             timeline.add(Point { time, stack });
         }
