@@ -21,8 +21,8 @@ use lj_trace_common::config::{
 };
 use lj_trace_common::ends::{self, INNERMOST, MAX_LEFT_OUT, OUTERMOST};
 use lj_trace_common::event::{
-    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_WAIT, SampleHeader,
-    SampledRegisters, reg,
+    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_WAIT,
+    SampleHeader, SampledRegisters, reg,
 };
 use lj_trace_common::frame::{self, GC64_ADDRESS_MASK, WalkEnd, WalkStep};
 use lj_trace_common::memory::{ReadMemory as _, clear};

@@ -128,7 +128,8 @@ fn wall_clock_time_is_both() -> Result<()> {
     let recorded = recording.stop()?;
     let working = recorded.seconds_with("working@off_cpu.lua:");
     let off = recorded.folded.samples_where(|stack| {
-        stack.frames.iter().any(|frame| frame.starts_with("working@")) && stack.frames.iter().any(|frame| frame.starts_with('['))
+        stack.frames.iter().any(|frame| frame.starts_with("working@"))
+            && stack.frames.iter().any(|frame| frame.starts_with('['))
     });
     let on = working - off as f64 / 1e9;
     assert!((on - waits.spin).abs() < 0.06 * waits.spin + 0.05, "{on} of {}: {:#?}", waits.spin, recorded.folded);

@@ -97,7 +97,9 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         return Err(CommandError::usage(message));
     }
     if args.mode.kinds().off_cpu {
-        return Err(CommandError::usage("top shows CPU time and memory: record time off the CPU with `lj-trace record`"));
+        return Err(CommandError::usage(
+            "top shows CPU time and memory: record time off the CPU with `lj-trace record`",
+        ));
     }
     priority::raise();
     if args.mode.has_memory() {

@@ -229,9 +229,7 @@ impl Options {
     /// The reports of CPU time that hold all of several processes.
     pub fn common_reports(&self) -> Vec<(Format, PathBuf)> {
         match &self.default_streams {
-            Some(default) => {
-                self.kinds.time().map(|kind| default.picture(self.pid, kind)).into_iter().collect()
-            }
+            Some(default) => self.kinds.time().map(|kind| default.picture(self.pid, kind)).into_iter().collect(),
             None => self.cpu_files.reports.clone(),
         }
     }

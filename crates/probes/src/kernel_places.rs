@@ -28,7 +28,7 @@ const OF_KERNEL: u8 = 2 << 4;
 pub fn fill_in(object: &mut [u8]) -> anyhow::Result<()> {
     let types = KernelTypes::read().context("the kernel's types")?;
     let function = FUNCTION_NAMES.iter().find_map(|name| types.function(name));
-    let function = function.context("time off the CPU needs Linux 6.18 (bpf_task_work_schedule_resume)")?;
+    let function = function.context("they need Linux 6.18 (bpf_task_work_schedule_resume)")?;
     let mut offsets = Vec::new();
     for (mark, field) in FIELDS {
         let offset = types.offset("task_struct", field).with_context(|| format!("no task_struct.{field}"))?;

@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use aya::maps::HashMap;
-use aya::programs::iter::Iter;
 use aya::programs::BtfTracePoint;
+use aya::programs::iter::Iter;
 use aya::{Btf, Ebpf};
 use lj_trace_common::off_cpu::{DEFAULT_THRESHOLD, OffCpuProcess, OffCpuThread, WaitingTask};
 use lj_trace_process::{Process, namespace};
 
 use super::error::ProbeError;
+use super::kernel_places;
 use super::programs::Programs;
 use super::sample::plain;
 use super::set::{Set, lock, map_mut};
@@ -36,6 +37,8 @@ pub struct UnderWay {
     pub task: WaitingTask,
     /// Since when it was, in nanoseconds of `CLOCK_MONOTONIC`; not before recording began.
     pub since: u64,
+    /// For how many nanoseconds more its stack stands: those of waits before, whose walk it did not come to.
+    pub pending: u64,
     /// Whether it was so all the time.
     pub all_the_time: bool,
 }
@@ -109,11 +112,14 @@ impl OffCpu {
         let of = |task: WaitingTask| match map.get(&task.tid, 0) {
             // It was running when it ended.
             Ok(known) if known.since == 0 => None,
-            Ok(known) => Some(UnderWay { since: known.since.max(self.began), task, all_the_time: false }),
+            Ok(known) => {
+                let (since, pending) = (known.since.max(self.began), known.pending);
+                Some(UnderWay { since, pending, task, all_the_time: false })
+            }
             // It has been waiting since then.
             Err(_) => {
                 let all_the_time = task.started <= self.began;
-                Some(UnderWay { since: task.started.max(self.began), task, all_the_time })
+                Some(UnderWay { since: task.started.max(self.began), pending: 0, task, all_the_time })
             }
         };
         Ok(tasks.into_iter().filter_map(of).collect())
@@ -126,7 +132,8 @@ impl Drop for OffCpu {
         let mut ebpf = self.set.ebpf();
         let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return };
         let Ok(mut map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return };
-        let own = |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == self.number)?.0);
+        let own =
+            |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == self.number)?.0);
         for tid in map.iter().filter_map(own).collect::<Vec<_>>() {
             // It may have ended meanwhile.
             let _ = map.remove(&tid);
@@ -134,22 +141,32 @@ impl Drop for OffCpu {
     }
 }
 
+/// Whether this kernel and this place have what it needs.
+///
+/// # Errors
+/// They have not, and why.
+pub fn check() -> anyhow::Result<()> {
+    anyhow::ensure!(
+        namespace::is_initial(),
+        "lj-trace is in a PID namespace of its own, where numbers of threads are not the kernel's: in a container, give it that \
+         of the host (--pid host, hostPID)"
+    );
+    kernel_places::try_it()
+}
+
 /// Attaches the program, unless it is, and loads the other one.
 ///
 /// # Errors
 /// They have not, and why.
 fn attach_once(set: &Set) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        namespace::is_initial(),
-        "time off the CPU can be recorded from the kernel's own PID namespace only, and lj-trace is in another"
-    );
     let mut switches = lock(&set.switches);
     if switches.is_none() {
         let mut ebpf = set.ebpf();
         let types = Btf::from_sys_fs()?;
         let program: &mut Iter = ebpf.program_mut("waiting_tasks").context("no waiting_tasks")?.try_into()?;
         program.load("task", &types)?;
-        let program: &mut BtfTracePoint = ebpf.program_mut("off_cpu_switch").context("no off_cpu_switch")?.try_into()?;
+        let program: &mut BtfTracePoint =
+            ebpf.program_mut("off_cpu_switch").context("no off_cpu_switch")?.try_into()?;
         program.load("sched_switch", &types)?;
         let link = program.attach()?;
         *switches = Some(program.take_link(link)?);

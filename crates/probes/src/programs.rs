@@ -19,6 +19,7 @@ use super::cpu_events::{CpuEvents, number};
 pub use super::error::ProbeError;
 use super::error::whole;
 use super::mechanism::Mechanism;
+use super::off_cpu;
 use super::places::Owner;
 pub use super::set::MORE_VMS;
 use super::set::{Set, SetKind, lock, map_mut, take_map};
@@ -52,6 +53,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
     pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
+        check_off_cpu(wanted)?;
         Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
     }
 
@@ -73,6 +75,7 @@ impl Programs {
     /// # Errors
     /// As [`Self::load`].
     pub fn join(wanted: Wanted, process: &Process, rate: u32, vms: &[VmConfig]) -> Result<Self, ProbeError> {
+        check_off_cpu(wanted)?;
         Self::prepare_shared(wanted, process, rate, vms).or_else(|error| {
             let mut alone = Self::load(wanted, vms)?;
             alone.why_alone = Some(whole(&error));
@@ -474,6 +477,11 @@ impl Programs {
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
+}
+
+/// Whether time off the CPU can be recorded, if that is wanted.
+fn check_off_cpu(wanted: Wanted) -> Result<(), ProbeError> {
+    if wanted.off_cpu { off_cpu::check().map_err(ProbeError::NoOffCpu) } else { Ok(()) }
 }
 
 /// The set that this is wanted of.

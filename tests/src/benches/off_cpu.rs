@@ -49,7 +49,11 @@ pub fn off_cpu(rounds: u32, program: &Program) -> Result<()> {
     }
     let filtered = filtered(&mut workload)?;
     let (lost, error) = losses.trimmed();
-    println!("{}, {rounds} rounds of {STRETCH} s, {:.0} thousand switches a second without lj-trace:", program.name, rate / 1e3);
+    println!(
+        "{}, {rounds} rounds of {STRETCH} s, {:.0} thousand switches a second without lj-trace:",
+        program.name,
+        rate / 1e3
+    );
     let mut table = Table::new(["", "measured"]);
     table.row(["switches lost by who is recorded".to_owned(), format!("{:.1}% ±{:.1}", lost * 100.0, error * 100.0)]);
     table.row(["sums of waits against schedstat".to_owned(), format!("{:.2}% apart at most", apart * 100.0)]);
@@ -127,7 +131,8 @@ fn runs_of(pid: u32, fd: Option<i32>) -> Result<(u64, u64)> {
             continue;
         }
         let Ok(text) = fs::read_to_string(entry.path()) else { continue };
-        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+        let field =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
         if fd.is_none() && field("prog_type") != Some(TRACING) {
             continue;
         }

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lj_trace_engine::session::Observer;
 use lj_trace_engine::recording::CpuRecording;
+use lj_trace_engine::session::Observer;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_profile::answer::{SeenAt, share_of};

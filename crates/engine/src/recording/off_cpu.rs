@@ -6,7 +6,7 @@ use lj_trace_probes::off_cpu::OffCpu;
 use lj_trace_probes::programs::Programs;
 use lj_trace_process::Process;
 
-use super::under_way::WaitUnderWay;
+use super::under_way::{KnownVms, WaitUnderWay};
 use crate::cpu::about_process::now;
 use crate::cpu::{OffCpuSummary, SchedAccount};
 use crate::error::EngineError;
@@ -18,6 +18,9 @@ const LOST: [(Counter, &str); 3] = [
     (Counter::WaitTimeBusy, "of waits lost: the CPU's working memory was in use"),
     (Counter::WaitTimeUnsent, "of waits lost: the ring buffer was full"),
 ];
+
+/// Bytes of native stacks of waits that are under way at the end, at most: those of a thousand threads or more.
+const MOST_STACKS: usize = 64 << 20;
 
 /// Time off the CPU that is being recorded.
 pub struct OffCpuRecording {
@@ -76,14 +79,19 @@ impl OffCpuRecording {
             say(Priority::Warning, &text);
             Vec::new()
         });
+        let vms = KnownVms::new(pipeline.known_vms());
+        let mut room = MOST_STACKS;
         for wait in under_way {
             let nanoseconds = ended.saturating_sub(wait.since);
             end.waits += 1;
             end.waited += nanoseconds;
             end.all_the_time += u64::from(wait.all_the_time);
             *waited.entry(wait.task.tid).or_default() += nanoseconds;
-            let vms = pipeline.known_vms();
-            self.under_way.push(WaitUnderWay::look(process, vms, &wait.task, nanoseconds, ended));
+            // What its walk would have told that it did not come to.
+            let told = nanoseconds.saturating_add(wait.pending);
+            let wait = WaitUnderWay::look(process, &vms, &wait.task, (told, ended), room);
+            room -= wait.size();
+            self.under_way.push(wait);
         }
         let length = ended.saturating_sub(self.probes.began());
         let ran = self.at_begin.until(&at_end);

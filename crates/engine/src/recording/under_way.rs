@@ -1,8 +1,10 @@
 //! Threads that were off the CPU when recording ended: what the kernel half does when a thread comes back, done from outside.
 
+use std::collections::HashMap;
+
 use lj_trace_common::arch::CFRAME_L;
 use lj_trace_common::config::{MAX_FRAMES, MAX_STACK};
-use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SAMPLE_WAIT, SampleHeader, reg};
+use lj_trace_common::event::{FrameRecord, NO_VM, RecordKind, SAMPLE_STACK_TRUNCATED, SAMPLE_WAIT, SampleHeader, reg};
 use lj_trace_common::frame::{ReadFrames, Walk, WalkEnd, WalkStep};
 use lj_trace_common::memo::Memo;
 use lj_trace_common::memory::{Pod, ReadMemory, Unreadable};
@@ -32,24 +34,47 @@ impl ReadMemory for Live {
     }
 }
 
+/// The VMs that are recorded, as they are found from what lies on stacks.
+pub struct KnownVms<'v> {
+    /// By the addresses of their `global_State`s, with their indices.
+    by_global: HashMap<u64, (usize, &'v Vm)>,
+    /// One of each layout.
+    kinds: Vec<&'v Vm>,
+}
+
+impl<'v> KnownVms<'v> {
+    /// These, with their indices.
+    pub fn new(vms: impl Iterator<Item = (usize, &'v Vm)>) -> Self {
+        let by_global: HashMap<_, _> = vms.map(|(index, vm)| (vm.global, (index, vm))).collect();
+        let mut kinds: Vec<&Vm> = Vec::new();
+        for (_, vm) in by_global.values() {
+            if kinds.iter().all(|known| known.layout != vm.layout) {
+                kinds.push(vm);
+            }
+        }
+        Self { by_global, kinds }
+    }
+}
+
 impl WaitUnderWay {
-    /// Looks at a thread that is off the CPU. `vms` are those that are recorded, with their indices; the wait stands for so many
-    /// nanoseconds, and ends now at `time`.
-    pub fn look<'v>(
+    /// Looks at a thread that is off the CPU. The wait stands for so many nanoseconds, and ends now at `time`; its native stack
+    /// takes no more than `room` bytes.
+    pub fn look(
         process: &Process,
-        vms: impl Iterator<Item = (usize, &'v Vm)>,
+        vms: &KnownVms<'_>,
         task: &WaitingTask,
-        nanoseconds: u64,
-        time: u64,
+        (nanoseconds, time): (u64, u64),
+        room: usize,
     ) -> Self {
         let memory = Live(process.memory());
-        let stack = stack(process, task.registers[reg::SP]);
+        let stack = stack(process, task.registers[reg::SP], room.min(MAX_STACK as usize));
+        let is_cut = stack.len() >= room.min(MAX_STACK as usize) & !7;
         let header = SampleHeader {
             time,
             registers: task.registers,
             pid: process.pid(),
             tid: task.tid,
-            flags: SAMPLE_WAIT,
+            flags: SAMPLE_WAIT | if is_cut { SAMPLE_STACK_TRUNCATED } else { 0 },
             allocation_size: nanoseconds,
             wait_state: task.state,
             stack_size: stack.len() as u32,
@@ -60,9 +85,14 @@ impl WaitUnderWay {
         };
         let kernel = task.kernel.iter().take(task.kernel_size as usize / 8).copied().collect();
         let mut own = Self { header, stack, frames: Vec::new(), kernel };
-        own.walk(&memory, &vms.collect::<Vec<_>>());
+        own.walk(&memory, vms);
         own.header.frame_count = own.frames.len() as u32;
         own
+    }
+
+    /// How many bytes its native stack takes.
+    pub fn size(&self) -> usize {
+        self.stack.len()
     }
 
     /// The index of the innermost VM.
@@ -82,7 +112,7 @@ impl WaitUnderWay {
     }
 
     /// Looks for C frames on the stack, from its top upward, and walks the Lua stack of each.
-    fn walk(&mut self, memory: &Live, vms: &[(usize, &Vm)]) {
+    fn walk(&mut self, memory: &Live, vms: &KnownVms<'_>) {
         let start = self.header.registers[reg::SP];
         let mut scan = start.wrapping_add(15) & !15;
         while let Some(offset) = scan.checked_sub(start).filter(|offset| *offset < self.stack.len() as u64) {
@@ -100,22 +130,23 @@ impl WaitUnderWay {
     fn thread_at<'v>(
         &self,
         memory: &Live,
-        vms: &[(usize, &'v Vm)],
+        vms: &KnownVms<'v>,
         offset: usize,
         cframe: u64,
     ) -> Option<(usize, &'v Vm, LuaThread)> {
         let bytes = |at: usize| self.stack.get(offset + at..);
         let narrow = u64::from(u32::from_le_bytes(*bytes(CFRAME_L[0])?.first_chunk()?));
         let wide = u64::from_le_bytes(*bytes(CFRAME_L[1])?.first_chunk()?);
-        vms.iter().find_map(|&(index, vm)| {
-            let word = if vm.layout.is_gc64() { wide } else { narrow };
+        vms.kinds.iter().find_map(|kind| {
+            let word = if kind.layout.is_gc64() { wide } else { narrow };
             // Not on the stack itself, and not where nothing is.
             if word & 7 != 0 || word < 0x1_0000 || word >= 1 << 47 {
                 return None;
             }
             let mut memo = Memo::default();
-            let thread = LuaThread::read(memory, &vm.layout, word, &mut memo.head).ok()?;
-            let is_it = thread.is_thread && thread.global == vm.global && thread.cframe == cframe;
+            let thread = LuaThread::read(memory, &kind.layout, word, &mut memo.head).ok()?;
+            let (index, vm) = vms.by_global.get(&thread.global).copied()?;
+            let is_it = thread.is_thread && thread.cframe == cframe && vm.layout == kind.layout;
             is_it.then_some((index, vm, thread))
         })
     }
@@ -142,7 +173,8 @@ impl WaitUnderWay {
             let of = (&thread.coroutine, thread.base);
             match top::find(memory, &config, &header.registers, of, cframe, (&mut record, &mut memo)) {
                 Ok(top) => {
-                    (header.vmstate, header.jit_base, header.thread_base) = (top.vmstate, top.jit_base, top.thread_base);
+                    (header.vmstate, header.jit_base, header.thread_base) =
+                        (top.vmstate, top.jit_base, top.thread_base);
                     header.flags |= top.flags;
                     header.trace_exit = top.trace_exit;
                     crosses = top.crosses != 0;
@@ -189,8 +221,8 @@ impl WaitUnderWay {
 }
 
 /// The native stack from its top upward, as far as a sample takes it.
-fn stack(process: &Process, start: u64) -> Vec<u8> {
-    let mut bytes = vec![0; MAX_STACK as usize];
+fn stack(process: &Process, start: u64, most: usize) -> Vec<u8> {
+    let mut bytes = vec![0; most];
     let mut done = 0;
     let memory = process.memory();
     while let Some(left) = bytes.get_mut(done..).filter(|left| !left.is_empty()) {

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use lj_trace_common::config::MAX_KERNEL_FRAMES;
 use lj_trace_common::event::{
-    FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, SAMPLE_WAIT,
-    reg,
+    FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, SAMPLE_WAIT, reg,
 };
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::stack_end::StackEnd;
