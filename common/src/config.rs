@@ -224,10 +224,10 @@ counters! {
     WatchpointHits => "hits of watchpoints on collectors",
     /// How long looking at objects took then.
     WatchpointTime => "nanoseconds at hits of watchpoints",
-    /// A thread came back onto a CPU.
-    Waits => "waits of threads",
+    /// How often a thread that has ended came back onto a CPU.
+    Waits => "waits of threads that have ended",
     /// How long it was off it.
-    WaitTime => "nanoseconds of waits",
+    WaitTime => "nanoseconds of waits of threads that have ended",
     /// Its stack was walked.
     WaitsTaken => "waits whose stacks were taken",
     /// The kernel did not take the work of walking a stack.

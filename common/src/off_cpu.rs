@@ -52,6 +52,8 @@ pub struct OffCpuThread {
     pub pending: u64,
     /// How long it was off the CPU altogether, in nanoseconds, since it was first seen; not the wait that is under way.
     pub waited: u64,
+    /// How often.
+    pub waits: u64,
     /// The state in which it left the CPU: bits of `task_struct.__state`, or [`WAS_PREEMPTED`].
     pub state: u32,
     /// The same of the wait that is being walked.
@@ -73,6 +75,7 @@ impl OffCpuThread {
         point: 0,
         pending: 0,
         waited: 0,
+        waits: 0,
         state: 0,
         pending_state: 0,
         process: 0,
@@ -124,7 +127,7 @@ unsafe impl Pod for WaitingTask {}
 
 const _: () = {
     assert!(size_of::<bpf_task_work>() == 8);
-    assert!(size_of::<OffCpuThread>() == 6 * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
+    assert!(size_of::<OffCpuThread>() == 7 * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<WaitingTask>() == (1 + REGISTERS) * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
     assert!(size_of::<OffCpuProcess>() == 2 * 8 + 2 * 4);
 };

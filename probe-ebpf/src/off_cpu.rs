@@ -17,7 +17,7 @@ use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use lj_trace_common::config::{Counter, MAX_KERNEL_STACK};
-use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask};
+use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuProcess, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask};
 
 use crate::clock::Timer;
 use crate::count::add_of;
@@ -25,50 +25,75 @@ use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_PROCESSES, OFF_CPU_THREADS, WA
 use crate::sample;
 use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
 
-/// A thread leaves a CPU to another.
+/// A thread leaves a CPU to another. Of two threads of one process, that is looked up once, and the time is taken once.
 #[btf_tracepoint(function = "sched_switch")]
 pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
     let id = bpf_get_current_pid_tgid();
-    let process = (id >> 32) as u32;
-    // SAFETY: entries are read at once.
-    if process != 0 && unsafe { OFF_CPU_PROCESSES.get(&process) }.is_some() {
-        let is_preempted: bool = context.arg::<u32>(0) as u8 != 0;
-        leave(process, id as u32, context.arg(3), is_preempted);
-    }
+    let before = (id >> 32) as u32;
     let next: *const task_struct = context.arg(2);
-    let process: u32;
+    let after: u32;
     // SAFETY: a field of a task, whose place the agent puts here (`crates/probes/src/kernel_places.rs`).
-    unsafe { asm!("{0} = *(u32 *)({1} + 31233)", out(reg) process, in(reg) next, options(nostack, readonly)) };
-    // SAFETY: as above.
-    if process != 0 && unsafe { OFF_CPU_PROCESSES.get(&process) }.is_some() {
-        come_back(process, next);
+    unsafe { asm!("{0} = *(u32 *)({1} + 31233)", out(reg) after, in(reg) next, options(nostack, readonly)) };
+    let leaving = known(before);
+    let coming = if after == before { leaving } else { known(after) };
+    if leaving.is_none() && coming.is_none() {
+        return 0;
+    }
+    // SAFETY: the helper has no preconditions.
+    let now = unsafe { bpf_ktime_get_ns() };
+    if let Some(process) = leaving {
+        let is_preempted: bool = context.arg::<u32>(0) as u8 != 0;
+        leave(process, id as u32, if is_preempted { WAS_PREEMPTED } else { context.arg(3) }, now);
+    }
+    if let Some(process) = coming {
+        come_back(process, next, now);
     }
     0
 }
 
-/// Notes that the current thread leaves the CPU.
+/// What is known of a process, if it is recorded.
 #[inline(always)]
-fn leave(process: u32, thread: u32, state: u32, is_preempted: bool) {
+fn known(process: u32) -> Option<&'static OffCpuProcess> {
+    // Idle CPUs are in none.
+    if process == 0 {
+        return None;
+    }
+    // SAFETY: the agent writes an entry once.
+    unsafe { OFF_CPU_PROCESSES.get(&process) }
+}
+
+/// Notes that the current thread leaves the CPU in this state.
+#[inline(always)]
+fn leave(process: &OffCpuProcess, thread: u32, state: u32, now: u64) {
     if state & TASK_DEAD != 0 {
-        // One that was never seen is not there.
-        let _ = OFF_CPU_THREADS.remove(&thread);
+        forget(process.number, thread);
         return;
     }
-    // SAFETY: the entry of a thread is changed at its own switches only, one after the other.
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return };
-    // SAFETY: as above; and the helper has no preconditions.
+    // SAFETY: the entry of a thread is changed at its own switches only, one after the other.
     unsafe {
-        (*entry).state = if is_preempted { WAS_PREEMPTED } else { state };
-        (*entry).since = bpf_ktime_get_ns();
+        (*entry).state = state;
+        (*entry).since = now;
     }
+}
+
+/// A thread has ended: its sums are those of the process from now on.
+#[inline(never)]
+fn forget(process: u32, thread: u32) -> u32 {
+    // One that was never seen is not there.
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
+    // SAFETY: as in `leave`.
+    let (waits, waited) = unsafe { ((*entry).waits, (*entry).waited) };
+    add_of(process, Counter::Waits as u32, waits);
+    add_of(process, Counter::WaitTime as u32, waited);
+    let _ = OFF_CPU_THREADS.remove(&thread);
+    0
 }
 
 /// Makes the entry of a thread.
 #[inline(never)]
-fn make(process: u32, thread: u32) -> Option<*mut OffCpuThread> {
+fn make(known: &OffCpuProcess, thread: u32) -> Option<*mut OffCpuThread> {
     static EMPTY: OffCpuThread = OffCpuThread::EMPTY;
-    // SAFETY: entries are read at once.
-    let known = unsafe { OFF_CPU_PROCESSES.get(&process) }?;
     if OFF_CPU_THREADS.insert(&thread, &EMPTY, BPF_NOEXIST.into()).is_err() {
         add_of(known.number, Counter::OffCpuThreadsBeyond as u32, 1);
         return None;
@@ -91,12 +116,10 @@ fn point(threshold: u64) -> u64 {
 
 /// A thread of a process that is recorded gets a CPU.
 #[inline(always)]
-fn come_back(process: u32, next: *const task_struct) {
+fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
     let thread: u32;
     // SAFETY: a field of a task, as in `off_cpu_switch`.
     unsafe { asm!("{0} = *(u32 *)({1} + 31234)", out(reg) thread, in(reg) next, options(nostack, readonly)) };
-    // SAFETY: entries are not removed while a thread runs.
-    let Some(known) = (unsafe { OFF_CPU_PROCESSES.get(&process) }) else { return };
     let mut since = 0;
     let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| {
         // It was off the CPU since recording began, or since it was made.
@@ -104,7 +127,7 @@ fn come_back(process: u32, next: *const task_struct) {
         // SAFETY: as above.
         unsafe { asm!("{0} = *(u64 *)({1} + 31235)", out(reg) started, in(reg) next, options(nostack, readonly)) };
         since = if started > known.began { started } else { known.began };
-        make(process, thread)
+        make(known, thread)
     }) else {
         return;
     };
@@ -113,16 +136,13 @@ fn come_back(process: u32, next: *const task_struct) {
     if since == 0 {
         since = entry.since;
     }
-    // SAFETY: the helper has no preconditions.
-    let now = unsafe { bpf_ktime_get_ns() };
     if since == 0 || now <= since {
         return;
     }
     let wait = now - since;
     entry.since = 0;
     entry.waited += wait;
-    add_of(known.number, Counter::Waits as u32, 1);
-    add_of(known.number, Counter::WaitTime as u32, wait);
+    entry.waits += 1;
     let weight = weight(entry, wait, known.threshold);
     if weight != 0 {
         choose(entry, weight, next);

@@ -90,14 +90,14 @@ impl OffCpu {
             .map(|mut map| map.remove(&self.pid));
     }
 
-    /// For how many nanoseconds each thread was off the CPU, by what the programs have seen; waits that are under way are not
-    /// among them.
-    pub fn waited(&self) -> BTreeMap<u32, u64> {
+    /// How often each thread that is there has been off the CPU, and for how many nanoseconds; what is under way is not among
+    /// them.
+    pub fn waited(&self) -> BTreeMap<u32, (u64, u64)> {
         let mut ebpf = self.set.ebpf();
         let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return BTreeMap::new() };
         let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return BTreeMap::new() };
         let own = map.iter().filter_map(Result::ok).filter(|(_, of)| of.process == self.number);
-        own.map(|(tid, of)| (tid, of.waited)).collect()
+        own.map(|(tid, of)| (tid, (of.waits, of.waited))).collect()
     }
 
     /// The threads that were off the CPU when it ended, and are so now. They are told once.

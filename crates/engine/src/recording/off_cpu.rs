@@ -1,5 +1,7 @@
 //! Time off the CPU of one process: from the first switch to the sums at the end.
 
+use std::collections::BTreeMap;
+
 use lj_trace_common::config::Counter;
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_probes::off_cpu::OffCpu;
@@ -38,7 +40,7 @@ pub struct OffCpuRecording {
 struct End {
     threads: u64,
     all_the_time: u64,
-    /// How many waits were under way, and for how long within the recording, in nanoseconds.
+    /// How often threads that were there then had been off the CPU, and for how many nanoseconds, with what was under way.
     waits: u64,
     waited: u64,
     checked: Option<(u64, u64)>,
@@ -73,7 +75,9 @@ impl OffCpuRecording {
         let ended = now();
         let at_end = SchedAccount::read(process);
         let mut end = End { threads: at_end.threads(), ..End::default() };
-        let mut waited = self.probes.waited();
+        let sums = self.probes.waited();
+        (end.waits, end.waited) = sums.values().fold((0, 0), |(waits, time), own| (waits + own.0, time + own.1));
+        let mut waited: BTreeMap<u32, u64> = sums.into_iter().map(|(tid, (_, time))| (tid, time)).collect();
         let under_way = self.probes.under_way().unwrap_or_else(|error| {
             let text = format!("lj-trace: waits that were under way at the end are missing: {error:#}");
             say(Priority::Warning, &text);
