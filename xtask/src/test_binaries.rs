@@ -15,13 +15,14 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, or look
 /// at the whole host.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 13] = [
     "attaching",
     "dump_busy",
     "first_answer",
     "many_processes",
     "memprof_bounded",
     "memprof_harmless",
+    "offcpu",
     "oracle",
     "overhead",
     "sampling",
