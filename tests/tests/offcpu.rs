@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use lj_trace_probes::kernel_places;
 use lj_trace_tests::nginx::Nginx;
+use lj_trace_tests::off_cpu::{OffCpuRun, WAITS, Waits};
 use lj_trace_tests::programs::{LUAJIT, Program, TARANTOOL};
 use lj_trace_tests::skips::{skip, skip_without};
 use lj_trace_tests::tracer::{exit_code, run};
-use lj_trace_tests::waits::{OffCpuRun, WAITS, Waits};
 use lj_trace_tests::workload::Workload;
 
 /// A wait for less is taken by chance, in seconds.

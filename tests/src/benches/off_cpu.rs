@@ -44,8 +44,9 @@ pub fn off_cpu(rounds: u32, program: &Program) -> Result<()> {
         let after = work(&mut workload)?;
         rate = per_second(&after)?;
         apart = apart.max(sums);
-        losses.add(&[bare, during, after.clone()], |spent: &Spent| spent.wall);
-        bare = after;
+        let three = [bare, during, after];
+        losses.add(&three, |spent: &Spent| spent.wall);
+        [.., bare] = three;
     }
     let filtered = filtered(&mut workload)?;
     let (lost, error) = losses.trimmed();
@@ -98,7 +99,8 @@ fn apart(said: &str) -> Option<f64> {
 /// What a switch of another process costs, and what an empty program does, as the kernel times them, in nanoseconds.
 fn filtered(workload: &mut Workload) -> Result<[f64; 2]> {
     const SETTING: &str = "/proc/sys/kernel/bpf_stats_enabled";
-    let idle = Workload::start(&Program::find(crate::programs::LUAJIT).context("no luajit")?, "idle.lua", &[])?;
+    let luajit = Program::find(crate::programs::LUAJIT).context("no luajit")?;
+    let idle = Workload::start(&luajit, crate::off_cpu::WAITS, &["1"])?;
     let folder = tempfile::tempdir()?;
     let output = folder.path().join("a.folded").display().to_string();
     let mut tracer = Tracer::start(["--pid", &idle.pid().to_string(), "--mode", "offcpu", "--output", &output])?;

@@ -49,7 +49,7 @@ impl<'v> KnownVms<'v> {
         let mut kinds: Vec<&Vm> = Vec::new();
         for (_, vm) in by_global.values() {
             if kinds.iter().all(|known| known.layout != vm.layout) {
-                kinds.push(vm);
+                kinds.push(*vm);
             }
         }
         Self { by_global, kinds }
