@@ -36,16 +36,19 @@ pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
     unsafe { asm!("{0} = *(u32 *)({1} + 31233)", out(reg) after, in(reg) next, options(nostack, readonly)) };
     let leaving = known(before);
     let coming = if after == before { leaving } else { known(after) };
-    if leaving.is_none() && coming.is_none() {
-        return 0;
-    }
-    // SAFETY: the helper has no preconditions.
-    let now = unsafe { bpf_ktime_get_ns() };
+    // Asked for where it is needed: both in one condition would be two pointers in one number, which the verifier refuses.
+    let mut now = 0;
     if let Some(process) = leaving {
+        // SAFETY: the helper has no preconditions.
+        now = unsafe { bpf_ktime_get_ns() };
         let is_preempted: bool = context.arg::<u32>(0) as u8 != 0;
         leave(process, id as u32, if is_preempted { WAS_PREEMPTED } else { context.arg(3) }, now);
     }
     if let Some(process) = coming {
+        if now == 0 {
+            // SAFETY: as above.
+            now = unsafe { bpf_ktime_get_ns() };
+        }
         come_back(process, next, now);
     }
     0
