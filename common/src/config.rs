@@ -227,6 +227,20 @@ counters! {
     WatchpointHits => "hits of watchpoints on collectors",
     /// How long looking at objects took then.
     WatchpointTime => "nanoseconds at hits of watchpoints",
+    /// How often a thread that has ended came back onto a CPU.
+    Waits => "waits of threads that have ended",
+    /// How long it was off it.
+    WaitTime => "nanoseconds of waits of threads that have ended",
+    /// Its stack was walked.
+    WaitsTaken => "waits whose stacks were taken",
+    /// The kernel did not take the work of walking a stack.
+    WaitTimeUnscheduled => "nanoseconds of waits lost: the kernel had no room for the walk",
+    /// The working memory was in use by other threads that walked their stacks.
+    WaitTimeBusy => "nanoseconds of waits lost: the CPU's working memory was in use",
+    /// The ring buffer was full.
+    WaitTimeUnsent => "nanoseconds of waits lost: the ring buffer was full",
+    /// A thread has no entry.
+    OffCpuThreadsBeyond => "switches of threads that were not followed: lj-trace knows no more at once",
 }
 
 /// Number of counters.

@@ -36,6 +36,10 @@ pub const SAMPLE_STACK_END_KNOWN: u32 = 1 << 6;
 /// Not a tick of the clock, but an allocation of `allocation_size` bytes.
 pub const SAMPLE_ALLOCATION: u32 = 1 << 5;
 
+/// Not a tick of the clock, but a thread that was off the CPU: it stands for `allocation_size` nanoseconds. The kernel's stack is
+/// that of the wait, the others are those that it entered the kernel with.
+pub const SAMPLE_WAIT: u32 = 1 << 8;
+
 /// No VM was found on the sampled stack.
 pub const NO_VM: u32 = u32::MAX;
 
@@ -70,7 +74,7 @@ pub struct SampleHeader {
     pub return_slot: u64,
     /// That return address.
     pub return_address: u64,
-    /// Of an allocation: its size in bytes.
+    /// Of an allocation: its size in bytes. Of a wait: for how many nanoseconds it stands.
     pub allocation_size: u64,
     /// Process id, in the kernel's own namespace.
     pub pid: u32,
@@ -107,8 +111,8 @@ pub struct SampleHeader {
     pub trace_exit: u32,
     /// The number of the process among those that are recorded.
     pub process: u32,
-    /// Always 0: keeps the size a multiple of 8.
-    pub reserved: u32,
+    /// Of a wait: the state in which the thread left the CPU ([`crate::off_cpu::OffCpuThread::state`]).
+    pub wait_state: u32,
     /// The trace that the innermost VM was running or leaving.
     pub trace: RunningTrace,
     /// Which request it was for.

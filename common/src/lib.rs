@@ -17,6 +17,7 @@ pub mod layout;
 pub mod lifetime;
 pub mod memo;
 pub mod memory;
+pub mod off_cpu;
 pub mod request;
 pub mod stack_end;
 pub mod string;
@@ -44,4 +45,8 @@ mod user {
     unsafe impl aya::Pod for crate::lifetime::Followed {}
     // SAFETY: as above.
     unsafe impl aya::Pod for crate::stack_end::StackEnd {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::off_cpu::OffCpuThread {}
+    // SAFETY: as above.
+    unsafe impl aya::Pod for crate::off_cpu::OffCpuProcess {}
 }

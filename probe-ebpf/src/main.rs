@@ -19,6 +19,7 @@ mod lifetimes;
 mod log;
 mod maps;
 mod memory;
+mod off_cpu;
 mod pending;
 mod sample;
 mod scratch;

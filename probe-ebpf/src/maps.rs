@@ -1,7 +1,8 @@
 //! The maps: what the agent tells the programs, and what they tell the agent.
 
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
-use aya_ebpf::macros::map;
+use aya_ebpf::btf_maps;
+use aya_ebpf::macros::{btf_map, map};
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, Queue, RingBuf};
 use lj_trace_common::allocation::PendingAllocation;
 use lj_trace_common::allocation::known::{KNOWN_OBJECTS, KnownFunction, KnownPrototype};
@@ -11,11 +12,12 @@ use lj_trace_common::config::{
     COUNTERS, Config, MAX_PROCESSES, MAX_SAMPLERS, MAX_VMS, PENDING_PLACES, PidNamespace, VM_ENTRIES, VmKey,
 };
 use lj_trace_common::lifetime::{Followed, MAX_FOLLOWED, MAX_WATCHED, Watched};
+use lj_trace_common::off_cpu::{MAX_OFF_CPU_THREADS, OffCpuProcess, OffCpuThread};
 use lj_trace_common::stack_end::{MAX_STACK_ENDS, StackEnd};
 use lj_trace_common::trace::TraceKey;
 use lj_trace_common::vm::VmConfig;
 
-use crate::scratch::{Scratch, Scratchpad};
+use crate::scratch::{Scratch, Scratchpad, WaitingRoom};
 
 /// What to record of each process. The agent sets the number of entries; probes on allocators are of the first one.
 #[map]
@@ -149,3 +151,20 @@ pub static FOLLOWED: Array<Followed> = Array::with_max_entries(MAX_FOLLOWED, 0);
 /// How many entries of [`FOLLOWED`] there are to look at.
 #[map]
 pub static FOLLOWED_END: Array<u32> = Array::with_max_entries(1, 0);
+
+/// The processes whose time off the CPU is recorded, by their numbers in the kernel's own namespace.
+#[map]
+pub static OFF_CPU_PROCESSES: HashMap<u32, OffCpuProcess> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// Their threads, by the same numbers. The kernel finds its own part in the entries by their types.
+#[btf_map]
+pub static OFF_CPU_THREADS: btf_maps::HashMap<u32, OffCpuThread, { MAX_OFF_CPU_THREADS as usize }> =
+    btf_maps::HashMap::new();
+
+/// The process whose threads are told of.
+#[map]
+pub static ITERATED: Array<u32> = Array::with_max_entries(1, 0);
+
+/// Where it is put together what is told of a thread.
+#[map]
+pub static WAITING_TASK: PerCpuArray<WaitingRoom> = PerCpuArray::with_max_entries(1, 0);

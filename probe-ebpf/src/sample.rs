@@ -21,8 +21,8 @@ use lj_trace_common::config::{
 };
 use lj_trace_common::ends::{self, INNERMOST, MAX_LEFT_OUT, OUTERMOST};
 use lj_trace_common::event::{
-    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SampleHeader,
-    SampledRegisters, reg,
+    FrameRecord, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_BASE_UNCERTAIN, SAMPLE_IN_KERNEL, SAMPLE_WAIT,
+    SampleHeader, SampledRegisters, reg,
 };
 use lj_trace_common::frame::{self, GC64_ADDRESS_MASK, WalkEnd, WalkStep};
 use lj_trace_common::memory::{ReadMemory as _, clear};
@@ -80,7 +80,7 @@ pub fn sample(context: &PerfEventContext, process: u32, timer: Timer) {
     // SAFETY: the helper has no preconditions.
     let area = unsafe { bpf_get_smp_processor_id() };
     // Perf programs do not nest on a CPU (`bpf_prog_active`), so the area is this run's own.
-    take((config, process, timer), area, 0, 0, context.ctx.cast());
+    take((config, process, timer), area, (0, 0), context.ctx.cast(), |_| {});
     stop(area, Counter::SampleTime as u32);
     #[cfg(feature = "log")]
     crate::log::sample(context, area);
@@ -97,16 +97,23 @@ pub fn sample_allocation(config: &Config, size: u64) {
         return;
     }
     let timer = Timer::start();
-    take((config, 0, timer), area, SAMPLE_ALLOCATION, size, core::ptr::null_mut());
+    take((config, 0, timer), area, (SAMPLE_ALLOCATION, size), core::ptr::null_mut(), |_| {});
     stop(area, Counter::StackTime as u32);
     // It was put there a moment ago, and nobody else removes it.
     let _ = BUSY.remove(&area);
 }
 
+/// Sends the stack of this thread, which was off the CPU and returns to its program: it stands for so many nanoseconds. `finish`
+/// adds what is known of the wait. The caller has the area to itself.
+#[inline(always)]
+pub fn take_wait(known: (&Config, u32, Timer), area: u32, weight: u64, finish: impl FnOnce(&mut Scratch)) {
+    take(known, area, (SAMPLE_WAIT, weight), core::ptr::null_mut(), finish);
+}
+
 /// Counts how long the sample in this working area took, by the counter of this number. A function of its own, and what it needs
 /// stands in the area: samples need all the stack that there is.
 #[inline(never)]
-fn stop(area: u32, time: u32) -> u32 {
+pub fn stop(area: u32, time: u32) -> u32 {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else { return 0 };
     // SAFETY: the caller has the area to itself, and no reference to it meanwhile.
     let scratch = unsafe { &*scratch };
@@ -115,7 +122,7 @@ fn stop(area: u32, time: u32) -> u32 {
 }
 
 /// Takes a sample of the user code of this thread, in a working area of its own; and of the kernel's where it was hit,
-/// if `program` is the context of a program that may ask for it.
+/// if `program` is the context of a program that may ask for it. `finish` adds what is known of it otherwise.
 ///
 /// What differs between samples is kept in memory until it is needed: the verifier follows the walk anew for every
 /// combination of values in registers.
@@ -123,9 +130,9 @@ fn stop(area: u32, time: u32) -> u32 {
 fn take(
     (config, process, timer): (&Config, u32, Timer),
     area: u32,
-    flags: u32,
-    allocation_size: u64,
+    (flags, size): (u32, u64),
     program: *mut c_void,
+    finish: impl FnOnce(&mut Scratch),
 ) {
     let Some(scratch) = SCRATCH.get_ptr_mut(area) else {
         add_of(process, Counter::NoScratch as u32, 1);
@@ -136,7 +143,7 @@ fn take(
     // SAFETY: the callers make sure that nobody else uses the area.
     let borrow = || unsafe { &mut *scratch };
     borrow().machine.timer = timer;
-    if !read_registers(borrow(), (config.allocators, process), flags, allocation_size) {
+    if !read_registers(borrow(), (config.allocators, process), flags, size) {
         add_of(process, Counter::NoRegisters as u32, 1);
         return;
     }
@@ -165,6 +172,7 @@ fn take(
     if !program.is_null() && config.kernel_frames != 0 && borrow().header.flags & SAMPLE_IN_KERNEL != 0 {
         copy_kernel_stack(borrow(), program);
     }
+    finish(borrow());
     send(borrow());
 }
 
@@ -614,6 +622,8 @@ fn send(scratch: &mut Scratch) {
         add_of(process, Counter::Written as u32, 1);
     } else if scratch.header.flags & SAMPLE_ALLOCATION != 0 {
         add_of(process, Counter::StacksLost as u32, 1);
+    } else if scratch.header.flags & SAMPLE_WAIT != 0 {
+        add_of(process, Counter::WaitTimeUnsent as u32, scratch.header.allocation_size);
     } else {
         add_of(process, Counter::RingBufferFull as u32, u64::from(scratch.header.weight.max(1)));
     }

@@ -6,6 +6,7 @@ use lj_trace_common::config::{MAX_FRAMES, MAX_KERNEL_STACK, MAX_LUA_COPY, MAX_ST
 use lj_trace_common::event::{FrameRecord, SampleHeader, SampledRegisters};
 use lj_trace_common::frame::Walk;
 use lj_trace_common::memo::Memo;
+use lj_trace_common::off_cpu::WaitingTask;
 use lj_trace_common::thread::LuaThread;
 use lj_trace_common::top::Top;
 use lj_trace_common::trace::{TraceKey, TracesPlace};
@@ -64,4 +65,11 @@ pub struct Scratchpad {
     pub registers: SampledRegisters,
     pub room: ActivityRoom,
     pub thread: LuaThread,
+}
+
+/// The same of what is told of a thread that is off the CPU ([`crate::off_cpu`]).
+#[repr(C)]
+pub struct WaitingRoom {
+    pub told: WaitingTask,
+    pub registers: pt_regs,
 }

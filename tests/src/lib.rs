@@ -29,6 +29,7 @@ pub mod leaking;
 pub mod measured;
 pub mod memory_truth;
 pub mod nginx;
+pub mod off_cpu;
 pub mod oracle;
 pub mod own_process;
 pub mod own_terminal;

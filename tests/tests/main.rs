@@ -57,6 +57,7 @@ mod memprof_truth;
 mod memprof_vms;
 mod names;
 mod newcomers;
+mod offcpu;
 mod oracle;
 mod overhead;
 mod privileges;

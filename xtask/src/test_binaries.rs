@@ -15,7 +15,7 @@ use crate::toolchain::host_cargo;
 
 /// Files of end-to-end tests that have the machine to themselves: they measure time, cost, or shares between processes, or look
 /// at the whole host.
-const ALONE: [&str; 12] = [
+const ALONE: [&str; 13] = [
     "attaching",
     "dump",
     "dump_busy",
@@ -23,6 +23,7 @@ const ALONE: [&str; 12] = [
     "many_processes",
     "memprof_bounded",
     "memprof_harmless",
+    "offcpu",
     "oracle",
     "overhead",
     "sampling",

@@ -96,8 +96,13 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         let message = "top draws on a terminal, and there is none: use `lj-trace record` to write to a file";
         return Err(CommandError::usage(message));
     }
+    if args.mode.kinds().off_cpu {
+        return Err(CommandError::usage(
+            "top shows CPU time and memory: record time off the CPU with `lj-trace record`",
+        ));
+    }
     priority::raise();
-    if args.mode != Mode::Sysprof {
+    if args.mode.has_memory() {
         start_guardian()?;
     }
     let LiveOptions { options, selector } = live(args)?;
@@ -170,8 +175,8 @@ impl Watched {
         let app = App::new(TopTarget {
             name: target.name(),
             vm: target.vms.first().map(|vm| vm.describe()).unwrap_or_default(),
-            rate: (args.mode != Mode::Memprof).then_some(args.rate),
-            memory: args.mode != Mode::Sysprof,
+            rate: args.mode.kinds().cpu.then_some(args.rate),
+            memory: args.mode.has_memory(),
             interval: args.interval,
             of_several,
         });

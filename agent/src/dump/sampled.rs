@@ -162,6 +162,7 @@ mod tests {
             time: 0,
             allocation: None,
             request: SampleRequest::default(),
+            wait: None,
             trace: None,
             frames: frames.into_iter().map(frame).collect(),
         }

@@ -135,6 +135,7 @@ mod tests {
             time,
             allocation: None,
             thread_name: None,
+            wait: None,
             trace: None,
             request: SampleRequest::default(),
             frames,

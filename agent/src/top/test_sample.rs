@@ -15,6 +15,7 @@ pub fn sample(state: VmState, frames: &[Frame]) -> Resolved {
         allocation: None,
         thread_name: None,
         request: SampleRequest::default(),
+        wait: None,
         trace: None,
         frames: frames.iter().map(frame).collect(),
     }

@@ -118,6 +118,8 @@ impl DefaultStreams {
 pub struct Kinds {
     /// Where CPU time goes.
     pub cpu: bool,
+    /// Where threads are while they are off the CPU; together with CPU time, both are one profile.
+    pub off_cpu: bool,
     /// What allocates memory.
     pub allocations: bool,
 }
@@ -126,8 +128,18 @@ impl Kinds {
     /// Whether this kind is recorded.
     pub fn has(self, kind: ProfileKind) -> bool {
         match kind {
-            ProfileKind::Cpu => self.cpu,
             ProfileKind::Allocations => self.allocations,
+            kind => self.time() == Some(kind),
+        }
+    }
+
+    /// The kind of profile of time that is recorded, if one is.
+    pub fn time(self) -> Option<ProfileKind> {
+        match (self.cpu, self.off_cpu) {
+            (false, false) => None,
+            (true, false) => Some(ProfileKind::Cpu),
+            (false, true) => Some(ProfileKind::OffCpu),
+            (true, true) => Some(ProfileKind::Wall),
         }
     }
 }
@@ -206,15 +218,16 @@ impl Options {
     /// The files that one kind of profile of the process goes to.
     pub fn files(&self, kind: ProfileKind) -> OutputFiles {
         let named = match kind {
-            ProfileKind::Cpu => &self.cpu_files,
             ProfileKind::Allocations => &self.allocation_files,
+            ProfileKind::Cpu | ProfileKind::OffCpu | ProfileKind::Wall => &self.cpu_files,
         };
         match &self.default_streams {
             Some(default) => {
                 // Several processes have one of CPU time together.
-                let has_picture = kind != ProfileKind::Cpu || !self.is_of_several();
+                let has_picture = !kind.is_time() || !self.is_of_several();
                 let picture = has_picture.then(|| default.picture(self.pid, kind));
-                OutputFiles { streams: vec![default.path(self.pid, kind)], reports: picture.into_iter().collect() }
+                let stream = kind.has_stream().then(|| default.path(self.pid, kind));
+                OutputFiles { streams: stream.into_iter().collect(), reports: picture.into_iter().collect() }
             }
             None => named.clone(),
         }
@@ -223,7 +236,7 @@ impl Options {
     /// The reports of CPU time that hold all of several processes.
     pub fn common_reports(&self) -> Vec<(Format, PathBuf)> {
         match &self.default_streams {
-            Some(default) => vec![default.picture(self.pid, ProfileKind::Cpu)],
+            Some(default) => self.kinds.time().map(|kind| default.picture(self.pid, kind)).into_iter().collect(),
             None => self.cpu_files.reports.clone(),
         }
     }
@@ -255,6 +268,7 @@ impl Options {
         };
         Wanted {
             cpu: self.kinds.cpu,
+            off_cpu: self.kinds.off_cpu,
             memory,
             stack_every,
             kernel_frames: self.kernel,
@@ -267,6 +281,6 @@ impl Options {
 
     /// Whether a light sampler looks out for VMs that nobody knows.
     pub(crate) fn looks_out(&self) -> bool {
-        !self.kinds.cpu && self.overhead.is_none() && self.vm.is_none()
+        self.kinds.time().is_none() && self.overhead.is_none() && self.vm.is_none()
     }
 }

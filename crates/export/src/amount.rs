@@ -31,7 +31,7 @@ impl Amount {
     /// What there is of a kind.
     pub fn of(&self, kind: ProfileKind) -> KindAmount {
         match kind {
-            ProfileKind::Cpu => self.cpu,
+            ProfileKind::Cpu | ProfileKind::OffCpu | ProfileKind::Wall => self.cpu,
             ProfileKind::Allocations => self.allocations,
         }
     }

@@ -45,6 +45,9 @@ pub enum ProbeError {
          has): {0}. Record in full, without --overhead: that costs the process what --max-overhead allows"
     )]
     NoWindows(#[source] io::Error),
+    /// Time off the CPU cannot be recorded.
+    #[error("--mode offcpu and wall are not possible here: {}", whole(.0))]
+    NoOffCpu(#[source] anyhow::Error),
     /// A thread cannot be sampled.
     #[error("cannot sample thread {tid}: {source}")]
     Thread {

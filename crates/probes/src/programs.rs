@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Context as _;
-use aya::Ebpf;
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, Queue};
 use aya::programs::Program;
+use aya::{Btf, Ebpf};
 use lj_trace_common::allocation::tally::VmTally;
-use lj_trace_common::config::{Config, Counter, MAX_STACK, TEMPLATES, Template, VmKey};
+use lj_trace_common::config::{Config, Counter, MAX_STACK, PidNamespace, TEMPLATES, Template, VmKey};
 use lj_trace_common::layout::VmLayout;
 use lj_trace_common::request::RequestLayout;
 use lj_trace_common::stack_end::StackEnd;
@@ -20,9 +20,10 @@ use super::cpu_events::{CpuEvents, number};
 pub use super::error::ProbeError;
 use super::error::whole;
 use super::mechanism::Mechanism;
+use super::off_cpu;
 use super::places::Owner;
 pub use super::set::MORE_VMS;
-use super::set::{Set, lock, map_mut, take_map};
+use super::set::{Set, SetKind, lock, map_mut, take_map};
 pub use super::wanted::Wanted;
 
 /// The programs as one process has them: alone, or together with others that are sampled.
@@ -53,6 +54,7 @@ impl Programs {
     /// # Errors
     /// [`ProbeError::NotPermitted`] without privileges, [`ProbeError::Refused`] on kernels that lack something.
     pub fn load(wanted: Wanted, vms: &[VmConfig]) -> Result<Self, ProbeError> {
+        check_off_cpu(wanted)?;
         Self::prepare_alone(wanted, vms).map_err(ProbeError::sort)
     }
 
@@ -64,7 +66,7 @@ impl Programs {
     /// Begins to load what [`join`](Self::join) is going to want, while the process is looked at.
     pub fn load_ahead(wanted: Wanted, process: &Process, rate: u32) {
         if let Ok((namespace, _)) = number(process) {
-            Set::load_ahead(wanted, (rate, namespace));
+            Set::load_ahead(wanted, kind(wanted, rate, namespace));
         }
     }
 
@@ -74,6 +76,7 @@ impl Programs {
     /// # Errors
     /// As [`Self::load`].
     pub fn join(wanted: Wanted, process: &Process, rate: u32, vms: &[VmConfig]) -> Result<Self, ProbeError> {
+        check_off_cpu(wanted)?;
         Self::prepare_shared(wanted, process, rate, vms).or_else(|error| {
             let mut alone = Self::load(wanted, vms)?;
             alone.why_alone = Some(whole(&error));
@@ -98,7 +101,7 @@ impl Programs {
 
     fn prepare_shared(wanted: Wanted, process: &Process, rate: u32, vms: &[VmConfig]) -> anyhow::Result<Self> {
         let (namespace, id) = number(process).context("the PID namespace of the process")?;
-        let set = Set::join(wanted, (rate, namespace), u32::try_from(vms.len()).unwrap_or(u32::MAX))?;
+        let set = Set::join(wanted, kind(wanted, rate, namespace), u32::try_from(vms.len()).unwrap_or(u32::MAX))?;
         let number = lock(&set.places).add_process().context("too many processes are recorded at once")?;
         set.counts.clear(number);
         if let Some(samples) = &set.samples {
@@ -116,7 +119,7 @@ impl Programs {
     /// Makes the settings, and the first VMs, known.
     fn begin(&mut self, wanted: Wanted, vms: &[VmConfig]) -> anyhow::Result<()> {
         let config = Config {
-            samples: u32::from(wanted.cpu || wanted.stack_every != 0),
+            samples: u32::from(wanted.cpu || wanted.off_cpu || wanted.stack_every != 0),
             stack_every: wanted.stack_every,
             cpus: self.set.cpus,
             stack_limit: MAX_STACK,
@@ -143,6 +146,11 @@ impl Programs {
     /// The set and the number of the process there, if others may share it.
     pub(super) fn shared(&self) -> Option<(Arc<Set>, u32)> {
         self.vms.is_some().then(|| (self.set.clone(), self.process))
+    }
+
+    /// The set, and the number of the process there.
+    pub(super) fn set(&self) -> (Arc<Set>, u32) {
+        (self.set.clone(), self.process)
     }
 
     /// The events that it shares, its number in their namespace and in the set.
@@ -204,6 +212,7 @@ impl Programs {
         let programs = Self::load(wanted, &[])?;
         let uses = |name: &str| match name {
             "sample_cpu" | "sample_chosen" | "chosen_executes" => wanted.cpu,
+            "off_cpu_switch" | "waiting_tasks" => wanted.off_cpu,
             "allocator_called" | "allocator_returned" => wanted.memory,
             "allocation_stack" => wanted.stack_every != 0,
             _ => false,
@@ -214,6 +223,14 @@ impl Programs {
                 Program::PerfEvent(program) => program.load(),
                 Program::UProbe(program) => program.load(),
                 Program::RawTracePoint(program) => program.load(),
+                Program::BtfTracePoint(program) => match Btf::from_sys_fs() {
+                    Ok(types) => program.load("sched_switch", &types),
+                    Err(error) => Err(error.into()),
+                },
+                Program::Iter(program) => match Btf::from_sys_fs() {
+                    Ok(types) => program.load("task", &types),
+                    Err(error) => Err(error.into()),
+                },
                 _ => Ok(()),
             };
             loaded.map_err(ProbeError::sort)?;
@@ -291,6 +308,14 @@ impl Programs {
     /// [`ProbeError::Refused`] if the kernel does not take it.
     pub fn set_requests(&mut self, layout: RequestLayout) -> Result<(), ProbeError> {
         self.change_config(|config| config.requests = layout).map_err(ProbeError::sort)
+    }
+
+    /// Says where the main thread's stack began when the program was started.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn tell_stack_start(&mut self, process: &Process) -> Result<(), ProbeError> {
+        self.change_config(|config| config.stack_start = process.stack_start()).map_err(ProbeError::sort)
     }
 
     /// Says where native stacks end, by page, or that this is not known any more.
@@ -461,6 +486,16 @@ impl Programs {
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
+}
+
+/// Whether time off the CPU can be recorded, if that is wanted.
+fn check_off_cpu(wanted: Wanted) -> Result<(), ProbeError> {
+    if wanted.off_cpu { off_cpu::check().map_err(ProbeError::NoOffCpu) } else { Ok(()) }
+}
+
+/// The set that this is wanted of.
+fn kind(wanted: Wanted, rate: u32, namespace: PidNamespace) -> SetKind {
+    (wanted.cpu.then_some(rate), namespace, wanted.off_cpu)
 }
 
 impl Drop for Programs {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
 use aya::maps::Map;
+use aya::programs::tp_btf::BtfTracePointLink;
 use aya::{Ebpf, EbpfLoader};
 use lj_trace_common::allocation::known::KNOWN_OBJECTS;
 use lj_trace_common::config::{COUNTERS, MAX_PROCESSES, MAX_SAMPLED_VMS, MAX_VMS, PidNamespace, VM_ENTRIES};
@@ -17,7 +18,7 @@ use super::places::Places;
 use super::ring::Ring;
 use super::sample_buffer::SharedSamples;
 use super::wanted::Wanted;
-use super::{bpf_log, object};
+use super::{bpf_log, kernel_places, object};
 
 /// A loaded set of programs.
 pub(super) struct Set {
@@ -34,6 +35,8 @@ pub(super) struct Set {
     pub samples: Option<Mutex<SharedSamples>>,
     /// Their numbers, and those of their VMs.
     pub places: Mutex<Places>,
+    /// What sees the switches of all of them, once it is wanted.
+    pub switches: Mutex<Option<BtfTracePointLink>>,
 }
 
 /// How many VMs that come into being while they are recorded are recorded at once, at most. Those that are closed leave
@@ -75,8 +78,8 @@ const FOR_ALLOCATIONS: [&str; 12] = [
 /// The smallest map that forgets what was not used for long.
 const LEAST_LRU: u32 = 128;
 
-/// The rate of a set's events, and the namespace of the processes.
-pub(super) type SetKind = (u32, PidNamespace);
+/// The rate of a set's events, if it has any; the namespace of the processes; whether time off the CPU is recorded.
+pub(super) type SetKind = (Option<u32>, PidNamespace, bool);
 
 /// Why there are no events of a kind: where the kernel refuses them, the programs are not loaded again for each process.
 static REFUSED: Mutex<Vec<(SetKind, String)>> = Mutex::new(Vec::new());
@@ -128,10 +131,12 @@ impl Set {
             let mut ebpf = lock(&set.ebpf);
             let ring = Ring::of_map(take_map(&mut ebpf, "SAMPLES")?)?;
             set.samples = Some(Mutex::new(SharedSamples::new(ring)));
-            let (rate, namespace) = kind;
-            let events = CpuEvents::open(&mut ebpf, rate, namespace)
-                .inspect_err(|error| lock(&REFUSED).push((kind, whole(error))))?;
-            set.events = Some(Arc::new(Mutex::new(events)));
+            let (rate, namespace, _) = kind;
+            if let Some(rate) = rate {
+                let events = CpuEvents::open(&mut ebpf, rate, namespace)
+                    .inspect_err(|error| lock(&REFUSED).push((kind, whole(error))))?;
+                set.events = Some(Arc::new(Mutex::new(events)));
+            }
         }
         Ok(set)
     }
@@ -158,15 +163,16 @@ impl Set {
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
         let mut loader = EbpfLoader::new();
         let has_stacks = wanted.stack_every != 0;
-        // One area a CPU for the sampler, and one for the allocation probes.
-        loader.map_max_entries("SCRATCH", if has_stacks { 2 * cpus.get() } else { cpus.get() });
+        // One area a CPU for the sampler, one for the allocation probes, and one for threads that were off the CPU.
+        let areas = if wanted.off_cpu { 3 } else { 1 + u32::from(has_stacks) };
+        loader.map_max_entries("SCRATCH", areas * cpus.get());
         loader.map_max_entries("CONFIG", processes);
         loader.map_max_entries("SAMPLER_COUNTS", processes * COUNTERS);
         loader.map_max_entries("VMS", vms);
         // Where there are several processes, their VMs get their numbers here.
         loader.map_max_entries("FREE_VMS", if processes > 1 { 1 } else { vms });
         loader.map_max_entries("GLOBALS", vms.saturating_mul(2).max(VM_ENTRIES));
-        let samples = if wanted.cpu || has_stacks { wanted.buffer() } else { PAGE };
+        let samples = if wanted.cpu || wanted.off_cpu || has_stacks { wanted.buffer() } else { PAGE };
         loader.map_max_entries("SAMPLES", samples);
         loader.map_max_entries("ALLOCATIONS", if wanted.memory { wanted.buffer() } else { PAGE });
         loader.map_max_entries("ACTIVITY", if wanted.activity { ACTIVITY_BUFFER } else { PAGE });
@@ -182,16 +188,23 @@ impl Set {
             loader.map_max_entries("PROTOTYPES", vms * KNOWN_OBJECTS);
             loader.map_max_entries("KNOWN_TRACES", vms * KNOWN_OBJECTS);
         } else {
-            FOR_ALLOCATIONS.iter().for_each(|name| {
+            FOR_ALLOCATIONS.iter().filter(|name| **name != "BUSY" || !wanted.off_cpu).for_each(|name| {
                 loader.map_max_entries(name, LEAST_LRU);
             });
         }
-        let mut ebpf = loader.load(&object::object_for(wanted.mechanism)?)?;
+        let mut object = object::object_for(wanted.mechanism)?;
+        if wanted.off_cpu {
+            kernel_places::fill_in(object.to_mut())?;
+        } else {
+            loader.map_max_entries("OFF_CPU_THREADS", 1).map_max_entries("OFF_CPU_PROCESSES", 1);
+        }
+        let mut ebpf = loader.load(&object)?;
         bpf_log::follow(&mut ebpf);
         let counts = ebpf.map("SAMPLER_COUNTS").ok_or_else(|| anyhow::anyhow!("no map SAMPLER_COUNTS"))?;
         let counts = Arc::new(SamplerCounts::map(counts, processes)?);
         let (ebpf, places) = (Mutex::new(ebpf), Mutex::new(Places::new(if processes > 1 { vms } else { 0 })));
-        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places })
+        let switches = Mutex::new(None);
+        Ok(Self { ebpf, counts, cpus: cpus.get(), vms, events: None, samples: None, places, switches })
     }
 
     /// Its programs and maps.

@@ -7,6 +7,8 @@ use super::mechanism::Mechanism;
 pub struct Wanted {
     /// The CPU sampler.
     pub cpu: bool,
+    /// Time off the CPU.
+    pub off_cpu: bool,
     /// The allocation probes.
     pub memory: bool,
     /// Every allocation of this number carries its stack; 0 for none.
@@ -26,6 +28,7 @@ impl Wanted {
     pub fn nothing() -> Self {
         Self {
             cpu: false,
+            off_cpu: false,
             memory: false,
             stack_every: 0,
             kernel_frames: false,
@@ -35,9 +38,9 @@ impl Wanted {
         }
     }
 
-    /// Whether a process can share the programs with others: there is nothing but samples of the clock.
+    /// Whether a process can share the programs with others: there is nothing but samples of the clock and waits.
     pub fn may_share(self) -> bool {
-        self.cpu && !self.memory && !self.activity && self.stack_every == 0
+        (self.cpu || self.off_cpu) && !self.memory && !self.activity && self.stack_every == 0
     }
 
     /// The size of a ring buffer.

@@ -51,11 +51,15 @@ fn depths(code: &[bpf_insn], starts: &BTreeSet<usize>) -> BTreeMap<usize, u32> {
     depths
 }
 
+/// The program whose callback is run later, by itself, so that its stack is none of the program's.
+const RUN_LATER: &str = "off_cpu_switch";
+
+/// A call with `BPF_PSEUDO_CALL`, an address with `BPF_PSEUDO_FUNC`.
+const CALL: (u8, u8) = (0x85, 1);
+const ADDRESS: (u8, u8) = (0x18, 4);
+
 /// The function that an instruction calls, or gives to a helper that does.
 fn callee(code: &[bpf_insn], index: usize) -> Option<usize> {
-    /// A call with `BPF_PSEUDO_CALL`, an address with `BPF_PSEUDO_FUNC`.
-    const CALL: (u8, u8) = (0x85, 1);
-    const ADDRESS: (u8, u8) = (0x18, 4);
     let instruction = &code[index];
     let is_one = [CALL, ADDRESS].contains(&(instruction.code, instruction.src_reg()));
     is_one.then(|| index.checked_add_signed(instruction.imm as isize + 1)).flatten()
@@ -63,10 +67,25 @@ fn callee(code: &[bpf_insn], index: usize) -> Option<usize> {
 
 /// The most that the function at `start` takes with all that it calls.
 fn most(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> u32 {
-    let end = depths.range(start + 1..).next().map_or(code.len(), |(end, _)| *end);
-    let callees = (start..end).filter_map(|index| callee(code, index));
+    let callees = (start..end(code, depths, start)).filter_map(|index| callee(code, index));
     let of_callees = callees.map(|callee| most(code, depths, callee)).max().unwrap_or(0);
     depths[&start].max(1).next_multiple_of(STEP) + of_callees
+}
+
+/// The same where the callbacks of the function itself are run later: the most of it, and of each of these.
+fn most_apart(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> u32 {
+    let callees = || (start..end(code, depths, start)).filter_map(|index| Some((index, callee(code, index)?)));
+    let is_later = |index: usize| (code[index].code, code[index].src_reg()) == ADDRESS;
+    let of = |later: bool| {
+        let own = callees().filter(|(index, _)| is_later(*index) == later);
+        own.map(|(_, callee)| most(code, depths, callee)).max().unwrap_or(0)
+    };
+    (depths[&start].max(1).next_multiple_of(STEP) + of(false)).max(of(true))
+}
+
+/// Where the function that begins at `start` ends.
+fn end(code: &[bpf_insn], depths: &BTreeMap<usize, u32>, start: usize) -> usize {
+    depths.range(start + 1..).next().map_or(code.len(), |(end, _)| *end)
 }
 
 #[test]
@@ -84,7 +103,7 @@ fn programs_share_512_bytes_with_their_callbacks() {
         let callees = (0..code.len()).filter_map(|index| callee(code, index));
         let starts: BTreeSet<usize> = std::iter::once(0).chain(callees).collect();
         let depths = depths(code, &starts);
-        let most = most(code, &depths, 0);
+        let most = if name == RUN_LATER { most_apart(code, &depths, 0) } else { most(code, &depths, 0) };
         println!("{name}: {most} bytes of {LIMIT}: {:?}", depths.values());
         assert!(most <= LIMIT, "{name} takes {most} bytes: {:?} by function", depths.values());
     }

@@ -7,7 +7,7 @@ use lj_trace_streams::VmState;
 use lj_trace_text::table::{Column, Fit, Table};
 use lj_trace_text::{Room, percent};
 
-use crate::answer::{CpuFacts, CpuUse, LinePlace, cpu_sentence};
+use crate::answer::{CpuFacts, CpuUse, LinePlace, cpu_sentence, wait_lines};
 use crate::model::Unit;
 use crate::{CpuProfile, Frame, Profile as _};
 
@@ -28,6 +28,11 @@ pub fn write(profile: &CpuProfile, room: Room, out: &mut dyn Write) -> io::Resul
     writeln!(out, "{samples} {}{rate}, {} different stacks", profile.unit.name(), profile.stacks().count())?;
     if samples > 0 {
         let facts = CpuFacts::of(profile);
+        if profile.unit == Unit::Nanoseconds {
+            for line in wait_lines(&facts, room) {
+                writeln!(out, "{line}")?;
+            }
+        }
         if profile.unit == Unit::Samples {
             // How much of the time it ran is not known here.
             let about =

@@ -53,7 +53,7 @@ pub enum Frame {
         /// File name of the library or program, where known. It is no part of the name.
         module: Option<Arc<str>>,
     },
-    /// A function of the kernel: `symbol_[k]`.
+    /// A function of the kernel: `symbol_[k]`. Or why a thread is off the CPU, in brackets: `[blocked: futex]`.
     Kernel {
         /// The symbol.
         symbol: Arc<str>,
@@ -122,6 +122,24 @@ impl Frame {
         self
     }
 
+    /// Why a thread is off the CPU: it waits for this, or else for nothing but a CPU.
+    pub fn wait(cause: Option<&str>, detail: &str) -> Self {
+        let symbol = match cause {
+            Some(cause) => format!("{BLOCKED}{cause}{detail}]"),
+            None => format!("{NO_CPU}{detail}]"),
+        };
+        Self::Kernel { symbol: symbol.into() }
+    }
+
+    /// What a thread waits for, if this says why it is off the CPU: `futex`, or `CPU`.
+    pub fn waits_for(&self) -> Option<&str> {
+        let Self::Kernel { symbol } = self else { return None };
+        if !is_wait(symbol) {
+            return None;
+        }
+        Some(symbol.strip_prefix(BLOCKED).and_then(|rest| rest.strip_suffix(']')).unwrap_or("CPU"))
+    }
+
     /// In place of so many frames.
     pub fn left_out(frames: u64) -> Self {
         Self::LeftOut { least: 1 << frames.max(1).ilog2() }
@@ -137,6 +155,9 @@ impl Frame {
         if let Some(reason) = name.strip_prefix("[unknown").and_then(|rest| rest.strip_suffix(']')) {
             let reason = reason.strip_prefix(": ").filter(|reason| !reason.is_empty()).unwrap_or("no symbol");
             return Self::Unresolved { reason: reason.into() };
+        }
+        if is_wait(name) {
+            return Self::Kernel { symbol: name.into() };
         }
         if let Some(symbol) = name.strip_suffix("_[k]") {
             return Self::Kernel { symbol: symbol.into() };
@@ -230,6 +251,7 @@ impl fmt::Display for Frame {
             Self::Line { chunk, line } => write!(f, "{}:{line}", Untrusted(chunk)),
             Self::FastFunction { name } => write!(f, "{}", Untrusted(name)),
             Self::C { symbol, .. } => write!(f, "{}", Untrusted(symbol)),
+            Self::Kernel { symbol } if symbol.starts_with('[') => f.write_str(symbol),
             Self::Kernel { symbol } => write!(f, "{symbol}_[k]"),
             Self::Trace { number: None, .. } => f.write_str("TRACE"),
             Self::Trace { number: Some(number), start: None } => write!(f, "TRACE [{number}]"),
@@ -248,6 +270,15 @@ impl fmt::Display for Frame {
             Self::Unresolved { reason } => write!(f, "[unknown: {}]", Untrusted(reason)),
         }
     }
+}
+
+/// How the reasons of waits begin.
+const BLOCKED: &str = "[blocked: ";
+const NO_CPU: &str = "[waiting for a CPU";
+
+/// Whether this is the reason why a thread is off the CPU, rather than a function's name.
+fn is_wait(name: &str) -> bool {
+    (name.starts_with(BLOCKED) || name.starts_with(NO_CPU)) && name.ends_with(']')
 }
 
 /// How the mark of frames that are left out ends.
@@ -300,7 +331,10 @@ mod tests {
         let left_out = [Frame::left_out(1), Frame::left_out(2), Frame::left_out(2048)];
         let others =
             [Frame::Vm(VmState::Gc), Frame::Vm(VmState::Record), trace, Frame::Trace { number: None, start: None }];
-        for frame in others.into_iter().chain(left_out).chain([Frame::Rare]) {
+        let waits = [Frame::wait(Some("futex"), ""), Frame::wait(None, ": preempted")];
+        assert_eq!(waits.each_ref().map(|wait| wait.waits_for()), [Some("futex"), Some("CPU")]);
+        assert_eq!(waits.each_ref().map(Frame::to_string), ["[blocked: futex]", "[waiting for a CPU: preempted]"]);
+        for frame in others.into_iter().chain(left_out).chain(waits).chain([Frame::Rare]) {
             assert_eq!(Frame::of_symbol(&frame.to_string()), frame);
         }
     }

@@ -9,17 +9,34 @@ pub enum ProfileKind {
     Cpu,
     /// What allocates memory.
     Allocations,
+    /// Where threads are while they are off the CPU.
+    OffCpu,
+    /// Both of a thread's time: on the CPU and off it.
+    Wall,
 }
 
 impl ProfileKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Cpu, Self::Allocations];
+    pub const ALL: [Self; 4] = [Self::Cpu, Self::Allocations, Self::OffCpu, Self::Wall];
 
-    /// The name of its stream format, which is in names of files too: `sysprof` or `memprof`, as Tarantool calls them.
+    /// Whether it is of time.
+    pub fn is_time(self) -> bool {
+        self != Self::Allocations
+    }
+
+    /// Whether there is a stream format for it.
+    pub fn has_stream(self) -> bool {
+        matches!(self, Self::Cpu | Self::Allocations)
+    }
+
+    /// The name of its stream format, which is in names of files too: `sysprof` or `memprof`, as Tarantool calls them. Those
+    /// that have no stream are only in names of files.
     pub fn stream(self) -> &'static str {
         match self {
             Self::Cpu => "sysprof",
             Self::Allocations => "memprof",
+            Self::OffCpu => "offcpu",
+            Self::Wall => "wall",
         }
     }
 }
@@ -29,6 +46,8 @@ impl fmt::Display for ProfileKind {
         f.write_str(match self {
             Self::Cpu => "CPU time",
             Self::Allocations => "allocations",
+            Self::OffCpu => "time off the CPU",
+            Self::Wall => "wall-clock time",
         })
     }
 }

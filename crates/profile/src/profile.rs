@@ -34,8 +34,10 @@ pub struct CpuProfile {
     pub recorded: Option<Recorded>,
     /// Samples a second, where known.
     pub rate: Option<u32>,
-    /// What is counted: samples, or bytes of memory.
+    /// What is counted: samples, bytes of memory, or nanoseconds.
     pub unit: Unit,
+    /// Of nanoseconds: whether those on the CPU are among them, beside those off it.
+    pub has_cpu_time: bool,
     /// Where the Lua code can be read.
     pub sources: SourceCode,
 }
@@ -107,6 +109,11 @@ impl CpuProfile {
         other.losses.iter().for_each(|(reason, samples)| self.lose(reason, *samples));
     }
 
+    /// Which of the weights is shown: the second one where the first one counts what the second one measures.
+    fn shown_index(&self) -> usize {
+        usize::from(matches!(self.unit, Unit::Bytes | Unit::Nanoseconds))
+    }
+
     /// What the stacks weigh that were folded since they were rare: samples, or bytes.
     pub fn folded(&self) -> u64 {
         self.stacks.folded()[self.shown().index]
@@ -129,9 +136,9 @@ impl CpuProfile {
 
     /// Forgets all samples and losses. What they were taken of, and how, stays; the recording begins now.
     pub fn begin_anew(&mut self) {
-        let Self { timeline, modules, title, pid, rate, unit, sources, .. } = std::mem::take(self);
+        let Self { timeline, modules, title, pid, rate, unit, has_cpu_time, sources, .. } = std::mem::take(self);
         let timeline = timeline.map(|_| Timeline::default());
-        *self = Self { timeline, modules, title, pid, rate, unit, sources, ..Self::default() };
+        *self = Self { timeline, modules, title, pid, rate, unit, has_cpu_time, sources, ..Self::default() };
         self.started_now();
     }
 
@@ -161,8 +168,9 @@ impl CpuProfile {
         for (index, weight) in weights.into_iter().enumerate() {
             self.stacks.add(stack, index, weight);
         }
+        let weight = weights[self.shown_index()];
         let shown = &mut self.states[state as usize];
-        *shown = shown.saturating_add(weights[usize::from(self.unit == Unit::Bytes)]);
+        *shown = shown.saturating_add(weight);
         if let (Some(timeline), Some(time)) = (&mut self.timeline, time) {
             timeline.add(Point { time, stack });
         }
@@ -276,7 +284,12 @@ impl Profile for CpuProfile {
             0 => String::new(),
             lost => format!(", {lost} lost"),
         };
-        let what = if self.unit == Unit::Bytes { "memory" } else { "CPU time" };
+        let what = match self.unit {
+            Unit::Bytes => "memory",
+            Unit::Nanoseconds if self.has_cpu_time => "wall-clock time of threads",
+            Unit::Nanoseconds => "time of threads off the CPU",
+            _ => "CPU time",
+        };
         let unit = self.unit.name();
         format!(
             "{what}, {} {unit}{rate}{lost}: green Lua, blue compiled Lua, orange C, grey kernel, red GC, purple JIT compiler",
@@ -290,6 +303,9 @@ impl Profile for CpuProfile {
             return vec![objects, Measure::new("alloc_space", Unit::Bytes, 1)];
         }
         let samples = Measure::new("samples", Unit::Samples, 0);
+        if self.unit == Unit::Nanoseconds {
+            return vec![samples, self.shown()];
+        }
         let period = self.rate.filter(|&rate| rate > 0).map(|rate| 1_000_000_000 / u64::from(rate));
         let time = period.map(|period| Measure { name: "cpu", unit: Unit::Nanoseconds, index: 0, factor: period });
         std::iter::once(samples).chain(time).collect()
@@ -298,6 +314,8 @@ impl Profile for CpuProfile {
     fn shown(&self) -> Measure {
         match self.unit {
             Unit::Bytes => Measure::new("alloc_space", Unit::Bytes, 1),
+            Unit::Nanoseconds if self.has_cpu_time => Measure::new("wall", Unit::Nanoseconds, 1),
+            Unit::Nanoseconds => Measure::new("off_cpu", Unit::Nanoseconds, 1),
             _ => Measure::new("samples", Unit::Samples, 0),
         }
     }

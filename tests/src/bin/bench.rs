@@ -1,12 +1,12 @@
 //! Benchmarks with the support of the tests: `bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS
-//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench heap
+//! PROGRAMS`, `bench sampler ROUNDS RATES WORKLOADS PROGRAM`, `bench switches ROUNDS RATES EVENTS PROGRAM`, `bench offcpu ROUNDS PROGRAM`, `bench heap
 //! MILLISECONDS PROGRAMS`, where lists are separated by commas, `bench leak SECONDS ROUNDS`, `bench host PROCESSES
 //! PAUSE SECONDS`, `bench host-memory PROCESSES SECONDS BUDGET` and `bench short-lived RATE MILLISECONDS SECONDS`. `cargo xtask bench` runs them.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use lj_trace_tests::benches::{Plan, bounded, heap, host, host_memory, leak, sampler, switches};
+use lj_trace_tests::benches::{Plan, bounded, heap, host, host_memory, leak, off_cpu, sampler, switches};
 use lj_trace_tests::programs::{ALL, Program};
 
 fn main() -> Result<()> {
@@ -32,6 +32,10 @@ fn main() -> Result<()> {
             let events: Vec<&str> = events.split(',').collect();
             switches(rounds.parse()?, &rates?, &events, &program)
         }
+        ["offcpu", rounds, name] => {
+            let program = program(name)?.with_context(|| format!("this system does not have {name}"))?;
+            off_cpu(rounds.parse()?, &program)
+        }
         ["heap", deadlines, programs] => {
             let deadlines: Result<Vec<u64>, _> = deadlines.split(',').map(str::parse).collect();
             let deadlines: Vec<_> = deadlines?.into_iter().map(Duration::from_millis).collect();
@@ -49,8 +53,8 @@ fn main() -> Result<()> {
         }
         _ => bail!(
             "usage: bench bounded SECONDS RUNS BUSY_LOOPS BLOCKS WORKLOADS PROGRAMS | sampler ROUNDS RATES WORKLOADS PROGRAM \
-             | switches ROUNDS RATES EVENTS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS | host PROCESSES PAUSE SECONDS | \
-             host-memory PROCESSES SECONDS BUDGET | short-lived RATE MILLISECONDS SECONDS"
+             | switches ROUNDS RATES EVENTS PROGRAM | offcpu ROUNDS PROGRAM | heap MILLISECONDS PROGRAMS | leak SECONDS ROUNDS \
+             | host PROCESSES PAUSE SECONDS | host-memory PROCESSES SECONDS BUDGET | short-lived RATE MILLISECONDS SECONDS"
         ),
     }
 }

@@ -22,6 +22,8 @@ enum What {
     Sampler(supported::Sampler),
     /// The sampler on a program with 200 thousand context switches a second, with events on CPUs and on threads
     Switches(supported::Switches),
+    /// Time off the CPU of a program with 200 thousand context switches a second, and what it costs all others
+    Offcpu(supported::OffCpu),
     /// The allocation probes, beside empty ones, bpftrace and no profiler
     Memprof(memprof::Options),
     /// Memory profiles with `--overhead 5%`: their errors against the truth, and what they cost
@@ -44,6 +46,7 @@ pub fn bench(options: &Options) -> Result<()> {
         What::Sysprof(options) => sysprof::bench(options),
         What::Sampler(options) => supported::sampler(options),
         What::Switches(options) => supported::switches(options),
+        What::Offcpu(options) => supported::off_cpu(options),
         What::Memprof(options) => memprof::bench(options),
         What::Bounded(options) => supported::bounded(options),
         What::Heap(options) => supported::heap(options),

@@ -81,6 +81,20 @@ pub struct Switches {
     binary: Option<PathBuf>,
 }
 
+/// Options of `cargo xtask bench offcpu`.
+#[derive(clap::Args)]
+pub struct OffCpu {
+    /// How many rounds there are: 2 s with lj-trace, and as much without
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// The program to run the workload on: luajit, luajit2
+    #[arg(long, default_value = "luajit")]
+    program: String,
+    /// Measure this lj-trace instead of building one
+    #[arg(long)]
+    binary: Option<PathBuf>,
+}
+
 /// Options of `cargo xtask bench leak`.
 #[derive(clap::Args)]
 pub struct Leak {
@@ -207,6 +221,12 @@ pub fn switches(options: &Switches) -> Result<()> {
     let rates: Vec<String> = rates.iter().map(u32::to_string).collect();
     let arguments = [rounds.to_string(), rates.join(","), events.join(","), program.clone()];
     bench("switches", &arguments, binary.clone())
+}
+
+/// Measures what time off the CPU costs where there are many context switches.
+pub fn off_cpu(options: &OffCpu) -> Result<()> {
+    let OffCpu { rounds, program, binary } = options;
+    bench("offcpu", &[rounds.to_string(), program.clone()], binary.clone())
 }
 
 /// Measures what clients of a server feel while its leak is looked for.

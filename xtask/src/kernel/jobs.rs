@@ -24,6 +24,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("list", USER_SPACE),
     ("matrix", "the same as truth and memprof_truth, on more programs"),
     ("memprof_truth::samples_cost_no_events", TICKS),
+    ("offcpu", TIME),
     ("overhead", TIME),
     ("privileges::root_gives_up_its_powers_once_it_has_attached", LOAD),
     ("privileges::three_capabilities_are_enough_and_one_is_to_the_end", LOAD),

@@ -292,12 +292,26 @@ pub enum Mode {
     Memprof,
     /// Both at once, into two files
     All,
+    /// Where threads are while they are off the CPU, and what they wait for there (Linux 6.18)
+    #[value(alias = "off-cpu")]
+    Offcpu,
+    /// CPU time and time off the CPU, in one profile in nanoseconds (Linux 6.18)
+    Wall,
 }
 
 impl Mode {
     /// The kinds of profiles that it records.
     pub fn kinds(self) -> Kinds {
-        Kinds { cpu: self != Self::Memprof, allocations: self != Self::Sysprof }
+        Kinds {
+            cpu: matches!(self, Self::Sysprof | Self::All | Self::Wall),
+            off_cpu: matches!(self, Self::Offcpu | Self::Wall),
+            allocations: self.has_memory(),
+        }
+    }
+
+    /// Whether memory is among what it records.
+    pub fn has_memory(self) -> bool {
+        matches!(self, Self::Memprof | Self::All)
     }
 }
 
@@ -377,7 +391,7 @@ impl RecordArgs {
             max_size: self.max_size,
             rotate: self.rotate,
             rate: self.rate,
-            cpu_files: files(ProfileKind::Cpu)?,
+            cpu_files: kinds.time().map_or_else(|| Ok(OutputFiles::default()), files)?,
             allocation_files: files(ProfileKind::Allocations)?,
             default_streams: self.output.is_empty().then(default_streams),
             sinks: None,
@@ -434,7 +448,7 @@ impl RecordArgs {
                 "--rotate needs a second or more: names of files have the second in which they begin".into(),
             );
         }
-        if self.mode != Mode::Sysprof {
+        if self.mode.has_memory() {
             return refused(
                 "--rotate is for CPU profiles: a free can only be told together with its allocation, which may be in another \
                  piece. Leave out --rotate or --mode"
@@ -480,7 +494,7 @@ impl RecordArgs {
             ("--alloc-stacks", self.alloc_stacks.is_some()),
             ("--ledger", self.ledger.is_some()),
         ];
-        match given.iter().find(|(_, is_given)| *is_given && self.mode == Mode::Sysprof) {
+        match given.iter().find(|(_, is_given)| *is_given && !self.mode.has_memory()) {
             Some((option, _)) => {
                 Err(CommandError::usage(format!("{option} is for memory profiles: add --mode memprof, or all")))
             }
@@ -500,7 +514,7 @@ impl RecordArgs {
         if self.output.iter().any(is_standard) {
             return Err(CommandError::usage("standard output is that of the program: name a file with --output FILE"));
         }
-        if self.mode != Mode::Sysprof {
+        if self.mode.has_memory() {
             return Err(CommandError::usage(
                 "a memory profile needs a VM to begin with, and a program that lj-trace starts has none yet: start it yourself, \
                  and record it with --pid and --wait",
@@ -543,7 +557,7 @@ impl RecordArgs {
         let refuse = |message: &str| Err(CommandError::usage(message));
         match self {
             Self { overhead: None, .. } => Ok(()),
-            Self { mode: Mode::Sysprof, .. } => refuse(
+            Self { mode: Mode::Sysprof | Mode::Offcpu | Mode::Wall, .. } => refuse(
                 "--overhead is for memory profiles: add --mode memprof, or all (what a CPU profile costs depends on --rate)",
             ),
             Self { overhead: Some(budget), .. } if *budget < 0.01 => refuse(

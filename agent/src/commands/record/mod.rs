@@ -150,7 +150,7 @@ fn guardian_needs(options: &Options) -> Capabilities {
 /// has to.
 pub(super) fn give_up_privileges(options: &Options, more: &[Capability], mut works: impl FnMut() -> bool) {
     // The kernel's symbols are read when the first one is asked for.
-    let symbols: &[Capability] = if options.kernel { &[Capability::Syslog] } else { &[] };
+    let symbols: &[Capability] = if options.kernel || options.kinds.off_cpu { &[Capability::Syslog] } else { &[] };
     // VMs that come into being may have allocators that nobody has used before: links can be made without privileges,
     // perf events cannot.
     let is_classic = options.vm.is_none() && options.wanted(1).mechanism == Mechanism::Classic;

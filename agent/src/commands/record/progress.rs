@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use lj_trace_engine::recording::CpuRecording;
 use lj_trace_engine::session::Observer;
 use lj_trace_engine::{Options, RecordTarget, Recording, Session};
 use lj_trace_probes::journal::{Priority, say};
@@ -91,7 +92,11 @@ impl Observer for Progress {
                     None => "until Ctrl-C".to_owned(),
                 };
                 let what = match &recording.cpu {
-                    Some(cpu) => format!("at {} Hz ({}) ", options.rate, cpu.sampler.clock().describe()),
+                    Some(cpu) => {
+                        let clock = cpu.sampler.as_ref().map(|own| own.clock().describe());
+                        let on = clock.map(|clock| format!("at {} Hz ({clock}) ", options.rate)).unwrap_or_default();
+                        format!("{on}{}", if cpu.has_waits() { "while it is off the CPU " } else { "" })
+                    }
                     None => String::new(),
                 };
                 let memory = if recording.memory.is_some() { "with every allocation " } else { "" };
@@ -156,8 +161,10 @@ fn message<'a>(recordings: impl Iterator<Item = &'a Recording> + Clone, rate: u3
     let mut message = format!("{:.0} s", elapsed.as_secs_f64());
     if recordings.clone().any(|recording| recording.cpu.is_some()) {
         let samples: u64 = recordings.clone().filter_map(Recording::samples).sum();
+        let has_waits = recordings.clone().filter_map(|own| own.cpu.as_ref()).any(CpuRecording::has_waits);
         let seconds = samples as f64 / f64::from(rate);
-        message.push_str(&format!(": {samples} samples, {seconds:.1} s of CPU time"));
+        let time = if has_waits { String::new() } else { format!(", {seconds:.1} s of CPU time") };
+        message.push_str(&format!(": {samples} samples{time}"));
     }
     if recordings.clone().any(|recording| recording.memory.is_some()) {
         let events = recordings.filter_map(|recording| recording.memory.as_ref()).map(|memory| memory.events());

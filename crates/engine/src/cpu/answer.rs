@@ -8,7 +8,7 @@ use lj_trace_profile::answer::{
 };
 use lj_trace_text::{Room, counted};
 
-use super::Summary;
+use super::{OffCpuSummary, Summary};
 
 /// What was seen of the processes from outside while they were recorded.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,16 @@ fn write(
         queued: looks.queued,
         room: Some(room),
     };
+    let off_cpu = summaries().filter_map(|summary| summary.off_cpu.as_ref()).collect::<Vec<_>>();
+    if !off_cpu.is_empty() {
+        let whole = OffCpuSummary::sum(off_cpu.into_iter());
+        out.push_str(&whole.answer(facts, about.seconds, room));
+        let all: Vec<_> = summaries().collect();
+        let lost = whole.losses().into_iter().chain(std::iter::once(losses(&all)).filter(|losses| losses != "none"));
+        let lost = lost.collect::<Vec<_>>().join("; ");
+        writeln!(out, "losses      {}", if lost.is_empty() { "none" } else { &lost })?;
+        return writeln!(out, "cost        {}", common_cost(&all));
+    }
     writeln!(out, "\n{}\n", cpu_sentence(facts, &about))?;
     if facts.samples > 0 {
         writeln!(out, "{}", accuracy(facts, &about))?;

@@ -3,6 +3,7 @@
 pub mod about_process;
 mod answer;
 mod listener;
+mod off_cpu;
 mod outputs;
 pub(crate) mod reports;
 mod streams;
@@ -10,6 +11,7 @@ mod summary;
 
 pub use answer::{Looks, answer};
 pub use listener::SampleListener;
+pub use off_cpu::{OffCpuSummary, SchedAccount};
 pub use outputs::Outputs;
 pub use reports::CpuReports;
 pub use streams::JitSamples;

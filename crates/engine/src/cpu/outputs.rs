@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use lj_trace_process::Process;
-use lj_trace_profile::Frame as Named;
 use lj_trace_profile::answer::CpuFacts;
 use lj_trace_profile::model::Recorded;
+use lj_trace_profile::{Frame as Named, ProfileKind};
 use lj_trace_streams::{Annotation, VmState};
 
 use super::about_process;
@@ -41,13 +41,13 @@ impl Outputs {
     pub fn open(
         files: OutputFiles,
         title: &str,
-        rate: u32,
+        (kind, rate): (ProfileKind, u32),
         vms: usize,
         jit_samples: JitSamples,
         piece: Option<&str>,
     ) -> Result<Self, EngineError> {
         let OutputFiles { streams, reports } = files;
-        let reports = CpuReports::open(&reports, title, rate, piece)?;
+        let reports = CpuReports::open(&reports, title, (kind, rate), piece)?;
         let streams = SysprofStreams::open(streams, vms, jit_samples, piece)?;
         Ok(Self { traces: None, streams, reports, folder: None, rate, told: SinceThen::default() })
     }
@@ -69,6 +69,10 @@ impl Outputs {
         self.reports.add(sample, sample.vm.filter(|_| sample.request.group.is_none()).map(Named::vm));
         if let (Some(trace), Some(table)) = (&sample.trace, &mut self.traces) {
             table.add(sample.vm.unwrap_or(0), trace, 1);
+        }
+        if sample.wait.is_some() {
+            // Streams have no room for waits.
+            return Ok(());
         }
         // Code outside of any VM counts as C, in the streams' terms.
         self.streams.add(sample.state.unwrap_or(VmState::Cfunc), sample)

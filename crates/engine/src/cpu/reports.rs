@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use lj_trace_process::Process;
 use lj_trace_profile::answer::CpuFacts;
-use lj_trace_profile::model::{Labels, labels::ThreadLabel};
+use lj_trace_profile::model::{Labels, Unit, labels::ThreadLabel};
 use lj_trace_profile::profile::SampleInfo;
 use lj_trace_profile::{CpuProfile, Format, Frame as Named, Profile as _, ProfileKind};
 use lj_trace_streams::VmState;
@@ -19,6 +19,8 @@ use crate::sink::{Interval, Sink, end_all, show_all};
 /// A CPU profile, and the sinks that take it when an interval ends.
 pub struct CpuReports {
     profile: CpuProfile,
+    /// What it is of.
+    kind: ProfileKind,
     sinks: Vec<Box<dyn Sink>>,
     began: SystemTime,
     /// Samples of stacks that were too rare to have room for each, in the intervals that are over.
@@ -34,8 +36,13 @@ impl CpuReports {
     ///
     /// # Errors
     /// One of them cannot be written.
-    pub fn open(names: &[(Format, PathBuf)], title: &str, rate: u32, piece: Option<&str>) -> Result<Self, EngineError> {
-        let mut reports = Self::new(title, rate);
+    pub fn open(
+        names: &[(Format, PathBuf)],
+        title: &str,
+        (kind, rate): (ProfileKind, u32),
+        piece: Option<&str>,
+    ) -> Result<Self, EngineError> {
+        let mut reports = Self::new(title, (kind, rate));
         if names.iter().any(|(format, _)| format.shows_time()) {
             reports.profile.keep_times();
         }
@@ -44,10 +51,14 @@ impl CpuReports {
     }
 
     /// An empty profile of samples at `rate` Hz, which no sink takes yet.
-    fn new(title: &str, rate: u32) -> Self {
+    fn new(title: &str, (kind, rate): (ProfileKind, u32)) -> Self {
         let mut profile = CpuProfile::new(title);
-        profile.rate = Some(rate);
-        Self { profile, sinks: Vec::new(), began: SystemTime::now(), folded: 0, has_answer: false, over: None }
+        profile.rate = (kind != ProfileKind::OffCpu).then_some(rate);
+        if kind != ProfileKind::Cpu {
+            profile.unit = Unit::Nanoseconds;
+            profile.has_cpu_time = kind == ProfileKind::Wall;
+        }
+        Self { profile, kind, sinks: Vec::new(), began: SystemTime::now(), folded: 0, has_answer: false, over: None }
     }
 
     /// Lets these take what is recorded, too.
@@ -90,10 +101,11 @@ impl CpuReports {
     /// A sink cannot take it. What was recorded so far is kept.
     pub fn end_interval(&mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
-        let written = end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))?;
+        let written = end_all(&mut self.sinks, &Interval::until_now(self.kind, &self.profile, self.began))?;
         self.folded += self.profile.folded();
         if self.has_answer {
             let over = self.over.get_or_insert_default();
+            (over.unit, over.has_cpu_time) = (self.profile.unit, self.profile.has_cpu_time);
             over.absorb(&self.profile);
             over.keep_within(ANSWER_STACKS);
         }
@@ -140,7 +152,12 @@ impl CpuReports {
         if self.sinks.is_empty() && !self.has_answer {
             return;
         }
-        self.profile.add_sample(info(sample, [1, 0]), rooted(sample, root));
+        let nanoseconds = match (self.kind, sample.wait) {
+            (ProfileKind::Cpu, _) => 0,
+            (_, Some(nanoseconds)) => nanoseconds,
+            (_, None) => self.profile.rate.map_or(0, |rate| 1_000_000_000 / u64::from(rate.max(1))),
+        };
+        self.profile.add_sample(info(sample, [1, nanoseconds]), rooted(sample, root));
         self.profile.keep_within(if self.sinks.is_empty() { ANSWER_STACKS } else { STACKS });
     }
 
@@ -154,7 +171,7 @@ impl CpuReports {
     /// # Errors
     /// A sink cannot show it.
     pub fn show(&mut self) -> Result<Vec<PathBuf>, EngineError> {
-        show_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))
+        show_all(&mut self.sinks, &Interval::until_now(self.kind, &self.profile, self.began))
     }
 
     /// Ends the last interval; returns the paths of what was written. `lost` are numbers of samples that never arrived, by
@@ -164,7 +181,7 @@ impl CpuReports {
     /// The first sink that could not take it; the others have it all the same.
     pub fn finish(mut self, lost: &[(&'static str, u64)]) -> Result<Vec<PathBuf>, EngineError> {
         lost.iter().for_each(|(reason, count)| self.profile.lose(reason, *count));
-        end_all(&mut self.sinks, &Interval::until_now(ProfileKind::Cpu, &self.profile, self.began))
+        end_all(&mut self.sinks, &Interval::until_now(self.kind, &self.profile, self.began))
     }
 }
 
@@ -202,7 +219,7 @@ mod tests {
     #[test]
     fn what_intervals_hold_is_what_was_recorded() {
         let taken = Taken::default();
-        let mut reports = CpuReports::new("luajit (pid 7)", 99);
+        let mut reports = CpuReports::new("luajit (pid 7)", (ProfileKind::Cpu, 99));
         reports.sinks.push(Box::new(Totals(taken.clone())));
         for (samples, piece) in [(3, "a"), (0, "b"), (5, "c")] {
             for _ in 0..samples {
@@ -221,7 +238,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let named = |piece: &str| folder.path().join(format!("a.{piece}.folded"));
         let files = [(Format::Folded, folder.path().join("a.folded"))];
-        let mut reports = CpuReports::open(&files, "luajit (pid 7)", 99, Some("1")).unwrap();
+        let mut reports = CpuReports::open(&files, "luajit (pid 7)", (ProfileKind::Cpu, 99), Some("1")).unwrap();
         let frame = |name: &str| [Named::FastFunction { name: name.into() }];
         reports.profile.add(VmState::Cfunc, frame("first"));
         assert_eq!(reports.show().unwrap(), [named("1")]);

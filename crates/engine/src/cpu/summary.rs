@@ -9,6 +9,7 @@ use lj_trace_probes::cost::Cost;
 use lj_trace_profile::answer::CpuFacts;
 use lj_trace_text::counted;
 
+use super::OffCpuSummary;
 use crate::output::next_step;
 use crate::resolve::{RequestTally, Tally};
 
@@ -45,6 +46,8 @@ pub struct Summary {
     pub wants_requests: bool,
     /// The table of traces, if it is wanted.
     pub traces: Option<String>,
+    /// The sums of time off the CPU, if that was recorded.
+    pub off_cpu: Option<OffCpuSummary>,
     /// What the samples say, if somebody wants to know, and not of several processes together.
     pub facts: Option<CpuFacts>,
 }
@@ -76,8 +79,17 @@ impl Summary {
         let seconds = self.duration.as_secs_f64();
         let cpu = *samples as f64 / f64::from(self.rate);
         let counted = counted(*samples, "sample");
-        writeln!(out, "{end}: recorded {seconds:.1} s, {counted}, {cpu:.2} s of CPU time")?;
-        if *samples == 0 {
+        match &self.off_cpu {
+            Some(off_cpu) => {
+                off_cpu.losses().iter().try_for_each(|loss| writeln!(out, "LOST: {loss}"))?;
+                let waited = off_cpu.waited as f64 / 1e9;
+                writeln!(out, "{end}: recorded {seconds:.1} s, {counted}, {waited:.2} s of threads off the CPU")?;
+            }
+            None => writeln!(out, "{end}: recorded {seconds:.1} s, {counted}, {cpu:.2} s of CPU time")?,
+        }
+        if *samples == 0 && self.off_cpu.is_some() {
+            writeln!(out, "No thread was off the CPU for long enough to be told of.")?;
+        } else if *samples == 0 {
             match self.used.filter(|used| *used >= 0.000_5) {
                 // It had to be lucky to be hit even once.
                 Some(used) => writeln!(
@@ -220,6 +232,7 @@ mod tests {
             requests: RequestTally::default(),
             wants_requests: false,
             traces: None,
+            off_cpu: None,
             facts: None,
         }
     }

@@ -6,8 +6,10 @@ pub mod budget;
 mod changes;
 mod cost;
 mod lifetimes;
+mod off_cpu;
 pub mod poll_interval;
 pub mod stop;
+mod under_way;
 mod unknown_vms;
 mod vm_discovery;
 mod windows;
@@ -39,6 +41,7 @@ use crate::target::RecordTarget;
 use allocations::{MemoryPreparation, MemoryRecording};
 use budget::Budget;
 use cost::{Calibration, CostMeter, Costs, OnThreads};
+use off_cpu::OffCpuRecording;
 use poll_interval::PollInterval;
 use stop::Stop;
 use vm_discovery::VmDiscovery;
@@ -107,6 +110,20 @@ pub struct Recording {
     unread_stacks: u64,
 }
 
+/// What is said to whoever wants a stream of what has none.
+const NO_STREAM: &str = "time off the CPU has no stream: name a file that ends in .svg, .folded, .txt, .pb.gz, \
+                         .speedscope.json or .json.gz";
+
+/// What a profile is of, as its title has it.
+pub fn title(kind: ProfileKind, rate: u32) -> String {
+    match kind {
+        ProfileKind::Cpu => format!("CPU time at {rate} Hz"),
+        ProfileKind::Wall => format!("wall-clock time of threads (on the CPU at {rate} Hz)"),
+        ProfileKind::OffCpu => "time of threads off the CPU".to_owned(),
+        ProfileKind::Allocations => "allocations".to_owned(),
+    }
+}
+
 /// Samples that there was no room for while it was the turn of another process.
 const WAITED_TOO_LONG: &str = "samples lost: too many waited for others to be worked off";
 
@@ -129,9 +146,18 @@ const UNFINISHED: &str = "traces with too many possible readings, whose inlined 
 
 /// A CPU profile that is being recorded.
 pub struct CpuRecording {
-    /// Its perf events.
-    pub sampler: Sampler,
+    /// Its perf events, if CPU time is recorded.
+    pub sampler: Option<Sampler>,
+    /// What sees its threads leave the CPU and come back, if that is recorded.
+    off_cpu: Option<OffCpuRecording>,
     outputs: Outputs,
+}
+
+impl CpuRecording {
+    /// Whether samples are of waits, too.
+    pub fn has_waits(&self) -> bool {
+        self.off_cpu.is_some()
+    }
 }
 
 /// What a finished recording says.
@@ -189,7 +215,11 @@ impl Recording {
     pub fn begin(&mut self) -> Result<(), EngineError> {
         self.cost.begin(&self.programs);
         self.began = Instant::now();
-        self.cpu.as_ref().map_or(Ok(()), |cpu| Ok(cpu.sampler.begin()?))
+        let Some(cpu) = &mut self.cpu else { return Ok(()) };
+        if let Some(off_cpu) = &mut cpu.off_cpu {
+            off_cpu.begin(&self.process)?;
+        }
+        cpu.sampler.as_ref().map_or(Ok(()), |sampler| Ok(sampler.begin()?))
     }
 
     /// Has no sample taken after that moment, however late anybody comes to end it.
@@ -198,8 +228,9 @@ impl Recording {
     /// The system has no more threads or descriptors.
     pub fn end_at(&mut self, when: Instant) -> Result<(), EngineError> {
         let Some(cpu) = &mut self.cpu else { return Ok(()) };
+        let Some(sampler) = &mut cpu.sampler else { return Ok(()) };
         self.ends = Some(when);
-        cpu.sampler.end_at(when).map_err(|error| EngineError::io("end in time", &error))
+        sampler.end_at(when).map_err(|error| EngineError::io("end in time", &error))
     }
 
     fn attach(target: &RecordTarget, processes: usize, piece: Option<&str>) -> Result<Self, EngineError> {
@@ -209,12 +240,15 @@ impl Recording {
             return Err(EngineError::usage("--weight is for memory profiles: add --mode memprof, or all"));
         }
         // Outputs first: what cannot be written is not worth a single probe.
-        let outputs = wanted.cpu.then(|| {
-            let title = format!("{}, CPU time at {} Hz", target.name(), options.rate);
-            let files = options.files(ProfileKind::Cpu);
+        let outputs = options.kinds.time().map(|kind| {
+            let title = format!("{}, {}", target.name(), title(kind, options.rate));
+            let files = options.files(kind);
+            if !kind.has_stream() && !files.streams.is_empty() {
+                return Err(EngineError::usage(NO_STREAM));
+            }
             // One that has none yet is going to have one.
             let vms = only.map_or(vms.len().max(1), |_| 1);
-            Outputs::open(files, &title, options.rate, vms, options.jit_samples, piece)
+            Outputs::open(files, &title, (kind, options.rate), vms, options.jit_samples, piece)
         });
         let mut outputs: Option<Outputs> = outputs.transpose()?;
         if let Some(outputs) = &mut outputs {
@@ -226,7 +260,8 @@ impl Recording {
                 outputs.keep_answer();
             }
             if let Some(factory) = &options.sinks {
-                outputs.reports().add_sinks(factory.sinks(process, ProfileKind::Cpu));
+                let kind = options.kinds.time().unwrap_or(ProfileKind::Cpu);
+                outputs.reports().add_sinks(factory.sinks(process, kind));
             }
             outputs.describe(process);
         }
@@ -241,7 +276,7 @@ impl Recording {
         } else {
             Programs::load(wanted, &configs)?
         };
-        let has_samples = wanted.cpu || wanted.stack_every != 0;
+        let has_samples = options.kinds.time().is_some() || wanted.stack_every != 0;
         let samples = has_samples.then(|| {
             let buffer = SampleBuffer::open(&programs)?;
             let mut pipeline = Pipeline::new(process, vms);
@@ -249,28 +284,32 @@ impl Recording {
                 pipeline.leave_requests();
             }
             tell_requests(&mut pipeline, &mut programs)?;
+            pipeline.show_kernel(options.kernel);
             Ok::<_, EngineError>((buffer, pipeline))
         });
         let samples = samples.transpose()?;
         let cpu = outputs.map(|outputs| {
-            let sampler = Sampler::attach(&mut programs, process, options.rate, options.testing.events)?;
-            Ok::<_, EngineError>(CpuRecording { sampler, outputs })
+            let (rate, places) = (options.rate, options.testing.events);
+            let sampler = wanted.cpu.then(|| Sampler::attach(&mut programs, process, rate, places)).transpose()?;
+            let off_cpu = wanted.off_cpu.then(|| OffCpuRecording::attach(&mut programs, process, wanted.cpu));
+            Ok::<_, EngineError>(CpuRecording { sampler, off_cpu: off_cpu.transpose()?, outputs })
         });
         let mut cpu = cpu.transpose()?;
         let memory = memory.map(|memory| memory.attach(target, &mut programs)).transpose()?;
         let discovery = VmDiscovery::new(process, target.may_have_more && only.is_none(), vms.is_empty());
         let allocation =
             memory.as_ref().map(|memory| (programs.mechanism(), memory.probes.plans().iter().all(ProbePlan::is_cheap)));
-        let clock = cpu.as_ref().map(|cpu| cpu.sampler.clock());
+        let sampler = cpu.as_ref().and_then(|cpu| cpu.sampler.as_ref());
+        let clock = sampler.map(Sampler::clock);
         let clock = clock.or_else(|| memory.as_ref().and_then(MemoryRecording::clock));
         // Windows keep to a limit of their own.
         let limit = options.limits.allocations.filter(|_| options.overhead.is_none());
         let on_threads = OnThreads {
-            sampler: cpu.as_ref().and_then(|cpu| cpu.sampler.on_threads()),
+            sampler: sampler.and_then(Sampler::on_threads),
             light: memory.as_ref().and_then(MemoryRecording::light_sampler),
         };
         let calibration = Calibration::start(allocation, clock, lifetimes::may_watch(options), on_threads)?;
-        let limits = [limit.filter(|_| allocation.is_some()), options.limits.cpu.filter(|_| cpu.is_some())];
+        let limits = [limit.filter(|_| allocation.is_some()), options.limits.cpu.filter(|_| sampler.is_some())];
         let cost = CostMeter::new(process, calibration, limits, on_threads);
         if let Some(cpu) = &mut cpu {
             // Nothing can be refused any more: earlier files may go.
@@ -332,7 +371,12 @@ impl Recording {
     /// Takes the probes out. What they have recorded can still be drained.
     pub fn detach(&mut self) {
         if let Some(cpu) = &mut self.cpu {
-            cpu.sampler.detach();
+            if let Some(sampler) = &mut cpu.sampler {
+                sampler.detach();
+            }
+            if let (Some(off_cpu), Some((_, pipeline))) = (&mut cpu.off_cpu, &self.samples) {
+                off_cpu.end(&self.process, pipeline);
+            }
             cpu.outputs.reports().add_modules(&self.process);
         }
         if let Some(memory) = &mut self.memory {
@@ -512,11 +556,11 @@ impl Recording {
     /// stays. Of samples that cost more than they may, fewer are taken.
     fn limit_cost(&mut self) -> Result<(), EngineError> {
         let over_budget = self.cost.look(&self.programs);
-        if let Some(cpu) = &mut self.cpu {
-            cpu.sampler.keep_up(&mut self.programs)?;
+        if let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) {
+            sampler.keep_up(&mut self.programs)?;
             if self.cpus_looked_at.elapsed() >= CPUS_INTERVAL {
                 self.cpus_looked_at = Instant::now();
-                for number in cpu.sampler.new_cpus() {
+                for number in sampler.new_cpus() {
                     let text = format!(
                         "lj-trace: CPU {number} was switched on after recording had begun: what {} does there is not sampled",
                         self.name
@@ -526,10 +570,10 @@ impl Recording {
                 }
             }
             if let Some(share) = over_budget.samples
-                && cpu.sampler.slow_down(&mut self.programs, LEAST_RATE)?
+                && sampler.slow_down(&mut self.programs, LEAST_RATE)?
             {
                 self.cost.begin_anew();
-                let (rate, weight) = (cpu.sampler.rate(), cpu.sampler.weight());
+                let (rate, weight) = (sampler.rate(), sampler.weight());
                 let text = format!(
                     "lj-trace: samples cost {} {:.0}% of its CPU time: from now on {rate:.0} are taken a second, each of \
                      which counts as {weight} (--max-overhead allows more, --no-limit any cost)",
@@ -560,10 +604,9 @@ impl Recording {
     /// # Errors
     /// The kernel refuses it.
     pub fn lower_rate(&mut self, least: u32) -> Result<Option<f64>, EngineError> {
-        let Some(cpu) = &mut self.cpu else { return Ok(None) };
-        let has_changed =
-            cpu.sampler.keep_up(&mut self.programs)? || cpu.sampler.slow_down(&mut self.programs, least)?;
-        Ok(has_changed.then(|| cpu.sampler.rate()))
+        let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) else { return Ok(None) };
+        let has_changed = sampler.keep_up(&mut self.programs)? || sampler.slow_down(&mut self.programs, least)?;
+        Ok(has_changed.then(|| sampler.rate()))
     }
 
     /// Has more samples taken again, if fewer were. The rate from then on, if it has changed.
@@ -571,9 +614,9 @@ impl Recording {
     /// # Errors
     /// The kernel refuses it.
     pub fn raise_rate(&mut self) -> Result<Option<f64>, EngineError> {
-        let Some(cpu) = &mut self.cpu else { return Ok(None) };
-        let has_changed = cpu.sampler.keep_up(&mut self.programs)? || cpu.sampler.speed_up(&mut self.programs)?;
-        Ok(has_changed.then(|| cpu.sampler.rate()))
+        let Some(sampler) = self.cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut()) else { return Ok(None) };
+        let has_changed = sampler.keep_up(&mut self.programs)? || sampler.speed_up(&mut self.programs)?;
+        Ok(has_changed.then(|| sampler.rate()))
     }
 
     /// Whether nothing is recorded any more, since that cost too much.
@@ -643,6 +686,23 @@ impl Recording {
             }
             go_on()
         });
+        if is_empty && let Some(CpuRecording { off_cpu: Some(off_cpu), outputs, .. }) = cpu {
+            // What was under way when recording ended comes last.
+            for wait in off_cpu.take_under_way() {
+                if only.is_some_and(|only| wait.vm() != Some(only)) {
+                    *left_out += 1;
+                    continue;
+                }
+                let mut resolved = pipeline.resolve(wait.sample());
+                if only.is_some() {
+                    resolved.vm = Some(0);
+                }
+                if let Some(listener) = listener.as_deref_mut() {
+                    listener.sample(&resolved, root(name, resolved.vm, pipeline.vms_so_far()));
+                }
+                outcome = outcome.and_then(|()| outputs.add(&resolved));
+            }
+        }
         programs.set_stack_ends(&pipeline.take_stack_ends());
         tell_requests(pipeline, programs)?;
         if pipeline.take_lateness() {
@@ -732,7 +792,8 @@ impl Recording {
         }
         self.discovery = VmDiscovery::new(process, false, true);
         let Self { cpu, programs, .. } = self;
-        Ok(cpu.as_mut().map_or(Ok(()), |cpu| cpu.sampler.follow(programs, process))?)
+        let sampler = cpu.as_mut().and_then(|cpu| cpu.sampler.as_mut());
+        Ok(sampler.map_or(Ok(()), |sampler| sampler.follow(programs, process))?)
     }
 
     /// Samples and events that never arrived so far, by reason.
@@ -790,7 +851,9 @@ impl Recording {
         let unsearched = samples.as_ref().map_or(0, |(_, pipeline)| pipeline.unsearched_names());
         let requests = samples.as_ref().map(|(_, pipeline)| pipeline.request_tally()).unwrap_or_default();
         let tally = samples.map(|(_, pipeline)| pipeline.tally().clone()).unwrap_or_default();
-        let cpu = cpu.map(|CpuRecording { sampler, mut outputs }| {
+        let told = tally.waited;
+        let cpu = cpu.map(|CpuRecording { sampler, off_cpu, mut outputs }| {
+            let sampler = sampler.as_ref();
             let mut lost = lost_samples;
             lost.extend((unread_samples > 0).then_some((UNREAD_SAMPLES, unread_samples)));
             let traces = outputs.traces().map(|table| table.text("samples", tally.samples));
@@ -812,9 +875,10 @@ impl Recording {
                 left_out,
                 cost: cpu_cost,
                 used,
-                others: sampler.cpus().map(|_| tick * sampler.rate()),
-                lowered_to: (sampler.weight() > 1).then(|| (sampler.rate(), sampler.weight())),
-                why_threads: sampler.why_threads().map(str::to_owned),
+                others: sampler.and_then(|sampler| sampler.cpus().map(|_| tick * sampler.rate())),
+                lowered_to: sampler.and_then(|own| (own.weight() > 1).then(|| (own.rate(), own.weight()))),
+                why_threads: sampler.and_then(Sampler::why_threads).map(str::to_owned),
+                off_cpu: off_cpu.map(|off_cpu| off_cpu.summary(&programs, told)),
                 requests,
                 wants_requests: options.group_by.is_some() || !options.only_requests.is_empty(),
                 traces,

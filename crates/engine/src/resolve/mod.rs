@@ -10,6 +10,7 @@ mod thread_names;
 mod trace_table;
 mod vm_places;
 mod vm_work;
+mod wait_reason;
 
 pub use layout_decision::LayoutDecision;
 pub use machine_code::machine_code;

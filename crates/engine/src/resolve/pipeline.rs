@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use lj_trace_common::config::MAX_KERNEL_FRAMES;
 use lj_trace_common::event::{
-    FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, reg,
+    FrameRecord, NO_POSITION, NO_VM, RecordKind, SAMPLE_ALLOCATION, SAMPLE_IN_KERNEL, SAMPLE_ON_TRACE, SAMPLE_WAIT, reg,
 };
 use lj_trace_common::frame::WalkEnd;
 use lj_trace_common::request::RequestLayout;
@@ -30,7 +30,7 @@ use super::stack_ends::StackEnds;
 use super::thread_names::ThreadNames;
 use super::trace_table::SampledTrace;
 use super::vm_places::VmPlaces;
-use super::vm_work;
+use super::{vm_work, wait_reason};
 use crate::stack::{INLINED, Innermost, JoinedFrame, MergedStack, SettledTop, Unresolved, fix_innermost_frame, merge};
 
 /// A sample with its frames in order and named.
@@ -48,6 +48,8 @@ pub struct Resolved {
     pub time: u64,
     /// If it is an allocation's stack and no tick of the clock: how many bytes were allocated.
     pub allocation: Option<u64>,
+    /// If it is a wait and no tick of the clock: for how many nanoseconds it stands.
+    pub wait: Option<u64>,
     /// The trace that it hit, if that is known.
     pub trace: Option<SampledTrace>,
     /// The request that its coroutine serves.
@@ -105,6 +107,10 @@ pub struct Tally {
     pub left_out: u64,
     /// Samples that hit the kernel on the thread's behalf.
     pub in_kernel: u64,
+    /// Of all, those that are waits of threads, and for how many nanoseconds these stand.
+    pub waits: u64,
+    /// See `waits`.
+    pub waited: u64,
     /// Samples by what the VM was doing; those without Lua are not counted here.
     pub states: BTreeMap<VmState, u64>,
     /// Samples with frames that could not be resolved, by reason: those with several have it once.
@@ -134,6 +140,8 @@ pub struct Pipeline {
     stack_ends: StackEnds,
     kernel: KernelSymbols,
     requests: RequestLabeller,
+    /// Whether waits show the kernel's functions.
+    shows_kernel: bool,
     /// What was there at first.
     known_code: KnownCode,
     /// See [`Self::unknown_vms`].
@@ -169,6 +177,7 @@ impl Pipeline {
             stack_ends: StackEnds::default(),
             kernel: KernelSymbols::default(),
             requests,
+            shows_kernel: false,
             known_code: process.maps().map(|maps| KnownCode::of(&maps)).unwrap_or_default(),
             unknown_vms: 0,
             was_late: false,
@@ -178,7 +187,13 @@ impl Pipeline {
     /// Goes on with the program that the process has executed, now that it has no VM.
     pub fn follow(&mut self, process: &Process) {
         let tally = std::mem::take(&mut self.tally);
-        *self = Self { tally, ..Self::new(process, &[]) };
+        let shows_kernel = self.shows_kernel;
+        *self = Self { tally, shows_kernel, ..Self::new(process, &[]) };
+    }
+
+    /// Whether waits show the kernel's functions, beside why there is one.
+    pub fn show_kernel(&mut self, shows_kernel: bool) {
+        self.shows_kernel = shows_kernel;
     }
 
     /// The VMs that it knows, in the order in which the probes know them.
@@ -343,11 +358,12 @@ impl Pipeline {
             vm_work::mark(state, &self.vms[vm].text.range, &mut frames);
         }
         let allocation = (sample.header.flags & SAMPLE_ALLOCATION != 0).then_some(sample.header.allocation_size);
+        let wait = (sample.header.flags & SAMPLE_WAIT != 0).then_some(sample.header.allocation_size);
         let trace = on_trace.and_then(Result::ok).map(|on_trace| SampledTrace::new(on_trace.trace));
         let (tid, time) = (sample.header.tid, sample.header.time);
         let thread_name = self.threads.name(tid);
         let vm = vm.and_then(|vm| self.places.number(vm));
-        Resolved { state, vm, tid, thread_name, time, allocation, trace, request, frames }
+        Resolved { state, vm, tid, thread_name, time, allocation, wait, trace, request, frames }
     }
 
     /// Leaves requests alone.
@@ -464,6 +480,10 @@ impl Pipeline {
 
     fn count(&mut self, sample: &Sample<'_>, merged: &MergedStack, state: Option<VmState>) {
         let (tally, weight) = (&mut self.tally, sample.weight());
+        if sample.header.flags & SAMPLE_WAIT != 0 {
+            tally.waits += 1;
+            tally.waited = tally.waited.saturating_add(sample.header.allocation_size);
+        }
         tally.samples += weight;
         tally.native_complete += weight * u64::from(merged.native_complete);
         tally.in_kernel += weight * u64::from(sample.header.flags & SAMPLE_IN_KERNEL != 0);
@@ -487,7 +507,13 @@ impl Pipeline {
     /// Names all frames; where the Lua and the native stack show the same C function, it is one frame.
     fn name(&mut self, sample: &Sample<'_>, merged: &MergedStack) -> Vec<ResolvedFrame> {
         let mut frames: Vec<ResolvedFrame> = Vec::with_capacity(merged.frames.len() + 1);
-        if sample.header.flags & SAMPLE_IN_KERNEL != 0 {
+        if sample.header.flags & SAMPLE_WAIT != 0 {
+            let functions = sample.kernel.iter().map(|address| self.kernel.symbol(*address)).collect::<Vec<_>>();
+            frames.push(mark(wait_reason::frame(sample.header.wait_state, &functions)));
+            if self.shows_kernel {
+                frames.extend(functions.into_iter().map(|symbol| mark(Named::Kernel { symbol })));
+            }
+        } else if sample.header.flags & SAMPLE_IN_KERNEL != 0 {
             if sample.kernel.is_empty() {
                 frames.push(mark(Named::Kernel { symbol: "kernel".into() }));
             }

@@ -33,7 +33,7 @@ use crate::output::pieces::now_in_names;
 use crate::output::{OutputFiles, next_step};
 use crate::recording::budget::{self, Budget};
 use crate::recording::stop::Stop;
-use crate::recording::{Recording, Summaries, poll_interval};
+use crate::recording::{Recording, Summaries, poll_interval, title};
 use crate::target::RecordTarget;
 use watch::Watch;
 
@@ -511,16 +511,14 @@ fn common_reports(options: &Options, piece: Option<&str>) -> Result<Option<CpuRe
                        gets its process id";
         return Err(EngineError::usage(message));
     }
-    if !options.kinds.cpu {
-        return Ok(None);
-    }
+    let Some(kind) = options.kinds.time() else { return Ok(None) };
     let of = match &options.scope {
         Scope::These { what, .. } => what.clone(),
         Scope::One | Scope::Children => format!("children of process {}", options.pid),
         Scope::Host => "all LuaJIT processes".to_owned(),
     };
-    let title = format!("{of}, CPU time at {} Hz", options.rate);
-    let mut reports = CpuReports::open(&options.common_reports(), &title, options.rate, piece)?;
+    let title = format!("{of}, {}", title(kind, options.rate));
+    let mut reports = CpuReports::open(&options.common_reports(), &title, (kind, options.rate), piece)?;
     if !options.quiet {
         reports.keep_answer();
     }

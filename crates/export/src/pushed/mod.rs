@@ -161,6 +161,8 @@ fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOp
     };
     let name = match kind {
         ProfileKind::Cpu => "process_cpu",
+        ProfileKind::OffCpu => "off_cpu",
+        ProfileKind::Wall => "wall",
         ProfileKind::Allocations => "memory",
     };
     let mut labels = BTreeMap::from([("__name__".to_owned(), name), ("service_name".to_owned(), resource.service())]);

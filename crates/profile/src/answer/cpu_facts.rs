@@ -29,6 +29,8 @@ pub struct CpuFacts {
     pub lines: Vec<(LinePlace, u64)>,
     /// The samples by the requests that they served, the most first; empty if no request is known.
     pub requests: Vec<(Option<RequestLabels>, u64)>,
+    /// Those of threads that were off the CPU, by what they waited for, the longest first.
+    pub waits: Vec<(String, u64)>,
     /// What the samples belong to, where they are of several processes or VMs, and its own facts.
     pub parts: Vec<(String, CpuFacts)>,
 }
@@ -130,6 +132,7 @@ impl CpuFacts {
         self.in_kernel += part.in_kernel;
         self.states.iter_mut().zip(part.states).for_each(|(sum, count)| *sum += count);
         merge(&mut self.lines, &part.lines);
+        part.waits.iter().for_each(|(cause, count)| add_wait(&mut self.waits, cause, *count));
         let mut indices: HashMap<String, usize> =
             self.functions.iter().enumerate().map(|(index, function)| (function.name.clone(), index)).collect();
         for function in &part.functions {
@@ -145,6 +148,7 @@ impl CpuFacts {
 
     fn sort(&mut self) {
         self.functions.sort_by(|a, b| (b.own, b.total).cmp(&(a.own, a.total)).then_with(|| a.name.cmp(&b.name)));
+        self.waits.sort_by(|(a_cause, a), (b_cause, b)| b.cmp(a).then_with(|| a_cause.cmp(b_cause)));
         self.lines.sort_by(|(a_place, a), (b_place, b)| b.cmp(a).then_with(|| a_place.cmp(b_place)));
     }
 }
@@ -157,6 +161,13 @@ fn sorted(requests: HashMap<Option<&RequestLabels>, u64>) -> Vec<(Option<Request
     let mut sorted: Vec<_> = requests.into_iter().map(|(labels, count)| (labels.cloned(), count)).collect();
     sorted.sort_by(|(a_labels, a), (b_labels, b)| b.cmp(a).then_with(|| a_labels.cmp(b_labels)));
     sorted
+}
+
+fn add_wait(waits: &mut Vec<(String, u64)>, cause: &str, count: u64) {
+    match waits.iter_mut().find(|(known, _)| known == cause) {
+        Some((_, sum)) => *sum += count,
+        None => waits.push((cause.to_owned(), count)),
+    }
 }
 
 fn merge(lines: &mut Vec<(LinePlace, u64)>, others: &[(LinePlace, u64)]) {
@@ -245,6 +256,10 @@ impl<'a> FactsCounter<'a> {
         let Self { names, facts, functions, lines, callers, seen } = self;
         let frame = |id: &FrameId| names.profile.frame(*id);
         facts.samples += count;
+        // It is the innermost one of all frames.
+        if let Some(cause) = stack.last().and_then(|id| frame(id)?.waits_for()) {
+            add_wait(&mut facts.waits, cause, count);
+        }
         let in_kernel = stack.iter().rev().any(|id| matches!(frame(id), Some(Frame::Kernel { .. })));
         facts.in_kernel += if in_kernel { count } else { 0 };
         seen.clear();

@@ -93,7 +93,7 @@ pub fn cpu_sentence(facts: &CpuFacts, about: &CpuUse) -> String {
 }
 
 /// A text in lines with so much room.
-fn in_lines(text: &str, room: Room) -> String {
+pub(super) fn in_lines(text: &str, room: Room) -> String {
     let Room::Columns(columns) = room else { return text.to_owned() };
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -7,6 +7,7 @@ mod cpu_facts;
 mod cpu_sentence;
 mod facts_text;
 mod memory_sentence;
+mod off_cpu_sentence;
 mod requests_text;
 mod spent_on;
 
@@ -14,6 +15,7 @@ pub use cpu_facts::{CpuFacts, FunctionFacts, LinePlace};
 pub use cpu_sentence::{CpuUse, SeenAt, cpu_sentence, sentence_of_one};
 pub use facts_text::{accuracy, facts_text, function_share, part_lines, vm_line};
 pub use memory_sentence::{MemoryQuestion, memory_sentence};
+pub use off_cpu_sentence::{OffCpuUse, off_cpu_sentence, wait_lines};
 pub use spent_on::SpentOn;
 
 /// A share for people: whole percent from ten on. It rounds nothing up to all, and nothing down to none.

@@ -177,7 +177,7 @@ fn may_have(group: &RowGroupMetaData, places: &[usize], query: &Query) -> bool {
         _ => true,
     };
     let [from, to] = query.range();
-    let kind = query.kind.map(|kind| if kind == lj_trace_profile::ProfileKind::Cpu { CPU } else { MEMORY });
+    let kind = query.kind.map(|kind| if kind.is_time() { CPU } else { MEMORY });
     let pid = query.pid.map(i64::from);
     numbers(Column::Time, from, to.saturating_sub(1))
         && pid.is_none_or(|pid| numbers(Column::Pid, pid, pid))

@@ -179,7 +179,7 @@ impl Group {
         };
         let attributes = map(&mut self.attributes);
         let [from, to] = query.range();
-        let is_kind = |wanted| interval.is_cpu == (wanted == lj_trace_profile::ProfileKind::Cpu);
+        let is_kind = |wanted: lj_trace_profile::ProfileKind| interval.is_cpu == wanted.is_time();
         let is_asked_for = (from..to).contains(&interval.time)
             && (interval.is_cpu || kind == MEMORY)
             && query.kind.is_none_or(is_kind)

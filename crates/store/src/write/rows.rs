@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
 
 use lj_trace_profile::model::{Labels, RequestLabels, Unit};
-use lj_trace_profile::{Frame, Interval, ProfileKind, Resource};
+use lj_trace_profile::{Frame, Interval, Resource};
 
 use super::counts::StoredAmount;
 use super::measures::measures;
@@ -123,7 +123,7 @@ impl Rows {
                 amount.rows += 1;
             }
         }
-        let unit = if kind == ProfileKind::Cpu { Unit::Samples } else { Unit::Events };
+        let unit = if kind.is_time() { Unit::Samples } else { Unit::Events };
         for (reason, &count) in profile.losses() {
             let [lost, unit, reason] = [LOST, unit.name(), reason].map(|text| self.texts.intern(text));
             self.push_plain(number, lost, unit, Some(reason), signed(count));
@@ -142,7 +142,7 @@ impl Rows {
             resource.attributes().map(|(name, value)| (self.texts.intern(name), self.texts.intern(value))).collect();
         let attributes = self.map(attributes);
         let time = interval.profile.measures().into_iter().find(|measure| measure.unit == Unit::Nanoseconds);
-        let kind = if interval.kind == ProfileKind::Cpu { CPU } else { MEMORY };
+        let kind = if interval.kind.is_time() { CPU } else { MEMORY };
         let pid = resource.get("process.pid").and_then(|pid| pid.parse().ok()).or_else(|| interval.profile.process());
         let row = IntervalRow {
             time: i64::try_from(since(interval.began).as_micros()).unwrap_or(i64::MAX),

@@ -1,0 +1,133 @@
+//! What the kernel half knows of threads that are off the CPU.
+
+use crate::arch::REGISTERS;
+use crate::event::SampledRegisters;
+use crate::memory::Pod;
+
+/// How many threads it knows at once, of all processes.
+pub const MAX_OFF_CPU_THREADS: u32 = 8192;
+
+/// How many frames of the kernel's stack are kept of a wait.
+pub const MAX_WAIT_STACK: usize = 32;
+
+/// A wait for less than this, in nanoseconds, is taken by chance.
+pub const DEFAULT_THRESHOLD: u64 = 10_000_000;
+
+/// The bit of a thread's state that says that it has ended (`TASK_DEAD`, linux/sched.h).
+pub const TASK_DEAD: u32 = 0x80;
+
+/// The bits of a thread's state that say how it sleeps: `TASK_INTERRUPTIBLE`, `TASK_UNINTERRUPTIBLE`.
+pub const TASK_INTERRUPTIBLE: u32 = 1;
+/// See [`TASK_INTERRUPTIBLE`].
+pub const TASK_UNINTERRUPTIBLE: u32 = 2;
+/// The bits of a thread that is stopped, or traced (`__TASK_STOPPED`, `__TASK_TRACED`).
+pub const TASK_STOPPED: u32 = 4 | 8;
+
+/// In the place of a thread's state: it was preempted within the kernel, whatever it was about to do.
+pub const WAS_PREEMPTED: u32 = 1 << 31;
+
+/// What the kernel keeps within an entry for work that a thread does before it returns to its program. It knows the type by its
+/// name and its size.
+#[allow(non_camel_case_types, reason = "the kernel knows it by its name")]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct bpf_task_work {
+    /// The kernel's own.
+    pub opaque: u64,
+}
+
+/// What is known of a thread.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OffCpuThread {
+    /// The walk that is under way.
+    pub work: bpf_task_work,
+    /// When it left the CPU, in nanoseconds of `CLOCK_MONOTONIC`; 0 while it runs.
+    pub since: u64,
+    /// How much of the stratum that it is in is behind it, in nanoseconds.
+    pub position: u64,
+    /// Where the point of that stratum is.
+    pub point: u64,
+    /// For how many nanoseconds the walk that is under way stands; 0 if there is none.
+    pub pending: u64,
+    /// How long it was off the CPU altogether, in nanoseconds, since it was first seen; not the wait that is under way.
+    pub waited: u64,
+    /// How often.
+    pub waits: u64,
+    /// The state in which it left the CPU: bits of `task_struct.__state`, or [`WAS_PREEMPTED`].
+    pub state: u32,
+    /// The same of the wait that is being walked.
+    pub pending_state: u32,
+    /// The number of its process.
+    pub process: u32,
+    /// Bytes of the kernel's stack.
+    pub kernel_size: u32,
+    /// The kernel's frames, innermost first.
+    pub kernel: [u64; MAX_WAIT_STACK],
+}
+
+impl OffCpuThread {
+    /// Nothing.
+    pub const EMPTY: Self = Self {
+        work: bpf_task_work { opaque: 0 },
+        since: 0,
+        position: 0,
+        point: 0,
+        pending: 0,
+        waited: 0,
+        waits: 0,
+        state: 0,
+        pending_state: 0,
+        process: 0,
+        kernel_size: 0,
+        kernel: [0; MAX_WAIT_STACK],
+    };
+}
+
+/// Where a thread is that is off the CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct WaitingTask {
+    /// When it was made, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub started: u64,
+    /// The registers with which it entered the kernel.
+    pub registers: SampledRegisters,
+    /// Its number, in the kernel's own namespace.
+    pub tid: u32,
+    /// Its state: bits of `task_struct.__state`.
+    pub state: u32,
+    /// Bytes of the kernel's stack.
+    pub kernel_size: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
+    /// The kernel's frames, innermost first.
+    pub kernel: [u64; MAX_WAIT_STACK],
+}
+
+/// A process whose threads are followed.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OffCpuProcess {
+    /// Since when, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub began: u64,
+    /// A wait for less than so many nanoseconds is taken by chance.
+    pub threshold: u64,
+    /// Its number among those that are recorded.
+    pub number: u32,
+    /// Always 0: keeps the size a multiple of 8.
+    pub reserved: u32,
+}
+
+// SAFETY: the fields are integers laid out without padding, as the assertions below prove.
+unsafe impl Pod for OffCpuThread {}
+// SAFETY: as above.
+unsafe impl Pod for OffCpuProcess {}
+// SAFETY: as above.
+unsafe impl Pod for WaitingTask {}
+
+const _: () = {
+    assert!(size_of::<bpf_task_work>() == 8);
+    assert!(size_of::<OffCpuThread>() == 7 * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
+    assert!(size_of::<WaitingTask>() == (1 + REGISTERS) * 8 + 4 * 4 + MAX_WAIT_STACK * 8);
+    assert!(size_of::<OffCpuProcess>() == 2 * 8 + 2 * 4);
+};

@@ -1,0 +1,88 @@
+//! What differs between kernels, put into the programs that record time off the CPU before they are loaded: places of fields
+//! in the kernel's `task_struct`, and the number of a function. The programs have marks there (`probe-ebpf/src/off_cpu.rs`).
+
+use anyhow::Context as _;
+
+use super::kernel_types::KernelTypes;
+
+/// Marks in the place of offsets, and what they stand for.
+const FIELDS: [(u16, &str); 5] =
+    [(31_233, "tgid"), (31_234, "pid"), (31_235, "start_time"), (31_236, "__state"), (31_237, "on_cpu")];
+
+/// The mark in the place of the function's number.
+const FUNCTION: u32 = 2_000_000_001;
+
+/// The function, by its names: that of Linux 6.18, and that of the kernels before and after, if they have it.
+const FUNCTION_NAMES: [&str; 2] = ["bpf_task_work_schedule_resume_impl", "bpf_task_work_schedule_resume"];
+
+/// Codes of instructions: loads of 32 and 64 bits, a call, and the register's number by which a call is one of the kernel's
+/// functions (`BPF_PSEUDO_KFUNC_CALL`).
+const LOADS: [u8; 2] = [0x61, 0x79];
+const CALL: u8 = 0x85;
+const OF_KERNEL: u8 = 2 << 4;
+
+/// Puts it into an object file, whose instructions lie at multiples of 8.
+///
+/// # Errors
+/// This kernel has none of the function (it came with Linux 6.18), or tells nothing of its types.
+pub fn fill_in(object: &mut [u8]) -> anyhow::Result<()> {
+    let types = KernelTypes::read().context("the kernel's types")?;
+    let function = FUNCTION_NAMES.iter().find_map(|name| types.function(name));
+    let function = function.context("they need Linux 6.18 (bpf_task_work_schedule_resume)")?;
+    let mut offsets = Vec::new();
+    for (mark, field) in FIELDS {
+        let offset = types.offset("task_struct", field).with_context(|| format!("no task_struct.{field}"))?;
+        offsets.push((mark, u16::try_from(offset)?));
+    }
+    for instruction in object.as_chunks_mut::<8>().0 {
+        let (offset, number) = (halfword(instruction), immediate(instruction));
+        if instruction[0] == CALL && instruction[1] == 0 && number == FUNCTION {
+            instruction[1] = OF_KERNEL;
+            instruction[4..].copy_from_slice(&function.to_le_bytes());
+        } else if LOADS.contains(&instruction[0])
+            && number == 0
+            && let Some((_, place)) = offsets.iter().find(|(mark, _)| *mark == offset)
+        {
+            instruction[2..4].copy_from_slice(&place.to_le_bytes());
+        }
+    }
+    Ok(())
+}
+
+/// Whether this kernel has the function that walks need.
+///
+/// # Errors
+/// It has not, or tells nothing of its types.
+pub fn try_it() -> anyhow::Result<()> {
+    fill_in(&mut [])
+}
+
+fn halfword(instruction: &[u8; 8]) -> u16 {
+    u16::from_le_bytes([instruction[2], instruction[3]])
+}
+
+fn immediate(instruction: &[u8; 8]) -> u32 {
+    u32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::object;
+
+    #[test]
+    fn all_marks_are_in_the_object_and_are_replaced() {
+        let Ok(bytes) = object() else { return };
+        let is_mark = |instruction: &[u8; 8]| {
+            let is_field = FIELDS.iter().any(|(mark, _)| *mark == halfword(instruction));
+            let is_load = LOADS.contains(&instruction[0]) && immediate(instruction) == 0 && is_field;
+            is_load || instruction[0] == CALL && immediate(instruction) == FUNCTION
+        };
+        let marks = |bytes: &[u8]| bytes.as_chunks::<8>().0.iter().filter(|chunk| is_mark(chunk)).count();
+        assert!(marks(bytes) > FIELDS.len(), "{}", marks(bytes));
+        let mut filled = bytes.to_vec();
+        if fill_in(&mut filled).is_ok() {
+            assert_eq!(marks(&filled), 0);
+        }
+    }
+}

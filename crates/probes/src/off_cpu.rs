@@ -1,0 +1,191 @@
+//! Time off the CPU: the program on switches of threads, attached once for all processes that share it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use aya::maps::HashMap;
+use aya::programs::BtfTracePoint;
+use aya::programs::iter::Iter;
+use aya::{Btf, Ebpf};
+use lj_trace_common::off_cpu::{DEFAULT_THRESHOLD, OffCpuProcess, OffCpuThread, WaitingTask};
+use lj_trace_process::{Process, namespace};
+
+use super::error::ProbeError;
+use super::kernel_places;
+use super::programs::Programs;
+use super::sample::plain;
+use super::set::{Set, lock, map_mut};
+
+/// A process whose time off the CPU is recorded, as long as this lives.
+pub struct OffCpu {
+    set: Arc<Set>,
+    pid: u32,
+    number: u32,
+    threshold: u64,
+    began: u64,
+    /// Tells of the threads that are off the CPU when it is read, once.
+    tasks: Option<File>,
+}
+
+/// A thread that was off the CPU when recording ended.
+#[derive(Clone, Debug)]
+pub struct UnderWay {
+    /// Its registers and the kernel's stack.
+    pub task: WaitingTask,
+    /// Since when it was, in nanoseconds of `CLOCK_MONOTONIC`; not before recording began.
+    pub since: u64,
+    /// For how many nanoseconds more its stack stands: those of waits before, whose walk it did not come to.
+    pub pending: u64,
+    /// Whether it was so all the time.
+    pub all_the_time: bool,
+}
+
+impl OffCpu {
+    /// Prepares to record `process`; [`begin`](Self::begin) starts it.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] by the kernel: before Linux 6.18, or from within a PID namespace.
+    pub fn attach(programs: &Programs, process: &Process) -> Result<Self, ProbeError> {
+        let (set, number) = programs.set();
+        attach_once(&set).map_err(ProbeError::sort)?;
+        // Later there may be no privileges for it.
+        let tasks = Some(tasks_file(&mut set.ebpf()).map_err(ProbeError::sort)?);
+        Ok(Self { set, pid: process.pid(), number, threshold: DEFAULT_THRESHOLD, began: 0, tasks })
+    }
+
+    /// Begins: what is off the CPU from `now` on counts, in nanoseconds of `CLOCK_MONOTONIC`.
+    ///
+    /// # Errors
+    /// [`ProbeError::Refused`] if the kernel does not take it.
+    pub fn begin(&mut self, now: u64) -> Result<(), ProbeError> {
+        self.began = now;
+        let process = OffCpuProcess { began: now, threshold: self.threshold, number: self.number, reserved: 0 };
+        let mut ebpf = self.set.ebpf();
+        let insert = |ebpf: &mut Ebpf| {
+            let mut map = HashMap::<_, u32, OffCpuProcess>::try_from(map_mut(ebpf, "OFF_CPU_PROCESSES")?)?;
+            anyhow::Ok(map.insert(&self.pid, &process, 0)?)
+        };
+        insert(&mut ebpf).map_err(ProbeError::sort)
+    }
+
+    /// A wait for less than so many nanoseconds is taken by chance.
+    pub fn threshold(&self) -> u64 {
+        self.threshold
+    }
+
+    /// When it began, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub fn began(&self) -> u64 {
+        self.began
+    }
+
+    /// Ends it: no switch counts from here on.
+    pub fn end(&self) {
+        let mut ebpf = self.set.ebpf();
+        // It is not there if it never began.
+        let _ = map_mut(&mut ebpf, "OFF_CPU_PROCESSES")
+            .and_then(|map| Ok(HashMap::<_, u32, OffCpuProcess>::try_from(map)?))
+            .map(|mut map| map.remove(&self.pid));
+    }
+
+    /// How often each thread that is there has been off the CPU, and for how many nanoseconds; what is under way is not among
+    /// them.
+    pub fn waited(&self) -> BTreeMap<u32, (u64, u64)> {
+        let mut ebpf = self.set.ebpf();
+        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return BTreeMap::new() };
+        let Ok(map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return BTreeMap::new() };
+        let own = map.iter().filter_map(Result::ok).filter(|(_, of)| of.process == self.number);
+        own.map(|(tid, of)| (tid, (of.waits, of.waited))).collect()
+    }
+
+    /// The threads that were off the CPU when it ended, and are so now. They are told once.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn under_way(&mut self) -> anyhow::Result<Vec<UnderWay>> {
+        let Some(file) = self.tasks.take() else { return Ok(Vec::new()) };
+        let mut ebpf = self.set.ebpf();
+        let tasks = waiting_tasks(&mut ebpf, self.pid, file)?;
+        let map = HashMap::<_, u32, OffCpuThread>::try_from(map_mut(&mut ebpf, "OFF_CPU_THREADS")?)?;
+        let of = |task: WaitingTask| match map.get(&task.tid, 0) {
+            // It was running when it ended.
+            Ok(known) if known.since == 0 => None,
+            Ok(known) => {
+                let (since, pending) = (known.since.max(self.began), known.pending);
+                Some(UnderWay { since, pending, task, all_the_time: false })
+            }
+            // It has been waiting since then.
+            Err(_) => {
+                let all_the_time = task.started <= self.began;
+                Some(UnderWay { since: task.started.max(self.began), pending: 0, task, all_the_time })
+            }
+        };
+        Ok(tasks.into_iter().filter_map(of).collect())
+    }
+}
+
+impl Drop for OffCpu {
+    fn drop(&mut self) {
+        self.end();
+        let mut ebpf = self.set.ebpf();
+        let Ok(map) = map_mut(&mut ebpf, "OFF_CPU_THREADS") else { return };
+        let Ok(mut map) = HashMap::<_, u32, OffCpuThread>::try_from(map) else { return };
+        let own =
+            |entry: Result<(u32, OffCpuThread), _>| Some(entry.ok().filter(|(_, of)| of.process == self.number)?.0);
+        for tid in map.iter().filter_map(own).collect::<Vec<_>>() {
+            // It may have ended meanwhile.
+            let _ = map.remove(&tid);
+        }
+    }
+}
+
+/// Whether this kernel and this place have what it needs.
+///
+/// # Errors
+/// They have not, and why.
+pub fn check() -> anyhow::Result<()> {
+    anyhow::ensure!(
+        namespace::is_initial(),
+        "lj-trace is in a PID namespace of its own, where numbers of threads are not the kernel's: in a container, give it that \
+         of the host (--pid host, hostPID)"
+    );
+    kernel_places::try_it()
+}
+
+/// Attaches the program, unless it is, and loads the other one.
+///
+/// # Errors
+/// They have not, and why.
+fn attach_once(set: &Set) -> anyhow::Result<()> {
+    let mut switches = lock(&set.switches);
+    if switches.is_none() {
+        let mut ebpf = set.ebpf();
+        let types = Btf::from_sys_fs()?;
+        let program: &mut Iter = ebpf.program_mut("waiting_tasks").context("no waiting_tasks")?.try_into()?;
+        program.load("task", &types)?;
+        let program: &mut BtfTracePoint =
+            ebpf.program_mut("off_cpu_switch").context("no off_cpu_switch")?.try_into()?;
+        program.load("sched_switch", &types)?;
+        let link = program.attach()?;
+        *switches = Some(program.take_link(link)?);
+    }
+    Ok(())
+}
+
+/// The threads of a process that are off the CPU now.
+fn waiting_tasks(ebpf: &mut Ebpf, pid: u32, mut file: File) -> anyhow::Result<Vec<WaitingTask>> {
+    let mut wanted = aya::maps::Array::<_, u32>::try_from(map_mut(ebpf, "ITERATED")?)?;
+    wanted.set(0, &pid, 0)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes.chunks_exact(size_of::<WaitingTask>()).filter_map(plain).collect())
+}
+
+/// What tells of threads when it is read.
+fn tasks_file(ebpf: &mut Ebpf) -> anyhow::Result<File> {
+    let program: &mut Iter = ebpf.program_mut("waiting_tasks").context("no waiting_tasks")?.try_into()?;
+    let link = program.attach()?;
+    Ok(program.take_link(link)?.into_file()?)
+}

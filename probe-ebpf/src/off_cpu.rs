@@ -1,0 +1,319 @@
+//! Time off the CPU: at each switch, what leaves the CPU notes when, and of what comes back some waits are taken by their length,
+//! whose stacks are walked by the thread itself before it returns to its program.
+//!
+//! The time of a thread off the CPU is cut into strata as long as the threshold. Each has one point, at random: a wait that
+//! covers it is taken, and stands for the whole stratum. A wait longer than the threshold is always taken, and stands for
+//! itself. So each nanosecond of each wait is as likely to be told as any other, and the sum of what is told is that of the
+//! waits, but for one threshold a thread.
+
+use core::arch::asm;
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{BPF_NOEXIST, pt_regs, seq_file, task_struct};
+use aya_ebpf::helpers::generated::{
+    bpf_get_prandom_u32, bpf_get_task_stack, bpf_ktime_get_ns, bpf_probe_read_kernel, bpf_seq_write, bpf_task_pt_regs,
+};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_smp_processor_id};
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+use lj_trace_common::config::{Counter, MAX_KERNEL_STACK};
+use lj_trace_common::off_cpu::{MAX_WAIT_STACK, OffCpuProcess, OffCpuThread, TASK_DEAD, WAS_PREEMPTED, WaitingTask};
+
+use crate::clock::Timer;
+use crate::count::add_of;
+use crate::maps::{BUSY, CONFIG, ITERATED, OFF_CPU_PROCESSES, OFF_CPU_THREADS, WAITING_TASK};
+use crate::sample;
+use crate::scratch::{PAYLOAD, Scratch, WaitingRoom};
+
+/// A thread leaves a CPU to another. Of two threads of one process, that is looked up once, and the time is taken once.
+#[btf_tracepoint(function = "sched_switch")]
+pub fn off_cpu_switch(context: BtfTracePointContext) -> i32 {
+    let id = bpf_get_current_pid_tgid();
+    let before = (id >> 32) as u32;
+    let next: *const task_struct = context.arg(2);
+    let after: u32;
+    // SAFETY: a field of a task, whose place the agent puts here (`crates/probes/src/kernel_places.rs`).
+    unsafe { asm!("{0} = *(u32 *)({1} + 31233)", out(reg) after, in(reg) next, options(nostack, readonly)) };
+    let leaving = known(before);
+    let coming = if after == before { leaving } else { known(after) };
+    // Asked for where it is needed: both in one condition would be two pointers in one number, which the verifier refuses.
+    let mut now = 0;
+    if let Some(process) = leaving {
+        // SAFETY: the helper has no preconditions.
+        now = unsafe { bpf_ktime_get_ns() };
+        let is_preempted: bool = context.arg::<u32>(0) as u8 != 0;
+        leave(process, id as u32, if is_preempted { WAS_PREEMPTED } else { context.arg(3) }, now);
+    }
+    if let Some(process) = coming {
+        if now == 0 {
+            // SAFETY: as above.
+            now = unsafe { bpf_ktime_get_ns() };
+        }
+        come_back(process, next, now);
+    }
+    0
+}
+
+/// What is known of a process, if it is recorded.
+#[inline(always)]
+fn known(process: u32) -> Option<&'static OffCpuProcess> {
+    // Idle CPUs are in none.
+    if process == 0 {
+        return None;
+    }
+    // SAFETY: the agent writes an entry once.
+    unsafe { OFF_CPU_PROCESSES.get(&process) }
+}
+
+/// Notes that the current thread leaves the CPU in this state.
+#[inline(always)]
+fn leave(process: &OffCpuProcess, thread: u32, state: u32, now: u64) {
+    if state & TASK_DEAD != 0 {
+        forget(process.number, thread);
+        return;
+    }
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| make(process, thread)) else { return };
+    // SAFETY: the entry of a thread is changed at its own switches only, one after the other.
+    unsafe {
+        (*entry).state = state;
+        (*entry).since = now;
+    }
+}
+
+/// A thread has ended: its sums are those of the process from now on.
+#[inline(never)]
+fn forget(process: u32, thread: u32) -> u32 {
+    // One that was never seen is not there.
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread) else { return 0 };
+    // SAFETY: as in `leave`.
+    let (waits, waited) = unsafe { ((*entry).waits, (*entry).waited) };
+    add_of(process, Counter::Waits as u32, waits);
+    add_of(process, Counter::WaitTime as u32, waited);
+    let _ = OFF_CPU_THREADS.remove(&thread);
+    0
+}
+
+/// Makes the entry of a thread.
+#[inline(never)]
+fn make(known: &OffCpuProcess, thread: u32) -> Option<*mut OffCpuThread> {
+    static EMPTY: OffCpuThread = OffCpuThread::EMPTY;
+    if OFF_CPU_THREADS.insert(&thread, &EMPTY, BPF_NOEXIST.into()).is_err() {
+        add_of(known.number, Counter::OffCpuThreadsBeyond as u32, 1);
+        return None;
+    }
+    let entry = OFF_CPU_THREADS.get_ptr_mut(&thread)?;
+    // SAFETY: as in `leave`.
+    unsafe {
+        (*entry).process = known.number;
+        (*entry).point = point(known.threshold);
+    }
+    Some(entry)
+}
+
+/// A point in a stratum.
+#[inline(always)]
+fn point(threshold: u64) -> u64 {
+    // SAFETY: the helper has no preconditions.
+    (u64::from(unsafe { bpf_get_prandom_u32() }) * (threshold & 0xffff_ffff)) >> 32
+}
+
+/// A thread of a process that is recorded gets a CPU.
+#[inline(always)]
+fn come_back(known: &OffCpuProcess, next: *const task_struct, now: u64) {
+    let thread: u32;
+    // SAFETY: a field of a task, as in `off_cpu_switch`.
+    unsafe { asm!("{0} = *(u32 *)({1} + 31234)", out(reg) thread, in(reg) next, options(nostack, readonly)) };
+    let mut since = 0;
+    let Some(entry) = OFF_CPU_THREADS.get_ptr_mut(&thread).or_else(|| {
+        // It was off the CPU since recording began, or since it was made.
+        let started: u64;
+        // SAFETY: as above.
+        unsafe { asm!("{0} = *(u64 *)({1} + 31235)", out(reg) started, in(reg) next, options(nostack, readonly)) };
+        since = if started > known.began { started } else { known.began };
+        make(known, thread)
+    }) else {
+        return;
+    };
+    // SAFETY: as in `leave`.
+    let entry = unsafe { &mut *entry };
+    if since == 0 {
+        since = entry.since;
+    }
+    if since == 0 || now <= since {
+        return;
+    }
+    let wait = now - since;
+    entry.since = 0;
+    entry.waited += wait;
+    entry.waits += 1;
+    let weight = weight(entry, wait, known.threshold);
+    if weight != 0 {
+        choose(entry, weight, next);
+    }
+}
+
+/// For how many nanoseconds a wait stands; 0 if it is not taken.
+#[inline(always)]
+fn weight(entry: &mut OffCpuThread, wait: u64, threshold: u64) -> u64 {
+    if wait >= threshold {
+        return wait;
+    }
+    let (from, mut to) = (entry.position, entry.position + wait);
+    let mut weight = 0;
+    if entry.point >= from && entry.point < to {
+        weight = threshold;
+    }
+    if to >= threshold {
+        to -= threshold;
+        entry.point = point(threshold);
+        if entry.point < to {
+            weight += threshold;
+        }
+    }
+    entry.position = to;
+    weight
+}
+
+/// Has the stack of a thread that was off the CPU walked before it returns to its program. Until then it may wait again, with
+/// the same stack: one of these waits is told in the place of all, each as likely as its weight.
+#[inline(always)]
+fn choose(entry: &mut OffCpuThread, weight: u64, next: *const task_struct) {
+    let before = entry.pending;
+    entry.pending = before + weight;
+    if before == 0 || point(entry.pending >> 10) < weight >> 10 {
+        entry.pending_state = entry.state;
+        // SAFETY: the stack is that of a thread which does not run yet, and the helper writes no more than the place has.
+        let size = unsafe {
+            bpf_get_task_stack(next.cast_mut(), entry.kernel.as_mut_ptr().cast(), MAX_WAIT_STACK as u32 * 8, 0)
+        };
+        entry.kernel_size = if size > 0 && size <= MAX_WAIT_STACK as i64 * 8 { size as u32 } else { 0 };
+    }
+    if before != 0 {
+        return;
+    }
+    let outcome: i64;
+    // SAFETY: the arguments of `bpf_task_work_schedule_resume`, whose number the agent puts here; the last one is the verifier's.
+    unsafe {
+        asm!(
+            "call 2000000001",
+            in("r1") next,
+            in("r2") &raw mut entry.work,
+            in("r3") &raw const OFF_CPU_THREADS,
+            in("r4") walk_waiting as *const c_void,
+            in("r5") 0u64,
+            lateout("r0") outcome,
+            lateout("r1") _, lateout("r2") _, lateout("r3") _, lateout("r4") _, lateout("r5") _,
+        );
+    }
+    if outcome as i32 != 0 {
+        entry.pending = 0;
+        add_of(entry.process, Counter::WaitTimeUnscheduled as u32, weight);
+    }
+}
+
+/// Areas that a walk tries: another thread on the same CPU may be in the middle of its own.
+const TRIES: u32 = 4;
+
+/// Walks the stack of this thread, which was off the CPU and returns to its program now.
+extern "C" fn walk_waiting(_map: *mut c_void, _key: *mut c_void, entry: *mut OffCpuThread) -> i64 {
+    // SAFETY: the kernel passes the entry, which nobody else changes while the thread runs.
+    let entry = unsafe { &mut *entry };
+    let (process, weight, state) = (entry.process, entry.pending, entry.pending_state);
+    entry.pending = 0;
+    let Some(config) = CONFIG.get(process) else { return 0 };
+    // SAFETY: the helper has no preconditions.
+    let own = unsafe { bpf_get_smp_processor_id() };
+    let mut area = u32::MAX;
+    for further in 0..TRIES {
+        let candidate = 2 * config.cpus + (own + further) % config.cpus.max(1);
+        if BUSY.insert(&candidate, &1, BPF_NOEXIST.into()).is_ok() {
+            area = candidate;
+            break;
+        }
+    }
+    if area == u32::MAX {
+        add_of(process, Counter::WaitTimeBusy as u32, weight);
+        return 0;
+    }
+    add_of(process, Counter::WaitsTaken as u32, 1);
+    let timer = Timer::start();
+    sample::take_wait((config, process, timer), area, weight, |scratch: &mut Scratch| {
+        scratch.header.wait_state = state;
+        copy_kernel_stack(scratch, entry);
+    });
+    sample::stop(area, Counter::SampleTime as u32);
+    // It was put there a moment ago, and nobody else removes it.
+    let _ = BUSY.remove(&area);
+    0
+}
+
+/// Adds the kernel's stack behind all else.
+#[inline(always)]
+fn copy_kernel_stack(scratch: &mut Scratch, entry: &OffCpuThread) {
+    let header = &scratch.header;
+    let offset = header.stack_size as usize
+        + header.frame_count as usize * crate::scratch::FRAME_SIZE
+        + header.lua_copy_size as usize;
+    if offset > PAYLOAD - MAX_KERNEL_STACK as usize {
+        return;
+    }
+    // SAFETY: the place holds MAX_KERNEL_STACK bytes, which is more than there are.
+    let outcome = unsafe {
+        let place = scratch.payload.as_mut_ptr().add(offset);
+        bpf_probe_read_kernel(place.cast(), MAX_WAIT_STACK as u32 * 8, entry.kernel.as_ptr().cast())
+    };
+    if outcome == 0 {
+        scratch.header.kernel_size = entry.kernel_size & 0x1ff;
+    }
+}
+
+/// What the kernel calls an iterator over tasks with: `struct bpf_iter__task`.
+#[repr(C)]
+pub struct TaskIteration {
+    meta: *const *mut seq_file,
+    task: *mut task_struct,
+}
+
+/// Tells of each thread of one process that is off the CPU where it is.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+pub extern "C" fn waiting_tasks(context: *const TaskIteration) -> i32 {
+    // SAFETY: the context is valid for the whole program.
+    let (meta, task) = unsafe { ((*context).meta, (*context).task) };
+    let Some(wanted) = ITERATED.get(0) else { return 0 };
+    if task.is_null() {
+        return 0;
+    }
+    let (process, tid, state, is_running): (u32, u32, u32, u32);
+    let started: u64;
+    // SAFETY: fields of a task, as in `off_cpu_switch`.
+    unsafe {
+        asm!("{0} = *(u32 *)({1} + 31233)", out(reg) process, in(reg) task, options(nostack, readonly));
+        asm!("{0} = *(u32 *)({1} + 31234)", out(reg) tid, in(reg) task, options(nostack, readonly));
+        asm!("{0} = *(u64 *)({1} + 31235)", out(reg) started, in(reg) task, options(nostack, readonly));
+        asm!("{0} = *(u32 *)({1} + 31236)", out(reg) state, in(reg) task, options(nostack, readonly));
+        asm!("{0} = *(u32 *)({1} + 31237)", out(reg) is_running, in(reg) task, options(nostack, readonly));
+    }
+    if process != *wanted || is_running != 0 {
+        return 0;
+    }
+    let Some(room) = WAITING_TASK.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the entry is this CPU's own, and iterators do not nest there.
+    let room = unsafe { &mut *room };
+    let WaitingRoom { told, registers } = room;
+    (told.tid, told.state, told.started) = (tid, state, started);
+    // SAFETY: a task's registers may be read while it does not run, and the places have the room that the helpers are told.
+    unsafe {
+        let source = bpf_task_pt_regs(task) as *const c_void;
+        let place: *mut pt_regs = registers;
+        if bpf_probe_read_kernel(place.cast(), size_of::<pt_regs>() as u32, source) != 0 {
+            return 0;
+        }
+        told.registers = crate::arch::registers(registers);
+        let size = bpf_get_task_stack(task, told.kernel.as_mut_ptr().cast(), MAX_WAIT_STACK as u32 * 8, 0);
+        told.kernel_size = if size > 0 && size <= MAX_WAIT_STACK as i64 * 8 { size as u32 } else { 0 };
+        let told: *const WaitingTask = told;
+        bpf_seq_write(*meta, told.cast_mut().cast(), size_of::<WaitingTask>() as u32);
+    }
+    0
+}
