@@ -7,7 +7,7 @@ use lj_trace_common::event::FrameRecord;
 use lj_trace_common::frame::WalkEnd;
 
 use super::FrameDump;
-use super::coroutine::LuaStack;
+use lj_trace_engine::coroutines::LuaStack;
 use lj_trace_engine::stack::Innermost;
 
 /// Frames with their names, shared by all that have the same.

@@ -10,6 +10,7 @@
 
 pub mod allocations;
 pub mod bounded;
+pub mod coroutines;
 pub mod cpu;
 pub mod error;
 pub mod options;
