@@ -12,14 +12,13 @@ pub(crate) mod sampled;
 mod stack;
 mod take;
 pub mod text;
-mod threads;
 
 use serde::Serialize;
 
 pub use known_stacks::SharedFrames;
 pub use lj_trace_engine::coroutines::Status;
+pub use lj_trace_engine::coroutines::threads::{OsThread, ThreadPlace};
 pub use take::{Precision, StoppedProcess, take};
-pub use threads::{OsThread, ThreadPlace};
 
 use lj_trace_luajit::status::{VmSummary, hexadecimal};
 

@@ -9,17 +9,21 @@ pub enum ProfileKind {
     Cpu,
     /// What allocates memory.
     Allocations,
+    /// Where coroutines wait.
+    Waits,
 }
 
 impl ProfileKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Cpu, Self::Allocations];
+    pub const ALL: [Self; 3] = [Self::Cpu, Self::Allocations, Self::Waits];
 
-    /// The name of its stream format, which is in names of files too: `sysprof` or `memprof`, as Tarantool calls them.
+    /// The name of its stream format, which is in names of files too: `sysprof` or `memprof`, as Tarantool calls them. Waits
+    /// have no stream.
     pub fn stream(self) -> &'static str {
         match self {
             Self::Cpu => "sysprof",
             Self::Allocations => "memprof",
+            Self::Waits => "waits",
         }
     }
 }
@@ -29,6 +33,7 @@ impl fmt::Display for ProfileKind {
         f.write_str(match self {
             Self::Cpu => "CPU time",
             Self::Allocations => "allocations",
+            Self::Waits => "waits of coroutines",
         })
     }
 }

@@ -4,6 +4,9 @@
 
 mod snapshot;
 pub mod snapshots;
+pub mod threads;
 pub mod view;
+mod walked;
 
 pub use snapshot::{CoroutineSnapshot, LuaStack, Status};
+pub use walked::WalkedStack;

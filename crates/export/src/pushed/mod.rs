@@ -162,6 +162,7 @@ fn labels(form: Form, kind: ProfileKind, resource: &Resource, options: &EncodeOp
     let name = match kind {
         ProfileKind::Cpu => "process_cpu",
         ProfileKind::Allocations => "memory",
+        ProfileKind::Waits => "waits",
     };
     let mut labels = BTreeMap::from([("__name__".to_owned(), name), ("service_name".to_owned(), resource.service())]);
     if form == Form::Pyroscope && kind == ProfileKind::Allocations {
