@@ -61,12 +61,14 @@ pub fn told(text: &str) -> Result<Vec<ToldPlace>> {
     let rows = text.lines().skip_while(|line| !line.contains("at a time  ")).skip(1);
     for row in rows.take_while(|line| !line.trim().is_empty() && !line.contains(" more")) {
         let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
-        let [mean, error, share, each, _waits, name, called @ ..] = &cells[..] else { anyhow::bail!("{row:?} in {text}") };
+        let [mean, error, share, each, _waits, name, called @ ..] = &cells[..] else {
+            anyhow::bail!("{row:?} in {text}")
+        };
         let number = |text: &str| text.trim_end_matches('%').parse::<f64>().with_context(|| format!("{row:?}"));
         let each = each.trim_start_matches(|c: char| !c.is_ascii_digit());
-        let each = each.split_once(' ').and_then(|(number, unit)| {
-            Some(number.parse::<f64>().ok()? * if unit == "ms" { 1e-3 } else { 1.0 })
-        });
+        let each = each
+            .split_once(' ')
+            .and_then(|(number, unit)| Some(number.parse::<f64>().ok()? * if unit == "ms" { 1e-3 } else { 1.0 }));
         places.push(ToldPlace {
             mean: (number(mean)?, number(error)?),
             share: number(share)?,

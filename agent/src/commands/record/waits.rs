@@ -5,9 +5,11 @@ use lj_trace_engine::session::{NewChildren, SessionControl};
 use lj_trace_engine::{Options, RecordTarget, WaitSession};
 use lj_trace_probes::journal::{Priority, say};
 use lj_trace_process::Process;
+use lj_trace_process::privileges::Capability;
 use lj_trace_text::{COLUMNS, fit_end};
 use tokio::runtime::Runtime;
 
+use super::give_up_privileges;
 use super::interrupts::Interrupts;
 use super::program::StartedProgram;
 use crate::exit::{CommandError, ExitCode};
@@ -27,6 +29,9 @@ pub fn run(
     let notifier = Notifier::new();
     let names: Vec<String> = targets.iter().map(RecordTarget::name).collect();
     let mut session = WaitSession::start(options, targets)?;
+    // What ends lj-trace is passed on to the program.
+    let passes_on = if program.is_some() { &[Capability::Kill][..] } else { &[] };
+    give_up_privileges(options, passes_on, || true);
     let children = options.is_of_several().then(|| NewChildren::watch(options.roots(), known)).transpose()?;
     program.as_mut().map_or(Ok(()), StartedProgram::go)?;
     notifier.ready(&format!("looking at the coroutines of {}", names.join(", ")));

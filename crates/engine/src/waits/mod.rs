@@ -6,6 +6,7 @@
 
 mod c_stacks;
 mod heads;
+mod live;
 mod names;
 mod newcomers;
 mod pace;
@@ -14,4 +15,5 @@ mod session;
 mod summary;
 mod vm_look;
 
+pub use live::LiveWaits;
 pub use session::WaitSession;

@@ -4,7 +4,7 @@
 //! all that is new before what was known. An address is no identity: what was freed may be there again, as something new. But
 //! then it is met out of order. So the walk goes on until it has met [`RUN`] known objects one after the other as they were,
 //! with no unknown coroutine between them. What they may be is remembered: the newest coroutines, and of all other objects a
-//! few, the fewer the older they are.
+//! few groups.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,9 @@ const RUN: usize = 4;
 /// So many of the newest coroutines are looked out for.
 const NEWEST: usize = 256;
 /// So many other objects.
-const ANCHORS: usize = 64;
+const ANCHORS: usize = 256;
+/// Old ones are so far apart.
+const SPACING: u64 = 4096;
 
 /// An object that was on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +38,7 @@ pub struct Meeting {
     markers: Vec<Marker>,
     /// Coroutines, the newest first, with how many objects were met before.
     met: Vec<(u64, u64)>,
-    /// Others, at distances that double.
+    /// Others, a few.
     anchors: Vec<(u64, u8, u64)>,
     count: u64,
     last: Option<usize>,
@@ -89,7 +91,7 @@ impl Meeting {
         }
         if kind == gct::THREAD {
             self.met.push((address, self.count));
-        } else if self.count.is_power_of_two() {
+        } else if is_anchor(self.count) {
             self.anchors.push((address, kind, self.count));
         }
         self.count += 1;
@@ -128,13 +130,19 @@ impl Meeting {
     }
 }
 
-/// Keeps only so many anchors: every other one goes.
+/// Whether the object at this place is remembered: groups of them, at distances that double, and then at even ones.
+fn is_anchor(rank: u64) -> bool {
+    let group = RUN as u64;
+    rank > 0 && (rank - (1 << rank.ilog2()) < group || rank % SPACING < group)
+}
+
+/// Keeps only so many anchors: every other group of them goes.
 pub fn thin(anchors: &mut Vec<Marker>) {
-    if anchors.len() > ANCHORS {
+    while anchors.len() > ANCHORS {
         let mut number = 0;
         anchors.retain(|_| {
             number += 1;
-            number % 2 == 0
+            (number - 1) / RUN % 2 == 0
         });
     }
 }

@@ -36,8 +36,16 @@ pub struct Pace {
 impl Pace {
     /// The first stretch begins now.
     pub fn new(usual: Duration, now: Instant) -> Self {
-        let mut pace =
-            Self { usual, stretch: usual, began: now, due: None, echo: None, cost: 0.0, has_begun: false, rng: fastrand::Rng::new() };
+        let mut pace = Self {
+            usual,
+            stretch: usual,
+            began: now,
+            due: None,
+            echo: None,
+            cost: 0.0,
+            has_begun: false,
+            rng: fastrand::Rng::new(),
+        };
         pace.draw();
         pace
     }

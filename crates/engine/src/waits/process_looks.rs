@@ -10,6 +10,7 @@ use lj_trace_profile::model::StackId;
 use lj_trace_profile::waits::Look;
 use lj_trace_profile::{Frame as Named, WaitProfile};
 
+use super::c_stacks::CStacks;
 use super::names::Names;
 use super::vm_look::{Doubts, Looking, VmFound, VmLooks};
 use crate::target::RecordTarget;
@@ -28,6 +29,7 @@ pub struct ProcessLooks {
     process: Process,
     memory: ProcessMemory,
     names: Names,
+    c_stacks: CStacks,
     vms: Vec<VmLooks>,
     /// How many VMs there have been.
     vms_so_far: usize,
@@ -44,8 +46,8 @@ pub struct ProcessLooks {
 /// What the last look has found, until it is known how much time it stands for.
 #[derive(Debug, Default)]
 struct Pending {
-    there: u64,
-    waiting: HashMap<StackId, u64>,
+    there: f64,
+    waiting: HashMap<StackId, f64>,
 }
 
 impl ProcessLooks {
@@ -57,6 +59,7 @@ impl ProcessLooks {
             process: target.process.clone(),
             memory: target.process.memory(),
             names: Names::new(&target.process, &vms, root),
+            c_stacks: CStacks::default(),
             vms_so_far: vms.len(),
             vms: (0..).zip(vms).map(|(index, vm)| VmLooks::new(vm, index, now)).collect(),
             is_chosen: target.only.is_some(),
@@ -78,7 +81,7 @@ impl ProcessLooks {
     }
 
     /// How many coroutines wait, as the last look has found it.
-    pub fn waiting(&self) -> u64 {
+    pub fn waiting(&self) -> f64 {
         self.pending.waiting.values().sum()
     }
 
@@ -92,7 +95,7 @@ impl ProcessLooks {
         for VmFound { there, waiting, pairs } in self.each_vm(profile, |vm, looking| Some((lag, vm.look(looking)))) {
             pending.there += there;
             for (stack, count) in waiting {
-                *pending.waiting.entry(stack).or_insert(0) += count;
+                *pending.waiting.entry(stack).or_insert(0.0) += count;
             }
             add_pairs(profile, lag, &pairs);
         }
@@ -121,12 +124,12 @@ impl ProcessLooks {
         profile: &mut WaitProfile,
         mut act: impl FnMut(&mut VmLooks, &mut Looking<'_>) -> Option<(Option<Duration>, VmFound)>,
     ) -> Vec<VmFound> {
-        let Self { process, memory, names, vms, vms_so_far, doubts, .. } = self;
+        let Self { process, memory, names, c_stacks, vms, vms_so_far, doubts, .. } = self;
         let mut used_stacks = None;
         let mut all = Vec::new();
         vms.retain_mut(|vm| {
             let used_stacks = &mut used_stacks;
-            let mut looking = Looking { process, memory, names, profile, vms: *vms_so_far, used_stacks };
+            let mut looking = Looking { process, memory, names, profile, vms: *vms_so_far, used_stacks, c_stacks };
             let found = act(vm, &mut looking);
             let is_there = vm.vm.still_valid(memory);
             if is_there {
@@ -168,7 +171,7 @@ impl ProcessLooks {
     pub fn take(&mut self, sums: &mut Look) {
         let Pending { there, waiting } = std::mem::take(&mut self.pending);
         sums.there += there;
-        sums.waiting.extend(waiting.into_iter().filter(|(_, count)| *count > 0));
+        sums.waiting.extend(waiting.into_iter().filter(|(_, count)| *count > 0.0));
     }
 
     /// The numbers of stacks have changed.
@@ -178,7 +181,7 @@ impl ProcessLooks {
         let waiting = std::mem::take(&mut self.pending.waiting);
         for (stack, count) in waiting {
             let to = moved.get(stack.index()).copied().unwrap_or(stack);
-            *self.pending.waiting.entry(to).or_insert(0) += count;
+            *self.pending.waiting.entry(to).or_insert(0.0) += count;
         }
     }
 

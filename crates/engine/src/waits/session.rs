@@ -42,8 +42,9 @@ pub struct WaitSession<'a> {
     deadline: Option<Instant>,
     /// CPU time of all looks.
     cost: Duration,
-    /// Of processes that are over.
+    /// Of processes that are over: what may be wrong, and what the look of this stretch has found.
     doubts: Doubts,
+    left: Look,
     told: SinceThen,
     was_slowed: bool,
 }
@@ -78,6 +79,7 @@ impl<'a> WaitSession<'a> {
             deadline: options.duration.and_then(|duration| now.checked_add(duration)),
             cost: Duration::ZERO,
             doubts: Doubts::default(),
+            left: Look::default(),
             told: SinceThen::default(),
             was_slowed: false,
         };
@@ -169,11 +171,11 @@ impl<'a> WaitSession<'a> {
 
     /// How far it is, in a line.
     fn progress(&self) -> String {
-        let waiting: u64 = self.processes.iter().map(ProcessLooks::waiting).sum();
+        let waiting: f64 = self.processes.iter().map(ProcessLooks::waiting).sum();
         let looks = self.profile.about().looks;
         let seconds = self.began.elapsed().as_secs();
         let most = self.profile.sentence().map_or_else(String::new, |sentence| format!("; {sentence}"));
-        format!("{seconds} s: {looks} looks, {waiting} coroutines wait now{most}")
+        format!("{seconds} s: {looks} looks, {waiting:.0} coroutines wait now{most}")
     }
 
     /// Does what is due.
@@ -203,9 +205,10 @@ impl<'a> WaitSession<'a> {
 
     /// Adds what the look of a stretch has found, which is over.
     fn close(&mut self, stretch: Duration) {
-        let mut look = Look { stretch, ..Look::default() };
+        let mut look = Look { stretch, ..std::mem::take(&mut self.left) };
         self.processes.iter_mut().for_each(|process| process.take(&mut look));
         self.profile.add(&look);
+        // Nothing is left over that would have other numbers then.
         if let Some(moved) = self.profile.keep_within_room() {
             self.processes.iter_mut().for_each(|process| process.renumber(&moved));
         }
@@ -223,7 +226,11 @@ impl<'a> WaitSession<'a> {
 
     /// Ends the stretch that is under way, with a look if it has had none.
     fn cut(&mut self) {
-        if self.pace.has_no_look() && self.processes.iter().any(|process| process.process().is_alive()) {
+        if self.pace.has_no_look() {
+            if !self.processes.iter().any(|process| process.process().is_alive()) {
+                // What nobody has looked at does not count.
+                return;
+            }
             self.look();
         }
         if let Some(stretch) = self.pace.end(Instant::now(), true) {
@@ -233,10 +240,11 @@ impl<'a> WaitSession<'a> {
 
     /// Parts with processes that have exited, or run another program. Whether none is left.
     fn end_over(&mut self) -> bool {
-        let Self { processes, doubts, .. } = self;
-        // What they were found in last is in the sums of the stretch that it stands for.
-        let over = processes.extract_if(.., |process| !process.process().runs_same_program());
-        over.for_each(|process| doubts.add(process.doubts()));
+        let Self { processes, doubts, left, .. } = self;
+        for mut process in processes.extract_if(.., |process| !process.process().runs_same_program()) {
+            doubts.add(process.doubts());
+            process.take(left);
+        }
         self.processes.is_empty()
     }
 

@@ -34,7 +34,14 @@ pub struct WaitSummary {
 impl Doubts {
     /// The losses that a profile tells of.
     pub fn losses(&self) -> [(&'static str, u64); 6] {
-        [(MOVING, self.moving), (STALE, self.stale), (LATE, self.late), (TORN, self.torn), (TOO_MANY, self.too_many), (UNSEARCHED, self.unsearched)]
+        [
+            (MOVING, self.moving),
+            (STALE, self.stale),
+            (LATE, self.late),
+            (TORN, self.torn),
+            (TOO_MANY, self.too_many),
+            (UNSEARCHED, self.unsearched),
+        ]
     }
 }
 

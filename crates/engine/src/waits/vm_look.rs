@@ -4,16 +4,18 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use lj_trace_common::frame::WalkEnd;
+use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_luajit::heap::{ListEnd, newest_objects};
 use lj_trace_luajit::object::{field, type_of};
 use lj_trace_luajit::page_cache::PageCache;
 use lj_trace_luajit::{Vm, VmStatus};
+use lj_trace_process::clocks::ClockId;
 use lj_trace_process::{Process, ProcessMemory};
 use lj_trace_profile::WaitProfile;
 use lj_trace_profile::model::StackId;
 
-use super::c_stacks::UsedStacks;
+use super::c_stacks::{CStacks, UsedStacks};
 use super::heads::{AT_ONCE, Head, Places};
 use super::names::Names;
 use super::newcomers::{Marker, Meeting, thin};
@@ -33,6 +35,10 @@ const CENSUS_LIMIT: Duration = Duration::from_secs(5);
 const CENSUS_SHARE: f64 = 0.002;
 /// and comes no more often.
 const CENSUS_INTERVAL: Duration = Duration::from_secs(10);
+/// To walk the stacks of those that have moved takes no longer in one look, in seconds,
+const WALK_TIME: f64 = 0.003;
+/// but so many are walked at least.
+const LEAST_WALKS: usize = 256;
 /// Where walks fail, the whole list is walked sooner.
 const HURRY: u32 = 8;
 
@@ -46,6 +52,8 @@ struct Known {
     waits: Option<StackId>,
     /// Whether it has moved since its stack was walked, or never was: that is to be done.
     has_moved: bool,
+    /// Whether this look has found it.
+    is_new: bool,
     /// When it was known for certain to be there.
     certain: Instant,
 }
@@ -53,7 +61,7 @@ struct Known {
 impl Known {
     /// One of which nothing is known yet.
     fn new(marker: Marker, now: Instant) -> Self {
-        Self { marker, print: 0, waits: None, has_moved: true, certain: now }
+        Self { marker, print: 0, waits: None, has_moved: true, is_new: true, certain: now }
     }
 }
 
@@ -69,17 +77,27 @@ pub struct Looking<'a> {
     pub profile: &'a mut WaitProfile,
     /// How many VMs the process has.
     pub vms: usize,
-    /// What is shared by the VMs of a process in one look.
+    /// The C stacks that threads use, found out once for all VMs of the process, if it is asked for.
     pub used_stacks: &'a mut Option<UsedStacks>,
+    /// Where they are.
+    pub c_stacks: &'a mut CStacks,
+}
+
+impl Looking<'_> {
+    /// Whether a thread uses the C stack with this C frame.
+    fn uses(&mut self, cframe: u64, is_current: bool) -> bool {
+        let Self { process, used_stacks, c_stacks, .. } = self;
+        used_stacks.get_or_insert_with(|| c_stacks.look(process)).has(cframe, is_current)
+    }
 }
 
 /// What a look at a VM has found.
 #[derive(Debug, Default)]
 pub struct VmFound {
     /// How many coroutines there are that are not over.
-    pub there: u64,
+    pub there: f64,
     /// How many wait, by their stacks.
-    pub waiting: HashMap<StackId, u64>,
+    pub waiting: HashMap<StackId, f64>,
     /// How many of each stack are in the same wait as at the last look, and how many have gone on since.
     pub pairs: HashMap<StackId, [u64; 2]>,
 }
@@ -89,12 +107,12 @@ impl VmFound {
     fn is_other(&mut self, known: &Known) {
         let Some(waits) = known.waits.filter(|_| !known.has_moved) else { return };
         if let Some(count) = self.waiting.get_mut(&waits) {
-            *count = count.saturating_sub(1);
+            *count = (*count - 1.0).max(0.0);
         }
         if let Some([same, gone]) = self.pairs.get_mut(&waits) {
             (*same, *gone) = (same.saturating_sub(1), *gone + 1);
         }
-        self.there = self.there.saturating_sub(1);
+        self.there = (self.there - 1.0).max(0.0);
     }
 }
 
@@ -130,6 +148,9 @@ pub struct VmLooks {
     next_walk: Instant,
     looked: Option<Instant>,
     places: Places,
+    rng: fastrand::Rng,
+    /// What it takes to walk the stack of one, in seconds of CPU time.
+    walk_cost: f64,
     /// What may be wrong so far.
     pub doubts: Doubts,
 }
@@ -137,7 +158,9 @@ pub struct VmLooks {
 impl VmLooks {
     /// Of a VM with this index.
     pub fn new(vm: Vm, index: usize, now: Instant) -> Self {
-        let (known, anchors) = (Vec::new(), Vec::new());
+        // It is not on the list before its end.
+        let main_thread = Marker { address: vm.main_thread, kind: gct::THREAD, order: 0 };
+        let (known, anchors) = (vec![Known::new(main_thread, now)], Vec::new());
         let (places, doubts) = (Places::default(), Doubts::default());
         Self {
             vm,
@@ -149,6 +172,8 @@ impl VmLooks {
             next_walk: now,
             looked: None,
             places,
+            rng: fastrand::Rng::new(),
+            walk_cost: 1e-5,
             doubts,
         }
     }
@@ -229,7 +254,10 @@ impl VmLooks {
             let mut may_wait: Vec<(usize, Head, (u64, usize))> = Vec::new();
             for (&index, head) in group.iter().zip(&heads) {
                 let known = self.known[index];
-                let Some(head) = head.filter(|head| !white.is_some_and(|white| head.is_dead(white))) else {
+                let Some(head) = head.filter(|head| {
+                    // The main thread is never collected.
+                    known.marker.order == 0 || !white.is_some_and(|white| head.is_dead(white))
+                }) else {
                     count_pair(found, known.waits, false);
                     gone.insert(index);
                     continue;
@@ -238,22 +266,18 @@ impl VmLooks {
                 let may = match status {
                     Status::Suspended => true,
                     // The main thread of a VM is its host's.
-                    Status::Running => {
-                        known.marker.address != self.vm.main_thread && {
-                            let used = looking.used_stacks.get_or_insert_with(|| UsedStacks::read(looking.process));
-                            !used.has(head.cframe, current == Some(known.marker.address))
-                        }
-                    }
+                    Status::Running => !looking.uses(head.cframe, current == Some(known.marker.address)),
                     _ => false,
                 };
-                found.there += u64::from(!matches!(status, Status::Finished | Status::Dead));
+                found.there += there(status);
+                self.known[index].is_new = false;
                 if may {
                     may_wait.push((index, head, head.window()));
                     continue;
                 }
                 count_pair(found, known.waits, false);
                 if chosen.is_none() {
-                    self.known[index] = Known { waits: None, print: 0, has_moved: false, ..known };
+                    self.known[index] = Known { waits: None, print: 0, has_moved: false, is_new: false, ..known };
                 }
             }
             let windows: Vec<(u64, usize)> = may_wait.iter().map(|(_, _, window)| *window).collect();
@@ -264,10 +288,12 @@ impl VmLooks {
                 let print = bytes.map(|bytes| head.print(bytes));
                 if let Some(waits) = known.waits.filter(|_| print == Some(known.print)) {
                     count_pair(found, Some(waits), true);
-                    *found.waiting.entry(waits).or_insert(0) += 1;
+                    *found.waiting.entry(waits).or_insert(0.0) += 1.0;
                 } else {
                     count_pair(found, known.waits, false);
-                    known.has_moved |= chosen.is_none();
+                    if chosen.is_none() {
+                        (known.waits, known.print, known.has_moved) = (None, 0, true);
+                    }
                 }
             });
         }
@@ -347,8 +373,9 @@ impl VmLooks {
             self.known.iter().enumerate().map(|(index, known)| (known.marker.address, (index, *known))).collect();
         let mut last = 0;
         let mut stays: HashSet<u64> = HashSet::with_capacity(met.new.len());
-        let is_first = self.looked.is_none();
-        self.known.clear();
+        // New ones are late if they are older than some that are known.
+        let mut unknown = 0;
+        self.known.retain(|known| known.marker.order == 0);
         for marker in met.new.into_iter().take(MAX_COROUTINES) {
             // What is met out of its order is something else by now.
             let same = before.get(&marker.address).filter(|(index, _)| *index >= last);
@@ -356,16 +383,17 @@ impl VmLooks {
                 Some(&(index, known)) => {
                     last = index + 1;
                     stays.insert(marker.address);
+                    self.doubts.late += std::mem::take(&mut unknown);
                     self.known.push(Known { marker, certain: began, ..known });
                 }
                 None => {
-                    self.doubts.late += u64::from(!is_first);
+                    unknown += 1;
                     self.known.push(Known::new(marker, began));
                 }
             }
         }
         for (address, (_, known)) in before {
-            if stays.contains(&address) {
+            if stays.contains(&address) || known.marker.order == 0 {
                 continue;
             }
             found.is_other(&known);
@@ -376,16 +404,25 @@ impl VmLooks {
             }
         }
         self.anchors = met.anchors;
-        while self.anchors.len() > 64 {
-            thin(&mut self.anchors);
-        }
+        thin(&mut self.anchors);
     }
 
     /// Walks the stacks of those that have moved since the last look, and of those that are new.
     fn walk_moved(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) {
         let gc64 = self.vm.layout.is_gc64();
         let current = VmStatus::read(looking.memory, &self.vm).ok().and_then(|status| status.current);
-        let moved: Vec<usize> = (0..self.known.len()).filter(|&index| self.known[index].has_moved).collect();
+        let mut moved: Vec<usize> = (0..self.known.len()).filter(|&index| self.known[index].has_moved).collect();
+        // All of them may be too many for one look: then some stand for all. Those that wait on come to be known by and by.
+        let most = ((WALK_TIME / self.walk_cost.max(1e-7)) as usize).max(LEAST_WALKS);
+        let each = (moved.len() as f64 / most as f64).max(1.0);
+        if moved.len() > most {
+            for number in 0..most {
+                let other = self.rng.usize(number..moved.len());
+                moved.swap(number, other);
+            }
+            moved.truncate(most);
+        }
+        let began = ClockId::THIS_THREAD.read().unwrap_or_default();
         for some in moved.chunks(TOGETHER) {
             let threads: Vec<u64> = some.iter().map(|&index| self.known[index].marker.address).collect();
             let live = PageCache::new(looking.memory);
@@ -394,7 +431,7 @@ impl VmLooks {
             snapshots::twice(looking.memory, vm, &threads, |thread, mut before, mut after| {
                 let known = &mut known[some[number]];
                 number += 1;
-                let is_new = known.print == 0 && known.waits.is_none();
+                let is_new = std::mem::take(&mut known.is_new);
                 (known.waits, known.print, known.has_moved) = (None, 0, false);
                 for _ in 0..ATTEMPTS {
                     if before == after {
@@ -408,14 +445,11 @@ impl VmLooks {
                 let Some(head) = Head::of_snapshot(&snapshot) else { return };
                 let status = snapshot.status(gc64);
                 if is_new {
-                    found.there += u64::from(!matches!(status, Status::Finished | Status::Dead));
+                    found.there += each * there(status);
                 }
                 let may = match status {
                     Status::Suspended => true,
-                    Status::Running if thread != vm.main_thread => {
-                        let used = looking.used_stacks.get_or_insert_with(|| UsedStacks::read(looking.process));
-                        !used.has(head.cframe, current == Some(thread))
-                    }
+                    Status::Running => !looking.uses(head.cframe, current == Some(thread)),
                     _ => false,
                 };
                 if !may {
@@ -428,8 +462,10 @@ impl VmLooks {
                 }
                 let view = View { live: &live, copies: snapshot.copies().to_vec() };
                 let walk = LuaStack::of_waiting(&view, vm, *own, &snapshot);
-                // A fiber that has resumed a coroutine waits where that one does.
-                if status == Status::Running && (looking.names.is_resuming(&walk) || walk.end == WalkEnd::NoLua) {
+                // A fiber that has resumed a coroutine waits where that one does. Others have left their C stack behind, which
+                // is somebody else's by now.
+                let is_left_behind = walk.frames.is_empty() && walk.end != WalkEnd::Complete;
+                if status == Status::Running && (looking.names.is_resuming(&walk) || is_left_behind) {
                     return;
                 }
                 let (at, size) = head.window();
@@ -440,10 +476,19 @@ impl VmLooks {
                 known.print = head.print(window);
                 known.waits = Some(waits);
                 known.certain = now;
-                *found.waiting.entry(waits).or_insert(0) += 1;
+                *found.waiting.entry(waits).or_insert(0.0) += each;
             });
         }
+        if !moved.is_empty() {
+            let cost = ClockId::THIS_THREAD.read().unwrap_or_default().saturating_sub(began).as_secs_f64();
+            self.walk_cost += 0.3 * (cost / moved.len() as f64 - self.walk_cost);
+        }
     }
+}
+
+/// How much a coroutine counts among those that are there.
+fn there(status: Status) -> f64 {
+    if matches!(status, Status::Finished | Status::Dead) { 0.0 } else { 1.0 }
 }
 
 /// Counts a coroutine that waited with a stack: whether it is still in the same wait.

@@ -10,8 +10,6 @@ use std::time::Duration;
 /// Lags are sorted into these by powers of two, from a millisecond on.
 const BINS: usize = 20;
 
-/// Pairs with lags that fewer waits outlast are used only where there are too few others.
-const OUTLASTED: f64 = 0.6;
 /// So many ends are enough for a length.
 const ENOUGH: f64 = 100.0;
 
@@ -68,34 +66,49 @@ impl Pairs {
 
     /// How long a wait is; [`None`] if there are no pairs.
     pub fn length(&self) -> Option<Length> {
-        let (mut same, mut gone, mut same_time, mut gone_time) = (0.0, 0.0, 0.0, 0.0);
+        let (mut bins, mut same, mut gone) = (Vec::new(), 0.0, 0.0);
         for bin in self.bins.iter().filter(|bin| bin.same + bin.gone > 0) {
+            // Longer lags tell less: of another wait, what was between is not known.
+            if gone >= ENOUGH {
+                break;
+            }
             let (own_same, own_gone) = (f64::from(bin.same), f64::from(bin.gone));
-            // Of longer lags only the ends would be more.
-            if gone >= ENOUGH && own_same / (own_same + own_gone) < OUTLASTED {
-                break;
-            }
-            if same > 0.0 && own_same / (own_same + own_gone) < OUTLASTED / 2.0 {
-                break;
-            }
+            let lag = f64::from(bin.same_time + bin.gone_time) / (own_same + own_gone);
+            bins.push((own_same, own_gone, lag));
             same += own_same;
             gone += own_gone;
-            same_time += f64::from(bin.same_time);
-            gone_time += f64::from(bin.gone_time);
         }
-        if same + gone == 0.0 {
+        if bins.is_empty() {
             return None;
         }
-        // Waits of one length end at an even rate; those of lengths that memory has no part in end in halves. The truth of
-        // most is between.
-        let watched = same_time + 0.75 * gone_time;
-        Some(Length {
-            seconds: watched / gone.max(1.0),
-            error: 1.0 / gone.max(1.0).sqrt(),
-            is_least: gone == 0.0,
-            is_most: same == 0.0,
-        })
+        let (is_least, is_most) = (gone == 0.0, same == 0.0);
+        let seconds = match (is_least, is_most) {
+            (true, _) => bins.iter().map(|(same, _, lag)| same * lag).sum(),
+            (_, true) => bins.first().map_or(0.0, |(_, _, lag)| *lag),
+            _ => most_likely(&bins),
+        };
+        Some(Length { seconds, error: 1.0 / gone.max(1.0).sqrt(), is_least, is_most })
     }
+}
+
+/// The mean length that makes what was seen most likely, if waits end at an even rate: of each lag, how many were in the same
+/// wait, and how many not.
+fn most_likely(bins: &[(f64, f64, f64)]) -> f64 {
+    // What the likelihood grows by with the rate, which falls as that grows.
+    let slope = |rate: f64| -> f64 {
+        let of = |&(same, gone, lag): &(f64, f64, f64)| gone * lag / ((rate * lag).exp_m1()).max(1e-12) - same * lag;
+        bins.iter().map(of).sum()
+    };
+    let (mut low, mut high) = (1e-9_f64, 1e6_f64);
+    for _ in 0..200 {
+        let middle = (low * high).sqrt();
+        if slope(middle) > 0.0 {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    1.0 / (low * high).sqrt()
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::time::Duration;
 use lj_trace_text::Room;
 
 pub use lengths::{Length, Pairs};
+pub use text::{Place, time_of};
 
 use crate::Frame;
 use crate::model::{FrameId, Measure, Profile, StackId, StackTable, Unit};
@@ -70,9 +71,9 @@ pub struct Look {
     /// How much time it stands for.
     pub stretch: Duration,
     /// How many coroutines there were that were not over.
-    pub there: u64,
-    /// How many of them waited with each stack.
-    pub waiting: Vec<(StackId, u64)>,
+    pub there: f64,
+    /// How many of them waited with each stack: as many as were counted, or estimated from some of them.
+    pub waiting: Vec<(StackId, f64)>,
 }
 
 impl WaitProfile {
@@ -92,9 +93,9 @@ impl WaitProfile {
         let nanoseconds = look.stretch.as_nanos() as f64;
         self.about.looks += 1;
         self.about.time += look.stretch;
-        self.about.there += look.there as f64 * look.stretch.as_secs_f64();
+        self.about.there += look.there * look.stretch.as_secs_f64();
         for &(stack, count) in &look.waiting {
-            let weight = nanoseconds * count as f64;
+            let weight = nanoseconds * count;
             self.stacks.add(stack, WAIT.index, weight as u64);
             let number = self.about.looks;
             self.of(stack).note(weight, number);
@@ -183,7 +184,7 @@ impl WaitProfile {
     }
 
     /// The places where coroutines wait, the one with most of the time first.
-    pub fn places(&self) -> Vec<text::Place> {
+    pub fn places(&self) -> Vec<Place> {
         text::places(self)
     }
 

@@ -88,7 +88,7 @@ fn number(coroutines: f64) -> String {
 }
 
 /// How long a wait is: `1.9 s`; `~0.2 s` if chance has a large part in it.
-fn time_of(length: Length) -> String {
+pub fn time_of(length: Length) -> String {
     /// Beyond this share, an error is worth a mark.
     const UNSURE: f64 = 0.2;
     let mark = match length {
