@@ -24,7 +24,15 @@ pub struct Names {
     /// What all stacks begin with, if the profile is of several processes.
     root: Option<Named>,
     known: HashMap<(usize, WalkedStack), StackId>,
+    /// Stacks that were joined.
+    joined: HashMap<[StackId; 2], StackId>,
 }
+
+/// Stacks that are joined have no more frames.
+const MAX_FRAMES: usize = 512;
+
+/// C functions that wait for the coroutines that they are given (`ngx_http_lua_coroutine.c`, `ngx_http_lua_uthread.c`).
+const WAITING_FOR_OTHERS: [&str; 2] = ["ngx.thread.wait", "coroutine.resume"];
 
 /// Resumes another coroutine, and goes on when that yields.
 const RESUMING: [&str; 2] = ["coroutine.resume", "coroutine.wrap_aux"];
@@ -32,7 +40,7 @@ const RESUMING: [&str; 2] = ["coroutine.resume", "coroutine.wrap_aux"];
 impl Names {
     /// Those of a process. `root` is what its stacks begin with, if they are among those of others.
     pub fn new(process: &Process, vms: &[Vm], root: Option<Named>) -> Self {
-        Self { namer: Namer::new(process, vms), root, known: HashMap::new() }
+        Self { namer: Namer::new(process, vms), root, known: HashMap::new(), joined: HashMap::new() }
     }
 
     /// One more VM, which gets the next index.
@@ -48,6 +56,7 @@ impl Names {
 
     /// The numbers of stacks have changed.
     pub fn renumber(&mut self, moved: &[StackId]) {
+        self.joined.clear();
         self.known.values_mut().for_each(|stack| {
             if let Some(to) = moved.get(stack.index()) {
                 *stack = *to;
@@ -98,6 +107,25 @@ impl Names {
         let first = walk.frames.iter().find(|record| record.kind != RecordKind::CFrame as u8);
         let fast = first.filter(|record| record.kind == RecordKind::Fast as u8);
         fast.is_some_and(|record| self.namer.library(record).is_some_and(|name| RESUMING.contains(&name)))
+    }
+
+    /// Whether a frame is that of a C function that waits for the coroutines that it is given.
+    pub fn is_waiting_for_others(&mut self, record: &FrameRecord) -> bool {
+        record.kind == RecordKind::C as u8
+            && self.namer.library(record).is_some_and(|name| WAITING_FOR_OTHERS.contains(&name))
+    }
+
+    /// The stack of a coroutine behind that of one that waits for it.
+    pub fn join(&mut self, profile: &mut WaitProfile, outer: StackId, inner: StackId) -> StackId {
+        if let Some(known) = self.joined.get(&[outer, inner]) {
+            return *known;
+        }
+        let joined = profile.join(outer, inner, MAX_FRAMES);
+        if self.joined.len() >= MAX_WALKS {
+            self.joined.clear();
+        }
+        self.joined.insert([outer, inner], joined);
+        joined
     }
 
     fn frame(&mut self, record: &FrameRecord) -> Named {

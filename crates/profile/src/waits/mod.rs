@@ -88,6 +88,16 @@ impl WaitProfile {
         self.stacks.stack(&frames)
     }
 
+    /// The number of the stack that has the frames of two, one behind the other; that of the `inner` one if these would be more
+    /// than `most`.
+    pub fn join(&mut self, outer: StackId, inner: StackId, most: usize) -> StackId {
+        let frames_of = |stack| self.stacks.all_frames(stack).map_or(&[][..], |(_, frames)| frames);
+        let is_code = |id: &&FrameId| !matches!(self.stacks.frame(**id), Some(Frame::Root { .. }));
+        let frames: Vec<FrameId> =
+            frames_of(outer).iter().chain(frames_of(inner).iter().filter(is_code)).copied().collect();
+        if frames.len() > most { inner } else { self.stacks.stack(&frames) }
+    }
+
     /// Takes what a look has found.
     pub fn add(&mut self, look: &Look) {
         let nanoseconds = look.stretch.as_nanos() as f64;

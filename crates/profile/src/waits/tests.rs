@@ -94,3 +94,16 @@ fn the_next_interval_begins_with_nothing() {
     profile.add(&look(2000, 2, &[(place, 1)]));
     assert_eq!(profile.total(), 2_000_000_000);
 }
+
+#[test]
+fn joined_stacks_have_one_root() {
+    let mut profile = WaitProfile::new("");
+    let root = || Frame::Root { name: "nginx (pid 7)".into() };
+    let outer = profile.stack([root(), lua("request", 1), library("ngx.thread.wait")]);
+    let inner = profile.stack([root(), lua("receive", 2)]);
+    let joined = profile.join(outer, inner, 10);
+    let (_, frames) = profile.weighted().all_frames(joined).unwrap();
+    let names: Vec<String> = frames.iter().map(|id| profile.weighted().frame(*id).unwrap().to_string()).collect();
+    assert_eq!(names, ["nginx (pid 7)", "request@redis.lua:80", "ngx.thread.wait", "receive@redis.lua:80"]);
+    assert_eq!(profile.join(outer, inner, 3), inner);
+}
