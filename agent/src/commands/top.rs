@@ -98,7 +98,12 @@ pub fn run(args: &TopArgs) -> Result<(), CommandError> {
         return Err(CommandError::usage(message));
     }
     priority::raise();
-    if args.mode != Mode::Sysprof {
+    let kinds = args.mode.kinds();
+    if kinds.waits {
+        let message = "top shows waits in every mode, as its sixth view: leave out --mode, and press 6";
+        return Err(CommandError::usage(message));
+    }
+    if kinds.allocations {
         start_guardian()?;
     }
     let LiveOptions { options, selector } = live(args)?;
@@ -173,8 +178,8 @@ impl Watched {
         let app = App::new(TopTarget {
             name: target.name(),
             vm: target.vms.first().map(|vm| vm.describe()).unwrap_or_default(),
-            rate: (args.mode != Mode::Memprof).then_some(args.rate),
-            memory: args.mode != Mode::Sysprof,
+            rate: args.mode.kinds().cpu.then_some(args.rate),
+            memory: args.mode.kinds().allocations,
             interval: args.interval,
             of_several,
         });

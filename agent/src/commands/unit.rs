@@ -4,7 +4,7 @@ use clap::Args;
 use lj_trace_probes::mechanism::Mechanism;
 use lj_trace_process::privileges::Refusal;
 
-use super::record::{Mode, RecordArgs};
+use super::record::RecordArgs;
 use super::wrong;
 use crate::exit::CommandError;
 use crate::service::unit;
@@ -54,13 +54,13 @@ pub fn run(args: &UnitArgs) -> Result<(), CommandError> {
 /// Why this kernel wants `CAP_SYS_ADMIN` for a recording, if it does.
 fn more(record: &RecordArgs) -> Option<&'static str> {
     // Windows have samples beside them.
-    if (record.mode != Mode::Memprof || record.overhead.is_some()) && Refusal::now().wants_admin_for_perf_events() {
+    if (record.mode.kinds().cpu || record.overhead.is_some()) && Refusal::now().wants_admin_for_perf_events() {
         return Some(
             "kernel.perf_event_paranoid is above 2, where this distribution's kernel wants it for sampling; with \
              `sudo sysctl kernel.perf_event_paranoid=2` it is not needed",
         );
     }
-    (record.mode != Mode::Sysprof && Mechanism::detect() == Mechanism::Classic)
+    (record.mode.kinds().allocations && Mechanism::detect() == Mechanism::Classic)
         .then_some("this kernel has no uprobe_multi links (Linux 6.6), so probes are perf events, which want it")
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`WaitSession`] watches any number of processes. At each look ([`pace`]) the coroutines that are known are read with few
 //! system calls ([`heads`]), those that are new are found ([`newcomers`]), and only the stacks of those that have moved are
-//! walked ([`vm_look`]) and named ([`names`]).
+//! walked ([`vm_walk`]) and named ([`names`]).
 
 mod c_stacks;
 mod heads;
@@ -13,7 +13,11 @@ mod pace;
 mod process_looks;
 mod session;
 mod summary;
+mod vm_found;
+mod vm_links;
+mod vm_list;
 mod vm_look;
+mod vm_walk;
 
 pub use live::LiveWaits;
 pub use session::WaitSession;

@@ -12,7 +12,8 @@ use lj_trace_profile::{Frame as Named, WaitProfile};
 
 use super::c_stacks::CStacks;
 use super::names::Names;
-use super::vm_look::{Doubts, Looking, VmFound, VmLooks};
+use super::vm_found::{Doubts, Looking, VmFound};
+use super::vm_look::VmLooks;
 use crate::target::RecordTarget;
 
 /// A search for VMs may cost this share of a core,

@@ -11,7 +11,7 @@ use lj_trace_profile::{ProfileKind, WaitProfile};
 use super::pace::Pace;
 use super::process_looks::ProcessLooks;
 use super::summary::WaitSummary;
-use super::vm_look::Doubts;
+use super::vm_found::Doubts;
 use crate::error::EngineError;
 use crate::options::{Options, Scope};
 use crate::output::ReportFile;

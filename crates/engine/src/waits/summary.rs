@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lj_trace_profile::WaitProfile;
 
-use super::vm_look::Doubts;
+use super::vm_found::Doubts;
 use crate::output::next_step;
 use crate::resolve::UNSEARCHED;
 
@@ -15,6 +15,7 @@ pub const MOVING: &str = "times that a coroutine moved while it was read: it did
 pub const STALE: &str = "coroutines that were collected unnoticed: their last waits were taken back";
 pub const LATE: &str = "coroutines that were found late, so that their first waits are missing";
 pub const TORN: &str = "walks for new coroutines that failed, since the program changed what was walked";
+pub const OVER: &str = "coroutines that were new and over before they were read: waits of such short ones are missing";
 pub const TOO_MANY: &str = "coroutines that there was no room for";
 
 /// The numbers of a recording.
@@ -33,12 +34,13 @@ pub struct WaitSummary {
 
 impl Doubts {
     /// The losses that a profile tells of.
-    pub fn losses(&self) -> [(&'static str, u64); 6] {
+    pub fn losses(&self) -> [(&'static str, u64); 7] {
         [
             (MOVING, self.moving),
             (STALE, self.stale),
             (LATE, self.late),
             (TORN, self.torn),
+            (OVER, self.over),
             (TOO_MANY, self.too_many),
             (UNSEARCHED, self.unsearched),
         ]

@@ -9,14 +9,13 @@ use lj_trace_profile::model::StackId;
 
 use super::c_stacks::{CStacks, UsedStacks};
 use super::names::Names;
-use super::newcomers::Marker;
 use crate::coroutines::Status;
 
 /// A coroutine, as the last look has seen it.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// Its place in the order of all.
-    pub marker: Marker,
+    /// Where its `lua_State` is.
+    pub address: u64,
     /// What tells its wait from others.
     pub print: u64,
     /// Its stack, if it waits.
@@ -35,9 +34,9 @@ pub struct Known {
 
 impl Known {
     /// One of which nothing is known yet.
-    pub fn new(marker: Marker, now: Instant) -> Self {
+    pub fn new(address: u64, now: Instant) -> Self {
         let (own, waits) = (None, None);
-        Self { marker, print: 0, own, waits, has_moved: true, is_new: true, is_fresh: false, certain: now }
+        Self { address, print: 0, own, waits, has_moved: true, is_new: true, is_fresh: false, certain: now }
     }
 
     /// It is not in the wait any more that it was in. If it `may_wait`, its stack is to be walked.
@@ -111,6 +110,8 @@ pub struct Doubts {
     pub late: u64,
     /// Walks for new coroutines that the program led astray, or that took too long.
     pub torn: u64,
+    /// New coroutines that were over before their stacks were read.
+    pub over: u64,
     /// There are more than are looked at.
     pub too_many: u64,
     /// Functions that have no name, since that would have taken too much work to find.
@@ -129,6 +130,7 @@ impl Doubts {
         self.stale += other.stale;
         self.late += other.late;
         self.torn += other.torn;
+        self.over += other.over;
         self.too_many += other.too_many;
         self.unsearched += other.unsearched;
     }

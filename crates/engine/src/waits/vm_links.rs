@@ -18,7 +18,7 @@ impl VmLooks {
             return;
         }
         let waiting = self.known.iter().enumerate().filter(|(_, known)| known.own.is_some());
-        let indices: HashMap<u64, usize> = waiting.map(|(index, known)| (known.marker.address, index)).collect();
+        let indices: HashMap<u64, usize> = waiting.map(|(index, known)| (known.address, index)).collect();
         self.links.retain(|_, parent| indices.contains_key(parent));
         for child in self.joined.drain(..) {
             if let Some(&index) = indices.get(&child) {

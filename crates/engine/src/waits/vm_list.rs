@@ -1,21 +1,21 @@
 //! Finds the coroutines of a VM on the collector's list of objects: those that are new at its head, and now and then all.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use lj_trace_common::layout::gct;
 use lj_trace_luajit::heap::{ListEnd, newest_objects};
-use lj_trace_luajit::object::type_of;
-use lj_trace_process::ProcessMemory;
 
-use super::newcomers::{Marker, Meeting, thin};
+use super::newcomers::{Meeting, Met};
 use super::vm_found::{Known, Looking, VmFound};
 use super::vm_look::VmLooks;
 
-/// More coroutines of a VM are not known at once: 64 bytes each.
+/// More coroutines of a VM are not known at once: a hundred bytes each.
 const MAX_COROUTINES: usize = 1 << 22;
 /// To find what is new takes no longer.
 const WALK_LIMIT: Duration = Duration::from_millis(500);
-/// Walks for what is new may cost this share of a core.
+/// Walks for what is new may cost this share of a core: where there are few coroutines and very many other objects, all of
+/// these are walked.
 const WALK_SHARE: f64 = 0.004;
 /// To walk the whole list takes no longer.
 const CENSUS_LIMIT: Duration = Duration::from_secs(5);
@@ -28,95 +28,71 @@ const HURRY: u32 = 8;
 
 impl VmLooks {
     /// Finds the coroutines that are new, by walking the list from its head.
-    pub(super) fn find_new(&mut self, memory: &ProcessMemory, found: &mut VmFound, now: Instant) {
+    pub(super) fn find_new(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) {
         if now < self.next_walk {
             return;
         }
-        let layout = &self.vm.layout;
-        self.anchors.retain(|anchor| type_of(memory, layout, anchor.address) == Ok(anchor.kind));
-        let mut meeting = Meeting::new(self.known.iter().map(|known| known.marker), &self.anchors);
-        let end = newest_objects(memory, &self.vm, WALK_LIMIT, |object, kind| meeting.meet(object, kind));
-        // Where much is allocated between two looks, the walk is long.
+        // The main thread, which is the first one, is where the list ends.
+        let mut meeting = Meeting::new(self.known.iter().skip(1).map(|known| known.address));
+        let end = newest_objects(looking.memory, &self.vm, WALK_LIMIT, |object, kind| {
+            kind != gct::THREAD || meeting.meet(object)
+        });
         self.next_walk = now + now.elapsed().mul_f64(1.0 / WALK_SHARE);
         if !matches!(end, ListEnd::Enough | ListEnd::Whole) {
             self.doubts.torn += 1;
-            self.hurry(now);
+            // The whole list is walked soon.
+            let soon = self.next_census.map(|due| now + due.saturating_duration_since(now) / HURRY);
+            self.next_census = soon.or(self.next_census);
             return;
         }
-        let met = meeting.finish(end == ListEnd::Enough, &mut self.next_order);
-        let again: HashSet<u64> = met.new.iter().map(|marker| marker.address).collect();
-        let known = self.known.len();
-        // What is at the same place is not the same.
-        self.known.retain(|known| {
-            let is_same = !again.contains(&known.marker.address);
-            if !is_same {
-                found.is_other(known);
-            }
-            is_same
+        self.merge(looking, found, meeting.finish(end == ListEnd::Enough), now);
+    }
+
+    /// Walks the whole list.
+    pub(super) fn take_census(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) {
+        let mut meeting = Meeting::new(std::iter::empty());
+        let end = newest_objects(looking.memory, &self.vm, CENSUS_LIMIT, |object, kind| {
+            kind != gct::THREAD || meeting.meet(object)
         });
-        if self.known.len() < known || self.known.last().is_some_and(|known| known.marker.order >= met.known_below) {
-            self.hurry(now);
-        }
-        self.anchors.extend(met.anchors);
-        thin(&mut self.anchors);
-        self.add(met.new, now);
-    }
-
-    fn add(&mut self, new: Vec<Marker>, now: Instant) {
-        let room = MAX_COROUTINES.saturating_sub(self.known.len());
-        self.doubts.too_many = self.doubts.too_many.max(new.len().saturating_sub(room) as u64);
-        self.known.extend(new.into_iter().take(room).map(|marker| Known::new(marker, now)));
-    }
-
-    /// Has the whole list walked soon.
-    fn hurry(&mut self, now: Instant) {
-        let soon = self.next_census.map(|due| now + due.saturating_duration_since(now) / HURRY);
-        self.next_census = soon.or(self.next_census);
-    }
-
-    /// Walks the whole list: what is not on it is not there.
-    pub(super) fn take_census(&mut self, looking: &mut Looking<'_>, found: &mut VmFound) {
-        let began = Instant::now();
-        let mut meeting = Meeting::with_all();
-        let end = newest_objects(looking.memory, &self.vm, CENSUS_LIMIT, |object, kind| meeting.meet(object, kind));
-        let cost = began.elapsed();
-        self.next_census = Some(began + CENSUS_INTERVAL.max(cost.mul_f64(1.0 / CENSUS_SHARE)));
+        self.next_census = Some(now + CENSUS_INTERVAL.max(now.elapsed().mul_f64(1.0 / CENSUS_SHARE)));
         if end != ListEnd::Whole {
             self.doubts.torn += 1;
+            // Of a first walk, what it has met is better than nothing.
             if self.looked.is_some() {
                 return;
             }
         }
-        let mut order = self.next_order;
-        let met = meeting.finish(false, &mut order);
-        self.next_order = order;
-        let before: HashMap<u64, (usize, Known)> =
-            self.known.iter().enumerate().map(|(index, known)| (known.marker.address, (index, *known))).collect();
-        let mut last = 0;
-        let mut stays: HashSet<u64> = HashSet::with_capacity(met.new.len());
-        // New ones are late if they are older than some that are known.
-        let mut unknown = 0;
-        self.known.retain(|known| known.marker.order == 0);
-        for marker in met.new.into_iter().take(MAX_COROUTINES) {
-            // What is met out of its order is something else by now.
-            let same = before.get(&marker.address).filter(|(index, _)| *index >= last);
-            match same {
-                Some(&(index, known)) => {
-                    last = index + 1;
-                    stays.insert(marker.address);
+        self.merge(looking, found, meeting.finish(false), now);
+    }
+
+    /// Takes in what a walk has met. What is known and was not met is not there any more; what was met out of its order is
+    /// something else by now.
+    fn merge(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, met: Met, now: Instant) {
+        let Met { newest, older } = met;
+        let tail = self.known.split_off((older + 1).min(self.known.len()));
+        let mut before: HashMap<u64, (usize, Known)> =
+            tail.into_iter().enumerate().map(|(place, known)| (known.address, (place, known))).collect();
+        let (mut last, mut unknown) = (0, 0);
+        for address in newest {
+            if self.known.len() >= MAX_COROUTINES {
+                self.doubts.too_many += 1;
+                continue;
+            }
+            match before.get(&address) {
+                Some(&(place, known)) if place >= last => {
+                    last = place + 1;
+                    before.remove(&address);
+                    // New ones are late if they are older than one that is known.
                     self.doubts.late += std::mem::take(&mut unknown);
-                    self.known.push(Known { marker, certain: began, ..known });
+                    self.known.push(Known { certain: now, ..known });
                 }
-                None => {
+                _ => {
                     unknown += 1;
-                    self.known.push(Known::new(marker, began));
+                    self.known.push(Known::new(address, now));
                 }
             }
         }
-        for (address, (_, known)) in before {
-            if stays.contains(&address) || known.marker.order == 0 {
-                continue;
-            }
+        for (_, known) in before.into_values() {
             found.is_other(&known);
             // It may have counted as waiting in looks before, too.
             if let Some((waits, looked)) = known.waits.zip(self.looked) {
@@ -124,7 +100,5 @@ impl VmLooks {
                 looking.profile.take_back(waits, looked.saturating_duration_since(known.certain));
             }
         }
-        self.anchors = met.anchors;
-        thin(&mut self.anchors);
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use lj_trace_common::layout::gct;
 use lj_trace_common::memory::ReadMemory;
 use lj_trace_luajit::object::field;
 use lj_trace_luajit::{Vm, VmStatus};
@@ -11,7 +10,6 @@ use lj_trace_process::ProcessMemory;
 use lj_trace_profile::model::StackId;
 
 use super::heads::{AT_ONCE, Head, Places};
-use super::newcomers::Marker;
 use super::vm_found::{Doubts, Known, Looking, VmFound, there};
 use crate::coroutines::Status;
 
@@ -20,11 +18,8 @@ pub struct VmLooks {
     /// The VM.
     pub vm: Vm,
     pub(super) index: usize,
-    /// The oldest first.
+    /// The oldest first, and before them the main thread.
     pub(super) known: Vec<Known>,
-    /// Other objects that are on the list, a few.
-    pub(super) anchors: Vec<Marker>,
-    pub(super) next_order: u64,
     /// Which coroutine waits for which, by the one that is waited for; and those whose stacks are joined.
     pub(super) links: HashMap<u64, u64>,
     pub(super) joined: Vec<u64>,
@@ -44,16 +39,12 @@ pub struct VmLooks {
 impl VmLooks {
     /// Of a VM with this index.
     pub fn new(vm: Vm, index: usize, now: Instant) -> Self {
-        // It is not on the list before its end.
-        let main_thread = Marker { address: vm.main_thread, kind: gct::THREAD, order: 0 };
-        let (known, anchors) = (vec![Known::new(main_thread, now)], Vec::new());
+        let known = vec![Known::new(vm.main_thread, now)];
         let (places, doubts) = (Places::default(), Doubts::default());
         Self {
             vm,
             index,
             known,
-            anchors,
-            next_order: 1,
             links: HashMap::new(),
             joined: Vec::new(),
             next_census: None,
@@ -86,9 +77,9 @@ impl VmLooks {
         let began = Instant::now();
         self.look_at_known(looking, &mut found, None);
         if self.next_census.is_none_or(|due| due <= began) {
-            self.take_census(looking, &mut found);
+            self.take_census(looking, &mut found, began);
         } else {
-            self.find_new(looking.memory, &mut found, began);
+            self.find_new(looking, &mut found, began);
         }
         let each = self.walk_moved(looking, &mut found, began);
         self.join(looking);
@@ -137,8 +128,7 @@ impl VmLooks {
         let mut gone: HashSet<usize> = HashSet::new();
         let mut heads: Vec<Option<Head>> = Vec::with_capacity(AT_ONCE);
         for group in indices.chunks(AT_ONCE) {
-            let places: Vec<(u64, usize)> =
-                group.iter().map(|&index| (self.known[index].marker.address, size)).collect();
+            let places: Vec<(u64, usize)> = group.iter().map(|&index| (self.known[index].address, size)).collect();
             heads.clear();
             let white = self.white(looking.memory);
             let Self { vm, places: reader, .. } = &mut *self;
@@ -151,16 +141,18 @@ impl VmLooks {
                 let known = self.known[index];
                 let Some(head) = head.filter(|head| {
                     // The main thread is never collected.
-                    known.marker.order == 0 || !white.is_some_and(|white| head.is_dead(white))
+                    index == 0 || !white.is_some_and(|white| head.is_dead(white))
                 }) else {
                     found.count_pair(known.waits, false);
-                    gone.insert(index);
+                    if index > 0 {
+                        gone.insert(index);
+                    }
                     continue;
                 };
                 let status = head.status(gc64);
                 let may = match status {
                     Status::Suspended => true,
-                    Status::Running => !looking.uses(head.cframe, current == Some(known.marker.address)),
+                    Status::Running => !looking.uses(head.cframe, current == Some(known.address)),
                     _ => false,
                 };
                 found.there += there(status);

@@ -42,11 +42,11 @@ impl VmLooks {
             moved.truncate(most);
         }
         // What they waited for then is over.
-        let walked: HashSet<u64> = moved.iter().map(|&index| self.known[index].marker.address).collect();
+        let walked: HashSet<u64> = moved.iter().map(|&index| self.known[index].address).collect();
         self.links.retain(|_, parent| !walked.contains(parent));
         let began = ClockId::THIS_THREAD.read().unwrap_or_default();
         for some in moved.chunks(TOGETHER) {
-            let threads: Vec<u64> = some.iter().map(|&index| self.known[index].marker.address).collect();
+            let threads: Vec<u64> = some.iter().map(|&index| self.known[index].address).collect();
             let live = PageCache::new(looking.memory);
             let mut number = 0;
             let Self { vm, known, index: own, doubts, links, .. } = &mut *self;
@@ -63,11 +63,15 @@ impl VmLooks {
                     after = CoroutineSnapshot::read(looking.memory, vm, thread);
                 }
                 let is_moving = before != after;
-                let Some(snapshot) = after else { return };
+                let Some(snapshot) = after else {
+                    doubts.over += u64::from(is_new);
+                    return;
+                };
                 let Some(head) = Head::of_snapshot(&snapshot) else { return };
                 let status = snapshot.status(gc64);
                 if is_new {
                     found.there += each * there(status);
+                    doubts.over += u64::from(status == Status::Finished);
                 }
                 let may = match status {
                     Status::Suspended => true,
@@ -121,7 +125,7 @@ fn coroutines_given(
 ) -> impl Iterator<Item = u64> {
     let base = record.base;
     let slots = (0..MAX_ARGUMENTS).map(move |number| base.wrapping_add(8 * number));
-    slots.take_while(|slot| *slot < snapshot.top).filter_map(|slot| {
+    slots.take_while(move |slot| *slot < snapshot.top).filter_map(move |slot| {
         match LuaValue::decode(view, &vm.layout, snapshot.slot(slot)?) {
             LuaValue::Object("thread", address) => Some(address),
             _ => None,
