@@ -85,4 +85,5 @@ mod traces;
 mod truth;
 mod verifier;
 mod vms;
+mod waits;
 mod wrong_input;
