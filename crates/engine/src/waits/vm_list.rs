@@ -14,9 +14,6 @@ use super::vm_look::VmLooks;
 const MAX_COROUTINES: usize = 1 << 22;
 /// To find what is new takes no longer.
 const WALK_LIMIT: Duration = Duration::from_millis(500);
-/// Walks for what is new may cost this share of a core: where there are few coroutines and very many other objects, all of
-/// these are walked.
-const WALK_SHARE: f64 = 0.004;
 /// To walk the whole list takes no longer.
 const CENSUS_LIMIT: Duration = Duration::from_secs(5);
 /// A walk of the whole list may cost this share of a core,
@@ -27,17 +24,14 @@ const CENSUS_INTERVAL: Duration = Duration::from_secs(10);
 const HURRY: u32 = 8;
 
 impl VmLooks {
-    /// Finds the coroutines that are new, by walking the list from its head.
+    /// Finds the coroutines that are new, by walking the list from its head. Where there are few of them and very many other
+    /// objects, all of these are walked: then looks come less often, rather than that some miss what is new.
     pub(super) fn find_new(&mut self, looking: &mut Looking<'_>, found: &mut VmFound, now: Instant) {
-        if now < self.next_walk {
-            return;
-        }
         // The main thread, which is the first one, is where the list ends.
         let mut meeting = Meeting::new(self.known.iter().skip(1).map(|known| known.address));
         let end = newest_objects(looking.memory, &self.vm, WALK_LIMIT, |object, kind| {
             kind != gct::THREAD || meeting.meet(object)
         });
-        self.next_walk = now + now.elapsed().mul_f64(1.0 / WALK_SHARE);
         if !matches!(end, ListEnd::Enough | ListEnd::Whole) {
             self.doubts.torn += 1;
             // The whole list is walked soon.

@@ -25,8 +25,6 @@ pub struct VmLooks {
     pub(super) joined: Vec<u64>,
     /// When the whole list is walked next.
     pub(super) next_census: Option<Instant>,
-    /// Walks may take this much of the time: when the next one may be.
-    pub(super) next_walk: Instant,
     pub(super) looked: Option<Instant>,
     places: Places,
     pub(super) rng: fastrand::Rng,
@@ -48,7 +46,6 @@ impl VmLooks {
             links: HashMap::new(),
             joined: Vec::new(),
             next_census: None,
-            next_walk: now,
             looked: None,
             places,
             rng: fastrand::Rng::new(),
