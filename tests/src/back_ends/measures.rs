@@ -63,6 +63,8 @@ pub fn measures(sink: SinkKind, kind: ProfileKind) -> &'static [Measure] {
         (SinkKind::Pyroscope, ProfileKind::Allocations) => &PYROSCOPE_MEMORY,
         (SinkKind::Parca, ProfileKind::Cpu) => &PARCA_CPU,
         (SinkKind::Parca, ProfileKind::Allocations) => &PARCA_MEMORY,
+        // No agent records them.
+        (_, ProfileKind::Waits) => &[],
     }
 }
 
