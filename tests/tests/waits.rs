@@ -28,7 +28,8 @@ fn recorded(program: &Program, script: &str, arguments: &[&str], more: &[&str]) 
     let folder = tempfile::tempdir()?;
     let mut workload = Workload::start(program, script, arguments)?;
     let seconds = arguments[1];
-    let more = [&["-d", &format!("{seconds}s")], more].concat();
+    let duration = format!("{seconds}s");
+    let more = [&["-d", duration.as_str()], more].concat();
     let tracer = start(workload.pid(), folder.path(), &more)?;
     workload.go()?;
     tracer.wait_for(Duration::from_secs(60))?.expect(0, &[]);
